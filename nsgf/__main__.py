@@ -1,0 +1,6 @@
+"""``python -m nsgf``."""
+
+from nsgf.cli import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,235 @@
+"""The typed configuration: every leaf is documented here and becomes a command-line flag.
+
+The docstring below a field is its help text; ``at_least`` and its siblings give its allowed range.
+What depends on several fields at once is checked in :mod:`nsgf.validation`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+PhaseName = Literal["nsgf", "nsf", "predictor"]
+PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
+
+
+def at_least(minimum: float, default: Any) -> Any:
+    """Field whose value must be >= ``minimum``."""
+    return field(default=default, metadata={"minimum": minimum})
+
+
+def above(bound: float, default: Any) -> Any:
+    """Field whose value must be > ``bound``."""
+    return field(default=default, metadata={"above": bound})
+
+
+def inside(low: float, high: float, default: Any, *, closed_low: bool = False) -> Any:
+    """Field whose value must lie in (low, high), or in [low, high) with ``closed_low``."""
+    lower = "minimum" if closed_low else "above"
+    return field(default=default, metadata={lower: low, "below": high})
+
+
+def list_of(*default: Any, minimum: float = 1) -> Any:
+    """List field whose items must be >= ``minimum``."""
+    return field(default_factory=lambda: list(default), metadata={"minimum": minimum})
+
+
+@dataclass
+class DataConfig:
+    """Source mu0 and target mu*."""
+
+    name: Literal[
+        "8gaussians", "moons", "scurve", "checkerboard", "digits", "mnist", "cifar10"
+    ] = "8gaussians"
+    """Target mu*: four 2D sets and three image sets."""
+    source: Literal["gaussian", "8gaussians"] = "gaussian"
+    """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
+    root: str = "data"
+    """Folder of the image sets, in torchvision's layout."""
+    verify: bool = True
+    """Compare CIFAR-10's files with the published md5 sums."""
+    download: bool = True
+    """Download an image set that is not in data.root."""
+    fake: bool = False
+    """Replace an image set by random images of the same shape."""
+    flip: bool = False
+    """Mirror training images left to right with probability 1/2."""
+
+
+@dataclass
+class SinkhornConfig:
+    """Entropic optimal transport on one mini-batch, cost 1/2 |x - y|^2, eps = blur^2."""
+
+    solver: Literal["geomloss", "closed_form"] = "geomloss"
+    """geomloss by autograd, or the same iteration with the velocity in closed form."""
+    batch_size: int = at_least(1, 256)
+    """Particles n of one flow, and as many targets."""
+    blur: float = above(0, 0.5)
+    """Square root of the regularization eps, in units of the data."""
+    scaling: float = inside(0, 1, 0.8)
+    """Ratio of two successive blurs of the annealing; closer to 1 is slower and more exact."""
+
+
+@dataclass
+class FlowConfig:
+    """The discretized Sinkhorn gradient flow (Algorithm 1)."""
+
+    steps: int = at_least(1, 5)
+    """Steps T of the flow, and of sampling with the velocity network."""
+    eta: float = above(0, 0.2)
+    """Step size eta: X^{t+1} = X^t + eta v."""
+    allow_many_steps: bool = False
+    """Let NSGF++ use more than 5 flow steps."""
+
+
+@dataclass
+class PoolConfig:
+    """The trajectory pool in main memory."""
+
+    num_batches: int = at_least(1, 200)
+    """Flows of sinkhorn.batch_size particles each that fill the pool."""
+
+
+@dataclass
+class MLPConfig:
+    """Networks for 2D data."""
+
+    width: int = at_least(1, 256)
+    """Units of a hidden layer."""
+    depth: int = at_least(1, 3)
+    """Hidden layers."""
+    time_features: int = at_least(2, 32)
+    """Sines and cosines of t that join the input; even."""
+
+
+@dataclass
+class UNetConfig:
+    """ADM-style UNet (Dhariwal and Nichol 2021) for images."""
+
+    channels: int = at_least(1, 32)
+    """Channels at full resolution, a multiple of 32 (GroupNorm has 32 groups)."""
+    res_blocks: int = at_least(1, 1)
+    """Residual blocks of a level on the way down; one more on the way up."""
+    mult: list[int] = list_of(1, 2)
+    """Channel multiplier of each level; each further level halves the resolution."""
+    attention: list[int] = list_of()
+    """Resolutions in pixels with self-attention."""
+    heads: int = at_least(1, 1)
+    """Attention heads, unless head_channels is given."""
+    head_channels: int | None = at_least(1, None)
+    """Channels of an attention head; the number of heads follows."""
+    dropout: float = inside(0, 1, 0.0, closed_low=True)
+    """Dropout probability inside residual blocks."""
+    scale_shift: bool = True
+    """Time enters as scale and shift of a GroupNorm; false: it is added."""
+
+
+@dataclass
+class ModelConfig:
+    """Networks. The velocity network and the straight-flow network have the same architecture."""
+
+    kind: Literal["mlp", "unet"] = "mlp"
+    """mlp for 2D sets, unet for image sets."""
+    mlp: MLPConfig = field(default_factory=MLPConfig)
+    unet: UNetConfig = field(default_factory=UNetConfig)
+    predictor_channels: list[int] = list_of(32, 64, 128, 256)
+    """Convolution layers of the time predictor for images; each halves the resolution."""
+
+
+@dataclass
+class OptimConfig:
+    """Optimization of one phase: Adam, warm-up, clipping, EMA."""
+
+    iterations: int = at_least(0, 20_000)
+    """Optimizer updates."""
+    batch_size: int = at_least(1, 256)
+    """Samples of one update."""
+    lr: float = above(0, 1e-3)
+    """Adam's learning rate after warm-up."""
+    warmup_steps: int = at_least(0, 0)
+    """Updates over which the rate grows linearly to lr."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """The rate after warm-up: constant, or half a cosine down to 0 at the last update."""
+    clip_norm: float | None = above(0, 1.0)
+    """Largest norm of the gradient; null: no clipping."""
+    ema_decay: float = inside(0, 1, 0.999, closed_low=True)
+    """Decay of the exponential moving average of the weights; 0: the last weights."""
+
+
+@dataclass
+class NSFConfig(OptimConfig):
+    """Phase 2, the straight flow (NSF)."""
+
+    source: Literal["prior", "nsgf"] = "prior"
+    """Start X0 of the straight line: mu0, or the velocity network's output."""
+    coupling: Literal["independent", "ot"] = "independent"
+    """Pairs (X0, X1) of a mini-batch: as drawn, or re-paired by exact optimal transport."""
+
+
+@dataclass
+class TrainConfig:
+    """What all phases share."""
+
+    log_every: int = at_least(1, 100)
+    """Updates between two lines of metrics.jsonl."""
+    checkpoint_every: int = at_least(1, 1000)
+    """Updates between two checkpoints inside a phase."""
+
+
+@dataclass
+class SamplingConfig:
+    """Sampling (Algorithms 2 and 4)."""
+
+    num_samples: int = at_least(1, 64)
+    """Samples that `nsgf sample` draws."""
+    batch_size: int = at_least(1, 256)
+    """Samples that go through the networks together."""
+    nsgf_steps: int | None = at_least(1, None)
+    """Euler steps with the velocity network over the whole flow time; null: flow.steps."""
+    straight_steps: int = at_least(1, 10)
+    """Euler steps of each sample from its predicted time tau to 1."""
+    omega: float | None = field(default=None, metadata={"above": 0, "maximum": 1})
+    """Fixed step of the straight flow instead of straight_steps; steps then differ by sample."""
+    weights: Literal["ema", "last"] = "ema"
+    """Averaged weights or those of the last update."""
+
+
+@dataclass
+class EvaluationConfig:
+    """What `nsgf evaluate` measures."""
+
+    num_samples: int = at_least(1, 4096)
+    """Generated samples, per repetition."""
+    repeats: int = at_least(1, 3)
+    """Repetitions with other random numbers, for mean and standard deviation of W2."""
+    w2_samples: int = at_least(1, 4096)
+    """Largest number of samples of an exact W2, whose cost grows with its cube."""
+    inception: bool = False
+    """Measure FID and Inception score (image sets; needs the extra `fidelity`)."""
+    inception_weights: str | None = None
+    """File with torch-fidelity's Inception weights; null: torch-fidelity downloads them."""
+
+
+@dataclass
+class Config:
+    """One experiment."""
+
+    exp: str = "2d"
+    """Name of the experiment: configs/NAME.yaml, and the beginning of the run folder's name."""
+    phases: list[PhaseName] = field(default_factory=lambda: list(PHASES))
+    """What is trained, in this order: nsgf; nsgf, nsf; or nsgf, nsf, predictor."""
+    seed: int = at_least(0, 0)
+    """Every random number of the run follows from it."""
+    device: str = "auto"
+    """auto (cuda if there is one), cpu, cuda or cuda:N."""
+    out_dir: str = "runs"
+    """Folder that holds the run folders."""
+    data: DataConfig = field(default_factory=DataConfig)
+    sinkhorn: SinkhornConfig = field(default_factory=SinkhornConfig)
+    flow: FlowConfig = field(default_factory=FlowConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    nsgf: OptimConfig = field(default_factory=OptimConfig)
+    nsf: NSFConfig = field(default_factory=NSFConfig)
+    predictor: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -1,0 +1,102 @@
+"""Image sets, held as uint8 tensors (N, C, H, W) in main memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nsgf.errors import UserError
+
+IMAGE_SHAPES: dict[str, tuple[int, int, int]] = {
+    "digits": (1, 8, 8),
+    "mnist": (1, 28, 28),
+    "cifar10": (3, 32, 32),
+}
+FAKE_IMAGES = 512
+
+
+def to_unit_range(images: Tensor) -> Tensor:
+    """uint8 in [0, 255] to float32 in [-1, 1]."""
+    return images.float().div_(127.5).sub_(1.0)
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """float in [-1, 1] (clipped) to uint8 in [0, 255], the inverse of :func:`to_unit_range`."""
+    return images.clamp(-1, 1).add(1.0).mul(127.5).round().to(torch.uint8)
+
+
+def load_images(name: str, root: Path, *, verify: bool, download: bool) -> Tensor:
+    """Training images of the set ``name``.
+
+    Args:
+        name: ``digits``, ``mnist`` or ``cifar10``.
+        root: folder in torchvision's layout; unused for digits.
+        verify: compare CIFAR-10's files with the published md5 sums.
+        download: fetch what is missing.
+
+    Returns:
+        uint8, (N, C, H, W).
+
+    Raises:
+        UserError: the files are not there, are damaged, or could not be downloaded.
+    """
+    if name == "digits":
+        return _digits()
+    loader = _mnist if name == "mnist" else _cifar10
+    try:
+        images = loader(root, verify, download)
+    except (RuntimeError, OSError, ValueError, KeyError, EOFError) as error:
+        raise UserError(_missing(name, root, verify, download, error)) from error
+    _, height, width = IMAGE_SHAPES[name]
+    if images.ndim != 4 or tuple(images.shape[2:]) != (height, width):
+        raise UserError(f"data.root = {root}: {name} has images of shape {tuple(images.shape[1:])}")
+    return images
+
+
+def fake_images(name: str, generator: torch.Generator) -> Tensor:
+    """Random images with the shape of the set ``name``: for tests of the machinery.  uint8"""
+    shape = (FAKE_IMAGES, *IMAGE_SHAPES[name])
+    return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+
+
+def _digits() -> Tensor:
+    from sklearn.datasets import load_digits
+
+    grey = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)  # 0..16 as published
+    return torch.from_numpy(grey).unsqueeze(1)
+
+
+def _mnist(root: Path, verify: bool, download: bool) -> Tensor:
+    from torchvision.datasets import MNIST
+
+    return MNIST(str(root), train=True, download=download).data.unsqueeze(1)
+
+
+def _cifar10(root: Path, verify: bool, download: bool) -> Tensor:
+    from torchvision.datasets import CIFAR10
+
+    source: Callable[..., CIFAR10] = CIFAR10
+    if not verify:
+
+        class UnverifiedCIFAR10(CIFAR10):
+            train_list = [[name, None] for name, _ in CIFAR10.train_list]  # noqa: RUF012
+            test_list = [[name, None] for name, _ in CIFAR10.test_list]  # noqa: RUF012
+            meta = {**CIFAR10.meta, "md5": None}  # noqa: RUF012
+
+        source = UnverifiedCIFAR10
+    pixels = source(str(root), train=True, download=download).data  # (N, H, W, C)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def _missing(name: str, root: Path, verify: bool, download: bool, error: Exception) -> str:
+    cause = " ".join(str(error).split())
+    remedies = [f"put torchvision's {name} files there"]
+    if not download:
+        remedies.append("allow the download with --data.download true")
+    if name == "cifar10" and verify:
+        remedies.append("accept a copy with other md5 sums with --data.verify false")
+    remedies.append("name another folder with --data-root DIR")
+    remedies.append("try the machinery with --fake-data")
+    return f"data.root = {root}: no usable {name} ({cause}); " + ", or ".join(remedies)

@@ -1,0 +1,90 @@
+"""Distributions with unlimited draws: the Gaussian source and the two-dimensional sets.
+
+Shapes: n points, D = 2 coordinates.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from sklearn.datasets import make_moons, make_s_curve
+from torch import Tensor
+
+
+class Distribution(Protocol):
+    """A law that can be sampled without end."""
+
+    shape: tuple[int, ...]
+    """Shape of one sample."""
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        """``n`` independent samples, float32, (n, *shape)."""
+        ...
+
+
+class Gaussian:
+    """Standard Gaussian mu0 of any shape."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        return torch.randn((n, *self.shape), generator=generator)
+
+
+class PointSet:
+    """A two-dimensional law given by a function of (n, generator)."""
+
+    shape = (2,)
+
+    def __init__(self, draw: Callable[[int, torch.Generator], Tensor]) -> None:
+        self._draw = draw
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        return self._draw(n, generator)
+
+
+def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
+    """Eight equal Gaussians of variance 0.1 on a circle of radius 5, as in torchcfm.  (n, 2)"""
+    angle = torch.randint(8, (n,), generator=generator) * (math.pi / 4)
+    centre = 5.0 * torch.stack([angle.cos(), angle.sin()], dim=1)
+    return centre + math.sqrt(0.1) * torch.randn(n, 2, generator=generator)
+
+
+def moons(n: int, generator: torch.Generator) -> Tensor:
+    """scikit-learn's two moons, noise 0.2, mapped by 3x - 1 as in torchcfm.  (n, 2)
+
+    ``make_moons`` places its points at equal distances along the arcs; picking n out of many more
+    makes them independent draws for any n, also for n = 1.
+    """
+    many = max(16 * n, 1024)
+    points, _ = make_moons(many, noise=0.2, random_state=_numpy_seed(generator))
+    return torch.from_numpy(points[:n].astype(np.float32)) * 3.0 - 1.0
+
+
+def scurve(n: int, generator: torch.Generator) -> Tensor:
+    """scikit-learn's S curve seen from the side, noise 0.05, twice its size.  (n, 2)"""
+    points, _ = make_s_curve(n, noise=0.05, random_state=_numpy_seed(generator))
+    return torch.from_numpy(points[:, [0, 2]].astype(np.float32)) * 2.0
+
+
+def checkerboard(n: int, generator: torch.Generator) -> Tensor:
+    """Uniform on the eight dark squares of side 2 of a board over [-4, 4]^2.  (n, 2)"""
+    column = torch.randint(4, (n,), generator=generator)
+    row = 2 * torch.randint(2, (n,), generator=generator) + column % 2
+    corner = torch.stack([column, row], dim=1) * 2.0 - 4.0
+    return corner + 2.0 * torch.rand(n, 2, generator=generator)
+
+
+POINT_SETS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
+    "8gaussians": eight_gaussians,
+    "moons": moons,
+    "scurve": scurve,
+    "checkerboard": checkerboard,
+}
+
+
+def _numpy_seed(generator: torch.Generator) -> int:
+    return int(torch.randint(2**31 - 1, (1,), generator=generator))

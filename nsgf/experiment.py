@@ -1,0 +1,180 @@
+"""The phases of NSGF++ in their order (Algorithm 3), and nothing else.
+
+    phase 1  nsgf       Sinkhorn flows -> trajectory pool -> velocity network v_theta
+    phase 2  nsf        straight lines from noise to data -> straight-flow network u_delta
+    phase 3  predictor  where on its line a sample is -> time predictor t_phi
+
+Phases share data and settings; what one learns reaches the next through its checkpoint file.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nsgf.checkpoint import RunFolder
+from nsgf.config import Config, PhaseName
+from nsgf.data import Data, data_shape
+from nsgf.handover import load_network, pending_phases
+from nsgf.hardware import describe, pick_device, release_memory
+from nsgf.models import build_network, count_parameters
+from nsgf.pool import build_pool, check_memory
+from nsgf.sampling import nsgf_steps
+from nsgf.seeding import derive_seed
+from nsgf.sinkhorn import build_velocity_field
+from nsgf.tracking import Tracker
+from nsgf.training.loop import fit
+from nsgf.training.trainers import NSFTrainer, NSGFTrainer, StraightLine, TimePredictorTrainer
+
+
+@dataclass
+class Experiment:
+    """What every phase needs."""
+
+    config: Config
+    run: RunFolder
+    tracker: Tracker
+    data: Data
+    device: torch.device
+
+
+def train(config: Config, run: RunFolder | None = None) -> RunFolder:
+    """Algorithm 3: train the configured phases that are not done yet.
+
+    Everything that can be refused is refused before anything is written.
+
+    Args:
+        config: the experiment.
+        run: a run to go on with; None: a new one.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        UserError: data are missing, the pool does not fit, the device does not exist, or the run's
+            checkpoints contradict the configuration.
+    """
+    device = pick_device(config.device)
+    unfinished = pending_phases(config, run) if run else list(config.phases)
+    plan = training_plan(config, unfinished)
+    data = Data(config.data, config.seed) if unfinished else None
+    run = run or RunFolder.create(config)
+    tracker = Tracker(run.path)
+    tracker.say(f"run {run.path} on {describe(device)}")
+    for line in plan:
+        tracker.say(line)
+    run.write_config(config)
+    if data is not None:
+        experiment = Experiment(config, run, tracker, data, device)
+        for phase in unfinished:
+            TRAIN_PHASE[phase](experiment)
+            release_memory(device)
+            tracker.say(f"{phase}: done, {run.checkpoint_file(phase)}")
+    return run
+
+
+def train_nsgf(experiment: Experiment) -> None:
+    """Phase 1 (Algorithm 1): build the pool, regress its velocities."""
+    config, data, device = experiment.config, experiment.data, experiment.device
+    pool = build_pool(
+        config,
+        data.source("pool"),
+        data.target("pool"),
+        build_velocity_field(config.sinkhorn),
+        device,
+    )
+    release_memory(device)
+    trainer = NSGFTrainer(_network(experiment, "nsgf"), pool, config.seed, device)
+    _fit(experiment, "nsgf", trainer)
+
+
+def train_nsf(experiment: Experiment) -> None:
+    """Phase 2: regress the straight velocity X1 - X0."""
+    trainer = NSFTrainer(_network(experiment, "nsf"), _straight_line(experiment, "nsf"))
+    _fit(experiment, "nsf", trainer)
+
+
+def train_predictor(experiment: Experiment) -> None:
+    """Phase 3: regress the time t on the same lines."""
+    trainer = TimePredictorTrainer(
+        _network(experiment, "predictor"), _straight_line(experiment, "predictor")
+    )
+    _fit(experiment, "predictor", trainer)
+
+
+TRAIN_PHASE: dict[PhaseName, Callable[[Experiment], None]] = {
+    "nsgf": train_nsgf,
+    "nsf": train_nsf,
+    "predictor": train_predictor,
+}
+
+
+def training_plan(config: Config, phases: list[PhaseName]) -> list[str]:
+    """What a training run is going to do, one line per phase.
+
+    Raises:
+        UserError: the pool does not fit into the memory of this machine.
+    """
+    shape = data_shape(config.data.name)
+    lines = []
+    for phase in config.phases:
+        optim = getattr(config, phase)
+        with torch.device("meta"):
+            parameters = count_parameters(build_network(phase, config.model, shape, seed=0))
+        work = f"{optim.iterations} updates of {optim.batch_size}, {parameters / 1e6:.2f} M weights"
+        lines.append(f"{phase}: {work if phase in phases else 'done already'}")
+    if "nsgf" in phases:
+        lines.append(f"pool: {check_memory(config, shape)}")
+    return lines
+
+
+def _network(experiment: Experiment, phase: PhaseName) -> nn.Module:
+    """The phase's network with its own seeded start, on the device."""
+    config = experiment.config
+    seed = derive_seed(config.seed, phase, "init")
+    return build_network(phase, config.model, experiment.data.shape, seed).to(experiment.device)
+
+
+def _straight_line(experiment: Experiment, phase: PhaseName) -> StraightLine:
+    config, data = experiment.config, experiment.data
+    transport = _nsgf_transport(experiment) if config.nsf.source == "nsgf" else None
+    return StraightLine(
+        data.source(phase),
+        data.target(phase),
+        config.nsf,
+        transport,
+        derive_seed(config.seed, phase),
+        experiment.device,
+    )
+
+
+def _nsgf_transport(experiment: Experiment) -> Callable[[Tensor], Tensor]:
+    """The trained NSGF steps, from the checkpoint of phase 1."""
+    config = experiment.config
+    velocity = load_network(config, experiment.run, "nsgf", "ema", experiment.device)
+
+    @torch.no_grad()
+    def transport(x: Tensor) -> Tensor:
+        flow = config.flow
+        return nsgf_steps(velocity, x, steps=flow.steps, flow_time=flow.steps * flow.eta)
+
+    return transport
+
+
+def _fit(
+    experiment: Experiment,
+    phase: PhaseName,
+    trainer: NSGFTrainer | NSFTrainer | TimePredictorTrainer,
+) -> None:
+    config = experiment.config
+    fit(
+        phase,
+        trainer,
+        getattr(config, phase),
+        config.train,
+        experiment.run,
+        experiment.tracker,
+        config=asdict(config),
+        seed=config.seed,
+    )

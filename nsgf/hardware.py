@@ -1,0 +1,89 @@
+"""What this machine has: device, free memory, and what a plan needs of them."""
+
+import gc
+import os
+from pathlib import Path
+
+import psutil
+import torch
+
+from nsgf.errors import UserError
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that ``name`` (auto, cpu, cuda, cuda:N) means here.
+
+    Raises:
+        UserError: a CUDA device that does not exist.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device = {name}: this machine has {torch.cuda.device_count()} CUDA devices; "
+            "use --device cpu or --device auto"
+        )
+    return device
+
+
+def available_bytes() -> int:
+    """Main memory that can still be used, also under a container's limit."""
+    available = psutil.virtual_memory().available
+    for limit_file, usage_file in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        try:
+            limit, usage = Path(limit_file).read_text(), Path(usage_file).read_text()
+            available = min(available, max(0, int(limit) - int(usage)))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return available
+
+
+def release_memory(device: torch.device) -> None:
+    """Give what a finished phase held back to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def describe(device: torch.device) -> str:
+    """One line for people: the device and the free memory."""
+    free = f"{format_bytes(available_bytes())} of main memory free"
+    if device.type != "cuda":
+        return f"CPU, {os.cpu_count()} cores, {free}"
+    free_cuda, total_cuda = torch.cuda.mem_get_info(device)
+    return (
+        f"{torch.cuda.get_device_name(device)}, {format_bytes(free_cuda)} of "
+        f"{format_bytes(total_cuda)} free, {free}"
+    )
+
+
+def format_bytes(count: float) -> str:
+    """1536 -> '1.5 KB' (powers of 1000, as disks and memory estimates are quoted)."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from nsgf import __version__
+
+    found = {"nsgf": __version__, "python": platform.python_version()}
+    for package in ("torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found

@@ -1,0 +1,168 @@
+"""What is done with a trained run: draw samples, make pictures, measure."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nsgf.checkpoint import RunFolder
+from nsgf.config import Config
+from nsgf.data import Data, Sampler, build_source, data_shape
+from nsgf.errors import UserError
+from nsgf.handover import load_network
+from nsgf.hardware import pick_device, versions
+from nsgf.metrics.fidelity import inception_metrics
+from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
+from nsgf.plotting import save_grid, save_image_path, save_point_path
+from nsgf.sampling import NSGFSampler, Samples, expected_nfe
+
+PATH_SAMPLES = 8
+POINT_SAMPLES = 2048
+
+
+def load_sampler(config: Config, run: RunFolder, device: torch.device) -> NSGFSampler:
+    """Algorithm 4 with all three networks, or Algorithm 2 with the first alone."""
+    weights = config.sampling.weights
+    velocity = load_network(config, run, "nsgf", weights, device)
+    if not all(run.checkpoint_file(phase).exists() for phase in ("nsf", "predictor")):
+        return NSGFSampler(config, velocity)
+    straight = load_network(config, run, "nsf", weights, device)
+    predictor = load_network(config, run, "predictor", weights, device)
+    return NSGFSampler(config, velocity, straight, predictor)
+
+
+def generate(
+    sampler: NSGFSampler, source: Sampler, n: int, batch_size: int, device: torch.device
+) -> Samples:
+    """``n`` samples in batches, gathered on the CPU."""
+    parts: list[Samples] = []
+    for first in tqdm(range(0, n, batch_size), desc="sample", unit="batch", leave=False):
+        x = source.sample(min(batch_size, n - first)).to(device)
+        parts.append(sampler(x))
+    taus = [part.tau.cpu() for part in parts if part.tau is not None]
+    return Samples(
+        x=torch.cat([part.x.cpu() for part in parts]),
+        nfe=sum(part.nfe * len(part.x) for part in parts) / n,
+        tau=torch.cat(taus) if taus else None,
+    )
+
+
+def sample_run(config: Config, run: RunFolder) -> list[str]:
+    """Draw samples into ``samples/``: an .npz, a grid or scatter PNG, a trajectory PNG.
+
+    Returns:
+        One line per file, and the NFE.
+    """
+    device = pick_device(config.device)
+    sampler = load_sampler(config, run, device)
+    data = Data(config.data, config.seed) if _is_points(config) else None
+    source = build_source(config.data, config.seed, "sample")
+    samples = generate(
+        sampler, source, config.sampling.num_samples, config.sampling.batch_size, device
+    )
+    run.samples.mkdir(exist_ok=True)
+    files = {name: run.samples / name for name in ("samples.npz", "grid.png", "trajectory.png")}
+    arrays = {"x": samples.x.numpy(), "nfe": np.float64(samples.nfe)}
+    if samples.tau is not None:
+        arrays["tau"] = samples.tau.numpy()
+    np.savez(files["samples.npz"], **arrays)
+
+    start = build_source(config.data, config.seed, "path").sample(POINT_SAMPLES if data else PATH_SAMPLES).to(device)
+    path = [state.cpu() for state in sampler(start, keep_path=True).path]
+    if data:
+        del files["grid.png"]
+        target = data.target("path").sample(POINT_SAMPLES)
+        save_point_path(path, target, files["trajectory.png"], f"NFE {samples.nfe:g}")
+    else:
+        save_grid(samples.x, files["grid.png"])
+        save_image_path(path, files["trajectory.png"])
+    return [f"{len(samples.x)} samples, NFE {samples.nfe:g}", *map(str, files.values())]
+
+
+def evaluate_run(config: Config, run: RunFolder) -> tuple[Path, dict[str, Any]]:
+    """Measure a run and write ``metrics.json``.
+
+    Returns:
+        The file and its content.
+
+    Raises:
+        UserError: checkpoints or data are missing.
+    """
+    device = pick_device(config.device)
+    sampler = load_sampler(config, run, device)
+    data = Data(config.data, config.seed)
+    found: dict[str, Any] = {
+        "exp": config.exp,
+        "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
+        "expected_nfe": expected_nfe(config, sampler.uses_straight_flow),
+    }
+    samples = []
+    for repeat in range(config.evaluation.repeats if _is_points(config) else 1):
+        source = build_source(config.data, config.seed, "evaluate", str(repeat))
+        n = config.evaluation.num_samples
+        samples.append(generate(sampler, source, n, config.sampling.batch_size, device))
+    found |= {
+        "num_samples": len(samples[0].x),
+        "nfe": float(np.mean([part.nfe for part in samples])),
+    }
+    if samples[0].tau is not None:
+        found |= {"tau_mean": float(samples[0].tau.mean()), "tau_std": float(samples[0].tau.std())}
+    found |= _w2_metrics(config, data, [part.x for part in samples])
+    if data.images is not None:
+        found |= _image_metrics(config, data, samples[0].x, device)
+    found["versions"] = versions()
+    file = run.path / "metrics.json"
+    file.write_text(json.dumps(found, indent=2) + "\n")
+    return file, found
+
+
+def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, Any]:
+    """Exact W2 to fresh target samples, and the floor, over the repetitions."""
+    n = min(config.evaluation.w2_samples, len(samples[0]))
+    if data.images is not None:
+        n = min(n, len(data.images) // 2)  # two disjoint halves for the floor
+    distances, floors = [], []
+    for repeat in tqdm(range(config.evaluation.repeats), desc="W2", leave=False):
+        target = data.target("evaluate", str(repeat))
+        distances.append(w2(samples[repeat % len(samples)][:n], target.sample(n)))
+        floors.append(w2_floor(data.target("floor", str(repeat)), n))
+    return {
+        "w2": float(np.mean(distances)),
+        "w2_std": float(np.std(distances)),
+        "w2_floor": float(np.mean(floors)),
+        "w2_floor_std": float(np.std(floors)),
+        "w2_samples": n,
+        "repeats": config.evaluation.repeats,
+    }
+
+
+def _image_metrics(
+    config: Config, data: Data, samples: Tensor, device: torch.device
+) -> dict[str, Any]:
+    """Distance to the nearest real image, and FID and Inception score where they can be had."""
+    assert data.images is not None
+    real = data.target("nearest").sample(min(len(data.images), 2048))
+    found: dict[str, Any] = {
+        "nearest_real": nearest_distance(samples[:2048], real),
+        "nearest_real_among_real": nearest_distance(real, real, skip_self=True),
+    }
+    if not config.evaluation.inception:
+        return found | {"inception": "left out: evaluation.inception is false"}
+    try:
+        return found | inception_metrics(
+            samples,
+            data.images,
+            config.evaluation.inception_weights,
+            device,
+            config.sampling.batch_size,
+        )
+    except UserError as error:
+        return found | {"inception": f"left out: {error}"}
+
+
+def _is_points(config: Config) -> bool:
+    return len(data_shape(config.data.name)) == 1

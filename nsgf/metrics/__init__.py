@@ -1,0 +1,1 @@
+"""Metrics: exact W2, nearest neighbours, FID and Inception score."""

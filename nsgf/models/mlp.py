@@ -1,0 +1,44 @@
+"""Networks for points in the plane."""
+
+import torch
+from torch import Tensor, nn
+
+from nsgf.config import MLPConfig
+from nsgf.models.embedding import time_features
+
+FASTEST, SLOWEST = 25.0, 0.5
+
+
+def _hidden_layers(inputs: int, config: MLPConfig) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for _ in range(config.depth):
+        layers += [nn.Linear(inputs, config.width), nn.SiLU()]
+        inputs = config.width
+    return layers
+
+
+class VelocityMLP(nn.Module):
+    """v_theta(x, t) or u_delta(x, t) for x in R^D."""
+
+    def __init__(self, dim: int, config: MLPConfig) -> None:
+        super().__init__()
+        self.time_dim = config.time_features
+        layers = _hidden_layers(dim + config.time_features, config)
+        self.layers = nn.Sequential(*layers, nn.Linear(config.width, dim))
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """x (B, D), t (B,) in [0, 1] -> velocity (B, D)."""
+        features = time_features(t, self.time_dim, fastest=FASTEST, slowest=SLOWEST)
+        return self.layers(torch.cat([x, features.to(x.dtype)], dim=1))
+
+
+class TimePredictorMLP(nn.Module):
+    """t_phi(x) for x in R^D."""
+
+    def __init__(self, dim: int, config: MLPConfig) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*_hidden_layers(dim, config), nn.Linear(config.width, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, D) -> time in (0, 1), (B,)."""
+        return self.layers(x).squeeze(1).sigmoid()

@@ -1,0 +1,222 @@
+"""UNet for images, after Dhariwal and Nichol 2021 ("ADM"), written for this project.
+
+GroupNorm, SiLU, residual blocks with time as scale and shift, self-attention at named resolutions,
+zero-initialised output layers.
+
+Shapes: B batch, C channels, H height, W width, E time embedding.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nsgf.config import UNetConfig
+from nsgf.models.embedding import time_features
+
+GROUPS = 32
+FASTEST, SLOWEST = 1000.0, 0.1
+
+
+def zero_init(layer: nn.Module) -> nn.Module:
+    """The layer with all its parameters set to zero, so that its branch starts as nothing."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
+class ResBlock(nn.Module):
+    """Two convolutions with a residual connection, conditioned on time."""
+
+    def __init__(self, inputs: int, outputs: int, embedding: int, config: UNetConfig) -> None:
+        super().__init__()
+        self.scale_shift = config.scale_shift
+        self.first = nn.Sequential(
+            nn.GroupNorm(GROUPS, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1)
+        )
+        time_outputs = 2 * outputs if config.scale_shift else outputs
+        self.time = nn.Sequential(nn.SiLU(), nn.Linear(embedding, time_outputs))
+        self.norm = nn.GroupNorm(GROUPS, outputs)
+        self.second = nn.Sequential(
+            nn.SiLU(),
+            nn.Dropout(config.dropout),
+            zero_init(nn.Conv2d(outputs, outputs, 3, padding=1)),
+        )
+        self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """x (B, C_in, H, W), embedding (B, E) -> (B, C_out, H, W)."""
+        h = self.first(x)
+        time = self.time(embedding)[:, :, None, None]
+        if self.scale_shift:
+            scale, shift = time.chunk(2, dim=1)
+            h = self.norm(h) * (1 + scale) + shift
+        else:
+            h = self.norm(h + time)
+        return self.shortcut(x) + self.second(h)
+
+
+class Attention(nn.Module):
+    """Self-attention over all pixels, with a residual connection."""
+
+    def __init__(self, channels: int, config: UNetConfig) -> None:
+        super().__init__()
+        heads = channels // config.head_channels if config.head_channels else config.heads
+        if heads < 1 or channels % heads:
+            raise ValueError(f"{channels} channels cannot be divided among {heads} heads")
+        self.heads = heads
+        self.norm = nn.GroupNorm(GROUPS, channels)
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.out = zero_init(nn.Conv2d(channels, channels, 1))
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """x (B, C, H, W) -> (B, C, H, W); the embedding is unused."""
+        batch, channels, height, width = x.shape
+        qkv = self.qkv(self.norm(x)).view(batch, 3, self.heads, channels // self.heads, -1)
+        q, k, v = qkv.transpose(-1, -2).unbind(1)  # each (B, heads, HW, C/heads)
+        h = functional.scaled_dot_product_attention(q, k, v)
+        return x + self.out(h.transpose(-1, -2).reshape(batch, channels, height, width))
+
+
+class Stage(nn.Module):
+    """A residual block, followed by attention where the resolution has it."""
+
+    def __init__(
+        self, inputs: int, outputs: int, embedding: int, config: UNetConfig, attend: bool
+    ) -> None:
+        super().__init__()
+        self.block = ResBlock(inputs, outputs, embedding, config)
+        self.attention = Attention(outputs, config) if attend else None
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """x (B, C_in, H, W), embedding (B, E) -> (B, C_out, H, W)."""
+        h = self.block(x, embedding)
+        return h if self.attention is None else self.attention(h, embedding)
+
+
+class Downsample(nn.Module):
+    """Half the resolution by a strided convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        """x (B, C, H, W) -> (B, C, H/2, W/2); the embedding is unused."""
+        return self.conv(x)
+
+
+class Upsample(nn.Module):
+    """Twice the resolution by repetition and a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> (B, C, 2H, 2W)."""
+        return self.conv(functional.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+class UNet(nn.Module):
+    """v_theta(x, t) or u_delta(x, t) for images.
+
+    Every output of the way down is kept and joined, last first, to an input of the way up. The
+    constructor counts both, so a change of one side alone fails at once.
+    """
+
+    def __init__(self, image_shape: tuple[int, ...], config: UNetConfig) -> None:
+        """
+        Args:
+            image_shape: (C, H, W), H = W.
+            config: architecture.
+
+        Raises:
+            ValueError: channels or resolution do not divide, or attention names a resolution
+                that does not occur.
+        """
+        super().__init__()
+        image_channels, size, _ = image_shape
+        self.resolutions = [size >> level for level in range(len(config.mult))]
+        _check(size, self.resolutions, config)
+        self.channels = config.channels
+        self.embedding = 4 * config.channels
+        self.embed = nn.Sequential(
+            nn.Linear(config.channels, self.embedding),
+            nn.SiLU(),
+            nn.Linear(self.embedding, self.embedding),
+        )
+        self.stem = nn.Conv2d(image_channels, config.channels, 3, padding=1)
+        self.down, widths = self._way_down(config)
+        wide = config.channels * config.mult[-1]
+        self.middle = nn.ModuleList(
+            [
+                Stage(wide, wide, self.embedding, config, attend=True),
+                Stage(wide, wide, self.embedding, config, attend=False),
+            ]
+        )
+        self.up = self._way_up(config, wide, widths)
+        self.head = nn.Sequential(
+            nn.GroupNorm(GROUPS, config.channels),
+            nn.SiLU(),
+            zero_init(nn.Conv2d(config.channels, image_channels, 3, padding=1)),
+        )
+
+    def _way_down(self, config: UNetConfig) -> tuple[nn.ModuleList, list[int]]:
+        """Layers of the way down and the widths of the skips they leave, the stem's first."""
+        layers = nn.ModuleList()
+        width, widths = config.channels, [config.channels]
+        for level, mult in enumerate(config.mult):
+            attend = self.resolutions[level] in config.attention
+            for _ in range(config.res_blocks):
+                outputs = config.channels * mult
+                layers.append(Stage(width, outputs, self.embedding, config, attend))
+                width = outputs
+                widths.append(width)
+            if level < len(config.mult) - 1:
+                layers.append(Downsample(width))
+                widths.append(width)
+        return layers, widths
+
+    def _way_up(self, config: UNetConfig, width: int, widths: list[int]) -> nn.ModuleList:
+        """Layers of the way up; each stage takes one skip, counted against those there are."""
+        layers, skips = nn.ModuleList(), list(widths)
+        for level in reversed(range(len(config.mult))):
+            attend = self.resolutions[level] in config.attention
+            for _ in range(config.res_blocks + 1):
+                outputs = config.channels * config.mult[level]
+                joined = width + skips.pop()
+                layers.append(Stage(joined, outputs, self.embedding, config, attend))
+                width = outputs
+            if level > 0:
+                layers.append(Upsample(width))
+        if skips:
+            raise AssertionError(f"{len(skips)} skip connections of {len(widths)} are not used")
+        return layers
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        """x (B, C, H, W), t (B,) in [0, 1] -> velocity (B, C, H, W)."""
+        features = time_features(t, self.channels, fastest=FASTEST, slowest=SLOWEST)
+        embedding = self.embed(features.to(x.dtype))
+        h = self.stem(x)
+        skips = [h]
+        for layer in self.down:
+            h = layer(h, embedding)
+            skips.append(h)
+        for layer in self.middle:
+            h = layer(h, embedding)
+        for layer in self.up:
+            if isinstance(layer, Upsample):
+                h = layer(h)
+            else:
+                h = layer(torch.cat([h, skips.pop()], dim=1), embedding)
+        return self.head(h)
+
+
+def _check(size: int, resolutions: list[int], config: UNetConfig) -> None:
+    if not config.mult or size % 2 ** (len(config.mult) - 1):
+        raise ValueError(f"{len(config.mult)} levels do not fit an image of {size} pixels")
+    if config.channels % GROUPS:
+        raise ValueError(f"channels {config.channels} is no multiple of {GROUPS} (GroupNorm)")
+    strangers = [pixels for pixels in config.attention if pixels not in resolutions]
+    if strangers:
+        raise ValueError(f"attention at {strangers}, but the resolutions are {resolutions}")

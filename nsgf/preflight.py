@@ -1,0 +1,116 @@
+"""What training would take on this machine: memory, and time measured on a few real steps."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nsgf.config import Config, PhaseName
+from nsgf.data import build_source, data_shape
+from nsgf.experiment import training_plan
+from nsgf.hardware import describe, format_bytes, pick_device
+from nsgf.models import build_network, count_parameters
+from nsgf.sinkhorn import build_velocity_field, sinkhorn_flow
+from nsgf.training.loop import Optimization
+
+COPIES = 5
+"""Values kept per weight while training: weight, average, gradient, two moments of Adam."""
+CPU_BATCH = 8
+"""Largest batch that is timed on a CPU; its time is scaled to the configured batch."""
+
+
+def preflight(config: Config) -> list[str]:
+    """Lines for people: plan, memory, measured time of each phase.
+
+    Raises:
+        UserError: the device does not exist or the pool does not fit.
+    """
+    device = pick_device(config.device)
+    lines = [f"machine: {describe(device)}", *training_plan(config, list(config.phases))]
+    pool_seconds = _flow_seconds(config, device) * config.pool.num_batches
+    lines.append(f"pool: about {format_hours(pool_seconds)}")
+    total = pool_seconds
+    for phase in config.phases:
+        seconds, memory = _step_cost(config, phase, device)
+        total += seconds * getattr(config, phase).iterations
+        lines.append(
+            f"{phase}: {seconds:.3g} s an update, about "
+            f"{format_hours(seconds * getattr(config, phase).iterations)}; {memory}"
+        )
+    return [*lines, f"all phases: about {format_hours(total)} (measured on a few steps each)"]
+
+
+def format_hours(seconds: float) -> str:
+    """90 -> '1.5 min'."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def _flow_seconds(config: Config, device: torch.device) -> float:
+    """Seconds of one mini-batch of flows; noise stands in for the data."""
+    n, flow = config.sinkhorn.batch_size, config.flow
+    source = build_source(config.data, config.seed, "preflight")
+    x, y = source.sample(n).to(device), source.sample(n).to(device).tanh()
+    velocity = build_velocity_field(config.sinkhorn)
+    return _median_seconds(lambda: sinkhorn_flow(x, y, velocity, flow.steps, flow.eta), device)
+
+
+def _step_cost(config: Config, phase: PhaseName, device: torch.device) -> tuple[float, str]:
+    """Seconds of one update, and its memory in words."""
+    shape, optim = data_shape(config.data.name), getattr(config, phase)
+    batch = optim.batch_size if device.type == "cuda" else min(CPU_BATCH, optim.batch_size)
+    if len(shape) == 1:
+        batch = optim.batch_size
+    model = build_network(phase, config.model, shape, seed=0).to(device)
+    state = Optimization(_NoiseTrainer(model, shape, device), replace(optim, batch_size=batch))
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    seconds = _median_seconds(state.update, device) * optim.batch_size / batch
+    if device.type == "cuda":
+        return seconds, f"peak {format_bytes(torch.cuda.max_memory_allocated(device))} on the card"
+    weights = count_parameters(model) * 4 * COPIES
+    return seconds, f"weights, average, gradients and Adam {format_bytes(weights)}"
+
+
+class _NoiseTrainer:
+    """A loss with the phase's shapes on random input."""
+
+    def __init__(self, model: nn.Module, shape: tuple[int, ...], device: torch.device) -> None:
+        self.model, self._shape, self._device = model, shape, device
+
+    def loss(self, batch_size: int) -> Tensor:
+        x = torch.randn((batch_size, *self._shape), device=self._device)
+        t = torch.rand(batch_size, device=self._device)
+        try:
+            return functional.mse_loss(self.model(x, t), x)
+        except TypeError:  # the time predictor takes no time
+            return functional.mse_loss(self.model(x), t)
+
+    def random_state(self) -> dict[str, Any]:
+        return {}
+
+    def set_random_state(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def _median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
+    work()  # warm-up
+    times = []
+    for _ in range(repeats):
+        _wait(device)
+        start = time.perf_counter()
+        work()
+        _wait(device)
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,1 @@
+"""One step loop and the three trainers."""

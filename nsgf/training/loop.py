@@ -1,0 +1,183 @@
+"""The step loop that all phases share."""
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from tqdm import tqdm
+
+from nsgf import checkpoint
+from nsgf.checkpoint import RunFolder
+from nsgf.config import OptimConfig, PhaseName, TrainConfig
+from nsgf.errors import UserError
+from nsgf.seeding import derive_seed
+from nsgf.tracking import Tracker
+from nsgf.training.trainers import Trainer
+
+
+class Optimization:
+    """What changes while a phase trains: weights, their average, Adam, learning rate, step."""
+
+    def __init__(self, trainer: Trainer, config: OptimConfig) -> None:
+        self.trainer, self.config = trainer, config
+        self.step = 0
+        self.adam = torch.optim.Adam(trainer.model.parameters(), lr=config.lr)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.adam, lambda step: lr_factor(step, config)
+        )
+        self.ema = AveragedModel(
+            trainer.model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)
+        )
+
+    def update(self) -> tuple[Tensor, Tensor]:
+        """One optimizer update; returns loss and gradient norm, still on the device."""
+        loss = self.trainer.loss(self.config.batch_size)
+        self.adam.zero_grad(set_to_none=True)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(
+            self.trainer.model.parameters(), self.config.clip_norm or math.inf
+        )
+        self.adam.step()
+        self.schedule.step()
+        self.ema.update_parameters(self.trainer.model)
+        self.step += 1
+        return loss.detach(), norm
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, with the state of every random stream."""
+        return {
+            "step": self.step,
+            "model": self.trainer.model.state_dict(),
+            "ema": self.ema.module.state_dict(),
+            "ema_updates": int(self.ema.n_averaged),
+            "optimizer": self.adam.state_dict(),
+            "scheduler": self.schedule.state_dict(),
+            "random": self.trainer.random_state(),
+            "torch_random": _global_random_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.step = int(state["step"])
+        self.trainer.model.load_state_dict(state["model"])
+        self.ema.module.load_state_dict(state["ema"])
+        self.ema.n_averaged.fill_(state["ema_updates"])
+        self.adam.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["scheduler"])
+        self.trainer.set_random_state(state["random"])
+        _set_global_random_state(state["torch_random"])
+
+
+def lr_factor(step: int, config: OptimConfig) -> float:
+    """Learning rate of update ``step`` (0, 1, ...) divided by ``config.lr``.
+
+    Linear from 1/warmup_steps to 1, then constant, or half a cosine that would reach 0 one update
+    after the last.
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return 1.0
+    length = max(1, config.iterations - config.warmup_steps)
+    progress = min(1.0, (step - config.warmup_steps) / length)
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def fit(
+    phase: PhaseName,
+    trainer: Trainer,
+    optim: OptimConfig,
+    train: TrainConfig,
+    run: RunFolder,
+    tracker: Tracker,
+    *,
+    config: dict[str, Any],
+    seed: int,
+) -> None:
+    """Train one phase to its last update and leave its checkpoint in the run folder.
+
+    Goes on from the phase's checkpoint if there is one. The loss is summed on the device and read
+    only where it is logged, so no step waits for the device.
+
+    Args:
+        phase: which phase; names checkpoint and records.
+        trainer: network and loss.
+        optim: the phase's optimization.
+        train: log and checkpoint intervals.
+        run: the run folder.
+        tracker: where records go.
+        config: the resolved configuration, stored in checkpoints.
+        seed: seed of dropout.
+
+    Raises:
+        UserError: the loss is no longer finite.
+    """
+    torch.manual_seed(derive_seed(seed, phase, "dropout"))
+    state = Optimization(trainer, optim)
+    file = run.checkpoint_file(phase)
+    if file.exists():
+        state.load_state_dict(checkpoint.load(file))
+        tracker.rewind(phase, state.step)
+        tracker.say(f"{phase}: going on after step {state.step} of {optim.iterations}")
+
+    trainer.model.train()
+    bar = tqdm(total=optim.iterations, initial=state.step, desc=phase, unit="step")
+    loss_sum, logged_step, logged_time = 0.0, state.step, time.perf_counter()
+    while state.step < optim.iterations:
+        # one update; loss and gradient norm stay on the device
+        loss, norm = state.update()
+        loss_sum = loss_sum + loss
+        bar.update()
+        last = state.step == optim.iterations
+
+        # read, check and log
+        if state.step % train.log_every == 0 or last:
+            now, steps = time.perf_counter(), state.step - logged_step
+            mean = float(loss_sum) / steps
+            speed = steps / (now - logged_time)
+            bar.set_postfix(loss=f"{mean:.4g}")
+            tracker.record(
+                phase=phase,
+                step=state.step,
+                loss=mean,
+                grad_norm=float(norm),
+                lr=optim.lr * lr_factor(state.step - 1, optim),
+                steps_per_second=round(speed, 3),
+            )
+            if not math.isfinite(mean):
+                bar.close()
+                raise UserError(
+                    f"{phase}: the loss is {mean} at step {state.step}; the last checkpoint is kept; "
+                    f"lower --{phase}.lr ({optim.lr}) or set --{phase}.clip_norm"
+                )
+            loss_sum, logged_step, logged_time = 0.0, state.step, now
+
+        # save
+        if state.step % train.checkpoint_every == 0 and not last:
+            checkpoint.save(file, _payload(phase, state, optim, config))
+    bar.close()
+    checkpoint.save(file, _payload(phase, state, optim, config))
+
+
+def _payload(
+    phase: PhaseName, state: Optimization, optim: OptimConfig, config: dict[str, Any]
+) -> dict[str, Any]:
+    header = {"phase": phase, "iterations": optim.iterations, "config": config}
+    return header | state.state_dict()
+
+
+def _global_random_state() -> dict[str, Any]:
+    """State of torch's own generators, which dropout draws from."""
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_global_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])

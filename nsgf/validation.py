@@ -1,0 +1,180 @@
+"""What makes a configuration valid, and what must not change when a run is resumed."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from nsgf.config import PHASES, Config, PhaseName
+from nsgf.data.images import IMAGE_SHAPES
+from nsgf.errors import UserError
+from nsgf.models.unet import GROUPS
+
+MAX_STEPS_PLUS_PLUS = 5
+
+
+def check(config: Config) -> None:
+    """
+    Raises:
+        UserError: one line that names each wrong key, its value and what is allowed.
+    """
+    problems = [*_range_problems(config), *_phase_problems(config), *_data_problems(config)]
+    problems += _flow_problems(config)
+    if config.model.kind == "unet" and config.data.name in IMAGE_SHAPES:
+        problems += [*_unet_problems(config), *_predictor_problems(config)]
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
+    """Every leaf of a configuration as (dotted key, value, field)."""
+    for item in dataclasses.fields(node):
+        value = getattr(node, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", value, item
+
+
+def _range_problems(config: Config) -> Iterator[str]:
+    for key, value, item in leaves(config):
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            reason = _out_of_range(number, item.metadata)
+            if reason:
+                yield f"{key} = {value}: must be {reason}"
+                break
+
+
+def _out_of_range(number: float, metadata: Any) -> str | None:
+    if isinstance(number, float) and not math.isfinite(number):
+        return "a finite number"
+    bounds = {
+        "minimum": (">=", lambda bound: number >= bound),
+        "above": (">", lambda bound: number > bound),
+        "below": ("<", lambda bound: number < bound),
+        "maximum": ("<=", lambda bound: number <= bound),
+    }
+    named = {name: bound for name, bound in metadata.items() if name in bounds}
+    if all(bounds[name][1](bound) for name, bound in named.items()):
+        return None
+    return " and ".join(f"{bounds[name][0]} {bound}" for name, bound in named.items())
+
+
+def _phase_problems(config: Config) -> Iterator[str]:
+    allowed = [list(PHASES[:count]) for count in range(1, len(PHASES) + 1)]
+    if config.phases not in allowed:
+        yield f"phases = {config.phases}: must be one of {', '.join(map(str, allowed))}"
+    if not config.exp or any(not (c.isalnum() or c in "-_") for c in config.exp):
+        yield f"exp = {config.exp!r}: must be letters, digits, '-' and '_' (it names a folder)"
+    if config.device not in ("auto", "cpu", "cuda") and not (
+        config.device.startswith("cuda:") and config.device[5:].isdigit()
+    ):
+        yield f"device = {config.device}: must be auto, cpu, cuda or cuda:N"
+    if config.seed >= 2**63:
+        yield f"seed = {config.seed}: must be < 2^63"
+
+
+def _data_problems(config: Config) -> Iterator[str]:
+    is_image = config.data.name in IMAGE_SHAPES
+    needed = "unet" if is_image else "mlp"
+    if config.model.kind != needed:
+        yield f"model.kind = {config.model.kind}: must be {needed} for data.name {config.data.name}"
+    if is_image and config.data.source != "gaussian":
+        yield f"data.source = {config.data.source}: must be gaussian for image sets"
+    if not is_image and config.data.source == config.data.name:
+        yield f"data.source = {config.data.source}: must differ from data.name"
+    if not is_image and (config.data.fake or config.data.flip):
+        key = "fake" if config.data.fake else "flip"
+        yield f"data.{key} = true: must be false for the 2D set {config.data.name}"
+    if not is_image and config.evaluation.inception:
+        yield f"evaluation.inception = true: must be false for the 2D set {config.data.name}"
+    if config.model.mlp.time_features % 2:
+        yield f"model.mlp.time_features = {config.model.mlp.time_features}: must be even"
+
+
+def _flow_problems(config: Config) -> Iterator[str]:
+    flow = config.flow
+    plus_plus = "nsf" in config.phases
+    if plus_plus and flow.steps > MAX_STEPS_PLUS_PLUS and not flow.allow_many_steps:
+        yield (
+            f"flow.steps = {flow.steps}: must be <= {MAX_STEPS_PLUS_PLUS} in NSGF++, "
+            "or say --flow.allow_many_steps true"
+        )
+
+
+def _unet_problems(config: Config) -> Iterator[str]:
+    unet, size = config.model.unet, IMAGE_SHAPES[config.data.name][1]
+    if not unet.mult:
+        yield "model.unet.mult = []: must have at least one level"
+        return
+    if unet.channels % GROUPS:
+        yield f"model.unet.channels = {unet.channels}: must be a multiple of {GROUPS} (GroupNorm)"
+    halvings = len(unet.mult) - 1
+    if size % 2**halvings:
+        yield (
+            f"model.unet.mult = {unet.mult}: {len(unet.mult)} levels need an image size divisible "
+            f"by {2**halvings}, {config.data.name} has {size}"
+        )
+        return
+    resolutions = [size >> level for level in range(len(unet.mult))]
+    for pixels in unet.attention:
+        if pixels not in resolutions:
+            yield f"model.unet.attention = {unet.attention}: must be out of {resolutions} (pixels)"
+            break
+    widths = {unet.channels * unet.mult[-1]}  # the middle block always has attention
+    widths |= {
+        unet.channels * unet.mult[resolutions.index(pixels)]
+        for pixels in unet.attention
+        if pixels in resolutions
+    }
+    per_head = unet.head_channels
+    key, value = ("head_channels", per_head) if per_head else ("heads", unet.heads)
+    if value and value > 0 and any(width % value for width in widths):
+        yield f"model.unet.{key} = {value}: must divide the attention widths {sorted(widths)}"
+
+
+def _predictor_problems(config: Config) -> Iterator[str]:
+    channels, size = config.model.predictor_channels, IMAGE_SHAPES[config.data.name][1]
+    if not channels or size >> len(channels) < 1:
+        yield (
+            f"model.predictor_channels = {channels}: must have 1 to {int(math.log2(size))} layers "
+            f"(each halves the {size} pixels of {config.data.name})"
+        )
+
+
+FROZEN = ("seed", "data", "sinkhorn", "flow", "pool", "model")
+FREE = {"data.root", "data.verify", "data.download", "flow.allow_many_steps"}
+"""Leaves below FROZEN that may differ: where files lie and permissions, not results."""
+UNFREEZE = {"iterations"}
+"""Leaves of the running phase that may change in the middle of it."""
+
+
+def contradictions(saved: dict[str, Any], config: Config, running: PhaseName | None) -> list[str]:
+    """Settings of ``config`` that a run begun with the settings ``saved`` cannot take over.
+
+    Args:
+        saved: the configuration in a checkpoint, nested plain values.
+        config: the configuration of the resuming command.
+        running: the phase that goes on in its middle, whose optimization is fixed too.
+
+    Returns:
+        One text per contradiction, with both values.
+    """
+    found = []
+    for key, value, _ in leaves(config):
+        section, _, name = key.partition(".")
+        fixed = section in FROZEN or (section == running and name not in UNFREEZE)
+        before = _lookup(saved, key)
+        if fixed and key not in FREE and before != value:
+            found.append(f"{key}: the checkpoint has {before}, this command {value}")
+    return found
+
+
+def _lookup(nested: dict[str, Any], key: str) -> Any:
+    node: Any = nested
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
