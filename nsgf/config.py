@@ -36,9 +36,9 @@ def list_of(*default: Any, minimum: float = 1) -> Any:
 class DataConfig:
     """Source mu0 and target mu*."""
 
-    name: Literal[
-        "8gaussians", "moons", "scurve", "checkerboard", "digits", "mnist", "cifar10"
-    ] = "8gaussians"
+    name: Literal["8gaussians", "moons", "scurve", "checkerboard", "digits", "mnist", "cifar10"] = (
+        "8gaussians"
+    )
     """Target mu*: four 2D sets and three image sets."""
     source: Literal["gaussian", "8gaussians"] = "gaussian"
     """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""

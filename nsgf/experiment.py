@@ -8,7 +8,7 @@ Phases share data and settings; what one learns reaches the next through its che
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,13 @@ from nsgf.seeding import derive_seed
 from nsgf.sinkhorn import build_velocity_field
 from nsgf.tracking import Tracker
 from nsgf.training.loop import fit
-from nsgf.training.trainers import NSFTrainer, NSGFTrainer, StraightLine, TimePredictorTrainer
+from nsgf.training.trainers import (
+    NSFTrainer,
+    NSGFTrainer,
+    StraightLine,
+    TimePredictorTrainer,
+    Transport,
+)
 
 
 @dataclass
@@ -86,13 +92,13 @@ def train_nsgf(experiment: Experiment) -> None:
     )
     release_memory(device)
     trainer = NSGFTrainer(_network(experiment, "nsgf"), pool, config.seed, device)
-    _fit(experiment, "nsgf", trainer)
+    fit("nsgf", trainer, experiment.config, experiment.run, experiment.tracker)
 
 
 def train_nsf(experiment: Experiment) -> None:
     """Phase 2: regress the straight velocity X1 - X0."""
     trainer = NSFTrainer(_network(experiment, "nsf"), _straight_line(experiment, "nsf"))
-    _fit(experiment, "nsf", trainer)
+    fit("nsf", trainer, experiment.config, experiment.run, experiment.tracker)
 
 
 def train_predictor(experiment: Experiment) -> None:
@@ -100,7 +106,7 @@ def train_predictor(experiment: Experiment) -> None:
     trainer = TimePredictorTrainer(
         _network(experiment, "predictor"), _straight_line(experiment, "predictor")
     )
-    _fit(experiment, "predictor", trainer)
+    fit("predictor", trainer, experiment.config, experiment.run, experiment.tracker)
 
 
 TRAIN_PHASE: dict[PhaseName, Callable[[Experiment], None]] = {
@@ -149,7 +155,7 @@ def _straight_line(experiment: Experiment, phase: PhaseName) -> StraightLine:
     )
 
 
-def _nsgf_transport(experiment: Experiment) -> Callable[[Tensor], Tensor]:
+def _nsgf_transport(experiment: Experiment) -> Transport:
     """The trained NSGF steps, from the checkpoint of phase 1."""
     config = experiment.config
     velocity = load_network(config, experiment.run, "nsgf", "ema", experiment.device)
@@ -160,21 +166,3 @@ def _nsgf_transport(experiment: Experiment) -> Callable[[Tensor], Tensor]:
         return nsgf_steps(velocity, x, steps=flow.steps, flow_time=flow.steps * flow.eta)
 
     return transport
-
-
-def _fit(
-    experiment: Experiment,
-    phase: PhaseName,
-    trainer: NSGFTrainer | NSFTrainer | TimePredictorTrainer,
-) -> None:
-    config = experiment.config
-    fit(
-        phase,
-        trainer,
-        getattr(config, phase),
-        config.train,
-        experiment.run,
-        experiment.tracker,
-        config=asdict(config),
-        seed=config.seed,
-    )

@@ -66,12 +66,11 @@ def sample_run(config: Config, run: RunFolder) -> list[str]:
     )
     run.samples.mkdir(exist_ok=True)
     files = {name: run.samples / name for name in ("samples.npz", "grid.png", "trajectory.png")}
-    arrays = {"x": samples.x.numpy(), "nfe": np.float64(samples.nfe)}
-    if samples.tau is not None:
-        arrays["tau"] = samples.tau.numpy()
-    np.savez(files["samples.npz"], **arrays)
+    tau = np.empty(0) if samples.tau is None else samples.tau.numpy()
+    np.savez(files["samples.npz"], x=samples.x.numpy(), tau=tau, nfe=samples.nfe)
 
-    start = build_source(config.data, config.seed, "path").sample(POINT_SAMPLES if data else PATH_SAMPLES).to(device)
+    shown = POINT_SAMPLES if data else PATH_SAMPLES
+    start = build_source(config.data, config.seed, "path").sample(shown).to(device)
     path = [state.cpu() for state in sampler(start, keep_path=True).path]
     if data:
         del files["grid.png"]

@@ -123,11 +123,7 @@ def check_memory(config: Config, shape: tuple[int, ...], available: int | None =
         raise UserError(
             f"pool.num_batches = {batches}: the pool ({size}) does not fit into "
             f"{MEMORY_SHARE:.0%} of the {format_bytes(available)} of free memory; "
-            + (
-                f"--pool-batches {fitting} would"
-                if fitting
-                else "a smaller --sinkhorn-batch might"
-            )
+            + (f"--pool-batches {fitting} would" if fitting else "a smaller --sinkhorn-batch might")
         )
     return f"{size} of {format_bytes(available)} free"
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from nsgf.config import SinkhornConfig
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
-"""v(x, y): particles (N, *shape) and targets (M, *shape) -> velocity of the particles (N, *shape)."""
+"""v(x, y): particles (N, *shape), targets (M, *shape) -> velocity of the particles (N, *shape)."""
 
 
 def build_velocity_field(config: SinkhornConfig) -> Velocity:

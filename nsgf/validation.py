@@ -177,4 +177,3 @@ def _lookup(nested: dict[str, Any], key: str) -> Any:
     for part in key.split("."):
         node = node.get(part) if isinstance(node, dict) else None
     return node
-

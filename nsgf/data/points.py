@@ -37,7 +37,7 @@ class Gaussian:
 class PointSet:
     """A two-dimensional law given by a function of (n, generator)."""
 
-    shape = (2,)
+    shape: tuple[int, ...] = (2,)
 
     def __init__(self, draw: Callable[[int, torch.Generator], Tensor]) -> None:
         self._draw = draw

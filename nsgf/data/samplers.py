@@ -1,7 +1,7 @@
 """Samplers: streams that answer ``sample(n)`` for any n.
 
 What a sampler returns is a function of its seed and of its position, the number of samples drawn
-so far. Position and seed are therefore its whole state, and any part of a stream can be drawn again.
+so far. Both are its whole state, and any part of a stream can be drawn again.
 """
 
 from typing import Protocol

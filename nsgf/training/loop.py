@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from tqdm import tqdm
 
 from nsgf import checkpoint
 from nsgf.checkpoint import RunFolder
-from nsgf.config import OptimConfig, PhaseName, TrainConfig
+from nsgf.config import Config, OptimConfig, PhaseName
 from nsgf.errors import UserError
 from nsgf.seeding import derive_seed
 from nsgf.tracking import Tracker
@@ -28,9 +29,7 @@ class Optimization:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.adam, lambda step: lr_factor(step, config)
         )
-        self.ema = AveragedModel(
-            trainer.model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay)
-        )
+        self.ema = AveragedModel(trainer.model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay))
 
     def update(self) -> tuple[Tensor, Tensor]:
         """One optimizer update; returns loss and gradient norm, still on the device."""
@@ -86,87 +85,86 @@ def lr_factor(step: int, config: OptimConfig) -> float:
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
+class LossWindow:
+    """Mean loss since the last log line, summed on the device and read only on request."""
+
+    def __init__(self, step: int) -> None:
+        self._sum: Tensor | None = None
+        self._step, self._time = step, time.perf_counter()
+
+    def add(self, loss: Tensor) -> None:
+        self._sum = loss if self._sum is None else self._sum + loss
+
+    def close(self, step: int) -> tuple[float, float]:
+        """Mean loss and steps per second since the window opened; opens the next one."""
+        steps, seconds = step - self._step, time.perf_counter() - self._time
+        mean = math.nan if self._sum is None else float(self._sum) / steps
+        self._sum, self._step, self._time = None, step, time.perf_counter()
+        return mean, steps / seconds
+
+
 def fit(
-    phase: PhaseName,
-    trainer: Trainer,
-    optim: OptimConfig,
-    train: TrainConfig,
-    run: RunFolder,
-    tracker: Tracker,
-    *,
-    config: dict[str, Any],
-    seed: int,
+    phase: PhaseName, trainer: Trainer, config: Config, run: RunFolder, tracker: Tracker
 ) -> None:
     """Train one phase to its last update and leave its checkpoint in the run folder.
 
-    Goes on from the phase's checkpoint if there is one. The loss is summed on the device and read
-    only where it is logged, so no step waits for the device.
+    Goes on from the phase's checkpoint if there is one. No step waits for the device: the loss is
+    read only where it is logged.
 
     Args:
-        phase: which phase; names checkpoint and records.
+        phase: which phase; names its settings, checkpoint and records.
         trainer: network and loss.
-        optim: the phase's optimization.
-        train: log and checkpoint intervals.
+        config: the resolved configuration, also stored in checkpoints.
         run: the run folder.
         tracker: where records go.
-        config: the resolved configuration, stored in checkpoints.
-        seed: seed of dropout.
 
     Raises:
         UserError: the loss is no longer finite.
     """
-    torch.manual_seed(derive_seed(seed, phase, "dropout"))
-    state = Optimization(trainer, optim)
-    file = run.checkpoint_file(phase)
+    optim: OptimConfig = getattr(config, phase)
+    torch.manual_seed(derive_seed(config.seed, phase, "dropout"))
+    state, file = Optimization(trainer, optim), run.checkpoint_file(phase)
     if file.exists():
         state.load_state_dict(checkpoint.load(file))
         tracker.rewind(phase, state.step)
         tracker.say(f"{phase}: going on after step {state.step} of {optim.iterations}")
 
     trainer.model.train()
-    bar = tqdm(total=optim.iterations, initial=state.step, desc=phase, unit="step")
-    loss_sum, logged_step, logged_time = 0.0, state.step, time.perf_counter()
-    while state.step < optim.iterations:
-        # one update; loss and gradient norm stay on the device
-        loss, norm = state.update()
-        loss_sum = loss_sum + loss
-        bar.update()
-        last = state.step == optim.iterations
+    window = LossWindow(state.step)
+    with tqdm(total=optim.iterations, initial=state.step, desc=phase, unit="step") as bar:
+        while state.step < optim.iterations:
+            # one update; loss and gradient norm stay on the device
+            loss, norm = state.update()
+            window.add(loss)
+            bar.update()
+            last = state.step == optim.iterations
 
-        # read, check and log
-        if state.step % train.log_every == 0 or last:
-            now, steps = time.perf_counter(), state.step - logged_step
-            mean = float(loss_sum) / steps
-            speed = steps / (now - logged_time)
-            bar.set_postfix(loss=f"{mean:.4g}")
-            tracker.record(
-                phase=phase,
-                step=state.step,
-                loss=mean,
-                grad_norm=float(norm),
-                lr=optim.lr * lr_factor(state.step - 1, optim),
-                steps_per_second=round(speed, 3),
-            )
-            if not math.isfinite(mean):
-                bar.close()
-                raise UserError(
-                    f"{phase}: the loss is {mean} at step {state.step}; the last checkpoint is kept; "
-                    f"lower --{phase}.lr ({optim.lr}) or set --{phase}.clip_norm"
+            # read, log and check
+            if state.step % config.train.log_every == 0 or last:
+                mean, speed = window.close(state.step)
+                bar.set_postfix(loss=f"{mean:.4g}")
+                tracker.record(
+                    phase=phase,
+                    step=state.step,
+                    loss=mean,
+                    grad_norm=float(norm),
+                    lr=optim.lr * lr_factor(state.step - 1, optim),
+                    steps_per_second=round(speed, 3),
                 )
-            loss_sum, logged_step, logged_time = 0.0, state.step, now
+                if not math.isfinite(mean):
+                    raise UserError(
+                        f"{phase}: the loss is {mean} at step {state.step}; the last checkpoint is "
+                        f"kept; try a lower {phase}.lr ({optim.lr}) with --resume-phase"
+                    )
 
-        # save
-        if state.step % train.checkpoint_every == 0 and not last:
-            checkpoint.save(file, _payload(phase, state, optim, config))
-    bar.close()
-    checkpoint.save(file, _payload(phase, state, optim, config))
+            # save
+            if state.step % config.train.checkpoint_every == 0 and not last:
+                checkpoint.save(file, _payload(phase, state, config))
+    checkpoint.save(file, _payload(phase, state, config))
 
 
-def _payload(
-    phase: PhaseName, state: Optimization, optim: OptimConfig, config: dict[str, Any]
-) -> dict[str, Any]:
-    header = {"phase": phase, "iterations": optim.iterations, "config": config}
-    return header | state.state_dict()
+def _payload(phase: PhaseName, state: Optimization, config: Config) -> dict[str, Any]:
+    return {"phase": phase, "config": asdict(config), **state.state_dict()}
 
 
 def _global_random_state() -> dict[str, Any]:

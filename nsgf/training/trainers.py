@@ -3,6 +3,7 @@
 Shapes: B batch, *shape one sample.
 """
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -53,6 +54,10 @@ class NSGFTrainer:
         self.generator.set_state(state["generator"])
 
 
+Transport = Callable[[Tensor], Tensor]
+"""NSGF steps as a function of their start, (B, *shape) -> (B, *shape), without gradients."""
+
+
 class StraightLine:
     """Random points of straight lines from X0 to X1, the input of phases 2 and 3.
 
@@ -65,7 +70,7 @@ class StraightLine:
         source: Sampler,
         target: Sampler,
         config: NSFConfig,
-        transport: "Transport | None",
+        transport: Transport | None,
         seed: int,
         device: torch.device,
     ) -> None:
@@ -106,14 +111,6 @@ class StraightLine:
     def set_random_state(self, state: dict[str, Any]) -> None:
         self.source.position, self.target.position = state["source"], state["target"]
         self.generator.set_state(state["generator"])
-
-
-class Transport(Protocol):
-    """NSGF steps as a function of the starting points."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """(B, *shape) -> (B, *shape), without gradients."""
-        ...
 
 
 class _LineTrainer:

@@ -1,0 +1,291 @@
+"""From a command line to a :class:`Request`.
+
+Settings come from the dataclasses' defaults, then the YAML file (or the run's saved configuration),
+then flags. Every leaf of the configuration is a flag; short flags stand for one or more leaves.
+"""
+
+import argparse
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+
+from nsgf import __version__
+from nsgf.checkpoint import RunFolder
+from nsgf.config import PHASES, Config
+from nsgf.errors import UserError
+from nsgf.validation import check
+
+SHORT_FLAGS: dict[str, tuple[str, ...]] = {
+    "--train-iters": ("nsgf.iterations", "nsf.iterations", "predictor.iterations"),
+    "--batch-size": ("nsgf.batch_size", "nsf.batch_size", "predictor.batch_size"),
+    "--lr": ("nsgf.lr", "nsf.lr", "predictor.lr"),
+    "--pool-batches": ("pool.num_batches",),
+    "--sinkhorn-batch": ("sinkhorn.batch_size",),
+    "--steps": ("flow.steps",),
+    "--dataset": ("data.name",),
+    "--data-root": ("data.root",),
+    "--out-dir": ("out_dir",),
+    "--num-samples": ("sampling.num_samples", "evaluation.num_samples"),
+    "--inception-weights": ("evaluation.inception_weights",),
+}
+"""Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
+
+SWITCHES: dict[str, tuple[str, ...]] = {
+    "--fake-data": ("--data.fake", "true"),
+    "--smoke": (
+        *("--train-iters", "5", "--pool-batches", "2", "--sinkhorn-batch", "8"),
+        *("--batch-size", "4", "--num-samples", "4", "--evaluation.repeats", "1"),
+        *("--train.log_every", "1", "--train.checkpoint_every", "3"),
+    ),
+}
+"""Flags without a value and what they stand for; explicit flags win over --smoke."""
+
+COMMANDS = ("train", "sample", "evaluate", "preflight")
+COMMAND_HELP = {
+    "train": "train the phases of an experiment, or go on with them",
+    "sample": "draw samples and pictures from a trained run",
+    "evaluate": "measure a trained run: W2, FID, Inception score",
+    "preflight": "say what training would take on this machine, without training",
+}
+
+
+@dataclass
+class Request:
+    """A parsed command line."""
+
+    command: str
+    config: Config
+    run: Path | None = None
+    resume: bool = False
+    resume_phase: int | None = None
+    print_config: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def parse(argv: list[str]) -> Request:
+    """The request behind a command line.
+
+    Raises:
+        UserError: anything wrong with it, in one line.
+        SystemExit: after printing help or the version.
+    """
+    command = _command(argv)
+    control, _ = _control_parser(command).parse_known_args(argv[1:])
+    if command == "train" and control.resume and control.resume_phase:
+        raise UserError("--resume and --resume-phase exclude each other")
+    run = _find_run(command, control, argv)
+    base = run.config_file if run else _config_file(control)
+    flags = _expand(argv[1:])
+    config = _read(command, base, flags)
+    notes: tuple[str, ...] = ()
+    if _given(argv, "--sinkhorn-batch") and not _given(argv, "--pool-batches", "--smoke"):
+        config, notes = _keep_pool_total(config, _read(command, base, []))
+    check(config)
+    return Request(
+        command=command,
+        config=config,
+        run=run.path if run else None,
+        resume=getattr(control, "resume", False),
+        resume_phase=getattr(control, "resume_phase", None),
+        print_config=control.print_config,
+        notes=notes,
+    )
+
+
+# --- what to read -------------------------------------------------------------------------------
+
+
+def _command(argv: list[str]) -> str:
+    if argv and argv[0] in COMMANDS:
+        return argv[0]
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview())
+        raise SystemExit(0)
+    if argv[0] == "--version":
+        print(__version__)
+        raise SystemExit(0)
+    raise UserError(f"unknown command {argv[0]!r}: must be one of {', '.join(COMMANDS)}")
+
+
+def _overview() -> str:
+    lines = ["usage: nsgf COMMAND [flags]", "", "Neural Sinkhorn Gradient Flow (NSGF++).", ""]
+    lines += [f"  {name:10} {text}" for name, text in COMMAND_HELP.items()]
+    return "\n".join([*lines, "", "nsgf COMMAND --help lists the flags of a command."])
+
+
+def _find_run(command: str, control: argparse.Namespace, argv: list[str]) -> RunFolder | None:
+    """The run folder that the command works on; None for a new run."""
+    if command == "preflight":
+        return None
+    if control.run is not None:
+        return RunFolder.open(Path(control.run))
+    resumes = command == "train" and (control.resume or control.resume_phase is not None)
+    if command == "train" and not resumes:
+        return None
+    if control.exp is None and control.config is None:
+        raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
+    config = _read(command, _config_file(control), _only(argv, "--out-dir", "--out_dir", "--exp"))
+    return RunFolder.newest(Path(config.out_dir), config.exp)
+
+
+def _config_file(control: argparse.Namespace) -> Path:
+    """The YAML file behind --config FILE or --exp NAME."""
+    if control.config is not None:
+        file = Path(control.config)
+        if not file.is_file():
+            raise UserError(f"--config {file}: no such file")
+        return file
+    folder = config_folder()
+    names = sorted(file.stem for file in folder.glob("*.yaml"))
+    if control.exp is None:
+        raise UserError(f"say --exp NAME ({', '.join(names)}) or --config FILE")
+    if control.exp not in names:
+        raise UserError(f"exp = {control.exp}: must be one of {', '.join(names)}, or use --config")
+    return folder / f"{control.exp}.yaml"
+
+
+def config_folder() -> Path:
+    """Folder of the shipped YAML files: inside an installed wheel, or beside the package."""
+    package = Path(__file__).parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+# --- flags --------------------------------------------------------------------------------------
+
+
+def _expand(arguments: list[str]) -> list[str]:
+    """Command line with short flags replaced by the leaves they mean, --smoke's first."""
+    smoke = list(SWITCHES["--smoke"]) if "--smoke" in arguments else []
+    words = smoke + [word for word in arguments if word != "--smoke"]
+    expanded: list[str] = []
+    while words:
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag in SWITCHES and not equals:
+            expanded += SWITCHES[flag]
+        elif flag in SHORT_FLAGS:
+            if not equals:
+                if not words or words[0].startswith("--"):
+                    raise UserError(f"{flag} needs a value")
+                value = words.pop(0)
+            for leaf in SHORT_FLAGS[flag]:
+                expanded.append(f"--{leaf}={value}")
+        else:
+            expanded.append(word)
+    return expanded
+
+
+def _keep_pool_total(config: Config, base: Config) -> tuple[Config, tuple[str, ...]]:
+    """More batches for a smaller --sinkhorn-batch, so that the pool keeps its total."""
+    total = base.sinkhorn.batch_size * base.pool.num_batches
+    n = config.sinkhorn.batch_size
+    if n < 1:
+        return config, ()
+    batches = -(-total // n)
+    note = (
+        f"--sinkhorn-batch {n}: pool.num_batches {base.pool.num_batches} -> {batches}, which keeps "
+        f"the pool's total of {total} flows (another number: --pool-batches)"
+    )
+    return replace(config, pool=replace(config.pool, num_batches=batches)), (note,)
+
+
+def _given(argv: list[str], *flags: str) -> bool:
+    return any(word.partition("=")[0] in flags for word in argv)
+
+
+def _only(argv: list[str], *flags: str) -> list[str]:
+    """The named flags of a command line with their values, expanded."""
+    kept: list[str] = []
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if word.partition("=")[0] in flags:
+            kept += [word] if "=" in word else [word, following]
+    return _expand(kept)
+
+
+# --- parsers ------------------------------------------------------------------------------------
+
+
+class _Parser(ArgumentParser):
+    """jsonargparse's parser with errors of one line, raised instead of printed."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(_one_line(message))
+
+
+class _ControlParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(_one_line(message))
+
+
+def _one_line(message: str) -> str:
+    """A parser's message in the words of this program."""
+    text = " ".join(message.split())
+    text = re.sub(r"Parser key \"([^\"]+)\": ", r"\1: ", text)
+    text = re.sub(r"Expected an? typing\.Literal\[([^\]]*)\]\.", r"must be one of \1.", text)
+    text = re.sub(r"Expected an? <class '(\w+)'>\.", r"must be of type \1.", text)
+    unknown = r"Group '([\w.]+)' does not accept option '([\w.]+)'"
+    return re.sub(unknown, r"\1.\2: unknown key", text)
+
+
+def _add_control_arguments(parser: Any, command: str) -> None:
+    """What says which run and which file; everything else is configuration."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file instead of --exp NAME")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the resolved configuration and stop"
+    )
+    if command == "preflight":
+        return
+    parser.add_argument("--run", metavar="DIR", help="run folder; default: the newest of --exp")
+    if command == "train":
+        parser.add_argument(
+            "--resume", action="store_true", help="go on from the newest checkpoint of the run"
+        )
+        parser.add_argument(
+            "--resume-phase",
+            type=int,
+            choices=range(1, len(PHASES) + 1),
+            metavar="N",
+            help="start phase N anew from the checkpoint of phase N-1",
+        )
+
+
+def _control_parser(command: str) -> argparse.ArgumentParser:
+    parser = _ControlParser(add_help=False, allow_abbrev=False)
+    _add_control_arguments(parser, command)
+    parser.add_argument("--exp")
+    return parser
+
+
+def _config_parser(command: str, base: Path) -> ArgumentParser:
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = _Parser(
+        prog=f"nsgf {command}",
+        description=COMMAND_HELP[command],
+        epilog=_short_flag_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        default_config_files=[str(base)],
+        allow_abbrev=False,
+    )
+    _add_control_arguments(parser, command)
+    parser.add_class_arguments(Config)
+    return parser
+
+
+def _short_flag_help() -> str:
+    lines = ["short flags:"]
+    lines += [f"  {flag} VALUE: {', '.join(leaves)}" for flag, leaves in SHORT_FLAGS.items()]
+    lines += [f"  {flag}: {' '.join(words)}" for flag, words in SWITCHES.items()]
+    lines.append("  --sinkhorn-batch keeps the pool's total unless --pool-batches is given too")
+    return "\n".join(lines)
+
+
+def _read(command: str, base: Path, flags: list[str]) -> Config:
+    """The configuration in ``base`` with ``flags`` on top, not yet checked for ranges."""
+    parser = _config_parser(command, base)
+    parsed = parser.parse_args(flags)
+    found: Namespace = parser.instantiate(parsed)
+    return Config(**{name: getattr(found, name) for name in Config.__dataclass_fields__})
