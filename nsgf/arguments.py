@@ -6,10 +6,11 @@ then flags. Every leaf of the configuration is a flag; short flags stand for one
 
 import argparse
 import re
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from nsgf import __version__
@@ -73,6 +74,9 @@ def parse(argv: list[str]) -> Request:
         SystemExit: after printing help or the version.
     """
     command = _command(argv)
+    if "--help" in argv or "-h" in argv:
+        _config_parser(command, None).print_help()
+        raise SystemExit(0)
     control, _ = _control_parser(command).parse_known_args(argv[1:])
     if command == "train" and control.resume and control.resume_phase:
         raise UserError("--resume and --resume-phase exclude each other")
@@ -260,14 +264,14 @@ def _control_parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _config_parser(command: str, base: Path) -> ArgumentParser:
+def _config_parser(command: str, base: Path | None) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = _Parser(
         prog=f"nsgf {command}",
         description=COMMAND_HELP[command],
         epilog=_short_flag_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        default_config_files=[str(base)],
+        default_config_files=[str(base)] if base else [],
         allow_abbrev=False,
     )
     _add_control_arguments(parser, command)
@@ -285,7 +289,22 @@ def _short_flag_help() -> str:
 
 def _read(command: str, base: Path, flags: list[str]) -> Config:
     """The configuration in ``base`` with ``flags`` on top, not yet checked for ranges."""
+    _check_sections(base)
     parser = _config_parser(command, base)
     parsed = parser.parse_args(flags)
     found: Namespace = parser.instantiate(parsed)
     return Config(**{name: getattr(found, name) for name in Config.__dataclass_fields__})
+
+
+def _check_sections(file: Path) -> None:
+    """Refuse what the parser would fall over: text that is no YAML, a value for a whole section."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"config {file}: cannot be read ({_one_line(str(error))})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"config {file}: must hold keys and values, not {content!r}")
+    for section, default in asdict(Config()).items():
+        found = content.get(section, default)
+        if isinstance(default, dict) and not isinstance(found, dict):
+            raise UserError(f"{section} = {found!r}: must be a section with keys {list(default)}")

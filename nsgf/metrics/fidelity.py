@@ -42,8 +42,8 @@ def inception_metrics(
     Raises:
         UserError: torch-fidelity is not installed, or there are no usable weights.
     """
-    if weights is not None and not Path(weights).is_file():
-        raise UserError(f"evaluation.inception_weights = {weights}: no such file")
+    if weights is not None:
+        _check_weights(Path(weights))
     try:
         from torch_fidelity import calculate_metrics
     except ImportError as error:
@@ -75,3 +75,16 @@ def inception_metrics(
         "inception_score": found["inception_score_mean"],
         "inception_score_std": found["inception_score_std"],
     }
+
+
+def _check_weights(file: Path) -> None:
+    """Refuse a file that is missing, damaged, or would run code: torch-fidelity unpickles."""
+    if not file.is_file():
+        raise UserError(f"evaluation.inception_weights = {file}: no such file")
+    try:
+        torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many types for damaged or foreign files
+        raise UserError(
+            f"evaluation.inception_weights = {file}: no usable Inception weights "
+            "(not a file of tensors)"
+        ) from error

@@ -1,0 +1,104 @@
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+
+from nsgf.config import DataConfig
+from nsgf.data import Data, data_shape
+from nsgf.data.images import IMAGE_SHAPES, load_images, to_bytes, to_unit_range
+from nsgf.errors import UserError
+
+
+def write_mnist(root, images: np.ndarray) -> None:
+    folder = root / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for part in ("train", "t10k"):
+        header = struct.pack(">IIII", 2051, *images.shape)
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(header + images.tobytes())
+        labels = struct.pack(">II", 2049, len(images)) + bytes(len(images))
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+
+
+def write_cifar10(root, images: np.ndarray) -> None:
+    """``images`` (5 n, 3, 32, 32) in the five batches of torchvision's layout."""
+    folder = root / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    names = [f"data_batch_{number}" for number in range(1, 6)]
+    parts = np.split(images.reshape(len(images), -1), 5)
+    for name, part in zip([*names, "test_batch"], [*parts, parts[0]], strict=True):
+        (folder / name).write_bytes(pickle.dumps({"data": part, "labels": [0] * len(part)}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": ["x"] * 10}))
+
+
+def load(name, root, *, verify=True):
+    return load_images(name, root, verify=verify, download=False)
+
+
+def test_digits_are_bundled_and_use_the_whole_range(tmp_path):
+    images = load("digits", tmp_path)
+    assert images.shape == (1797, 1, 8, 8)
+    assert images.dtype == torch.uint8
+    assert (int(images.min()), int(images.max())) == (0, 255)
+
+
+def test_mnist_reads_torchvision_files(tmp_path):
+    pixels = np.random.default_rng(0).integers(256, size=(6, 28, 28), dtype=np.uint8)
+    write_mnist(tmp_path, pixels)
+    assert np.array_equal(load("mnist", tmp_path).numpy(), pixels[:, None])
+
+
+def test_cifar10_with_other_sums_needs_verify_false(tmp_path):
+    pixels = np.random.default_rng(0).integers(256, size=(10, 3, 32, 32), dtype=np.uint8)
+    write_cifar10(tmp_path, pixels)
+    with pytest.raises(UserError, match=r"--data\.verify false"):
+        load("cifar10", tmp_path)
+    assert np.array_equal(load("cifar10", tmp_path, verify=False).numpy(), pixels)
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_missing_files_give_one_line_with_remedies(name, tmp_path):
+    with pytest.raises(UserError) as caught:
+        load(name, tmp_path)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (str(tmp_path), name, "--data-root", "--fake-data"):
+        assert part in message
+
+
+def test_truncated_mnist_is_refused(tmp_path):
+    write_mnist(tmp_path, np.zeros((6, 28, 28), np.uint8))
+    file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"data\.root"):
+        load("mnist", tmp_path)
+
+
+def test_bytes_and_unit_range_are_inverse():
+    levels = torch.arange(256, dtype=torch.uint8)
+    unit = to_unit_range(levels)
+    assert (float(unit.min()), float(unit.max())) == (-1.0, 1.0)
+    assert torch.equal(to_bytes(unit), levels)
+    assert to_bytes(torch.tensor([-3.0, 3.0])).tolist() == [0, 255]
+
+
+@pytest.mark.parametrize("name", IMAGE_SHAPES)
+def test_fake_data_has_the_shape_of_the_real_set(name, tmp_path):
+    data = Data(DataConfig(name=name, fake=True, root=str(tmp_path)), seed=0)
+    batch = data.target("x").sample(5)
+    assert batch.shape == (5, *data_shape(name))
+    assert data.source("x").sample(5).shape == batch.shape
+
+
+def test_streams_of_one_data_set_are_independent():
+    data = Data(DataConfig(name="digits"), seed=0)
+    assert torch.equal(data.target("a").sample(9), data.target("a").sample(9))
+    assert not torch.equal(data.target("a").sample(9), data.target("b").sample(9))
+    assert not torch.equal(data.source("a").sample(9), data.source("b").sample(9))
+
+
+def test_source_can_be_eight_gaussians():
+    data = Data(DataConfig(name="moons", source="8gaussians"), seed=0)
+    radius = data.source("x").sample(500).norm(dim=1)
+    assert abs(float(radius.mean()) - 5) < 0.1

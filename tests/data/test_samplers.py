@@ -1,0 +1,89 @@
+import pytest
+import torch
+
+from nsgf.data import ImageSampler, PointSampler
+from nsgf.data.points import Gaussian
+
+
+def numbered(count: int) -> torch.Tensor:
+    """Images of one pixel whose value is their number."""
+    return torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1)
+
+
+def numbers(batch: torch.Tensor) -> list[int]:
+    return ((batch.flatten() + 1) * 127.5).round().int().tolist()
+
+
+def test_any_batch_size_in_any_order():
+    """One sampler serves phases with different batch sizes (no cached loader)."""
+    sampler = ImageSampler(torch.zeros(10, 3, 4, 4, dtype=torch.uint8), seed=0)
+    for n in (7, 3, 1, 25, 10):
+        assert sampler.sample(n).shape == (n, 3, 4, 4)
+
+
+def test_epoch_is_without_replacement_and_the_next_is_shuffled_anew():
+    sampler = ImageSampler(numbered(50), seed=0)
+    epochs = [numbers(torch.cat([sampler.sample(n) for n in (20, 30)])) for _ in range(3)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(50))
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+
+
+def test_batch_across_epochs_completes_the_first():
+    sampler = ImageSampler(numbered(10), seed=0)
+    stream = numbers(sampler.sample(25))
+    assert sorted(stream[:10]) == sorted(stream[10:20]) == list(range(10))
+
+
+def test_stream_does_not_depend_on_batch_sizes():
+    whole = ImageSampler(numbered(40), seed=3).sample(100)
+    sampler = ImageSampler(numbered(40), seed=3)
+    assert torch.equal(whole, torch.cat([sampler.sample(n) for n in (1, 59, 40)]))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PointSampler(Gaussian((2,)), seed=5),
+        lambda: ImageSampler(torch.randint(256, (30, 1, 2, 2), dtype=torch.uint8), 5, flip=True),
+    ],
+)
+def test_position_is_the_whole_state(make):
+    torch.manual_seed(0)
+    sampler = make()
+    sampler.sample(17)
+    state, expected = sampler.position, sampler.sample(20)
+    assert sampler.position == 37
+    torch.manual_seed(0)
+    other = make()
+    other.position = state
+    assert torch.equal(other.sample(20), expected)
+
+
+def test_successive_draws_differ_and_seeds_differ():
+    sampler = PointSampler(Gaussian((2,)), seed=0)
+    assert not torch.equal(sampler.sample(5), sampler.sample(5))
+    assert not torch.equal(
+        PointSampler(Gaussian((2,)), 0).sample(5), PointSampler(Gaussian((2,)), 1).sample(5)
+    )
+
+
+def test_values_are_scaled_to_plus_minus_one():
+    images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
+    assert sorted(ImageSampler(images, 0).sample(2).flatten().tolist()) == [-1.0, 1.0]
+
+
+def test_flip_mirrors_about_half_left_to_right_only():
+    image = torch.tensor([[0, 255], [51, 204]], dtype=torch.uint8).view(1, 1, 2, 2)
+    plain = ImageSampler(image, 0).sample(1)[0]
+    batch = ImageSampler(image.expand(400, -1, -1, -1), 0, flip=True).sample(400)
+    mirrored = (batch == plain.flip(-1)).flatten(1).all(1)
+    assert ((batch == plain).flatten(1).all(1) ^ mirrored).all()
+    assert 150 < int(mirrored.sum()) < 250
+    still = ImageSampler(image.expand(400, -1, -1, -1), 0, flip=False).sample(400)
+    assert (still == plain).all()
+
+
+def test_zero_samples_are_refused():
+    with pytest.raises(ValueError, match="n >= 1"):
+        ImageSampler(numbered(3), 0).sample(0)

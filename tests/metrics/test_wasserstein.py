@@ -1,0 +1,68 @@
+import math
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+
+from nsgf.data import ImageSampler, PointSampler
+from nsgf.data.points import Gaussian
+from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
+
+
+def test_w2_of_a_translation_is_its_length():
+    x = torch.randn(50, 2)
+    assert w2(x, x + torch.tensor([3.0, 4.0])) == pytest.approx(5, rel=1e-5)
+
+
+def test_w2_is_the_root_of_the_best_assignments_mean_square():
+    x, y = torch.randn(60, 1, 2, 2), 2 * torch.randn(60, 1, 2, 2)
+    cost = torch.cdist(x.flatten(1), y.flatten(1)).square().numpy()
+    rows, columns = linear_sum_assignment(cost)
+    assert w2(x, y) == pytest.approx(math.sqrt(cost[rows, columns].mean()), rel=1e-4)
+
+
+def test_w2_of_unequal_sizes():
+    x = torch.tensor([[0.0], [1.0]])
+    assert w2(x, torch.tensor([[0.0]])) == pytest.approx(math.sqrt(0.5))
+
+
+def test_w2_of_gaussians_approaches_the_closed_form():
+    x, y = torch.randn(2000, 1), 3 * torch.randn(2000, 1) + 4
+    assert w2(x, y) == pytest.approx(math.sqrt(4**2 + 2**2), rel=0.05)
+
+
+def test_w2_is_symmetric_and_zero_for_permutations():
+    x, y = torch.randn(40, 3), torch.randn(40, 3)
+    assert w2(x, y) == pytest.approx(w2(y, x))
+    assert w2(x, x[torch.randperm(40)]) == pytest.approx(0, abs=1e-6)
+
+
+def test_wrong_input_is_refused():
+    with pytest.raises(ValueError, match="compare"):
+        w2(torch.ones(3, 2), torch.ones(3, 1))
+    with pytest.raises(ValueError, match="finite"):
+        w2(torch.full((2, 2), torch.nan), torch.ones(2, 2))
+
+
+def test_floor_compares_two_different_draws():
+    floor = w2_floor(PointSampler(Gaussian((2,)), 0), 200)
+    assert 0.05 < floor < 0.6
+    assert w2_floor(PointSampler(Gaussian((2,)), 0), 2000) < floor
+
+
+def test_floor_of_images_compares_disjoint_halves():
+    """No image may stand in both halves: with ten different images no distance is zero."""
+    images = (torch.arange(10, dtype=torch.uint8) * 25).view(-1, 1, 1, 1)
+    assert w2_floor(ImageSampler(images, 0), 5) >= 25 / 127.5 * 0.99
+
+
+def test_nearest_distance():
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])
+    assert nearest_distance(x[:1], x[1:]) == 5
+    assert nearest_distance(x, x) == 0
+    assert nearest_distance(x, x, skip_self=True) == pytest.approx((5 + 1 + 1) / 3)
+
+
+def test_nearest_distance_in_chunks_skips_the_right_places():
+    x = torch.arange(1300.0).view(-1, 1)
+    assert nearest_distance(x, x, skip_self=True) == 1

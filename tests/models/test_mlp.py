@@ -1,0 +1,36 @@
+import torch
+
+from nsgf.config import MLPConfig
+from nsgf.models.mlp import TimePredictorMLP, VelocityMLP
+
+
+def test_velocity_depends_on_position_and_time():
+    model = VelocityMLP(2, MLPConfig())
+    x, t = torch.randn(5, 2), torch.rand(5)
+    v = model(x, t)
+    assert v.shape == (5, 2)
+    assert (v - model(x, t + 0.1)).abs().max() > 1e-3
+    assert (v - model(x + 1.0, t)).abs().max() > 1e-3
+
+
+def test_velocity_network_is_the_papers():
+    model = VelocityMLP(2, MLPConfig(width=256, depth=3, time_features=32))
+    linear = [layer for layer in model.layers if isinstance(layer, torch.nn.Linear)]
+    assert [layer.out_features for layer in linear] == [256, 256, 256, 2]
+    assert linear[0].in_features == 34
+
+
+def test_every_weight_learns():
+    for model, inputs in (
+        (VelocityMLP(2, MLPConfig()), (torch.randn(5, 2), torch.rand(5))),
+        (TimePredictorMLP(2, MLPConfig()), (torch.randn(5, 2),)),
+    ):
+        model(*inputs).square().sum().backward()
+        assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+def test_predicted_time_is_between_zero_and_one():
+    t = TimePredictorMLP(2, MLPConfig())(100 * torch.randn(50, 2))
+    assert t.shape == (50,)
+    assert t.min() >= 0
+    assert t.max() <= 1

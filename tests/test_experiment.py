@@ -1,0 +1,189 @@
+"""The phases together, with small networks on points."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from nsgf import checkpoint, experiment
+from nsgf.checkpoint import RunFolder
+from nsgf.config import Config
+from nsgf.errors import UserError
+from nsgf.experiment import train, training_plan
+from nsgf.handover import load_network, pending_phases
+
+
+def with_phases(config: Config, count: int) -> Config:
+    return replace(config, phases=config.phases[:count])
+
+
+def weights(run: RunFolder) -> dict[str, dict]:
+    return {
+        phase: checkpoint.load(run.checkpoint_file(phase))
+        for phase in ("nsgf", "nsf", "predictor")
+        if run.checkpoint_file(phase).exists()
+    }
+
+
+def assert_equal(one: RunFolder, other: RunFolder) -> None:
+    """Same weights, averages and optimizer states, bit for bit."""
+    for phase, payload in weights(one).items():
+        counterpart = weights(other)[phase]
+        for part in ("model", "ema"):
+            for name, tensor in payload[part].items():
+                assert torch.equal(tensor, counterpart[part][name]), (phase, part, name)
+        assert payload["step"] == counterpart["step"]
+
+
+@pytest.fixture
+def finished(tiny) -> RunFolder:
+    return train(tiny)
+
+
+def test_all_phases_leave_their_checkpoints_and_records(tiny, finished):
+    assert list(weights(finished)) == ["nsgf", "nsf", "predictor"]
+    records = [json.loads(line) for line in (finished.path / "metrics.jsonl").open()]
+    assert [(r["phase"], r["step"]) for r in records] == [
+        (phase, step) for phase in ("nsgf", "nsf", "predictor") for step in (4, 8, 12)
+    ]
+    log = (finished.path / "log.txt").read_text()
+    assert "pool: 4 x 16 flows of 3 steps, 2.0 KB" in log
+
+
+def test_same_seed_same_run_other_seed_other_run(tiny, finished):
+    assert_equal(finished, train(tiny))
+    other = weights(train(replace(tiny, seed=1)))
+    for phase, payload in weights(finished).items():
+        name = next(iter(payload["model"]))
+        assert not torch.equal(payload["model"][name], other[phase]["model"][name])
+
+
+def test_phases_in_three_sessions_equal_one(tiny, finished):
+    run = train(with_phases(tiny, 1))
+    for count in (2, 3):
+        train(with_phases(tiny, count), run)
+    assert_equal(finished, run)
+
+
+def test_resume_trains_nothing_twice(tiny, finished, monkeypatch):
+    def forbidden(*_):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(
+        experiment, "TRAIN_PHASE", dict.fromkeys(("nsgf", "nsf", "predictor"), forbidden)
+    )
+    before = (finished.path / "metrics.jsonl").read_text()
+    train(tiny, finished)
+    assert (finished.path / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("phase", ["nsgf", "nsf", "predictor"])
+def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, finished, phase, monkeypatch):
+    """The third update after the second checkpoint never happens; the run goes on from there."""
+    real_save = checkpoint.save
+
+    def dying_save(file, payload):
+        real_save(file, payload)
+        if payload["phase"] == phase and payload["step"] == 10:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint, "save", dying_save)
+    run = RunFolder.create(tiny)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny, run)
+    monkeypatch.setattr(checkpoint, "save", real_save)
+    assert pending_phases(tiny, run)[0] == phase
+    train(tiny, run)
+    assert_equal(finished, run)
+
+
+def test_more_iterations_continue_a_finished_phase(tiny, finished):
+    longer = replace(tiny, nsgf=replace(tiny.nsgf, iterations=20))
+    train(longer, finished)
+    assert weights(finished)["nsgf"]["step"] == 20
+    assert weights(finished)["nsf"]["step"] == 12
+
+
+def test_each_phase_has_its_own_optimizer_and_network(finished):
+    payloads = weights(finished)
+    assert all(payload["optimizer"]["state"] for payload in payloads.values())
+    first = {name: payload["model"]["layers.0.weight"] for name, payload in payloads.items()}
+    assert not torch.equal(first["nsgf"], first["nsf"])
+    for payload in payloads.values():
+        assert not torch.equal(
+            payload["model"]["layers.0.weight"], payload["ema"]["layers.0.weight"]
+        )
+
+
+def test_another_architecture_is_refused_with_both_values(tiny, finished):
+    wider = replace(tiny, model=replace(tiny.model, mlp=replace(tiny.model.mlp, width=32)))
+    with pytest.raises(
+        UserError, match=r"model\.mlp\.width: the checkpoint has 16, this command 32"
+    ):
+        train(wider, finished)
+    with pytest.raises(UserError, match=r"model\.mlp\.width"):
+        load_network(wider, finished, "nsgf", "ema", torch.device("cpu"))
+
+
+def test_loaded_network_is_the_average_in_eval_mode_without_gradients(tiny, finished):
+    ema, last = (
+        load_network(tiny, finished, "nsf", kind, torch.device("cpu")) for kind in ("ema", "last")
+    )
+    payload = weights(finished)["nsf"]
+    assert torch.equal(ema.layers[0].weight, payload["ema"]["layers.0.weight"])
+    assert torch.equal(last.layers[0].weight, payload["model"]["layers.0.weight"])
+    assert not ema.training
+    assert not any(parameter.requires_grad for parameter in ema.parameters())
+
+
+def test_lines_from_the_nsgf_output_train_too(tiny):
+    config = replace(tiny, nsf=replace(tiny.nsf, source="nsgf", coupling="ot"))
+    straight = weights(train(config))["nsf"]["model"]["layers.0.weight"]
+    prior = weights(train(tiny))["nsf"]["model"]["layers.0.weight"]
+    assert not torch.equal(straight, prior)
+
+
+def test_pool_and_missing_data_are_refused_before_a_folder_exists(tiny, monkeypatch):
+    monkeypatch.setattr("nsgf.pool.available_bytes", lambda: 1000)
+    with pytest.raises(UserError, match=r"pool\.num_batches"):
+        train(tiny)
+    assert not Path(tiny.out_dir).exists()
+
+
+def test_plan_names_pool_size_updates_and_weights(tiny):
+    plan = training_plan(tiny, ["nsgf"])
+    assert plan[0].startswith("nsgf: 12 updates of 16")
+    assert plan[1] == "nsf: done already"
+    assert plan[-1].startswith("pool: 4 x 16 flows of 3 steps, 2.0 KB of ")
+
+
+def test_memory_is_released_after_each_phase(tiny, monkeypatch):
+    released = []
+    monkeypatch.setattr(experiment, "release_memory", lambda device: released.append(device))
+    train(tiny)
+    assert len(released) == 4  # after the pool and after each of three phases
+
+
+def test_pool_is_gone_when_the_next_phase_starts(tiny, monkeypatch):
+    import gc
+    import weakref
+
+    alive: list[weakref.ref] = []
+    real_build, real_nsf = experiment.build_pool, experiment.train_nsf
+
+    def build(*arguments):
+        pool = real_build(*arguments)
+        alive.append(weakref.ref(pool))
+        return pool
+
+    def check_then_train(lab):
+        gc.collect()
+        assert alive[0]() is None
+        real_nsf(lab)
+
+    monkeypatch.setattr(experiment, "build_pool", build)
+    monkeypatch.setitem(experiment.TRAIN_PHASE, "nsf", check_then_train)
+    train(tiny)
+    assert len(alive) == 1
