@@ -10,7 +10,6 @@ matplotlib.use("Agg")  # no display is needed or wanted
 import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
-from torchvision.utils import make_grid, save_image
 
 MAX_PATHS = 256
 MIN_PIXELS = 600
@@ -19,6 +18,8 @@ MIN_PIXELS = 600
 
 def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
     """Images (N, C, H, W) in [-1, 1] as one PNG, nearly square unless ``columns`` is given."""
+    from torchvision.utils import make_grid, save_image  # a second to import
+
     columns = columns or math.ceil(math.sqrt(len(images)))
     grid = make_grid(images.clamp(-1, 1), nrow=columns, value_range=(-1, 1), normalize=True)
     zoom = max(1, round(MIN_PIXELS / grid.shape[-1]))

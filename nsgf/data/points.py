@@ -9,7 +9,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from sklearn.datasets import make_moons, make_s_curve
 from torch import Tensor
 
 
@@ -59,6 +58,8 @@ def moons(n: int, generator: torch.Generator) -> Tensor:
     ``make_moons`` places its points at equal distances along the arcs; picking n out of many more
     makes them independent draws for any n, also for n = 1.
     """
+    from sklearn.datasets import make_moons
+
     many = max(16 * n, 1024)
     points, _ = make_moons(many, noise=0.2, random_state=_numpy_seed(generator))
     return torch.from_numpy(points[:n].astype(np.float32)) * 3.0 - 1.0
@@ -66,6 +67,8 @@ def moons(n: int, generator: torch.Generator) -> Tensor:
 
 def scurve(n: int, generator: torch.Generator) -> Tensor:
     """scikit-learn's S curve seen from the side, noise 0.05, twice its size.  (n, 2)"""
+    from sklearn.datasets import make_s_curve
+
     points, _ = make_s_curve(n, noise=0.05, random_state=_numpy_seed(generator))
     return torch.from_numpy(points[:, [0, 2]].astype(np.float32)) * 2.0
 

@@ -1,6 +1,5 @@
 """Exact 2-Wasserstein distance between samples (POT's network simplex)."""
 
-import ot
 import torch
 from torch import Tensor
 
@@ -19,6 +18,8 @@ def w2(x: Tensor, y: Tensor) -> float:
     Raises:
         ValueError: empty, non-finite or mismatched samples, or the simplex did not finish.
     """
+    import ot  # a second to import
+
     if x.shape[1:] != y.shape[1:] or not len(x) or not len(y):
         raise ValueError(f"cannot compare samples of shape {tuple(x.shape)} and {tuple(y.shape)}")
     if not (x.isfinite().all() and y.isfinite().all()):

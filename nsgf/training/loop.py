@@ -126,9 +126,9 @@ def fit(
     state, file = Optimization(trainer, optim), run.checkpoint_file(phase)
     if file.exists():
         state.load_state_dict(checkpoint.load(file))
-        tracker.rewind(phase, state.step)
         tracker.say(f"{phase}: going on after step {state.step} of {optim.iterations}")
 
+    tracker.rewind(phase, state.step)
     trainer.model.train()
     window = LossWindow(state.step)
     with tqdm(total=optim.iterations, initial=state.step, desc=phase, unit="step") as bar:

@@ -1,0 +1,427 @@
+"""Does the test suite notice wrong code? Applies one deliberate wrong edit at a time and runs it.
+
+    python scripts/mutation_probe.py [--jobs 2] [--only TEXT]
+
+Each edit is made in a copy of the repository, never here. The tests beside the edited file run
+first, then, if they stay green, the whole unit suite. Prints a table; exit code 1 if an edit
+survives or no longer applies.
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Edit(NamedTuple):
+    name: str
+    file: str
+    before: str
+    after: str
+
+
+EDITS = [
+    # Sinkhorn velocity and flow
+    Edit("geomloss velocity reversed", "sinkhorn.py", "return -gradient", "return gradient"),
+    Edit(
+        "closed form without self term",
+        "sinkhorn.py",
+        "return plan_xy @ y - plan_xx @ x",
+        "return plan_xy @ y - x",
+    ),
+    Edit("geomloss without self term", "sinkhorn.py", "debias=True", "debias=False"),
+    Edit(
+        "blur used as eps", "sinkhorn.py", "return [*schedule, blur**2]", "return [*schedule, blur]"
+    ),
+    Edit("blur scaled in geomloss", "sinkhorn.py", "blur=blur,", "blur=blur * 2**0.5,"),
+    Edit("cost without 1/2", "sinkhorn.py", "(0.5 * squares - x @ y.T)", "(squares - 2 * x @ y.T)"),
+    Edit("half precision not raised", "sinkhorn.py", "x.flatten(1).float(), y", "x.flatten(1), y"),
+    Edit("eta forgotten", "sinkhorn.py", "x = x + eta * velocity(x, y)", "x = x + velocity(x, y)"),
+    Edit(
+        "flow steps not chained",
+        "sinkhorn.py",
+        "positions.append(x)",
+        "positions.append(positions[0])",
+    ),
+    Edit("diameter zero not caught", "sinkhorn.py", "== 0.0:", "< 0.0:"),
+    Edit(
+        "asymmetric update order", "sinkhorn.py", "return -eps * (log_sum", "return eps * (log_sum"
+    ),
+    Edit("weights missing in softmin", "sinkhorn.py", "- math.log(cost.shape[1])", "- 0.0"),
+    # Pool
+    Edit(
+        "pool velocity reversed", "pool.py", "v=(after - x) / self.eta", "v=(x - after) / self.eta"
+    ),
+    Edit("pool velocity not divided by eta", "pool.py", "v=(after - x) / self.eta", "v=after - x"),
+    Edit("pool time off by one", "pool.py", "t=step / self.steps", "t=(step + 1) / self.steps"),
+    Edit("pool time not normalised", "pool.py", "t=step / self.steps", "t=step.float()"),
+    Edit(
+        "pool never samples the last step",
+        "pool.py",
+        "torch.randint(len(self),",
+        "torch.randint(len(self) - 1,",
+    ),
+    Edit("pool always samples step 0", "pool.py", "index % self.steps", "index % 1"),
+    Edit(
+        "pool overwrites its first flows",
+        "pool.py",
+        "self._filled = end",
+        "self._filled = end and len(positions)",
+    ),
+    Edit(
+        "pool rebuilt from one batch",
+        "pool.py",
+        "target.position = batch * n",
+        "target.position = 0",
+    ),
+    Edit("pool size halved", "pool.py", "* math.prod(shape) * 4", "* math.prod(shape) * 2"),
+    # Data
+    Edit("epoch permutation repeated", "data/samplers.py", '"epoch", epoch)', '"epoch", 0)'),
+    Edit(
+        "sampling with replacement",
+        "data/samplers.py",
+        "torch.randperm(len(self._images), generator=generator)",
+        "torch.randint(len(self._images), (len(self._images),), generator=generator)",
+    ),
+    Edit(
+        "position never advances",
+        "data/samplers.py",
+        "        self.position += n\n        return batch",
+        "        return batch",
+    ),
+    Edit("flip upside down", "data/samplers.py", "batch.flip(-1)", "batch.flip(-2)"),
+    Edit("flip always", "data/samplers.py", "< 0.5", "< 1.5"),
+    Edit("images in [0, 2]", "data/images.py", "div_(127.5).sub_(1.0)", "div_(127.5)"),
+    Edit("wrong radius of the circle", "data/points.py", "5.0 * torch.stack", "4.0 * torch.stack"),
+    Edit(
+        "source and target share a stream",
+        "data/__init__.py",
+        'derive_seed(self._seed, "target", *stream)',
+        'derive_seed(self._seed, "target")',
+    ),
+    # Networks
+    Edit(
+        "skip connection zeroed",
+        "models/unet.py",
+        "torch.cat([h, skips.pop()], dim=1)",
+        "torch.cat([h, 0 * skips.pop()], dim=1)",
+    ),
+    Edit(
+        "skips joined first first",
+        "models/unet.py",
+        "skips.pop()], dim=1)",
+        "skips.pop(0 if skips[0].shape == skips[-1].shape else -1)], dim=1)",
+    ),
+    Edit(
+        "time ignored by the UNet",
+        "models/unet.py",
+        "embedding = self.embed(features",
+        "embedding = self.embed(0 * features",
+    ),
+    Edit(
+        "time ignored by the MLP",
+        "models/mlp.py",
+        "torch.cat([x, features",
+        "torch.cat([x, 0 * features",
+    ),
+    Edit(
+        "time of the first sample for all",
+        "models/embedding.py",
+        "t.float().unsqueeze(1) * frequency",
+        "t[:1].expand_as(t).float().unsqueeze(1) * frequency",
+    ),
+    Edit(
+        "residual branch lost",
+        "models/unet.py",
+        "return self.shortcut(x) + self.second(h)",
+        "return self.shortcut(x) + 0 * self.second(h)",
+    ),
+    Edit(
+        "attention over channels",
+        "models/unet.py",
+        "q, k, v = qkv.transpose(-1, -2).unbind(1)",
+        "q, k, v = qkv.transpose(-1, -2).flip(-2).unbind(1)",
+    ),
+    Edit(
+        "output not zero at the start",
+        "models/unet.py",
+        "zero_init(nn.Conv2d(config.channels, image_channels, 3, padding=1))",
+        "nn.Conv2d(config.channels, image_channels, 3, padding=1)",
+    ),
+    Edit(
+        "predictor without sigmoid",
+        "models/time_predictor.py",
+        ".squeeze(1).sigmoid()",
+        ".squeeze(1)",
+    ),
+    Edit(
+        "max pool instead of average",
+        "models/time_predictor.py",
+        "nn.AvgPool2d(2)",
+        "nn.MaxPool2d(2)",
+    ),
+    # Losses
+    Edit(
+        "straight velocity reversed",
+        "training/trainers.py",
+        "self.model(x, t), end - start)",
+        "self.model(x, t), start - end)",
+    ),
+    Edit(
+        "line runs from target to source",
+        "training/trainers.py",
+        "(1 - weight) * start + weight * end",
+        "weight * start + (1 - weight) * end",
+    ),
+    Edit(
+        "predictor regresses 1 - t",
+        "training/trainers.py",
+        "mse_loss(self.model(x), t)",
+        "mse_loss(self.model(x), 1 - t)",
+    ),
+    Edit(
+        "one time for the whole batch",
+        "training/trainers.py",
+        "torch.rand(n, generator=self.generator)",
+        "torch.rand(1, generator=self.generator).expand(n)",
+    ),
+    Edit(
+        "coupling computed but not used",
+        "training/trainers.py",
+        "end = end[optimal_pairs(start, end)]",
+        "optimal_pairs(start, end)",
+    ),
+    Edit(
+        "coupling pairs the columns",
+        "training/trainers.py",
+        "plan.argmax(axis=1)",
+        "plan.argmax(axis=0)",
+    ),
+    # Step loop
+    Edit("optimizer never steps", "training/loop.py", "        self.adam.step()\n", ""),
+    Edit(
+        "gradients accumulate",
+        "training/loop.py",
+        "        self.adam.zero_grad(set_to_none=True)\n",
+        "",
+    ),
+    Edit(
+        "EMA never updated",
+        "training/loop.py",
+        "        self.ema.update_parameters(self.trainer.model)\n",
+        "",
+    ),
+    Edit("schedule never steps", "training/loop.py", "        self.schedule.step()\n", ""),
+    Edit(
+        "gradient never clipped",
+        "training/loop.py",
+        "self.config.clip_norm or math.inf",
+        "math.inf",
+    ),
+    Edit(
+        "warm-up starts at zero",
+        "training/loop.py",
+        "return (step + 1) / config.warmup_steps",
+        "return step / config.warmup_steps",
+    ),
+    Edit(
+        "resume starts at step 0",
+        "training/loop.py",
+        'self.step = int(state["step"])',
+        "self.step = 0",
+    ),
+    Edit(
+        "resume forgets the optimizer",
+        "training/loop.py",
+        '        self.adam.load_state_dict(state["optimizer"])\n',
+        "",
+    ),
+    Edit(
+        "resume forgets the random streams",
+        "training/loop.py",
+        '        self.trainer.set_random_state(state["random"])\n',
+        "",
+    ),
+    Edit(
+        "resume forgets the average",
+        "training/loop.py",
+        '        self.ema.module.load_state_dict(state["ema"])\n',
+        "",
+    ),
+    Edit(
+        "resume forgets dropout's stream",
+        "training/loop.py",
+        '        _set_global_random_state(state["torch_random"])\n',
+        "",
+    ),
+    Edit(
+        "last checkpoint not written",
+        "training/loop.py",
+        "            # save\n",
+        "            # save\n            if last:\n                return\n",
+    ),
+    # Sampling
+    Edit("tau unused", "sampling.py", "t = tau[active] + count", "t = 0 * tau[active] + count"),
+    Edit(
+        "straight flow ends early",
+        "sampling.py",
+        "(1 - tau) / config.straight_steps",
+        "(1 - tau) / (config.straight_steps + 1)",
+    ),
+    Edit(
+        "NFE off by one", "sampling.py", "counted += [predictor, straight]", "counted += [straight]"
+    ),
+    Edit(
+        "NFE counts batches", "sampling.py", "self.evaluations += len(x)", "self.evaluations += 1"
+    ),
+    Edit(
+        "sampling time off by one",
+        "sampling.py",
+        "step / steps, device",
+        "(step + 1) / steps, device",
+    ),
+    Edit("sampling ignores eta", "sampling.py", "eta = flow_time / steps", "eta = 1 / steps"),
+    Edit(
+        "last weights instead of EMA",
+        "handover.py",
+        '"ema" if weights == "ema" else "model"',
+        '"model"',
+    ),
+    # Metrics
+    Edit("W2 without the root", "metrics/wasserstein.py", "** 0.5", "** 1.0"),
+    Edit(
+        "W2 of unsquared distances", "metrics/wasserstein.py", ".square()\n    value", "\n    value"
+    ),
+    Edit(
+        "floor compares a draw with itself",
+        "metrics/wasserstein.py",
+        "return w2(target.sample(n), target.sample(n))",
+        "return w2(*[target.sample(n)] * 2)",
+    ),
+    # Configuration, checkpoints, command line
+    Edit(
+        "--train-iters misses phase 3",
+        "arguments.py",
+        '("nsgf.iterations", "nsf.iterations", "predictor.iterations")',
+        '("nsgf.iterations", "nsf.iterations")',
+    ),
+    Edit(
+        "--sinkhorn-batch shrinks the pool",
+        "arguments.py",
+        "batches = -(-total // n)",
+        "batches = base.pool.num_batches",
+    ),
+    Edit(
+        "YAML wins over flags",
+        "arguments.py",
+        "parsed = parser.parse_args(flags)",
+        "parsed = parser.parse_args([])",
+    ),
+    Edit(
+        "architecture not compared", "validation.py", '"flow", "pool", "model")', '"flow", "pool")'
+    ),
+    Edit(
+        "ranges not checked",
+        "validation.py",
+        "problems = [*_range_problems(config), ",
+        "problems = [",
+    ),
+    Edit("checkpoint written in place", "checkpoint.py", 'file.name + ".partial")', "file.name)"),
+    Edit(
+        "checkpoint unpickles anything", "checkpoint.py", "weights_only=True", "weights_only=False"
+    ),
+    Edit(
+        "finished phase trained again",
+        "checkpoint.py",
+        'int(payload["step"]) >= iterations',
+        "False",
+    ),
+]
+
+
+def probe(edit: Edit) -> tuple[str, float]:
+    """Outcome of one edit: the first test that noticed it, 'SURVIVED', or 'does not apply'."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "repository"
+        ignored = shutil.ignore_patterns(".git", ".venv", "runs", "data_cache", "*_cache")
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        file = copy / "nsgf" / edit.file
+        text = file.read_text()
+        if edit.before not in text or edit.before == edit.after:
+            return "does not apply", 0.0
+        file.write_text(text.replace(edit.before, edit.after, 1))
+        beside = _tests_beside(copy, edit.file)
+        for tests in ([str(beside)] if beside.exists() else [], ["tests"]):
+            if tests:
+                verdict = _failing_test(copy, tests)
+                if verdict:
+                    return verdict, time.perf_counter() - started
+    return "SURVIVED", time.perf_counter() - started
+
+
+def _tests_beside(copy: Path, file: str) -> Path:
+    path = Path(file)
+    if path.name == "__init__.py":
+        return copy / "tests" / path.parent
+    return copy / "tests" / path.parent / f"test_{path.name}"
+
+
+def _failing_test(copy: Path, tests: list[str]) -> str | None:
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-m",
+        "not e2e",
+        "-p",
+        "no:cacheprovider",
+    ]
+    done = subprocess.run(
+        [*command, *tests],
+        cwd=copy,
+        env={**_environment(), "PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return None
+    lines = done.stdout.splitlines()
+    failed = [line.split(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
+    return failed[0].split("::")[-1] if failed else "collection failed"
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=2, help="edits tried at the same time")
+    parser.add_argument("--only", default="", help="edits whose name contains this text")
+    options = parser.parse_args()
+    chosen = [edit for edit in EDITS if options.only in edit.name]
+    missed = 0
+    print("| edit | file | noticed by | seconds |\n|---|---|---|---|", flush=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for edit, (verdict, seconds) in zip(chosen, pool.map(probe, chosen), strict=True):
+            missed += verdict in ("SURVIVED", "does not apply")
+            print(f"| {edit.name} | {edit.file} | {verdict} | {seconds:.0f} |", flush=True)
+    print(f"\n{len(chosen) - missed} of {len(chosen)} wrong edits noticed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Installs nsgf, trains NSGF++ on scikit-learn's 8x8 digits, and shows where the results are.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+start=$SECONDS
+"$PYTHON_VENV" -m nsgf train --exp digits "$@"
+trained=$((SECONDS - start))
+"$PYTHON_VENV" -m nsgf sample --exp digits
+"$PYTHON_VENV" -m nsgf evaluate --exp digits
+
+run=$(ls -dt runs/digits-*/ | head -n 1)
+run=${run%/}
+echo
+echo "trained in $trained s"
+echo "sample grid:        $run/samples/grid.png"
+echo "trajectory picture: $run/samples/trajectory.png"
+echo "metrics:            $run/metrics.json"

@@ -1,0 +1,205 @@
+"""Every experiment through the real command line, each command in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nsgf.cli import main
+from nsgf.config import PHASES
+
+LOCAL_IMAGES = ("mnist", "cifar10")
+
+
+def nsgf(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+    done = subprocess.run(
+        [sys.executable, "-m", "nsgf", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = folder.iterdir()
+    return run
+
+
+def records(run: Path) -> list[tuple[str, int]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [(r["phase"], r["step"]) for r in map(json.loads, lines)]
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("exp", ["2d", "digits", "mnist", "cifar10"])
+def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path):
+    """Train the first phase, resume the others, then use the run; real networks, all phases."""
+    flags = ["--out-dir", tmp_path / "runs", "--smoke", "--device", "cpu"]
+    flags += ["--sampling.straight_steps", "2", "--steps", "3"]
+    if exp in LOCAL_IMAGES:
+        flags.append("--fake-data")
+    nsgf("train", "--exp", exp, *flags, "--phases", "[nsgf]")
+    run = only_run(tmp_path / "runs")
+    assert [file.name for file in (run / "checkpoints").iterdir()] == ["phase1_nsgf.pt"]
+    before = (run / "checkpoints" / "phase1_nsgf.pt").read_bytes()
+
+    where = ["--exp", exp, "--out-dir", tmp_path / "runs"]
+    nsgf("train", *where, "--resume", "--phases", "[nsgf,nsf,predictor]")
+    assert (run / "checkpoints" / "phase1_nsgf.pt").read_bytes() == before
+    assert records(run) == [(phase, step) for phase in PHASES for step in range(1, 6)]
+
+    kept = nsgf("train", *where, "--resume-phase", "3").stdout
+    assert "phase3_predictor.pt" in kept
+    assert records(run).count(("predictor", 5)) == 1
+    assert records(run).count(("nsf", 5)) == 1
+
+    nsgf("sample", "--run", run)
+    saved = np.load(run / "samples" / "samples.npz", allow_pickle=False)
+    assert len(saved["x"]) == len(saved["tau"]) == 4
+    assert saved["nfe"] == 3 + 1 + 2
+    nsgf("evaluate", "--run", run, "--evaluation.inception", "false")
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["nfe"] == 6
+    assert metrics["w2"] > 0
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("exp", ["2d", "digits", "mnist"])
+def test_short_flags_alone_make_a_quick_run(exp, tmp_path):
+    """`--train-iters 5 --pool-batches 2` must reach every phase and end soon."""
+    flags = ["--out-dir", tmp_path, "--train-iters", "5", "--pool-batches", "2", "--device", "cpu"]
+    if exp in LOCAL_IMAGES:
+        flags.append("--fake-data")
+    nsgf("train", "--exp", exp, *flags)
+    phases = PHASES[:1] if exp == "2d" else PHASES
+    assert records(only_run(tmp_path)) == [(phase, 5) for phase in phases]
+
+
+@pytest.mark.e2e
+def test_killed_run_goes_on_from_its_step_checkpoint(tmp_path):
+    """SIGKILL in the middle of a phase; the resumed run ends where an undisturbed one does."""
+    flags = ["--exp", "2d", "--train-iters", "1500", "--pool-batches", "2", "--device", "cpu"]
+    flags += ["--train.checkpoint_every", "100", "--train.log_every", "100"]
+    command = [sys.executable, "-m", "nsgf", "train", *flags, "--out-dir", str(tmp_path / "killed")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _wait_for(tmp_path / "killed", "nsgf", 200, process)
+    process.kill()
+    process.wait()
+    done = nsgf("train", "--exp", "2d", "--out-dir", tmp_path / "killed", "--resume")
+    assert "going on after step" in done.stdout
+    nsgf("train", *flags, "--out-dir", tmp_path / "whole")
+
+    import torch
+
+    from nsgf import checkpoint
+
+    ends = [
+        checkpoint.load(only_run(tmp_path / name) / "checkpoints" / "phase1_nsgf.pt")
+        for name in ("killed", "whole")
+    ]
+    assert ends[0]["step"] == ends[1]["step"] == 1500
+    for part in ("model", "ema"):
+        for name, tensor in ends[0][part].items():
+            assert torch.equal(tensor, ends[1][part][name]), (part, name)
+    steps = [step for _, step in records(only_run(tmp_path / "killed"))]
+    assert steps == list(range(100, 1501, 100))
+
+
+def _wait_for(folder: Path, phase: str, step: int, process: subprocess.Popen) -> None:
+    """Until the run has recorded that step; a process that ends before has failed."""
+    import time
+
+    for _ in range(3000):
+        files = list(folder.glob("*/metrics.jsonl"))
+        if files and any(r[0] == phase and r[1] >= step for r in records(files[0].parent)):
+            return
+        assert process.poll() is None, "training ended before it could be killed"
+        time.sleep(0.02)
+    raise AssertionError("training never got there")
+
+
+@pytest.mark.e2e
+def test_installed_wheel_finds_its_configurations(tmp_path):
+    """The YAML files travel inside the package."""
+    root = Path(__file__).parents[1]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, root], check=True
+    )
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "-t", tmp_path / "site", wheel],
+        check=True,
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "nsgf", "train", "--exp", "cifar10", "--print-config"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "exp: cifar10" in done.stdout
+
+
+@pytest.mark.e2e
+def test_errors_are_one_line_and_exit_code_two(tmp_path):
+    done = nsgf("train", "--exp", "2d", "--sinkhorn.blur", "-1", code=2)
+    assert done.stderr == "nsgf: error: sinkhorn.blur = -1.0: must be > 0\n"
+    done = nsgf("train", "--exp", "mnist", "--data-root", tmp_path, "--data.download=false", code=2)
+    assert done.stderr.count("\n") == 1
+    assert "--data-root" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_print_config_trains_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--exp", "cifar10", "--sinkhorn-batch=32", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert "num_batches: 10000" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_finished_run_is_not_trained_without_being_asked(tiny, capsys):
+    from nsgf.checkpoint import RunFolder
+
+    run = RunFolder.create(tiny)
+    assert main(["train", "--run", str(run.path)]) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_resume_phase_needs_the_phases_before(tiny, capsys):
+    from nsgf.checkpoint import RunFolder
+
+    run = RunFolder.create(tiny)
+    assert main(["train", "--run", str(run.path), "--resume-phase", "2"]) == 2
+    assert "phase nsgf" in capsys.readouterr().err
+
+
+def test_resume_phase_beyond_the_experiment(tiny, capsys, tmp_path):
+    from dataclasses import replace
+
+    from nsgf.checkpoint import RunFolder
+
+    run = RunFolder.create(replace(tiny, phases=["nsgf"]))
+    assert main(["train", "--run", str(run.path), "--resume-phase", "2"]) == 2
+    assert "['nsgf']" in capsys.readouterr().err
+
+
+def test_training_ends_by_naming_the_next_commands(tiny, capsys):
+    from nsgf.checkpoint import RunFolder
+
+    run = RunFolder.create(tiny)
+    assert main(["train", "--run", str(run.path), "--resume"]) == 0
+    printed = capsys.readouterr().out
+    assert f"next: python -m nsgf sample --run {run.path}" in printed
+    assert main(["preflight", "--exp", "2d", "--batch-size", "8"]) == 0
+    assert "all phases: about" in capsys.readouterr().out
