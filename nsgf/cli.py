@@ -15,13 +15,16 @@ from nsgf.preflight import preflight
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, or 2 for what the user can mend."""
+    """Entry point; returns the exit code: 0, 2 for what the user can mend, 130 for Ctrl-C."""
     try:
         request = parse(sys.argv[1:] if argv is None else argv)
         return _execute(request)
     except UserError as error:
         print(f"nsgf: error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("nsgf: interrupted; train goes on from its last checkpoint with --resume")
+        return 130
 
 
 def _execute(request: Request) -> int:

@@ -9,7 +9,7 @@ from nsgf.config import Config, PhaseName
 from nsgf.data import data_shape
 from nsgf.errors import UserError
 from nsgf.models import build_network
-from nsgf.validation import contradictions
+from nsgf.validation import FROZEN_IN_SAMPLING, contradictions
 
 
 def pending_phases(config: Config, run: RunFolder) -> list[PhaseName]:
@@ -26,7 +26,7 @@ def pending_phases(config: Config, run: RunFolder) -> list[PhaseName]:
             continue
         payload = checkpoint.load(file)
         done = checkpoint.is_done(payload, getattr(config, phase).iterations)
-        found = contradictions(payload["config"], config, None if done else phase)
+        found = contradictions(payload["config"], config, running=None if done else phase)
         if found:
             raise UserError(f"cannot resume {file}: " + "; ".join(found))
         if not done:
@@ -50,7 +50,7 @@ def load_network(
         UserError: no checkpoint, or one of another architecture.
     """
     payload = checkpoint.load(run.checkpoint_file(phase))
-    found = contradictions(payload["config"], config, None)
+    found = contradictions(payload["config"], config, FROZEN_IN_SAMPLING)
     if found:
         raise UserError(f"cannot use {run.checkpoint_file(phase)}: " + "; ".join(found))
     model = build_network(phase, config.model, data_shape(config.data.name), seed=0)

@@ -67,30 +67,30 @@ def _step_cost(config: Config, phase: PhaseName, device: torch.device) -> tuple[
     batch = optim.batch_size if device.type == "cuda" else min(CPU_BATCH, optim.batch_size)
     if len(shape) == 1:
         batch = optim.batch_size
-    model = build_network(phase, config.model, shape, seed=0).to(device)
-    state = Optimization(_NoiseTrainer(model, shape, device), replace(optim, batch_size=batch))
+    trainer = _NoiseTrainer(phase, config, device)
+    state = Optimization(trainer, replace(optim, batch_size=batch))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds = _median_seconds(state.update, device) * optim.batch_size / batch
     if device.type == "cuda":
         return seconds, f"peak {format_bytes(torch.cuda.max_memory_allocated(device))} on the card"
-    weights = count_parameters(model) * 4 * COPIES
+    weights = count_parameters(trainer.model) * 4 * COPIES
     return seconds, f"weights, average, gradients and Adam {format_bytes(weights)}"
 
 
 class _NoiseTrainer:
     """A loss with the phase's shapes on random input."""
 
-    def __init__(self, model: nn.Module, shape: tuple[int, ...], device: torch.device) -> None:
-        self.model, self._shape, self._device = model, shape, device
+    def __init__(self, phase: PhaseName, config: Config, device: torch.device) -> None:
+        self._phase, self._shape, self._device = phase, data_shape(config.data.name), device
+        self.model: nn.Module = build_network(phase, config.model, self._shape, seed=0).to(device)
 
     def loss(self, batch_size: int) -> Tensor:
         x = torch.randn((batch_size, *self._shape), device=self._device)
         t = torch.rand(batch_size, device=self._device)
-        try:
-            return functional.mse_loss(self.model(x, t), x)
-        except TypeError:  # the time predictor takes no time
+        if self._phase == "predictor":
             return functional.mse_loss(self.model(x), t)
+        return functional.mse_loss(self.model(x, t), x)
 
     def random_state(self) -> dict[str, Any]:
         return {}

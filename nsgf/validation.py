@@ -144,19 +144,26 @@ def _predictor_problems(config: Config) -> Iterator[str]:
         )
 
 
-FROZEN = ("seed", "data", "sinkhorn", "flow", "pool", "model")
+FROZEN_IN_TRAINING = ("seed", "data", "sinkhorn", "flow", "pool", "model")
+FROZEN_IN_SAMPLING = ("data", "flow", "model")
 FREE = {"data.root", "data.verify", "data.download", "flow.allow_many_steps"}
-"""Leaves below FROZEN that may differ: where files lie and permissions, not results."""
+"""Leaves of frozen sections that may differ: where files lie and permissions, not results."""
 UNFREEZE = {"iterations"}
 """Leaves of the running phase that may change in the middle of it."""
 
 
-def contradictions(saved: dict[str, Any], config: Config, running: PhaseName | None) -> list[str]:
+def contradictions(
+    saved: dict[str, Any],
+    config: Config,
+    frozen: tuple[str, ...] = FROZEN_IN_TRAINING,
+    running: PhaseName | None = None,
+) -> list[str]:
     """Settings of ``config`` that a run begun with the settings ``saved`` cannot take over.
 
     Args:
         saved: the configuration in a checkpoint, nested plain values.
-        config: the configuration of the resuming command.
+        config: the configuration of this command.
+        frozen: sections that must agree.
         running: the phase that goes on in its middle, whose optimization is fixed too.
 
     Returns:
@@ -165,7 +172,7 @@ def contradictions(saved: dict[str, Any], config: Config, running: PhaseName | N
     found = []
     for key, value, _ in leaves(config):
         section, _, name = key.partition(".")
-        fixed = section in FROZEN or (section == running and name not in UNFREEZE)
+        fixed = section in frozen or (section == running and name not in UNFREEZE)
         before = _lookup(saved, key)
         if fixed and key not in FREE and before != value:
             found.append(f"{key}: the checkpoint has {before}, this command {value}")

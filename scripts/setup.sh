@@ -21,7 +21,8 @@ find_python() {
 }
 
 if [ ! -x "$PYTHON_VENV" ]; then
-    "$(find_python)" -m venv .venv
+    base=$(find_python)
+    "$base" -m venv .venv
 fi
 if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     echo "installing into .venv (about two minutes the first time)"

@@ -160,6 +160,15 @@ def test_errors_are_one_line_and_exit_code_two(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_interruption_names_the_way_on(monkeypatch, capsys):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nsgf.cli.preflight", interrupted)
+    assert main(["preflight", "--exp", "2d"]) == 130
+    assert "--resume" in capsys.readouterr().out
+
+
 def test_print_config_trains_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--exp", "cifar10", "--sinkhorn-batch=32", "--print-config"]) == 0

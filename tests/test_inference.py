@@ -91,6 +91,17 @@ def test_batches_do_not_change_the_samples(small):
     assert whole.nfe == parts.nfe == 8
 
 
+def test_samples_follow_the_seed_of_the_command(small):
+    run = train(small)
+
+    def drawn(seed):
+        sample_run(replace(small, seed=seed), run)
+        return np.load(run.samples / "samples.npz")["x"]
+
+    assert np.array_equal(drawn(0), drawn(0))
+    assert not np.array_equal(drawn(0), drawn(1))
+
+
 def test_images_are_sampled_to_a_grid(digits_run):
     config, run = digits_run
     sample_run(config, run)
