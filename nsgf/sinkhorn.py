@@ -11,7 +11,6 @@ so that x + eta v moves the particles of mu towards mu*.
 Shapes: N particles x, M targets y, D coordinates; images are flattened to D = C*H*W.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -105,9 +104,11 @@ def _closed_form_velocity(x: Tensor, y: Tensor, blur: float, scaling: float) -> 
 
 
 def _soft_min(eps: float, cost: Tensor, potential: Tensor | float) -> Tensor:
-    """-eps log mean_j exp((potential_j - cost_ij) / eps).  (N,)"""
-    log_sum = torch.logsumexp((potential - cost) / eps, dim=1)
-    return -eps * (log_sum - math.log(cost.shape[1]))
+    """-eps log sum_j exp((potential_j - cost_ij) / eps).  (N,)
+
+    The uniform weights are left out: they shift a potential by a constant, which no plan sees.
+    """
+    return -eps * torch.logsumexp((potential - cost) / eps, dim=1)
 
 
 def _half_squared_distances(x: Tensor, y: Tensor) -> Tensor:

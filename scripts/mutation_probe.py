@@ -52,9 +52,11 @@ EDITS = [
     ),
     Edit("diameter zero not caught", "sinkhorn.py", "== 0.0:", "< 0.0:"),
     Edit(
-        "asymmetric update order", "sinkhorn.py", "return -eps * (log_sum", "return eps * (log_sum"
+        "soft maximum",
+        "sinkhorn.py",
+        "return -eps * torch.logsumexp",
+        "return eps * torch.logsumexp",
     ),
-    Edit("weights missing in softmin", "sinkhorn.py", "- math.log(cost.shape[1])", "- 0.0"),
     # Pool
     Edit(
         "pool velocity reversed", "pool.py", "v=(after - x) / self.eta", "v=(x - after) / self.eta"
