@@ -25,7 +25,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--lr": ("nsgf.lr", "nsf.lr", "predictor.lr"),
     "--pool-batches": ("pool.num_batches",),
     "--sinkhorn-batch": ("sinkhorn.batch_size",),
-    "--steps": ("flow.steps",),
+    "--steps": ("flow.steps",),  # sampling.nsgf_steps where a trained flow is only used
     "--dataset": ("data.name",),
     "--data-root": ("data.root",),
     "--out-dir": ("out_dir",),
@@ -40,6 +40,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
         *("--train-iters", "5", "--pool-batches", "2", "--sinkhorn-batch", "8"),
         *("--batch-size", "4", "--num-samples", "4", "--evaluation.repeats", "1"),
         *("--train.log_every", "1", "--train.checkpoint_every", "3"),
+        *("--evaluation.inception", "false"),
     ),
 }
 """Flags without a value and what they stand for; explicit flags win over --smoke."""
@@ -75,17 +76,20 @@ def parse(argv: list[str]) -> Request:
     """
     command = _command(argv)
     if "--help" in argv or "-h" in argv:
-        _config_parser(command, None).print_help()
+        _config_parser(command, []).print_help()
         raise SystemExit(0)
     control, _ = _control_parser(command).parse_known_args(argv[1:])
     if command == "train" and control.resume and control.resume_phase:
         raise UserError("--resume and --resume-phase exclude each other")
     run = _find_run(command, control, argv)
-    base = run.config_file if run else _config_file(control)
-    flags = _expand(argv[1:])
+    base = _base_files(control, run)
+    flags = _expand(argv[1:], command)
     config = _read(command, base, flags)
+    if run and control.exp not in (None, _read(command, base[:1], []).exp):
+        raise UserError(f"exp = {control.exp}: {run.path} is a run of another experiment")
     notes: tuple[str, ...] = ()
-    if _given(argv, "--sinkhorn-batch") and not _given(argv, "--pool-batches", "--smoke"):
+    kept = ("--pool-batches", "--pool.num_batches", "--smoke")
+    if _given(argv, "--sinkhorn-batch") and not _given(argv, *kept):
         config, notes = _keep_pool_total(config, _read(command, base, []))
     check(config)
     return Request(
@@ -131,8 +135,16 @@ def _find_run(command: str, control: argparse.Namespace, argv: list[str]) -> Run
         return None
     if control.exp is None and control.config is None:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
-    config = _read(command, _config_file(control), _only(argv, "--out-dir", "--out_dir", "--exp"))
+    where = _only(argv, "--out-dir", "--out_dir", "--exp")
+    config = _read(command, [_config_file(control)], where)
     return RunFolder.newest(Path(config.out_dir), config.exp)
+
+
+def _base_files(control: argparse.Namespace, run: RunFolder | None) -> list[Path]:
+    """The files below the flags: the run's own settings with --config FILE on top, or one YAML."""
+    if run is None:
+        return [_config_file(control)]
+    return [run.config_file, *([_config_file(control)] if control.config else [])]
 
 
 def _config_file(control: argparse.Namespace) -> Path:
@@ -161,7 +173,7 @@ def config_folder() -> Path:
 # --- flags --------------------------------------------------------------------------------------
 
 
-def _expand(arguments: list[str]) -> list[str]:
+def _expand(arguments: list[str], command: str = "train") -> list[str]:
     """Command line with short flags replaced by the leaves they mean, --smoke's first."""
     smoke = list(SWITCHES["--smoke"]) if "--smoke" in arguments else []
     words = smoke + [word for word in arguments if word != "--smoke"]
@@ -176,7 +188,10 @@ def _expand(arguments: list[str]) -> list[str]:
                 if not words or words[0].startswith("--"):
                     raise UserError(f"{flag} needs a value")
                 value = words.pop(0)
-            for leaf in SHORT_FLAGS[flag]:
+            leaves = SHORT_FLAGS[flag]
+            if flag == "--steps" and command in ("sample", "evaluate"):
+                leaves = ("sampling.nsgf_steps",)
+            for leaf in leaves:
                 expanded.append(f"--{leaf}={value}")
         else:
             expanded.append(word)
@@ -253,7 +268,7 @@ def _add_control_arguments(parser: Any, command: str) -> None:
             type=int,
             choices=range(1, len(PHASES) + 1),
             metavar="N",
-            help="start phase N anew from the checkpoint of phase N-1",
+            help="go on at phase N after phase N-1; anew where phase N is finished",
         )
 
 
@@ -264,14 +279,14 @@ def _control_parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _config_parser(command: str, base: Path | None) -> ArgumentParser:
+def _config_parser(command: str, base: list[Path]) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = _Parser(
         prog=f"nsgf {command}",
         description=COMMAND_HELP[command],
         epilog=_short_flag_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        default_config_files=[str(base)] if base else [],
+        default_config_files=[str(file) for file in base],
         allow_abbrev=False,
     )
     _add_control_arguments(parser, command)
@@ -287,24 +302,37 @@ def _short_flag_help() -> str:
     return "\n".join(lines)
 
 
-def _read(command: str, base: Path, flags: list[str]) -> Config:
-    """The configuration in ``base`` with ``flags`` on top, not yet checked for ranges."""
-    _check_sections(base)
+def _read(command: str, base: list[Path], flags: list[str]) -> Config:
+    """The configuration in the files ``base`` with ``flags`` on top, not yet checked for ranges."""
+    for file in base:
+        _check_file(file)
     parser = _config_parser(command, base)
     parsed = parser.parse_args(flags)
     found: Namespace = parser.instantiate(parsed)
     return Config(**{name: getattr(found, name) for name in Config.__dataclass_fields__})
 
 
-def _check_sections(file: Path) -> None:
-    """Refuse what the parser would fall over: text that is no YAML, a value for a whole section."""
+def _check_file(file: Path) -> None:
+    """Refuse what the parser would fall over: no YAML, unknown sections, values for sections."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise UserError(f"config {file}: cannot be read ({_one_line(str(error))})") from error
     if not isinstance(content, dict):
         raise UserError(f"config {file}: must hold keys and values, not {content!r}")
-    for section, default in asdict(Config()).items():
-        found = content.get(section, default)
-        if isinstance(default, dict) and not isinstance(found, dict):
-            raise UserError(f"{section} = {found!r}: must be a section with keys {list(default)}")
+    _check_sections(content, asdict(Config()), "")
+    if "exp" not in content:
+        raise UserError(f"config {file}: must name its experiment, for example exp: {file.stem}")
+
+
+def _check_sections(content: dict[Any, Any], schema: dict[str, Any], prefix: str) -> None:
+    for key, value in content.items():
+        if key not in schema:
+            known = ", ".join(schema)
+            raise UserError(f"{prefix}{key}: unknown key; known here are {known}")
+        if isinstance(schema[key], dict):
+            if not isinstance(value, dict):
+                raise UserError(
+                    f"{prefix}{key} = {value!r}: must be a section with keys {list(schema[key])}"
+                )
+            _check_sections(value, schema[key], f"{prefix}{key}.")

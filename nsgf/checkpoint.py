@@ -6,7 +6,9 @@ is replaced every ``train.checkpoint_every`` updates and at the phase's end: ste
 inside say whether the phase is done. Phases hand over through these files and nothing else.
 """
 
+import json
 import os
+import re
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -85,36 +87,40 @@ class RunFolder:
         Raises:
             UserError: there is none.
         """
-        runs = [
-            path
+        runs = {
+            path: started
             for path in out_dir.expanduser().glob(f"{exp}-*")
-            if (path / "config.yaml").is_file() and _is_run_of(path.name, exp)
-        ]
+            if (path / "config.yaml").is_file() and (started := _started(path, exp))
+        }
         if not runs:
             raise UserError(
                 f"no run of {exp} in {out_dir}: train one, or name its folder with --run DIR"
             )
-        return cls(max(runs, key=_age_order))
+        return cls(max(runs, key=runs.__getitem__))
 
     def write_config(self, config: Config) -> None:
         """Save the resolved configuration and the versions beside it."""
-        self.config_file.write_text(dump_config(config))
-        (self.path / "versions.json").write_text(_json(versions()))
+        write_text(self.config_file, dump_config(config))
+        write_text(self.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
 
-    def set_aside(self, first: PhaseName) -> list[str]:
-        """Rename the checkpoints of ``first`` and later phases to ``*.previous.pt``."""
-        renamed = []
-        for phase in PHASES[PHASES.index(first) :]:
-            file = self.checkpoint_file(phase)
-            if file.exists():
-                file.replace(file.with_suffix(".previous.pt"))
-                renamed.append(file.name)
-        return renamed
+    def set_aside(self, phase: PhaseName) -> Path:
+        """Rename a phase's checkpoint to the first free ``*.previousN.pt``."""
+        file, number = self.checkpoint_file(phase), 1
+        while (kept := file.with_suffix(f".previous{number}.pt")).exists():
+            number += 1
+        return file.replace(kept)
 
 
 def dump_config(config: Config) -> str:
     """The configuration as YAML."""
     return yaml.safe_dump(asdict(config), sort_keys=False)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a small file as a whole: to a temporary one first, then renamed."""
+    partial = file.with_name(file.name + ".partial")
+    partial.write_text(text)
+    partial.replace(file)
 
 
 def save(file: Path, payload: dict[str, Any]) -> None:
@@ -154,23 +160,7 @@ def load(file: Path) -> dict[str, Any]:
     return payload
 
 
-def is_done(payload: dict[str, Any], iterations: int) -> bool:
-    """Whether a phase's checkpoint has all the updates now asked for."""
-    return int(payload["step"]) >= iterations
-
-
-def _is_run_of(name: str, exp: str) -> bool:
-    """``2d-20240131_120000`` is a run of 2d; ``2d-big-20240131_120000`` is not."""
-    return name[len(exp) + 1 :][:1].isdigit() and "-" not in name[len(exp) + 1 :]
-
-
-def _age_order(path: Path) -> tuple[str, int]:
-    """Sort key of run folders: the time in the name, then the number of the same second."""
-    stamp = path.name.rsplit("-", 1)[1].split("_")
-    return "_".join(stamp[:2]), int(stamp[2]) if len(stamp) > 2 else 1
-
-
-def _json(values: dict[str, Any]) -> str:
-    import json
-
-    return json.dumps(values, indent=2) + "\n"
+def _started(path: Path, exp: str) -> tuple[str, int] | None:
+    """When a run of ``exp`` was started: time in its name, number within that second."""
+    stamp = re.fullmatch(re.escape(exp) + r"-(\d{8}_\d{6})(?:_(\d+))?", path.name)
+    return (stamp[1], int(stamp[2] or 1)) if stamp else None

@@ -2,14 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 
 from nsgf.arguments import Request, parse
 from nsgf.checkpoint import RunFolder, dump_config
-from nsgf.config import Config
 from nsgf.errors import UserError
 from nsgf.experiment import train
-from nsgf.handover import pending_phases
 from nsgf.inference import evaluate_run, sample_run
 from nsgf.preflight import preflight
 
@@ -21,6 +18,10 @@ def main(argv: list[str] | None = None) -> int:
         return _execute(request)
     except UserError as error:
         print(f"nsgf: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        print(f"nsgf: error: cannot use{where}: {error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("nsgf: interrupted; train goes on from its last checkpoint with --resume")
@@ -44,29 +45,19 @@ def _execute(request: Request) -> int:
 
 
 def _train(request: Request) -> None:
+    config, first = request.config, None
     run = RunFolder(request.run) if request.run else None
-    if run and request.resume_phase is not None:
-        _start_at_phase(request.config, run, request.resume_phase)
+    if request.resume_phase is not None:
+        if request.resume_phase > len(config.phases):
+            raise UserError(
+                f"--resume-phase {request.resume_phase}: this experiment has phases {config.phases}"
+            )
+        first = config.phases[request.resume_phase - 1]
     elif run and not request.resume:
         raise UserError(f"run = {run.path}: say --resume or --resume-phase N to train it further")
-    run = train(request.config, run)
+    run = train(config, run, first)
     for command in ("sample", "evaluate"):
         print(f"next: python -m nsgf {command} --run {run.path}")
-
-
-def _start_at_phase(config: Config, run: RunFolder, number: int) -> None:
-    """Set the checkpoints of phase ``number`` and later aside; those before must be finished."""
-    if number > len(config.phases):
-        raise UserError(f"--resume-phase {number}: this experiment has phases {config.phases}")
-    phases = config.phases[: number - 1]
-    pending = pending_phases(replace(config, phases=phases), run)
-    if pending:
-        raise UserError(
-            f"--resume-phase {number}: phase {pending[0]} of {run.path} is not finished; "
-            "use --resume"
-        )
-    for name in run.set_aside(config.phases[number - 1]):
-        print(f"kept the earlier {name} as *.previous.pt (to go on from it: --resume)")
 
 
 def _sample(request: Request) -> None:
@@ -79,7 +70,7 @@ def _evaluate(request: Request) -> None:
     assert request.run is not None
     file, found = evaluate_run(request.config, RunFolder(request.run))
     for key, value in found.items():
-        if not isinstance(value, dict):
+        if key != "versions":
             print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
     print(file)
 

@@ -45,7 +45,7 @@ class DataConfig:
     root: str = "data"
     """Folder of the image sets, in torchvision's layout."""
     verify: bool = True
-    """Compare CIFAR-10's files with the published md5 sums."""
+    """Compare CIFAR-10's files with the published md5 sums; false unpickles what is there."""
     download: bool = True
     """Download an image set that is not in data.root."""
     fake: bool = False
@@ -151,7 +151,7 @@ class OptimConfig:
     clip_norm: float | None = above(0, 1.0)
     """Largest norm of the gradient; null: no clipping."""
     ema_decay: float = inside(0, 1, 0.999, closed_low=True)
-    """Decay of the exponential moving average of the weights; 0: the last weights."""
+    """Largest decay of the moving average of the weights, reached by a warm-up; 0: no average."""
 
 
 @dataclass

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from nsgf.checkpoint import RunFolder
 from nsgf.config import Config, PhaseName
 from nsgf.data import Data, data_shape
-from nsgf.handover import load_network, pending_phases
-from nsgf.hardware import describe, pick_device, release_memory
-from nsgf.models import build_network, count_parameters
+from nsgf.handover import Pending, load_network, pending_phases
+from nsgf.hardware import describe, format_bytes, pick_device, release_memory
+from nsgf.memory import check_device_memory, training_memory
+from nsgf.models import build_network
 from nsgf.pool import build_pool, check_memory
 from nsgf.sampling import nsgf_steps
 from nsgf.seeding import derive_seed
@@ -45,7 +46,9 @@ class Experiment:
     device: torch.device
 
 
-def train(config: Config, run: RunFolder | None = None) -> RunFolder:
+def train(
+    config: Config, run: RunFolder | None = None, first: PhaseName | None = None
+) -> RunFolder:
     """Algorithm 3: train the configured phases that are not done yet.
 
     Everything that can be refused is refused before anything is written.
@@ -53,6 +56,7 @@ def train(config: Config, run: RunFolder | None = None) -> RunFolder:
     Args:
         config: the experiment.
         run: a run to go on with; None: a new one.
+        first: start with this phase (see :func:`nsgf.handover.pending_phases`).
 
     Returns:
         The run folder.
@@ -62,18 +66,20 @@ def train(config: Config, run: RunFolder | None = None) -> RunFolder:
             checkpoints contradict the configuration.
     """
     device = pick_device(config.device)
-    unfinished = pending_phases(config, run) if run else list(config.phases)
-    plan = training_plan(config, unfinished)
-    data = Data(config.data, config.seed) if unfinished else None
+    pending = pending_phases(config, run, first) if run else Pending(config.phases, [])
+    plan = training_plan(config, pending.phases, device)
+    data = Data(config.data, config.seed) if pending.phases else None
     run = run or RunFolder.create(config)
     tracker = Tracker(run.path)
     tracker.say(f"run {run.path} on {describe(device)}")
     for line in plan:
         tracker.say(line)
-    run.write_config(config)
+    for phase in pending.restarts:
+        tracker.say(f"{phase}: starts anew, its earlier checkpoint is {run.set_aside(phase)}")
     if data is not None:
+        run.write_config(config)
         experiment = Experiment(config, run, tracker, data, device)
-        for phase in unfinished:
+        for phase in pending.phases:
             TRAIN_PHASE[phase](experiment)
             release_memory(device)
             tracker.say(f"{phase}: done, {run.checkpoint_file(phase)}")
@@ -116,19 +122,22 @@ TRAIN_PHASE: dict[PhaseName, Callable[[Experiment], None]] = {
 }
 
 
-def training_plan(config: Config, phases: list[PhaseName]) -> list[str]:
+def training_plan(config: Config, phases: list[PhaseName], device: torch.device) -> list[str]:
     """What a training run is going to do, one line per phase.
 
     Raises:
-        UserError: the pool does not fit into the memory of this machine.
+        UserError: the pool does not fit into the main memory, or an update into the device's.
     """
-    shape = data_shape(config.data.name)
-    lines = []
+    shape, lines = data_shape(config.data.name), []
     for phase in config.phases:
         optim = getattr(config, phase)
-        with torch.device("meta"):
-            parameters = count_parameters(build_network(phase, config.model, shape, seed=0))
-        work = f"{optim.iterations} updates of {optim.batch_size}, {parameters / 1e6:.2f} M weights"
+        weights, needed = training_memory(config, phase)
+        work = (
+            f"{optim.iterations} updates of {optim.batch_size}, {weights / 1e6:.2f} M weights, "
+            f"about {format_bytes(needed)} on the device"
+        )
+        if phase in phases:
+            check_device_memory(config, phase, needed, device)
         lines.append(f"{phase}: {work if phase in phases else 'done already'}")
     if "nsgf" in phases:
         lines.append(f"pool: {check_memory(config, shape)}")
@@ -158,7 +167,7 @@ def _straight_line(experiment: Experiment, phase: PhaseName) -> StraightLine:
 def _nsgf_transport(experiment: Experiment) -> Transport:
     """The trained NSGF steps, from the checkpoint of phase 1."""
     config = experiment.config
-    velocity = load_network(config, experiment.run, "nsgf", "ema", experiment.device)
+    velocity = load_network(config, experiment.run, "nsgf", "ema", experiment.device).network
 
     @torch.no_grad()
     def transport(x: Tensor) -> Tensor:

@@ -1,42 +1,86 @@
 """How phases hand over: what is finished, and the networks in its checkpoints."""
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
 from nsgf import checkpoint
 from nsgf.checkpoint import RunFolder
-from nsgf.config import Config, PhaseName
+from nsgf.config import PHASES, Config, PhaseName
 from nsgf.data import data_shape
 from nsgf.errors import UserError
 from nsgf.models import build_network
 from nsgf.validation import FROZEN_IN_SAMPLING, contradictions
 
 
-def pending_phases(config: Config, run: RunFolder) -> list[PhaseName]:
-    """Configured phases without a finished checkpoint in the run.
+class Pending(NamedTuple):
+    """What is left to train of a run."""
+
+    phases: list[PhaseName]
+    """Phases to train, in order."""
+    restarts: list[PhaseName]
+    """Those of them that are finished and shall start anew."""
+
+
+class Trained(NamedTuple):
+    """A network and how far its training got."""
+
+    network: nn.Module
+    progress: str
+    """Updates done of those configured when it was saved, e.g. ``300 of 100000``."""
+
+
+def pending_phases(config: Config, run: RunFolder, first: PhaseName | None = None) -> Pending:
+    """What training a run with this configuration has to do.
+
+    Args:
+        config: the experiment.
+        run: the run folder.
+        first: start with this phase: those before must be finished; from it on, what is half done
+            goes on and what is finished starts anew.
 
     Raises:
-        UserError: a checkpoint contradicts the configuration.
+        UserError: a checkpoint contradicts the configuration, or a phase before ``first`` is not
+            finished.
     """
-    pending: list[PhaseName] = []
-    for phase in config.phases:
-        file = run.checkpoint_file(phase)
-        if not file.exists():
+    pending, restarts = [], []
+    begin = PHASES.index(first) if first else len(PHASES)
+    for number, phase in enumerate(config.phases):
+        done = _is_finished(config, run, phase)
+        if not done and number < begin and first:
+            raise UserError(
+                f"--resume-phase {begin + 1}: phase {phase} of {run.path} is not finished; "
+                "use --resume"
+            )
+        if done and number >= begin:
+            restarts.append(phase)
+        if not done or number >= begin:
             pending.append(phase)
-            continue
-        payload = checkpoint.load(file)
-        done = checkpoint.is_done(payload, getattr(config, phase).iterations)
-        found = contradictions(payload["config"], config, running=None if done else phase)
-        if found:
-            raise UserError(f"cannot resume {file}: " + "; ".join(found))
-        if not done:
-            pending.append(phase)
-    return pending
+    later = [phase for phase in PHASES[1:] if run.checkpoint_file(phase).exists()]
+    if config.nsf.source == "nsgf" and "nsgf" in pending and set(later) - set(restarts):
+        raise UserError(
+            f"nsgf.iterations = {config.nsgf.iterations}: phase 1 would change under {later}, "
+            "whose lines start from its output (nsf.source: nsgf); --resume-phase 1 trains all anew"
+        )
+    return Pending(pending, restarts)
+
+
+def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
+    file = run.checkpoint_file(phase)
+    if not file.exists():
+        return False
+    payload = checkpoint.load(file)
+    done = int(payload["step"]) >= getattr(config, phase).iterations
+    found = contradictions(payload["config"], config, running=None if done else phase, phase=phase)
+    if found:
+        raise UserError(f"cannot resume {file}: " + "; ".join(found))
+    return done
 
 
 def load_network(
     config: Config, run: RunFolder, phase: PhaseName, weights: str, device: torch.device
-) -> nn.Module:
+) -> Trained:
     """A phase's trained network, in eval mode and without gradients.
 
     Args:
@@ -55,4 +99,5 @@ def load_network(
         raise UserError(f"cannot use {run.checkpoint_file(phase)}: " + "; ".join(found))
     model = build_network(phase, config.model, data_shape(config.data.name), seed=0)
     model.load_state_dict(payload["ema" if weights == "ema" else "model"])
-    return model.to(device).eval().requires_grad_(False)
+    progress = f"{payload['step']} of {payload['config'][phase]['iterations']}"
+    return Trained(model.to(device).eval().requires_grad_(False), progress)

@@ -27,20 +27,21 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def available_bytes() -> int:
-    """Main memory that can still be used, also under a container's limit."""
+def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Main memory that can still be used, also under a container's limit.
+
+    A container's usage counts cached files, which give way to a pool; they are taken as free.
+    """
     available = psutil.virtual_memory().available
-    for limit_file, usage_file in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
+    for limit, usage, cached in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            limit, usage = Path(limit_file).read_text(), Path(usage_file).read_text()
-            available = min(available, max(0, int(limit) - int(usage)))
-        except (OSError, ValueError):  # no such file, or "max"
+            stat = dict(line.split() for line in (cgroups / limit).with_name("memory.stat").open())
+            used = int((cgroups / usage).read_text()) - int(stat[cached])
+            available = min(available, max(0, int((cgroups / limit).read_text()) - used))
+        except (OSError, ValueError, KeyError):  # no such files, or "max"
             continue
     return available
 
@@ -58,6 +59,8 @@ def describe(device: torch.device) -> str:
     if device.type != "cuda":
         return f"CPU, {os.cpu_count()} cores, {free}"
     free_cuda, total_cuda = torch.cuda.mem_get_info(device)
+    if torch.cuda.device_count() > 1:
+        free += f"; 1 of {torch.cuda.device_count()} cards is used"
     return (
         f"{torch.cuda.get_device_name(device)}, {format_bytes(free_cuda)} of "
         f"{format_bytes(total_cuda)} free, {free}"

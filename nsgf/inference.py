@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nsgf.checkpoint import RunFolder
-from nsgf.config import Config
+from nsgf.checkpoint import RunFolder, write_text
+from nsgf.config import PHASES, Config, PhaseName
 from nsgf.data import Data, Sampler, build_source, data_shape
 from nsgf.errors import UserError
 from nsgf.handover import load_network
 from nsgf.hardware import pick_device, versions
-from nsgf.metrics.fidelity import inception_metrics
+from nsgf.metrics.fidelity import check_weights, inception_metrics
 from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
 from nsgf.plotting import save_grid, save_image_path, save_point_path
 from nsgf.sampling import NSGFSampler, Samples, expected_nfe
@@ -24,15 +24,21 @@ PATH_SAMPLES = 8
 POINT_SAMPLES = 2048
 
 
-def load_sampler(config: Config, run: RunFolder, device: torch.device) -> NSGFSampler:
-    """Algorithm 4 with all three networks, or Algorithm 2 with the first alone."""
+def load_sampler(
+    config: Config, run: RunFolder, device: torch.device
+) -> tuple[NSGFSampler, dict[str, str]]:
+    """Algorithm 4 with all three networks, or Algorithm 2 with the first alone.
+
+    Returns:
+        The sampler, and the training progress of the networks it uses, by phase.
+    """
+    phases: list[PhaseName] = ["nsgf"]
+    if all(run.checkpoint_file(phase).exists() for phase in PHASES):
+        phases = list(PHASES)
     weights = config.sampling.weights
-    velocity = load_network(config, run, "nsgf", weights, device)
-    if not all(run.checkpoint_file(phase).exists() for phase in ("nsf", "predictor")):
-        return NSGFSampler(config, velocity)
-    straight = load_network(config, run, "nsf", weights, device)
-    predictor = load_network(config, run, "predictor", weights, device)
-    return NSGFSampler(config, velocity, straight, predictor)
+    trained = [load_network(config, run, phase, weights, device) for phase in phases]
+    sampler = NSGFSampler(config, *[part.network for part in trained])
+    return sampler, {phase: part.progress for phase, part in zip(phases, trained, strict=True)}
 
 
 def generate(
@@ -58,7 +64,7 @@ def sample_run(config: Config, run: RunFolder) -> list[str]:
         One line per file, and the NFE.
     """
     device = pick_device(config.device)
-    sampler = load_sampler(config, run, device)
+    sampler, progress = load_sampler(config, run, device)
     data = Data(config.data, config.seed) if _is_points(config) else None
     source = build_source(config.data, config.seed, "sample")
     samples = generate(
@@ -79,7 +85,9 @@ def sample_run(config: Config, run: RunFolder) -> list[str]:
     else:
         save_grid(samples.x, files["grid.png"])
         save_image_path(path, files["trajectory.png"])
-    return [f"{len(samples.x)} samples, NFE {samples.nfe:g}", *map(str, files.values())]
+    networks = ", ".join(f"{phase} ({updates} updates)" for phase, updates in progress.items())
+    count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, with {networks}"
+    return [count, *map(str, files.values())]
 
 
 def evaluate_run(config: Config, run: RunFolder) -> tuple[Path, dict[str, Any]]:
@@ -89,33 +97,39 @@ def evaluate_run(config: Config, run: RunFolder) -> tuple[Path, dict[str, Any]]:
         The file and its content.
 
     Raises:
-        UserError: checkpoints or data are missing.
+        UserError: checkpoints, data or a given weights file are missing or damaged.
     """
     device = pick_device(config.device)
-    sampler = load_sampler(config, run, device)
+    if config.evaluation.inception and config.evaluation.inception_weights is not None:
+        check_weights(Path(config.evaluation.inception_weights))
+    sampler, progress = load_sampler(config, run, device)
     data = Data(config.data, config.seed)
+    samples = []
+    for repeat in range(config.evaluation.repeats if _is_points(config) else 1):
+        source = data.source("evaluate", str(repeat))
+        n = config.evaluation.num_samples
+        samples.append(generate(sampler, source, n, config.sampling.batch_size, device))
+    if not all(part.x.isfinite().all() for part in samples):
+        raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
     found: dict[str, Any] = {
         "exp": config.exp,
         "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
-        "expected_nfe": expected_nfe(config, sampler.uses_straight_flow),
-    }
-    samples = []
-    for repeat in range(config.evaluation.repeats if _is_points(config) else 1):
-        source = build_source(config.data, config.seed, "evaluate", str(repeat))
-        n = config.evaluation.num_samples
-        samples.append(generate(sampler, source, n, config.sampling.batch_size, device))
-    found |= {
+        "seed": config.seed,
+        "updates": progress,
+        "weights": config.sampling.weights,
         "num_samples": len(samples[0].x),
+        "expected_nfe": expected_nfe(config, sampler.uses_straight_flow),
         "nfe": float(np.mean([part.nfe for part in samples])),
     }
     if samples[0].tau is not None:
         found |= {"tau_mean": float(samples[0].tau.mean()), "tau_std": float(samples[0].tau.std())}
     found |= _w2_metrics(config, data, [part.x for part in samples])
-    if data.images is not None:
-        found |= _image_metrics(config, data, samples[0].x, device)
     found["versions"] = versions()
     file = run.path / "metrics.json"
-    file.write_text(json.dumps(found, indent=2) + "\n")
+    write_text(file, json.dumps(found, indent=2) + "\n")
+    if data.images is not None:
+        found |= _image_metrics(config, data, samples[0].x, device)
+        write_text(file, json.dumps(found, indent=2) + "\n")
     return file, found
 
 

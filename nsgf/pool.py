@@ -48,6 +48,7 @@ class TrajectoryPool:
         self.steps, self.eta = steps, eta
         self._positions = torch.empty((flows, steps + 1, *shape), dtype=torch.float32)
         self._filled = 0
+        self._complete = False
 
     def __len__(self) -> int:
         """Number of pairs (x, v)."""
@@ -74,7 +75,7 @@ class TrajectoryPool:
                 f"{tuple(self._positions.shape)} after {self._filled}"
             )
         if not positions.isfinite().all():
-            raise ValueError("a flow left the finite numbers; try a smaller flow.eta")
+            raise ValueError("positions are not finite")
         self._positions[self._filled : end].copy_(positions)
         self._filled = end
 
@@ -86,10 +87,11 @@ class TrajectoryPool:
         """
         if self._filled != len(self._positions):
             raise ValueError(f"pool has {self._filled} of {len(self._positions)} flows")
+        self._complete = True
 
     def sample(self, batch_size: int, generator: torch.Generator) -> PoolBatch:
         """Pairs drawn uniformly with replacement; the cost depends on ``batch_size`` alone."""
-        if self._filled != len(self._positions):
+        if not self._complete:
             raise ValueError("finalize() the pool before sampling from it")
         index = torch.randint(len(self), (batch_size,), generator=generator)
         flow, step = index // self.steps, index % self.steps
@@ -117,7 +119,10 @@ def check_memory(config: Config, shape: tuple[int, ...], available: int | None =
     needed = pool_bytes(config, shape)
     available = available_bytes() if available is None else available
     batches, n = config.pool.num_batches, config.sinkhorn.batch_size
-    size = f"{batches} x {n} flows of {config.flow.steps} steps, {format_bytes(needed)}"
+    size = (
+        f"{batches} x {n} flows of {config.flow.steps} steps, {needed:,} bytes"
+        f" ({format_bytes(needed)})"
+    )
     if needed > MEMORY_SHARE * available:
         fitting = int(MEMORY_SHARE * available * batches / needed)
         raise UserError(
@@ -145,12 +150,21 @@ def build_pool(
         target: sampler of mu*.
         velocity: v on empirical measures.
         device: where the flows are computed; the pool stays on the CPU.
+
+    Raises:
+        UserError: a flow left the finite numbers.
     """
     n, flow = config.sinkhorn.batch_size, config.flow
     pool = TrajectoryPool(config.pool.num_batches * n, flow.steps, source.shape, flow.eta)
     for batch in tqdm(range(config.pool.num_batches), desc="pool", unit="batch"):
         source.position = target.position = batch * n
         x, y = source.sample(n).to(device), target.sample(n).to(device)
-        pool.append(sinkhorn_flow(x, y, velocity, flow.steps, flow.eta))
+        try:
+            pool.append(sinkhorn_flow(x, y, velocity, flow.steps, flow.eta))
+        except (ValueError, ArithmeticError) as error:
+            raise UserError(
+                f"flow {batch * n} of the pool failed ({error}) with flow.eta = {flow.eta}, "
+                f"sinkhorn.blur = {config.sinkhorn.blur}; try a smaller flow.eta or another blur"
+            ) from error
     pool.finalize()
     return pool

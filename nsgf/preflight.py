@@ -14,12 +14,10 @@ from nsgf.config import Config, PhaseName
 from nsgf.data import build_source, data_shape
 from nsgf.experiment import training_plan
 from nsgf.hardware import describe, format_bytes, pick_device
-from nsgf.models import build_network, count_parameters
+from nsgf.models import build_network
 from nsgf.sinkhorn import build_velocity_field, sinkhorn_flow
 from nsgf.training.loop import Optimization
 
-COPIES = 5
-"""Values kept per weight while training: weight, average, gradient, two moments of Adam."""
 CPU_BATCH = 8
 """Largest batch that is timed on a CPU; its time is scaled to the configured batch."""
 
@@ -31,7 +29,7 @@ def preflight(config: Config) -> list[str]:
         UserError: the device does not exist or the pool does not fit.
     """
     device = pick_device(config.device)
-    lines = [f"machine: {describe(device)}", *training_plan(config, list(config.phases))]
+    lines = [f"machine: {describe(device)}", *training_plan(config, config.phases, device)]
     pool_seconds = _flow_seconds(config, device) * config.pool.num_batches
     lines.append(f"pool: about {format_hours(pool_seconds)}")
     total = pool_seconds
@@ -40,7 +38,7 @@ def preflight(config: Config) -> list[str]:
         total += seconds * getattr(config, phase).iterations
         lines.append(
             f"{phase}: {seconds:.3g} s an update, about "
-            f"{format_hours(seconds * getattr(config, phase).iterations)}; {memory}"
+            f"{format_hours(seconds * getattr(config, phase).iterations)}{memory}"
         )
     return [*lines, f"all phases: about {format_hours(total)} (measured on a few steps each)"]
 
@@ -62,20 +60,17 @@ def _flow_seconds(config: Config, device: torch.device) -> float:
 
 
 def _step_cost(config: Config, phase: PhaseName, device: torch.device) -> tuple[float, str]:
-    """Seconds of one update, and its memory in words."""
-    shape, optim = data_shape(config.data.name), getattr(config, phase)
-    batch = optim.batch_size if device.type == "cuda" else min(CPU_BATCH, optim.batch_size)
-    if len(shape) == 1:
-        batch = optim.batch_size
-    trainer = _NoiseTrainer(phase, config, device)
-    state = Optimization(trainer, replace(optim, batch_size=batch))
+    """Seconds of one update, and the measured peak on a CUDA device in words."""
+    optim = getattr(config, phase)
+    small = device.type == "cpu" and config.model.kind == "unet"
+    batch = min(CPU_BATCH, optim.batch_size) if small else optim.batch_size
+    state = Optimization(_NoiseTrainer(phase, config, device), replace(optim, batch_size=batch))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     seconds = _median_seconds(state.update, device) * optim.batch_size / batch
-    if device.type == "cuda":
-        return seconds, f"peak {format_bytes(torch.cuda.max_memory_allocated(device))} on the card"
-    weights = count_parameters(trainer.model) * 4 * COPIES
-    return seconds, f"weights, average, gradients and Adam {format_bytes(weights)}"
+    if device.type != "cuda":
+        return seconds, ""
+    return seconds, f"; peak {format_bytes(torch.cuda.max_memory_allocated(device))} on the card"
 
 
 class _NoiseTrainer:

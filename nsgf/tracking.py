@@ -8,6 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from nsgf.checkpoint import write_text
+
 
 class Tracker:
     """Appends to the run folder's ``log.txt`` and ``metrics.jsonl``."""
@@ -34,9 +36,7 @@ class Tracker:
         lines = self._metrics.read_text().splitlines()
         kept = [line for line in lines if not _is_after(line, phase, step)]
         if len(kept) < len(lines):
-            partial = self._metrics.with_name(self._metrics.name + ".partial")
-            partial.write_text("".join(line + "\n" for line in kept))
-            partial.replace(self._metrics)
+            write_text(self._metrics, "".join(line + "\n" for line in kept))
 
 
 def _is_after(line: str, phase: str, step: int) -> bool:

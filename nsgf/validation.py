@@ -148,6 +148,8 @@ FROZEN_IN_TRAINING = ("seed", "data", "sinkhorn", "flow", "pool", "model")
 FROZEN_IN_SAMPLING = ("data", "flow", "model")
 FREE = {"data.root", "data.verify", "data.download", "flow.allow_many_steps"}
 """Leaves of frozen sections that may differ: where files lie and permissions, not results."""
+LINES = {"nsf.source", "nsf.coupling"}
+"""What phases 2 and 3 are trained on; they must agree."""
 UNFREEZE = {"iterations"}
 """Leaves of the running phase that may change in the middle of it."""
 
@@ -157,6 +159,7 @@ def contradictions(
     config: Config,
     frozen: tuple[str, ...] = FROZEN_IN_TRAINING,
     running: PhaseName | None = None,
+    phase: PhaseName = "nsgf",
 ) -> list[str]:
     """Settings of ``config`` that a run begun with the settings ``saved`` cannot take over.
 
@@ -165,6 +168,7 @@ def contradictions(
         config: the configuration of this command.
         frozen: sections that must agree.
         running: the phase that goes on in its middle, whose optimization is fixed too.
+        phase: the phase that the checkpoint is of; phases 2 and 3 share their lines.
 
     Returns:
         One text per contradiction, with both values.
@@ -173,6 +177,7 @@ def contradictions(
     for key, value, _ in leaves(config):
         section, _, name = key.partition(".")
         fixed = section in frozen or (section == running and name not in UNFREEZE)
+        fixed |= phase != "nsgf" and key in LINES
         before = _lookup(saved, key)
         if fixed and key not in FREE and before != value:
             found.append(f"{key}: the checkpoint has {before}, this command {value}")

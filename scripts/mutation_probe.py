@@ -103,7 +103,7 @@ EDITS = [
     Edit("images in [0, 2]", "data/images.py", "div_(127.5).sub_(1.0)", "div_(127.5)"),
     Edit("wrong radius of the circle", "data/points.py", "5.0 * torch.stack", "4.0 * torch.stack"),
     Edit(
-        "source and target share a stream",
+        "all streams of the target are one",
         "data/__init__.py",
         'derive_seed(self._seed, "target", *stream)',
         'derive_seed(self._seed, "target")',
@@ -146,10 +146,10 @@ EDITS = [
         "return self.shortcut(x) + 0 * self.second(h)",
     ),
     Edit(
-        "attention over channels",
+        "attention with its pixels shifted",
         "models/unet.py",
         "q, k, v = qkv.transpose(-1, -2).unbind(1)",
-        "q, k, v = qkv.transpose(-1, -2).flip(-2).unbind(1)",
+        "q, k, v = qkv.transpose(-1, -2).roll(1, -2).unbind(1)",
     ),
     Edit(
         "output not zero at the start",
@@ -169,6 +169,13 @@ EDITS = [
         "nn.AvgPool2d(2)",
         "nn.MaxPool2d(2)",
     ),
+    Edit(
+        "scale without its one",
+        "models/unet.py",
+        "self.norm(h) * (1 + scale)",
+        "self.norm(h) * scale",
+    ),
+    Edit("shift lost", "models/unet.py", "(1 + scale) + shift", "(1 + scale)"),
     # Losses
     Edit(
         "straight velocity reversed",
@@ -266,8 +273,20 @@ EDITS = [
     Edit(
         "last checkpoint not written",
         "training/loop.py",
-        "            # save\n",
-        "            # save\n            if last:\n                return\n",
+        "saves = last or state.step",
+        "saves = state.step",
+    ),
+    Edit(
+        "average without warm-up",
+        "training/loop.py",
+        "return min(config.ema_decay, (1 + step) / (10 + step))",
+        "return config.ema_decay",
+    ),
+    Edit(
+        "non-finite gradients pass",
+        "training/loop.py",
+        "math.isfinite(loss) and math.isfinite(norm)",
+        "math.isfinite(loss)",
     ),
     # Sampling
     Edit("tau unused", "sampling.py", "t = tau[active] + count", "t = 0 * tau[active] + count"),
@@ -296,7 +315,25 @@ EDITS = [
         '"ema" if weights == "ema" else "model"',
         '"model"',
     ),
+    Edit(
+        "weights setting ignored",
+        "inference.py",
+        "weights = config.sampling.weights",
+        'weights = "last"',
+    ),
+    Edit(
+        "transport over the wrong time",
+        "experiment.py",
+        "flow_time=flow.steps * flow.eta",
+        "flow_time=flow.steps",
+    ),
     # Metrics
+    Edit(
+        "W2 to the source",
+        "inference.py",
+        'target = data.target("evaluate", str(repeat))',
+        'target = data.source("evaluate", str(repeat))',
+    ),
     Edit("W2 without the root", "metrics/wasserstein.py", "** 0.5", "** 1.0"),
     Edit(
         "W2 of unsquared distances", "metrics/wasserstein.py", ".square()\n    value", "\n    value"
@@ -307,6 +344,8 @@ EDITS = [
         "return w2(target.sample(n), target.sample(n))",
         "return w2(*[target.sample(n)] * 2)",
     ),
+    # Memory
+    Edit("activations forgotten", "memory.py", "+ MARGIN * activations", "+ 0 * activations"),
     # Configuration, checkpoints, command line
     Edit(
         "--train-iters misses phase 3",
@@ -335,15 +374,32 @@ EDITS = [
         "problems = [*_range_problems(config), ",
         "problems = [",
     ),
-    Edit("checkpoint written in place", "checkpoint.py", 'file.name + ".partial")', "file.name)"),
+    Edit(
+        "checkpoint written in place",
+        "checkpoint.py",
+        'file.name + ".partial")\n    try',
+        "file.name)\n    try",
+    ),
+    Edit(
+        "phases 2 and 3 on other lines",
+        "validation.py",
+        'fixed |= phase != "nsgf" and key in LINES',
+        "fixed |= False",
+    ),
+    Edit(
+        "old checkpoint overwritten",
+        "checkpoint.py",
+        ".exists():\n            number += 1",
+        ".is_symlink():\n            number += 1",
+    ),
     Edit(
         "checkpoint unpickles anything", "checkpoint.py", "weights_only=True", "weights_only=False"
     ),
     Edit(
         "finished phase trained again",
-        "checkpoint.py",
-        'int(payload["step"]) >= iterations',
-        "False",
+        "handover.py",
+        'done = int(payload["step"]) >= getattr(config, phase).iterations',
+        "done = False",
     ),
 ]
 
@@ -353,8 +409,7 @@ def probe(edit: Edit) -> tuple[str, float]:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "repository"
-        ignored = shutil.ignore_patterns(".git", ".venv", "runs", "data_cache", "*_cache")
-        shutil.copytree(ROOT, copy, ignore=ignored)
+        _copy_repository(copy)
         file = copy / "nsgf" / edit.file
         text = file.read_text()
         if edit.before not in text or edit.before == edit.after:
@@ -367,6 +422,14 @@ def probe(edit: Edit) -> tuple[str, float]:
                 if verdict:
                     return verdict, time.perf_counter() - started
     return "SURVIVED", time.perf_counter() - started
+
+
+def _copy_repository(copy: Path) -> None:
+    copy.mkdir()
+    for part in ("nsgf", "configs", "tests", "scripts"):
+        shutil.copytree(ROOT / part, copy / part)
+    for file in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / file, copy / file)
 
 
 def _tests_beside(copy: Path, file: str) -> Path:
@@ -396,11 +459,13 @@ def _failing_test(copy: Path, tests: list[str]) -> str | None:
         text=True,
         check=False,
     )
-    if done.returncode == 0:
-        return None
     lines = done.stdout.splitlines()
     failed = [line.split(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return failed[0].split("::")[-1] if failed else "collection failed"
+    if done.returncode == 0:
+        return None
+    if done.returncode != 1 or not failed:  # pytest itself failed: that proves nothing
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return failed[0].split("::")[-1]
 
 
 def _environment() -> dict[str, str]:
@@ -415,6 +480,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="edits whose name contains this text")
     options = parser.parse_args()
     chosen = [edit for edit in EDITS if options.only in edit.name]
+    with tempfile.TemporaryDirectory() as folder:
+        _copy_repository(Path(folder) / "repository")
+        failing = _failing_test(Path(folder) / "repository", ["tests"])
+    if failing:
+        raise SystemExit(f"the unedited code already fails {failing}: mend that first")
     missed = 0
     print("| edit | file | noticed by | seconds |\n|---|---|---|---|", flush=True)
     with ThreadPoolExecutor(options.jobs) as pool:

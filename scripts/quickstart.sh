@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Installs nsgf, trains NSGF++ on scikit-learn's 8x8 digits, and shows where the results are.
 set -euo pipefail
-. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ""
 
 start=$SECONDS
-"$PYTHON_VENV" -m nsgf train --exp digits "$@"
+"$PYTHON_VENV" -m nsgf train --exp digits
 trained=$((SECONDS - start))
 "$PYTHON_VENV" -m nsgf sample --exp digits
 "$PYTHON_VENV" -m nsgf evaluate --exp digits

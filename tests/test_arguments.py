@@ -106,6 +106,8 @@ def test_both_given_are_both_taken():
     request = parse(["train", "--exp", "cifar10", "--sinkhorn-batch=32", "--pool-batches=5"])
     assert (request.config.sinkhorn.batch_size, request.config.pool.num_batches) == (32, 5)
     assert request.notes == ()
+    request = parse(["train", "--exp", "cifar10", "--sinkhorn-batch=32", "--pool.num_batches=5"])
+    assert request.config.pool.num_batches == 5
 
 
 def test_smoke_is_small_and_explicit_flags_win():
@@ -173,9 +175,14 @@ def test_wrong_command_lines_end_in_one_line(argv, words, tmp_path, monkeypatch)
     ("text", "words"),
     [
         ("nsgf:\n  learning_rate: 1\n", "nsgf.learning_rate: unknown key"),
+        ("model:\n  unet: 3\n", "model.unet = 3: must be a section"),
+        ("model:\n  mlp: [1]\n", "model.mlp = [1]: must be a section"),
+        ("model:\n  unet:\n", "model.unet = None: must be a section"),
+        ("print_config: true\n", "print_config: unknown key"),
+        ("seed: 1\n", "must name its experiment"),
         ("speed: 3\n", "speed"),
-        ("nsgf:\n  lr: fast\n", "nsgf.lr: must be of type float. Got value: fast"),
-        ("seed: 1.5\n", "seed: must be of type int. Got value: 1.5"),
+        ("exp: x\nnsgf:\n  lr: fast\n", "nsgf.lr: must be of type float. Got value: fast"),
+        ("exp: x\nseed: 1.5\n", "seed: must be of type int. Got value: 1.5"),
         ("nsgf: 3\n", "nsgf = 3: must be a section with keys"),
         ("just text\n", "must hold keys and values"),
         ("", "must hold keys and values"),
@@ -197,6 +204,30 @@ def test_run_settings_are_the_base_of_later_commands(tiny):
     assert request.run == run.path
     assert request.config.model == tiny.model
     assert request.config.sampling.num_samples == 3
+
+
+def test_steps_of_a_trained_run_are_sampling_steps(tiny):
+    run = RunFolder.create(tiny)
+    for command in ("sample", "evaluate"):
+        config = parse([command, "--run", str(run.path), "--steps", "7"]).config
+        assert config.flow.steps == tiny.flow.steps
+        assert config.sampling.nsgf_steps == 7
+
+
+def test_a_file_given_on_resume_is_laid_over_the_runs_settings(tiny, tmp_path):
+    run = RunFolder.create(tiny)
+    file = tmp_path / "wide.yaml"
+    file.write_text("exp: 2d\nmodel:\n  mlp:\n    width: 64\n")
+    argv = ["train", "--run", str(run.path), "--resume", "--config", str(file)]
+    config = parse(argv).config
+    assert config.model.mlp.width == 64
+    assert config.nsgf.batch_size == tiny.nsgf.batch_size
+
+
+def test_run_of_another_experiment_is_refused(tiny):
+    run = RunFolder.create(tiny)
+    with pytest.raises(UserError, match="another experiment"):
+        parse(["sample", "--run", str(run.path), "--exp", "mnist"])
 
 
 def test_resume_finds_the_newest_run_of_the_experiment(tiny):

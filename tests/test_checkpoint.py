@@ -92,6 +92,8 @@ def test_newest_run_is_of_that_experiment(tiny, tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text(dump_config(tiny))
     (tmp_path / "2d-20290101_000000").mkdir()  # no configuration in it
+    (tmp_path / "2d-20290101_000000_backup").mkdir()
+    (tmp_path / "2d-20290101_000000_backup" / "config.yaml").write_text(dump_config(tiny))
     assert RunFolder.newest(tmp_path, "2d").path.name == "2d-20270101_000000"
     assert RunFolder.newest(tmp_path, "2d-big").path.name == "2d-big-20280101_000000"
     with pytest.raises(UserError, match="no run of mnist"):
@@ -109,10 +111,15 @@ def test_opening_something_else(tmp_path):
         RunFolder.open(tmp_path)
 
 
-def test_set_aside_renames_that_phase_and_later_ones(tiny):
+def test_set_aside_never_overwrites(tiny):
     run = RunFolder.create(tiny)
     for phase in tiny.phases:
         checkpoint.save(run.checkpoint_file(phase), {"step": 1})
-    assert run.set_aside("nsf") == ["phase2_nsf.pt", "phase3_predictor.pt"]
+    run.set_aside("nsf")
+    checkpoint.save(run.checkpoint_file("nsf"), {"step": 2})
+    run.set_aside("nsf")
     names = sorted(path.name for path in (run.path / "checkpoints").iterdir())
-    assert names == ["phase1_nsgf.pt", "phase2_nsf.previous.pt", "phase3_predictor.previous.pt"]
+    kept = ["phase2_nsf.previous1.pt", "phase2_nsf.previous2.pt"]
+    assert names == ["phase1_nsgf.pt", *kept, "phase3_predictor.pt"]
+    steps = [checkpoint.load(run.path / "checkpoints" / name)["step"] for name in kept]
+    assert steps == [1, 2]

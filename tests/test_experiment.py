@@ -10,9 +10,11 @@ import torch
 from nsgf import checkpoint, experiment
 from nsgf.checkpoint import RunFolder
 from nsgf.config import Config
+from nsgf.data import Data
 from nsgf.errors import UserError
 from nsgf.experiment import train, training_plan
 from nsgf.handover import load_network, pending_phases
+from nsgf.tracking import Tracker
 
 
 def with_phases(config: Config, count: int) -> Config:
@@ -49,7 +51,7 @@ def test_all_phases_leave_their_checkpoints_and_records(tiny, finished):
         (phase, step) for phase in ("nsgf", "nsf", "predictor") for step in (4, 8, 12)
     ]
     log = (finished.path / "log.txt").read_text()
-    assert "pool: 4 x 16 flows of 3 steps, 2.0 KB" in log
+    assert "pool: 4 x 16 flows of 3 steps, 2,048 bytes" in log
 
 
 def test_same_seed_same_run_other_seed_other_run(tiny, finished):
@@ -94,7 +96,7 @@ def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, finished, p
     with pytest.raises(KeyboardInterrupt):
         train(tiny, run)
     monkeypatch.setattr(checkpoint, "save", real_save)
-    assert pending_phases(tiny, run)[0] == phase
+    assert pending_phases(tiny, run).phases[0] == phase
     train(tiny, run)
     assert_equal(finished, run)
 
@@ -104,6 +106,81 @@ def test_more_iterations_continue_a_finished_phase(tiny, finished):
     train(longer, finished)
     assert weights(finished)["nsgf"]["step"] == 20
     assert weights(finished)["nsf"]["step"] == 12
+
+
+def test_starting_at_a_finished_phase_trains_it_anew_and_keeps_the_old(tiny, finished):
+    before = {name: file.read_bytes() for name, file in _files(finished).items()}
+    train(tiny, finished, "nsf")
+    after = _files(finished)
+    assert after["phase1_nsgf.pt"].read_bytes() == before["phase1_nsgf.pt"]
+    for name in ("phase2_nsf", "phase3_predictor"):
+        assert after[f"{name}.previous1.pt"].read_bytes() == before[f"{name}.pt"]
+    assert_equal(finished, train(tiny))
+
+
+def test_starting_at_a_half_done_phase_goes_on_with_it(tiny, finished):
+    longer = replace(tiny, nsf=replace(tiny.nsf, iterations=20))
+    train(longer, finished, "nsf")
+    assert weights(finished)["nsf"]["step"] == 20
+    assert "phase2_nsf.previous1.pt" not in _files(finished)
+
+
+def test_phases_before_the_first_must_be_finished(tiny):
+    with pytest.raises(UserError, match=r"--resume-phase 2: phase nsgf .* is not finished"):
+        train(tiny, RunFolder.create(tiny), "nsf")
+
+
+def test_nothing_is_set_aside_when_training_is_refused(tiny, finished, monkeypatch):
+    with pytest.raises(UserError, match="CUDA devices"):
+        train(replace(tiny, device="cuda:99"), finished, "nsgf")
+    monkeypatch.setattr("nsgf.pool.available_bytes", lambda: 1000)
+    with pytest.raises(UserError, match=r"pool\.num_batches"):
+        train(tiny, finished, "nsgf")
+    assert len(_files(finished)) == 3
+
+
+def _files(run: RunFolder) -> dict[str, Path]:
+    return {file.name: file for file in (run.path / "checkpoints").iterdir()}
+
+
+@pytest.mark.parametrize("change", [{"source": "nsgf"}, {"coupling": "ot"}])
+def test_phases_two_and_three_must_share_their_lines(tiny, finished, change):
+    other = replace(
+        tiny,
+        nsf=replace(tiny.nsf, **change),
+        predictor=replace(tiny.predictor, iterations=20),
+    )
+    with pytest.raises(UserError, match=rf"nsf\.{next(iter(change))}: the checkpoint has"):
+        train(other, finished)
+
+
+def test_phase_one_cannot_change_under_phases_that_start_from_it(tiny):
+    config = replace(tiny, nsf=replace(tiny.nsf, source="nsgf"))
+    run = train(config)
+    longer = replace(config, nsgf=replace(config.nsgf, iterations=20))
+    with pytest.raises(UserError, match="--resume-phase 1"):
+        train(longer, run)
+    train(longer, run, "nsgf")
+    assert weights(run)["nsgf"]["step"] == 20
+
+
+def test_finished_run_keeps_its_configuration(tiny, finished):
+    before = finished.config_file.read_text()
+    train(replace(tiny, nsgf=replace(tiny.nsgf, lr=0.7)), finished)
+    assert finished.config_file.read_text() == before
+
+
+def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, finished):
+    """The transport of phase 2 covers the flow time T eta in T steps."""
+    lab = experiment.Experiment(
+        tiny, finished, Tracker(finished.path), Data(tiny.data, 0), torch.device("cpu")
+    )
+    x = torch.randn(5, 2)
+    network = load_network(tiny, finished, "nsgf", "ema", torch.device("cpu")).network
+    expected = x
+    for step in range(3):
+        expected = expected + tiny.flow.eta * network(expected, torch.full((5,), step / 3))
+    torch.testing.assert_close(experiment._nsgf_transport(lab)(x), expected)
 
 
 def test_each_phase_has_its_own_optimizer_and_network(finished):
@@ -129,7 +206,8 @@ def test_another_architecture_is_refused_with_both_values(tiny, finished):
 
 def test_loaded_network_is_the_average_in_eval_mode_without_gradients(tiny, finished):
     ema, last = (
-        load_network(tiny, finished, "nsf", kind, torch.device("cpu")) for kind in ("ema", "last")
+        load_network(tiny, finished, "nsf", kind, torch.device("cpu")).network
+        for kind in ("ema", "last")
     )
     payload = weights(finished)["nsf"]
     assert torch.equal(ema.layers[0].weight, payload["ema"]["layers.0.weight"])
@@ -153,10 +231,10 @@ def test_pool_and_missing_data_are_refused_before_a_folder_exists(tiny, monkeypa
 
 
 def test_plan_names_pool_size_updates_and_weights(tiny):
-    plan = training_plan(tiny, ["nsgf"])
+    plan = training_plan(tiny, ["nsgf"], torch.device("cpu"))
     assert plan[0].startswith("nsgf: 12 updates of 16")
     assert plan[1] == "nsf: done already"
-    assert plan[-1].startswith("pool: 4 x 16 flows of 3 steps, 2.0 KB of ")
+    assert plan[-1].startswith("pool: 4 x 16 flows of 3 steps, 2,048 bytes (2.0 KB) of ")
 
 
 def test_memory_is_released_after_each_phase(tiny, monkeypatch):

@@ -21,6 +21,24 @@ def test_free_memory_is_plausible():
     assert 10**8 < available_bytes() < 10**14
 
 
+def test_container_limit_counts_cached_files_as_free(tmp_path):
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300000\n")
+    assert available_bytes(tmp_path) == 400_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes(tmp_path) > 10**8
+
+
+def test_idle_cards_are_mentioned(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 10**9, 16 * 10**9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert "1 of 2 cards is used" in describe(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert "cards" not in describe(torch.device("cuda"))
+
+
 @pytest.mark.parametrize(
     ("count", "text"), [(999, "999 B"), (1500, "1.5 KB"), (23.6e9, "23.6 GB"), (2e15, "2000.0 TB")]
 )

@@ -5,11 +5,15 @@ import numpy as np
 import pytest
 import torch
 
+from nsgf import checkpoint
 from nsgf.checkpoint import RunFolder
+from nsgf.data import Data, build_source
 from nsgf.errors import UserError
 from nsgf.experiment import train
 from nsgf.inference import evaluate_run, generate, load_sampler, sample_run
+from nsgf.models import build_network
 from nsgf.preflight import format_hours, preflight
+from nsgf.sampling import Samples
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -40,7 +44,7 @@ def digits_run(tmp_path_factory):
 def test_points_are_sampled_to_files(small):
     run = train(small)
     lines = sample_run(small, run)
-    assert lines[0] == "20 samples, NFE 8"  # 3 + 1 + 4
+    assert lines[0].startswith("20 samples, NFE 8, with nsgf (12 of 12 updates)")  # 3 + 1 + 4
     saved = np.load(run.samples / "samples.npz", allow_pickle=False)
     assert saved["x"].shape == (20, 2)
     assert saved["tau"].shape == (20,)
@@ -63,32 +67,72 @@ def test_evaluation_of_points(small):
 def test_velocity_network_alone_is_algorithm_2(small):
     alone = replace(small, phases=["nsgf"])
     run = train(alone)
-    assert sample_run(alone, run)[0] == "20 samples, NFE 3"
+    assert sample_run(alone, run)[0] == "20 samples, NFE 3, with nsgf (12 of 12 updates)"
     _, found = evaluate_run(alone, run)
     assert found["nfe"] == 3
     assert "tau_mean" not in found
 
 
 def test_batches_do_not_change_the_samples(small):
-    from nsgf.data import build_source
-
     run = train(small)
-    sampler = load_sampler(small, run, CPU)
-
-    class Fixed:
-        """A source that deals out one fixed cloud."""
-
-        def __init__(self):
-            self.cloud = build_source(small.data, 0, "x").sample(20)
-
-        def sample(self, n):
-            head, self.cloud = self.cloud[:n], self.cloud[n:]
-            return head
-
-    whole, parts = (generate(sampler, Fixed(), 20, size, CPU) for size in (20, 7))
+    sampler, _ = load_sampler(small, run, CPU)
+    whole, parts = (
+        generate(sampler, build_source(small.data, 0, "x"), 20, size, CPU) for size in (20, 7)
+    )
     torch.testing.assert_close(whole.x, parts.x)
     torch.testing.assert_close(whole.tau, parts.tau)
     assert whole.nfe == parts.nfe == 8
+
+
+def test_weights_setting_chooses_average_or_last(small):
+    run = train(small)
+    x = build_source(small.data, 0, "x").sample(5)
+
+    def drawn(weights):
+        config = replace(small, sampling=replace(small.sampling, weights=weights))
+        sampler, _ = load_sampler(config, run, CPU)
+        return sampler.velocity(x, torch.zeros(5))
+
+    payload = checkpoint.load(run.checkpoint_file("nsgf"))
+    network = build_network("nsgf", small.model, (2,), 0)
+    for weights, part in (("ema", "ema"), ("last", "model")):
+        network.load_state_dict(payload[part])
+        assert torch.equal(drawn(weights), network(x, torch.zeros(5)))
+
+
+def test_unfinished_networks_are_named(small):
+    run = train(small)
+    longer = replace(small, nsf=replace(small.nsf, iterations=500))
+    payload = checkpoint.load(run.checkpoint_file("nsf"))
+    payload["config"]["nsf"]["iterations"] = 500
+    checkpoint.save(run.checkpoint_file("nsf"), payload)
+    assert "nsf (12 of 500 updates)" in sample_run(longer, run)[0]
+    _, found = evaluate_run(longer, run)
+    assert found["updates"] == {"nsgf": "12 of 12", "nsf": "12 of 500", "predictor": "12 of 12"}
+
+
+def test_w2_compares_samples_with_the_target(small, monkeypatch):
+    """Samples that are draws of the target score about the floor; draws of the source do not."""
+    run = train(small)
+    config = replace(small, evaluation=replace(small.evaluation, num_samples=400))
+    data = Data(config.data, 99)
+    scores = {}
+    for name in ("target", "source"):
+        cloud = getattr(data, name)("elsewhere").sample(400)
+        monkeypatch.setattr(
+            "nsgf.inference.generate", lambda *_, cloud=cloud: Samples(x=cloud, nfe=1.0)
+        )
+        scores[name] = evaluate_run(config, run)[1]
+    assert scores["target"]["w2"] < 2 * scores["target"]["w2_floor"]
+    assert scores["source"]["w2"] > 2.5
+
+
+def test_diverged_networks_are_refused(small, monkeypatch):
+    run = train(small)
+    bad = Samples(x=torch.full((4, 2), torch.nan), nfe=1.0)
+    monkeypatch.setattr("nsgf.inference.generate", lambda *_: bad)
+    with pytest.raises(UserError, match="diverged"):
+        evaluate_run(small, run)
 
 
 def test_samples_follow_the_seed_of_the_command(small):
@@ -118,11 +162,25 @@ def test_evaluation_of_images(digits_run):
     assert found["inception"] == "left out: evaluation.inception is false"
 
 
-def test_missing_inception_weights_are_stated_not_fatal(digits_run):
+def test_mistyped_inception_weights_are_noticed_before_sampling(digits_run, monkeypatch):
     config, run = digits_run
+    monkeypatch.setattr("nsgf.inference.generate", lambda *_: pytest.fail("sampled first"))
     evaluation = replace(config.evaluation, inception=True, inception_weights="nowhere.pth")
-    _, found = evaluate_run(replace(config, evaluation=evaluation), run)
-    assert found["inception"].startswith("left out: evaluation.inception_weights = nowhere.pth")
+    with pytest.raises(UserError, match=r"nowhere\.pth: no such file"):
+        evaluate_run(replace(config, evaluation=evaluation), run)
+
+
+def test_inception_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatch):
+    config, run = digits_run
+
+    def unreachable(*_):
+        raise UserError("no route to host")
+
+    monkeypatch.setattr("nsgf.inference.inception_metrics", unreachable)
+    evaluation = replace(config.evaluation, inception=True)
+    file, found = evaluate_run(replace(config, evaluation=evaluation), run)
+    assert found["inception"] == "left out: no route to host"
+    assert json.loads(file.read_text())["w2"] == found["w2"]
     assert "fid" not in found
 
 

@@ -66,6 +66,7 @@ def test_incomplete_pool_is_refused():
     pool.append(torch.zeros(3, 3, 1))
     with pytest.raises(ValueError, match="3 of 4"):
         pool.finalize()
+    pool.append(torch.zeros(1, 3, 1))
     with pytest.raises(ValueError, match="finalize"):
         pool.sample(1, torch.Generator())
 
@@ -77,7 +78,7 @@ def test_flows_that_do_not_fit_are_refused(shape):
 
 
 def test_non_finite_flows_are_refused():
-    with pytest.raises(ValueError, match=r"flow\.eta"):
+    with pytest.raises(ValueError, match="not finite"):
         TrajectoryPool(1, 1, (1,), 0.1).append(torch.full((1, 2, 1), torch.nan))
 
 
@@ -95,6 +96,16 @@ def test_built_pool_holds_the_flows_of_its_samplers(name):
         torch.testing.assert_close(pool._positions[8 * batch : 8 * batch + 8], expected)
 
 
+@pytest.mark.parametrize("flags", [["--flow.eta=1e30"], ["--sinkhorn.blur=1e200"]])
+def test_flows_that_fail_numerically_name_their_settings(flags):
+    config = shipped("2d", "--pool-batches=1", "--sinkhorn-batch=8", *flags)
+    data = Data(config.data, 0)
+    velocity = build_velocity_field(config.sinkhorn)
+    with pytest.raises(UserError, match=r"flow\.eta = .*sinkhorn\.blur = ") as caught:
+        build_pool(config, data.source("p"), data.target("p"), velocity, torch.device("cpu"))
+    assert "\n" not in str(caught.value)
+
+
 def test_size_is_known_before_building():
     """The paper's CIFAR-10 pool: 2500 x 128 flows of 5 steps in float32."""
     config = shipped("cifar10")
@@ -108,7 +119,7 @@ def test_pool_that_does_not_fit_names_the_setting_that_does():
     fitting = int(re.search(r"--pool-batches (\d+) would", str(caught.value)).group(1))
     assert fitting > 500
     smaller = replace(config, pool=replace(config.pool, num_batches=fitting))
-    assert "23.6 GB" in str(caught.value)
+    assert "23,592,960,000 bytes (23.6 GB)" in str(caught.value)
     check_memory(smaller, (3, 32, 32), available=10 * 10**9)
 
 

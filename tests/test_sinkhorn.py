@@ -163,6 +163,34 @@ def test_flow_steps_by_eta_times_velocity(solver):
         torch.testing.assert_close(positions[:, t + 1], expected)
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_matrix_products_are_full_float32(solver, monkeypatch):
+    """TF32 stays off inside, and what was set before holds again after."""
+    seen = []
+    real = torch.logsumexp
+
+    def spying(*arguments, **options):
+        seen.append(torch.backends.cuda.matmul.allow_tf32)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(torch, "logsumexp", spying)
+    monkeypatch.setattr(torch.Tensor, "logsumexp", spying)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        field(solver)(*clouds(8, (2,)))
+        assert torch.backends.cuda.matmul.allow_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+    assert seen
+    assert not any(seen)
+
+
+def test_far_from_the_origin_costs_do_not_cancel():
+    x, y = clouds(32, (3, 32, 32))
+    near, far = (field("closed_form", 1.0)(x + d, y + d) for d in (0.0, 30.0))
+    assert relative_error(far, near) < 1e-3
+
+
 def test_flow_reaches_the_target():
     x, y = clouds(128, (2,))
     positions = sinkhorn_flow(x, y, field("closed_form", blur=0.1), steps=10, eta=0.5)

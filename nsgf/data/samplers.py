@@ -1,9 +1,11 @@
 """Samplers: streams that answer ``sample(n)`` for any n.
 
-What a sampler returns is a function of its seed and of its position, the number of samples drawn
-so far. Both are its whole state, and any part of a stream can be drawn again.
+Sample i of a stream is a function of the stream's seed and of i alone, however the stream is cut
+into batches. Seed and position, the number of samples drawn so far, are therefore the whole state,
+and any part can be drawn again. Streams are made in pages: blocks of draws, or epochs of images.
 """
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -11,7 +13,10 @@ from torch import Tensor
 
 from nsgf.data.images import to_unit_range
 from nsgf.data.points import Distribution
-from nsgf.seeding import derive_seed, make_generator
+from nsgf.seeding import make_generator
+
+BLOCK = 256
+"""Draws of a distribution that share one generator."""
 
 
 class Sampler(Protocol):
@@ -33,12 +38,19 @@ class PointSampler:
         self.position = 0
         self._distribution = distribution
         self._seed = seed
+        self._page, self._page_number = torch.empty(0), -1
 
     def sample(self, n: int) -> Tensor:
-        _check_size(n)
-        batch = self._distribution.draw(n, make_generator(self._seed, self.position))
+        parts = [self._block(page)[cut] for page, cut in _pages(self.position, n, BLOCK)]
         self.position += n
-        return batch
+        return torch.cat(parts)
+
+    def _block(self, number: int) -> Tensor:
+        """Draws number * BLOCK and following.  (BLOCK, *shape)"""
+        if number != self._page_number:
+            self._page = self._distribution.draw(BLOCK, make_generator(self._seed, number))
+            self._page_number = number
+        return self._page
 
 
 class ImageSampler:
@@ -56,37 +68,37 @@ class ImageSampler:
         self._images = images
         self._seed = seed
         self._flip = flip
-        self._order = torch.empty(0, dtype=torch.long)
-        self._order_epoch = -1
+        self._order, self._coins = torch.empty(0, dtype=torch.long), torch.empty(0)
+        self._epoch = -1
 
     def sample(self, n: int) -> Tensor:
-        _check_size(n)
-        start = self.position
+        indices, coins = [], []
+        for epoch, cut in _pages(self.position, n, len(self._images)):
+            self._turn_to(epoch)
+            indices.append(self._order[cut])
+            coins.append(self._coins[cut])
         self.position += n
-        batch = to_unit_range(self._images[self._indices(start, n)])
+        batch = to_unit_range(self._images[torch.cat(indices)])
         if self._flip:
-            coins = torch.rand(n, generator=make_generator(self._seed, "flip", start)) < 0.5
-            batch = torch.where(coins.view(-1, 1, 1, 1), batch.flip(-1), batch)
+            mirrored = (torch.cat(coins) < 0.5).view(-1, 1, 1, 1)
+            batch = torch.where(mirrored, batch.flip(-1), batch)
         return batch
 
-    def _indices(self, start: int, n: int) -> Tensor:
-        """Image numbers at stream positions start .. start + n - 1.  (n,)"""
-        parts, size = [], len(self._images)
-        while n > 0:
-            epoch, offset = divmod(start, size)
-            part = self._permutation(epoch)[offset : offset + n]
-            parts.append(part)
-            start, n = start + len(part), n - len(part)
-        return torch.cat(parts)
-
-    def _permutation(self, epoch: int) -> Tensor:
-        if epoch != self._order_epoch:
-            generator = torch.Generator().manual_seed(derive_seed(self._seed, "epoch", epoch))
+    def _turn_to(self, epoch: int) -> None:
+        """Order and coins of an epoch, kept until another one is asked for."""
+        if epoch != self._epoch:
+            generator = make_generator(self._seed, "epoch", epoch)
             self._order = torch.randperm(len(self._images), generator=generator)
-            self._order_epoch = epoch
-        return self._order
+            self._coins = torch.rand(len(self._images), generator=generator)
+            self._epoch = epoch
 
 
-def _check_size(n: int) -> None:
+def _pages(start: int, n: int, size: int) -> Iterator[tuple[int, slice]]:
+    """Pages of ``size`` and the slices of them that make up positions start .. start + n - 1."""
     if n < 1:
         raise ValueError(f"sample(n) needs n >= 1, got {n}")
+    while n > 0:
+        page, offset = divmod(start, size)
+        count = min(n, size - offset)
+        yield page, slice(offset, offset + count)
+        start, n = start + count, n - count

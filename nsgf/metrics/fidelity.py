@@ -31,7 +31,8 @@ def inception_metrics(
     Args:
         samples: generated images in [-1, 1], (N, C, H, W).
         real: uint8, (M, C, H, W).
-        weights: file with torch-fidelity's Inception weights; None lets it download them.
+        weights: file with torch-fidelity's Inception weights, checked before by
+            :func:`check_weights`; None lets it download them.
         device: where the Inception network runs.
         batch_size: images that go through it together.
 
@@ -40,10 +41,8 @@ def inception_metrics(
         fewer than 10 samples).
 
     Raises:
-        UserError: torch-fidelity is not installed, or there are no usable weights.
+        UserError: torch-fidelity is not installed, or has no usable weights or too few samples.
     """
-    if weights is not None:
-        _check_weights(Path(weights))
     try:
         from torch_fidelity import calculate_metrics
     except ImportError as error:
@@ -65,10 +64,12 @@ def inception_metrics(
             verbose=False,
             feature_extractor_weights_path=weights,
         )
-    except (OSError, RuntimeError, KeyError) as error:
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
-            f"no usable Inception weights ({cause}); give their file with --inception-weights FILE"
+            f"torch-fidelity failed ({cause}); without a network give --inception-weights FILE"
         ) from error
     return {
         "fid": found["frechet_inception_distance"],
@@ -77,7 +78,7 @@ def inception_metrics(
     }
 
 
-def _check_weights(file: Path) -> None:
+def check_weights(file: Path) -> None:
     """Refuse a file that is missing, damaged, or would run code: torch-fidelity unpickles."""
     if not file.is_file():
         raise UserError(f"evaluation.inception_weights = {file}: no such file")

@@ -29,7 +29,7 @@ class Optimization:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.adam, lambda step: lr_factor(step, config)
         )
-        self.ema = AveragedModel(trainer.model, multi_avg_fn=get_ema_multi_avg_fn(config.ema_decay))
+        self.ema = AveragedModel(trainer.model, multi_avg_fn=self._average)
 
     def update(self) -> tuple[Tensor, Tensor]:
         """One optimizer update; returns loss and gradient norm, still on the device."""
@@ -44,6 +44,9 @@ class Optimization:
         self.ema.update_parameters(self.trainer.model)
         self.step += 1
         return loss.detach(), norm
+
+    def _average(self, averaged: Any, current: Any, _: Any) -> None:
+        get_ema_multi_avg_fn(ema_decay(self.step, self.config))(averaged, current, None)
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, with the state of every random stream."""
@@ -70,6 +73,14 @@ class Optimization:
         _set_global_random_state(state["torch_random"])
 
 
+def ema_decay(step: int, config: OptimConfig) -> float:
+    """Decay of the average at update ``step`` (0, 1, ...): min(decay, (1 + step) / (10 + step)).
+
+    The warm-up lets a run that is short for its decay forget the initial weights.
+    """
+    return min(config.ema_decay, (1 + step) / (10 + step))
+
+
 def lr_factor(step: int, config: OptimConfig) -> float:
     """Learning rate of update ``step`` (0, 1, ...) divided by ``config.lr``.
 
@@ -86,21 +97,29 @@ def lr_factor(step: int, config: OptimConfig) -> float:
 
 
 class LossWindow:
-    """Mean loss since the last log line, summed on the device and read only on request."""
+    """Loss and gradient norm since the last log line, summed on the device, read on request."""
 
     def __init__(self, step: int) -> None:
-        self._sum: Tensor | None = None
+        self._sums: Tensor | None = None
         self._step, self._time = step, time.perf_counter()
 
-    def add(self, loss: Tensor) -> None:
-        self._sum = loss if self._sum is None else self._sum + loss
+    def add(self, loss: Tensor, norm: Tensor) -> None:
+        """Take in one update; both stay on the device."""
+        pair = torch.stack([loss.float(), norm.float()])
+        self._sums = pair if self._sums is None else self._sums + pair
 
-    def close(self, step: int) -> tuple[float, float]:
-        """Mean loss and steps per second since the window opened; opens the next one."""
-        steps, seconds = step - self._step, time.perf_counter() - self._time
-        mean = math.nan if self._sum is None else float(self._sum) / steps
-        self._sum, self._step, self._time = None, step, time.perf_counter()
-        return mean, steps / seconds
+    def means(self, step: int) -> tuple[float, float]:
+        """Mean loss and mean gradient norm so far; not finite if one of them was not."""
+        if self._sums is None:
+            return 0.0, 0.0
+        loss, norm = (self._sums / (step - self._step)).tolist()
+        return loss, norm
+
+    def close(self, step: int) -> float:
+        """Updates per second since the window opened; opens the next one."""
+        speed = (step - self._step) / (time.perf_counter() - self._time)
+        self._sums, self._step, self._time = None, step, time.perf_counter()
+        return speed
 
 
 def fit(
@@ -119,7 +138,7 @@ def fit(
         tracker: where records go.
 
     Raises:
-        UserError: the loss is no longer finite.
+        UserError: loss or gradient are no longer finite.
     """
     optim: OptimConfig = getattr(config, phase)
     torch.manual_seed(derive_seed(config.seed, phase, "dropout"))
@@ -135,32 +154,42 @@ def fit(
         while state.step < optim.iterations:
             # one update; loss and gradient norm stay on the device
             loss, norm = state.update()
-            window.add(loss)
+            window.add(loss, norm)
             bar.update()
-            last = state.step == optim.iterations
 
-            # read, log and check
-            if state.step % config.train.log_every == 0 or last:
-                mean, speed = window.close(state.step)
+            # read and check, so that nothing that is not finite is ever saved
+            last = state.step == optim.iterations
+            logs = last or state.step % config.train.log_every == 0
+            saves = last or state.step % config.train.checkpoint_every == 0
+            if logs or saves:
+                mean, norm_mean = window.means(state.step)
+                _require_finite(phase, state, mean, norm_mean)
+
+            # log
+            if logs:
                 bar.set_postfix(loss=f"{mean:.4g}")
                 tracker.record(
                     phase=phase,
                     step=state.step,
                     loss=mean,
-                    grad_norm=float(norm),
+                    grad_norm=norm_mean,
                     lr=optim.lr * lr_factor(state.step - 1, optim),
-                    steps_per_second=round(speed, 3),
+                    steps_per_second=round(window.close(state.step), 3),
                 )
-                if not math.isfinite(mean):
-                    raise UserError(
-                        f"{phase}: the loss is {mean} at step {state.step}; the last checkpoint is "
-                        f"kept; try a lower {phase}.lr ({optim.lr}) with --resume-phase"
-                    )
 
             # save
-            if state.step % config.train.checkpoint_every == 0 and not last:
+            if saves:
                 checkpoint.save(file, _payload(phase, state, config))
-    checkpoint.save(file, _payload(phase, state, config))
+    if not file.exists():  # a phase of no updates hands over its initial weights
+        checkpoint.save(file, _payload(phase, state, config))
+
+
+def _require_finite(phase: PhaseName, state: Optimization, loss: float, norm: float) -> None:
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise UserError(
+            f"{phase}: loss {loss} and gradient norm {norm} at step {state.step}; the last "
+            f"checkpoint is kept; try a lower {phase}.lr ({state.config.lr}) in a new run"
+        )
 
 
 def _payload(phase: PhaseName, state: Optimization, config: Config) -> dict[str, Any]:

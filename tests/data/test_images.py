@@ -67,6 +67,21 @@ def test_missing_files_give_one_line_with_remedies(name, tmp_path):
         assert part in message
 
 
+@pytest.mark.parametrize("content", [b"", b"<html>", pickle.dumps([1, 2]), pickle.dumps({})])
+def test_damaged_cifar10_ends_in_one_line(tmp_path, content):
+    write_cifar10(tmp_path, np.zeros((10, 3, 32, 32), np.uint8))
+    (tmp_path / "cifar-10-batches-py" / "data_batch_2").write_bytes(content)
+    with pytest.raises(UserError, match=r"data\.root"):
+        load("cifar10", tmp_path, verify=False)
+
+
+def test_mnist_that_is_a_web_page_is_refused(tmp_path):
+    write_mnist(tmp_path, np.zeros((6, 28, 28), np.uint8))
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"<html></html>")
+    with pytest.raises(UserError, match=r"data\.root"):
+        load("mnist", tmp_path)
+
+
 def test_truncated_mnist_is_refused(tmp_path):
     write_mnist(tmp_path, np.zeros((6, 28, 28), np.uint8))
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"

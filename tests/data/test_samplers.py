@@ -35,10 +35,17 @@ def test_batch_across_epochs_completes_the_first():
     assert sorted(stream[:10]) == sorted(stream[10:20]) == list(range(10))
 
 
-def test_stream_does_not_depend_on_batch_sizes():
-    whole = ImageSampler(numbered(40), seed=3).sample(100)
-    sampler = ImageSampler(numbered(40), seed=3)
-    assert torch.equal(whole, torch.cat([sampler.sample(n) for n in (1, 59, 40)]))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ImageSampler(torch.arange(160).to(torch.uint8).view(40, 1, 2, 2), 3, flip=True),
+        lambda: PointSampler(Gaussian((2,)), 3),
+    ],
+)
+def test_stream_does_not_depend_on_batch_sizes(make):
+    """Sample i follows from seed and i alone, across epochs and blocks, with flips."""
+    sampler = make()
+    assert torch.equal(make().sample(700), torch.cat([sampler.sample(n) for n in (1, 259, 440)]))
 
 
 @pytest.mark.parametrize(

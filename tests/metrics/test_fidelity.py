@@ -1,9 +1,11 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 from nsgf.data.images import to_unit_range
 from nsgf.errors import UserError
-from nsgf.metrics.fidelity import ByteImages, inception_metrics
+from nsgf.metrics.fidelity import ByteImages, check_weights, inception_metrics
 from tests.test_checkpoint import Malicious
 
 CPU = torch.device("cpu")
@@ -59,21 +61,31 @@ def test_grey_images_are_repeated_in_three_channels():
 
 def test_missing_weights_file_is_named():
     with pytest.raises(UserError, match=r"inception_weights = nowhere\.pth"):
-        inception_metrics(torch.zeros(2, 1, 8, 8), images(2, 0, 9), "nowhere.pth", CPU, 2)
+        check_weights(Path("nowhere.pth"))
 
 
 def test_weights_file_cannot_execute_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"x": Malicious()}, tmp_path / "w.pth")
     with pytest.raises(UserError, match="no usable Inception weights"):
-        inception_metrics(torch.zeros(2, 1, 8, 8), images(2, 0, 9), "w.pth", CPU, 2)
+        check_weights(Path("w.pth"))
     assert not (tmp_path / "executed").exists()
+
+
+def test_no_network_ends_in_one_line(monkeypatch):
+    """Without a weights file torch-fidelity downloads one."""
+    from torch_fidelity import feature_extractor_inceptionv3 as extractor
+
+    def unreachable(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(extractor, "load_state_dict_from_url", unreachable)
+    with pytest.raises(UserError, match=r"no route to host.*--inception-weights"):
+        inception_metrics(torch.zeros(2, 1, 28, 28), images(2, 0, 9), None, CPU, 2)
 
 
 def test_unusable_weights_end_in_one_line(tmp_path):
     (tmp_path / "w.pth").write_bytes(b"no weights")
     with pytest.raises(UserError, match="no usable Inception weights") as caught:
-        inception_metrics(
-            torch.zeros(2, 1, 28, 28), images(2, 0, 9), str(tmp_path / "w.pth"), CPU, 2
-        )
+        check_weights(tmp_path / "w.pth")
     assert "\n" not in str(caught.value)

@@ -1,9 +1,10 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import silu
 
 from nsgf.config import UNetConfig
-from nsgf.models.unet import Attention, Downsample, Stage, UNet, Upsample
+from nsgf.models.unet import Attention, Downsample, ResBlock, Stage, UNet, Upsample
 
 SHAPES = {
     "digits": ((1, 8, 8), UNetConfig(channels=32, mult=[1, 2], attention=[4])),
@@ -134,6 +135,20 @@ def test_attention_is_softmax_over_all_pixels():
     weights = torch.softmax(torch.einsum("bhci,bhcj->bhij", q, k) / 32**0.5, dim=-1)
     mixed = torch.einsum("bhij,bhcj->bhci", weights, v).reshape(2, 64, 3, 3)
     torch.testing.assert_close(layer(x, None), x + layer.out(mixed), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale_shift", [True, False])
+def test_residual_block_is_its_formula(scale_shift):
+    """norm(h) (1 + scale) + shift, or norm(h + time); then SiLU, convolution and the shortcut."""
+    block = awake(ResBlock(32, 64, 16, UNetConfig(scale_shift=scale_shift)))
+    x, embedding = torch.randn(3, 32, 4, 4), torch.randn(3, 16)
+    norm, _, convolution = block.first
+    h = convolution(silu(norm(x)))
+    time = block.time[1](silu(embedding))[:, :, None, None]
+    scaled = block.norm(h) * (1 + time[:, :64]) + time[:, 64:] if scale_shift else None
+    h = block.norm(h + time) if scaled is None else scaled
+    expected = block.shortcut(x) + block.second[2](silu(h))
+    torch.testing.assert_close(block(x, embedding), expected)
 
 
 def test_down_and_up_change_the_resolution_by_two():

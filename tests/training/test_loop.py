@@ -11,7 +11,7 @@ from nsgf.checkpoint import RunFolder
 from nsgf.config import OptimConfig
 from nsgf.errors import UserError
 from nsgf.tracking import Tracker
-from nsgf.training.loop import Optimization, fit, lr_factor
+from nsgf.training.loop import Optimization, ema_decay, fit, lr_factor
 
 
 class Quadratic:
@@ -107,14 +107,25 @@ def test_gradient_is_clipped():
 
 def test_average_follows_the_weights_with_its_decay():
     trainer = Quadratic()
-    state = Optimization(trainer, optim(ema_decay=0.9))
+    state = Optimization(trainer, optim(ema_decay=0.25))
     expected = None
-    for _ in range(5):
+    for step in range(6):
         state.update()
-        now = weight(trainer)
-        expected = now if expected is None else 0.9 * expected + 0.1 * now
+        now, decay = weight(trainer), min(0.25, (1 + step) / (10 + step))
+        expected = now if expected is None else decay * expected + (1 - decay) * now
     assert state.ema.module.weight.item() == pytest.approx(expected, rel=1e-5)
     assert state.ema.module.weight.item() < weight(trainer)
+
+
+def test_average_of_a_short_run_forgets_the_initial_weights():
+    """With the plain decay 0.9999 the average of 300 updates would still be the start."""
+    trainer = Quadratic()
+    state = Optimization(trainer, optim(lr=0.05, ema_decay=0.9999))
+    for _ in range(300):
+        state.update()
+    assert weight(trainer) == pytest.approx(3, abs=0.1)
+    assert state.ema.module.weight.item() == pytest.approx(3, abs=0.3)
+    assert ema_decay(10**6, state.config) == 0.9999
 
 
 def test_toy_loss_falls(tiny):
@@ -215,6 +226,36 @@ def test_non_finite_loss_stops_the_run_and_keeps_the_checkpoint(tiny):
     run = RunFolder.create(config)
     with pytest.raises(UserError, match=r"step 8.*nsgf\.lr"):
         fit("nsgf", Explodes(), config, run, Tracker(run.path))
+    payload = checkpoint.load(run.checkpoint_file("nsgf"))
+    assert payload["step"] == 5
+    assert payload["model"]["weight"].isfinite().all()
+
+
+@pytest.mark.parametrize("part", ["loss", "gradient"])
+def test_nothing_that_is_not_finite_is_saved(tiny, part):
+    """Not even when a checkpoint is due long before the next log line."""
+
+    class Explodes(Quadratic):
+        def loss(self, batch_size):
+            loss = super().loss(batch_size)
+            if len(self.batches) == 7:
+                bad = loss * math.nan if part == "loss" else (loss - loss.detach()) * math.inf
+                return bad if part == "loss" else loss.detach() + torch.nan_to_num(bad)
+            return loss
+
+    trainer = Explodes()
+    if part == "gradient":
+        trainer.model.weight.register_hook(
+            lambda g: g * (math.inf if len(trainer.batches) == 7 else 1)
+        )
+    config = replace(
+        tiny,
+        nsgf=replace(tiny.nsgf, iterations=40),
+        train=replace(tiny.train, log_every=40, checkpoint_every=5),
+    )
+    run = RunFolder.create(config)
+    with pytest.raises(UserError, match="step 10"):
+        fit("nsgf", trainer, config, run, Tracker(run.path))
     payload = checkpoint.load(run.checkpoint_file("nsgf"))
     assert payload["step"] == 5
     assert payload["model"]["weight"].isfinite().all()
