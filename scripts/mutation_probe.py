@@ -95,8 +95,8 @@ EDITS = [
     Edit(
         "position never advances",
         "data/samplers.py",
-        "        self.position += n\n        return batch",
-        "        return batch",
+        "        self.position += n\n        return torch.cat(parts)",
+        "        return torch.cat(parts)",
     ),
     Edit("flip upside down", "data/samplers.py", "batch.flip(-1)", "batch.flip(-2)"),
     Edit("flip always", "data/samplers.py", "< 0.5", "< 1.5"),

@@ -1,0 +1,6 @@
+import torch
+
+
+def test_unit_tests_run_on_one_thread():
+    """Two threads that spin for each other on a busy machine cost a factor of ten."""
+    assert torch.get_num_threads() == 1
