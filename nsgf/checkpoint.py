@@ -1,9 +1,10 @@
 """Checkpoints and the run folder.
 
-A run folder holds ``config.yaml``, ``versions.json``, ``checkpoints/``, ``metrics.jsonl``,
-``log.txt`` and, later, ``samples/`` and ``metrics.json``. Each phase has one checkpoint file, which
-is replaced every ``train.checkpoint_every`` updates and at the phase's end: step and iterations
-inside say whether the phase is done. Phases hand over through these files and nothing else.
+A run folder holds ``config.yaml``, ``versions.json``, ``checkpoints/``, ``pool/``,
+``metrics.jsonl``, ``log.txt`` and, later, ``samples/`` and ``metrics.json``. Each phase has one
+checkpoint file, which is replaced every ``train.checkpoint_every`` updates and at the phase's end:
+step and iterations inside say whether the phase is done. Phases hand over through these files and
+nothing else.
 """
 
 import json
@@ -34,6 +35,11 @@ class RunFolder:
     def config_file(self) -> Path:
         """The resolved configuration."""
         return self.path / "config.yaml"
+
+    @property
+    def pool(self) -> Path:
+        """Folder of the trajectory pool."""
+        return self.path / "pool"
 
     @property
     def samples(self) -> Path:

@@ -58,14 +58,21 @@ class DataConfig:
 class SinkhornConfig:
     """Entropic optimal transport on one mini-batch, cost 1/2 |x - y|^2, eps = blur^2."""
 
-    solver: Literal["geomloss", "closed_form"] = "geomloss"
-    """geomloss by autograd, or the same iteration with the velocity in closed form."""
+    solver: Literal["batched", "geomloss", "closed_form", "assignment"] = "batched"
+    """batched solves many flows at once to a tolerance; geomloss differentiates the library's
+    divergence; closed_form is geomloss's iteration without autograd; assignment is blur -> 0."""
     batch_size: int = at_least(1, 256)
     """Particles n of one flow, and as many targets."""
     blur: float = above(0, 0.5)
     """Square root of the regularization eps, in units of the data."""
     scaling: float = inside(0, 1, 0.8)
-    """Ratio of two successive blurs of the annealing; closer to 1 is slower and more exact."""
+    """Ratio of two successive blurs of the annealing of geomloss and closed_form; closer to 1 is
+    slower and more exact."""
+    tolerance: float = above(0, 5e-4)
+    """batched: largest L1 error of a plan's marginals (1 is all the mass); smaller still, in
+    proportion, where particles move by less than the blur."""
+    max_iterations: int = at_least(1, 2000)
+    """batched: updates after which a solve short of the tolerance is cut off, and counted."""
 
 
 @dataclass
@@ -82,10 +89,16 @@ class FlowConfig:
 
 @dataclass
 class PoolConfig:
-    """The trajectory pool in main memory."""
+    """The trajectory pool."""
 
     num_batches: int = at_least(1, 200)
     """Flows of sinkhorn.batch_size particles each that fill the pool."""
+    storage: Literal["memory", "disk"] = "memory"
+    """Main memory, or a file in the run folder, which an interrupted run goes on with."""
+    dtype: Literal["auto", "float32", "float16"] = "auto"
+    """Type of the stored positions; auto: float32 where it fits, else float16."""
+    build_batch: int | None = at_least(1, None)
+    """Flows simulated together while building; null: as many as pay. No setting of the results."""
 
 
 @dataclass

@@ -8,6 +8,7 @@ Phases share data and settings; what one learns reaches the next through its che
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +21,10 @@ from nsgf.handover import Pending, load_network, pending_phases
 from nsgf.hardware import describe, format_bytes, pick_device, release_memory
 from nsgf.memory import check_device_memory, training_memory
 from nsgf.models import build_network
-from nsgf.pool import build_pool, check_memory
+from nsgf.pool import build_pool, check_pool
 from nsgf.sampling import nsgf_steps
 from nsgf.seeding import derive_seed
-from nsgf.sinkhorn import build_velocity_field
+from nsgf.sinkhorn import build_solver
 from nsgf.tracking import Tracker
 from nsgf.training.loop import fit
 from nsgf.training.trainers import (
@@ -63,11 +64,11 @@ def train(
 
     Raises:
         UserError: data are missing, the pool does not fit, the device does not exist, or the run's
-            checkpoints contradict the configuration.
+            pool or checkpoints contradict the configuration.
     """
     device = pick_device(config.device)
     pending = pending_phases(config, run, first) if run else Pending(config.phases, [])
-    plan = training_plan(config, pending.phases, device)
+    plan = training_plan(config, pending.phases, device, run)
     data = Data(config.data, config.seed) if pending.phases else None
     run = run or RunFolder.create(config)
     tracker = Tracker(run.path)
@@ -93,12 +94,16 @@ def train_nsgf(experiment: Experiment) -> None:
         config,
         data.source("pool"),
         data.target("pool"),
-        build_velocity_field(config.sinkhorn),
+        build_solver(config.sinkhorn),
         device,
+        experiment.run.pool,
+        experiment.tracker.say,
     )
     release_memory(device)
-    trainer = NSGFTrainer(_network(experiment, "nsgf"), pool, config.seed, device)
-    fit("nsgf", trainer, experiment.config, experiment.run, experiment.tracker)
+    on_disk = config.pool.storage == "disk"
+    network = _network(experiment, "nsgf")
+    with closing(NSGFTrainer(network, pool, config.seed, device, prefetch=on_disk)) as trainer:
+        fit("nsgf", trainer, experiment.config, experiment.run, experiment.tracker)
 
 
 def train_nsf(experiment: Experiment) -> None:
@@ -122,11 +127,20 @@ TRAIN_PHASE: dict[PhaseName, Callable[[Experiment], None]] = {
 }
 
 
-def training_plan(config: Config, phases: list[PhaseName], device: torch.device) -> list[str]:
+def training_plan(
+    config: Config, phases: list[PhaseName], device: torch.device, run: RunFolder | None = None
+) -> list[str]:
     """What a training run is going to do, one line per phase.
 
+    Args:
+        config: the experiment.
+        phases: those that are not done.
+        device: where the networks train.
+        run: the run that goes on, whose pool may be there already.
+
     Raises:
-        UserError: the pool does not fit into the main memory, or an update into the device's.
+        UserError: the pool does not fit this machine, the run has one of other settings, or an
+            update does not fit into the device's memory.
     """
     shape, lines = data_shape(config.data.name), []
     for phase in config.phases:
@@ -140,7 +154,7 @@ def training_plan(config: Config, phases: list[PhaseName], device: torch.device)
             check_device_memory(config, phase, needed, device)
         lines.append(f"{phase}: {work if phase in phases else 'done already'}")
     if "nsgf" in phases:
-        lines.append(f"pool: {check_memory(config, shape)}")
+        lines.append(f"pool: {check_pool(config, shape, run.pool if run else None)}")
     return lines
 
 

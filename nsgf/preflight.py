@@ -15,7 +15,7 @@ from nsgf.data import build_source, data_shape
 from nsgf.experiment import training_plan
 from nsgf.hardware import describe, format_bytes, pick_device
 from nsgf.models import build_network
-from nsgf.sinkhorn import build_velocity_field, sinkhorn_flow
+from nsgf.sinkhorn import build_solver
 from nsgf.training.loop import Optimization
 
 CPU_BATCH = 8
@@ -54,9 +54,10 @@ def _flow_seconds(config: Config, device: torch.device) -> float:
     """Seconds of one mini-batch of flows; noise stands in for the data."""
     n, flow = config.sinkhorn.batch_size, config.flow
     source = build_source(config.data, config.seed, "preflight")
-    x, y = source.sample(n).to(device), source.sample(n).to(device).tanh()
-    velocity = build_velocity_field(config.sinkhorn)
-    return _median_seconds(lambda: sinkhorn_flow(x, y, velocity, flow.steps, flow.eta), device)
+    x = source.sample(n).to(device).unsqueeze(0)
+    y = source.sample(n).to(device).unsqueeze(0).tanh()
+    solver = build_solver(config.sinkhorn)
+    return _median_seconds(lambda: solver.flows(x, y, flow.steps, flow.eta), device)
 
 
 def _step_cost(config: Config, phase: PhaseName, device: torch.device) -> tuple[float, str]:

@@ -146,7 +146,10 @@ def _predictor_problems(config: Config) -> Iterator[str]:
 
 FROZEN_IN_TRAINING = ("seed", "data", "sinkhorn", "flow", "pool", "model")
 FROZEN_IN_SAMPLING = ("data", "flow", "model")
-FREE = {"data.root", "data.verify", "data.download", "flow.allow_many_steps"}
+FREE = {
+    *("data.root", "data.verify", "data.download", "flow.allow_many_steps"),
+    *("pool.storage", "pool.build_batch"),
+}
 """Leaves of frozen sections that may differ: where files lie and permissions, not results."""
 LINES = {"nsf.source", "nsf.coupling"}
 """What phases 2 and 3 are trained on; they must agree."""

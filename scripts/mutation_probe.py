@@ -29,61 +29,209 @@ class Edit(NamedTuple):
 
 EDITS = [
     # Sinkhorn velocity and flow
-    Edit("geomloss velocity reversed", "sinkhorn.py", "return -gradient", "return gradient"),
+    Edit(
+        "geomloss velocity reversed", "sinkhorn/autograd.py", "return -gradient", "return gradient"
+    ),
+    Edit("geomloss without self term", "sinkhorn/autograd.py", "debias=True", "debias=False"),
+    Edit(
+        "blur scaled in geomloss",
+        "sinkhorn/autograd.py",
+        "blur=self._blur,",
+        "blur=self._blur * 2**0.5,",
+    ),
     Edit(
         "closed form without self term",
-        "sinkhorn.py",
+        "sinkhorn/closed_form.py",
         "return plan_xy @ y - plan_xx @ x",
         "return plan_xy @ y - x",
     ),
-    Edit("geomloss without self term", "sinkhorn.py", "debias=True", "debias=False"),
     Edit(
-        "blur used as eps", "sinkhorn.py", "return [*schedule, blur**2]", "return [*schedule, blur]"
+        "blur used as eps",
+        "sinkhorn/closed_form.py",
+        "return [*schedule, blur**2]",
+        "return [*schedule, blur]",
     ),
-    Edit("blur scaled in geomloss", "sinkhorn.py", "blur=blur,", "blur=blur * 2**0.5,"),
-    Edit("cost without 1/2", "sinkhorn.py", "(0.5 * squares - x @ y.T)", "(squares - 2 * x @ y.T)"),
-    Edit("half precision not raised", "sinkhorn.py", "x.flatten(1).float(), y", "x.flatten(1), y"),
-    Edit("eta forgotten", "sinkhorn.py", "x = x + eta * velocity(x, y)", "x = x + velocity(x, y)"),
     Edit(
-        "flow steps not chained",
-        "sinkhorn.py",
-        "positions.append(x)",
-        "positions.append(positions[0])",
+        "asymmetric update order",
+        "sinkhorn/closed_form.py",
+        "return -eps * (log_sum",
+        "return eps * (log_sum",
     ),
-    Edit("diameter zero not caught", "sinkhorn.py", "== 0.0:", "< 0.0:"),
     Edit(
         "soft maximum",
-        "sinkhorn.py",
+        "sinkhorn/closed_form.py",
         "return -eps * torch.logsumexp",
         "return eps * torch.logsumexp",
     ),
+    Edit("cost without 1/2", "sinkhorn/clouds.py", "beta=0.5, alpha=-1)", "beta=1.0, alpha=-2)"),
+    Edit(
+        "half precision not raised",
+        "sinkhorn/clouds.py",
+        "x.flatten(2).float(), y",
+        "x.flatten(2), y",
+    ),
+    Edit("diameter zero not caught", "sinkhorn/one_by_one.py", "== 0.0:", "< 0.0:"),
+    Edit(
+        "eta forgotten, one by one",
+        "sinkhorn/one_by_one.py",
+        "path[:, t] + eta * self",
+        "path[:, t] + self",
+    ),
+    Edit(
+        "flow steps not chained",
+        "sinkhorn/one_by_one.py",
+        "= path[:, t] + eta",
+        "= path[:, 0] + eta",
+    ),
+    Edit(
+        "assignment reversed",
+        "sinkhorn/assignment.py",
+        "device=y.device)] - x",
+        "device=y.device)] + x",
+    ),
+    Edit(
+        "assignment ignores sigma",
+        "sinkhorn/assignment.py",
+        "y[torch.as_tensor(sigma, device=y.device)]",
+        "y",
+    ),
+    Edit(
+        "blur used as eps, batched",
+        "sinkhorn/batched.py",
+        "config.blur, config.blur**2",
+        "config.blur, config.blur",
+    ),
+    Edit(
+        "batched velocity reversed",
+        "sinkhorn/batched.py",
+        "torch.baddbmm(own, plan, y, beta=-1)",
+        "torch.baddbmm(own, plan, y, alpha=-1)",
+    ),
+    Edit("batched without self term", "sinkhorn/batched.py", "return plan @ x,", "return x,"),
+    Edit(
+        "eta forgotten, batched",
+        "sinkhorn/batched.py",
+        "x.add_(solution.velocity, alpha=eta)",
+        "x.add_(solution.velocity)",
+    ),
+    Edit(
+        "warm start of the wrong sign",
+        "sinkhorn/batched.py",
+        "solution.g.mul_(1 - eta)",
+        "solution.g.mul_(eta - 1)",
+    ),
+    Edit(
+        "tolerance without speed",
+        "sinkhorn/batched.py",
+        "(speed / self._blur).clamp(FINEST, 1.0)",
+        "torch.ones_like(speed)",
+    ),
+    Edit("unconverged not counted", "sinkhorn/clouds.py", "(~converged).sum()", "converged.sum()"),
+    Edit("hidden columns left alone", "sinkhorn/batched.py", "if bool(hidden.any()):", "if False:"),
+    Edit(
+        "origin forgotten",
+        "sinkhorn/batched.py",
+        "torch.add(x, origin,",
+        "torch.add(x, 0 * origin,",
+    ),
     # Pool
     Edit(
-        "pool velocity reversed", "pool.py", "v=(after - x) / self.eta", "v=(x - after) / self.eta"
+        "pool velocity reversed",
+        "pool/trajectories.py",
+        "(after - x) / self.eta",
+        "(x - after) / self.eta",
     ),
-    Edit("pool velocity not divided by eta", "pool.py", "v=(after - x) / self.eta", "v=after - x"),
-    Edit("pool time off by one", "pool.py", "t=step / self.steps", "t=(step + 1) / self.steps"),
-    Edit("pool time not normalised", "pool.py", "t=step / self.steps", "t=step.float()"),
+    Edit(
+        "pool velocity not divided by eta",
+        "pool/trajectories.py",
+        "(after - x) / self.eta",
+        "after - x",
+    ),
+    Edit("pool time off by one", "pool/trajectories.py", "t=step / self", "t=(step + 1) / self"),
+    Edit(
+        "pool time not normalised", "pool/trajectories.py", "t=step / self.steps", "t=step.float()"
+    ),
     Edit(
         "pool never samples the last step",
-        "pool.py",
-        "torch.randint(len(self),",
-        "torch.randint(len(self) - 1,",
+        "pool/trajectories.py",
+        "randint(len(self),",
+        "randint(len(self) - 1,",
     ),
-    Edit("pool always samples step 0", "pool.py", "index % self.steps", "index % 1"),
+    Edit("pool always samples step 0", "pool/trajectories.py", "index % self.steps", "index % 1"),
+    Edit(
+        "pool pairs of neighbours",
+        "pool/trajectories.py",
+        "particle * (self.steps + 1)",
+        "particle * self.steps",
+    ),
+    Edit(
+        "pool difference in half precision",
+        "pool/trajectories.py",
+        "row).float(), rows.index_select(0, row + 1).float()",
+        "row), rows.index_select(0, row + 1)",
+    ),
     Edit(
         "pool overwrites its first flows",
-        "pool.py",
+        "pool/trajectories.py",
         "self._filled = end",
-        "self._filled = end and len(positions)",
+        "self._filled = len(positions)",
     ),
     Edit(
-        "pool rebuilt from one batch",
-        "pool.py",
-        "target.position = batch * n",
-        "target.position = 0",
+        "pool not checked for finite",
+        "pool/trajectories.py",
+        "if not place.isfinite().all()",
+        "if False",
     ),
-    Edit("pool size halved", "pool.py", "* math.prod(shape) * 4", "* math.prod(shape) * 2"),
+    Edit("pool rebuilt from one batch", "pool/build.py", "position = number * n", "position = 0"),
+    Edit("interrupted pool started anew", "pool/build.py", "range(first, total", "range(0, total"),
+    Edit(
+        "missing convergence not shown",
+        "pool/build.py",
+        'if not report.get("unc',
+        'if report.get("unc',
+    ),
+    Edit("reports of sessions not added", "pool/build.py", '+ before["unconverged"]', ""),
+    Edit(
+        "pool size halved", "pool/budget.py", "math.prod(shape) * itemsize", "math.prod(shape) * 2"
+    ),
+    Edit(
+        "type of a known pool forgotten", "pool/budget.py", 'known["settings"] == settings', "False"
+    ),
+    Edit(
+        "pool checksums not compared", "pool/files.py", "!= self.header", "== -1 or not self.header"
+    ),
+    Edit("pool size not compared", "pool/files.py", "elif self._size() != nbytes", "elif False"),
+    Edit(
+        "pool settings not compared", "pool/files.py", 'if known["checksums"] and found', "if False"
+    ),
+    Edit(
+        "pool header not saved at the end",
+        "pool/build.py",
+        "            file.save()",
+        "            pass",
+    ),
+    Edit(
+        "pool header without checksums",
+        "pool/files.py",
+        "range(self.finished, finished)",
+        "range(0)",
+    ),
+    Edit(
+        "prefetch leaves the stream behind", "pool/prefetch.py", "set_state(state)", "get_state()"
+    ),
+    Edit(
+        "prefetch not rewound",
+        "pool/prefetch.py",
+        "self._generator.get_state()).r",
+        "self._ahead.get_state()).r",
+    ),
+    Edit("prefetch thread left alive", "pool/prefetch.py", "self._worker.shutdown(", "dict("),
+    Edit(
+        "resume keeps what was drawn ahead",
+        "training/trainers.py",
+        "self._prefetch.rewind()",
+        "pass",
+    ),
     # Data
     Edit("epoch permutation repeated", "data/samplers.py", '"epoch", epoch)', '"epoch", 0)'),
     Edit(
@@ -436,7 +584,9 @@ def _tests_beside(copy: Path, file: str) -> Path:
     path = Path(file)
     if path.name == "__init__.py":
         return copy / "tests" / path.parent
-    return copy / "tests" / path.parent / f"test_{path.name}"
+    beside = copy / "tests" / path.parent / f"test_{path.name}"
+    # parts of a package with common tests, as the Sinkhorn solvers
+    return beside if beside.exists() or path.parent == Path() else beside.parent
 
 
 def _failing_test(copy: Path, tests: list[str]) -> str | None:

@@ -1,5 +1,6 @@
 """Shared by all tests: a tiny experiment, and a training run of it."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 
 from nsgf.arguments import config_folder, parse
+from nsgf.checkpoint import RunFolder
 from nsgf.config import Config
+from nsgf.experiment import train
 
 
 def shipped(name: str, *flags: str) -> Config:
@@ -20,8 +23,7 @@ def config_names() -> list[str]:
     return sorted(file.stem for file in config_folder().glob("*.yaml"))
 
 
-@pytest.fixture
-def tiny(tmp_path: Path) -> Config:
+def tiny_config(out_dir: Path) -> Config:
     """NSGF++ on points with small networks: all three phases in a second."""
     base = shipped(
         "2d",
@@ -36,7 +38,25 @@ def tiny(tmp_path: Path) -> Config:
         "--train.log_every=4",
         "--device=cpu",
     )
-    return replace(base, out_dir=str(tmp_path / "runs"))
+    return replace(base, out_dir=str(out_dir))
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Config:
+    return tiny_config(tmp_path / "runs")
+
+
+@pytest.fixture(scope="session")
+def trained_once(tmp_path_factory) -> Path:
+    """A finished run of the tiny experiment; never written to."""
+    torch.set_num_threads(1)
+    return train(tiny_config(tmp_path_factory.mktemp("tiny"))).path
+
+
+@pytest.fixture
+def tiny_run(tiny: Config, trained_once: Path) -> RunFolder:
+    """This test's own copy of a finished run of ``tiny``."""
+    return RunFolder(Path(shutil.copytree(trained_once, Path(tiny.out_dir) / trained_once.name)))
 
 
 @pytest.fixture(autouse=True)

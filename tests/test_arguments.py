@@ -150,7 +150,7 @@ WRONG = [
     (["train", "--exp", "2d", "--train-iters", "5.5"], "nsgf.iterations"),
     (["train", "--exp", "2d", "--train-iters"], "--train-iters needs a value"),
     (["train", "--exp", "2d", "--data.flip", "maybe"], "data.flip"),
-    (["train", "--exp", "2d", "--sinkhorn.solver", "magic"], "must be one of 'geomloss'"),
+    (["train", "--exp", "2d", "--sinkhorn.solver", "magic"], "must be one of 'batched'"),
     (["train", "--exp", "nope"], "exp = nope: must be one of 2d, cifar10, digits, mnist"),
     (["train"], "--exp NAME"),
     (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),

@@ -40,8 +40,9 @@ def assert_equal(one: RunFolder, other: RunFolder) -> None:
 
 
 @pytest.fixture
-def finished(tiny) -> RunFolder:
-    return train(tiny)
+def finished(tiny, tiny_run) -> RunFolder:
+    """A finished run of ``tiny``, this test's own copy."""
+    return tiny_run
 
 
 def test_all_phases_leave_their_checkpoints_and_records(tiny, finished):
@@ -133,7 +134,7 @@ def test_phases_before_the_first_must_be_finished(tiny):
 def test_nothing_is_set_aside_when_training_is_refused(tiny, finished, monkeypatch):
     with pytest.raises(UserError, match="CUDA devices"):
         train(replace(tiny, device="cuda:99"), finished, "nsgf")
-    monkeypatch.setattr("nsgf.pool.available_bytes", lambda: 1000)
+    monkeypatch.setattr("nsgf.pool.budget.available_bytes", lambda: 1000)
     with pytest.raises(UserError, match=r"pool\.num_batches"):
         train(tiny, finished, "nsgf")
     assert len(_files(finished)) == 3
@@ -224,7 +225,7 @@ def test_lines_from_the_nsgf_output_train_too(tiny):
 
 
 def test_pool_and_missing_data_are_refused_before_a_folder_exists(tiny, monkeypatch):
-    monkeypatch.setattr("nsgf.pool.available_bytes", lambda: 1000)
+    monkeypatch.setattr("nsgf.pool.budget.available_bytes", lambda: 1000)
     with pytest.raises(UserError, match=r"pool\.num_batches"):
         train(tiny)
     assert not Path(tiny.out_dir).exists()

@@ -41,20 +41,18 @@ def digits_run(tmp_path_factory):
     return config, train(config)
 
 
-def test_points_are_sampled_to_files(small):
-    run = train(small)
-    lines = sample_run(small, run)
+def test_points_are_sampled_to_files(small, tiny_run):
+    lines = sample_run(small, tiny_run)
     assert lines[0].startswith("20 samples, NFE 8, with nsgf (12 of 12 updates)")  # 3 + 1 + 4
-    saved = np.load(run.samples / "samples.npz", allow_pickle=False)
+    saved = np.load(tiny_run.samples / "samples.npz", allow_pickle=False)
     assert saved["x"].shape == (20, 2)
     assert saved["tau"].shape == (20,)
     assert saved["nfe"] == 8
-    assert {path.name for path in run.samples.iterdir()} == {"samples.npz", "trajectory.png"}
+    assert {path.name for path in tiny_run.samples.iterdir()} == {"samples.npz", "trajectory.png"}
 
 
-def test_evaluation_of_points(small):
-    run = train(small)
-    file, found = evaluate_run(small, run)
+def test_evaluation_of_points(small, tiny_run):
+    file, found = evaluate_run(small, tiny_run)
     assert json.loads(file.read_text()) == found
     assert found["nfe"] == 8
     assert found["repeats"] == 2
@@ -73,9 +71,8 @@ def test_velocity_network_alone_is_algorithm_2(small):
     assert "tau_mean" not in found
 
 
-def test_batches_do_not_change_the_samples(small):
-    run = train(small)
-    sampler, _ = load_sampler(small, run, CPU)
+def test_batches_do_not_change_the_samples(small, tiny_run):
+    sampler, _ = load_sampler(small, tiny_run, CPU)
     whole, parts = (
         generate(sampler, build_source(small.data, 0, "x"), 20, size, CPU) for size in (20, 7)
     )
@@ -84,36 +81,33 @@ def test_batches_do_not_change_the_samples(small):
     assert whole.nfe == parts.nfe == 8
 
 
-def test_weights_setting_chooses_average_or_last(small):
-    run = train(small)
+def test_weights_setting_chooses_average_or_last(small, tiny_run):
     x = build_source(small.data, 0, "x").sample(5)
 
     def drawn(weights):
         config = replace(small, sampling=replace(small.sampling, weights=weights))
-        sampler, _ = load_sampler(config, run, CPU)
+        sampler, _ = load_sampler(config, tiny_run, CPU)
         return sampler.velocity(x, torch.zeros(5))
 
-    payload = checkpoint.load(run.checkpoint_file("nsgf"))
+    payload = checkpoint.load(tiny_run.checkpoint_file("nsgf"))
     network = build_network("nsgf", small.model, (2,), 0)
     for weights, part in (("ema", "ema"), ("last", "model")):
         network.load_state_dict(payload[part])
         assert torch.equal(drawn(weights), network(x, torch.zeros(5)))
 
 
-def test_unfinished_networks_are_named(small):
-    run = train(small)
+def test_unfinished_networks_are_named(small, tiny_run):
     longer = replace(small, nsf=replace(small.nsf, iterations=500))
-    payload = checkpoint.load(run.checkpoint_file("nsf"))
+    payload = checkpoint.load(tiny_run.checkpoint_file("nsf"))
     payload["config"]["nsf"]["iterations"] = 500
-    checkpoint.save(run.checkpoint_file("nsf"), payload)
-    assert "nsf (12 of 500 updates)" in sample_run(longer, run)[0]
-    _, found = evaluate_run(longer, run)
+    checkpoint.save(tiny_run.checkpoint_file("nsf"), payload)
+    assert "nsf (12 of 500 updates)" in sample_run(longer, tiny_run)[0]
+    _, found = evaluate_run(longer, tiny_run)
     assert found["updates"] == {"nsgf": "12 of 12", "nsf": "12 of 500", "predictor": "12 of 12"}
 
 
-def test_w2_compares_samples_with_the_target(small, monkeypatch):
+def test_w2_compares_samples_with_the_target(small, tiny_run, monkeypatch):
     """Samples that are draws of the target score about the floor; draws of the source do not."""
-    run = train(small)
     config = replace(small, evaluation=replace(small.evaluation, num_samples=400))
     data = Data(config.data, 99)
     scores = {}
@@ -122,25 +116,23 @@ def test_w2_compares_samples_with_the_target(small, monkeypatch):
         monkeypatch.setattr(
             "nsgf.inference.generate", lambda *_, cloud=cloud: Samples(x=cloud, nfe=1.0)
         )
-        scores[name] = evaluate_run(config, run)[1]
+        scores[name] = evaluate_run(config, tiny_run)[1]
     assert scores["target"]["w2"] < 2 * scores["target"]["w2_floor"]
     assert scores["source"]["w2"] > 2.5
 
 
-def test_diverged_networks_are_refused(small, monkeypatch):
-    run = train(small)
+def test_diverged_networks_are_refused(small, tiny_run, monkeypatch):
     bad = Samples(x=torch.full((4, 2), torch.nan), nfe=1.0)
     monkeypatch.setattr("nsgf.inference.generate", lambda *_: bad)
     with pytest.raises(UserError, match="diverged"):
-        evaluate_run(small, run)
+        evaluate_run(small, tiny_run)
 
 
-def test_samples_follow_the_seed_of_the_command(small):
-    run = train(small)
+def test_samples_follow_the_seed_of_the_command(small, tiny_run):
 
     def drawn(seed):
-        sample_run(replace(small, seed=seed), run)
-        return np.load(run.samples / "samples.npz")["x"]
+        sample_run(replace(small, seed=seed), tiny_run)
+        return np.load(tiny_run.samples / "samples.npz")["x"]
 
     assert np.array_equal(drawn(0), drawn(0))
     assert not np.array_equal(drawn(0), drawn(1))

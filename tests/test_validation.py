@@ -98,6 +98,7 @@ def saved_and_now(name: str, *flags: str):
         "--sinkhorn.blur=2.0",
         "--flow.eta=0.1",
         "--pool-batches=3",
+        "--pool.dtype=float16",
         "--seed=1",
     ],
 )
@@ -123,6 +124,8 @@ def now_value(config: Config, key: str):
         "--nsf.lr=1",
         "--out-dir=x",
         "--device=cpu",
+        "--pool.storage=disk",
+        "--pool.build_batch=3",
     ],
 )
 def test_what_changes_no_result_so_far_may_differ(flag):

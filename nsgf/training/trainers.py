@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from nsgf.config import NSFConfig
 from nsgf.data import Sampler
-from nsgf.pool import TrajectoryPool
+from nsgf.pool import PoolBatch, Prefetch, TrajectoryPool
 from nsgf.seeding import make_generator
 
 
@@ -38,20 +38,49 @@ class NSGFTrainer:
     """Phase 1: v_theta(X^t, t/T) regresses the pool's velocities (Algorithm 1)."""
 
     def __init__(
-        self, model: nn.Module, pool: TrajectoryPool, seed: int, device: torch.device
+        self,
+        model: nn.Module,
+        pool: TrajectoryPool,
+        seed: int,
+        device: torch.device,
+        *,
+        prefetch: bool = False,
     ) -> None:
+        """
+        Args:
+            model: v_theta.
+            pool: where pairs come from.
+            seed: the run's seed.
+            device: where the network is.
+            prefetch: draw batches ahead in a thread, the same ones; :meth:`close` ends it.
+        """
         self.model, self.pool, self.device = model, pool, device
         self.generator = make_generator(seed, "nsgf", "batches")
+        pin = device.type == "cuda"
+        self._prefetch = Prefetch(pool.sample, self.generator, pin=pin) if prefetch else None
 
     def loss(self, batch_size: int) -> Tensor:
-        x, v, t = (part.to(self.device) for part in self.pool.sample(batch_size, self.generator))
+        batch = self._draw(batch_size)
+        x, v, t = (part.to(self.device, non_blocking=part.is_pinned()) for part in batch)
         return functional.mse_loss(self.model(x, t), v)
+
+    def _draw(self, batch_size: int) -> PoolBatch:
+        if self._prefetch is None:
+            return self.pool.sample(batch_size, self.generator)
+        return self._prefetch.next(batch_size)
 
     def random_state(self) -> dict[str, Any]:
         return {"generator": self.generator.get_state()}
 
     def set_random_state(self, state: dict[str, Any]) -> None:
         self.generator.set_state(state["generator"])
+        if self._prefetch is not None:
+            self._prefetch.rewind()
+
+    def close(self) -> None:
+        """End the thread that draws ahead, if there is one."""
+        if self._prefetch is not None:
+            self._prefetch.close()
 
 
 Transport = Callable[[Tensor], Tensor]

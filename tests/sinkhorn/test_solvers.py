@@ -1,4 +1,4 @@
-"""The velocity against closed forms, symmetries, POT, and both solvers against each other."""
+"""Every solver against closed forms, symmetries and POT; geomloss against its closed form."""
 
 import functools
 import math
@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from nsgf.config import SinkhornConfig
-from nsgf.sinkhorn import build_velocity_field, sinkhorn_flow
+from nsgf.sinkhorn import FlowSolver, build_solver
 
-SOLVERS = ["geomloss", "closed_form"]
+SOLVERS = ["batched", "geomloss", "closed_form"]
+ALL = [*SOLVERS, "assignment"]
 SHAPES = [  # n, shape, blur of each experiment
     pytest.param(256, (2,), 0.5, id="2d"),
     pytest.param(128, (1, 8, 8), 0.5, id="digits"),
@@ -22,7 +23,11 @@ SHAPES = [  # n, shape, blur of each experiment
 
 
 def field(solver: str, blur: float = 0.5, scaling: float = 0.8):
-    return build_velocity_field(SinkhornConfig(solver=solver, blur=blur, scaling=scaling))
+    return build(solver, blur, scaling).velocity
+
+
+def build(solver: str, blur: float = 0.5, scaling: float = 0.8) -> FlowSolver:
+    return build_solver(SinkhornConfig(solver=solver, blur=blur, scaling=scaling))
 
 
 def clouds(n: int, shape: tuple[int, ...], m: int | None = None):
@@ -53,7 +58,7 @@ def velocity_by_pot(n: int, shape: tuple[int, ...], blur: float) -> torch.Tensor
     return torch.from_numpy(v).view(x.shape).float()
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", ALL)
 @pytest.mark.parametrize(("n", "shape", "blur"), SHAPES)
 def test_shape_and_type_of_every_experiment(solver, n, shape, blur):
     x, y = clouds(n, shape)
@@ -89,13 +94,13 @@ def test_velocity_agrees_with_pot_where_annealing_converges(solver, n, shape, bl
     assert relative_error(double, expected) > 2 * tolerance
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", ALL)
 def test_single_points_move_straight_to_each_other(solver):
     x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([[4.0, -2.0]])
     torch.testing.assert_close(field(solver)(x, y), y - x)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", ALL)
 def test_far_apart_points_move_to_their_partner(solver):
     """At small blur the plan is the assignment: v_i = y_sigma(i) - x_i."""
     x = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0]])
@@ -151,30 +156,35 @@ def test_velocity_is_the_negative_gradient_of_the_divergence():
     assert slope == pytest.approx(-float(v.square().sum()) / len(x), rel=0.02)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_flow_steps_by_eta_times_velocity(solver):
-    x, y = clouds(32, (1, 8, 8))
-    velocity = field(solver)
-    positions = sinkhorn_flow(x, y, velocity, steps=3, eta=0.2)
-    assert positions.shape == (32, 4, 1, 8, 8)
-    assert torch.equal(positions[:, 0], x)
-    for t in range(3):
-        expected = positions[:, t] + 0.2 * velocity(positions[:, t], y)
-        torch.testing.assert_close(positions[:, t + 1], expected)
+@pytest.mark.parametrize("solver", ALL)
+def test_flows_step_by_eta_times_velocity(solver):
+    """Each flow of the chunk, with its own targets."""
+    x, y = clouds(3 * 32, (1, 8, 8))
+    x, y = x.view(3, 32, 1, 8, 8), y.view(3, 32, 1, 8, 8)
+    flows = build(solver)
+    positions = flows.flows(x, y, steps=3, eta=0.2)
+    assert positions.shape == (3, 32, 4, 1, 8, 8)
+    assert torch.equal(positions[:, :, 0], x)
+    for flow, targets in zip(positions, y, strict=True):
+        for t in range(3):
+            v = flows.velocity(flow[:, t], targets)
+            torch.testing.assert_close((flow[:, t + 1] - flow[:, t]) / 0.2, v, atol=0.02, rtol=0.01)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("solver", ["batched", "geomloss", "closed_form"])
 def test_matrix_products_are_full_float32(solver, monkeypatch):
     """TF32 stays off inside, and what was set before holds again after."""
     seen = []
-    real = torch.logsumexp
+    for name in ("logsumexp", "bmm", "matmul", "cdist"):
+        real = getattr(torch, name)
 
-    def spying(*arguments, **options):
-        seen.append(torch.backends.cuda.matmul.allow_tf32)
-        return real(*arguments, **options)
+        def spying(*arguments, real=real, **options):
+            seen.append(torch.backends.cuda.matmul.allow_tf32)
+            return real(*arguments, **options)
 
-    monkeypatch.setattr(torch, "logsumexp", spying)
-    monkeypatch.setattr(torch.Tensor, "logsumexp", spying)
+        monkeypatch.setattr(torch, name, spying)
+        if hasattr(torch.Tensor, name):
+            monkeypatch.setattr(torch.Tensor, name, spying)
     torch.backends.cuda.matmul.allow_tf32 = True
     try:
         field(solver)(*clouds(8, (2,)))
@@ -185,17 +195,47 @@ def test_matrix_products_are_full_float32(solver, monkeypatch):
     assert not any(seen)
 
 
-def test_far_from_the_origin_costs_do_not_cancel():
+@pytest.mark.parametrize("solver", ["batched", "closed_form"])
+def test_far_from_the_origin_costs_do_not_cancel(solver):
     x, y = clouds(32, (3, 32, 32))
-    near, far = (field("closed_form", 1.0)(x + d, y + d) for d in (0.0, 30.0))
+    near, far = (field(solver, 1.0)(x + d, y + d) for d in (0.0, 30.0))
     assert relative_error(far, near) < 1e-3
 
 
-def test_flow_reaches_the_target():
+@pytest.mark.parametrize("solver", ALL)
+def test_flows_reach_the_target(solver):
     x, y = clouds(128, (2,))
-    positions = sinkhorn_flow(x, y, field("closed_form", blur=0.1), steps=10, eta=0.5)
+    positions = build(solver, blur=0.1).flows(x[None], y[None], steps=10, eta=0.5)[0]
     distance = [ot.emd2([], [], ot.dist(p.numpy(), y.numpy())) for p in (x, positions[:, -1])]
     assert distance[1] < 0.01 * distance[0]
+
+
+@pytest.mark.parametrize("solver", ALL)
+def test_flows_of_half_precision_are_float32(solver):
+    x, y = clouds(16, (2,))
+    positions = build(solver).flows(x[None].half(), y[None].half(), steps=2, eta=0.5)
+    assert positions.dtype == torch.float32
+    expected = build(solver).flows(x[None].half().float(), y[None].half().float(), 2, 0.5)
+    torch.testing.assert_close(positions, expected)
+
+
+@pytest.mark.parametrize("solver", ALL)
+def test_report_counts_flows_and_solves(solver):
+    x, y = clouds(16, (2,))
+    flows = build(solver)
+    assert (flows.report.flows, flows.report.solves) == (0, 0)
+    flows.flows(x.view(2, 8, 2), y.view(2, 8, 2), steps=3, eta=0.1)
+    flows.flows(x[None], y[None], steps=1, eta=0.1)
+    assert (flows.report.flows, flows.report.solves, flows.report.unconverged) == (3, 7, 0)
+
+
+@pytest.mark.parametrize("solver", ALL)
+@pytest.mark.parametrize(
+    ("x", "y"), [((2, 4, 2), (3, 4, 2)), ((2, 4, 2), (2, 4, 3)), ((4, 2), (4, 2))]
+)
+def test_flows_of_mismatched_shapes_are_refused(solver, x, y):
+    with pytest.raises(ValueError, match="same shape"):
+        build(solver).flows(torch.ones(x), torch.ones(y), steps=1, eta=0.1)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)

@@ -1,0 +1,195 @@
+"""Fill the pool: many independent flows, as many at a time as pay."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nsgf.config import Config
+from nsgf.data import Sampler
+from nsgf.errors import UserError
+from nsgf.pool.budget import DTYPES, build_batch, content_settings, plan_pool
+from nsgf.pool.files import PoolFile, new_header, read_header, write_header
+from nsgf.pool.trajectories import TrajectoryPool
+from nsgf.sinkhorn import FlowSolver, SolverReport
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Simulation:
+    """What flows are made of."""
+
+    config: Config
+    source: Sampler
+    target: Sampler
+    solver: FlowSolver
+    device: torch.device
+
+    def flows(self, numbers: range) -> Tensor:
+        """Trajectories of the flows with these numbers.  (len(numbers) n, T+1, *shape)
+
+        Flow k starts from position k n of both samplers (n particles each), so any part of the
+        pool can be built again, alone or with others.
+        """
+        n, flow = self.config.sinkhorn.batch_size, self.config.flow
+        clouds = []
+        for sampler in (self.source, self.target):
+            parts = []
+            for number in numbers:
+                sampler.position = number * n
+                parts.append(sampler.sample(n))
+            clouds.append(torch.stack(parts).to(self.device))
+        return self.solver.flows(clouds[0], clouds[1], flow.steps, flow.eta).flatten(0, 1)
+
+
+def build_pool(
+    config: Config,
+    source: Sampler,
+    target: Sampler,
+    solver: FlowSolver,
+    device: torch.device,
+    folder: Path | None = None,
+    say: Say = print,
+) -> TrajectoryPool:
+    """Algorithm 1, lines before the regression: many independent flows.
+
+    With ``pool.storage: disk`` what ``folder`` has already is kept.
+
+    Args:
+        config: the experiment.
+        source: sampler of mu0.
+        target: sampler of mu*.
+        solver: simulates flows.
+        device: where the flows are computed; the pool stays on the CPU or on the disk.
+        folder: the run's folder of the pool; needed on disk, optional in memory, where it
+            remembers which type ``pool.dtype: auto`` chose.
+        say: takes the lines about the pool.
+
+    Raises:
+        UserError: the pool does not fit, its folder cannot be used, or a flow diverges.
+    """
+    dtype = plan_pool(config, source.shape, folder).dtype
+    file = _open(config, source.shape, dtype, folder)
+    pool = _allocate(config, source.shape, dtype, file)
+    if file and file.complete:
+        say(f"pool: {dtype} from {folder}, nothing to build{_failures(file.header['report'])}")
+    else:
+        _fill(pool, file, Simulation(config, source, target, solver, device), say)
+    pool.finalize()
+    return pool
+
+
+def _open(
+    config: Config, shape: tuple[int, ...], dtype: str, folder: Path | None
+) -> PoolFile | None:
+    """The pool's file, or None in memory; notes the settings in the folder in both cases."""
+    header = new_header(content_settings(config, shape, dtype), dtype)
+    if config.pool.storage == "disk":
+        if folder is None:
+            raise ValueError("a pool on disk needs its folder")
+        return PoolFile(folder, header, config.sinkhorn.batch_size, (config.flow.steps + 1, *shape))
+    if folder is not None:
+        _remember(folder, header)
+    return None
+
+
+def _allocate(
+    config: Config, shape: tuple[int, ...], dtype: str, file: PoolFile | None
+) -> TrajectoryPool:
+    rows, flow = config.sinkhorn.batch_size, config.flow
+    return TrajectoryPool(
+        config.pool.num_batches * rows,
+        flow.steps,
+        shape,
+        flow.eta,
+        dtype=DTYPES[dtype],
+        storage=file.positions if file else None,
+        filled=file.finished * rows if file else 0,
+    )
+
+
+def _fill(pool: TrajectoryPool, file: PoolFile | None, simulation: Simulation, say: Say) -> None:
+    """Simulate the missing flows, in order."""
+    config, solver = simulation.config, simulation.solver
+    together = build_batch(config, simulation.source.shape, simulation.device)
+    total, first = config.pool.num_batches, file.finished if file else 0
+    before = dict(file.header["report"]) if file else {}
+    if first:
+        say(f"pool: going on after flow {first} of {total}")
+    started, report = time.perf_counter(), add_reports(before, SolverReport())
+    try:
+        with tqdm(total=total, initial=first, desc="pool", unit="flow") as bar:
+            for start in range(first, total, together):
+                numbers = range(start, min(start + together, total))
+                pool.append(simulation.flows(numbers))
+                report = add_reports(before, solver.report)
+                if file:
+                    file.commit(numbers.stop, report)
+                bar.update(len(numbers))
+    finally:
+        if file:
+            file.save()
+    seconds = time.perf_counter() - started
+    say(_summary(total - first, seconds, together, report))
+
+
+def add_reports(before: dict[str, Any], report: SolverReport) -> dict[str, Any]:
+    """The report of this session together with that of interrupted ones, as plain values.
+
+    Args:
+        before: result of an earlier call, or empty.
+        report: cumulative report of the solver at hand.
+    """
+    now, before = asdict(report), before or asdict(SolverReport())
+    solves = now["solves"] + before["solves"]
+    spent = sum(part["iterations"] * part["solves"] for part in (now, before))
+    errors = [part["worst_error"] for part in (now, before)]
+    measured = [error for error in errors if error is not None and not math.isnan(error)]
+    return {
+        "flows": now["flows"] + before["flows"],
+        "solves": solves,
+        "iterations": spent / max(solves, 1),  # a mean over solves
+        "worst_error": max(measured, default=None),  # None: not measured (nan is no JSON)
+        "unconverged": now["unconverged"] + before["unconverged"],
+    }
+
+
+def _summary(flows: int, seconds: float, together: int, report: dict[str, Any]) -> str:
+    """What was built, how fast, and how well the solver converged."""
+    parts = [
+        f"pool: {flows} flows in {seconds:.1f} s, {flows / max(seconds, 1e-9):.3g} flows/s, "
+        f"{together} at a time"
+    ]
+    if report["iterations"]:
+        parts.append(f"{report['iterations']:.1f} updates a solve")
+    if report["worst_error"] is not None:
+        parts.append(f"largest marginal error {report['worst_error']:.1e}")
+    return "; ".join(parts) + _failures(report)
+
+
+def _failures(report: dict[str, Any]) -> str:
+    """Solves that hit the cap on updates, if any."""
+    if not report.get("unconverged"):
+        return ""
+    return f"; {report['unconverged']} of {report['solves']} solves did not reach the tolerance"
+
+
+def _remember(folder: Path, header: dict[str, Any]) -> None:
+    """Note the pool's settings and type in the run folder, unless they stand there already."""
+    known = read_header(folder)
+    if known and known["settings"] == header["settings"]:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_header(folder, header)
+    except OSError as error:
+        raise UserError(
+            f"out_dir: the pool folder {folder} cannot be written ({error.strerror})"
+        ) from error

@@ -1,0 +1,118 @@
+"""The pool itself: allocated once, filled in place, sampled at a cost of the batch alone.
+
+Only positions are kept. A pair (x, v) of the paper is X^t and (X^{t+1} - X^t) / eta, so T + 1
+positions stand for T pairs, in about half the memory.
+
+Shapes: F trajectories of single particles (mini-batches x n), T flow steps, B pairs.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nsgf.errors import UserError
+
+
+class PoolBatch(NamedTuple):
+    """Pairs for the regression of the velocity network."""
+
+    x: Tensor
+    """Positions X^t, (B, *shape)."""
+    v: Tensor
+    """Velocities v(X^t), (B, *shape)."""
+    t: Tensor
+    """Times t/T in [0, 1), (B,)."""
+
+
+class TrajectoryPool:
+    """Positions of ``trajectories`` particles at the T + 1 times of their flow."""
+
+    def __init__(
+        self,
+        trajectories: int,
+        steps: int,
+        shape: tuple[int, ...],
+        eta: float,
+        *,
+        dtype: torch.dtype = torch.float32,
+        storage: Tensor | None = None,
+        filled: int = 0,
+    ) -> None:
+        """
+        Args:
+            trajectories: number of particles F over all mini-batches.
+            steps: T.
+            shape: shape of one particle.
+            eta: step size of the flow.
+            dtype: type of the stored positions; pairs are float32 in any case.
+            storage: mapped memory to fill, (F, T+1, *shape) of ``dtype``; None: main memory.
+            filled: trajectories that ``storage`` holds already.
+        """
+        full = (trajectories, steps + 1, *shape)
+        if storage is not None and (tuple(storage.shape) != full or storage.dtype != dtype):
+            raise ValueError(
+                f"storage {tuple(storage.shape)} {storage.dtype} is not {full} {dtype}"
+            )
+        self.steps, self.eta = steps, eta
+        self._positions = torch.empty(full, dtype=dtype) if storage is None else storage
+        self._filled = filled
+
+    def __len__(self) -> int:
+        """Number of pairs (x, v)."""
+        return len(self._positions) * self.steps
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes the pool holds."""
+        return self._positions.numel() * self._positions.element_size()
+
+    def append(self, positions: Tensor) -> None:
+        """Store finished trajectories.
+
+        Args:
+            positions: (n, T+1, *shape), any device.
+
+        Raises:
+            ValueError: they do not fit.
+            UserError: they are not finite, or not in the pool's type.
+        """
+        end = self._filled + len(positions)
+        if end > len(self._positions) or positions.shape[1:] != self._positions.shape[1:]:
+            raise ValueError(
+                f"trajectories of shape {tuple(positions.shape)} do not fit into "
+                f"{tuple(self._positions.shape)} after {self._filled}"
+            )
+        place = self._positions[self._filled : end].copy_(positions)
+        if not place.isfinite().all():
+            raise UserError(self._why_not_finite(positions))
+        self._filled = end
+
+    def _why_not_finite(self, positions: Tensor) -> str:
+        if not positions.isfinite().all():
+            return f"flow.eta = {self.eta}: a flow left the finite numbers; try a smaller flow.eta"
+        return (
+            f"pool.dtype = float16: a position of {float(positions.abs().max()):.3g} is beyond its "
+            f"range of {torch.finfo(torch.float16).max:.0f}; use --pool.dtype float32"
+        )
+
+    def finalize(self) -> None:
+        """Declare the pool complete.
+
+        Raises:
+            ValueError: trajectories are missing.
+        """
+        if self._filled != len(self._positions):
+            raise ValueError(f"pool has {self._filled} of {len(self._positions)} trajectories")
+
+    def sample(self, batch_size: int, generator: torch.Generator) -> PoolBatch:
+        """Pairs drawn uniformly with replacement, float32 on the CPU."""
+        if self._filled != len(self._positions):
+            raise ValueError("finalize() the pool before sampling from it")
+        index = torch.randint(len(self), (batch_size,), generator=generator)
+        particle, step = index // self.steps, index % self.steps
+        rows = self._positions.flatten(0, 1)  # (F (T+1), *shape), a view
+        row = particle * (self.steps + 1) + step
+        # to float32 before the difference: v / eta would magnify what float16 rounds away
+        x, after = rows.index_select(0, row).float(), rows.index_select(0, row + 1).float()
+        return PoolBatch(x=x, v=(after - x) / self.eta, t=step / self.steps)

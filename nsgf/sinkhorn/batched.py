@@ -1,0 +1,291 @@
+"""Many independent flows at once, each solved to a tolerance, with the velocity in closed form.
+
+    v_i = sum_j P_ij y_j - sum_j Q_ij x_j
+
+P and Q are the transport plans from x to y and from x to itself, rows scaled to sum to 1. Three
+things make it fast:
+
+1. Sinkhorn updates act on the plan of the moment, K_ij = exp((f_i + g_j - C_ij) / eps): a small
+   correction of f and g is a matrix-vector product with K. When it is no longer small, or when a
+   flow has converged, it is absorbed into f and g and K is computed anew for the flows that go on.
+2. The updates are over-relaxed: each goes `omega` times as far as it would (Thibault et al. 2021).
+3. Each step of a flow starts from the potentials of the step before.
+
+A flow stops on its own error, so its result does not depend on the others in its chunk.
+
+Shapes: B flows, N particles x, M targets y, D coordinates; potentials f (B, N) and g (B, M).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nsgf.config import SinkhornConfig
+from nsgf.sinkhorn.clouds import (
+    SolverReport,
+    as_clouds,
+    full_precision,
+    half_squared_distances,
+)
+
+UPDATES = 10
+"""Updates of g and f between two looks at the error."""
+OMEGA, OMEGA_MAX = 1.8, 1.95
+"""Over-relaxation at the start of a solve, and the most it is raised to where progress is slow."""
+LARGEST_CORRECTION = 2.3
+"""A marginal is corrected by a factor 10 at most per update: over-relaxation cannot run away."""
+ANNEALING_RATIO, ANNEALING_UPDATES = 6.25, 3
+"""Ratio of two successive eps of the annealing, and updates at each."""
+SELF_UPDATES = 14
+"""Updates for Q. The error falls by 3 with each: 14 take it to the rounding of float32."""
+LOWEST, HIGHEST = -60.0, 20.0
+"""Range of log K. Denormal numbers, below -87, would make each product several times slower."""
+SMALL = 10.0
+"""Corrections (logarithms) up to this are not worth the time of computing K anew."""
+ISOLATED = -16.0
+"""Particles whose kernel entries sum to less than exp of this are at rest in Q, as in float32."""
+HIDDEN = -30.0
+"""A column of K whose largest entry is below exp of this is updated in the log domain."""
+FINEST = 0.01
+"""The tolerance shrinks with the speed down to this factor; slower particles count as at rest."""
+FLOAT32_LIMIT = 0.1 * 2**24
+"""Largest C / eps: above it, rounding changes the entries of a plan by more than 10 %."""
+
+
+@dataclass
+class Solution:
+    """The problems (x, y) of B flows, solved."""
+
+    velocity: Tensor  # (B, N, D)
+    speed: Tensor  # (B,) root mean square of |v_i|
+    g: Tensor  # (B, M) potential of the targets
+    iterations: Tensor  # (B,) updates of the pair (f, g), annealing included
+    error: Tensor  # (B,) L1 error of the marginals, the larger of P's and Q's
+    converged: Tensor  # (B,) whether the error is within the tolerance
+
+
+class BatchedSolver:
+    """See the module's docstring. Between two calls it keeps nothing but its report.
+
+    The tolerance bounds the L1 error of a plan's marginals. Where particles move by less than the
+    blur it is multiplied by rms |v| / blur, because an error of the plan moves v by an amount that
+    does not shrink with v.
+    """
+
+    def __init__(self, config: SinkhornConfig) -> None:
+        self._blur, self._eps = config.blur, config.blur**2
+        self._tolerance, self._cap = config.tolerance, config.max_iterations
+        self.report = SolverReport()
+
+    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        """Velocity of particles (N, *shape) towards targets (M, *shape), in x's type."""
+        return self.solve(x.unsqueeze(0), y.unsqueeze(0)).velocity.view(x.shape).to(x.dtype)
+
+    @torch.no_grad()
+    def solve(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
+        """One step of B flows: particles (B, N, *shape), targets (B, M, *shape).
+
+        `start` is a guess of the solution, of which only `g` and `speed` are used. It saves
+        updates and changes nothing beyond the tolerance.
+        """
+        x, y = as_clouds(x, y)
+        origin = y.mean(1, keepdim=True)
+        with full_precision(x.device):
+            return self._solve(x - origin, y - origin, start)
+
+    @torch.no_grad()
+    def flows(self, x: Tensor, y: Tensor, steps: int, eta: float) -> Tensor:
+        """Positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
+        shape = x.shape[2:]
+        x, y = as_clouds(x, y)
+        self.report.flows += len(x)
+        positions = x.new_empty(*x.shape[:2], steps + 1, x.shape[2])
+        positions[:, :, 0] = x
+        origin = y.mean(1, keepdim=True)
+        x, y = x - origin, y - origin
+        solution = None
+        with full_precision(x.device):
+            for t in range(1, steps + 1):
+                solution = self._solve(x, y, solution)
+                x.add_(solution.velocity, alpha=eta)
+                torch.add(x, origin, out=positions[:, :, t])
+                # What is left of the way shrinks by 1 - eta, and the potentials with it.
+                solution.g.mul_(1 - eta)
+                solution.speed.mul_(abs(1 - eta))
+        return positions.unflatten(3, shape)
+
+    def _solve(self, x: Tensor, y: Tensor, start: Solution | None) -> Solution:
+        """`solve` on clouds that are moved to the mean of y."""
+        cost = half_squared_distances(x, y)
+        self._check_precision(cost)
+        if start is None:
+            g, iterations = self._annealed(cost)
+            goal = torch.full_like(iterations, self._tolerance)
+        else:
+            g, iterations = start.g, torch.zeros_like(start.speed)
+            goal = self._goal(start.speed)
+        own, self_error = self._self_projection(x)
+        error = torch.full_like(goal, math.inf)
+        while True:
+            g, error, iterations = self._converged(cost, g, error, goal, iterations)
+            plan = torch.softmax(_exponent(cost, g, self._eps), dim=2)
+            v = torch.baddbmm(own, plan, y, beta=-1)
+            speed = torch.linalg.vector_norm(v, dim=(1, 2)) / math.sqrt(v.shape[1])
+            needed = self._goal(speed)
+            converged = torch.maximum(error, self_error) <= needed
+            if bool((converged | (iterations >= self._cap)).all()):
+                break
+            # v is slower than was guessed; a little below, since it may be slower still.
+            goal = torch.where(converged, math.inf, torch.minimum(needed, goal) * 0.8)
+        error = torch.maximum(error, self_error)
+        self.report.record(iterations, error, converged)
+        return Solution(v, speed, g, iterations, error, converged)
+
+    def _goal(self, speed: Tensor) -> Tensor:
+        """The marginal error that is small enough for particles of this speed.  (B,)"""
+        return self._tolerance * (speed / self._blur).clamp(FINEST, 1.0)
+
+    def _check_precision(self, cost: Tensor) -> None:
+        largest = float(cost.amax()) / self._eps
+        if largest > FLOAT32_LIMIT:
+            raise ValueError(
+                f"sinkhorn.blur = {self._blur} is too small for float32: cost / blur^2 reaches "
+                f"{largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
+            )
+
+    def _annealed(self, cost: Tensor) -> tuple[Tensor, Tensor]:
+        """A first g (B, M) and the updates spent on it (B,): eps falls from the spread of C."""
+        g = torch.zeros_like(cost[:, 0])
+        spread = (2 * cost.mean((1, 2)) / self._eps).clamp_min(1.0)
+        stages = (spread.log() / math.log(ANNEALING_RATIO)).ceil()
+        for k in range(int(stages.max()), 0, -1):
+            live = (stages >= k).nonzero()[:, 0]
+            eps, live_cost = self._eps * ANNEALING_RATIO**k, _rows_of(cost, live)
+            f, h = _enter(live_cost, g[live], eps)
+            omega = torch.full_like(f[:, :1], OMEGA)
+            correction = _Correction(live_cost, f, h, eps)
+            correction.update(omega, ANNEALING_UPDATES)
+            _, g[live] = correction.absorbed()
+        return g, stages * ANNEALING_UPDATES
+
+    def _converged(
+        self, cost: Tensor, g: Tensor, error: Tensor, goal: Tensor, iterations: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Updates the flows whose error exceeds their goal (B,).  -> g, error, iterations"""
+        f, g = _enter(cost, g, self._eps)
+        omega, error, iterations = (
+            torch.full_like(f[:, :1], OMEGA),
+            error.clone(),
+            iterations.clone(),
+        )
+        live = (~(error <= goal)).nonzero()[:, 0]
+        while len(live):
+            correction = _Correction(_rows_of(cost, live), f[live], g[live], self._eps)
+            going = torch.ones_like(live, dtype=torch.bool)
+            while bool(going.all()) and correction.is_small():
+                before = error[live]
+                error[live] = correction.update(omega[live], UPDATES)
+                omega[live] = _raised(omega[live], (error[live] / before).unsqueeze(1))
+                iterations[live] += UPDATES
+                going = ~(error[live] <= goal[live]) & (iterations[live] < self._cap)
+            f[live], g[live] = correction.absorbed()
+            live = live[going]
+        return g, error, iterations
+
+    def _self_projection(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Q x (B, N, D) and the marginal error of Q (B,).
+
+        With f = g the averaged update contracts from any start: K is positive definite. The
+        diagonal of K is 1, so that no row underflows.
+        """
+        kernel = half_squared_distances(x, x).mul_(-1 / self._eps)
+        kernel.diagonal(dim1=1, dim2=2).fill_(LOWEST)
+        if float(kernel.amax()) < ISOLATED - math.log(x.shape[1]):
+            return x, torch.zeros_like(x[:, 0, 0])
+        kernel.clamp_min_(LOWEST).exp_().diagonal(dim1=1, dim2=2).fill_(1.0)
+        log_w = -0.5 * kernel.sum(2).log()
+        for _ in range(SELF_UPDATES):
+            log_row = log_w + _times(kernel, log_w.exp()).log()
+            log_w = log_w - 2 / 3 * log_row
+        row = log_w.exp() * _times(kernel, log_w.exp())
+        plan = kernel.mul_(log_w.exp().unsqueeze(1)).mul_((log_w.exp() / row).unsqueeze(2))
+        return plan @ x, (row - 1).abs().mean(1)
+
+
+def _rows_of(cost: Tensor, live: Tensor) -> Tensor:
+    return cost if len(live) == len(cost) else cost[live]
+
+
+def _exponent(cost: Tensor, g: Tensor, eps: float) -> Tensor:
+    """(g_j - C_ij) / eps, without intermediate matrices: fresh memory is slow.  (B, N, M)"""
+    return torch.add((g / eps).unsqueeze(1), cost, alpha=-1 / eps)
+
+
+def _times(kernel: Tensor, b: Tensor) -> Tensor:
+    """K b, (B, N, M) and (B, M) -> (B, N). As b^T K^T, ten times faster than K b on a CPU."""
+    return torch.bmm(b.unsqueeze(1), kernel.mT).squeeze(1)
+
+
+def _enter(cost: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The f for which the rows of K have mean 1, in the log domain, and g.  (B, N), (B, M)
+
+    Columns of K that would underflow next to the others are updated first, in the log domain too.
+    """
+    z = _exponent(cost, g, eps)
+    log_sum = torch.logsumexp(z, 2)
+    z -= log_sum.unsqueeze(2)
+    hidden = z.amax(1) < HIDDEN
+    if bool(hidden.any()):
+        g = torch.where(hidden, g - eps * torch.logsumexp(z, 1), g)
+        log_sum = torch.logsumexp(_exponent(cost, g, eps), 2)
+    return -eps * (log_sum - math.log(cost.shape[2])), g
+
+
+class _Correction:
+    """Factors exp(a) on the rows and exp(b) on the columns of K, for fixed f and g."""
+
+    def __init__(self, cost: Tensor, f: Tensor, g: Tensor, eps: float) -> None:
+        self._f, self._g, self._eps = f, g, eps
+        self._a, self._b = torch.zeros_like(f), torch.zeros_like(g)
+        exponent = _exponent(cost, g, eps).add_((f / eps).unsqueeze(2))
+        self._kernel = exponent.clamp_(LOWEST, HIGHEST).exp_()
+
+    def update(self, omega: Tensor, updates: int) -> Tensor:
+        """Over-relaxed Sinkhorn updates of b and a, with omega (B, 1).  -> error (B,)
+
+        At the optimum every row and every column of K has mean 1. The error is the L1 distance of
+        the column sums from uniform for the plan whose rows are exact: v is computed with it.
+        """
+        kernel, a, b = self._kernel, self._a, self._b
+        n, m = kernel.shape[1:]
+        limit = LARGEST_CORRECTION
+        for _ in range(updates):
+            log_mean = _times(kernel.mT, a.exp()).log_().add_(b).sub_(math.log(n))
+            b -= omega * log_mean.clamp_(-limit, limit)
+            log_mean = _times(kernel, b.exp()).log_().add_(a).sub_(math.log(m))
+            a -= omega * log_mean.clamp_(-limit, limit)
+        row = _times(kernel, b.exp()) / m
+        column = _times(kernel.mT, 1 / row) * b.exp() / n
+        return (column - 1).abs().mean(1)
+
+    def is_small(self) -> bool:
+        """Whether `UPDATES` more can neither overflow nor leave the range of K."""
+        return float(torch.maximum(self._a.abs().amax(), self._b.abs().amax())) < SMALL
+
+    def absorbed(self) -> tuple[Tensor, Tensor]:
+        """f and g with the correction added."""
+        return self._f + self._eps * self._a, self._g + self._eps * self._b
+
+
+def _raised(omega: Tensor, decrease: Tensor) -> Tensor:
+    """omega (B, 1) after the error went down by the factor `decrease` (B, 1) in UPDATES updates.
+
+    Young's formula for the best over-relaxation, given the rate seen with the present one.
+    """
+    rate = decrease.pow(1 / UPDATES).clamp(0.01, 0.999)
+    plain_rate = ((rate + omega - 1).square() / (rate * omega.square())).clamp(max=0.9999)
+    best = (2 / (1 + (1 - plain_rate).sqrt())).clamp(max=OMEGA_MAX)
+    slow = rate > omega - 1 + 0.05  # otherwise omega itself sets the rate
+    return torch.where(slow, torch.maximum(omega, best), omega)

@@ -1,0 +1,104 @@
+"""What every solver shares: checked input, cost matrices, float32 arithmetic, the report."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class SolverReport:
+    """What a solver did since it was built."""
+
+    flows: int = 0
+    """Flows begun."""
+    solves: int = 0
+    """Transport problems (x, y) solved: one per flow and step."""
+    iterations: float = 0.0
+    """Mean updates of a solve, annealing included; 0 where the solver does not count them."""
+    worst_error: float = math.nan
+    """Largest L1 marginal error of a plan; nan where the solver does not measure it."""
+    unconverged: int = 0
+    """Solves that reached the cap on iterations before the tolerance."""
+
+    def record(self, iterations: Tensor, errors: Tensor, converged: Tensor) -> None:
+        """Adds solves, one per entry of the arguments, each (B,)."""
+        spent = self.iterations * self.solves + float(iterations.sum())
+        self.solves += len(iterations)
+        self.iterations = spent / self.solves
+        self.worst_error = max(float(errors.max()), self.worst_error)  # max(e, nan) is e
+        self.unconverged += int((~converged).sum())
+
+
+class FlowSolver(Protocol):
+    """Velocity of the Sinkhorn gradient flow, and flows that follow it."""
+
+    report: SolverReport
+
+    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        """Velocity of the particles x (N, *shape) towards y (M, *shape), in x's type."""
+
+    def flows(self, x: Tensor, y: Tensor, steps: int, eta: float) -> Tensor:
+        """Algorithm 1 for B independent flows: X^{t+1} = X^t + eta v(X^t), t = 0 .. T-1.
+
+        Args:
+            x: particles X^0, (B, N, *shape).
+            y: targets, (B, M, *shape).
+            steps: T.
+            eta: step size.
+
+        Returns:
+            Positions X^0 .. X^T of every particle, (B, N, T+1, *shape), float32.
+
+        Raises:
+            ValueError: clouds that are empty, not finite or of different shapes.
+        """
+
+
+def as_clouds(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Particles (B, N, *shape), targets (B, M, *shape) -> float32 (B, N, D), (B, M, D), checked."""
+    if x.ndim < 3 or y.ndim < 3 or x.shape[2:] != y.shape[2:] or len(x) != len(y):
+        raise ValueError(
+            f"particles {tuple(x.shape)} and targets {tuple(y.shape)} must be (flows, N, *shape) "
+            "and (flows, M, *shape) with the same shape"
+        )
+    if not x.numel() or not y.numel():
+        raise ValueError(f"empty cloud: particles {tuple(x.shape)}, targets {tuple(y.shape)}")
+    flat_x, flat_y = x.flatten(2).float(), y.flatten(2).float()
+    if not (flat_x.isfinite().all() and flat_y.isfinite().all()):
+        raise ValueError("particles or targets are not finite")
+    return flat_x, flat_y
+
+
+def half_squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    """C_ij = 1/2 |x_i - y_j|^2 by one matrix product, never an (N, M, D) tensor.  (B, N, M)
+
+    The expansion of the square cancels, the more the further the clouds (B, N, D) and (B, M, D)
+    are from the origin: callers move both to the mean of y.
+    """
+    norms = [torch.linalg.vector_norm(z, dim=2).square() for z in (x, y)]
+    cost = torch.baddbmm(norms[1].unsqueeze(1), x, y.mT, beta=0.5, alpha=-1)
+    return cost.add_(0.5 * norms[0].unsqueeze(2)).clamp_(min=0.0)
+
+
+def box_diameter(x: Tensor, y: Tensor) -> Tensor:
+    """Diagonal of the box around both clouds (..., N, D), (..., M, D), at least their diameter."""
+    low = torch.minimum(x.amin(-2), y.amin(-2))
+    high = torch.maximum(x.amax(-2), y.amax(-2))
+    return (high - low).norm(dim=-1)
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """No autocast, and no TF32, which loses the small differences of a cost matrix."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,0 +1,248 @@
+"""The trajectory pool: bytes, sampling time, build rate, memory while building.
+
+    python scripts/bench_pool.py [--device cpu] [--repeats 5] [--only sampling]
+
+Prints Markdown. Times are medians of --repeats; what is compared alternates within one run. MNIST
+and CIFAR-10 are replaced by random images of their shape, so that nothing is downloaded.
+"""
+
+import argparse
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from nsgf.arguments import parse
+from nsgf.config import Config
+from nsgf.data import Data, data_shape
+from nsgf.hardware import format_bytes, versions
+from nsgf.pool import Prefetch, TrajectoryPool, build_batch, build_pool, pool_bytes
+from nsgf.pool.build import Simulation
+from nsgf.pool.files import PoolFile, new_header
+from nsgf.sinkhorn import build_solver
+
+EXPERIMENTS = ("2d", "digits", "mnist", "cifar10")
+CIFAR = (3, 32, 32)
+SAMPLED_PARTICLES = 8192
+"""Particles of the pool that is sampled: 604 MB in float32, far more than a cache holds."""
+STEP_SECONDS = 0.01
+"""Time between two batches where drawing ahead is measured, as a network on a GPU would take."""
+MIB = 1 << 20
+
+
+def main() -> int:
+    options = _parser().parse_args()
+    if options.memory_of:
+        _print_extra_memory(options.memory_of)
+        return 0
+    device = torch.device(options.device)
+    print(_machine(device, options.repeats))
+    parts: dict[str, Callable[[], Iterator[str]]] = {
+        "bytes": bytes_table,
+        "sampling": lambda: sampling_table(options.repeats),
+        "build": lambda: build_table(device, options.repeats),
+        "memory": memory_table,
+    }
+    for name, part in parts.items():
+        if options.only in (None, name):
+            print(f"\n### {name}\n")
+            for line in part():
+                print(line, flush=True)
+    return 0
+
+
+def bytes_table() -> Iterator[str]:
+    """Per pair (x, v), and the whole pool at the shipped settings."""
+    yield "Bytes per pool entry, one pair (x, v); in brackets the whole pool.\n"
+    yield "| experiment | pairs | (x, v) pairs, float32 | positions, float32 | positions, float16 |"
+    yield "|---|---:|---:|---:|---:|"
+    for name in EXPERIMENTS:
+        config = _config(name)
+        shape = data_shape(config.data.name)
+        pairs = config.pool.num_batches * config.sinkhorn.batch_size * config.flow.steps
+        both = pairs * 2 * math.prod(shape) * 4
+        sizes = [both, *(pool_bytes(config, shape, dtype) for dtype in ("float32", "float16"))]
+        cells = [f"{size / pairs:.0f} ({format_bytes(size)})" for size in sizes]
+        yield f"| {name} | {pairs:,} | {' | '.join(cells)} |"
+
+
+def sampling_table(repeats: int) -> Iterator[str]:
+    """A batch of 128 CIFAR-10 pairs from either storage."""
+    yield (
+        f"Milliseconds for 128 CIFAR-10 pairs, pool of {SAMPLED_PARTICLES} particles, 5 steps. "
+        "Disk: mapped file, cache warm. Prefetch: time the training loop waits, with "
+        f"{STEP_SECONDS * 1e3:.0f} ms between two batches.\n"
+    )
+    yield "| storage | type | direct | slowest tenth | with prefetch | slowest tenth |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for dtype in ("float32", "float16"):
+        for storage in ("memory", "disk"):
+            with tempfile.TemporaryDirectory() as folder:
+                pool = _filled_pool(dtype, Path(folder) if storage == "disk" else None)
+                cells = [*_draw_times(pool, repeats, False), *_draw_times(pool, repeats, True)]
+                del pool
+            yield f"| {storage} | {dtype} | {' | '.join(f'{1e3 * c:.2f}' for c in cells)} |"
+
+
+def build_table(device: torch.device, repeats: int) -> Iterator[str]:
+    """Flows per second: geomloss one by one against the configured solver in chunks."""
+    yield (
+        "Flows (of n particles) per second, sampling of clouds included, pool storage not. "
+        "One chunk each is warm-up.\n"
+    )
+    yield "| experiment | n x D, steps | geomloss, one at a time | configured | at a time | ratio |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for name in EXPERIMENTS:
+        config = _config(name)
+        data = Data(config.data, config.seed)
+        together = build_batch(config, data.shape, device)
+        reference = _simulation(config, data, "geomloss", device)
+        ours = _simulation(config, data, config.sinkhorn.solver, device)
+        reference.flows(range(1))
+        ours.flows(range(together))
+        rates: tuple[list[float], list[float]] = ([], [])
+        for turn in range(repeats):
+            rates[0].append(_flow_rate(reference, turn, 1, device))
+            rates[1].append(_flow_rate(ours, turn * together, together, device))
+        before, after = median(rates[0]), median(rates[1])
+        n, steps = config.sinkhorn.batch_size, config.flow.steps
+        yield (
+            f"| {name} | {n} x {math.prod(data.shape)}, {steps} | {before:.2f} | "
+            f"{after:.2f} ({config.sinkhorn.solver}) | {together} | {after / before:.1f} |"
+        )
+
+
+def memory_table() -> Iterator[str]:
+    """Peak resident memory while building, beyond the data, the libraries and the pool."""
+    yield "Peak memory of a process that builds three chunks, beyond its start and the pool.\n"
+    yield "| experiment | flows at a time | pool | beyond it |"
+    yield "|---|---:|---:|---:|"
+    for name in EXPERIMENTS:
+        done = subprocess.run(
+            [sys.executable, __file__, "--memory-of", name],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        line = done.stdout.strip() or f"failed: {done.stderr.strip().splitlines()[-1]}"
+        yield f"| {name} | {line} |"
+
+
+def _print_extra_memory(name: str) -> None:
+    config = _config(name)
+    data = Data(config.data, config.seed)
+    device = torch.device("cpu")
+    together = build_batch(config, data.shape, device)
+    batches = min(3 * together, config.pool.num_batches)
+    config = replace(config, pool=replace(config.pool, num_batches=batches, dtype="float16"))
+    solver = build_solver(config.sinkhorn)
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = _status_bytes("VmRSS")
+    source, target = data.source("pool"), data.target("pool")
+    pool = build_pool(config, source, target, solver, device, say=lambda _: None)
+    extra = _status_bytes("VmHWM") - before - pool.nbytes
+    print(f"{together} | {pool.nbytes / MIB:.0f} MiB | {extra / MIB:.0f} MiB")
+
+
+def _status_bytes(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"no {key} in /proc/self/status: Linux only")
+
+
+def _flow_rate(simulation: Simulation, start: int, together: int, device: torch.device) -> float:
+    started = time.perf_counter()
+    simulation.flows(range(start, start + together))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return together / (time.perf_counter() - started)
+
+
+def _simulation(config: Config, data: Data, solver: str, device: torch.device) -> Simulation:
+    settings = replace(config.sinkhorn, solver=solver)
+    return Simulation(
+        config, data.source("bench"), data.target("bench"), build_solver(settings), device
+    )
+
+
+def _draw_times(pool: TrajectoryPool, repeats: int, ahead: bool) -> tuple[float, float]:
+    """Median and 90th percentile of the seconds for one batch, 20 batches a repeat."""
+    generator = torch.Generator().manual_seed(0)
+    prefetch = Prefetch(pool.sample, generator) if ahead else None
+    seconds = []
+    for turn in range(20 * repeats + 5):
+        if ahead:
+            time.sleep(STEP_SECONDS)
+        started = time.perf_counter()
+        batch = prefetch.next(128) if prefetch else pool.sample(128, generator)
+        if turn >= 5:
+            seconds.append(time.perf_counter() - started)
+        del batch
+    if prefetch:
+        prefetch.close()
+    return median(seconds), sorted(seconds)[int(0.9 * len(seconds))]
+
+
+def _filled_pool(dtype: str, folder: Path | None) -> TrajectoryPool:
+    kind, file = getattr(torch, dtype), None
+    if folder:
+        header = new_header({"pool.num_batches": 64}, dtype)
+        file = PoolFile(folder / "pool", header, SAMPLED_PARTICLES // 64, (6, *CIFAR))
+    storage = file.positions if file else None
+    pool = TrajectoryPool(SAMPLED_PARTICLES, 5, CIFAR, 0.2, dtype=kind, storage=storage)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(64):
+        pool.append(torch.randn((SAMPLED_PARTICLES // 64, 6, *CIFAR), generator=generator))
+    if file:
+        file.commit(64, {})
+        file.save()
+    pool.finalize()
+    return pool
+
+
+def _config(name: str) -> Config:
+    fake = ["--fake-data"] if name in ("mnist", "cifar10") else []
+    return parse(["train", "--exp", name, "--device", "cpu", *fake]).config
+
+
+def _machine(device: torch.device, repeats: int) -> str:
+    found = versions()
+    what = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    named = ", ".join(f"{key} {found[key]}" for key in ("nsgf", "python", "torch", "geomloss"))
+    return (
+        f"`python {' '.join([Path('scripts', Path(__file__).name).as_posix(), *sys.argv[1:]])}`: "
+        f"{what}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, "
+        f"{torch.get_num_threads()} threads; {named}; medians of {repeats}."
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu", help="where flows are computed")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", choices=("bytes", "sampling", "build", "memory"))
+    parser.add_argument("--memory-of", choices=EXPERIMENTS, help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,195 @@
+import json
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsgf import checkpoint, experiment
+from nsgf.checkpoint import RunFolder
+from nsgf.data import Data
+from nsgf.errors import UserError
+from nsgf.experiment import train
+from nsgf.pool import build_pool
+from nsgf.pool.build import add_reports
+from nsgf.sinkhorn import SolverReport, build_solver
+from tests.conftest import shipped
+from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
+from tests.pool.test_prefetch import threads
+
+
+@pytest.mark.parametrize("name", ["2d", "digits"])
+def test_built_pool_holds_the_flows_of_its_samplers(name):
+    config = shipped(name, "--pool-batches=3", "--sinkhorn-batch=8", "--steps=2")
+    data, solver = Data(config.data, 0), build_solver(config.sinkhorn)
+    pool = build_pool(config, data.source("p"), data.target("p"), solver, CPU)
+    source, target = data.source("p"), data.target("p")
+    for batch in range(3):
+        x, y = source.sample(8), target.sample(8)
+        expected = solver.flows(x[None], y[None], 2, config.flow.eta)[0]
+        stored = pool._positions[8 * batch : 8 * batch + 8]
+        torch.testing.assert_close(stored, expected, rtol=1e-4, atol=1e-4)
+        assert torch.equal(stored[:, 0], x)
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 7, 50, None])
+def test_chunks_change_nothing(config, together):
+    solver = HalfWay()
+    pool = build(with_pool(config, build_batch=together), solver=solver)
+    assert sum(solver.calls) == 7
+    assert max(solver.calls) == min(together or 7, 7)
+    assert torch.equal(pool._positions, build(with_pool(config, build_batch=1))._positions)
+
+
+def test_chunks_do_not_change_the_configured_solvers_flows(config):
+    def positions(together):
+        chosen = with_pool(config, build_batch=together, num_batches=4)
+        return build(chosen, solver=build_solver(config.sinkhorn))._positions
+
+    torch.testing.assert_close(positions(4), positions(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_pool_built_on_cuda_is_the_same(config, dtype):
+    data, chosen = Data(config.data, config.seed), with_pool(config, dtype=dtype)
+    samplers = data.source("p"), data.target("p")
+    pool = build_pool(chosen, *samplers, HalfWay(), torch.device("cuda"), say=lambda _: None)
+    assert pool._positions.device == CPU
+    torch.testing.assert_close(pool._positions, build(chosen)._positions)
+
+
+def test_every_flow_is_seeded_by_its_number(config):
+    """A pool of fewer flows is the beginning of a larger one; no two flows are alike."""
+    large = build(config)._positions.view(7, 8, 3, 2)
+    small = build(with_pool(config, num_batches=5))._positions.view(5, 8, 3, 2)
+    assert torch.equal(large[:5], small)
+    for part in (large[:, :, 0], large[:, :, 2]):
+        assert len(part.flatten(1).unique(dim=0)) == 7
+
+
+def test_pool_in_memory_is_built_to_the_same_values_again(config, tmp_path):
+    first, again = build(config, tmp_path / "pool"), build(config, tmp_path / "pool")
+    assert torch.equal(first._positions, again._positions)
+
+
+def test_flow_that_diverges_is_a_user_error(config):
+    wild = replace(config, flow=replace(config.flow, eta=1e30))
+    with pytest.raises(UserError, match=r"flow\.eta = 1e\+30"):
+        build(wild)
+
+
+def test_report_always_shows_what_did_not_converge(config, tmp_path):
+    said: list[str] = []
+    build(config, say=said.append)
+    assert re.fullmatch(r"pool: 7 flows in .* s, .* flows/s, 7 at a time", said[-1])
+    build(with_pool(config, build_batch=3), None, HalfWay(unconverged=2), said.append)
+    assert said[-1].endswith("3 at a time; 6 of 14 solves did not reach the tolerance")
+
+
+def test_report_of_interrupted_sessions_adds_up(config, tmp_path):
+    disk = with_pool(config, storage="disk", build_batch=2)
+    with pytest.raises(Killed):
+        build(disk, tmp_path / "pool", HalfWay(fail_at=2, unconverged=1))
+    said: list[str] = []
+    build(disk, tmp_path / "pool", HalfWay(), said.append)
+    assert said[-1].endswith("2 of 14 solves did not reach the tolerance")
+    build(disk, tmp_path / "pool", HalfWay(), said.append)
+    assert said[-1].endswith("nothing to build; 2 of 14 solves did not reach the tolerance")
+
+
+def test_reports_are_combined():
+    before = {"flows": 2, "solves": 10, "iterations": 6.0, "worst_error": 0.5, "unconverged": 1}
+    report = SolverReport(flows=1, solves=5, iterations=9.0, worst_error=0.25, unconverged=2)
+    combined = add_reports(before, report)
+    assert combined == {
+        "flows": 3,
+        "solves": 15,
+        "iterations": 7.0,
+        "worst_error": 0.5,
+        "unconverged": 3,
+    }
+    assert json.loads(json.dumps(combined, allow_nan=False)) == combined
+    assert add_reports({}, SolverReport())["worst_error"] is None
+
+
+# --- inside an experiment -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_config(tiny):
+    return replace(with_pool(tiny, storage="disk"), phases=["nsgf"])
+
+
+def counted(monkeypatch) -> list[HalfWay]:
+    """Every solver that an experiment builds from now on."""
+    solvers: list[HalfWay] = []
+
+    def make(_):
+        solvers.append(HalfWay())
+        return solvers[-1]
+
+    monkeypatch.setattr(experiment, "build_solver", make)
+    return solvers
+
+
+def weights(run: RunFolder) -> dict:
+    return checkpoint.load(run.checkpoint_file("nsgf"))["model"]
+
+
+def same(one: dict, other: dict) -> bool:
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_training_from_disk_with_prefetch_equals_training_from_memory(run_config):
+    from_disk = weights(train(run_config))
+    assert threads() == 0  # the thread ends with the phase
+    assert same(from_disk, weights(train(with_pool(run_config, storage="memory"))))
+
+
+@pytest.mark.parametrize(("storage", "rebuilt"), [("disk", 0), ("memory", 4)])
+def test_run_resumed_inside_phase_1_reuses_the_pool_on_disk(
+    run_config, storage, rebuilt, monkeypatch
+):
+    config = with_pool(run_config, storage=storage)
+    solvers = counted(monkeypatch)
+    whole, real_save = weights(train(config)), checkpoint.save
+
+    def dying_save(file, payload):
+        real_save(file, payload)
+        raise Killed
+
+    run = RunFolder.create(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", dying_save)
+        with pytest.raises(Killed):
+            train(config, run)
+    train(config, run)
+    assert [solver.report.flows for solver in solvers] == [4, 4, rebuilt]
+    assert same(weights(run), whole)
+
+
+def test_other_pool_in_the_run_is_refused_before_training(run_config):
+    run = train(run_config)
+    run.set_aside("nsgf")
+    log = (run.path / "log.txt").read_text()
+    with pytest.raises(UserError, match="seed: the pool has 0, this command 1"):
+        train(replace(run_config, seed=1), run)
+    assert (run.path / "log.txt").read_text() == log
+
+
+def test_storage_and_chunks_may_change_when_a_run_goes_on(run_config):
+    run = train(run_config)
+    longer = replace(run_config.nsgf, iterations=20)
+    train(replace(with_pool(run_config, storage="memory", build_batch=1), nsgf=longer), run)
+    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 20
+
+
+def test_failure_while_training_ends_the_thread(run_config, monkeypatch):
+    def broken(*_):
+        raise OSError("read error")
+
+    monkeypatch.setattr("nsgf.pool.TrajectoryPool.sample", broken)
+    with pytest.raises(OSError, match="read error"):
+        train(run_config)
+    assert threads() == 0

@@ -1,0 +1,103 @@
+import pytest
+import torch
+
+from nsgf.errors import UserError
+from nsgf.pool import TrajectoryPool
+
+
+def counting_pool(
+    particles: int = 6, steps: int = 4, eta: float = 0.25, dtype: torch.dtype = torch.float32
+) -> TrajectoryPool:
+    """Particle f is at 100 f + t^2 at time t: positions, velocities and times can be read off."""
+    pool = TrajectoryPool(particles, steps, (1,), eta, dtype=dtype)
+    t = torch.arange(steps + 1.0)
+    positions = 100.0 * torch.arange(particles).view(-1, 1) + t**2
+    pool.append(positions[:2].unsqueeze(-1))
+    pool.append(positions[2:].unsqueeze(-1))
+    pool.finalize()
+    return pool
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_pairs_are_position_velocity_and_time(dtype):
+    """All these positions are exact in float16 too."""
+    batch = counting_pool(dtype=dtype).sample(2000, torch.Generator().manual_seed(0))
+    assert {part.dtype for part in batch} == {torch.float32}
+    step = (batch.x.squeeze(1) % 100).sqrt()
+    torch.testing.assert_close(batch.t, step / 4)
+    torch.testing.assert_close(batch.v.squeeze(1), ((step + 1) ** 2 - step**2) / 0.25)
+    assert set(step.long().tolist()) == {0, 1, 2, 3}
+    assert set((batch.x.squeeze(1) // 100).long().tolist()) == set(range(6))
+
+
+def test_all_pairs_are_equally_likely():
+    x = counting_pool().sample(24_000, torch.Generator().manual_seed(0)).x.squeeze(1)
+    counts = x.unique(return_counts=True)[1]
+    assert len(counts) == 24
+    assert counts.min() > 850
+    assert counts.max() < 1150
+
+
+def test_sample_follows_its_generator():
+    pool = counting_pool()
+    first, again, other = (
+        pool.sample(50, torch.Generator().manual_seed(seed)).x for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.float16, 2)])
+def test_allocated_once_and_filled_in_place(dtype, size):
+    """Neither filling nor sampling replaces or copies the storage."""
+    pool = TrajectoryPool(64, 2, (3,), 0.1, dtype=dtype)
+    storage = pool._positions.data_ptr()
+    for _ in range(4):
+        pool.append(torch.randn(16, 3, 3))
+    pool.finalize()
+    pool.sample(8, torch.Generator())
+    assert pool._positions.data_ptr() == storage
+    assert pool.nbytes == 64 * 3 * 3 * size
+    assert len(pool) == 128
+
+
+def test_incomplete_pool_is_refused():
+    pool = TrajectoryPool(4, 2, (1,), 0.1)
+    pool.append(torch.zeros(3, 3, 1))
+    with pytest.raises(ValueError, match="3 of 4"):
+        pool.finalize()
+    with pytest.raises(ValueError, match="finalize"):
+        pool.sample(1, torch.Generator())
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 1), (2, 4, 1), (2, 3, 2)])
+def test_flows_that_do_not_fit_are_refused(shape):
+    with pytest.raises(ValueError, match="do not fit"):
+        TrajectoryPool(4, 2, (1,), 0.1).append(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_non_finite_flows_are_refused(value):
+    with pytest.raises(UserError, match=r"flow\.eta = 0\.1"):
+        TrajectoryPool(1, 1, (1,), 0.1).append(torch.full((1, 2, 1), value))
+
+
+def test_positions_beyond_float16_are_refused():
+    flows = torch.full((1, 2, 1), 70_000.0)
+    TrajectoryPool(1, 1, (1,), 0.1).append(flows)
+    with pytest.raises(UserError, match=r"pool\.dtype = float16: a position of 7e\+04"):
+        TrajectoryPool(1, 1, (1,), 0.1, dtype=torch.float16).append(flows)
+
+
+def test_float16_velocities_are_differences_in_float32():
+    """Positions 1000 and 1000.5 are exact in float16; 0.5 / 1e-6 is only in float32."""
+    pool = TrajectoryPool(1, 1, (1,), 1e-6, dtype=torch.float16)
+    pool.append(torch.tensor([1000.0, 1000.5]).view(1, 2, 1))
+    v = pool.sample(1, torch.Generator()).v
+    torch.testing.assert_close(v, torch.full((1, 1), 0.5 / 1e-6))
+
+
+def test_storage_must_have_the_pools_shape_and_type():
+    for storage in (torch.empty(4, 2, 1), torch.empty(4, 3, 1, dtype=torch.float16)):
+        with pytest.raises(ValueError, match="storage"):
+            TrajectoryPool(4, 2, (1,), 0.1, storage=storage)

@@ -1,0 +1,245 @@
+"""The batched solver against the float64 fixed point along whole flows, and what it promises."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from nsgf.config import SinkhornConfig
+from nsgf.sinkhorn import batched
+from nsgf.sinkhorn.batched import BatchedSolver, Solution
+from tests.sinkhorn import reference
+
+DEFAULT = SinkhornConfig(blur=0.5)
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def points(flows: int, n: int) -> tuple[Tensor, Tensor]:
+    """Gaussian to eight clusters on a circle of radius 5."""
+    angle = torch.arange(n) * (math.pi / 4) + noise(flows, 1, seed=2)
+    return noise(flows, n, 2), 5 * torch.stack([angle.cos(), angle.sin()], 2) + 0.4 * noise(
+        flows, n, 2, seed=1
+    )
+
+
+def images(flows: int, n: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Noise to smooth images in [-1, 1]: few coordinates, as real images have."""
+    basis = noise(12, dim, seed=3).cumsum(1)
+    return noise(flows, n, dim), torch.tanh(noise(flows, n, 12, seed=4) @ basis / dim**0.5)
+
+
+def digits(flows: int, n: int) -> tuple[Tensor, Tensor]:
+    pixels = torch.from_numpy(load_digits().data[: flows * n] / 8 - 1).float()
+    return noise(flows, n, 64), pixels.view(flows, n, 64)
+
+
+def solver(**changes) -> BatchedSolver:
+    return BatchedSolver(replace(DEFAULT, **changes))
+
+
+def relative_error(v: Tensor, expected: Tensor) -> float:
+    return float((v - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(
+    ("clouds", "blur", "steps", "eta"),
+    [
+        pytest.param(points(1, 256), 0.5, 10, 0.5, id="2d-blur-0.5"),
+        pytest.param(points(1, 256), 0.25, 10, 0.5, id="2d-blur-0.25"),
+        pytest.param(digits(1, 128), 0.5, 5, 0.2, id="digits"),
+        pytest.param(images(1, 256, 784), 1.0, 5, 0.2, id="mnist"),
+        pytest.param(images(1, 128, 3072), 1.0, 5, 0.2, id="cifar10"),
+    ],
+)
+def test_velocity_along_a_whole_flow(clouds, blur, steps, eta):
+    """Wrong signs and factors, and errors that pile up where v is small, all show here."""
+    x, y = clouds
+    flows = solver(blur=blur)
+    positions = flows.flows(x, y, steps, eta)[0]
+    for t in range(steps):
+        v = (positions[:, t + 1] - positions[:, t]) / eta
+        assert relative_error(v, reference.velocity(positions[:, t], y[0], blur)) < 2e-2
+    assert flows.report.unconverged == 0
+    assert 0 < flows.report.worst_error <= DEFAULT.tolerance
+    assert 1 < flows.report.iterations < 200
+
+
+@pytest.mark.parametrize(("n", "m"), [(40, 70), (70, 40), (1, 30), (30, 1)])
+def test_unequal_numbers(n, m):
+    x, y = noise(n, 2), noise(m, 2, seed=1) * 2 + 1
+    expected = reference.velocity(x, y, 0.5)
+    assert relative_error(solver().velocity(x, y), expected) < 1e-2
+
+
+@pytest.mark.parametrize("blur", [0.1, 0.5, 3.0])
+def test_marginals_hold_within_the_tolerance(blur):
+    x, y = points(2, 64)
+    solution = solver(blur=blur).solve(x, y)
+    cost = 0.5 * torch.cdist(x.double(), y.double()).square()
+    plan = torch.softmax((solution.g.double().unsqueeze(1) - cost) / blur**2, dim=2) / 64
+    torch.testing.assert_close(plan.sum(2), torch.full_like(plan.sum(2), 1 / 64))
+    errors = (plan.sum(1) - 1 / 64).abs().sum(1)
+    assert (errors < DEFAULT.tolerance * 1.01).all()
+    assert solution.converged.all()
+    assert (errors <= solution.error + 1e-5).all()  # the reported error is this one or Q's
+
+
+def test_tolerance_sets_the_error():
+    x, y = points(1, 64)
+    expected = reference.velocity(x[0], y[0], 0.5)
+    coarse, fine = (solver(tolerance=t).solve(x, y) for t in (0.1, 1e-5))
+    assert relative_error(fine.velocity[0], expected) < 1e-4
+    assert relative_error(fine.velocity[0], expected) < relative_error(coarse.velocity[0], expected)
+    assert coarse.iterations < fine.iterations
+    assert fine.error < 1e-5 < coarse.error
+
+
+def test_slow_particles_get_a_finer_plan():
+    """The tolerance shrinks with the speed, or v would drown in it."""
+    x, y = points(1, 64)
+    near = y + 0.02 * x
+    solution = solver().solve(near, y)
+    assert solution.error < 0.05 * DEFAULT.tolerance
+    expected = reference.velocity(near[0], y[0], 0.5)
+    assert relative_error(solution.velocity[0], expected) < 2e-2
+
+
+def test_equal_clouds_rest():
+    x, _ = points(2, 64)
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    for y in (x, x[:, order]):
+        solution = solver().solve(x, y)
+        assert solution.velocity.abs().max() < 1e-3 * 0.5
+        assert solution.converged.all()
+
+
+def test_translation_of_the_targets_adds_its_vector():
+    x, y = points(1, 64)
+    shift = torch.tensor([3.0, -1.0])
+    fine = solver(tolerance=1e-5)
+    v = fine.velocity(x[0], y[0])
+    torch.testing.assert_close(fine.velocity(x[0], y[0] + shift), v + shift, atol=2e-3, rtol=1e-3)
+    torch.testing.assert_close(fine.velocity(x[0] + 50, y[0] + 50), v, atol=2e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("clouds", "blur"), [(points(6, 64), 0.5), (points(6, 64), 0.1), (images(6, 32, 784), 1.0)]
+)
+def test_chunks_change_nothing(clouds, blur):
+    """Six flows at once, or four and two; some converge long before others."""
+    x, y = clouds
+    x = x * torch.linspace(0.2, 3.0, 6).view(6, 1, 1)
+    whole = solver(blur=blur)
+    expected = whole.flows(x, y, 4, 0.5)
+    parts = solver(blur=blur)
+    positions = torch.cat([parts.flows(x[k], y[k], 4, 0.5) for k in (slice(4), slice(4, 6))])
+    torch.testing.assert_close(positions, expected, atol=1e-4, rtol=1e-5)
+    assert parts.report.iterations == pytest.approx(whole.report.iterations, rel=0.02)
+
+
+def test_flows_of_one_solver_do_not_disturb_each_other():
+    x, y = points(2, 32)
+    flows = solver()
+    first = flows.flows(x[:1], y[:1], 3, 0.5)
+    kept = first.clone()
+    inputs = x.clone(), y.clone()
+    flows.flows(x[1:], y[1:], 3, 0.5)
+    assert torch.equal(first, kept)
+    assert torch.equal(flows.flows(x[:1], y[:1], 3, 0.5), kept)
+    assert torch.equal(x, inputs[0])
+    assert torch.equal(y, inputs[1])
+
+
+def guess(solution: Solution, factor: float, speed: float = 1.0) -> Solution:
+    return replace(solution, g=factor * solution.g, speed=speed * solution.speed)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, 0.0, -1.0, 30.0])
+@pytest.mark.parametrize("speed", [1.0, 0.01, 100.0])
+def test_the_start_changes_nothing_beyond_the_tolerance(factor, speed):
+    """Not even potentials of the wrong sign, or far too large."""
+    x, y = points(2, 64)
+    cold = solver().solve(x, y)
+    warm = solver().solve(x, y, guess(cold, factor, speed))
+    assert warm.converged.all()
+    torch.testing.assert_close(warm.velocity, cold.velocity, atol=0.02, rtol=5e-3)
+
+
+def test_a_good_start_saves_updates():
+    x, y = points(2, 64)
+    cold = solver().solve(x, y)
+    warm = solver().solve(x, y, cold)
+    assert (warm.iterations <= batched.UPDATES).all()
+    assert (cold.iterations > 2 * batched.UPDATES).all()
+
+
+def test_flows_start_each_step_from_the_last():
+    """With the potentials scaled by 1 - eta; a fresh start at each step takes half as many more."""
+    x, y = points(4, 128)
+    flows, fresh = solver(blur=0.2), solver(blur=0.2)
+    positions = flows.flows(x, y, 8, 0.5)
+    for t in range(8):
+        fresh.solve(positions[:, :, t], y)
+    assert fresh.report.iterations > 1.3 * flows.report.iterations
+
+
+def test_hidden_columns_are_updated_in_the_log_domain(monkeypatch):
+    """A potential so low that its column of the kernel underflows, and with it the target."""
+    x, y = points(1, 32)
+    solution = solver().solve(x, y)
+    g = solution.g.clone()
+    g[0, 3] -= 2000.0
+    cost = 0.5 * torch.cdist(x, y).square()
+    _, repaired = batched._enter(cost, g, 0.25)
+    assert repaired[0, 3] > g[0, 3] + 1900
+    others = torch.arange(32) != 3
+    assert torch.equal(repaired[0, others], g[0, others])
+    warm = solver().solve(x, y, replace(solution, g=g))
+    torch.testing.assert_close(warm.velocity, solution.velocity, atol=0.02, rtol=5e-3)
+    monkeypatch.setattr(batched, "HIDDEN", -math.inf)  # without it: the hard way
+    slow = solver().solve(x, y, replace(solution, g=g))
+    assert (slow.iterations > 2 * warm.iterations).all()
+
+
+def test_a_cap_that_is_hit_is_counted():
+    x, y = points(3, 64)
+    x[0] = y[0] + 1.0  # converges at once: a translation
+    flows = solver(max_iterations=30, blur=0.1)
+    solution = flows.solve(x, y)
+    assert solution.converged.tolist() == (solution.error <= DEFAULT.tolerance).tolist()
+    assert not solution.converged[1:].any()
+    assert flows.report.unconverged == int((~solution.converged).sum())
+    assert flows.report.worst_error == pytest.approx(float(solution.error.max()))
+    assert flows.report.worst_error > DEFAULT.tolerance
+    assert solution.velocity.isfinite().all()
+    assert (solution.iterations < 30 + 3 * batched.UPDATES).all()
+
+
+def test_small_blur_converges_or_says_so():
+    x, y = points(2, 64)
+    flows = solver(blur=0.03)
+    solution = flows.solve(x, y)
+    assert torch.equal(solution.converged, solution.error <= DEFAULT.tolerance)
+    assert flows.report.unconverged == int((~solution.converged).sum())
+
+
+def test_blur_too_small_for_float32_is_refused():
+    x, y = points(1, 16)
+    with pytest.raises(ValueError, match=r"sinkhorn\.blur = 0\.0001 is too small for float32"):
+        solver(blur=1e-4).flows(x, y, 2, 0.5)
+
+
+@pytest.mark.parametrize("eta", [1.0, 1.5])
+def test_large_steps(eta):
+    x, y = points(1, 32)
+    positions = solver().flows(x, y, 3, eta)
+    for t in range(3):
+        v = solver().velocity(positions[0, :, t], y[0])
+        step = (positions[0, :, t + 1] - positions[0, :, t]) / eta
+        torch.testing.assert_close(step, v, atol=0.01, rtol=0.01)
