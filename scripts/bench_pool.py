@@ -21,6 +21,8 @@ from statistics import median
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from nsgf.arguments import parse
 from nsgf.config import Config
 from nsgf.data import Data, data_shape
