@@ -52,12 +52,6 @@ EDITS = [
         "return [*schedule, blur]",
     ),
     Edit(
-        "asymmetric update order",
-        "sinkhorn/closed_form.py",
-        "return -eps * (log_sum",
-        "return eps * (log_sum",
-    ),
-    Edit(
         "soft maximum",
         "sinkhorn/closed_form.py",
         "return -eps * torch.logsumexp",
