@@ -246,6 +246,14 @@ def _one_line(message: str) -> str:
     text = re.sub(r"Parser key \"([^\"]+)\": ", r"\1: ", text)
     text = re.sub(r"Expected an? typing\.Literal\[([^\]]*)\]\.", r"must be one of \1.", text)
     text = re.sub(r"Expected an? <class '(\w+)'>\.", r"must be of type \1.", text)
+    union = (
+        r"Does not validate against any of the Union subtypes Subtypes: \[(.*?\])?(.*?)\] Errors:"
+    )
+    found = re.search(union + r".* Given value: (.*)", text)
+    if found:
+        kinds = re.findall(r"<class '(\w+)'>|('\w+')", f"{found[1] or ''}{found[2]}")
+        allowed = " or ".join((a or b).replace("NoneType", "null") for a, b in kinds)
+        text = f"{text[: found.start()]}must be {allowed}. Got value: {found[3]}"
     unknown = r"Group '([\w.]+)' does not accept option '([\w.]+)'"
     return re.sub(unknown, r"\1.\2: unknown key", text)
 

@@ -97,8 +97,8 @@ class PoolConfig:
     """Main memory, or a file in the run folder, which an interrupted run goes on with."""
     dtype: Literal["auto", "float32", "float16"] = "auto"
     """Type of the stored positions; auto: float32 where it fits, else float16."""
-    build_batch: int | None = at_least(1, None)
-    """Flows simulated together while building; null: as many as pay. No setting of the results."""
+    build_batch: int | Literal["auto"] = at_least(1, "auto")
+    """Flows simulated together while building; auto: as many as pay. No setting of the results."""
 
 
 @dataclass

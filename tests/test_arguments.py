@@ -151,6 +151,14 @@ WRONG = [
     (["train", "--exp", "2d", "--train-iters"], "--train-iters needs a value"),
     (["train", "--exp", "2d", "--data.flip", "maybe"], "data.flip"),
     (["train", "--exp", "2d", "--sinkhorn.solver", "magic"], "must be one of 'batched'"),
+    (
+        ["train", "--exp", "2d", "--pool.build_batch", "x"],
+        "pool.build_batch: must be int or 'auto'. Got value: x",
+    ),
+    (
+        ["train", "--exp", "2d", "--sampling.omega", "x"],
+        "sampling.omega: must be float or null. Got value: x",
+    ),
     (["train", "--exp", "nope"], "exp = nope: must be one of 2d, cifar10, digits, mnist"),
     (["train"], "--exp NAME"),
     (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),

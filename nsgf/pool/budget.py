@@ -132,8 +132,9 @@ def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) ->
 
     Depends on the settings and the kind of device alone, never on what happens to be free.
     """
-    if config.pool.build_batch is not None:
-        return min(config.pool.build_batch, config.pool.num_batches)
+    wanted = config.pool.build_batch
+    if wanted != "auto":
+        return min(wanted, config.pool.num_batches)
     budget: float = BUILD_BYTES
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory

@@ -141,7 +141,7 @@ def _fill(pool: TrajectoryPool, file: PoolFile | None, simulation: Simulation, s
 
 
 def add_reports(before: dict[str, Any], report: SolverReport) -> dict[str, Any]:
-    """The report of this session together with that of interrupted ones, as plain values.
+    """The report of this build together with those of interrupted ones, as plain values.
 
     Args:
         before: result of an earlier call, or empty.
