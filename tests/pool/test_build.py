@@ -32,12 +32,12 @@ def test_built_pool_holds_the_flows_of_its_samplers(name):
         assert torch.equal(stored[:, 0], x)
 
 
-@pytest.mark.parametrize("together", [1, 2, 3, 7, 50, None])
+@pytest.mark.parametrize("together", [1, 2, 3, 7, 50, "auto"])
 def test_chunks_change_nothing(config, together):
     solver = HalfWay()
     pool = build(with_pool(config, build_batch=together), solver=solver)
     assert sum(solver.calls) == 7
-    assert max(solver.calls) == min(together or 7, 7)
+    assert max(solver.calls) == (7 if together == "auto" else min(together, 7))
     assert torch.equal(pool._positions, build(with_pool(config, build_batch=1))._positions)
 
 
