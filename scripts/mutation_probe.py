@@ -1,6 +1,6 @@
 """Does the test suite notice wrong code? Applies one deliberate wrong edit at a time and runs it.
 
-    python scripts/mutation_probe.py [--jobs 2] [--only TEXT]
+    python scripts/mutation_probe.py [--jobs 2] [--only EXPRESSION]
 
 Each edit is made in a copy of the repository, never here. The tests beside the edited file run
 first, then, if they stay green, the whole unit suite. Prints a table; exit code 1 if an edit
@@ -8,6 +8,7 @@ survives or no longer applies.
 """
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -621,9 +622,9 @@ def _environment() -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=2, help="edits tried at the same time")
-    parser.add_argument("--only", default="", help="edits whose name contains this text")
+    parser.add_argument("--only", default="", help="edits whose name matches this expression")
     options = parser.parse_args()
-    chosen = [edit for edit in EDITS if options.only in edit.name]
+    chosen = [edit for edit in EDITS if re.search(options.only, edit.name)]
     with tempfile.TemporaryDirectory() as folder:
         _copy_repository(Path(folder) / "repository")
         failing = _failing_test(Path(folder) / "repository", ["tests"])
