@@ -63,7 +63,7 @@ class SinkhornConfig:
     divergence; closed_form is geomloss's iteration without autograd; assignment is blur -> 0."""
     batch_size: int = at_least(1, 256)
     """Particles n of one flow, and as many targets."""
-    blur: float = above(0, 0.5)
+    blur: float = field(default=0.5, metadata={"above": 0, "maximum": 1e6})
     """Square root of the regularization eps, in units of the data."""
     scaling: float = inside(0, 1, 0.8)
     """Ratio of two successive blurs of the annealing of geomloss and closed_form; closer to 1 is

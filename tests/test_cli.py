@@ -153,7 +153,7 @@ def test_installed_wheel_finds_its_configurations(tmp_path):
 @pytest.mark.e2e
 def test_errors_are_one_line_and_exit_code_two(tmp_path):
     done = nsgf("train", "--exp", "2d", "--sinkhorn.blur", "-1", code=2)
-    assert done.stderr == "nsgf: error: sinkhorn.blur = -1.0: must be > 0\n"
+    assert done.stderr == "nsgf: error: sinkhorn.blur = -1.0: must be > 0 and <= 1000000.0\n"
     done = nsgf("train", "--exp", "mnist", "--data-root", tmp_path, "--data.download=false", code=2)
     assert done.stderr.count("\n") == 1
     assert "--data-root" in done.stderr

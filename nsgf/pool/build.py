@@ -37,6 +37,9 @@ class Simulation:
 
         Flow k starts from position k n of both samplers (n particles each), so any part of the
         pool can be built again, alone or with others.
+
+        Raises:
+            UserError: the solver refuses the clouds, e.g. for a blur too small for float32.
         """
         n, flow = self.config.sinkhorn.batch_size, self.config.flow
         clouds = []
@@ -46,7 +49,14 @@ class Simulation:
                 sampler.position = number * n
                 parts.append(sampler.sample(n))
             clouds.append(torch.stack(parts).to(self.device))
-        return self.solver.flows(clouds[0], clouds[1], flow.steps, flow.eta).flatten(0, 1)
+        try:
+            return self.solver.flows(clouds[0], clouds[1], flow.steps, flow.eta).flatten(0, 1)
+        except (ValueError, ArithmeticError) as error:
+            raise UserError(
+                f"flows {numbers.start} to {numbers.stop - 1} of the pool failed ({error}); with "
+                f"flow.eta = {flow.eta} and sinkhorn.blur = {self.config.sinkhorn.blur}: try a "
+                "smaller flow.eta or a larger sinkhorn.blur"
+            ) from error
 
 
 def build_pool(

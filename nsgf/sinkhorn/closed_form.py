@@ -1,5 +1,7 @@
 """geomloss's iteration with the velocity in closed form, without autograd."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,8 @@ def _soft_min(eps: float, cost: Tensor, potential: Tensor | float) -> Tensor:
 
 def _annealing(diameter: float, blur: float, scaling: float) -> list[float]:
     """Decreasing eps from diameter^2 down to blur^2, as geomloss takes them."""
+    if not math.isfinite(diameter):  # the loop below would never end
+        raise ValueError("the clouds are too far apart for float32")
     schedule, scale = [diameter**2], diameter
     while scale > blur:
         schedule.append(scale**2)

@@ -41,6 +41,16 @@ def test_chunks_change_nothing(config, together):
     assert torch.equal(pool._positions, build(with_pool(config, build_batch=1))._positions)
 
 
+@pytest.mark.parametrize("flag", ["--flow.eta=1e30", "--sinkhorn.blur=1e-20"])
+@pytest.mark.parametrize("solver", ["batched", "geomloss", "closed_form"])
+def test_flows_that_fail_numerically_name_their_settings(flag, solver):
+    flags = ["--pool-batches=1", "--sinkhorn-batch=8", f"--sinkhorn.solver={solver}"]
+    config = shipped("2d", flag, *flags)
+    with pytest.raises(UserError, match=r"flow\.eta.*") as caught:
+        build(config, solver=build_solver(config.sinkhorn))
+    assert "\n" not in str(caught.value)
+
+
 def test_chunks_do_not_change_the_configured_solvers_flows(config):
     def positions(together):
         chosen = with_pool(config, build_batch=together, num_batches=4)
