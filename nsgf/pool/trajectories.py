@@ -56,7 +56,7 @@ class TrajectoryPool:
             )
         self.steps, self.eta = steps, eta
         self._positions = torch.empty(full, dtype=dtype) if storage is None else storage
-        self._filled = filled
+        self._filled, self._complete = filled, False
 
     def __len__(self) -> int:
         """Number of pairs (x, v)."""
@@ -104,10 +104,11 @@ class TrajectoryPool:
         """
         if self._filled != len(self._positions):
             raise ValueError(f"pool has {self._filled} of {len(self._positions)} trajectories")
+        self._complete = True
 
     def sample(self, batch_size: int, generator: torch.Generator) -> PoolBatch:
         """Pairs drawn uniformly with replacement, float32 on the CPU."""
-        if self._filled != len(self._positions):
+        if not self._complete:
             raise ValueError("finalize() the pool before sampling from it")
         index = torch.randint(len(self), (batch_size,), generator=generator)
         particle, step = index // self.steps, index % self.steps

@@ -66,6 +66,7 @@ def test_incomplete_pool_is_refused():
     pool.append(torch.zeros(3, 3, 1))
     with pytest.raises(ValueError, match="3 of 4"):
         pool.finalize()
+    pool.append(torch.zeros(1, 3, 1))
     with pytest.raises(ValueError, match="finalize"):
         pool.sample(1, torch.Generator())
 
@@ -93,6 +94,7 @@ def test_float16_velocities_are_differences_in_float32():
     """Positions 1000 and 1000.5 are exact in float16; 0.5 / 1e-6 is only in float32."""
     pool = TrajectoryPool(1, 1, (1,), 1e-6, dtype=torch.float16)
     pool.append(torch.tensor([1000.0, 1000.5]).view(1, 2, 1))
+    pool.finalize()
     v = pool.sample(1, torch.Generator()).v
     torch.testing.assert_close(v, torch.full((1, 1), 0.5 / 1e-6))
 
