@@ -1,6 +1,23 @@
-"""``python -m nsgf``."""
+"""The command ``nsgf``, also ``python -m nsgf``."""
 
-from nsgf.cli import main
+import os
+
+
+def configure_allocator() -> None:
+    """Let CUDA memory grow in place, which torch has to be told before it is loaded.
+
+    Phases and batch sizes differ in what they allocate; fixed segments would be left in pieces.
+    """
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def main() -> int:
+    """Entry point; the exit code of :func:`nsgf.cli.main`."""
+    configure_allocator()
+    from nsgf.cli import main as run
+
+    return run()
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

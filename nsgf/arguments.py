@@ -30,6 +30,9 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--data-root": ("data.root",),
     "--out-dir": ("out_dir",),
     "--num-samples": ("sampling.num_samples", "evaluation.num_samples"),
+    "--precision": ("train.precision",),
+    "--accumulate": ("train.accumulate",),
+    "--detect-anomaly": ("train.detect_anomaly",),
     "--inception-weights": ("evaluation.inception_weights",),
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""

@@ -22,7 +22,7 @@ from nsgf.config import PHASES, Config, PhaseName
 from nsgf.errors import UserError
 from nsgf.hardware import versions
 
-FORMAT = 1
+FORMAT = 2
 
 
 class RunFolder:

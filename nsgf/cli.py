@@ -1,10 +1,12 @@
 """The command line: ``nsgf train | sample | evaluate | preflight``."""
 
+import os
 import sys
 from collections.abc import Callable
 
 from nsgf.arguments import Request, parse
 from nsgf.checkpoint import RunFolder, dump_config
+from nsgf.distributed import is_launched, join
 from nsgf.errors import UserError
 from nsgf.experiment import train
 from nsgf.inference import evaluate_run, sample_run
@@ -17,21 +19,27 @@ def main(argv: list[str] | None = None) -> int:
         request = parse(sys.argv[1:] if argv is None else argv)
         return _execute(request)
     except UserError as error:
-        print(f"nsgf: error: {error}", file=sys.stderr)
-        return 2
+        return _fail(str(error))
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
-        print(f"nsgf: error: cannot use{where}: {error.strerror or error}", file=sys.stderr)
-        return 2
+        return _fail(f"cannot use{where}: {error.strerror or error}")
     except KeyboardInterrupt:
         print("nsgf: interrupted; train goes on from its last checkpoint with --resume")
         return 130
+
+
+def _fail(line: str) -> int:
+    who = f" (process {os.environ['RANK']})" if is_launched() else ""
+    print(f"nsgf: error{who}: {line}", file=sys.stderr)
+    return 2
 
 
 def _execute(request: Request) -> int:
     if request.print_config:
         print(dump_config(request.config), end="")
         return 0
+    if is_launched() and request.command != "train":
+        raise UserError(f"{request.command}: runs in one process; start it without torchrun")
     for note in request.notes:
         print(note)
     actions: dict[str, Callable[[Request], None]] = {
@@ -55,9 +63,11 @@ def _train(request: Request) -> None:
         first = config.phases[request.resume_phase - 1]
     elif run and not request.resume:
         raise UserError(f"run = {run.path}: say --resume or --resume-phase N to train it further")
-    run = train(config, run, first)
-    for command in ("sample", "evaluate"):
-        print(f"next: python -m nsgf {command} --run {run.path}")
+    with join(config.device) as world:
+        run = train(config, run, first, world)
+        if world.is_main:
+            for command in ("sample", "evaluate"):
+                print(f"next: python -m nsgf {command} --run {run.path}")
 
 
 def _sample(request: Request) -> None:

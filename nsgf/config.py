@@ -179,12 +179,36 @@ class NSFConfig(OptimConfig):
 
 @dataclass
 class TrainConfig:
-    """What all phases share."""
+    """What all phases share: records, and how updates use the hardware."""
 
     log_every: int = at_least(1, 100)
     """Updates between two lines of metrics.jsonl."""
     checkpoint_every: int = at_least(1, 1000)
     """Updates between two checkpoints inside a phase."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic of the networks' layers. auto: bf16 where the card has it, fp16 on cards with
+    tensor cores for it alone (T4), else fp32. Weights and losses are float32 in any case."""
+    accumulate: int = at_least(1, 1)
+    """Parts that the batch of an update is split into: less memory, the same update. Doubled by
+    itself where the batch does not fit the card."""
+    data_on_device: bool = True
+    """Keep an image set on the card, as bytes, if it takes at most a tenth of its free memory."""
+    prefetch: bool | Literal["auto"] = "auto"
+    """Draw batches ahead in a thread, the same ones; auto: on a card, and for a pool on disk."""
+    channels_last: bool = False
+    """Store images and convolutions with channels innermost."""
+    compile: bool = False
+    """Compile the networks with torch.compile: the first update takes minutes, the others less."""
+    cudnn_benchmark: bool = True
+    """Let cuDNN try its algorithms and keep the fastest."""
+    tf32: bool = True
+    """Allow TF32 in float32 layers where the card has it; never in the Sinkhorn flow."""
+    deterministic: bool = False
+    """Only deterministic algorithms, for debugging; slower, and cudnn_benchmark is off."""
+    max_skipped: int = at_least(1, 20)
+    """Updates in a row without finite loss and gradient after which training stops."""
+    detect_anomaly: int = at_least(0, 0)
+    """First updates of each phase in which autograd names the operation behind a nan; slow."""
 
 
 @dataclass

@@ -8,8 +8,7 @@ Phases share data and settings; what one learns reaches the next through its che
 """
 
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from nsgf.checkpoint import RunFolder
 from nsgf.config import Config, PhaseName
 from nsgf.data import Data, data_shape
+from nsgf.distributed import World, check_shares
 from nsgf.handover import Pending, load_network, pending_phases
 from nsgf.hardware import describe, format_bytes, pick_device, release_memory
 from nsgf.memory import check_device_memory, training_memory
@@ -24,8 +24,9 @@ from nsgf.models import build_network
 from nsgf.pool import build_pool, check_pool
 from nsgf.sampling import nsgf_steps
 from nsgf.seeding import derive_seed
+from nsgf.session import Session
 from nsgf.sinkhorn import build_solver
-from nsgf.tracking import Tracker
+from nsgf.tracking import SilentTracker, Tracker
 from nsgf.training.loop import fit
 from nsgf.training.trainers import (
     NSFTrainer,
@@ -36,19 +37,11 @@ from nsgf.training.trainers import (
 )
 
 
-@dataclass
-class Experiment:
-    """What every phase needs."""
-
-    config: Config
-    run: RunFolder
-    tracker: Tracker
-    data: Data
-    device: torch.device
-
-
 def train(
-    config: Config, run: RunFolder | None = None, first: PhaseName | None = None
+    config: Config,
+    run: RunFolder | None = None,
+    first: PhaseName | None = None,
+    world: World | None = None,
 ) -> RunFolder:
     """Algorithm 3: train the configured phases that are not done yet.
 
@@ -58,6 +51,7 @@ def train(
         config: the experiment.
         run: a run to go on with; None: a new one.
         first: start with this phase (see :func:`nsgf.handover.pending_phases`).
+        world: the processes that train together; None: this one alone.
 
     Returns:
         The run folder.
@@ -66,61 +60,63 @@ def train(
         UserError: data are missing, the pool does not fit, the device does not exist, or the run's
             pool or checkpoints contradict the configuration.
     """
-    device = pick_device(config.device)
+    world = world or World()
+    device = pick_device(config.device, world.local_rank if world.size > 1 else None)
     pending = pending_phases(config, run, first) if run else Pending(config.phases, [])
-    plan = training_plan(config, pending.phases, device, run)
-    data = Data(config.data, config.seed) if pending.phases else None
-    run = run or RunFolder.create(config)
-    tracker = Tracker(run.path)
-    tracker.say(f"run {run.path} on {describe(device)}")
-    for line in plan:
-        tracker.say(line)
-    for phase in pending.restarts:
-        tracker.say(f"{phase}: starts anew, its earlier checkpoint is {run.set_aside(phase)}")
+    plan = training_plan(config, pending.phases, device, run, world)
+    keeps_images = config.train.data_on_device and device.type == "cuda"
+    place = device if keeps_images else None
+    data = Data(config.data, config.seed, place) if pending.phases else None
+    run = _open_run(config, run, world, changes=bool(pending.phases))
+    session = Session(config, run, _tracker(run, world), device, world)
+    for line in [f"run {run.path} on {describe(device, world.size)}", *plan]:
+        session.tracker.say(line)
+    if world.is_main:
+        for phase in pending.restarts:
+            kept = run.set_aside(phase)
+            session.tracker.say(f"{phase}: starts anew, its earlier checkpoint is {kept}")
     if data is not None:
-        run.write_config(config)
-        experiment = Experiment(config, run, tracker, data, device)
         for phase in pending.phases:
-            TRAIN_PHASE[phase](experiment)
+            world.wait()  # for what the first process alone writes and moves
+            TRAIN_PHASE[phase](session, data)
             release_memory(device)
-            tracker.say(f"{phase}: done, {run.checkpoint_file(phase)}")
+            session.tracker.say(f"{phase}: done, {run.checkpoint_file(phase)}")
     return run
 
 
-def train_nsgf(experiment: Experiment) -> None:
+def train_nsgf(session: Session, data: Data) -> None:
     """Phase 1 (Algorithm 1): build the pool, regress its velocities."""
-    config, data, device = experiment.config, experiment.data, experiment.device
+    config = session.config
     pool = build_pool(
         config,
         data.source("pool"),
         data.target("pool"),
         build_solver(config.sinkhorn),
-        device,
-        experiment.run.pool,
-        experiment.tracker.say,
+        session.device,
+        pool_folder(session.run, session.world),
+        session.tracker.say,
+        session.world,
     )
-    release_memory(device)
-    on_disk = config.pool.storage == "disk"
-    network = _network(experiment, "nsgf")
-    with closing(NSGFTrainer(network, pool, config.seed, device, prefetch=on_disk)) as trainer:
-        fit("nsgf", trainer, experiment.config, experiment.run, experiment.tracker)
+    release_memory(session.device)
+    trainer = NSGFTrainer(_network(session, "nsgf"), pool, config.seed)
+    fit("nsgf", trainer, session, reads_disk=config.pool.storage == "disk")
 
 
-def train_nsf(experiment: Experiment) -> None:
+def train_nsf(session: Session, data: Data) -> None:
     """Phase 2: regress the straight velocity X1 - X0."""
-    trainer = NSFTrainer(_network(experiment, "nsf"), _straight_line(experiment, "nsf"))
-    fit("nsf", trainer, experiment.config, experiment.run, experiment.tracker)
+    trainer = NSFTrainer(_network(session, "nsf"), _straight_line(session, data, "nsf"))
+    fit("nsf", trainer, session)
 
 
-def train_predictor(experiment: Experiment) -> None:
+def train_predictor(session: Session, data: Data) -> None:
     """Phase 3: regress the time t on the same lines."""
     trainer = TimePredictorTrainer(
-        _network(experiment, "predictor"), _straight_line(experiment, "predictor")
+        _network(session, "predictor"), _straight_line(session, data, "predictor")
     )
-    fit("predictor", trainer, experiment.config, experiment.run, experiment.tracker)
+    fit("predictor", trainer, session)
 
 
-TRAIN_PHASE: dict[PhaseName, Callable[[Experiment], None]] = {
+TRAIN_PHASE: dict[PhaseName, Callable[[Session, Data], None]] = {
     "nsgf": train_nsgf,
     "nsf": train_nsf,
     "predictor": train_predictor,
@@ -128,7 +124,11 @@ TRAIN_PHASE: dict[PhaseName, Callable[[Experiment], None]] = {
 
 
 def training_plan(
-    config: Config, phases: list[PhaseName], device: torch.device, run: RunFolder | None = None
+    config: Config,
+    phases: list[PhaseName],
+    device: torch.device,
+    run: RunFolder | None = None,
+    world: World | None = None,
 ) -> list[str]:
     """What a training run is going to do, one line per phase.
 
@@ -137,55 +137,78 @@ def training_plan(
         phases: those that are not done.
         device: where the networks train.
         run: the run that goes on, whose pool may be there already.
+        world: the processes that share the work; None: this one alone.
 
     Raises:
-        UserError: the pool does not fit this machine, the run has one of other settings, or an
-            update does not fit into the device's memory.
+        UserError: the pool does not fit this machine, the run has one of other settings, an update
+            does not fit into the device's memory, or a process would have nothing to do.
     """
-    shape, lines = data_shape(config.data.name), []
+    world = world or World()
+    check_shares(config, phases, world.size)
+    lines = []
     for phase in config.phases:
+        if phase not in phases:
+            lines.append(f"{phase}: done already")
+            continue
         optim = getattr(config, phase)
-        weights, needed = training_memory(config, phase)
-        work = (
-            f"{optim.iterations} updates of {optim.batch_size}, {weights / 1e6:.2f} M weights, "
-            f"about {format_bytes(needed)} on the device"
+        needed = training_memory(config, phase, device, world.size)
+        check_device_memory(config, phase, needed, device)
+        lines.append(
+            f"{phase}: {optim.iterations} updates of {optim.batch_size}, "
+            f"{needed.weights / 1e6:.2f} M weights, {needed.precision}, "
+            f"about {format_bytes(needed.total)} on the device"
         )
-        if phase in phases:
-            check_device_memory(config, phase, needed, device)
-        lines.append(f"{phase}: {work if phase in phases else 'done already'}")
     if "nsgf" in phases:
-        lines.append(f"pool: {check_pool(config, shape, run.pool if run else None)}")
+        folder = pool_folder(run, world) if run else None
+        lines.append(f"pool: {check_pool(config, data_shape(config.data.name), folder)}")
     return lines
 
 
-def _network(experiment: Experiment, phase: PhaseName) -> nn.Module:
+def _open_run(config: Config, run: RunFolder | None, world: World, *, changes: bool) -> RunFolder:
+    """The run folder that all processes work in, with the configuration that ``changes`` it."""
+    if world.is_main:
+        run = run or RunFolder.create(config)
+        if changes:
+            run.write_config(config)
+    return RunFolder(world.agree(run.path if run else Path()))
+
+
+def pool_folder(run: RunFolder, world: World) -> Path:
+    """Folder of this process's part of the pool."""
+    if world.size == 1:
+        return run.pool
+    return run.pool / f"part{world.rank + 1}of{world.size}"
+
+
+def _tracker(run: RunFolder, world: World) -> Tracker:
+    return Tracker(run.path) if world.is_main else SilentTracker(run.path)
+
+
+def _network(session: Session, phase: PhaseName) -> nn.Module:
     """The phase's network with its own seeded start, on the device."""
-    config = experiment.config
-    seed = derive_seed(config.seed, phase, "init")
-    return build_network(phase, config.model, experiment.data.shape, seed).to(experiment.device)
+    config = session.config
+    seed, shape = derive_seed(config.seed, phase, "init"), data_shape(config.data.name)
+    return build_network(phase, config.model, shape, seed).to(session.device)
 
 
-def _straight_line(experiment: Experiment, phase: PhaseName) -> StraightLine:
-    config, data = experiment.config, experiment.data
-    transport = _nsgf_transport(experiment) if config.nsf.source == "nsgf" else None
+def _straight_line(session: Session, data: Data, phase: PhaseName) -> StraightLine:
+    config = session.config
     return StraightLine(
         data.source(phase),
         data.target(phase),
         config.nsf,
-        transport,
+        _nsgf_transport(session) if config.nsf.source == "nsgf" else None,
         derive_seed(config.seed, phase),
-        experiment.device,
     )
 
 
-def _nsgf_transport(experiment: Experiment) -> Transport:
+def _nsgf_transport(session: Session) -> Transport:
     """The trained NSGF steps, from the checkpoint of phase 1."""
-    config = experiment.config
-    velocity = load_network(config, experiment.run, "nsgf", "ema", experiment.device).network
+    config, flow = session.config, session.config.flow
+    velocity = load_network(config, session.run, "nsgf", "ema", session.device).network
 
     @torch.no_grad()
     def transport(x: Tensor) -> Tensor:
-        flow = config.flow
         return nsgf_steps(velocity, x, steps=flow.steps, flow_time=flow.steps * flow.eta)
 
     return transport

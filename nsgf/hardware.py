@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -10,15 +11,21 @@ import torch
 from nsgf.errors import UserError
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, card: int | None = None) -> torch.device:
     """The device that ``name`` (auto, cpu, cuda, cuda:N) means here.
+
+    Args:
+        name: the configured device.
+        card: which one auto and cuda mean; None: torch's current one.
 
     Raises:
         UserError: a CUDA device that does not exist.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
+    if name == "cuda" and card is not None:
+        device = torch.device("cuda", card)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"device = {name}: this machine has {torch.cuda.device_count()} CUDA devices; "
@@ -53,14 +60,35 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def describe(device: torch.device) -> str:
+def reset_peak_memory(device: torch.device) -> None:
+    """Let :func:`peak_memory` begin anew; main memory's peak cannot."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that were in use: on a card since the reset, else of the process so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows, where psutil knows the peak
+        return int(vars(psutil.Process().memory_info())["peak_wset"])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def describe(device: torch.device, processes: int = 1) -> str:
     """One line for people: the device and the free memory."""
     free = f"{format_bytes(available_bytes())} of main memory free"
     if device.type != "cuda":
-        return f"CPU, {os.cpu_count()} cores, {free}"
+        together = f", {processes} processes" if processes > 1 else ""
+        return f"CPU, {os.cpu_count()} cores{together}, {free}"
     free_cuda, total_cuda = torch.cuda.mem_get_info(device)
     if torch.cuda.device_count() > 1:
-        free += f"; 1 of {torch.cuda.device_count()} cards is used"
+        free += f"; {processes} of {torch.cuda.device_count()} cards used"
+        if processes == 1:
+            free += " (torchrun --nproc-per-node N -m nsgf train uses N)"
     return (
         f"{torch.cuda.get_device_name(device)}, {format_bytes(free_cuda)} of "
         f"{format_bytes(total_cuda)} free, {free}"

@@ -4,19 +4,19 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
 
 from nsgf.config import Config, PhaseName
 from nsgf.data import build_source, data_shape
+from nsgf.distributed import World
 from nsgf.experiment import training_plan
-from nsgf.hardware import describe, format_bytes, pick_device
+from nsgf.hardware import describe, format_bytes, peak_memory, pick_device, reset_peak_memory
 from nsgf.models import build_network
 from nsgf.sinkhorn import build_solver
-from nsgf.training.loop import Optimization
+from nsgf.training.acceleration import Forward, device_settings
+from nsgf.training.optimization import Optimization
+from nsgf.training.trainers import Batch
 
 CPU_BATCH = 8
 """Largest batch that is timed on a CPU; its time is scaled to the configured batch."""
@@ -62,37 +62,28 @@ def _flow_seconds(config: Config, device: torch.device) -> float:
 
 def _step_cost(config: Config, phase: PhaseName, device: torch.device) -> tuple[float, str]:
     """Seconds of one update, and the measured peak on a CUDA device in words."""
-    optim = getattr(config, phase)
+    optim, shape = getattr(config, phase), data_shape(config.data.name)
     small = device.type == "cpu" and config.model.kind == "unet"
-    batch = min(CPU_BATCH, optim.batch_size) if small else optim.batch_size
-    state = Optimization(_NoiseTrainer(phase, config, device), replace(optim, batch_size=batch))
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    seconds = _median_seconds(state.update, device) * optim.batch_size / batch
+    size = min(CPU_BATCH, optim.batch_size) if small else optim.batch_size
+    model = build_network(phase, config.model, shape, seed=0).to(device)
+    with device_settings(config.train):
+        state = Optimization(
+            Forward(model.train(), config.train, device, World()),
+            replace(optim, batch_size=size),
+            accumulate=min(config.train.accumulate, size),
+        )
+        batch = _noise(phase, size, shape, device)
+        reset_peak_memory(device)
+        seconds = _median_seconds(lambda: state.update(batch), device) * optim.batch_size / size
     if device.type != "cuda":
         return seconds, ""
-    return seconds, f"; peak {format_bytes(torch.cuda.max_memory_allocated(device))} on the card"
+    return seconds, f"; peak {format_bytes(peak_memory(device))} on the card"
 
 
-class _NoiseTrainer:
-    """A loss with the phase's shapes on random input."""
-
-    def __init__(self, phase: PhaseName, config: Config, device: torch.device) -> None:
-        self._phase, self._shape, self._device = phase, data_shape(config.data.name), device
-        self.model: nn.Module = build_network(phase, config.model, self._shape, seed=0).to(device)
-
-    def loss(self, batch_size: int) -> Tensor:
-        x = torch.randn((batch_size, *self._shape), device=self._device)
-        t = torch.rand(batch_size, device=self._device)
-        if self._phase == "predictor":
-            return functional.mse_loss(self.model(x), t)
-        return functional.mse_loss(self.model(x, t), x)
-
-    def random_state(self) -> dict[str, Any]:
-        return {}
-
-    def set_random_state(self, state: dict[str, Any]) -> None:
-        pass
+def _noise(phase: PhaseName, size: int, shape: tuple[int, ...], device: torch.device) -> Batch:
+    """A batch of the phase's shapes."""
+    x, t = torch.randn((size, *shape), device=device), torch.rand(size, device=device)
+    return Batch((x,), t) if phase == "predictor" else Batch((x, t), torch.randn_like(x))
 
 
 def _median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:

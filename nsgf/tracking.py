@@ -45,3 +45,16 @@ def _is_after(line: str, phase: str, step: int) -> bool:
     except ValueError:  # cut off by an interruption
         return True
     return record.get("phase") == phase and record.get("step", 0) > step
+
+
+class SilentTracker(Tracker):
+    """For the processes beside the first: one run, one log."""
+
+    def say(self, text: str) -> None:
+        pass
+
+    def record(self, **values: Any) -> None:
+        pass
+
+    def rewind(self, phase: str, step: int) -> None:
+        pass

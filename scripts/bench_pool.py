@@ -26,11 +26,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from nsgf.arguments import parse
 from nsgf.config import Config
 from nsgf.data import Data, data_shape
+from nsgf.distributed import World
 from nsgf.hardware import format_bytes, versions
-from nsgf.pool import Prefetch, TrajectoryPool, build_batch, build_pool, pool_bytes
+from nsgf.pool import TrajectoryPool, build_batch, build_pool, pool_bytes
 from nsgf.pool.build import Simulation
 from nsgf.pool.files import PoolFile, new_header
 from nsgf.sinkhorn import build_solver
+from nsgf.training.batches import Batches
+from nsgf.training.trainers import NSGFTrainer
 
 EXPERIMENTS = ("2d", "digits", "mnist", "cifar10")
 CIFAR = (3, 32, 32)
@@ -179,19 +182,18 @@ def _simulation(config: Config, data: Data, solver: str, device: torch.device) -
 
 def _draw_times(pool: TrajectoryPool, repeats: int, ahead: bool) -> tuple[float, float]:
     """Median and 90th percentile of the seconds for one batch, 20 batches a repeat."""
-    generator = torch.Generator().manual_seed(0)
-    prefetch = Prefetch(pool.sample, generator) if ahead else None
+    trainer = NSGFTrainer(torch.nn.Identity(), pool, seed=0)
+    batches = Batches(trainer, 128, torch.device("cpu"), World(), prefetch=ahead)
     seconds = []
     for turn in range(20 * repeats + 5):
         if ahead:
             time.sleep(STEP_SECONDS)
         started = time.perf_counter()
-        batch = prefetch.next(128) if prefetch else pool.sample(128, generator)
+        batch = batches.at(turn)
         if turn >= 5:
             seconds.append(time.perf_counter() - started)
         del batch
-    if prefetch:
-        prefetch.close()
+    batches.close()
     return median(seconds), sorted(seconds)[int(0.9 * len(seconds))]
 
 
@@ -199,7 +201,7 @@ def _filled_pool(dtype: str, folder: Path | None) -> TrajectoryPool:
     kind, file = getattr(torch, dtype), None
     if folder:
         header = new_header({"pool.num_batches": 64}, dtype)
-        file = PoolFile(folder / "pool", header, SAMPLED_PARTICLES // 64, (6, *CIFAR))
+        file = PoolFile(folder / "pool", header, 64, SAMPLED_PARTICLES // 64, (6, *CIFAR))
     storage = file.positions if file else None
     pool = TrajectoryPool(SAMPLED_PARTICLES, 5, CIFAR, 0.2, dtype=kind, storage=storage)
     generator = torch.Generator().manual_seed(0)

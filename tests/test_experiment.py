@@ -10,10 +10,10 @@ import torch
 from nsgf import checkpoint, experiment
 from nsgf.checkpoint import RunFolder
 from nsgf.config import Config
-from nsgf.data import Data
 from nsgf.errors import UserError
 from nsgf.experiment import train, training_plan
 from nsgf.handover import load_network, pending_phases
+from nsgf.session import Session
 from nsgf.tracking import Tracker
 
 
@@ -173,9 +173,7 @@ def test_finished_run_keeps_its_configuration(tiny, finished):
 
 def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, finished):
     """The transport of phase 2 covers the flow time T eta in T steps."""
-    lab = experiment.Experiment(
-        tiny, finished, Tracker(finished.path), Data(tiny.data, 0), torch.device("cpu")
-    )
+    lab = Session(tiny, finished, Tracker(finished.path), torch.device("cpu"))
     x = torch.randn(5, 2)
     network = load_network(tiny, finished, "nsgf", "ema", torch.device("cpu")).network
     expected = x
@@ -257,10 +255,10 @@ def test_pool_is_gone_when_the_next_phase_starts(tiny, monkeypatch):
         alive.append(weakref.ref(pool))
         return pool
 
-    def check_then_train(lab):
+    def check_then_train(*arguments):
         gc.collect()
         assert alive[0]() is None
-        real_nsf(lab)
+        real_nsf(*arguments)
 
     monkeypatch.setattr(experiment, "build_pool", build)
     monkeypatch.setitem(experiment.TRAIN_PHASE, "nsf", check_then_train)

@@ -2,7 +2,15 @@ import pytest
 import torch
 
 from nsgf.errors import UserError
-from nsgf.hardware import available_bytes, describe, format_bytes, pick_device, versions
+from nsgf.hardware import (
+    available_bytes,
+    describe,
+    format_bytes,
+    peak_memory,
+    pick_device,
+    reset_peak_memory,
+    versions,
+)
 
 
 def test_device_names():
@@ -34,7 +42,9 @@ def test_idle_cards_are_mentioned(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 10**9, 16 * 10**9))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert "1 of 2 cards is used" in describe(torch.device("cuda"))
+    assert "1 of 2 cards used (torchrun --nproc-per-node" in describe(torch.device("cuda"))
+    assert "2 of 2 cards used" in describe(torch.device("cuda"), processes=2)
+    assert "torchrun" not in describe(torch.device("cuda"), processes=2)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert "cards" not in describe(torch.device("cuda"))
 
@@ -44,6 +54,23 @@ def test_idle_cards_are_mentioned(monkeypatch):
 )
 def test_bytes_for_people(count, text):
     assert format_bytes(count) == text
+
+
+def test_cards_of_processes():
+    """auto and cuda mean a process's own card, a named card means that one."""
+    if torch.cuda.is_available():
+        assert pick_device("auto", 0) == pick_device("cuda", 0) == torch.device("cuda", 0)
+    assert pick_device("cpu", 0) == torch.device("cpu")
+
+
+def test_peak_memory_keeps_the_highest():
+    before = peak_memory(torch.device("cpu"))
+    block = torch.ones(80 * 2**20 // 4)
+    del block
+    reset_peak_memory(torch.device("cpu"))  # main memory's peak cannot be reset
+    after = peak_memory(torch.device("cpu"))
+    assert 10**7 < before <= after
+    assert after >= 80 * 2**20
 
 
 def test_description_and_versions():

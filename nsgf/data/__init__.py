@@ -2,20 +2,30 @@
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from nsgf.config import DataConfig
 from nsgf.data.images import IMAGE_SHAPES, fake_images, load_images
-from nsgf.data.points import POINT_SETS, Gaussian, PointSet
+from nsgf.data.points import POINT_SETS, Gaussian, Lots, PointSet, Times
 from nsgf.data.samplers import ImageSampler, PointSampler, Sampler
 from nsgf.seeding import derive_seed, make_generator
+
+DEVICE_SHARE = 0.1
+"""Largest share of a card's free memory that an image set may take (CIFAR-10 has 154 MB)."""
 
 
 class Data:
     """The two measures of an experiment: loads the target once, hands out independent samplers."""
 
-    def __init__(self, config: DataConfig, seed: int) -> None:
+    def __init__(self, config: DataConfig, seed: int, device: torch.device | None = None) -> None:
         """
+        Args:
+            config: which measures.
+            seed: the run's seed.
+            device: where an image set shall live, if it takes little of the free memory there;
+                None: main memory.
+
         Raises:
             UserError: the target's files are missing or damaged.
         """
@@ -33,6 +43,8 @@ class Data:
                     download=config.download,
                 )
             )
+            if device is not None and fits_beside_training(self.images, device):
+                self.images = self.images.to(device)
             self.shape: tuple[int, ...] = tuple(self.images.shape[1:])
         else:
             self.shape = PointSet.shape
@@ -49,6 +61,14 @@ class Data:
         return PointSampler(PointSet(POINT_SETS[self._config.name]), seed)
 
 
+def fits_beside_training(images: Tensor, device: torch.device) -> bool:
+    """Whether the images take at most DEVICE_SHARE of the device's free memory."""
+    if device.type != "cuda":
+        return True
+    free, _ = torch.cuda.mem_get_info(device)
+    return images.nbytes <= DEVICE_SHARE * free
+
+
 def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:
     """Sampler of mu0 with a random stream of its own; needs no files of the target."""
     stream_seed = derive_seed(seed, "source", *stream)
@@ -62,4 +82,13 @@ def data_shape(name: str) -> tuple[int, ...]:
     return IMAGE_SHAPES.get(name, PointSet.shape)
 
 
-__all__ = ["Data", "ImageSampler", "PointSampler", "Sampler", "build_source", "data_shape"]
+__all__ = [
+    "Data",
+    "ImageSampler",
+    "Lots",
+    "PointSampler",
+    "Sampler",
+    "Times",
+    "build_source",
+    "data_shape",
+]

@@ -19,7 +19,7 @@ class Distribution(Protocol):
     """Shape of one sample."""
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """``n`` independent samples, float32, (n, *shape)."""
+        """``n`` independent samples, (n, *shape)."""
         ...
 
 
@@ -31,6 +31,24 @@ class Gaussian:
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return torch.randn((n, *self.shape), generator=generator)
+
+
+class Times:
+    """Times t ~ U[0, 1)."""
+
+    shape: tuple[int, ...] = ()
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        return torch.rand(n, generator=generator)
+
+
+class Lots:
+    """Whole numbers from [0, 2^62): modulo N a choice among N, whatever N is.  int64"""
+
+    shape: tuple[int, ...] = ()
+
+    def draw(self, n: int, generator: torch.Generator) -> Tensor:
+        return torch.randint(2**62, (n,), generator=generator)
 
 
 class PointSet:

@@ -26,24 +26,39 @@ class Sampler(Protocol):
     position: int
 
     def sample(self, n: int) -> Tensor:
-        """The next ``n`` samples, float32 on the CPU, (n, *shape)."""
+        """The next ``n`` samples, float32, (n, *shape)."""
+        ...
+
+    def at(self, positions: range) -> Tensor:
+        """The samples at these positions, wherever the stream stands.  (len(positions), *shape)"""
         ...
 
 
-class PointSampler:
+class _Stream:
+    """Reading on from a position, for whatever can be read anywhere."""
+
+    position = 0
+
+    def at(self, positions: range) -> Tensor:
+        raise NotImplementedError
+
+    def sample(self, n: int) -> Tensor:
+        positions = range(self.position, self.position + n)
+        self.position = positions.stop
+        return self.at(positions)
+
+
+class PointSampler(_Stream):
     """Independent draws from a distribution."""
 
     def __init__(self, distribution: Distribution, seed: int) -> None:
         self.shape = distribution.shape
-        self.position = 0
         self._distribution = distribution
         self._seed = seed
         self._page, self._page_number = torch.empty(0), -1
 
-    def sample(self, n: int) -> Tensor:
-        parts = [self._block(page)[cut] for page, cut in _pages(self.position, n, BLOCK)]
-        self.position += n
-        return torch.cat(parts)
+    def at(self, positions: range) -> Tensor:
+        return torch.cat([self._block(page)[cut] for page, cut in _pages(positions, BLOCK)])
 
     def _block(self, number: int) -> Tensor:
         """Draws number * BLOCK and following.  (BLOCK, *shape)"""
@@ -53,34 +68,37 @@ class PointSampler:
         return self._page
 
 
-class ImageSampler:
-    """Images without replacement within an epoch, a fresh permutation for each epoch."""
+class ImageSampler(_Stream):
+    """Images without replacement within an epoch, a fresh permutation for each epoch.
+
+    Pictures come from wherever ``images`` live; the permutation, one call per epoch, is made on
+    the CPU, so that it is the same on every device.
+    """
 
     def __init__(self, images: Tensor, seed: int, *, flip: bool = False) -> None:
         """
         Args:
-            images: uint8, (N, C, H, W), shared and never written.
+            images: uint8, (N, C, H, W), any device, shared and never written.
             seed: seed of the permutations and flips.
             flip: mirror each image left to right with probability 1/2.
         """
         self.shape = tuple(images.shape[1:])
-        self.position = 0
         self._images = images
         self._seed = seed
         self._flip = flip
         self._order, self._coins = torch.empty(0, dtype=torch.long), torch.empty(0)
         self._epoch = -1
 
-    def sample(self, n: int) -> Tensor:
+    def at(self, positions: range) -> Tensor:
         indices, coins = [], []
-        for epoch, cut in _pages(self.position, n, len(self._images)):
+        for epoch, cut in _pages(positions, len(self._images)):
             self._turn_to(epoch)
             indices.append(self._order[cut])
             coins.append(self._coins[cut])
-        self.position += n
-        batch = to_unit_range(self._images[torch.cat(indices)])
+        device = self._images.device
+        batch = to_unit_range(self._images.index_select(0, torch.cat(indices).to(device)))
         if self._flip:
-            mirrored = (torch.cat(coins) < 0.5).view(-1, 1, 1, 1)
+            mirrored = (torch.cat(coins) < 0.5).view(-1, 1, 1, 1).to(device)
             batch = torch.where(mirrored, batch.flip(-1), batch)
         return batch
 
@@ -93,10 +111,11 @@ class ImageSampler:
             self._epoch = epoch
 
 
-def _pages(start: int, n: int, size: int) -> Iterator[tuple[int, slice]]:
-    """Pages of ``size`` and the slices of them that make up positions start .. start + n - 1."""
-    if n < 1:
-        raise ValueError(f"sample(n) needs n >= 1, got {n}")
+def _pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:
+    """Pages of ``size`` and the slices of them that make up ``positions``, in order."""
+    start, n = positions.start, len(positions)
+    if n < 1 or positions.step != 1:
+        raise ValueError(f"samples of {positions}: needs one or more successive positions")
     while n > 0:
         page, offset = divmod(start, size)
         count = min(n, size - offset)

@@ -1,18 +1,15 @@
 """The trajectory pool of Algorithm 1.
 
 ``budget`` says what a pool takes and where it fits, before anything is computed; ``build`` fills it
-with flows; ``trajectories`` keeps it and draws pairs; ``files`` is its storage on disk;
-``prefetch`` draws ahead of the training loop.
+with flows; ``trajectories`` keeps it and hands out pairs; ``files`` is its storage on disk.
 """
 
 from nsgf.pool.budget import build_batch, check_pool, plan_pool, pool_bytes
 from nsgf.pool.build import build_pool
-from nsgf.pool.prefetch import Prefetch
 from nsgf.pool.trajectories import PoolBatch, TrajectoryPool
 
 __all__ = [
     "PoolBatch",
-    "Prefetch",
     "TrajectoryPool",
     "build_batch",
     "build_pool",

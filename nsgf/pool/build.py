@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from nsgf.config import Config
 from nsgf.data import Sampler
+from nsgf.distributed import World
 from nsgf.errors import UserError
 from nsgf.pool.budget import DTYPES, build_batch, content_settings, plan_pool
 from nsgf.pool.files import PoolFile, new_header, read_header, write_header
@@ -31,6 +32,12 @@ class Simulation:
     target: Sampler
     solver: FlowSolver
     device: torch.device
+    world: World = field(default_factory=World)
+
+    @property
+    def share(self) -> range:
+        """Numbers of the flows that this process simulates."""
+        return self.world.share(range(self.config.pool.num_batches))
 
     def flows(self, numbers: range) -> Tensor:
         """Trajectories of the flows with these numbers.  (len(numbers) n, T+1, *shape)
@@ -44,10 +51,7 @@ class Simulation:
         n, flow = self.config.sinkhorn.batch_size, self.config.flow
         clouds = []
         for sampler in (self.source, self.target):
-            parts = []
-            for number in numbers:
-                sampler.position = number * n
-                parts.append(sampler.sample(n))
+            parts = [sampler.at(range(number * n, (number + 1) * n)) for number in numbers]
             clouds.append(torch.stack(parts).to(self.device))
         try:
             return self.solver.flows(clouds[0], clouds[1], flow.steps, flow.eta).flatten(0, 1)
@@ -67,10 +71,12 @@ def build_pool(
     device: torch.device,
     folder: Path | None = None,
     say: Say = print,
+    world: World | None = None,
 ) -> TrajectoryPool:
     """Algorithm 1, lines before the regression: many independent flows.
 
-    With ``pool.storage: disk`` what ``folder`` has already is kept.
+    Of several processes each builds a part, in memory or in a folder of its own. With
+    ``pool.storage: disk`` what ``folder`` has already is kept.
 
     Args:
         config: the experiment.
@@ -81,41 +87,45 @@ def build_pool(
         folder: the run's folder of the pool; needed on disk, optional in memory, where it
             remembers which type ``pool.dtype: auto`` chose.
         say: takes the lines about the pool.
+        world: the processes that share the pool; None: this one alone.
 
     Raises:
         UserError: the pool does not fit, its folder cannot be used, or a flow diverges.
     """
-    dtype = plan_pool(config, source.shape, folder).dtype
-    file = _open(config, source.shape, dtype, folder)
-    pool = _allocate(config, source.shape, dtype, file)
+    simulation = Simulation(config, source, target, solver, device, world or World())
+    dtype = simulation.world.agree(plan_pool(config, source.shape, folder).dtype)
+    flows = len(simulation.share)
+    file = _open(config, source.shape, dtype, folder, flows)
+    pool = _allocate(config, source.shape, dtype, file, flows)
     if file and file.complete:
         say(f"pool: {dtype} from {folder}, nothing to build{_failures(file.header['report'])}")
     else:
-        _fill(pool, file, Simulation(config, source, target, solver, device), say)
+        _fill(pool, file, simulation, say)
     pool.finalize()
     return pool
 
 
 def _open(
-    config: Config, shape: tuple[int, ...], dtype: str, folder: Path | None
+    config: Config, shape: tuple[int, ...], dtype: str, folder: Path | None, flows: int
 ) -> PoolFile | None:
     """The pool's file, or None in memory; notes the settings in the folder in both cases."""
     header = new_header(content_settings(config, shape, dtype), dtype)
     if config.pool.storage == "disk":
         if folder is None:
             raise ValueError("a pool on disk needs its folder")
-        return PoolFile(folder, header, config.sinkhorn.batch_size, (config.flow.steps + 1, *shape))
+        rows, row_shape = config.sinkhorn.batch_size, (config.flow.steps + 1, *shape)
+        return PoolFile(folder, header, flows, rows, row_shape)
     if folder is not None:
         _remember(folder, header)
     return None
 
 
 def _allocate(
-    config: Config, shape: tuple[int, ...], dtype: str, file: PoolFile | None
+    config: Config, shape: tuple[int, ...], dtype: str, file: PoolFile | None, flows: int
 ) -> TrajectoryPool:
     rows, flow = config.sinkhorn.batch_size, config.flow
     return TrajectoryPool(
-        config.pool.num_batches * rows,
+        flows * rows,
         flow.steps,
         shape,
         flow.eta,
@@ -127,27 +137,30 @@ def _allocate(
 
 def _fill(pool: TrajectoryPool, file: PoolFile | None, simulation: Simulation, say: Say) -> None:
     """Simulate the missing flows, in order."""
-    config, solver = simulation.config, simulation.solver
-    together = build_batch(config, simulation.source.shape, simulation.device)
-    total, first = config.pool.num_batches, file.finished if file else 0
+    solver, flows = simulation.solver, simulation.share
+    together = build_batch(simulation.config, simulation.source.shape, simulation.device)
+    first = file.finished if file else 0
     before = dict(file.header["report"]) if file else {}
     if first:
-        say(f"pool: going on after flow {first} of {total}")
+        say(f"pool: going on after flow {first} of {len(flows)}")
     started, report = time.perf_counter(), add_reports(before, SolverReport())
     try:
-        with tqdm(total=total, initial=first, desc="pool", unit="flow") as bar:
-            for start in range(first, total, together):
-                numbers = range(start, min(start + together, total))
+        shown = simulation.world.is_main
+        with tqdm(
+            total=len(flows), initial=first, desc="pool", unit="flow", disable=not shown
+        ) as bar:
+            for start in range(first, len(flows), together):
+                numbers = flows[start : start + together]
                 pool.append(simulation.flows(numbers))
                 report = add_reports(before, solver.report)
                 if file:
-                    file.commit(numbers.stop, report)
+                    file.commit(start + len(numbers), report)
                 bar.update(len(numbers))
     finally:
         if file:
             file.save()
     seconds = time.perf_counter() - started
-    say(_summary(total - first, seconds, together, report))
+    say(_summary(len(flows) - first, seconds, together, report))
 
 
 def add_reports(before: dict[str, Any], report: SolverReport) -> dict[str, Any]:

@@ -35,12 +35,15 @@ Header = dict[str, Any]
 class PoolFile:
     """The positions of all mini-batches, mapped into memory."""
 
-    def __init__(self, folder: Path, header: Header, rows: int, row_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, folder: Path, header: Header, batches: int, rows: int, row_shape: tuple[int, ...]
+    ) -> None:
         """Open or begin the pool in ``folder``.
 
         Args:
             folder: the run's folder of the pool; made if missing.
             header: from :func:`new_header`; a matching header on disk takes its place.
+            batches: mini-batches of this file: all, or one process's part.
             rows: trajectories of one mini-batch.
             row_shape: shape of one trajectory, (T+1, *shape).
 
@@ -48,7 +51,7 @@ class PoolFile:
             UserError: no permission or space, another pool, or a damaged file.
         """
         self._folder, self._file = folder, folder / "positions.bin"
-        self._batches = int(header["settings"]["pool.num_batches"])
+        self._batches = batches
         dtype: torch.dtype = getattr(torch, header["dtype"])
         nbytes = self._batches * rows * math.prod(row_shape) * dtype.itemsize
         known = read_header(folder)
@@ -195,13 +198,15 @@ def refuse_mismatch(known: Header, folder: Path | None, settings: dict[str, obje
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Bytes that a pool in ``folder`` may take: free ones, and those its file has already."""
+    """Bytes that a pool in ``folder`` may take: free ones, and those that it, or the parts of it
+    that other processes have beside ``folder``, took already.
+    """
     place = folder.absolute()
     while not place.exists():
         place = place.parent
-    file = folder / "positions.bin"
-    own = getattr(file.stat(), "st_blocks", 0) * 512 if file.is_file() else 0
-    return shutil.disk_usage(place).free + own
+    files = folder.parent.glob("*/positions.bin")
+    taken = sum(getattr(file.stat(), "st_blocks", 0) * 512 for file in files)
+    return shutil.disk_usage(place).free + taken
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:

@@ -106,11 +106,19 @@ class TrajectoryPool:
             raise ValueError(f"pool has {self._filled} of {len(self._positions)} trajectories")
         self._complete = True
 
-    def sample(self, batch_size: int, generator: torch.Generator) -> PoolBatch:
-        """Pairs drawn uniformly with replacement, float32 on the CPU."""
+    def pairs(self, lots: Tensor) -> PoolBatch:
+        """The pairs that ``lots`` fall on, float32 on the CPU.
+
+        Args:
+            lots: whole numbers, uniform and much larger than the pool; their remainder chooses.
+                (B,), int64
+
+        Raises:
+            ValueError: the pool is not complete.
+        """
         if not self._complete:
             raise ValueError("finalize() the pool before sampling from it")
-        index = torch.randint(len(self), (batch_size,), generator=generator)
+        index = lots % len(self)
         particle, step = index // self.steps, index % self.steps
         rows = self._positions.flatten(0, 1)  # (F (T+1), *shape), a view
         row = particle * (self.steps + 1) + step

@@ -1,210 +1,213 @@
 """The step loop that all phases share."""
 
-import math
 import time
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from tqdm import tqdm
 
 from nsgf import checkpoint
-from nsgf.checkpoint import RunFolder
-from nsgf.config import Config, OptimConfig, PhaseName
+from nsgf.config import OptimConfig, PhaseName
 from nsgf.errors import UserError
+from nsgf.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.seeding import derive_seed
-from nsgf.tracking import Tracker
-from nsgf.training.trainers import Trainer
+from nsgf.session import Session
+from nsgf.training.acceleration import Forward, device_settings
+from nsgf.training.batches import Batches
+from nsgf.training.optimization import Optimization, lr_factor
+from nsgf.training.outcome import Outcome, Reading, Window, describe_batch
+from nsgf.training.trainers import Batch, Trainer
 
 
-class Optimization:
-    """What changes while a phase trains: weights, their average, Adam, learning rate, step."""
-
-    def __init__(self, trainer: Trainer, config: OptimConfig) -> None:
-        self.trainer, self.config = trainer, config
-        self.step = 0
-        self.adam = torch.optim.Adam(trainer.model.parameters(), lr=config.lr)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.adam, lambda step: lr_factor(step, config)
-        )
-        self.ema = AveragedModel(trainer.model, multi_avg_fn=self._average)
-
-    def update(self) -> tuple[Tensor, Tensor]:
-        """One optimizer update; returns loss and gradient norm, still on the device."""
-        loss = self.trainer.loss(self.config.batch_size)
-        self.adam.zero_grad(set_to_none=True)
-        loss.backward()
-        norm = nn.utils.clip_grad_norm_(
-            self.trainer.model.parameters(), self.config.clip_norm or math.inf
-        )
-        self.adam.step()
-        self.schedule.step()
-        self.ema.update_parameters(self.trainer.model)
-        self.step += 1
-        return loss.detach(), norm
-
-    def _average(self, averaged: Any, current: Any, _: Any) -> None:
-        get_ema_multi_avg_fn(ema_decay(self.step, self.config))(averaged, current, None)
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of it, with the state of every random stream."""
-        return {
-            "step": self.step,
-            "model": self.trainer.model.state_dict(),
-            "ema": self.ema.module.state_dict(),
-            "ema_updates": int(self.ema.n_averaged),
-            "optimizer": self.adam.state_dict(),
-            "scheduler": self.schedule.state_dict(),
-            "random": self.trainer.random_state(),
-            "torch_random": _global_random_state(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
-        self.step = int(state["step"])
-        self.trainer.model.load_state_dict(state["model"])
-        self.ema.module.load_state_dict(state["ema"])
-        self.ema.n_averaged.fill_(state["ema_updates"])
-        self.adam.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["scheduler"])
-        self.trainer.set_random_state(state["random"])
-        _set_global_random_state(state["torch_random"])
-
-
-def ema_decay(step: int, config: OptimConfig) -> float:
-    """Decay of the average at update ``step`` (0, 1, ...): min(decay, (1 + step) / (10 + step)).
-
-    The warm-up lets a run that is short for its decay forget the initial weights.
-    """
-    return min(config.ema_decay, (1 + step) / (10 + step))
-
-
-def lr_factor(step: int, config: OptimConfig) -> float:
-    """Learning rate of update ``step`` (0, 1, ...) divided by ``config.lr``.
-
-    Linear from 1/warmup_steps to 1, then constant, or half a cosine that would reach 0 one update
-    after the last.
-    """
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return 1.0
-    length = max(1, config.iterations - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / length)
-    return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-class LossWindow:
-    """Loss and gradient norm since the last log line, summed on the device, read on request."""
-
-    def __init__(self, step: int) -> None:
-        self._sums: Tensor | None = None
-        self._step, self._time = step, time.perf_counter()
-
-    def add(self, loss: Tensor, norm: Tensor) -> None:
-        """Take in one update; both stay on the device."""
-        pair = torch.stack([loss.float(), norm.float()])
-        self._sums = pair if self._sums is None else self._sums + pair
-
-    def means(self, step: int) -> tuple[float, float]:
-        """Mean loss and mean gradient norm so far; not finite if one of them was not."""
-        if self._sums is None:
-            return 0.0, 0.0
-        loss, norm = (self._sums / (step - self._step)).tolist()
-        return loss, norm
-
-    def close(self, step: int) -> float:
-        """Updates per second since the window opened; opens the next one."""
-        speed = (step - self._step) / (time.perf_counter() - self._time)
-        self._sums, self._step, self._time = None, step, time.perf_counter()
-        return speed
-
-
-def fit(
-    phase: PhaseName, trainer: Trainer, config: Config, run: RunFolder, tracker: Tracker
-) -> None:
+def fit(phase: PhaseName, trainer: Trainer, session: Session, *, reads_disk: bool = False) -> None:
     """Train one phase to its last update and leave its checkpoint in the run folder.
 
-    Goes on from the phase's checkpoint if there is one. No step waits for the device: the loss is
-    read only where it is logged.
+    Goes on from the phase's checkpoint if there is one.
 
     Args:
         phase: which phase; names its settings, checkpoint and records.
-        trainer: network and loss.
-        config: the resolved configuration, also stored in checkpoints.
-        run: the run folder.
-        tracker: where records go.
+        trainer: network and batches.
+        session: where and how to train.
+        reads_disk: drawing a batch waits for a disk; then, and for a card, it is done ahead.
 
     Raises:
-        UserError: loss or gradient are no longer finite.
+        UserError: loss or gradient were not finite ``train.max_skipped`` times in a row, or not
+            even one sample fits into the card's memory.
     """
-    optim: OptimConfig = getattr(config, phase)
-    torch.manual_seed(derive_seed(config.seed, phase, "dropout"))
-    state, file = Optimization(trainer, optim), run.checkpoint_file(phase)
-    if file.exists():
-        state.load_state_dict(checkpoint.load(file))
-        tracker.say(f"{phase}: going on after step {state.step} of {optim.iterations}")
-
-    tracker.rewind(phase, state.step)
-    trainer.model.train()
-    window = LossWindow(state.step)
-    with tqdm(total=optim.iterations, initial=state.step, desc=phase, unit="step") as bar:
-        while state.step < optim.iterations:
-            # one update; loss and gradient norm stay on the device
-            loss, norm = state.update()
-            window.add(loss, norm)
-            bar.update()
-
-            # read and check, so that nothing that is not finite is ever saved
-            last = state.step == optim.iterations
-            logs = last or state.step % config.train.log_every == 0
-            saves = last or state.step % config.train.checkpoint_every == 0
-            if logs or saves:
-                mean, norm_mean = window.means(state.step)
-                _require_finite(phase, state, mean, norm_mean)
-
-            # log
-            if logs:
-                bar.set_postfix(loss=f"{mean:.4g}")
-                tracker.record(
-                    phase=phase,
-                    step=state.step,
-                    loss=mean,
-                    grad_norm=norm_mean,
-                    lr=optim.lr * lr_factor(state.step - 1, optim),
-                    steps_per_second=round(window.close(state.step), 3),
-                )
-
-            # save
-            if saves:
-                checkpoint.save(file, _payload(phase, state, config))
-    if not file.exists():  # a phase of no updates hands over its initial weights
-        checkpoint.save(file, _payload(phase, state, config))
+    config, device, world = session.config.train, session.device, session.world
+    optim: OptimConfig = getattr(session.config, phase)
+    prefetch = config.prefetch
+    if prefetch == "auto":
+        prefetch = reads_disk or device.type == "cuda"
+    reset_peak_memory(device)
+    with (
+        device_settings(config),
+        closing(Batches(trainer, optim.batch_size, device, world, prefetch=prefetch)) as batches,
+    ):
+        forward = Forward(trainer.model.train(), config, device, world)
+        seed = derive_seed(session.config.seed, phase)
+        state = Optimization(forward, optim, seed=seed, accumulate=config.accumulate, world=world)
+        _Phase(phase, state, batches, session).run()
+    session.tracker.say(f"{phase}: peak memory {format_bytes(peak_memory(device))}")
 
 
-def _require_finite(phase: PhaseName, state: Optimization, loss: float, norm: float) -> None:
-    if not (math.isfinite(loss) and math.isfinite(norm)):
-        raise UserError(
-            f"{phase}: loss {loss} and gradient norm {norm} at step {state.step}; the last "
-            f"checkpoint is kept; try a lower {phase}.lr ({state.config.lr}) in a new run"
+class _Phase:
+    """The updates of one phase, with what is logged and saved on the way."""
+
+    def __init__(
+        self, name: PhaseName, state: Optimization, batches: Batches, session: Session
+    ) -> None:
+        self.name, self.state, self.batches, self.session = name, state, batches, session
+        self.config, self.optim = session.config.train, state.config
+        self.tracker = session.tracker
+        self.file = session.run.checkpoint_file(name)
+        self.window = Window()
+        self.skipped_in_a_row = 0
+
+    def run(self) -> None:
+        self._resume()
+        self.tracker.rewind(self.name, self.state.step)
+        clock, pending = _Clock(self.state.step), None
+        with self._progress_bar() as bar:
+            while self.state.step < self.optim.iterations:
+                # queue an update, then read the one before, which is done by now
+                outcome = self._update()
+                if pending is not None:
+                    self._settle(pending)
+                pending = outcome
+                bar.update()
+
+                logs = self._is_due(self.config.log_every)
+                saves = self._is_due(self.config.checkpoint_every)
+                if logs or saves:
+                    self._settle(pending)
+                    pending = None
+                if logs:
+                    bar.set_postfix(loss=self._log(clock))
+                if saves:
+                    self._save()
+        if not self.file.exists():  # a phase of no updates hands over its initial weights
+            self._save()
+
+    def _update(self) -> Outcome:
+        step, accumulate = self.state.step, self.state.accumulate
+        with torch.profiler.record_function("sample"):
+            batch = self.batches.at(step)
+        if step < self.config.detect_anomaly:
+            outcome = self._update_watched(batch)
+        else:
+            outcome = self.state.update(batch)
+        if self.state.accumulate != accumulate:
+            self.tracker.say(
+                f"{self.name}: step {outcome.step} did not fit into the card's memory; goes on "
+                f"with --accumulate {self.state.accumulate}, the same batch of "
+                f"{self.optim.batch_size} in parts"
+            )
+        return outcome
+
+    def _update_watched(self, batch: Batch) -> Outcome:
+        """An update in which autograd stops at the operation behind a nan."""
+        try:
+            with torch.autograd.set_detect_anomaly(True):
+                return self.state.update(batch)
+        except RuntimeError as error:
+            if "returned nan" not in str(error):
+                raise
+            raise UserError(
+                f"train.detect_anomaly = {self.config.detect_anomaly}: {self.name}, step "
+                f"{self.state.step + 1}: {error} The trace above ends at the operation; batch: "
+                f"{describe_batch(batch)}"
+            ) from error
+
+    def _settle(self, outcome: Outcome) -> None:
+        """Take note of a finished update; stop after too many that had to be skipped."""
+        reading = outcome.read()
+        if reading.is_finite:
+            self.window.add(reading)
+            self.skipped_in_a_row = 0
+            return
+        self.skipped_in_a_row += 1
+        self.tracker.say(
+            f"{self.name}: step {outcome.step} skipped, loss {reading.loss:g}, gradient norm "
+            f"{reading.norm:g}{self._scale()}; batch: {describe_batch(outcome.batch)}"
+        )
+        if self.skipped_in_a_row >= self.config.max_skipped:
+            self._save()
+            raise UserError(
+                f"{self.name}: no finite update in {self.skipped_in_a_row} steps up to "
+                f"{outcome.step} (train.max_skipped); a checkpoint with the last good weights is "
+                f"saved; try --precision fp32 with --resume, or a lower {self.name}.lr "
+                f"({self.optim.lr:g}) in a new run; --detect-anomaly 5 names the operation"
+            )
+
+    def _scale(self) -> str:
+        """The scale of fp16 gradients, whose overflow is the usual way to find the largest."""
+        scaler = self.state.scaler
+        return f", loss scale now {scaler.get_scale():g}" if scaler.is_enabled() else ""
+
+    def _is_due(self, every: int) -> bool:
+        return self.state.step == self.optim.iterations or self.state.step % every == 0
+
+    def _log(self, clock: "_Clock") -> str:
+        """Write one line of metrics; returns the loss for the progress bar."""
+        step, means = self.state.step, self.window.close()
+        speed = clock.speed(step)
+        if means is None:
+            return "none finite"
+        self.tracker.record(
+            phase=self.name,
+            step=step,
+            loss=means.loss,
+            grad_norm=means.norm,
+            lr=self.optim.lr * lr_factor(step - 1, self.optim),
+            steps_per_second=round(speed, 3),
+            peak_memory=peak_memory(self.session.device),
+        )
+        return f"{means.loss:.4g}"
+
+    def _resume(self) -> None:
+        if not self.file.exists():
+            return
+        payload = checkpoint.load(self.file)
+        self.state.load_state_dict(payload)
+        self.window.readings = [Reading(*pair) for pair in payload["window"]]
+        self.tracker.say(
+            f"{self.name}: going on after step {self.state.step} of {self.optim.iterations}"
+        )
+
+    def _save(self) -> None:
+        if self.session.world.is_main:
+            checkpoint.save(self.file, self._payload())
+
+    def _payload(self) -> dict[str, Any]:
+        return {
+            "phase": self.name,
+            "config": asdict(self.session.config),
+            "window": [list(reading) for reading in self.window.readings],
+            **self.state.state_dict(),
+        }
+
+    def _progress_bar(self) -> Any:
+        return tqdm(
+            total=self.optim.iterations,
+            initial=self.state.step,
+            desc=self.name,
+            unit="step",
+            disable=not self.session.world.is_main,
         )
 
 
-def _payload(phase: PhaseName, state: Optimization, config: Config) -> dict[str, Any]:
-    return {"phase": phase, "config": asdict(config), **state.state_dict()}
+class _Clock:
+    """Updates per second between two log lines."""
 
+    def __init__(self, step: int) -> None:
+        self._step, self._time = step, time.perf_counter()
 
-def _global_random_state() -> dict[str, Any]:
-    """State of torch's own generators, which dropout draws from."""
-    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def _set_global_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
-        torch.cuda.set_rng_state_all(state["cuda"])
+    def speed(self, step: int) -> float:
+        """Since the last call."""
+        now = time.perf_counter()
+        speed = (step - self._step) / (now - self._time)
+        self._step, self._time = step, now
+        return speed

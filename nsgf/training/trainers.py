@@ -1,19 +1,40 @@
-"""The three trainers: each states its network, its batch and its loss, and nothing else.
+"""The three trainers: each states its network and what the network regresses, nothing else.
+
+Every phase is a regression: the network sees the inputs of a :class:`Batch` and shall answer its
+target. Sample i of a phase's batches follows from the run's seed and i alone, so a batch is named
+by positions and can be drawn ahead, again, or in parts.
 
 Shapes: B batch, *shape one sample.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from nsgf.config import NSFConfig
-from nsgf.data import Sampler
-from nsgf.pool import PoolBatch, Prefetch, TrajectoryPool
-from nsgf.seeding import make_generator
+from nsgf.data import Lots, PointSampler, Sampler, Times
+from nsgf.pool import TrajectoryPool
+from nsgf.seeding import derive_seed
+
+
+class Batch(NamedTuple):
+    """One regression problem."""
+
+    inputs: tuple[Tensor, ...]
+    """What the network is called with, each (B, ...)."""
+    target: Tensor
+    """What it shall answer, (B, ...)."""
+
+    def split(self, parts: int) -> list["Batch"]:
+        """At most ``parts`` batches, equally large but for the last."""
+        size = -(-len(self.target) // parts)
+        inputs = zip(*(part.split(size) for part in self.inputs), strict=True)
+        return [
+            Batch(part, target)
+            for part, target in zip(inputs, self.target.split(size), strict=True)
+        ]
 
 
 class Trainer(Protocol):
@@ -21,66 +42,34 @@ class Trainer(Protocol):
 
     model: nn.Module
 
-    def loss(self, batch_size: int) -> Tensor:
-        """Loss of a fresh batch, a scalar on the network's device."""
+    def draw(self, positions: range) -> tuple[Tensor, ...]:
+        """Everything random of the samples at these positions; may run in another thread."""
         ...
 
-    def random_state(self) -> dict[str, Any]:
-        """State of the phase's random streams, tensors and plain values."""
-        ...
-
-    def set_random_state(self, state: dict[str, Any]) -> None:
-        """Continue the streams from :meth:`random_state`."""
+    def batch(self, *drawn: Tensor) -> Batch:
+        """The regression problem made of :meth:`draw`'s tensors, then on the network's device."""
         ...
 
 
 class NSGFTrainer:
     """Phase 1: v_theta(X^t, t/T) regresses the pool's velocities (Algorithm 1)."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        pool: TrajectoryPool,
-        seed: int,
-        device: torch.device,
-        *,
-        prefetch: bool = False,
-    ) -> None:
+    def __init__(self, model: nn.Module, pool: TrajectoryPool, seed: int) -> None:
         """
         Args:
             model: v_theta.
-            pool: where pairs come from.
+            pool: where pairs come from, uniformly with replacement.
             seed: the run's seed.
-            device: where the network is.
-            prefetch: draw batches ahead in a thread, the same ones; :meth:`close` ends it.
         """
-        self.model, self.pool, self.device = model, pool, device
-        self.generator = make_generator(seed, "nsgf", "batches")
-        pin = device.type == "cuda"
-        self._prefetch = Prefetch(pool.sample, self.generator, pin=pin) if prefetch else None
+        self.model, self.pool = model, pool
+        self._lots = PointSampler(Lots(), derive_seed(seed, "nsgf", "batches"))
 
-    def loss(self, batch_size: int) -> Tensor:
-        batch = self._draw(batch_size)
-        x, v, t = (part.to(self.device, non_blocking=part.is_pinned()) for part in batch)
-        return functional.mse_loss(self.model(x, t), v)
+    def draw(self, positions: range) -> tuple[Tensor, ...]:
+        return self.pool.pairs(self._lots.at(positions))
 
-    def _draw(self, batch_size: int) -> PoolBatch:
-        if self._prefetch is None:
-            return self.pool.sample(batch_size, self.generator)
-        return self._prefetch.next(batch_size)
-
-    def random_state(self) -> dict[str, Any]:
-        return {"generator": self.generator.get_state()}
-
-    def set_random_state(self, state: dict[str, Any]) -> None:
-        self.generator.set_state(state["generator"])
-        if self._prefetch is not None:
-            self._prefetch.rewind()
-
-    def close(self) -> None:
-        """End the thread that draws ahead, if there is one."""
-        if self._prefetch is not None:
-            self._prefetch.close()
+    def batch(self, *drawn: Tensor) -> Batch:
+        x, v, t = drawn
+        return Batch((x, t), v)
 
 
 Transport = Callable[[Tensor], Tensor]
@@ -101,7 +90,6 @@ class StraightLine:
         config: NSFConfig,
         transport: Transport | None,
         seed: int,
-        device: torch.device,
     ) -> None:
         """
         Args:
@@ -110,36 +98,26 @@ class StraightLine:
             config: ``nsf.source`` and ``nsf.coupling``.
             transport: the trained NSGF steps, needed with ``nsf.source: nsgf``.
             seed: seed of the times.
-            device: where the networks are.
         """
         if (config.source == "nsgf") != (transport is not None):
             raise ValueError("nsf.source: nsgf needs the NSGF steps, prior must not have them")
-        self.source, self.target, self.config = source, target, config
-        self.transport, self.device = transport, device
-        self.generator = make_generator(seed, "times")
+        self.config, self.transport = config, transport
+        self._streams = (source, target, PointSampler(Times(), derive_seed(seed, "times")))
 
-    def sample(self, n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """X0 (B, *shape), X1 (B, *shape), t ~ U[0, 1] (B,) and x = (1 - t) X0 + t X1."""
-        start = self.source.sample(n).to(self.device)
-        end = self.target.sample(n).to(self.device)
-        if self.transport is not None:
-            start = self.transport(start)
+    def draw(self, positions: range) -> tuple[Tensor, ...]:
+        """A sample of mu0 (B, *shape), one of mu* (B, *shape), and t ~ U[0, 1) (B,)."""
+        return tuple(stream.at(positions) for stream in self._streams)
+
+    def points(self, noise: Tensor, end: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """
+        Returns:
+            X0 and X1 as they are paired, and (1 - t) X0 + t X1; each (B, *shape).
+        """
+        start = self.transport(noise) if self.transport else noise
         if self.config.coupling == "ot":
             end = end[optimal_pairs(start, end)]
-        t = torch.rand(n, generator=self.generator).to(self.device)
         weight = t.view(-1, *[1] * (start.ndim - 1))
-        return start, end, t, (1 - weight) * start + weight * end
-
-    def random_state(self) -> dict[str, Any]:
-        return {
-            "source": self.source.position,
-            "target": self.target.position,
-            "generator": self.generator.get_state(),
-        }
-
-    def set_random_state(self, state: dict[str, Any]) -> None:
-        self.source.position, self.target.position = state["source"], state["target"]
-        self.generator.set_state(state["generator"])
+        return start, end, (1 - weight) * start + weight * end
 
 
 class _LineTrainer:
@@ -148,27 +126,26 @@ class _LineTrainer:
     def __init__(self, model: nn.Module, line: StraightLine) -> None:
         self.model, self.line = model, line
 
-    def random_state(self) -> dict[str, Any]:
-        return self.line.random_state()
-
-    def set_random_state(self, state: dict[str, Any]) -> None:
-        self.line.set_random_state(state)
+    def draw(self, positions: range) -> tuple[Tensor, ...]:
+        return self.line.draw(positions)
 
 
 class NSFTrainer(_LineTrainer):
     """Phase 2: u_delta(x, t) regresses X1 - X0 (Algorithm 3, part 2)."""
 
-    def loss(self, batch_size: int) -> Tensor:
-        start, end, t, x = self.line.sample(batch_size)
-        return functional.mse_loss(self.model(x, t), end - start)
+    def batch(self, *drawn: Tensor) -> Batch:
+        noise, end, t = drawn
+        start, end, x = self.line.points(noise, end, t)
+        return Batch((x, t), end - start)
 
 
 class TimePredictorTrainer(_LineTrainer):
     """Phase 3: t_phi(x) regresses t (Algorithm 3, part 3)."""
 
-    def loss(self, batch_size: int) -> Tensor:
-        _, _, t, x = self.line.sample(batch_size)
-        return functional.mse_loss(self.model(x), t)
+    def batch(self, *drawn: Tensor) -> Batch:
+        noise, end, t = drawn
+        _, _, x = self.line.points(noise, end, t)
+        return Batch((x,), t)
 
 
 def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:

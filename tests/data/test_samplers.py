@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nsgf.data import ImageSampler, PointSampler
+from nsgf.data import ImageSampler, Lots, PointSampler, Times
 from nsgf.data.points import Gaussian
 
 
@@ -92,5 +92,37 @@ def test_flip_mirrors_about_half_left_to_right_only():
 
 
 def test_zero_samples_are_refused():
-    with pytest.raises(ValueError, match="n >= 1"):
+    with pytest.raises(ValueError, match="one or more"):
         ImageSampler(numbered(3), 0).sample(0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PointSampler(Gaussian((2,)), seed=5),
+        lambda: ImageSampler(torch.arange(30, dtype=torch.uint8).view(30, 1, 1, 1), 5, flip=True),
+    ],
+)
+def test_reading_at_positions_moves_nothing(make):
+    stream, whole = make(), make().sample(600)
+    stream.sample(10)
+    assert torch.equal(stream.at(range(250, 600)), whole[250:])
+    assert torch.equal(stream.at(range(3, 5)), whole[3:5])
+    assert torch.equal(stream.sample(20), whole[10:30])
+
+
+@pytest.mark.parametrize(("law", "low", "high"), [(Times(), 0, 1), (Lots(), 0, 2**62)])
+def test_times_and_lots_fill_their_range(law, low, high):
+    draws = PointSampler(law, seed=1).sample(4000).double()
+    assert draws.shape == (4000,)
+    assert low <= draws.min() < low + 0.01 * (high - low)
+    assert high - 0.01 * (high - low) < draws.max() <= high
+    assert draws.mean() == pytest.approx((low + high) / 2, rel=0.05)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_images_on_the_card_give_the_same_batches():
+    images = torch.randint(256, (50, 3, 4, 4), dtype=torch.uint8)
+    on_card = ImageSampler(images.cuda(), 5, flip=True).sample(120)
+    assert on_card.is_cuda
+    assert torch.equal(on_card.cpu(), ImageSampler(images, 5, flip=True).sample(120))

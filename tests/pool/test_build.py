@@ -15,7 +15,7 @@ from nsgf.pool.build import add_reports
 from nsgf.sinkhorn import SolverReport, build_solver
 from tests.conftest import shipped
 from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
-from tests.pool.test_prefetch import threads
+from tests.training.test_batches import threads
 
 
 @pytest.mark.parametrize("name", ["2d", "digits"])
@@ -199,7 +199,7 @@ def test_failure_while_training_ends_the_thread(run_config, monkeypatch):
     def broken(*_):
         raise OSError("read error")
 
-    monkeypatch.setattr("nsgf.pool.TrajectoryPool.sample", broken)
+    monkeypatch.setattr("nsgf.pool.TrajectoryPool.pairs", broken)
     with pytest.raises(OSError, match="read error"):
         train(run_config)
     assert threads() == 0

@@ -1,53 +1,29 @@
+import gc
 import json
 import math
+import re
+import tracemalloc
 from dataclasses import replace
 
+import psutil
 import pytest
 import torch
-from torch import nn
 
 from nsgf import checkpoint
 from nsgf.checkpoint import RunFolder
-from nsgf.config import OptimConfig
 from nsgf.errors import UserError
 from nsgf.tracking import Tracker
-from nsgf.training.loop import Optimization, ema_decay, fit, lr_factor
+from nsgf.training.loop import fit
+from tests.training.toys import Quadratic, fails_at, session, weight
 
 
-class Quadratic:
-    """Loss |w - 3|^2 with seeded noise: a minimum to find and a stream to continue."""
-
-    def __init__(self, dropout: float = 0.0) -> None:
-        self.model = nn.Linear(1, 1, bias=False)
-        nn.init.zeros_(self.model.weight)
-        self.dropout = nn.Dropout(dropout)
-        self.generator = torch.Generator().manual_seed(0)
-        self.batches: list[int] = []
-
-    def loss(self, batch_size: int) -> torch.Tensor:
-        self.batches.append(batch_size)
-        noise = 0.1 * torch.randn(batch_size, 1, generator=self.generator)
-        return (self.dropout(self.model(torch.ones(batch_size, 1))) - 3 + noise).square().mean()
-
-    def random_state(self):
-        return {"generator": self.generator.get_state()}
-
-    def set_random_state(self, state):
-        self.generator.set_state(state["generator"])
-
-
-def weight(trainer: Quadratic) -> float:
-    return trainer.model.weight.item()
-
-
-def optim(**changes) -> OptimConfig:
-    return replace(OptimConfig(iterations=40, batch_size=8, lr=0.1, ema_decay=0.9), **changes)
-
-
-def run_fit(config, trainer, **changes):
-    config = replace(config, nsgf=replace(config.nsgf, **changes))
-    run = RunFolder.create(config)
-    fit("nsgf", trainer, config, run, Tracker(run.path))
+def run_fit(config, trainer, run=None, train=(), **changes):
+    """Train ``trainer`` as phase 1 with changed settings of the phase and of ``train``."""
+    config = replace(
+        config, nsgf=replace(config.nsgf, **changes), train=replace(config.train, **dict(train))
+    )
+    run = run or RunFolder.create(config)
+    fit("nsgf", trainer, session(config, run, Tracker(run.path)))
     return run
 
 
@@ -55,77 +31,12 @@ def records(run):
     return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_learning_rate_warms_up_then_stays():
-    config = optim(warmup_steps=4)
-    factors = [lr_factor(step, config) for step in range(6)]
-    assert factors == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+def log(run) -> str:
+    return (run.path / "log.txt").read_text()
 
 
-def test_learning_rate_follows_half_a_cosine():
-    config = optim(iterations=100, schedule="cosine")
-    factors = [lr_factor(step, config) for step in (0, 25, 50, 75, 100)]
-    expected = [0.5 * (1 + math.cos(math.pi * share)) for share in (0, 0.25, 0.5, 0.75, 1)]
-    assert factors == pytest.approx(expected, abs=1e-12)
-    warm = optim(iterations=110, schedule="cosine", warmup_steps=10)
-    assert lr_factor(4, warm) == 0.5
-    assert lr_factor(60, warm) == pytest.approx(0.5)
-
-
-def test_first_update_moves_by_the_learning_rate():
-    """Adam's first step has length lr: the optimizer steps, once, downhill."""
-    trainer = Quadratic()
-    Optimization(trainer, optim(lr=0.01)).update()
-    assert weight(trainer) == pytest.approx(0.01, rel=1e-3)
-
-
-def test_warmup_reaches_the_optimizer():
-    trainer = Quadratic()
-    state = Optimization(trainer, optim(lr=0.01, warmup_steps=4))
-    moved = []
-    for _ in range(4):
-        before = weight(trainer)
-        state.update()
-        moved.append(weight(trainer) - before)
-    assert moved == pytest.approx([0.0025, 0.005, 0.0075, 0.01], rel=0.05)
-
-
-def test_gradients_do_not_accumulate():
-    trainer = Quadratic()
-    state = Optimization(trainer, optim(clip_norm=None))
-    for _ in range(3):
-        _, norm = state.update()
-    assert float(norm) < 7.0
-    assert float(norm) == pytest.approx(abs(trainer.model.weight.grad.item()))
-
-
-def test_gradient_is_clipped():
-    trainer = Quadratic()
-    _, norm = Optimization(trainer, optim(clip_norm=0.5)).update()
-    assert float(norm) > 5
-    assert abs(trainer.model.weight.grad.item()) == pytest.approx(0.5, rel=1e-3)
-
-
-def test_average_follows_the_weights_with_its_decay():
-    trainer = Quadratic()
-    state = Optimization(trainer, optim(ema_decay=0.25))
-    expected = None
-    for step in range(6):
-        state.update()
-        now, decay = weight(trainer), min(0.25, (1 + step) / (10 + step))
-        expected = now if expected is None else decay * expected + (1 - decay) * now
-    assert state.ema.module.weight.item() == pytest.approx(expected, rel=1e-5)
-    assert state.ema.module.weight.item() < weight(trainer)
-
-
-def test_average_of_a_short_run_forgets_the_initial_weights():
-    """With the plain decay 0.9999 the average of 300 updates would still be the start."""
-    trainer = Quadratic()
-    state = Optimization(trainer, optim(lr=0.05, ema_decay=0.9999))
-    for _ in range(300):
-        state.update()
-    assert weight(trainer) == pytest.approx(3, abs=0.1)
-    assert state.ema.module.weight.item() == pytest.approx(3, abs=0.3)
-    assert ema_decay(10**6, state.config) == 0.9999
+def batches(trainer) -> list[range]:
+    return [positions for positions in trainer.drawn if positions]
 
 
 def test_toy_loss_falls(tiny):
@@ -136,126 +47,147 @@ def test_toy_loss_falls(tiny):
     assert weight(trainer) == pytest.approx(3, abs=0.1)
 
 
-def test_records_and_bar_count_updates(tiny):
+def test_records_and_batches_count_updates(tiny):
     trainer = Quadratic()
     run = run_fit(tiny, trainer, iterations=10, batch_size=8, schedule="constant")
     assert [record["step"] for record in records(run)] == [4, 8, 10]
-    assert trainer.batches == [8] * 10
+    assert trainer.drawn == [range(8 * step, 8 * step + 8) for step in range(10)]
     assert records(run)[0]["lr"] == pytest.approx(tiny.nsgf.lr)
+    assert records(run)[0]["peak_memory"] > 10**7
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 10
+    assert re.search(r"nsgf: peak memory \d", log(run))
 
 
 def test_logged_loss_is_the_mean_of_the_window(tiny):
-    class Counting(Quadratic):
-        def loss(self, batch_size):
-            super().loss(batch_size)
-            return self.model.weight.sum() * 0 + len(self.batches)
+    trainer = Quadratic()
+    trainer.model.fault = lambda answer, call: answer * 0 + 3 + call
+    trainer.batch = lambda target: Quadratic.batch(trainer, torch.full_like(target, 3.0))
+    run = run_fit(tiny, trainer, iterations=8)
+    assert [record["loss"] for record in records(run)] == [
+        (1 + 4 + 9 + 16) / 4,
+        (25 + 36 + 49 + 64) / 4,
+    ]
 
-    run = run_fit(tiny, Counting(), iterations=8)
-    assert [record["loss"] for record in records(run)] == [2.5, 6.5]
 
-
-@pytest.mark.parametrize("stop", [1, 5, 10])
-def test_interrupted_training_equals_uninterrupted(tiny, stop):
-    """N steps equal N/2, resume, N/2, bit for bit: weights, average, Adam, schedule, dropout."""
-
-    def fresh():
-        return Optimization(Quadratic(dropout=0.5), optim(schedule="cosine", warmup_steps=3))
-
-    torch.manual_seed(7)
-    whole = fresh()
-    saved = None
-    for step in range(12):
-        whole.update()
-        if step + 1 == stop:
-            file = RunFolder.create(tiny).checkpoint_file("nsgf")
-            checkpoint.save(file, whole.state_dict())
-            saved = checkpoint.load(file)
-    torch.manual_seed(8)
-    resumed = fresh()
-    resumed.load_state_dict(saved)
-    assert resumed.step == stop
-    while resumed.step < 12:
-        resumed.update()
-    assert weight(whole.trainer) == weight(resumed.trainer)
-    assert torch.equal(whole.ema.module.weight, resumed.ema.module.weight)
-    assert whole.adam.state_dict()["state"][0]["exp_avg_sq"].equal(
-        resumed.adam.state_dict()["state"][0]["exp_avg_sq"]
-    )
+class Dies(Quadratic):
+    def draw(self, positions):
+        if len(self.drawn) == 8:
+            raise KeyboardInterrupt
+        return super().draw(positions)
 
 
 def test_fit_goes_on_from_its_checkpoint(tiny):
-    """A run stopped by an error between two checkpoints goes on from the last one."""
-
-    class Dies(Quadratic):
-        def loss(self, batch_size):
-            if len(self.batches) == 8:
-                raise KeyboardInterrupt
-            return super().loss(batch_size)
-
+    """A run stopped between two checkpoints goes on from the last one; its log is the same."""
     config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=12))
     run = RunFolder.create(config)
     with pytest.raises(KeyboardInterrupt):
-        fit("nsgf", Dies(), config, run, Tracker(run.path))
+        run_fit(config, Dies(), run)
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 5
 
     resumed = Quadratic()
-    fit("nsgf", resumed, config, run, Tracker(run.path))
-    assert len(resumed.batches) == 7
+    run_fit(config, resumed, run)
+    assert len(resumed.drawn) == 7
     whole = Quadratic()
-    run_fit(tiny, whole, iterations=12)
+    other = run_fit(config, whole)
     assert weight(resumed) == weight(whole)
-    assert [record["step"] for record in records(run)] == [4, 8, 12]
+    for one, two in zip(records(run), records(other), strict=True):
+        for key in ("step", "loss", "grad_norm", "lr"):  # the step-8 window began before the stop
+            assert one[key] == two[key]
 
 
 def test_finished_phase_is_not_trained_again(tiny):
-    trainer = Quadratic()
-    run = run_fit(tiny, trainer, iterations=6)
+    run = run_fit(tiny, Quadratic(), iterations=6)
     again = Quadratic()
-    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=6))
-    fit("nsgf", again, config, run, Tracker(run.path))
-    assert again.batches == []
+    run_fit(tiny, again, run, iterations=6)
+    assert again.drawn == []
 
 
-def test_non_finite_loss_stops_the_run_and_keeps_the_checkpoint(tiny):
-    class Explodes(Quadratic):
-        def loss(self, batch_size):
-            return super().loss(batch_size) * (math.inf if len(self.batches) > 6 else 1)
+def test_phase_without_updates_hands_over_its_initial_weights(tiny):
+    run = run_fit(tiny, Quadratic(), iterations=0)
+    assert checkpoint.load(run.checkpoint_file("nsgf"))["model"]["weight"].item() == 0
 
-    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=12))
-    run = RunFolder.create(config)
-    with pytest.raises(UserError, match=r"step 8.*nsgf\.lr"):
-        fit("nsgf", Explodes(), config, run, Tracker(run.path))
+
+def test_single_bad_updates_are_skipped_with_a_description(tiny):
+    trainer, good = Quadratic(), Quadratic()
+    trainer.model.fault = fails_at(3, 7)
+    run = run_fit(tiny, trainer, iterations=12, batch_size=8)
+    run_fit(tiny, good, iterations=12, batch_size=8)
+    lines = [line for line in log(run).splitlines() if "skipped" in line]
+    assert len(lines) == 2
+    assert "nsgf: step 3 skipped, loss nan, gradient norm nan" in lines[0]
+    assert "step 7 skipped" in lines[1]
+    assert re.search(r"input 1 1 to 1, mean 1, std 0; target 2\.\d+ to 3\.\d+, mean 3", lines[0])
+    assert all(math.isfinite(record["loss"]) for record in records(run))
+    assert 0.5 * weight(good) < weight(trainer) < weight(good)  # two steps fewer
+
+
+def test_bad_updates_in_a_row_stop_the_run_after_a_checkpoint(tiny):
+    trainer = Quadratic()
+    trainer.model.fault = lambda answer, call: answer * (math.nan if call > 6 else 1)
+    run = RunFolder.create(tiny)
+    with pytest.raises(UserError, match=r"no finite update in 4 steps.*nsgf\.lr"):
+        run_fit(tiny, trainer, run, train={"max_skipped": 4}, iterations=40)
     payload = checkpoint.load(run.checkpoint_file("nsgf"))
-    assert payload["step"] == 5
     assert payload["model"]["weight"].isfinite().all()
+    assert payload["model"]["weight"].item() == pytest.approx(6 * tiny.nsgf.lr, rel=0.2)
+    assert 10 <= payload["step"] <= 11
+    # and it can go on, when the reason is gone
+    run_fit(tiny, Quadratic(), run, iterations=40)
+    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 40
 
 
-@pytest.mark.parametrize("part", ["loss", "gradient"])
-def test_nothing_that_is_not_finite_is_saved(tiny, part):
-    """Not even when a checkpoint is due long before the next log line, right after the fault."""
+def test_a_good_update_ends_a_row_of_bad_ones(tiny):
+    trainer = Quadratic()
+    trainer.model.fault = fails_at(*(call for call in range(100) if call % 3))
+    run_fit(tiny, trainer, train={"max_skipped": 3}, iterations=30)
 
-    class Explodes(Quadratic):
-        def loss(self, batch_size):
-            loss = super().loss(batch_size)
-            return loss * math.nan if part == "loss" and len(self.batches) == 7 else loss
 
-    trainer = Explodes()
-    if part == "gradient":  # the loss is still finite in this update, the weights after it are not
-        trainer.model.weight.register_hook(
-            lambda gradient: gradient * (math.inf if len(trainer.batches) == 10 else 1)
-        )
-    config = replace(
-        tiny,
-        nsgf=replace(tiny.nsgf, iterations=40),
-        train=replace(tiny.train, log_every=40, checkpoint_every=5),
+def test_nothing_that_is_not_finite_is_saved(tiny):
+    """Not even when a checkpoint is due right after the fault, long before the next log line."""
+    trainer = Quadratic()
+    trainer.model.weight.register_hook(
+        lambda gradient: gradient * (math.inf if len(trainer.drawn) == 10 else 1)
     )
-    run = RunFolder.create(config)
-    with pytest.raises(UserError, match="step 10"):
-        fit("nsgf", trainer, config, run, Tracker(run.path))
+    run = run_fit(
+        tiny, trainer, train={"log_every": 40, "checkpoint_every": 5}, iterations=10, clip_norm=None
+    )
     payload = checkpoint.load(run.checkpoint_file("nsgf"))
-    assert payload["step"] == 5
+    assert payload["step"] == 10
     assert payload["model"]["weight"].isfinite().all()
+    assert payload["ema"]["weight"].isfinite().all()
+    assert "step 10 skipped" in log(run)
+
+
+def test_anomaly_detection_names_the_operation_in_the_first_updates_only(tiny):
+    def fault(answer, call):  # sqrt(0) has no derivative; the answer itself is finite
+        return answer + 0 * (0 * answer).sqrt() if call in (2, 6) else answer
+
+    trainer = Quadratic()
+    trainer.model.fault = fault
+    with (
+        pytest.warns(UserWarning, match="SqrtBackward0"),
+        pytest.raises(UserError, match=r"nsgf, step 2: .*SqrtBackward0.*nan.*target 2\."),
+    ):
+        run_fit(tiny, trainer, train={"detect_anomaly": 3}, iterations=12)
+    trainer = Quadratic()
+    trainer.model.fault = lambda answer, call: fault(answer, call if call > 3 else 0)
+    run = run_fit(tiny, trainer, train={"detect_anomaly": 3}, iterations=12)
+    assert "step 6 skipped" in log(run)
+    assert not torch.is_anomaly_enabled()
+
+
+def test_out_of_memory_is_told_and_training_goes_on(tiny):
+    trainer = Quadratic()
+
+    def fault(answer, call):
+        if len(answer) > 4:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return answer
+
+    trainer.model.fault = fault
+    run = run_fit(tiny, trainer, iterations=4, batch_size=8)
+    assert log(run).count("goes on with --accumulate 2, the same batch of 8") == 1
+    assert trainer.model.calls == [8] + [4, 4] * 4
 
 
 def test_model_is_in_training_mode(tiny):
@@ -263,3 +195,58 @@ def test_model_is_in_training_mode(tiny):
     trainer.model.eval()
     run_fit(tiny, trainer, iterations=1)
     assert trainer.model.training
+
+
+def test_checkpoints_know_nothing_of_compilation(tiny):
+    """Names as without it, and the average follows the weights that are trained."""
+    trainer = Quadratic()
+    torch._dynamo.reset()
+    run = run_fit(tiny, trainer, train={"compile": True}, iterations=20, lr=0.1)
+    payload = checkpoint.load(run.checkpoint_file("nsgf"))
+    assert list(payload["model"]) == list(payload["ema"]) == ["weight"]
+    plain = Quadratic()
+    same = checkpoint.load(run_fit(tiny, plain, iterations=20, lr=0.1).checkpoint_file("nsgf"))
+    torch.testing.assert_close(payload["model"], same["model"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(payload["ema"], same["ema"], rtol=1e-5, atol=1e-6)
+
+
+def test_memory_is_flat(tiny):
+    """300 updates keep nothing: neither Python objects nor tensors."""
+    trainer = Quadratic()
+    marks = {}
+
+    def draw(positions):
+        step = positions.start // tiny.nsgf.batch_size
+        if step in (300, 600):  # the interpreter's own free lists are full by then
+            gc.collect()
+            marks[step] = (tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss)
+        return (torch.full((len(positions), 1), 3.0),)
+
+    trainer.draw = draw
+    trainer.model.calls = type("Nothing", (), {"append": id, "__len__": lambda self: 0})()
+    tracemalloc.start()
+    try:
+        run_fit(tiny, trainer, train={"checkpoint_every": 1000}, iterations=601)
+    finally:
+        tracemalloc.stop()
+    assert marks[600][0] - marks[300][0] < 20_000  # a tensor kept each step would be 300 of them
+    assert marks[600][1] - marks[300][1] < 4 * 2**20
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_memory_on_the_card_is_flat(tiny):
+    config = replace(
+        tiny, nsgf=replace(tiny.nsgf, iterations=301), train=replace(tiny.train, log_every=50)
+    )
+    run, trainer, seen = RunFolder.create(config), Quadratic(), {}
+    trainer.model.cuda()
+    plain = trainer.draw
+
+    def draw(positions):
+        seen[positions.start // config.nsgf.batch_size] = torch.cuda.memory_allocated()
+        return plain(positions)
+
+    trainer.draw = draw
+    here = session(config, run, Tracker(run.path))
+    fit("nsgf", trainer, replace(here, device=torch.device("cuda", 0)))
+    assert seen[300] <= seen[100] + 4096

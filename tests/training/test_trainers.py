@@ -8,14 +8,13 @@ from nsgf.data import ImageSampler, PointSampler
 from nsgf.data.points import Gaussian
 from nsgf.pool import TrajectoryPool
 from nsgf.training.trainers import (
+    Batch,
     NSFTrainer,
     NSGFTrainer,
     StraightLine,
     TimePredictorTrainer,
     optimal_pairs,
 )
-
-CPU = torch.device("cpu")
 
 
 class Constant(PointSampler):
@@ -25,30 +24,24 @@ class Constant(PointSampler):
         super().__init__(Gaussian((2,)), 0)
         self.value = value
 
-    def sample(self, n):
-        return 0 * super().sample(n) + self.value
+    def at(self, positions):
+        return 0 * super().at(positions) + self.value
 
 
-class Spy(nn.Module):
-    """Returns a fixed answer and keeps what it was asked."""
-
-    def __init__(self, answer) -> None:
-        super().__init__()
-        self.answer, self.asked = answer, []
-
-    def forward(self, *inputs):
-        self.asked.append(inputs)
-        return self.answer(*inputs)
-
-
-def line(source=None, target=None, **config) -> StraightLine:
+def line(mu0=None, target=None, transport=None, **config) -> StraightLine:
     return StraightLine(
-        source or Constant(-1.0), target or Constant(3.0), NSFConfig(**config), None, 0, CPU
+        mu0 or Constant(-1.0), target or Constant(3.0), NSFConfig(**config), transport, 0
     )
 
 
+def batch(trainer, n: int) -> Batch:
+    return trainer.batch(*trainer.draw(range(n)))
+
+
 def test_points_lie_on_the_line_from_source_to_target():
-    start, end, t, x = line().sample(4000)
+    drawn = line().draw(range(4000))
+    t = drawn[2]
+    start, end, x = line().points(*drawn)
     assert (start == -1).all()
     assert (end == 3).all()
     torch.testing.assert_close(x, (-1 + 4 * t).unsqueeze(1).expand(-1, 2))
@@ -60,54 +53,73 @@ def test_points_lie_on_the_line_from_source_to_target():
 
 
 def test_straight_velocity_is_target_minus_source():
-    model = Spy(lambda x, t: torch.full_like(x, 4.0))
-    trainer = NSFTrainer(model, line())
-    assert float(trainer.loss(32)) == 0.0
-    x, t = model.asked[0]
+    (x, t), target = batch(NSFTrainer(nn.Identity(), line()), 32)
+    assert (target == 4.0).all()
     torch.testing.assert_close(x, (-1 + 4 * t).unsqueeze(1).expand(-1, 2))
 
 
-def test_reversed_straight_velocity_is_wrong():
-    trainer = NSFTrainer(Spy(lambda x, t: torch.full_like(x, -4.0)), line())
-    assert float(trainer.loss(32)) == 64.0
-
-
-def test_time_predictor_regresses_the_time():
-    exact = TimePredictorTrainer(Spy(lambda x: (x[:, 0] + 1) / 4), line())
-    assert float(exact.loss(64)) < 1e-12
-    reversed_time = TimePredictorTrainer(Spy(lambda x: 1 - (x[:, 0] + 1) / 4), line())
-    assert float(reversed_time.loss(64)) > 0.1
+def test_time_predictor_regresses_the_time_of_a_point():
+    inputs, target = batch(TimePredictorTrainer(nn.Identity(), line()), 64)
+    assert len(inputs) == 1
+    torch.testing.assert_close((inputs[0][:, 0] + 1) / 4, target)
+    assert target.std() > 0.2
 
 
 def test_nsgf_regresses_the_velocity_of_the_pool():
     pool = TrajectoryPool(10, 2, (2,), eta=0.5)
     pool.append(torch.tensor([0.0, 1.0, 3.0]).view(1, 3, 1).expand(10, 3, 2))
     pool.finalize()
+    (x, t), target = batch(NSGFTrainer(nn.Identity(), pool, 0), 64)
     # v = 2 at (0, t = 0) and 4 at (1, t = 1/2)
-    exact = Spy(lambda x, t: 2 + 2 * x + 0 * t.view(-1, 1))
-    assert float(NSGFTrainer(exact, pool, 0, CPU).loss(64)) < 1e-12
-    by_time = Spy(lambda x, t: (2 + 4 * t).unsqueeze(1).expand_as(x))
-    assert float(NSGFTrainer(by_time, pool, 0, CPU).loss(64)) < 1e-12
+    torch.testing.assert_close(target, 2 + 2 * x)
+    torch.testing.assert_close(target[:, 0], 2 + 4 * t)
+    assert set(t.tolist()) == {0.0, 0.5}
 
 
-def test_loss_is_a_mean_over_samples_and_coordinates():
-    trainer = NSFTrainer(Spy(lambda x, t: torch.full_like(x, 5.0)), line())
-    assert float(trainer.loss(7)) == 1.0
+def test_batches_of_all_trainers_follow_positions_alone():
+    """Any part can be drawn alone, later, or by another process."""
+    images = torch.randint(256, (50, 1, 2, 2), dtype=torch.uint8)
+    pool = TrajectoryPool(10, 2, (2,), eta=0.5)
+    pool.append(torch.randn(10, 3, 2))
+    pool.finalize()
+
+    def trainers():
+        both = line(PointSampler(Gaussian((1, 2, 2)), 0), ImageSampler(images, 1, flip=True))
+        return (
+            NSGFTrainer(nn.Identity(), pool, 0),
+            NSFTrainer(nn.Identity(), both),
+            TimePredictorTrainer(nn.Identity(), both),
+        )
+
+    for one, other in zip(trainers(), trainers(), strict=True):
+        whole = one.draw(range(700))
+        for start, stop in ((690, 700), (0, 300), (300, 690)):
+            for part, expected in zip(other.draw(range(start, stop)), whole, strict=True):
+                assert torch.equal(part, expected[start:stop])
+
+
+@pytest.mark.parametrize(("parts", "sizes"), [(1, [7]), (2, [4, 3]), (3, [3, 3, 1]), (9, [1] * 7)])
+def test_batch_splits_into_parts(parts, sizes):
+    x, t = torch.randn(7, 2), torch.rand(7)
+    split = Batch((x, t), 2 * x).split(parts)
+    assert [len(part.target) for part in split] == sizes
+    assert torch.equal(torch.cat([part.inputs[0] for part in split]), x)
+    assert torch.equal(torch.cat([part.inputs[1] for part in split]), t)
+    assert torch.equal(torch.cat([part.target for part in split]), 2 * x)
 
 
 def test_line_can_start_from_the_nsgf_output():
-    moved = StraightLine(
-        Constant(0.0), Constant(3.0), NSFConfig(source="nsgf"), lambda x: x + 7, 0, CPU
-    )
-    start, _, t, x = moved.sample(16)
+    moved = line(Constant(0.0), transport=lambda x: x + 7, source="nsgf")
+    drawn = moved.draw(range(16))
+    start, _, x = moved.points(*drawn)
     assert (start == 7).all()
-    torch.testing.assert_close(x[:, 0], 7 - 4 * t)
+    torch.testing.assert_close(x[:, 0], 7 - 4 * drawn[2])
 
 
 @pytest.mark.parametrize(("source", "transport"), [("nsgf", None), ("prior", lambda x: x)])
 def test_source_and_transport_must_agree(source, transport):
     with pytest.raises(ValueError, match=r"nsf\.source"):
-        StraightLine(Constant(0.0), Constant(1.0), NSFConfig(source=source), transport, 0, CPU)
+        StraightLine(Constant(0.0), Constant(1.0), NSFConfig(source=source), transport, 0)
 
 
 def test_optimal_pairs_is_the_cheapest_permutation():
@@ -125,28 +137,10 @@ def test_optimal_coupling_pairs_the_batch():
         return PointSampler(Gaussian((2,)), seed)
 
     def cost(coupling):
-        start, end, *_ = line(sampler(0), sampler(1), coupling=coupling).sample(64)
+        paired = line(sampler(0), sampler(1), coupling=coupling)
+        start, end, _ = paired.points(*paired.draw(range(64)))
         return (start - end).square().sum(1).mean(), end
 
     (independent, end), (optimal, paired) = cost("independent"), cost("ot")
     assert optimal < 0.3 * independent
     assert sorted(end.tolist()) == sorted(paired.tolist())
-
-
-def test_random_state_continues_every_stream():
-    images = torch.randint(256, (50, 1, 2, 2), dtype=torch.uint8)
-
-    def make():
-        return line(PointSampler(Gaussian((1, 2, 2)), 0), ImageSampler(images, 1, flip=True))
-
-    first, second = make(), make()
-    first.sample(30)
-    second.set_random_state(first.random_state())
-    for a, b in zip(first.sample(30), second.sample(30), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_batch_size_may_change_between_calls():
-    images = torch.randint(256, (50, 1, 2, 2), dtype=torch.uint8)
-    both = line(PointSampler(Gaussian((1, 2, 2)), 0), ImageSampler(images, 1))
-    assert [len(both.sample(n)[3]) for n in (256, 128, 7)] == [256, 128, 7]

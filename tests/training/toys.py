@@ -1,0 +1,82 @@
+"""A problem small enough to know its answer."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from nsgf.config import TrainConfig
+from nsgf.data import PointSampler
+from nsgf.data.points import Gaussian
+from nsgf.distributed import World
+from nsgf.session import Session
+from nsgf.training.acceleration import Forward
+from nsgf.training.optimization import Optimization
+from nsgf.training.trainers import Batch
+
+CPU = torch.device("cpu")
+
+
+class Scale(nn.Module):
+    """w x, behind a dropout; ``fault`` may replace its answer."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, 1))
+        self.dropout = nn.Dropout(dropout)
+        self.calls: list[int] = []
+        self.fault: Callable[[Tensor, int], Tensor] = lambda answer, call: answer
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.append(len(x))
+        return self.fault(self.dropout(x @ self.weight), len(self.calls))
+
+    def __deepcopy__(self, memo: dict) -> "Scale":
+        twin = Scale(self.dropout.p)
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+
+class Quadratic:
+    """Loss |w - 3|^2 with seeded noise: a minimum to find and a stream to continue."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        self.model = Scale(dropout)
+        self.noise = PointSampler(Gaussian((1,)), seed=0)
+        self.drawn: list[range] = []
+
+    def draw(self, positions: range) -> tuple[Tensor, ...]:
+        self.drawn.append(positions)
+        return (3 + 0.1 * self.noise.at(positions),)
+
+    def batch(self, *drawn: Tensor) -> Batch:
+        return Batch((torch.ones_like(drawn[0]),), drawn[0])
+
+
+def weight(trainer: Quadratic) -> float:
+    return trainer.model.weight.item()
+
+
+def fails_at(*calls: int, value: float = math.nan) -> Callable[[Tensor, int], Tensor]:
+    """A fault: at these calls of the network the answer is multiplied by ``value``."""
+    return lambda answer, call: answer * value if call in calls else answer
+
+
+class Updates:
+    """An :class:`Optimization` of a trainer that draws its own batches."""
+
+    def __init__(self, trainer, config, world: World | None = None, **settings) -> None:
+        accumulate = settings.pop("accumulate", 1)
+        self.trainer = trainer
+        forward = Forward(trainer.model, TrainConfig(**settings), CPU, World())
+        self.state = Optimization(forward, config, accumulate=accumulate)
+
+    def update(self):
+        size = self.state.config.batch_size
+        positions = range(self.state.step * size, (self.state.step + 1) * size)
+        return self.state.update(self.trainer.batch(*self.trainer.draw(positions))).read()
+
+
+def session(config, run, tracker) -> Session:
+    return Session(config, run, tracker, CPU)
