@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 from torch.nn.parallel import DistributedDataParallel
 
 from nsgf.config import TrainConfig
@@ -111,6 +112,25 @@ class Forward:
         return nullcontext()
 
 
-def keep_compiled_code(folder: Path) -> None:
-    """Keep what torch.compile makes in ``folder``, so that a later session need not make it."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.absolute()))
+@contextmanager
+def compiling(folder: Path) -> Iterator[Path]:
+    """Around the first call of a compiled network.
+
+    Args:
+        folder: where its code is kept, so that a later session finds it again; an environment
+            variable of torch's that is set already wins.
+
+    Yields:
+        The folder that is used.
+
+    Raises:
+        UserError: this machine cannot compile.
+    """
+    used = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.absolute()))
+    try:
+        yield Path(used)
+    except TorchDynamoException as error:
+        cause = str(error).splitlines()[0]
+        raise UserError(
+            f"train.compile = true: cannot compile here ({cause}); use --train.compile false"
+        ) from error

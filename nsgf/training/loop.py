@@ -14,7 +14,7 @@ from nsgf.errors import UserError
 from nsgf.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.seeding import derive_seed
 from nsgf.session import Session
-from nsgf.training.acceleration import Forward, device_settings
+from nsgf.training.acceleration import Forward, compiling, device_settings
 from nsgf.training.batches import Batches
 from nsgf.training.optimization import Optimization, lr_factor
 from nsgf.training.outcome import Outcome, Reading, Window, describe_batch
@@ -69,6 +69,8 @@ class _Phase:
     def run(self) -> None:
         self._resume()
         self.tracker.rewind(self.name, self.state.step)
+        if self.state.forward.compiled and self.state.step < self.optim.iterations:
+            self._compile()
         clock, pending = _Clock(self.state.step), None
         with self._progress_bar() as bar:
             while self.state.step < self.optim.iterations:
@@ -90,6 +92,14 @@ class _Phase:
                     self._save()
         if not self.file.exists():  # a phase of no updates hands over its initial weights
             self._save()
+
+    def _compile(self) -> None:
+        """Compile before the first update, so that what takes minutes is told and timed."""
+        started = time.perf_counter()
+        with compiling(self.session.run.path.parent / ".compiled") as folder:
+            self.tracker.say(f"{self.name}: compiling; the code is kept in {folder}")
+            self.state.rehearse(self.batches.at(self.state.step))
+        self.tracker.say(f"{self.name}: compiled in {time.perf_counter() - started:.1f} s")
 
     def _update(self) -> Outcome:
         step, accumulate = self.state.step, self.state.accumulate

@@ -61,8 +61,7 @@ class Optimization:
         Raises:
             UserError: not even single samples fit into the card's memory.
         """
-        while (loss := self._gradient(batch)) is None:
-            self._halve(batch)
+        loss = self._fitting_gradient(batch)
         with record_function("optimizer"):
             self.scaler.unscale_(self.adam)
             norm = nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm or math.inf)
@@ -74,6 +73,21 @@ class Optimization:
             self._average()
         self.step += 1
         return Outcome(self.step, batch, loss, norm)
+
+    def rehearse(self, batch: Batch) -> None:
+        """Do all that the first update does once, such as compiling; nothing changes.
+
+        Raises:
+            UserError: not even single samples fit into the card's memory.
+        """
+        self._fitting_gradient(batch)
+        self.adam.zero_grad(set_to_none=True)
+
+    def _fitting_gradient(self, batch: Batch) -> Tensor:
+        """The gradient, in as many parts as it takes."""
+        while (loss := self._gradient(batch)) is None:
+            self._halve(batch)
+        return loss
 
     def _gradient(self, batch: Batch) -> Tensor | None:
         """Leave the batch's gradient in the weights; returns the loss, None: out of memory."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 import psutil
 import pytest
 import torch
+from torch import nn
 
 from nsgf import checkpoint
 from nsgf.checkpoint import RunFolder
@@ -197,17 +198,35 @@ def test_model_is_in_training_mode(tiny):
     assert trainer.model.training
 
 
-def test_checkpoints_know_nothing_of_compilation(tiny):
+def plain_network() -> nn.Module:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def test_checkpoints_know_nothing_of_compilation(tiny, monkeypatch):
     """Names as without it, and the average follows the weights that are trained."""
-    trainer = Quadratic()
+    payloads = []
     torch._dynamo.reset()
-    run = run_fit(tiny, trainer, train={"compile": True}, iterations=20, lr=0.1)
-    payload = checkpoint.load(run.checkpoint_file("nsgf"))
-    assert list(payload["model"]) == list(payload["ema"]) == ["weight"]
-    plain = Quadratic()
-    same = checkpoint.load(run_fit(tiny, plain, iterations=20, lr=0.1).checkpoint_file("nsgf"))
-    torch.testing.assert_close(payload["model"], same["model"], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(payload["ema"], same["ema"], rtol=1e-5, atol=1e-6)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    for compiled in (True, False):
+        trainer = Quadratic()
+        trainer.model = plain_network()
+        run = run_fit(tiny, trainer, train={"compile": compiled}, iterations=20, lr=0.1)
+        assert bool(re.search(r"nsgf: compiled in \d+\.\d s", log(run))) == compiled
+        payloads.append(checkpoint.load(run.checkpoint_file("nsgf")))
+    for part in ("model", "ema"):
+        assert list(payloads[0][part]) == ["weight"]
+        torch.testing.assert_close(*(payload[part] for payload in payloads), rtol=1e-5, atol=1e-6)
+    assert list((run.path.parent / ".compiled").iterdir())
+
+
+def test_machine_that_cannot_compile_is_one_line(tiny, monkeypatch):
+    monkeypatch.setenv("CXX", "/nonexistent")
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/nonexistent"))
+    torch._dynamo.reset()
+    with pytest.raises(UserError, match=r"train\.compile = true: cannot compile here \(.*C\+\+"):
+        run_fit(tiny, Quadratic(dropout=0.1), train={"compile": True}, iterations=2)
 
 
 def test_memory_is_flat(tiny):
