@@ -27,6 +27,7 @@ from nsgf.seeding import derive_seed
 from nsgf.session import Session
 from nsgf.sinkhorn import build_solver
 from nsgf.tracking import SilentTracker, Tracker
+from nsgf.training.acceleration import keep_compiled_code
 from nsgf.training.loop import fit
 from nsgf.training.trainers import (
     NSFTrainer,
@@ -61,6 +62,8 @@ def train(
             pool or checkpoints contradict the configuration.
     """
     world = world or World()
+    if config.train.compile:
+        keep_compiled_code(Path(config.out_dir).expanduser() / ".compiled")
     device = pick_device(config.device, world.local_rank if world.size > 1 else None)
     pending = pending_phases(config, run, first) if run else Pending(config.phases, [])
     plan = training_plan(config, pending.phases, device, run, world)

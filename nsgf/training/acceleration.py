@@ -8,7 +8,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
 from torch.nn.parallel import DistributedDataParallel
 
 from nsgf.config import TrainConfig
@@ -112,23 +111,26 @@ class Forward:
         return nullcontext()
 
 
+def keep_compiled_code(folder: Path) -> None:
+    """Let torch.compile keep its code in ``folder``, where a later session finds it again.
+
+    Comes before anything of torch's compiler is loaded, which settles on a folder that is lost with
+    the machine. A folder that is set already stays.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.absolute()))
+
+
 @contextmanager
-def compiling(folder: Path) -> Iterator[Path]:
+def compiling() -> Iterator[None]:
     """Around the first call of a compiled network.
-
-    Args:
-        folder: where its code is kept, so that a later session finds it again; an environment
-            variable of torch's that is set already wins.
-
-    Yields:
-        The folder that is used.
 
     Raises:
         UserError: this machine cannot compile.
     """
-    used = os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.absolute()))
+    from torch._dynamo.exc import TorchDynamoException
+
     try:
-        yield Path(used)
+        yield
     except TorchDynamoException as error:
         cause = str(error).splitlines()[0]
         raise UserError(

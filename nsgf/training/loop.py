@@ -95,11 +95,12 @@ class _Phase:
 
     def _compile(self) -> None:
         """Compile before the first update, so that what takes minutes is told and timed."""
+        self.tracker.say(f"{self.name}: compiling")
         started = time.perf_counter()
-        with compiling(self.session.run.path.parent / ".compiled") as folder:
-            self.tracker.say(f"{self.name}: compiling; the code is kept in {folder}")
+        with compiling():
             self.state.rehearse(self.batches.at(self.state.step))
-        self.tracker.say(f"{self.name}: compiled in {time.perf_counter() - started:.1f} s")
+        seconds = time.perf_counter() - started
+        self.tracker.say(f"{self.name}: compiled in {seconds:.1f} s")
 
     def _update(self) -> Outcome:
         step, accumulate = self.state.step, self.state.accumulate

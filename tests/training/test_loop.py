@@ -1,7 +1,10 @@
 import gc
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 import tracemalloc
 from dataclasses import replace
 
@@ -204,11 +207,10 @@ def plain_network() -> nn.Module:
     return model
 
 
-def test_checkpoints_know_nothing_of_compilation(tiny, monkeypatch):
+def test_checkpoints_know_nothing_of_compilation(tiny):
     """Names as without it, and the average follows the weights that are trained."""
     payloads = []
     torch._dynamo.reset()
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     for compiled in (True, False):
         trainer = Quadratic()
         trainer.model = plain_network()
@@ -218,7 +220,17 @@ def test_checkpoints_know_nothing_of_compilation(tiny, monkeypatch):
     for part in ("model", "ema"):
         assert list(payloads[0][part]) == ["weight"]
         torch.testing.assert_close(*(payload[part] for payload in payloads), rtol=1e-5, atol=1e-6)
-    assert list((run.path.parent / ".compiled").iterdir())
+
+
+@pytest.mark.e2e
+def test_compiled_code_is_kept_beside_the_runs(tmp_path):
+    """In a process of its own: torch settles on a folder once."""
+    command = [sys.executable, "-m", "nsgf", "train", "--exp", "2d", "--smoke", "--device", "cpu"]
+    command += ["--train.compile", "true", "--out-dir", str(tmp_path)]
+    environment = {key: value for key, value in os.environ.items() if "INDUCTOR" not in key}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "nsgf: compiled in" in done.stdout
+    assert list((tmp_path / ".compiled").iterdir())
 
 
 def test_machine_that_cannot_compile_is_one_line(tiny, monkeypatch):
