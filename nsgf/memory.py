@@ -1,13 +1,14 @@
 """What one update needs of the device, estimated before anything runs."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsgf.config import Config, PhaseName
 from nsgf.data import data_shape
 from nsgf.errors import UserError
 from nsgf.hardware import format_bytes
 from nsgf.models import build_network, count_parameters
+from nsgf.models.unet import Stage
 
 COPIES = 5
 """Values kept per weight while training: weight, average, gradient, two moments of Adam."""
@@ -19,7 +20,8 @@ def training_memory(config: Config, phase: PhaseName) -> tuple[int, int]:
     """Weights of a phase's network, and bytes of one update in float32.
 
     The network runs once on torch's meta device, which computes shapes and no values; what autograd
-    would keep for the backward pass is counted.
+    would keep for the backward pass is counted, and with ``model.checkpoint_activations`` what the
+    largest stage computes once more.
     """
     shape = data_shape(config.data.name)
     batch = getattr(config, phase).batch_size
@@ -28,15 +30,20 @@ def training_memory(config: Config, phase: PhaseName) -> tuple[int, int]:
         inputs = [torch.empty(batch, *shape)]
         if phase != "predictor":
             inputs.append(torch.empty(batch))
-        kept: dict[int, Tensor] = {}  # holding the tensors keeps their storages' addresses unique
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: _keep(t, kept), lambda t: t):
-            model(*inputs)
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    activations = sum(
-        tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own
-    )
+        activations = kept_bytes(model, *inputs)
+        if config.model.checkpoint_activations:
+            activations += _largest_stage(model, inputs)
     weights = count_parameters(model)
     return weights, int(weights * 4 * COPIES + MARGIN * activations)
+
+
+def kept_bytes(model: nn.Module, *inputs: Tensor) -> int:
+    """Bytes that autograd keeps for the backward pass of one call, the weights not counted."""
+    kept: dict[int, Tensor] = {}  # holding the tensors keeps their storages' addresses unique
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: _keep(t, kept), lambda t: t):
+        model(*inputs)
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
 
 
 def check_device_memory(
@@ -65,6 +72,16 @@ def check_device_memory(
             f"{phase}.batch_size = {batch}: an update needs about {format_bytes(needed)}, the "
             f"device has {format_bytes(free)} free; try --{phase}.batch_size {fitting}"
         )
+
+
+def _largest_stage(model: nn.Module, inputs: list[Tensor]) -> int:
+    """Bytes that autograd keeps inside the largest stage of a UNet; 0 for other networks."""
+    calls: list[tuple[nn.Module, tuple[Tensor, ...]]] = []
+    for stage in model.modules():
+        if isinstance(stage, Stage):
+            stage.register_forward_pre_hook(lambda module, args: calls.append((module, args)))
+    model(*inputs)
+    return max((kept_bytes(stage, *args) for stage, args in list(calls)), default=0)
 
 
 def _keep(tensor: Tensor, kept: dict[int, Tensor]) -> Tensor:
