@@ -3,13 +3,14 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsgf.config import Config, PhaseName
 from nsgf.data import data_shape
 from nsgf.errors import UserError
 from nsgf.hardware import format_bytes
 from nsgf.models import build_network, count_parameters
+from nsgf.models.unet import Stage
 from nsgf.training.acceleration import Precision, pick_precision
 
 COPIES = 5
@@ -51,7 +52,8 @@ def training_memory(
     """What one update of a phase needs of the device.
 
     The network runs once on torch's meta device, which computes shapes and no values; what autograd
-    would keep for the backward pass is counted.
+    would keep for the backward pass is counted, and with ``model.checkpoint_activations`` what the
+    largest stage computes once more.
 
     Args:
         config: the experiment.
@@ -85,14 +87,19 @@ def _kept_by_autograd(config: Config, phase: PhaseName, batch: int) -> tuple[int
         inputs = [torch.empty(batch, *shape)]
         if phase != "predictor":
             inputs.append(torch.empty(batch))
-        kept: dict[int, Tensor] = {}  # holding the tensors keeps their storages' addresses unique
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: _keep(t, kept), lambda t: t):
-            model(*inputs)
+        activations = kept_bytes(model, *inputs)
+        if config.model.checkpoint_activations:
+            activations += _largest_stage(model, inputs)
+    return count_parameters(model), activations
+
+
+def kept_bytes(model: nn.Module, *inputs: Tensor) -> int:
+    """Bytes that autograd keeps for the backward pass of one call, the weights not counted."""
+    kept: dict[int, Tensor] = {}  # holding the tensors keeps their storages' addresses unique
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: _keep(t, kept), lambda t: t):
+        model(*inputs)
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    nbytes = sum(
-        tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own
-    )
-    return count_parameters(model), nbytes
+    return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
 
 
 def check_device_memory(
@@ -123,6 +130,16 @@ def check_device_memory(
             f"{phase}: even one sample at a time needs about {format_bytes(needed.smallest)}, the "
             f"device has {format_bytes(free)} free; try a smaller model, or another --device"
         )
+
+
+def _largest_stage(model: nn.Module, inputs: list[Tensor]) -> int:
+    """Bytes that autograd keeps inside the largest stage of a UNet; 0 for other networks."""
+    calls: list[tuple[nn.Module, tuple[Tensor, ...]]] = []
+    for stage in model.modules():
+        if isinstance(stage, Stage):
+            stage.register_forward_pre_hook(lambda module, args: calls.append((module, args)))
+    model(*inputs)
+    return max((kept_bytes(stage, *args) for stage, args in list(calls)), default=0)
 
 
 def _keep(tensor: Tensor, kept: dict[int, Tensor]) -> Tensor:

@@ -148,9 +148,9 @@ FROZEN_IN_TRAINING = ("seed", "data", "sinkhorn", "flow", "pool", "model")
 FROZEN_IN_SAMPLING = ("data", "flow", "model")
 FREE = {
     *("data.root", "data.verify", "data.download", "flow.allow_many_steps"),
-    *("pool.storage", "pool.build_batch"),
+    *("pool.storage", "pool.build_batch", "model.checkpoint_activations"),
 }
-"""Leaves of frozen sections that may differ: where files lie and permissions, not results."""
+"""Leaves of frozen sections that may differ: files, permissions, memory and time, not results."""
 LINES = {"nsf.source", "nsf.coupling"}
 """What phases 2 and 3 are trained on; they must agree."""
 UNFREEZE = {"iterations"}

@@ -225,14 +225,14 @@ EDITS = [
     Edit(
         "skip connection zeroed",
         "models/unet.py",
-        "torch.cat([h, skips.pop()], dim=1)",
-        "torch.cat([h, 0 * skips.pop()], dim=1)",
+        "embedding, h, skips.pop())",
+        "embedding, h, 0 * skips.pop())",
     ),
     Edit(
         "skips joined first first",
         "models/unet.py",
-        "skips.pop()], dim=1)",
-        "skips.pop(0 if skips[0].shape == skips[-1].shape else -1)], dim=1)",
+        "embedding, h, skips.pop())",
+        "embedding, h, skips.pop(0 if skips[0].shape == skips[-1].shape else -1))",
     ),
     Edit(
         "time ignored by the UNet",
@@ -261,8 +261,8 @@ EDITS = [
     Edit(
         "attention with its pixels shifted",
         "models/unet.py",
-        "q, k, v = qkv.transpose(-1, -2).unbind(1)",
-        "q, k, v = qkv.transpose(-1, -2).roll(1, -2).unbind(1)",
+        "q, k, v = qkv.permute(2, 0, 3, 1, 4)",
+        "q, k, v = qkv.roll(1, 1).permute(2, 0, 3, 1, 4)",
     ),
     Edit(
         "output not zero at the start",
@@ -285,10 +285,10 @@ EDITS = [
     Edit(
         "scale without its one",
         "models/unet.py",
-        "self.norm(h) * (1 + scale)",
-        "self.norm(h) * scale",
+        "self.norm(h), 1 + scale)",
+        "self.norm(h), scale)",
     ),
-    Edit("shift lost", "models/unet.py", "(1 + scale) + shift", "(1 + scale)"),
+    Edit("shift lost", "models/unet.py", "addcmul(shift,", "addcmul(0 * shift,"),
     # Losses
     Edit(
         "line runs from target to source",

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nsgf.errors import UserError
-from nsgf.memory import check_device_memory, training_memory
+from nsgf.memory import check_device_memory, kept_bytes, training_memory
 from nsgf.models import build_network
 from tests.conftest import shipped
 
@@ -41,6 +41,20 @@ def test_parts_precision_and_processes_divide_the_activations():
 
 def test_cifar10_at_the_papers_batch_needs_more_than_weights_alone():
     assert 5e9 < training_memory(shipped("cifar10"), "nsgf", CPU).total < 30e9
+
+
+def test_recomputed_activations_leave_the_inputs_of_stages_and_the_largest_stage():
+    """One level, one block: the stage in the middle that has attention is the largest of five."""
+    flags = ("--model.unet.mult=[1]", "--batch-size=64")
+    plain = training_memory(shipped("digits", *flags), "nsgf", CPU)
+    recompute = "--model.checkpoint_activations=true"
+    less = training_memory(shipped("digits", *flags, recompute), "nsgf", CPU)
+    kept, kept_less = (needed.activations / 1.3 for needed in (plain, less))
+    with torch.device("meta"):
+        largest = build_network("nsgf", shipped("digits", *flags).model, (1, 8, 8), 0).middle[0]
+        stage = kept_bytes(largest, torch.empty(64, 32, 8, 8), torch.empty(64, 128))
+    tensor = 64 * 32 * 8 * 8 * 4
+    assert stage + 5 * tensor < kept_less < stage + 10 * tensor < 0.6 * kept
 
 
 def test_estimate_draws_no_random_numbers():

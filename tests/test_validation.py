@@ -127,6 +127,7 @@ def now_value(config: Config, key: str):
         "--device=cpu",
         "--pool.storage=disk",
         "--pool.build_batch=3",
+        "--model.checkpoint_activations=true",
     ],
 )
 def test_what_changes_no_result_so_far_may_differ(flag):

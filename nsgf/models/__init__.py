@@ -28,7 +28,7 @@ def build_network(
             return TimePredictorCNN(shape, config.predictor_channels)
         if config.kind == "mlp":
             return VelocityMLP(shape[0], config.mlp)
-        return UNet(shape, config.unet)
+        return UNet(shape, config.unet, checkpoint_activations=config.checkpoint_activations)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -9,6 +9,7 @@ Shapes: B batch, C channels, H height, W width, E time embedding.
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from nsgf.config import UNetConfig
 from nsgf.models.embedding import time_features
@@ -24,6 +25,34 @@ def zero_init(layer: nn.Module) -> nn.Module:
     return layer
 
 
+class Norm(nn.GroupNorm):
+    """GroupNorm that answers in the type of its input, also under autocast.
+
+    Autocast on CUDA lists group_norm among what it runs in float32: each norm would turn 16-bit
+    activations into float32 ones, and everything up to the next convolution would be computed and
+    kept for the backward pass at twice the size. That buys little: the kernels accumulate mean and
+    variance of a 16-bit input in float32 anyway, and round only what they return.
+    """
+
+    def __init__(self, channels: int) -> None:
+        """
+        Args:
+            channels: C, a multiple of :data:`GROUPS`.
+
+        Raises:
+            ValueError: it is none.
+        """
+        super().__init__(GROUPS, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> the same shape and type."""
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
+            weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+            return functional.group_norm(x, self.num_groups, weight, bias, self.eps)
+
+
 class ResBlock(nn.Module):
     """Two convolutions with a residual connection, conditioned on time."""
 
@@ -31,11 +60,11 @@ class ResBlock(nn.Module):
         super().__init__()
         self.scale_shift = config.scale_shift
         self.first = nn.Sequential(
-            nn.GroupNorm(GROUPS, inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1)
+            Norm(inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1)
         )
         time_outputs = 2 * outputs if config.scale_shift else outputs
         self.time = nn.Sequential(nn.SiLU(), nn.Linear(embedding, time_outputs))
-        self.norm = nn.GroupNorm(GROUPS, outputs)
+        self.norm = Norm(outputs)
         self.second = nn.Sequential(
             nn.SiLU(),
             nn.Dropout(config.dropout),
@@ -49,7 +78,7 @@ class ResBlock(nn.Module):
         time = self.time(embedding)[:, :, None, None]
         if self.scale_shift:
             scale, shift = time.chunk(2, dim=1)
-            h = self.norm(h) * (1 + scale) + shift
+            h = torch.addcmul(shift, self.norm(h), 1 + scale)
         else:
             h = self.norm(h + time)
         return self.shortcut(x) + self.second(h)
@@ -64,17 +93,22 @@ class Attention(nn.Module):
         if heads < 1 or channels % heads:
             raise ValueError(f"{channels} channels cannot be divided among {heads} heads")
         self.heads = heads
-        self.norm = nn.GroupNorm(GROUPS, channels)
+        self.norm = Norm(channels)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.out = zero_init(nn.Conv2d(channels, channels, 1))
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C, H, W); the embedding is unused."""
         batch, channels, height, width = x.shape
-        qkv = self.qkv(self.norm(x)).view(batch, 3, self.heads, channels // self.heads, -1)
-        q, k, v = qkv.transpose(-1, -2).unbind(1)  # each (B, heads, HW, C/heads)
+        # The fused kernels of attention want the channels of a head side by side in memory. With x
+        # in either layout, this is the only copy: all that follows are views.
+        pixels_last = self.norm(x).contiguous(memory_format=torch.channels_last)
+        qkv = self.qkv(pixels_last).permute(0, 2, 3, 1)  # (B, H, W, 3C)
+        qkv = qkv.reshape(batch, height * width, 3, self.heads, channels // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, heads, HW, C/heads)
         h = functional.scaled_dot_product_attention(q, k, v)
-        return x + self.out(h.transpose(-1, -2).reshape(batch, channels, height, width))
+        h = h.transpose(1, 2).reshape(batch, height, width, channels)
+        return x + self.out(h.permute(0, 3, 1, 2))
 
 
 class Stage(nn.Module):
@@ -124,11 +158,19 @@ class UNet(nn.Module):
     constructor counts both, so a change of one side alone fails at once.
     """
 
-    def __init__(self, image_shape: tuple[int, ...], config: UNetConfig) -> None:
+    def __init__(
+        self,
+        image_shape: tuple[int, ...],
+        config: UNetConfig,
+        *,
+        checkpoint_activations: bool = False,
+    ) -> None:
         """
         Args:
             image_shape: (C, H, W), H = W.
             config: architecture.
+            checkpoint_activations: keep only the inputs of the stages while training and compute
+                the rest once more in the backward pass (Chen et al. 2016); same gradients.
 
         Raises:
             ValueError: channels or resolution do not divide, or attention names a resolution
@@ -138,6 +180,7 @@ class UNet(nn.Module):
         image_channels, size, _ = image_shape
         self.resolutions = [size >> level for level in range(len(config.mult))]
         _check(size, self.resolutions, config)
+        self.checkpoint_activations = checkpoint_activations
         self.channels = config.channels
         self.embedding = 4 * config.channels
         self.embed = nn.Sequential(
@@ -156,7 +199,7 @@ class UNet(nn.Module):
         )
         self.up = self._way_up(config, wide, widths)
         self.head = nn.Sequential(
-            nn.GroupNorm(GROUPS, config.channels),
+            Norm(config.channels),
             nn.SiLU(),
             zero_init(nn.Conv2d(config.channels, image_channels, 3, padding=1)),
         )
@@ -200,16 +243,28 @@ class UNet(nn.Module):
         h = self.stem(x)
         skips = [h]
         for layer in self.down:
-            h = layer(h, embedding)
+            h = self._stage(layer, embedding, h)
             skips.append(h)
         for layer in self.middle:
-            h = layer(h, embedding)
+            h = self._stage(layer, embedding, h)
         for layer in self.up:
             if isinstance(layer, Upsample):
                 h = layer(h)
             else:
-                h = layer(torch.cat([h, skips.pop()], dim=1), embedding)
+                h = self._stage(layer, embedding, h, skips.pop())
         return self.head(h)
+
+    def _stage(self, layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
+        """A layer's output for the channels of all parts, (B, C_i, H, W) each."""
+        recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
+        if recompute and isinstance(layer, Stage):  # the others keep nothing but their inputs
+            return checkpoint(_joined, layer, embedding, *parts, use_reentrant=False)
+        return _joined(layer, embedding, *parts)
+
+
+def _joined(layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
+    """Joins inside of what is recomputed: the parts are kept as skips, the joined copy is not."""
+    return layer(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], embedding)
 
 
 def _check(size: int, resolutions: list[int], config: UNetConfig) -> None:

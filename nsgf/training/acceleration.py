@@ -132,7 +132,7 @@ def compiling() -> Iterator[None]:
     try:
         yield
     except TorchDynamoException as error:
-        cause = str(error).splitlines()[0]
+        cause = " ".join(str(error).partition("\n\n")[0].split())
         raise UserError(
             f"train.compile = true: cannot compile here ({cause}); use --train.compile false"
         ) from error

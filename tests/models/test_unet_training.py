@@ -1,0 +1,265 @@
+"""The UNet under autocast, in either memory layout, with recomputed activations, and compiled."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from nsgf.config import MLPConfig, UNetConfig
+from nsgf.memory import kept_bytes
+from nsgf.models import build_network
+from nsgf.models.mlp import VelocityMLP
+from nsgf.models.time_predictor import TimePredictorCNN
+from nsgf.models.unet import Attention, Norm, ResBlock, Stage, UNet
+from tests.conftest import shipped
+from tests.models.test_unet import awake
+
+SMALL = UNetConfig(channels=32, mult=[1, 2], attention=[8], head_channels=16)
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    ),
+]
+
+
+def small_unet(*, config: UNetConfig = SMALL, **options: bool) -> UNet:
+    torch.manual_seed(0)
+    model = awake(UNet((1, 8, 8), config, **options))
+    assert isinstance(model, UNet)
+    return model
+
+
+def images(n: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(n, 1, 8, 8, generator=generator), torch.rand(n, generator=generator)
+
+
+def bfloat16(device: str = "cpu") -> torch.autocast:
+    return torch.autocast(device, dtype=torch.bfloat16)
+
+
+def gradients(model: nn.Module, *inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(*inputs).square().mean().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+# --- autocast ---
+
+
+def test_norm_runs_outside_autocast_with_weights_of_its_inputs_type(monkeypatch):
+    """CUDA's autocast would promote it to float32; on the CPU only the call itself shows that."""
+    seen = []
+    original = functional.group_norm
+
+    def spy(x, groups, weight, bias, eps):
+        seen.append((x.dtype, weight.dtype, bias.dtype, torch.is_autocast_enabled("cpu")))
+        return original(x, groups, weight, bias, eps)
+
+    monkeypatch.setattr(functional, "group_norm", spy)
+    with bfloat16():
+        Norm(32)(torch.randn(2, 32, 3, 3, dtype=torch.bfloat16))
+    assert seen == [(torch.bfloat16, torch.bfloat16, torch.bfloat16, False)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_norm_answers_in_the_type_of_its_input(device):
+    norm, x = Norm(64).to(device), 3 + torch.randn(2, 64, 4, 4, device=device)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    expected = functional.group_norm(x, 32, norm.weight, norm.bias)
+    torch.testing.assert_close(norm(x), expected)
+    with bfloat16(device):
+        low = norm(x.bfloat16())
+    assert low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), expected, atol=0.05, rtol=0.02)
+
+
+def test_norm_has_the_weights_of_a_group_norm():
+    norm = Norm(64)
+    norm.load_state_dict(nn.GroupNorm(32, 64).state_dict())
+    assert norm.num_groups == 32
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scale_shift", [True, False])
+def test_everything_between_the_convolutions_is_16_bit_under_autocast(device, scale_shift):
+    config = UNetConfig(channels=32, mult=[1, 2], attention=[4], scale_shift=scale_shift)
+    model = small_unet(config=config).to(device)
+    x, t = (z.to(device) for z in images())
+    expected = model(x, t)
+    types: dict[str, set[torch.dtype]] = {}
+
+    def note(name, inputs, output):
+        types[name] = {z.dtype for z in (*inputs, output) if torch.is_tensor(z)}
+
+    for name, module in model.named_modules():
+        if name and name not in ("stem", "embed", "embed.0"):  # these take float32
+            module.register_forward_hook(lambda _, i, o, name=name: note(name, i, o))
+    with bfloat16(device):
+        output = model(x, t)
+    assert len(types) > 50
+    if device == "cpu":  # on the CPU, unlike CUDA, autocast interpolates in float32
+        types = {name: seen for name, seen in types.items() if not name.endswith("up.2.conv")}
+    assert {name: seen for name, seen in types.items() if seen != {torch.bfloat16}} == {}
+    assert (output.float() - expected).norm() < 0.03 * expected.norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast_keeps_half_the_bytes_for_the_backward_pass(device):
+    model = small_unet().to(device)
+    x, t = (z.to(device) for z in images(32))
+    full = kept_bytes(model, x, t)
+    with bfloat16(device):
+        assert kept_bytes(model, x, t) < 0.6 * full
+
+
+# --- attention and memory layouts ---
+
+
+def by_explicit_softmax(layer: Attention, x: torch.Tensor) -> torch.Tensor:
+    batch, channels, height, width = x.shape
+    qkv = layer.qkv(layer.norm(x)).contiguous()
+    q, k, v = qkv.view(batch, 3, layer.heads, -1, height * width).unbind(1)
+    scores = torch.einsum("bhci,bhcj->bhij", q, k) / (channels / layer.heads) ** 0.5
+    h = torch.einsum("bhij,bhcj->bhci", scores.softmax(-1), v)
+    return x + layer.out(h.reshape(x.shape))
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_attention_and_its_gradients_in_either_layout(layout):
+    layer = awake(Attention(64, UNetConfig(head_channels=16)))
+    x = torch.randn(2, 64, 4, 3)
+    mine = x.clone().contiguous(memory_format=layout).requires_grad_()
+    reference = x.clone().requires_grad_()
+    output, expected = layer(mine, None), by_explicit_softmax(layer, reference)
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-4)
+    weight = torch.randn_like(x)
+    parameters = list(layer.parameters())
+    found = torch.autograd.grad((output * weight).sum(), [mine, *parameters])
+    wanted = torch.autograd.grad((expected * weight).sum(), [reference, *parameters])
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_attention_hands_its_kernels_views(layout, monkeypatch):
+    """Channels of a head lie side by side, as fused kernels need, in the convolution's memory."""
+    layer = awake(Attention(64, UNetConfig(head_channels=16)))
+    memory: dict[str, int] = {}
+    layer.qkv.register_forward_hook(lambda m, i, o: memory.update(qkv=o.data_ptr()))
+    layer.out.register_forward_pre_hook(lambda m, i: memory.update(out=i[0].data_ptr()))
+    original = functional.scaled_dot_product_attention
+
+    def spy(q, k, v):
+        assert all(z.stride(-1) == 1 for z in (q, k, v))
+        h = original(q, k, v)
+        memory.update(q=q.data_ptr(), h=h.data_ptr())
+        return h
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
+    layer(torch.randn(2, 64, 4, 4).contiguous(memory_format=layout), None)
+    assert memory["q"] == memory["qkv"]
+    assert memory["out"] == memory["h"]
+
+
+def test_channels_last_changes_neither_output_nor_gradients():
+    model, (x, t) = small_unet(), images()
+    other = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    x_last = x.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(other(x_last, t), model(x, t), atol=1e-4, rtol=1e-4)
+    wanted = gradients(model, x, t)
+    for name, gradient in gradients(other, x_last, t).items():
+        torch.testing.assert_close(gradient, wanted[name], atol=1e-4, rtol=1e-3, msg=name)
+
+
+# --- recomputed activations ---
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_recomputed_activations_give_the_same_gradients(dropout):
+    config = UNetConfig(channels=32, mult=[1, 2], attention=[8], dropout=dropout)
+    found = []
+    for recompute in (False, True):
+        model = small_unet(config=config, checkpoint_activations=recompute)
+        torch.manual_seed(5)
+        found.append(gradients(model, *images()))
+    plain, recomputed = found
+    assert list(plain) == list(recomputed)  # the same weights under the same names
+    for name, gradient in plain.items():
+        assert torch.equal(gradient, recomputed[name]), name
+
+
+def test_recomputing_keeps_far_less_and_only_while_training():
+    model, recomputing = small_unet(), small_unet(checkpoint_activations=True)
+    inputs = images(32)
+    full = kept_bytes(model, *inputs)
+    assert kept_bytes(recomputing, *inputs) < 0.35 * full
+    recomputing.eval()
+    assert kept_bytes(recomputing, *inputs) == full
+
+
+def test_every_stage_is_recomputed_once_and_only_for_gradients():
+    model = small_unet(checkpoint_activations=True)
+    calls = []
+    stages = [module for module in model.modules() if isinstance(module, Stage)]
+    for stage in stages:
+        stage.register_forward_pre_hook(lambda module, i: calls.append(id(module)))
+    with torch.no_grad():
+        model(*images())
+    assert sorted(calls) == sorted(map(id, stages))
+    calls.clear()
+    gradients(model, *images())
+    assert sorted(calls) == sorted(2 * list(map(id, stages)))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("2d", (2,)), ("digits", (1, 8, 8))])
+def test_setting_reaches_the_network(name, shape):
+    config = shipped(name, "--model.checkpoint_activations=true").model
+    network = build_network("nsgf", config, shape, seed=0)
+    assert getattr(network, "checkpoint_activations", None) is (True if name == "digits" else None)
+
+
+# --- torch.compile ---
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_unet_compiles_as_one_graph(recompute):
+    config = UNetConfig(channels=32, mult=[1, 1], attention=[4])
+    model = small_unet(config=config, checkpoint_activations=recompute)
+    check_compiled(model, *images())
+
+
+@pytest.mark.parametrize("name", ["mlp", "predictor"])
+def test_other_networks_compile_as_one_graph(name):
+    x, t = images()
+    if name == "mlp":
+        check_compiled(VelocityMLP(2, MLPConfig(width=8)), x[:, 0, 0, :2], t)
+    else:
+        check_compiled(TimePredictorCNN((1, 8, 8), [4, 8]), x)
+
+
+def check_compiled(model: nn.Module, *inputs: torch.Tensor) -> None:
+    """Same output and gradients; fullgraph raises at a graph break."""
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    wanted = gradients(model, *inputs)
+    torch.testing.assert_close(compiled(*inputs), model(*inputs))
+    compiled(*inputs).square().mean().backward()  # on top of the gradients that are there
+    for name, parameter in model.named_parameters():
+        expected = 2 * wanted[name]
+        torch.testing.assert_close(parameter.grad, expected, atol=1e-5, rtol=1e-3, msg=name)
+
+
+def test_compiles_as_one_graph_under_autocast():
+    torch._dynamo.reset()
+    block = awake(ResBlock(32, 32, 16, UNetConfig()))
+    compiled = torch.compile(block, backend="eager", fullgraph=True)
+    x, embedding = torch.randn(2, 32, 4, 4), torch.randn(2, 16)
+    with bfloat16():
+        found, expected = compiled(x.bfloat16(), embedding), block(x.bfloat16(), embedding)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected)
