@@ -185,6 +185,21 @@ class TrainConfig:
     """Updates between two lines of metrics.jsonl."""
     checkpoint_every: int = at_least(1, 1000)
     """Updates between two checkpoints inside a phase."""
+    preview: bool = True
+    """A picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
+
+
+@dataclass
+class TrackingConfig:
+    """Weights & Biases, besides the files of the run folder."""
+
+    wandb: Literal["online", "offline", "disabled"] = "disabled"
+    """online: upload while training, offline where that is impossible; offline: keep in the run
+    folder for `wandb sync`; disabled: wandb is not even imported."""
+    project: str = "nsgf"
+    """W&B project."""
+    entity: str | None = None
+    """W&B user or team; null: the key's own default."""
 
 
 @dataclass
@@ -244,5 +259,6 @@ class Config:
     nsf: NSFConfig = field(default_factory=NSFConfig)
     predictor: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -22,10 +22,11 @@ from nsgf.hardware import describe, format_bytes, pick_device, release_memory
 from nsgf.memory import check_device_memory, training_memory
 from nsgf.models import build_network
 from nsgf.pool import build_pool, check_pool
+from nsgf.preview import save_preview
 from nsgf.sampling import nsgf_steps
 from nsgf.seeding import derive_seed
 from nsgf.sinkhorn import build_solver
-from nsgf.tracking import Tracker
+from nsgf.tracking import Tracker, one_line
 from nsgf.training.loop import fit
 from nsgf.training.trainers import (
     NSFTrainer,
@@ -34,6 +35,7 @@ from nsgf.training.trainers import (
     TimePredictorTrainer,
     Transport,
 )
+from nsgf.wandb_run import open_mirror
 
 
 @dataclass
@@ -71,19 +73,21 @@ def train(
     plan = training_plan(config, pending.phases, device, run)
     data = Data(config.data, config.seed) if pending.phases else None
     run = run or RunFolder.create(config)
-    tracker = Tracker(run.path)
-    tracker.say(f"run {run.path} on {describe(device)}")
-    for line in plan:
-        tracker.say(line)
-    for phase in pending.restarts:
-        tracker.say(f"{phase}: starts anew, its earlier checkpoint is {run.set_aside(phase)}")
-    if data is not None:
-        run.write_config(config)
-        experiment = Experiment(config, run, tracker, data, device)
-        for phase in pending.phases:
-            TRAIN_PHASE[phase](experiment)
-            release_memory(device)
-            tracker.say(f"{phase}: done, {run.checkpoint_file(phase)}")
+    with Tracker(run.path) as tracker:
+        tracker.say(f"run {run.path} on {describe(device)}")
+        for line in plan:
+            tracker.say(line)
+        for phase in pending.restarts:
+            tracker.say(f"{phase}: starts anew, its earlier checkpoint is {run.set_aside(phase)}")
+        if data is not None:
+            run.write_config(config)
+            tracker.mirror_to(open_mirror(config, run, tracker.say))
+            experiment = Experiment(config, run, tracker, data, device)
+            for phase in pending.phases:
+                TRAIN_PHASE[phase](experiment)
+                release_memory(device)
+                tracker.say(f"{phase}: done, {run.checkpoint_file(phase)}")
+                show_preview(experiment, phase)
     return run
 
 
@@ -125,6 +129,23 @@ TRAIN_PHASE: dict[PhaseName, Callable[[Experiment], None]] = {
     "nsf": train_nsf,
     "predictor": train_predictor,
 }
+
+
+def show_preview(experiment: Experiment, phase: PhaseName) -> None:
+    """A picture of samples after a phase, if ``train.preview`` asks for it.
+
+    One that cannot be made is one line: what is trained is saved already.
+    """
+    config, run, tracker = experiment.config, experiment.run, experiment.tracker
+    if not config.train.preview:
+        return
+    try:
+        file = save_preview(config, run, phase, experiment.data, experiment.device)
+    except Exception as error:
+        tracker.say(f"{phase}: no picture of samples ({one_line(error)})")
+        return
+    tracker.say(f"{phase}: picture of samples, {file}")
+    tracker.picture(f"{phase}/samples", file)
 
 
 def training_plan(
