@@ -34,6 +34,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--accumulate": ("train.accumulate",),
     "--detect-anomaly": ("train.detect_anomaly",),
     "--inception-weights": ("evaluation.inception_weights",),
+    "--wandb": ("tracking.wandb",),
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
 
@@ -43,7 +44,7 @@ SWITCHES: dict[str, tuple[str, ...]] = {
         *("--train-iters", "5", "--pool-batches", "2", "--sinkhorn-batch", "8"),
         *("--batch-size", "4", "--num-samples", "4", "--evaluation.repeats", "1"),
         *("--train.log_every", "1", "--train.checkpoint_every", "3"),
-        *("--evaluation.inception", "false"),
+        *("--evaluation.inception", "false", "--sampling.straight_steps", "2"),
     ),
 }
 """Flags without a value and what they stand for; explicit flags win over --smoke."""

@@ -1,7 +1,7 @@
 """Checkpoints and the run folder.
 
 A run folder holds ``config.yaml``, ``versions.json``, ``checkpoints/``, ``pool/``,
-``metrics.jsonl``, ``log.txt`` and, later, ``samples/`` and ``metrics.json``. Each phase has one
+``metrics.jsonl``, ``log.txt``, ``samples/`` and, later, ``metrics.json``. Each phase has one
 checkpoint file, which is replaced every ``train.checkpoint_every`` updates and at the phase's end:
 step and iterations inside say whether the phase is done. Phases hand over through these files and
 nothing else.

@@ -212,6 +212,21 @@ class TrainConfig:
     """Updates in a row without finite loss and gradient after which training stops."""
     detect_anomaly: int = at_least(0, 0)
     """First updates of each phase in which autograd names the operation behind a nan; slow."""
+    preview: bool = True
+    """A picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
+
+
+@dataclass
+class TrackingConfig:
+    """Weights & Biases, besides the files of the run folder."""
+
+    wandb: Literal["online", "offline", "disabled"] = "disabled"
+    """online: upload while training, offline where that is impossible; offline: keep in the run
+    folder for `wandb sync`; disabled: wandb is not even imported."""
+    project: str = "nsgf"
+    """W&B project."""
+    entity: str | None = None
+    """W&B user or team; null: the key's own default."""
 
 
 @dataclass
@@ -271,5 +286,6 @@ class Config:
     nsf: NSFConfig = field(default_factory=NSFConfig)
     predictor: OptimConfig = field(default_factory=OptimConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

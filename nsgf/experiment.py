@@ -22,11 +22,12 @@ from nsgf.hardware import describe, format_bytes, pick_device, release_memory
 from nsgf.memory import check_device_memory, training_memory
 from nsgf.models import build_network
 from nsgf.pool import build_pool, check_pool
+from nsgf.preview import save_preview
 from nsgf.sampling import nsgf_steps
 from nsgf.seeding import derive_seed
 from nsgf.session import Session
 from nsgf.sinkhorn import build_solver
-from nsgf.tracking import SilentTracker, Tracker
+from nsgf.tracking import SilentTracker, Tracker, one_line
 from nsgf.training.acceleration import keep_compiled_code
 from nsgf.training.loop import fit
 from nsgf.training.trainers import (
@@ -36,6 +37,7 @@ from nsgf.training.trainers import (
     TimePredictorTrainer,
     Transport,
 )
+from nsgf.wandb_run import open_mirror
 
 
 def train(
@@ -71,19 +73,18 @@ def train(
     place = device if keeps_images else None
     data = Data(config.data, config.seed, place) if pending.phases else None
     run = _open_run(config, run, world, changes=bool(pending.phases))
-    session = Session(config, run, _tracker(run, world), device, world)
-    for line in [f"run {run.path} on {describe(device, world.size)}", *plan]:
-        session.tracker.say(line)
-    if world.is_main:
-        for phase in pending.restarts:
-            kept = run.set_aside(phase)
-            session.tracker.say(f"{phase}: starts anew, its earlier checkpoint is {kept}")
-    if data is not None:
-        for phase in pending.phases:
-            world.wait()  # for what the first process alone writes and moves
-            TRAIN_PHASE[phase](session, data)
-            release_memory(device)
-            session.tracker.say(f"{phase}: done, {run.checkpoint_file(phase)}")
+    with _tracker(run, world) as tracker:
+        session = Session(config, run, tracker, device, world)
+        for line in [f"run {run.path} on {describe(device, world.size)}", *plan]:
+            tracker.say(line)
+        if data is not None:
+            _begin(session, pending.restarts)
+            for phase in pending.phases:
+                world.wait()  # for what the first process alone writes and moves
+                TRAIN_PHASE[phase](session, data)
+                release_memory(device)
+                tracker.say(f"{phase}: done, {run.checkpoint_file(phase)}")
+                show_preview(session, data, phase)
     return run
 
 
@@ -124,6 +125,23 @@ TRAIN_PHASE: dict[PhaseName, Callable[[Session, Data], None]] = {
     "nsf": train_nsf,
     "predictor": train_predictor,
 }
+
+
+def show_preview(session: Session, data: Data, phase: PhaseName) -> None:
+    """A picture of samples after a phase, if ``train.preview`` asks for it.
+
+    One that cannot be made is one line: what is trained is saved already.
+    """
+    config, run, tracker = session.config, session.run, session.tracker
+    if not (config.train.preview and session.world.is_main):
+        return
+    try:
+        file = save_preview(config, run, phase, data, session.device)
+    except Exception as error:
+        tracker.say(f"{phase}: no picture of samples ({one_line(error)})")
+        return
+    tracker.say(f"{phase}: picture of samples, {file}")
+    tracker.picture(f"{phase}/samples", file)
 
 
 def training_plan(
@@ -174,6 +192,16 @@ def _open_run(config: Config, run: RunFolder | None, world: World, *, changes: b
         if changes:
             run.write_config(config)
     return RunFolder(world.agree(run.path if run else Path()))
+
+
+def _begin(session: Session, restarts: list[PhaseName]) -> None:
+    """What the first process alone does before the first phase."""
+    if not session.world.is_main:
+        return
+    run, tracker = session.run, session.tracker
+    for phase in restarts:
+        tracker.say(f"{phase}: starts anew, its earlier checkpoint is {run.set_aside(phase)}")
+    tracker.mirror_to(open_mirror(session.config, run, tracker.say))
 
 
 def pool_folder(run: RunFolder, world: World) -> Path:

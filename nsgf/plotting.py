@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -49,19 +50,42 @@ def save_point_path(path: list[Tensor], target: Tensor, file: Path, title: str) 
         title: above the left panel.
     """
     states = torch.stack(path, dim=1).numpy()  # (N, steps + 1, 2)
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(11, 5.5), sharex=True, sharey=True, layout="constrained"
-    )
+    figure, (left, right) = _two_panels()
     for line in states[:MAX_PATHS]:
         left.plot(line[:, 0], line[:, 1], color="0.75", linewidth=0.5, zorder=1)
     left.scatter(*states[:, 0].T, s=3, color="tab:blue", label="source", zorder=2)
     left.scatter(*states[:, -1].T, s=3, color="tab:red", label="samples", zorder=3)
-    left.set_title(title)
     left.legend(loc="upper right")
+    _save_beside_target(figure, left, right, target, file, title)
+
+
+def save_scatter(samples: Tensor, target: Tensor, file: Path, title: str) -> None:
+    """Samples beside the target, same axes.
+
+    Args:
+        samples: (N, 2).
+        target: samples of mu*, (M, 2).
+        file: PNG to write.
+        title: above the left panel.
+    """
+    figure, (left, right) = _two_panels()
+    left.scatter(*samples.numpy().T, s=3, color="tab:red", label="samples")
+    left.legend(loc="upper right")
+    _save_beside_target(figure, left, right, target, file, title)
+
+
+def _two_panels() -> Any:
+    return plt.subplots(1, 2, figsize=(11, 5.5), sharex=True, sharey=True, layout="constrained")
+
+
+def _save_beside_target(
+    figure: Any, left: Any, right: Any, target: Tensor, file: Path, title: str
+) -> None:
+    left.set_title(title)
     right.scatter(*target.numpy().T, s=3, color="tab:green", label="target")
     right.set_title("target")
     right.legend(loc="upper right")
     left.set_aspect("equal")
     right.set_aspect("equal")
-    figure.savefig(file, dpi=120)
+    figure.savefig(file, dpi=120, bbox_inches="tight")
     plt.close(figure)

@@ -36,6 +36,7 @@ def tiny_config(out_dir: Path) -> Config:
         "--model.mlp.width=16",
         "--train.checkpoint_every=5",
         "--train.log_every=4",
+        "--train.preview=false",
         "--device=cpu",
     )
     return replace(base, out_dir=str(out_dir))

@@ -63,6 +63,7 @@ FAN_OUT = [
     ("--data-root", "/x", "/x", ("data.root",)),
     ("--out-dir", "/y", "/y", ("out_dir",)),
     ("--num-samples", "3", 3, ("sampling.num_samples", "evaluation.num_samples")),
+    ("--wandb", "offline", "offline", ("tracking.wandb",)),
 ]
 
 

@@ -143,7 +143,8 @@ def test_images_are_sampled_to_a_grid(digits_run):
     sample_run(config, run)
     assert np.load(run.samples / "samples.npz")["x"].shape == (9, 1, 8, 8)
     names = {path.name for path in run.samples.iterdir()}
-    assert names == {"samples.npz", "grid.png", "trajectory.png"}
+    pictures = {"phase1_nsgf.png", "phase2_nsf.png", "phase3_predictor.png"}
+    assert names == {"samples.npz", "grid.png", "trajectory.png", *pictures}
 
 
 def test_evaluation_of_images(digits_run):
