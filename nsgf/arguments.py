@@ -32,6 +32,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--num-samples": ("sampling.num_samples", "evaluation.num_samples"),
     "--precision": ("train.precision",),
     "--accumulate": ("train.accumulate",),
+    "--max-hours": ("train.max_hours",),
     "--detect-anomaly": ("train.detect_anomaly",),
     "--inception-weights": ("evaluation.inception_weights",),
     "--wandb": ("tracking.wandb",),

@@ -1,15 +1,18 @@
 """Checkpoints and the run folder.
 
 A run folder holds ``config.yaml``, ``versions.json``, ``checkpoints/``, ``pool/``,
-``metrics.jsonl``, ``log.txt``, ``samples/`` and, later, ``metrics.json``. Each phase has one
-checkpoint file, which is replaced every ``train.checkpoint_every`` updates and at the phase's end:
-step and iterations inside say whether the phase is done. Phases hand over through these files and
-nothing else.
+``metrics.jsonl``, ``costs.jsonl``, ``log.txt``, ``samples/`` and, later, ``metrics.json``. Each
+phase has one checkpoint file, replaced every ``train.checkpoint_every`` updates and at the phase's
+end, and beside it the one before: step and iterations inside say whether the phase is done. Phases
+hand over through these files and nothing else.
 """
 
 import json
 import os
 import re
+import shutil
+import zipfile
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -111,10 +114,9 @@ class RunFolder:
 
     def set_aside(self, phase: PhaseName) -> Path:
         """Rename a phase's checkpoint to the first free ``*.previousN.pt``."""
-        file, number = self.checkpoint_file(phase), 1
-        while (kept := file.with_suffix(f".previous{number}.pt")).exists():
-            number += 1
-        return file.replace(kept)
+        file = self.checkpoint_file(phase)
+        earlier(file).unlink(missing_ok=True)  # or it would be taken for the new one's
+        return file.replace(unused(file, "previous"))
 
 
 def dump_config(config: Config) -> str:
@@ -130,7 +132,10 @@ def write_text(file: Path, text: str) -> None:
 
 
 def save(file: Path, payload: dict[str, Any]) -> None:
-    """Write a checkpoint: to a temporary file first, renamed when it is whole on the disk.
+    """Write a checkpoint, and keep the one before beside it (:func:`earlier`).
+
+    It is written to a temporary file first, renamed when it is whole on the disk; at no time is
+    there no good checkpoint under one of the two names.
 
     Args:
         file: final path.
@@ -143,9 +148,67 @@ def save(file: Path, payload: dict[str, Any]) -> None:
             torch.save({"format": FORMAT, "versions": versions(), **payload}, stream)
             stream.flush()
             os.fsync(stream.fileno())
+        if file.exists():
+            _keep(file, earlier(file))
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def earlier(file: Path) -> Path:
+    """Where the checkpoint before the newest is: ``phase2_nsf.earlier.pt``."""
+    return file.with_suffix(".earlier.pt")
+
+
+def _keep(file: Path, other: Path) -> None:
+    """Give a file a second name without ever taking away its first."""
+    partial = other.with_name(other.name + ".partial")
+    partial.unlink(missing_ok=True)
+    try:
+        os.link(file, partial)
+    except OSError:  # a file system without links
+        shutil.copyfile(file, partial)
+    partial.replace(other)
+
+
+def damage(file: Path) -> str | None:
+    """What is wrong with the bytes of a checkpoint; None: nothing.
+
+    A checkpoint is a zip archive with a checksum of each tensor, which torch itself does not
+    compare when it reads.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            broken = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+        return " ".join(str(error).split()) or type(error).__name__
+    return f"{broken} does not fit its checksum" if broken else None
+
+
+def mend(file: Path, say: Callable[[str], None]) -> None:
+    """Put the checkpoint before in the place of one that is damaged or gone.
+
+    Args:
+        file: the newest checkpoint of a phase, if there is one.
+        say: takes a line about what was done.
+    """
+    before = earlier(file)
+    found = damage(file) if file.exists() else "it is gone"
+    if found is None or not before.exists() or damage(before):
+        return
+    aside = "there is none"
+    if file.exists():
+        aside = f"it is kept as {file.replace(unused(file, 'damaged')).name}"
+    _keep(before, file)
+    say(f"checkpoint {file} is damaged ({found}; {aside}); going on from the one before")
+
+
+def unused(file: Path, name: str) -> Path:
+    """The first free ``*.NAME1.pt``, ``*.NAME2.pt``, ... beside a checkpoint."""
+    number = 1
+    while (free := file.with_suffix(f".{name}{number}.pt")).exists():
+        number += 1
+    return free
 
 
 def load(file: Path) -> dict[str, Any]:
@@ -156,6 +219,9 @@ def load(file: Path) -> dict[str, Any]:
     """
     if not file.is_file():
         raise UserError(f"no checkpoint {file}: train that phase first")
+    found = damage(file)
+    if found:
+        raise UserError(f"checkpoint {file} cannot be read ({found}); remove it")
     try:
         payload = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types for damaged or foreign files

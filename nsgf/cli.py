@@ -11,6 +11,7 @@ from nsgf.errors import UserError
 from nsgf.experiment import train
 from nsgf.inference import evaluate_run, sample_run
 from nsgf.preflight import preflight
+from nsgf.stopping import Stopped, StopRequest
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -63,8 +64,16 @@ def _train(request: Request) -> None:
         first = config.phases[request.resume_phase - 1]
     elif run and not request.resume:
         raise UserError(f"run = {run.path}: say --resume or --resume-phase N to train it further")
-    with join(config.device) as world:
-        run = train(config, run, first, world)
+    stop = StopRequest(config.train.max_hours)
+    with join(config.device) as world, stop.listening():
+        try:
+            run = train(config, run, first, world, stop)
+        except Stopped as stopped:
+            if world.is_main:
+                print(f"stopped ({stop.reason}), {stopped}; go on with:")
+                runner = f"torchrun --nproc-per-node {world.size}" if world.size > 1 else "python"
+                print(f"    {runner} -m nsgf train --run {stopped.folder} --resume")
+            return
         if world.is_main:
             for command in ("sample", "evaluate"):
                 print(f"next: python -m nsgf {command} --run {run.path}")

@@ -208,6 +208,8 @@ class TrainConfig:
     """Allow TF32 in float32 layers where the card has it; never in the Sinkhorn flow."""
     deterministic: bool = False
     """Only deterministic algorithms, for debugging; slower, and cudnn_benchmark is off."""
+    max_hours: float | None = above(0, None)
+    """Hours after which training saves a checkpoint, says how to go on, and ends; null: none."""
     max_skipped: int = at_least(1, 20)
     """Updates in a row without finite loss and gradient after which training stops."""
     detect_anomaly: int = at_least(0, 0)

@@ -53,6 +53,10 @@ class World:
             value /= self.size
         return value
 
+    def any(self, flag: bool) -> bool:
+        """Whether ``flag`` is true in one of the processes."""
+        return float(self.mean(torch.tensor(float(flag)))) > 0
+
     def agree(self, value: Value) -> Value:
         """What the first process says; the others' ``value`` is dropped."""
         if self.size == 1:

@@ -8,17 +8,19 @@ Phases share data and settings; what one learns reaches the next through its che
 """
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from nsgf.checkpoint import RunFolder
-from nsgf.config import Config, PhaseName
+from nsgf.checkpoint import RunFolder, mend
+from nsgf.config import PHASES, Config, PhaseName
 from nsgf.data import Data, data_shape
 from nsgf.distributed import World, check_shares
 from nsgf.handover import Pending, load_network, pending_phases
 from nsgf.hardware import describe, format_bytes, pick_device, release_memory
+from nsgf.lock import only_process
 from nsgf.memory import check_device_memory, training_memory
 from nsgf.models import build_network
 from nsgf.pool import build_pool, check_pool
@@ -27,6 +29,7 @@ from nsgf.sampling import nsgf_steps
 from nsgf.seeding import derive_seed
 from nsgf.session import Session
 from nsgf.sinkhorn import build_solver
+from nsgf.stopping import Stopped, StopRequest
 from nsgf.tracking import SilentTracker, Tracker, one_line
 from nsgf.training.acceleration import keep_compiled_code
 from nsgf.training.loop import fit
@@ -45,6 +48,7 @@ def train(
     run: RunFolder | None = None,
     first: PhaseName | None = None,
     world: World | None = None,
+    stop: StopRequest | None = None,
 ) -> RunFolder:
     """Algorithm 3: train the configured phases that are not done yet.
 
@@ -55,37 +59,51 @@ def train(
         run: a run to go on with; None: a new one.
         first: start with this phase (see :func:`nsgf.handover.pending_phases`).
         world: the processes that train together; None: this one alone.
+        stop: ends training early; None: only ``train.max_hours`` does.
 
     Returns:
         The run folder.
 
     Raises:
+        Stopped: asked to by ``stop``, after a checkpoint; names the run folder.
         UserError: data are missing, the pool does not fit, the device does not exist, or the run's
             pool or checkpoints contradict the configuration.
     """
-    world = world or World()
+    world, stop = world or World(), stop or StopRequest(config.train.max_hours)
     if config.train.compile:
         keep_compiled_code(Path(config.out_dir).expanduser() / ".compiled")
     device = pick_device(config.device, world.local_rank if world.size > 1 else None)
-    pending = pending_phases(config, run, first) if run else Pending(config.phases, [])
-    plan = training_plan(config, pending.phases, device, run, world)
-    keeps_images = config.train.data_on_device and device.type == "cuda"
-    place = device if keeps_images else None
-    data = Data(config.data, config.seed, place) if pending.phases else None
-    run = _open_run(config, run, world, changes=bool(pending.phases))
-    with _tracker(run, world) as tracker:
-        session = Session(config, run, tracker, device, world)
+    with ExitStack() as held:
+        if run:
+            _take_over(run, world, held)
+        pending = pending_phases(config, run, first) if run else Pending(config.phases, [])
+        plan = training_plan(config, pending.phases, device, run, world)
+        keeps_images = config.train.data_on_device and device.type == "cuda"
+        place = device if keeps_images else None
+        data = Data(config.data, config.seed, place) if pending.phases else None
+        run = _open_run(config, run, world, held, changes=bool(pending.phases))
+        tracker = held.enter_context(_tracker(run, world))
+        session = Session(config, run, tracker, device, world, stop)
         for line in [f"run {run.path} on {describe(device, world.size)}", *plan]:
             tracker.say(line)
         if data is not None:
             _begin(session, pending.restarts)
             for phase in pending.phases:
-                world.wait()  # for what the first process alone writes and moves
-                TRAIN_PHASE[phase](session, data)
-                release_memory(device)
-                tracker.say(f"{phase}: done, {run.checkpoint_file(phase)}")
-                show_preview(session, data, phase)
+                _train_phase(session, data, phase)
     return run
+
+
+def _train_phase(session: Session, data: Data, phase: PhaseName) -> None:
+    """One phase from its start or checkpoint to its end."""
+    session.world.wait()  # for what the first process alone writes and moves
+    try:
+        TRAIN_PHASE[phase](session, data)
+    except Stopped as stopped:
+        stopped.folder = session.run.path
+        raise
+    release_memory(session.device)
+    session.tracker.say(f"{phase}: done, {session.run.checkpoint_file(phase)}")
+    show_preview(session, data, phase)
 
 
 def train_nsgf(session: Session, data: Data) -> None:
@@ -100,6 +118,7 @@ def train_nsgf(session: Session, data: Data) -> None:
         pool_folder(session.run, session.world),
         session.tracker.say,
         session.world,
+        session.stop,
     )
     release_memory(session.device)
     trainer = NSGFTrainer(_network(session, "nsgf"), pool, config.seed)
@@ -185,10 +204,23 @@ def training_plan(
     return lines
 
 
-def _open_run(config: Config, run: RunFolder | None, world: World, *, changes: bool) -> RunFolder:
+def _take_over(run: RunFolder, world: World, held: ExitStack) -> None:
+    """Be the only one in an earlier run's folder, and see to its checkpoints."""
+    if world.is_main:
+        held.enter_context(only_process(run.path))
+        for phase in PHASES:
+            mend(run.checkpoint_file(phase), Tracker(run.path).say)
+    world.wait()
+
+
+def _open_run(
+    config: Config, run: RunFolder | None, world: World, held: ExitStack, *, changes: bool
+) -> RunFolder:
     """The run folder that all processes work in, with the configuration that ``changes`` it."""
     if world.is_main:
-        run = run or RunFolder.create(config)
+        if run is None:
+            run = RunFolder.create(config)
+            held.enter_context(only_process(run.path))
         if changes:
             run.write_config(config)
     return RunFolder(world.agree(run.path if run else Path()))

@@ -7,6 +7,7 @@ import torch
 from nsgf.checkpoint import RunFolder
 from nsgf.config import Config
 from nsgf.distributed import World
+from nsgf.stopping import StopRequest
 from nsgf.tracking import Tracker
 
 
@@ -19,3 +20,4 @@ class Session:
     tracker: Tracker
     device: torch.device
     world: World = field(default_factory=World)
+    stop: StopRequest = field(default_factory=StopRequest)

@@ -1,7 +1,7 @@
-"""What a run says: ``log.txt`` for people, ``metrics.jsonl`` for programs, and a mirror of both.
+"""What a run says: ``log.txt`` for people, ``metrics.jsonl`` and ``costs.jsonl`` for programs.
 
-The files are the record; a mirror (Weights & Biases, :mod:`nsgf.wandb_run`) is a service that may
-be away, and nothing depends on it.
+The files are the record; a mirror of them (Weights & Biases, :mod:`nsgf.wandb_run`) is a service
+that may be away, and nothing depends on it.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from nsgf.checkpoint import write_text
+from nsgf.stopping import Stopped
 
 
 class Mirror(Protocol):
@@ -39,6 +40,7 @@ class Tracker:
     def __init__(self, folder: Path) -> None:
         self._log = folder / "log.txt"
         self._metrics = folder / "metrics.jsonl"
+        self._costs = folder / "costs.jsonl"
         self._mirror: Mirror | None = None
 
     def __enter__(self) -> "Tracker":
@@ -50,7 +52,7 @@ class Tracker:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close(failed=kind is not None)
+        self.close(failed=kind is not None and not issubclass(kind, Stopped))
 
     def mirror_to(self, mirror: Mirror | None) -> None:
         """Send records and pictures to ``mirror`` too, from now on; None: to the files alone."""
@@ -63,8 +65,15 @@ class Tracker:
             stream.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
     def record(self, **values: Any) -> None:
-        """One line of metrics.jsonl."""
-        with self._metrics.open("a") as stream:
+        """One line of metrics.jsonl, which the same seed fills with the same values."""
+        self._append(self._metrics, values)
+
+    def record_cost(self, **values: Any) -> None:
+        """One line of costs.jsonl: time and memory, which differ from run to run."""
+        self._append(self._costs, values)
+
+    def _append(self, file: Path, values: dict[str, Any]) -> None:
+        with file.open("a") as stream:
             stream.write(json.dumps(values) + "\n")
         self._mirrored(lambda mirror: mirror.record(values))
 
@@ -91,12 +100,12 @@ class Tracker:
 
         A mirror keeps what it got; a resumed run sends it the same values for the same steps.
         """
-        if not self._metrics.exists():
-            return
-        lines = self._metrics.read_text().splitlines()
-        kept = [line for line in lines if not _is_after(line, phase, step)]
-        if len(kept) < len(lines):
-            write_text(self._metrics, "".join(line + "\n" for line in kept))
+        for file in (self._metrics, self._costs):
+            if file.exists():
+                lines = file.read_text(errors="replace").splitlines()
+                kept = [line for line in lines if not _is_after(line, phase, step)]
+                if len(kept) < len(lines):
+                    write_text(file, "".join(line + "\n" for line in kept))
 
     def _mirrored(self, send: Callable[[Mirror], None]) -> None:
         if self._mirror is None:
@@ -128,6 +137,9 @@ class SilentTracker(Tracker):
         pass
 
     def record(self, **values: Any) -> None:
+        pass
+
+    def record_cost(self, **values: Any) -> None:
         pass
 
     def rewind(self, phase: str, step: int) -> None:

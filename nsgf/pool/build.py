@@ -19,6 +19,7 @@ from nsgf.pool.budget import DTYPES, build_batch, content_settings, plan_pool
 from nsgf.pool.files import PoolFile, new_header, read_header, write_header
 from nsgf.pool.trajectories import TrajectoryPool
 from nsgf.sinkhorn import FlowSolver, SolverReport
+from nsgf.stopping import Stopped, StopRequest
 
 Say = Callable[[str], None]
 
@@ -33,6 +34,7 @@ class Simulation:
     solver: FlowSolver
     device: torch.device
     world: World = field(default_factory=World)
+    stop: StopRequest = field(default_factory=StopRequest)
 
     @property
     def share(self) -> range:
@@ -72,6 +74,7 @@ def build_pool(
     folder: Path | None = None,
     say: Say = print,
     world: World | None = None,
+    stop: StopRequest | None = None,
 ) -> TrajectoryPool:
     """Algorithm 1, lines before the regression: many independent flows.
 
@@ -88,11 +91,15 @@ def build_pool(
             remembers which type ``pool.dtype: auto`` chose.
         say: takes the lines about the pool.
         world: the processes that share the pool; None: this one alone.
+        stop: ends the build between two chunks; None: never.
 
     Raises:
+        Stopped: asked to; a pool on disk keeps what it has.
         UserError: the pool does not fit, its folder cannot be used, or a flow diverges.
     """
-    simulation = Simulation(config, source, target, solver, device, world or World())
+    simulation = Simulation(
+        config, source, target, solver, device, world or World(), stop or StopRequest()
+    )
     dtype = simulation.world.agree(plan_pool(config, source.shape, folder).dtype)
     flows = len(simulation.share)
     file = _open(config, source.shape, dtype, folder, flows)
@@ -101,6 +108,9 @@ def build_pool(
         say(f"pool: {dtype} from {folder}, nothing to build{_failures(file.header['report'])}")
     else:
         _fill(pool, file, simulation, say)
+    if simulation.world.any(simulation.stop.reason is not None):
+        kept = f"{pool.filled} of {pool.trajectories} trajectories" if file else "nothing"
+        raise Stopped(f"pool: {kept} kept")
     pool.finalize()
     return pool
 
@@ -150,6 +160,8 @@ def _fill(pool: TrajectoryPool, file: PoolFile | None, simulation: Simulation, s
             total=len(flows), initial=first, desc="pool", unit="flow", disable=not shown
         ) as bar:
             for start in range(first, len(flows), together):
+                if simulation.stop.reason is not None:
+                    break
                 numbers = flows[start : start + together]
                 pool.append(simulation.flows(numbers))
                 report = add_reports(before, solver.report)

@@ -63,6 +63,16 @@ class TrajectoryPool:
         return len(self._positions) * self.steps
 
     @property
+    def trajectories(self) -> int:
+        """Number of trajectories F when complete."""
+        return len(self._positions)
+
+    @property
+    def filled(self) -> int:
+        """Number of trajectories so far."""
+        return self._filled
+
+    @property
     def nbytes(self) -> int:
         """Bytes the pool holds."""
         return self._positions.numel() * self._positions.element_size()

@@ -14,6 +14,7 @@ from nsgf.errors import UserError
 from nsgf.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.seeding import derive_seed
 from nsgf.session import Session
+from nsgf.stopping import Stopped
 from nsgf.training.acceleration import Forward, compiling, device_settings
 from nsgf.training.batches import Batches
 from nsgf.training.optimization import Optimization, lr_factor
@@ -33,6 +34,7 @@ def fit(phase: PhaseName, trainer: Trainer, session: Session, *, reads_disk: boo
         reads_disk: drawing a batch waits for a disk; then, and for a card, it is done ahead.
 
     Raises:
+        Stopped: asked to by ``session.stop``, after a checkpoint.
         UserError: loss or gradient were not finite ``train.max_skipped`` times in a row, or not
             even one sample fits into the card's memory.
     """
@@ -65,6 +67,7 @@ class _Phase:
         self.file = session.run.checkpoint_file(name)
         self.window = Window()
         self.skipped_in_a_row = 0
+        self.stopping = False
 
     def run(self) -> None:
         self._resume()
@@ -83,13 +86,15 @@ class _Phase:
 
                 logs = self._is_due(self.config.log_every)
                 saves = self._is_due(self.config.checkpoint_every)
-                if logs or saves:
+                if logs or saves or self.stopping:
                     self._settle(pending)
                     pending = None
                 if logs:
                     bar.set_postfix(loss=self._log(clock))
-                if saves:
+                if saves or self.stopping:
                     self._save()
+                if self.stopping:
+                    raise Stopped(f"{self.name}: step {self.state.step} of {self.optim.iterations}")
         if not self.file.exists():  # a phase of no updates hands over its initial weights
             self._save()
 
@@ -106,10 +111,11 @@ class _Phase:
         step, accumulate = self.state.step, self.state.accumulate
         with torch.profiler.record_function("sample"):
             batch = self.batches.at(step)
+        stop = self.session.stop.reason is not None
         if step < self.config.detect_anomaly:
-            outcome = self._update_watched(batch)
+            outcome = self._update_watched(batch, stop)
         else:
-            outcome = self.state.update(batch)
+            outcome = self.state.update(batch, stop=stop)
         if self.state.accumulate != accumulate:
             self.tracker.say(
                 f"{self.name}: step {outcome.step} did not fit into the card's memory; goes on "
@@ -118,11 +124,11 @@ class _Phase:
             )
         return outcome
 
-    def _update_watched(self, batch: Batch) -> Outcome:
+    def _update_watched(self, batch: Batch, stop: bool) -> Outcome:
         """An update in which autograd stops at the operation behind a nan."""
         try:
             with torch.autograd.set_detect_anomaly(True):
-                return self.state.update(batch)
+                return self.state.update(batch, stop=stop)
         except RuntimeError as error:
             if "returned nan" not in str(error):
                 raise
@@ -135,6 +141,7 @@ class _Phase:
     def _settle(self, outcome: Outcome) -> None:
         """Take note of a finished update; stop after too many that had to be skipped."""
         reading = outcome.read()
+        self.stopping |= reading.stop > 0
         if reading.is_finite:
             self.window.add(reading)
             self.skipped_in_a_row = 0
@@ -173,6 +180,10 @@ class _Phase:
             loss=means.loss,
             grad_norm=means.norm,
             lr=self.optim.lr * lr_factor(step - 1, self.optim),
+        )
+        self.tracker.record_cost(
+            phase=self.name,
+            step=step,
             steps_per_second=round(speed, 3),
             peak_memory=peak_memory(self.session.device),
         )

@@ -55,8 +55,13 @@ class Optimization:
         self.scaler = torch.amp.GradScaler(forward.device.type, enabled=forward.precision == "fp16")
         self.ema = copy.deepcopy(forward.model).requires_grad_(False)
 
-    def update(self, batch: Batch) -> Outcome:
+    def update(self, batch: Batch, *, stop: bool = False) -> Outcome:
         """One optimizer update on this process's share of a batch.
+
+        Args:
+            batch: what to learn from.
+            stop: this process was asked to end; all learn it with the outcome, so that all end
+                after the same update.
 
         Raises:
             UserError: not even single samples fit into the card's memory.
@@ -65,14 +70,16 @@ class Optimization:
         with record_function("optimizer"):
             self.scaler.unscale_(self.adam)
             norm = nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm or math.inf)
-            loss = self._world.mean(loss)
+            loss, asked = self._world.mean(
+                torch.stack([loss, torch.full_like(loss, float(stop))])
+            ).unbind()
             self.adam.found_inf = (~torch.isfinite(loss + norm)).float()  # type: ignore[attr-defined]
             self.adam.step()
             self.scaler.update()
             self.schedule.step()
             self._average()
         self.step += 1
-        return Outcome(self.step, batch, loss, norm)
+        return Outcome(self.step, batch, loss, norm, asked)
 
     def rehearse(self, batch: Batch) -> None:
         """Do all that the first update does once, such as compiling; nothing changes.

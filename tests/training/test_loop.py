@@ -16,6 +16,7 @@ from torch import nn
 from nsgf import checkpoint
 from nsgf.checkpoint import RunFolder
 from nsgf.errors import UserError
+from nsgf.stopping import Stopped, StopRequest
 from nsgf.tracking import Tracker
 from nsgf.training.loop import fit
 from tests.training.toys import Quadratic, fails_at, session, weight
@@ -57,7 +58,10 @@ def test_records_and_batches_count_updates(tiny):
     assert [record["step"] for record in records(run)] == [4, 8, 10]
     assert trainer.drawn == [range(8 * step, 8 * step + 8) for step in range(10)]
     assert records(run)[0]["lr"] == pytest.approx(tiny.nsgf.lr)
-    assert records(run)[0]["peak_memory"] > 10**7
+    assert set(records(run)[0]) == {"phase", "step", "loss", "grad_norm", "lr"}
+    costs = [json.loads(line) for line in (run.path / "costs.jsonl").open()]
+    assert [cost["step"] for cost in costs] == [4, 8, 10]
+    assert all(cost["peak_memory"] > 10**7 and cost["steps_per_second"] > 0 for cost in costs)
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 10
     assert re.search(r"nsgf: peak memory \d", log(run))
 
@@ -94,9 +98,48 @@ def test_fit_goes_on_from_its_checkpoint(tiny):
     whole = Quadratic()
     other = run_fit(config, whole)
     assert weight(resumed) == weight(whole)
-    for one, two in zip(records(run), records(other), strict=True):
-        for key in ("step", "loss", "grad_norm", "lr"):  # the step-8 window began before the stop
-            assert one[key] == two[key]
+    metrics = [(one.path / "metrics.jsonl").read_bytes() for one in (run, other)]
+    assert metrics[0] == metrics[1]  # also the window of step 8, which began before the stop
+
+
+class Asked(StopRequest):
+    """Asks for the end from some call on."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls = calls
+
+    @property
+    def reason(self):
+        self.calls -= 1
+        return "test" if self.calls < 0 else None
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3, 4, 5, 7, 10])
+def test_stop_on_request_saves_and_goes_on_the_same(tiny, calls):
+    """Wherever it falls: log lines (4, 8), checkpoints (5, 10), both, or neither."""
+    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=12))
+    run, whole = RunFolder.create(config), RunFolder.create(config)
+    first = Quadratic(dropout=0.5)
+    with pytest.raises(Stopped, match=r"nsgf: step \d+ of 12"):
+        fit("nsgf", first, replace(session(config, run, Tracker(run.path)), stop=Asked(calls)))
+    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == len(first.drawn) <= calls + 3
+    second, both = Quadratic(dropout=0.5), Quadratic(dropout=0.5)
+    run_fit(config, second, run)
+    run_fit(config, both, whole)
+    assert first.drawn + second.drawn == both.drawn
+    assert weight(second) == weight(both)
+    metrics = [(one.path / "metrics.jsonl").read_bytes() for one in (run, whole)]
+    assert metrics[0] == metrics[1]
+
+
+def test_request_at_the_last_update_leaves_a_finished_phase(tiny):
+    run = RunFolder.create(tiny)
+    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=6))
+    asked = replace(session(config, run, Tracker(run.path)), stop=Asked(5))
+    with pytest.raises(Stopped, match="step 6 of 6"):
+        fit("nsgf", Quadratic(), asked)
+    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 6
 
 
 def test_finished_phase_is_not_trained_again(tiny):

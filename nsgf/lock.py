@@ -1,0 +1,38 @@
+"""One process at a time in a run folder."""
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from nsgf.checkpoint import write_text
+from nsgf.errors import UserError
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Hold a run folder against other processes.
+
+    The operating system lets go of the lock when its process ends, however it ends, so one that is
+    left behind in a moved or interrupted run holds nobody up.
+
+    Raises:
+        UserError: another process works there; the message names it.
+        OSError: the folder cannot be written.
+    """
+    lock, owner = FileLock(folder / "lock", timeout=0), folder / "lock.owner"
+    try:
+        lock.acquire()
+    except Timeout as error:
+        who = owner.read_text(errors="replace").strip() if owner.exists() else "another process"
+        raise UserError(f"run = {folder}: {who} works on it; wait for its end") from error
+    try:
+        started = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
+        write_text(owner, f"process {os.getpid()} on {platform.node()} since {started}\n")
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,262 @@
+"""Is anything ever lost? Kills training at random moments until it is done, and compares.
+
+    python scripts/torture.py --exp digits --kills 100 [--seed 0] [--damage 0.1] [any training flag]
+
+One run trains undisturbed. Others with the same settings are ended by SIGKILL over and over, at
+random moments from the start of the process to the end of its work, and resumed each time; now and
+then the newest checkpoint is damaged as well. Whenever such a run is done, its weights, averages,
+optimizers, metrics and samples are compared with the undisturbed run's, bit for bit. Prints a
+table; exit code 1 if anything differs.
+"""
+
+import argparse
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from nsgf.checkpoint import RunFolder, load
+from nsgf.config import PHASES
+
+SETTINGS = {
+    "2d": (
+        *("--phases=[nsgf,nsf,predictor]", "--steps=5", "--pool-batches=400"),
+        *("--train-iters=3000", "--train.checkpoint_every=20", "--train.log_every=7"),
+    ),
+    "digits": (
+        *("--model.unet.mult=[1]", "--model.unet.dropout=0.1", "--pool-batches=60"),
+        *("--train-iters=300", "--batch-size=16"),
+        *("--train.checkpoint_every=5", "--train.log_every=7"),
+    ),
+}
+"""Small enough to be done in about a minute, with all three phases and many checkpoints."""
+
+
+@dataclass
+class Tally:
+    """What happened so far."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    """Kills by what the process was doing."""
+    runs: int = 0
+    damaged: int = 0
+    differences: list[str] = field(default_factory=list)
+
+
+def main() -> int:
+    options, flags = _parser().parse_known_args()
+    chance = random.Random(options.seed)
+    with tempfile.TemporaryDirectory(prefix="torture-") as name:
+        folder = Path(name)
+        settings = [*SETTINGS[options.exp], "--device=cpu", "--train.preview=false", *flags]
+        reference, startup, work = _undisturbed(options.exp, folder / "whole", settings)
+        span = 2 * work / options.kills * max(1, options.kills // options.lives)
+        tally = Tally()
+        while sum(tally.kills.values()) < options.kills:
+            disturbed = folder / f"disturbed{tally.runs}"
+            left = options.kills - sum(tally.kills.values())
+            run = _tortured(options, disturbed, settings, chance, (startup, span, left), tally)
+            tally.differences += _differences(reference, run)
+            tally.runs += 1
+            shutil.rmtree(disturbed)
+    print(_table(options.exp, tally))
+    return 1 if tally.differences else 0
+
+
+def _command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "nsgf", *map(str, arguments)]
+
+
+def _environment() -> dict[str, str]:
+    root = str(Path(__file__).resolve().parents[1])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+
+
+def _undisturbed(exp: str, out: Path, settings: list[str]) -> tuple[RunFolder, float, float]:
+    """A run from start to end; also seconds until its folder appeared, and from then on."""
+    started = time.monotonic()
+    command = _command("train", "--exp", exp, "--out-dir", out, *settings)
+    with subprocess.Popen(command, env=_environment(), stdout=subprocess.DEVNULL) as process:
+        while not list(out.glob("*/config.yaml")) and process.poll() is None:
+            time.sleep(0.01)
+        startup = time.monotonic() - started
+    if process.returncode:
+        raise SystemExit(f"the undisturbed run failed: {' '.join(command)}")
+    work = time.monotonic() - started - startup
+    run = _only_run(out)
+    _sample(run)
+    return run, startup, work
+
+
+def _tortured(
+    options: argparse.Namespace,
+    out: Path,
+    settings: list[str],
+    chance: random.Random,
+    plan: tuple[float, float, int],
+    tally: Tally,
+) -> RunFolder:
+    """A run that is killed again and again, at most as often as there are kills left."""
+    startup, span, left = plan
+    out.mkdir()
+    for life in range(10**6):
+        runs = [path for path in out.iterdir() if (path / "config.yaml").exists()]
+        start = ["--run", runs[0], "--resume"] if runs else ["--exp", options.exp, *settings]
+        command = _command("train", *start, "--out-dir", out)
+        process = subprocess.Popen(
+            command, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        if life >= left or not _killed(process, chance.uniform(0.3 * startup, startup + span)):
+            errors = process.communicate()[1].decode()
+            if process.returncode:
+                raise SystemExit(f"a resumed run failed:\n{errors[-2000:]}")
+            break
+        tally.kills[_place(out)] += 1
+        if chance.random() < options.damage:
+            tally.damaged += _damage(out, chance)
+        for path in out.iterdir():  # killed before its configuration was written: never began
+            if not (path / "config.yaml").exists():
+                shutil.rmtree(path)
+    run = _only_run(out)
+    _sample(run)
+    return run
+
+
+def _killed(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
+    """Kill a process after some time; False: it was done before."""
+    try:
+        process.wait(seconds)
+        return False
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return True
+
+
+def _place(out: Path) -> str:
+    """What a killed process was doing, by what it left behind."""
+    runs = [path for path in out.iterdir() if (path / "config.yaml").exists()]
+    if not runs:
+        return "start"
+    if list(runs[0].glob("checkpoints/*.partial")):
+        return "writing a checkpoint"
+    log = (runs[0] / "log.txt").read_text().splitlines() if (runs[0] / "log.txt").exists() else []
+    begun = [line for line in log if "run " in line and " on " in line]
+    since = log[log.index(begun[-1]) :] if begun else []
+    done = [phase for phase in PHASES if any(f"{phase}: done, " in line for line in since)]
+    metrics = runs[0] / "metrics.jsonl"
+    newest = max(
+        (file for file in (metrics, runs[0] / "log.txt") if file.exists()),
+        key=lambda file: file.stat().st_mtime,
+        default=None,
+    )
+    if newest == metrics and metrics.stat().st_size:
+        last = metrics.read_text(errors="replace").splitlines()[-1]
+        return next((phase for phase in PHASES if f'"{phase}"' in last), "between phases")
+    return "between phases" if done else "start, resume or pool"
+
+
+def _damage(out: Path, chance: random.Random) -> int:
+    """Cut off, empty, or flip a bit of a newest checkpoint that has one before it."""
+    files = [
+        file
+        for file in out.glob("*/checkpoints/phase*.pt")
+        if file.with_suffix(".earlier.pt").exists() and file.stem.count(".") == 0
+    ]
+    if not files:
+        return 0
+    file = max(files, key=lambda path: path.stat().st_mtime)
+    content = bytearray(file.read_bytes())
+    kind = chance.randrange(3)
+    if kind == 0:
+        content = content[: chance.randrange(len(content))]
+    elif kind == 1:
+        content = bytearray()
+    else:
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    file.unlink()  # the earlier one may be the same file under another name
+    file.write_bytes(content)
+    return 1
+
+
+def _sample(run: RunFolder) -> None:
+    command = _command("sample", "--run", run.path, "--num-samples", 32, "--seed", 5)
+    subprocess.run(command, env=_environment(), check=True, stdout=subprocess.DEVNULL)
+
+
+def _only_run(out: Path) -> RunFolder:
+    [path] = (path for path in out.iterdir() if (path / "config.yaml").exists())
+    return RunFolder(path)
+
+
+def _differences(one: RunFolder, other: RunFolder) -> list[str]:
+    """Names of everything in which two runs differ."""
+    found = []
+    for phase in PHASES:
+        payloads = [load(run.checkpoint_file(phase)) for run in (one, other)]
+        for key in ("step", "model", "ema", "optimizer", "scheduler", "scaler", "window"):
+            if not _equal(*(payload[key] for payload in payloads)):
+                found.append(f"{phase} {key}")
+    if _read(one, "metrics.jsonl") != _read(other, "metrics.jsonl"):
+        found.append("metrics.jsonl")
+    samples = [np.load(run.samples / "samples.npz", allow_pickle=False) for run in (one, other)]
+    for key in samples[0].files:
+        if samples[0][key].tobytes() != samples[1][key].tobytes():
+            found.append(f"samples {key}")
+    return found
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Bit for bit, through nested dictionaries and lists."""
+    if isinstance(one, torch.Tensor):
+        return bool(torch.equal(one, other)) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
+
+
+def _read(run: RunFolder, name: str) -> bytes:
+    return (run.path / name).read_bytes()
+
+
+def _table(exp: str, tally: Tally) -> str:
+    kills = sum(tally.kills.values())
+    places = ", ".join(f"{count} {place}" for place, count in tally.kills.most_common())
+    verdict = ", ".join(tally.differences) or "none"
+    return (
+        "| experiment | kills | runs completed | damaged checkpoints | killed in | differences |\n"
+        "|---|---|---|---|---|---|\n"
+        f"| {exp} | {kills} | {tally.runs} | {tally.damaged} | {places} | {verdict} |"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--exp", choices=sorted(SETTINGS), default="2d")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument(
+        "--lives", type=int, default=40, help="kills that one run shall take to be done"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
+    parser.add_argument(
+        "--damage", type=float, default=0.1, help="share of kills that also damage a checkpoint"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
