@@ -1,6 +1,6 @@
 """The trajectory pool: bytes, sampling time, build rate, memory while building.
 
-    python scripts/bench_pool.py [--device cpu] [--repeats 5] [--only sampling]
+    python scripts/bench_pool.py [--device cuda] [--repeats 5] [--only sampling]
 
 Prints Markdown. Times are medians of --repeats; what is compared alternates within one run. MNIST
 and CIFAR-10 are replaced by random images of their shape, so that nothing is downloaded.
@@ -8,8 +8,6 @@ and CIFAR-10 are replaced by random images of their shape, so that nothing is do
 
 import argparse
 import math
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -20,14 +18,13 @@ from pathlib import Path
 from statistics import median
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench_common import clock, machine, status_bytes
 
 from nsgf.arguments import parse
 from nsgf.config import Config
 from nsgf.data import Data, data_shape
 from nsgf.distributed import World
-from nsgf.hardware import format_bytes, versions
+from nsgf.hardware import format_bytes, pick_device
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, pool_bytes
 from nsgf.pool.build import Simulation
 from nsgf.pool.files import PoolFile, new_header
@@ -49,8 +46,8 @@ def main() -> int:
     if options.memory_of:
         _print_extra_memory(options.memory_of)
         return 0
-    device = torch.device(options.device)
-    print(_machine(device, options.repeats))
+    device = pick_device(options.device)
+    print(machine(device, f"medians of {options.repeats}"))
     parts: dict[str, Callable[[], Iterator[str]]] = {
         "bytes": bytes_table,
         "sampling": lambda: sampling_table(options.repeats),
@@ -151,26 +148,17 @@ def _print_extra_memory(name: str) -> None:
     config = replace(config, pool=replace(config.pool, num_batches=batches, dtype="float16"))
     solver = build_solver(config.sinkhorn)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = _status_bytes("VmRSS")
+    before = status_bytes("VmRSS")
     source, target = data.source("pool"), data.target("pool")
     pool = build_pool(config, source, target, solver, device, say=lambda _: None)
-    extra = _status_bytes("VmHWM") - before - pool.nbytes
+    extra = status_bytes("VmHWM") - before - pool.nbytes
     print(f"{together} | {pool.nbytes / MIB:.0f} MiB | {extra / MIB:.0f} MiB")
 
 
-def _status_bytes(key: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"no {key} in /proc/self/status: Linux only")
-
-
 def _flow_rate(simulation: Simulation, start: int, together: int, device: torch.device) -> float:
-    started = time.perf_counter()
+    started = clock(device)
     simulation.flows(range(start, start + together))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return together / (time.perf_counter() - started)
+    return together / (clock(device) - started)
 
 
 def _simulation(config: Config, data: Data, solver: str, device: torch.device) -> Simulation:
@@ -219,29 +207,9 @@ def _config(name: str) -> Config:
     return parse(["train", "--exp", name, "--device", "cpu", *fake]).config
 
 
-def _machine(device: torch.device, repeats: int) -> str:
-    found = versions()
-    what = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    named = ", ".join(f"{key} {found[key]}" for key in ("nsgf", "python", "torch", "geomloss"))
-    return (
-        f"`python {' '.join([Path('scripts', Path(__file__).name).as_posix(), *sys.argv[1:]])}`: "
-        f"{what}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores, "
-        f"{torch.get_num_threads()} threads; {named}; medians of {repeats}."
-    )
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cpu", help="where flows are computed")
+    parser.add_argument("--device", default="auto", help="where flows are computed")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", choices=("bytes", "sampling", "build", "memory"))
     parser.add_argument("--memory-of", choices=EXPERIMENTS, help=argparse.SUPPRESS)

@@ -9,35 +9,27 @@ leaves the images out: our permutation cut into batches, beside the loader's own
 """
 
 import argparse
-import platform
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from bench_common import machine
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from nsgf.data.samplers import ImageSampler
-from nsgf.hardware import describe
 
 HEADER = "| items | what | DataLoader, ms | ours, ms | ratio |\n|---|---|---|---|---|"
 
 
 def main() -> None:
     args = parse_arguments()
-    print(
-        f"{describe(torch.device('cpu'))}; {platform.processor() or platform.machine()}; "
-        f"{torch.get_num_threads()} threads; Python {platform.python_version()}, "
-        f"torch {torch.__version__}; 1x{args.size}x{args.size} uint8, batches of {args.batch}, "
-        f"{args.epochs} epochs after one warm-up\n"
-    )
+    what = f"1x{args.size}x{args.size} uint8, batches of {args.batch}"
+    note = f"{what}, {args.epochs} epochs after one warm-up"
+    print(machine(torch.device("cpu"), note) + "\n")
     print(HEADER)
     for items in args.items:
         for line in rows(items, args):

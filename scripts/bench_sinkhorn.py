@@ -9,24 +9,18 @@ fixed point v* at the positions that the batched solver visits: mean and largest
 """
 
 import argparse
-import platform
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
 
-import geomloss
 import torch
+from bench_common import clock, machine
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nsgf.config import DataConfig, SinkhornConfig
 from nsgf.data import Data
 from nsgf.errors import UserError
-from nsgf.hardware import describe
+from nsgf.hardware import pick_device
 from nsgf.sinkhorn import FlowSolver, build_solver
 from tests.sinkhorn import reference
 
@@ -54,13 +48,9 @@ HEADER = (
 
 def main() -> None:
     args = parse_arguments()
-    device = torch.device(args.device)
-    print(
-        f"{describe(device)}; {platform.processor() or platform.machine()}; "
-        f"{torch.get_num_threads()} threads; Python {platform.python_version()}, "
-        f"torch {torch.__version__}, geomloss {geomloss.__version__}; "
-        f"chunks of {args.flows} flows, {args.repeats} repeats after one warm-up\n"
-    )
+    device = pick_device(args.device)
+    note = f"chunks of {args.flows} flows, {args.repeats} repeats after one warm-up"
+    print(machine(device, note) + "\n")
     print(HEADER)
     notes: set[str] = set()
     for case in CASES:
@@ -71,7 +61,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--data-root", default="data", help="folder of MNIST and CIFAR-10")
     parser.add_argument("--only", default="", help="only sets whose name contains this")
     parser.add_argument("--flows", type=int, default=8, help="flows of a chunk")
@@ -99,8 +89,10 @@ def row(case: Case, args: argparse.Namespace, device: torch.device, notes: set[s
     library_ms, batched_ms = [], []
     for repeat in range(args.repeats):
         one = slice(repeat % len(x), repeat % len(x) + 1)
-        library_ms.append(milliseconds(lambda s=one: run(library, x[s], y[s], case), case, 1))
-        batched_ms.append(milliseconds(lambda: run(batched, x, y, case), case, len(x)))
+        library_ms.append(
+            milliseconds(lambda s=one: run(library, x[s], y[s], case), case, 1, device)
+        )
+        batched_ms.append(milliseconds(lambda: run(batched, x, y, case), case, len(x), device))
     errors = ["", ""]
     if not args.no_errors:
         try:
@@ -132,17 +124,11 @@ def run(solver: FlowSolver, x: Tensor, y: Tensor, case: Case) -> Tensor:
     return solver.flows(x, y, case.steps, case.eta)
 
 
-def milliseconds(work: Callable[[], Tensor], case: Case, flows: int) -> float:
+def milliseconds(work: Callable[[], Tensor], case: Case, flows: int, device: torch.device) -> float:
     """Time of `work` per flow and step."""
-    start = synchronised_clock()
+    start = clock(device)
     work()
-    return (synchronised_clock() - start) * 1e3 / case.steps / flows
-
-
-def synchronised_clock() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    return (clock(device) - start) * 1e3 / case.steps / flows
 
 
 def measure_errors(

@@ -11,23 +11,19 @@ is no dependency of ours: pip install --no-deps torchcfm==1.0.7
 
 import argparse
 import copy
-import platform
 import sys
-import time
 from contextlib import nullcontext
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
+from bench_common import clock, machine
 from torch import Tensor, nn
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nsgf.arguments import parse
 from nsgf.config import UNetConfig
 from nsgf.data import data_shape
-from nsgf.hardware import describe, format_bytes
+from nsgf.hardware import format_bytes, pick_device
 from nsgf.memory import kept_bytes
 from nsgf.models import count_parameters
 from nsgf.models.unet import UNet
@@ -64,13 +60,10 @@ def main() -> None:
     except ImportError as error:
         print(f"{error}; try: pip install --no-deps torchcfm==1.0.7", file=sys.stderr)
         sys.exit(2)
-    device = torch.device(args.device)
-    print(
-        f"{describe(device)}; {platform.processor() or platform.machine()}; "
-        f"{torch.get_num_threads()} threads; Python {platform.python_version()}, "
-        f"torch {torch.__version__}; {args.precision}, batch {args.batch}, "
-        f"{args.repeats} repeats after two warm-ups\n"
-    )
+    device = pick_device(args.device)
+    args.device = str(device)
+    note = f"{args.precision}, batch {args.batch}, {args.repeats} repeats after two warm-ups"
+    print(machine(device, note) + "\n")
     print(HEADER)
     for name, flags in CASES.items():
         if args.only in name:
@@ -83,7 +76,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help="of autocast")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=7)
@@ -174,11 +167,11 @@ def measure(
     if cuda:
         torch.cuda.reset_peak_memory_stats(args.device)
         before = torch.cuda.memory_allocated(args.device)
-    start = clock(cuda)
+    start = clock(torch.device(args.device))
     with precision(args):
         loss = variant(x, t).float().square().mean()
     loss.backward()
-    taken = (clock(cuda) - start) * 1e3
+    taken = (clock(torch.device(args.device)) - start) * 1e3
     return taken, torch.cuda.max_memory_allocated(args.device) - before if cuda else 0
 
 
@@ -186,12 +179,6 @@ def precision(args: argparse.Namespace) -> Any:
     kind = PRECISIONS[args.precision]
     device = args.device.partition(":")[0]
     return torch.autocast(device, dtype=kind) if kind else nullcontext()
-
-
-def clock(cuda: bool) -> float:
-    if cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 if __name__ == "__main__":

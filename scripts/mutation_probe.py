@@ -150,8 +150,8 @@ EDITS = [
     Edit(
         "pool pairs of neighbours",
         "pool/trajectories.py",
-        "particle * (self.steps + 1)",
-        "particle * self.steps",
+        "row = index + particle",
+        "row = index",
     ),
     Edit(
         "pool difference in half precision",
@@ -313,8 +313,8 @@ EDITS = [
     Edit(
         "gradients accumulate",
         "training/optimization.py",
-        "        self.adam.zero_grad(set_to_none=True)\n        parts",
-        "        parts",
+        "            parameter.grad = None\n",
+        "            pass\n",
     ),
     Edit("EMA never updated", "training/optimization.py", "            self._average()\n", ""),
     Edit(

@@ -131,7 +131,7 @@ class TrajectoryPool:
         index = lots % len(self)
         particle, step = index // self.steps, index % self.steps
         rows = self._positions.flatten(0, 1)  # (F (T+1), *shape), a view
-        row = particle * (self.steps + 1) + step
+        row = index + particle  # particle (T + 1) + step
         # to float32 before the difference: v / eta would magnify what float16 rounds away
         x, after = rows.index_select(0, row).float(), rows.index_select(0, row + 1).float()
         return PoolBatch(x=x, v=(after - x) / self.eta, t=step / self.steps)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from nsgf.distributed import World
 from nsgf.training.trainers import Batch, Trainer
@@ -56,10 +57,11 @@ class Batches:
         """Batch of update ``step`` (0, 1, ...); raises what drawing it raised."""
         loaded = self._load(step) if self._thread is None else self._next(step, self._thread)
         if loaded.arrived is not None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(loaded.arrived)
-            for tensor in loaded.tensors:
-                tensor.record_stream(current)  # its memory is in use there from now on
+            with record_function("transfer"):  # as much of it as is not hidden by computation
+                current = torch.cuda.current_stream(self._device)
+                current.wait_event(loaded.arrived)
+                for tensor in loaded.tensors:
+                    tensor.record_stream(current)  # its memory is in use there from now on
         return self._trainer.batch(*loaded.tensors)
 
     def close(self) -> None:
@@ -88,7 +90,9 @@ class Batches:
     def _load(self, step: int) -> Loaded:
         positions = self._world.share(range(step * self._size, (step + 1) * self._size))
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            tensors = tuple(self._move(part) for part in self._trainer.draw(positions))
+            drawn = self._trainer.draw(positions)
+            with record_function("transfer"):
+                tensors = tuple(self._move(part) for part in drawn)
             arrived = self._stream.record_event() if self._stream else None
         return Loaded(step, tensors, arrived)
 

@@ -99,7 +99,8 @@ class Optimization:
     def _gradient(self, batch: Batch) -> Tensor | None:
         """Leave the batch's gradient in the weights; returns the loss, None: out of memory."""
         _seed_dropout(derive_seed(self._seed, "dropout", self._world.rank, self.step), self.forward)
-        self.adam.zero_grad(set_to_none=True)
+        for parameter in self._parameters:  # Adam's zero_grad takes ten times as long
+            parameter.grad = None
         parts = batch.split(self.accumulate)
         # processes' gradients are averaged as they are, also where one has a sample more
         size = self.config.batch_size / self._world.size if self._world.size > 1 else None

@@ -29,6 +29,8 @@ class Batch(NamedTuple):
 
     def split(self, parts: int) -> list["Batch"]:
         """At most ``parts`` batches, equally large but for the last."""
+        if parts == 1:
+            return [self]
         size = -(-len(self.target) // parts)
         inputs = zip(*(part.split(size) for part in self.inputs), strict=True)
         return [

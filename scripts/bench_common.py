@@ -1,0 +1,142 @@
+"""What the benchmark scripts share: the machine's line, clocks, memory, command lines.
+
+Import it before ``nsgf``: it lets a script run from a clone that is not installed.
+"""
+
+import argparse
+import ctypes
+import gc
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from nsgf.arguments import parse
+from nsgf.config import Config
+from nsgf.data.images import IMAGE_SHAPES
+from nsgf.errors import UserError
+from nsgf.hardware import versions
+
+FEW_FLOWS = 16
+"""Mini-batches of the pool that is sampled: 151 MB for CIFAR-10, more than most caches."""
+
+
+def processor() -> str:
+    """Name of this machine's processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def machine(device: torch.device, note: str) -> str:
+    """The line above a table: command, hardware, versions, and ``note``."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    what = f"{processor()}, {cores} of {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        what = f"{torch.cuda.get_device_name(device)}; {what}"
+    named = ", ".join(f"{key} {versions()[key]}" for key in ("nsgf", "python", "torch", "geomloss"))
+    command = " ".join([Path("scripts", Path(sys.argv[0]).name).as_posix(), *sys.argv[1:]])
+    return f"`python {command}`: {what}; {named}; {note}."
+
+
+def clock(device: torch.device) -> float:
+    """Seconds, read when the device has done all that was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def status_bytes(key: str) -> int:
+    """An entry of this process's status: VmRSS is memory in use now, VmHWM the most so far.
+
+    Raises:
+        UserError: not on Linux.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError as error:
+        raise UserError(
+            "memory of a process is measured on Linux only; use --device cuda"
+        ) from error
+    (entry,) = (line for line in lines if line.startswith(key + ":"))
+    return int(entry.split()[1]) * 1024
+
+
+def used_memory(device: torch.device) -> int:
+    """Bytes that are in use now: on a card by torch's tensors, else by the process."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return status_bytes("VmRSS")
+
+
+class PeakMemory:
+    """Most bytes in use since it was made, beyond those in use then.
+
+    Freed memory that the C library keeps for later would hide what is used again, so it is given
+    back to the system first.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        gc.collect()
+        used_memory(device)  # refuses systems where it is not known
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+            if trim is not None:
+                trim(0)
+            Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        self._before = used_memory(device)
+
+    def bytes(self) -> int:
+        """So far."""
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
+        else:
+            peak = status_bytes("VmHWM")
+        return peak - self._before
+
+
+def experiment(name: str, flags: list[str]) -> Config:
+    """The configuration of an experiment with a small pool; images are random ones unless a
+    folder of real ones is named.
+    """
+    real = any(word.partition("=")[0] in ("--data-root", "--data.root") for word in flags)
+    base = ["--exp", name, "--pool-batches", str(FEW_FLOWS)]
+    config = parse(["train", *base, *flags]).config
+    if real or config.data.name not in IMAGE_SHAPES or config.data.name == "digits":
+        return config
+    return parse(["train", *base, "--fake-data", *flags]).config
+
+
+def parser(text: str | None) -> argparse.ArgumentParser:
+    """A command line with what all scripts know; ``text`` is the script's docstring."""
+    made = argparse.ArgumentParser(
+        description=(text or "").splitlines()[0],
+        epilog="Any other flag is one of `python -m nsgf train`.",
+        allow_abbrev=False,
+    )
+    made.add_argument("--exp", default="digits", help="experiment: 2d, digits, mnist or cifar10")
+    made.add_argument("--phase", choices=("nsgf", "nsf", "predictor"), default="nsgf")
+    made.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    return made
+
+
+def finish(main: Callable[[], None]) -> None:
+    """Run a script; what the user got wrong ends with one line and exit code 2."""
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error

@@ -1,0 +1,237 @@
+"""Updates of one phase, in settings of one's own choice, to be timed."""
+
+import copy
+import time
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from nsgf.config import Config, PhaseName, TrainConfig
+from nsgf.data import Data, Sampler, data_shape
+from nsgf.distributed import World
+from nsgf.errors import UserError
+from nsgf.models import build_network
+from nsgf.pool import TrajectoryPool, build_pool
+from nsgf.sampling import nsgf_steps
+from nsgf.seeding import derive_seed
+from nsgf.sinkhorn import build_solver
+from nsgf.training.acceleration import Forward
+from nsgf.training.batches import Batches
+from nsgf.training.optimization import Optimization
+from nsgf.training.outcome import Outcome
+from nsgf.training.trainers import (
+    NSFTrainer,
+    NSGFTrainer,
+    StraightLine,
+    TimePredictorTrainer,
+    Trainer,
+    Transport,
+)
+
+NO_RESOLUTION = 1 << 20
+"""What torchcfm's network is told instead of no resolution with attention."""
+
+
+class Phase:
+    """Data and pool of one phase, from which any number of its trainers can be made."""
+
+    def __init__(self, name: PhaseName, config: Config, device: torch.device) -> None:
+        """
+        Args:
+            name: which phase.
+            config: its data.
+            device: where it trains.
+
+        Raises:
+            UserError: the data's files are missing or damaged.
+        """
+        self.name, self.device = name, device
+        keeps = config.train.data_on_device and device.type == "cuda"
+        self._data = Data(config.data, config.seed, device if keeps else None)
+        self._pools: dict[str, TrajectoryPool] = {}
+        self.sample_flops = 0.0
+
+    def prepare(self, config: Config) -> None:
+        """Make and load what is kept between trainers, so that none pays for it; see ``flops``."""
+        self.sample_flops = self.flops(config)
+
+    def trainer(self, config: Config) -> Trainer:
+        """A fresh network and its batches, as :mod:`nsgf.experiment` joins them."""
+        model = self._network(config, self.name)
+        if self.name == "nsgf":
+            return NSGFTrainer(model, self._pool(config), config.seed)
+        line = StraightLine(
+            self._data.source(self.name),
+            self._data.target(self.name),
+            config.nsf,
+            self._transport(config) if config.nsf.source == "nsgf" else None,
+            derive_seed(config.seed, self.name),
+        )
+        return (NSFTrainer if self.name == "nsf" else TimePredictorTrainer)(model, line)
+
+    def targets(self) -> Sampler:
+        """Samples of the data set."""
+        return self._data.target("targets")
+
+    def flops(self, config: Config) -> float:
+        """Floating point operations of forward and backward pass for one sample.
+
+        Matrix products, convolutions and attention only, as torch counts them, in fp32 and without
+        compilation: what other settings compute is the same.
+        """
+        trainer = self.trainer(config)
+        forward = Forward(
+            trainer.model.train(), TrainConfig(precision="fp32"), self.device, World()
+        )
+        batch = Batches(trainer, 2, self.device, World()).at(0)
+        with FlopCounterMode(display=False) as counter:
+            functional.mse_loss(forward(*batch.inputs), batch.target).backward()
+        return counter.get_total_flops() / len(batch.target)
+
+    def _network(self, config: Config, phase: PhaseName) -> nn.Module:
+        seed, shape = derive_seed(config.seed, phase, "init"), data_shape(config.data.name)
+        return build_network(phase, config.model, shape, seed).to(self.device)
+
+    def _pool(self, config: Config) -> TrajectoryPool:
+        kind = config.pool.dtype
+        if kind not in self._pools:
+            source, target = self._data.source("pool"), self._data.target("pool")
+            solver = build_solver(config.sinkhorn)
+            self._pools[kind] = build_pool(
+                config, source, target, solver, self.device, say=lambda _: None
+            )
+        return self._pools[kind]
+
+    def _transport(self, config: Config) -> Transport:
+        """Steps with an untrained network, which take as long as with a trained one."""
+        velocity = self._network(config, "nsgf").eval().requires_grad_(False)
+        steps, length = config.flow.steps, config.flow.steps * config.flow.eta
+
+        @torch.no_grad()
+        def transport(x: Tensor) -> Tensor:
+            return nsgf_steps(velocity, x, steps=steps, flow_time=length)
+
+        return transport
+
+
+class Steps(Protocol):
+    """Anything that trains step by step."""
+
+    batch_size: int
+
+    def step(self) -> None:
+        """One update."""
+        ...
+
+    def close(self) -> None:
+        """End what runs beside it."""
+        ...
+
+
+class Updates:
+    """Updates as the step loop does them: draw, update, read the outcome one update later."""
+
+    def __init__(self, phase: Phase, config: Config, *, fixed: bool = False) -> None:
+        """
+        Args:
+            phase: what is trained, and where.
+            config: how; the phase's settings, ``train`` and ``pool`` count.
+            fixed: every update sees the first batch again.
+        """
+        optim, trainer = getattr(config, phase.name), phase.trainer(config)
+        prefetch = config.train.prefetch
+        ahead = phase.device.type == "cuda" if prefetch == "auto" else bool(prefetch)
+        self.batch_size: int = optim.batch_size
+        self._batches = Batches(
+            trainer, optim.batch_size, phase.device, World(), prefetch=ahead and not fixed
+        )
+        self.forward = Forward(trainer.model.train(), config.train, phase.device, World())
+        self.state = Optimization(self.forward, optim, accumulate=config.train.accumulate)
+        self._fixed = self._batches.at(0) if fixed else None
+        self._pending: Outcome | None = None
+        self.drawing: list[float] = []
+        """Seconds that each update waited for its batch; on CUDA the CPU's part of it."""
+
+    @property
+    def parts(self) -> int:
+        """Parts that a batch is split into, more than configured where it did not fit."""
+        return self.state.accumulate
+
+    def step(self) -> None:
+        """One update."""
+        begin = time.perf_counter()
+        batch = self._fixed or self._batches.at(self.state.step)
+        self.drawing.append(time.perf_counter() - begin)
+        outcome = self.state.update(batch)
+        if self._pending is not None:
+            self._pending.read()
+        self._pending = outcome
+
+    def close(self) -> None:
+        """End the thread that draws ahead."""
+        self._batches.close()
+
+
+class TorchCFM:
+    """Updates of torchcfm's independent flow matching with its UNet, in float32.
+
+    The regression of X1 - X0 on straight lines, as in phase 2, in the order of that library's
+    CIFAR-10 example: draw, Adam behind a clipped gradient, warm-up, moving average.
+    """
+
+    def __init__(self, phase: Phase, config: Config) -> None:
+        """
+        Args:
+            phase: names the data and the device.
+            config: architecture and optimization (``nsf``).
+
+        Raises:
+            UserError: the library is not installed.
+        """
+        try:
+            from torchcfm.conditional_flow_matching import ConditionalFlowMatcher
+            from torchcfm.models.unet.unet import UNetModelWrapper
+        except ImportError as error:
+            raise UserError("--against-torchcfm needs `pip install torchcfm`") from error
+        unet, self._optim = config.model.unet, config.nsf
+        self.batch_size = self._optim.batch_size
+        self._device, self._targets = phase.device, phase.targets()
+        self._matcher: Any = ConditionalFlowMatcher(sigma=0.0)
+        self._model: nn.Module = UNetModelWrapper(
+            dim=data_shape(config.data.name),
+            num_channels=unet.channels,
+            num_res_blocks=unet.res_blocks,
+            channel_mult=unet.mult,
+            num_heads=unet.heads,
+            num_head_channels=unet.head_channels or -1,
+            attention_resolutions=",".join(map(str, unet.attention or [NO_RESOLUTION])),
+            use_scale_shift_norm=unet.scale_shift,
+            dropout=unet.dropout,
+        ).to(phase.device)
+        self._average = copy.deepcopy(self._model)
+        self._adam = torch.optim.Adam(self._model.parameters(), lr=self._optim.lr)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._adam, lambda step: min(1.0, (step + 1) / max(1, self._optim.warmup_steps))
+        )
+
+    def step(self) -> None:
+        """One update."""
+        end = self._targets.sample(self.batch_size).to(self._device)
+        start = torch.randn_like(end)
+        t, x, velocity = self._matcher.sample_location_and_conditional_flow(start, end)
+        self._adam.zero_grad()
+        functional.mse_loss(self._model(t, x), velocity).backward()
+        if self._optim.clip_norm:
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._optim.clip_norm)
+        self._adam.step()
+        self._schedule.step()
+        with torch.no_grad():
+            pairs = zip(self._average.parameters(), self._model.parameters(), strict=True)
+            for average, weight in pairs:
+                average.lerp_(weight, 1 - self._optim.ema_decay)
+
+    def close(self) -> None:
+        """Nothing runs beside it."""

@@ -1,0 +1,222 @@
+"""The benchmark scripts, each in a setting of seconds."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.profiler import record_function
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+SMALL = ("--model.mlp.width=16", "--batch-size=16", "--sinkhorn-batch=16", "--pool-batches=2")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """Import a script as a module, without running it."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    return lambda name: runpy.run_path(str(SCRIPTS / f"{name}.py"))
+
+
+def output(script: str, *flags: str, code: int = 0) -> str:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / f"{script}.py"), "--device", "cpu", *flags],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def table(text: str) -> list[list[str]]:
+    """Cells of the rows below the first header."""
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows[1:]]
+
+
+@pytest.mark.e2e
+def test_profile_step_divides_a_step_among_its_stages(tmp_path):
+    trace = tmp_path / "trace.json"
+    text = output(
+        *("profile_step", "--exp", "2d", "--steps", "40", "--trace", str(trace)),
+        *("--train.log_every=500", *SMALL),
+    )
+    rows = table(text)
+    assert [row[0] for row in rows] == [
+        *("sample", "transfer", "forward", "backward", "optimizer", "other"),
+        *("log line, 1 in 500", "step"),
+    ]
+    times = [float(row[1]) for row in rows]
+    shares = [float(row[2].rstrip(" %")) for row in rows]
+    assert all(took > 0 for took in (*times[:6], times[-1]))
+    assert sum(times[:-1]) == pytest.approx(times[-1], rel=1e-3)
+    assert sum(shares[:-1]) == pytest.approx(100, abs=0.4)
+    found = re.search(r"Outside forward, backward and optimizer: ([\d.]+) %", text)
+    assert found
+    assert float(found[1]) == pytest.approx(100 - sum(shares[2:5]), abs=0.3)
+    written = trace.read_text()
+    for stage in ("sample", "transfer", "forward", "backward", "optimizer"):
+        assert f'"name": "{stage}"' in written
+
+
+@pytest.mark.e2e
+def test_profile_step_reaches_the_networks_before_the_phase():
+    """Phase 2 from the output of phase 1, whose network is then made without training."""
+    text = output(
+        "profile_step", "--exp", "2d", "--phase", "nsf", "--steps=8", "--nsf.source=nsgf", *SMALL
+    )
+    assert "2d, nsf, batch of 16" in text
+
+
+def test_the_stop_watch_leaves_inner_stages_to_themselves(scripts):
+    """Exclusive times of nested stages, on steps of known length."""
+    watch = scripts("profile_step")["StopWatch"](CPU, log_every=3)
+    with watch.running():
+        with record_function("forward"):  # before the first step: belongs to none
+            pass
+        for _ in range(6):
+            with record_function("sample"):
+                time.sleep(0.002)
+                with record_function("transfer"):
+                    time.sleep(0.02)
+            with record_function("somebody else's"), record_function("forward"):
+                time.sleep(0.002)
+            time.sleep(0.01)
+    lengths = watch.lengths(warm_up=1)
+    assert [length.logs for length in lengths] == [False, True, False, False]
+    assert [length.stages is None for length in lengths] == [True, False, True, False]
+    for length in lengths[1::2]:
+        assert length.stages["transfer"] >= 0.02
+        assert 0.002 <= length.stages["sample"] < length.whole - 0.03
+        assert length.stages["backward"] == 0
+        assert length.other >= 0.01
+        parts = sum(length.stages.values()) + length.other
+        assert parts == pytest.approx(length.whole)
+
+
+def test_marks_are_as_they_were_after_the_stop_watch(scripts):
+    before = record_function.__enter__, record_function.__exit__
+    watch = scripts("profile_step")["StopWatch"](CPU, log_every=3)
+    with pytest.raises(KeyError), watch.running():
+        raise KeyError
+    assert (record_function.__enter__, record_function.__exit__) == before
+
+
+@pytest.mark.e2e
+def test_bench_train_compares_all_combinations():
+    text = output(
+        *("bench_train", "--exp", "2d", "--batch", "8,32", "--pool-dtype", "float32,float16"),
+        *("--overfit", "--steps=3", "--repeats=3", "--warm-up=2", "--peak-tflops=1"),
+        *SMALL,
+    )
+    rows = table(text)
+    assert [row[0] for row in rows] == [
+        f"batch {size}, fp32, pool dtype {kind}{data}"
+        for size in (8, 32)
+        for kind in ("float32", "float16")
+        for data in ("", ", one fixed batch")
+    ]
+    for label, ms, rate, speed, drawing, memory, share in rows:
+        size = 8 if label.startswith("batch 8") else 32
+        assert float(rate) == pytest.approx(1e3 * size / float(ms), rel=2e-3)
+        assert float(speed) > 0
+        assert 0 <= float(drawing) < float(ms)
+        assert memory.split()[1] in ("B", "KB", "MB")
+        assert 0 <= float(share.rstrip(" %")) < 100
+    assert rows[0][3] == "1.000"
+    assert text.count("times the time of one fixed batch") == 4
+
+
+@pytest.mark.e2e
+def test_bench_train_doubles_the_batch_up_to_its_limit():
+    flags = ("--exp", "2d", "--sweep", "--max-batch=70", "--steps=2", "--warm-up=2", *SMALL)
+    assert [row[0] for row in table(output("bench_train", *flags))] == ["16", "32", "64"]
+
+
+@pytest.mark.e2e
+def test_bench_train_compares_both_ends_of_a_run():
+    text = output("bench_train", "--exp", "2d", "--phase", "predictor", "--steady=30", *SMALL)
+    rows = table(text)
+    assert [row[0] for row in rows] == ["first 10 of 30", "last 10", "last / first"]
+    assert float(rows[2][1]) == pytest.approx(float(rows[1][1]) / float(rows[0][1]), rel=5e-3)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--card-memory=16"], "error: --card-memory 16: needs a CUDA device, not cpu"),
+        (["--batch=0"], "error: nsgf.batch_size = 0"),
+        (["--phase=nsf", "--pool-dtype=float32,float16"], "only phase nsgf samples from a pool"),
+    ],
+)
+def test_bench_train_refuses_in_one_line(flags, message):
+    text = output("bench_train", "--exp", "2d", *flags, code=2)
+    assert message in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 7, 100, 129, 1000])
+def test_largest_batch_is_found_to_an_eighth(scripts, room):
+    tried: list[int] = []
+
+    def fits(size: int) -> bool:
+        tried.append(size)
+        return size <= room
+
+    found = scripts("bench_train")["largest"](fits, limit=4096)
+    assert found <= room < found + max(1, found // 8) + 1
+    assert len(tried) == len(set(tried)) < 20
+
+
+def test_largest_batch_stops_at_its_limit(scripts):
+    assert scripts("bench_train")["largest"](lambda size: True, limit=100) == 64
+
+
+def test_operations_are_those_of_the_matrix_products(scripts):
+    """An MLP of known size: two for each product of a weight forward, four backward."""
+    common, updates = scripts("bench_common"), scripts("bench_updates")
+    config = common["experiment"]("2d", list(SMALL))
+    phase = updates["Phase"]("nsgf", config, CPU)
+    weights = [p for p in phase.trainer(config).model.parameters() if p.ndim == 2]
+    first = weights[0].numel()  # its input needs no gradient
+    products = sum(weight.numel() for weight in weights)
+    assert phase.flops(config) == 6 * products - 2 * first
+
+
+def test_updates_are_those_of_the_step_loop(scripts, tiny, tiny_run):
+    """The same batches and losses as a training run of the same configuration."""
+    import json
+
+    updates = scripts("bench_updates")
+    phase = updates["Phase"]("nsf", tiny, CPU)
+    steps = updates["Updates"](phase, tiny)
+    losses = []
+    for _ in range(4):
+        steps.step()
+        losses.append(steps._pending.read().loss)
+    lines = map(json.loads, (tiny_run.path / "metrics.jsonl").read_text().splitlines())
+    logged = [line["loss"] for line in lines if line["phase"] == "nsf"]
+    assert sum(losses) / 4 == pytest.approx(logged[0], rel=1e-6)
+
+
+def test_a_fixed_batch_stays_the_same(scripts, tiny):
+    updates = scripts("bench_updates")
+    phase = updates["Phase"]("nsf", tiny, CPU)
+    fixed, real = (updates["Updates"](phase, tiny, fixed=choice) for choice in (True, False))
+    batches = []
+    for steps in (fixed, fixed, real, real):
+        steps.step()
+        batches.append(steps._pending.batch.target)
+    assert torch.equal(batches[0], batches[1])
+    assert torch.equal(batches[0], batches[2])
+    assert not torch.equal(batches[2], batches[3])
