@@ -57,13 +57,16 @@ class RunFolder:
     def create(cls, config: Config) -> "RunFolder":
         """A new folder ``OUT_DIR/EXP-YYYYmmdd_HHMMSS`` with the configuration in it.
 
+        It is named as the newest one there, also where the clock went back since the last.
+
         Raises:
             UserError: the folder cannot be written.
         """
-        stem = f"{config.exp}-{datetime.now():%Y%m%d_%H%M%S}"
-        base = Path(config.out_dir).expanduser()
+        base, now = Path(config.out_dir).expanduser(), f"{datetime.now():%Y%m%d_%H%M%S}"
         try:
             base.mkdir(parents=True, exist_ok=True)
+            others = [_started(path, config.exp) for path in base.iterdir()]
+            stem = f"{config.exp}-{max([now, *(started[0] for started in others if started)])}"
             for suffix in ("", *(f"_{count}" for count in range(2, 100))):
                 run = cls(base / (stem + suffix))
                 if not run.path.exists():
@@ -127,7 +130,10 @@ def dump_config(config: Config) -> str:
 def write_text(file: Path, text: str) -> None:
     """Write a small file as a whole: to a temporary one first, then renamed."""
     partial = file.with_name(file.name + ".partial")
-    partial.write_text(text)
+    with partial.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
     partial.replace(file)
 
 
@@ -180,7 +186,7 @@ def damage(file: Path) -> str | None:
     try:
         with zipfile.ZipFile(file) as archive:
             broken = archive.testzip()
-    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+    except Exception as error:  # a damaged directory makes zipfile raise nearly anything
         return " ".join(str(error).split()) or type(error).__name__
     return f"{broken} does not fit its checksum" if broken else None
 
@@ -209,6 +215,20 @@ def unused(file: Path, name: str) -> Path:
     while (free := file.with_suffix(f".{name}{number}.pt")).exists():
         number += 1
     return free
+
+
+def load_good(file: Path) -> tuple[dict[str, Any], str]:
+    """The newest checkpoint, or where it is damaged the one before; nothing is changed.
+
+    Returns:
+        The payload, and a remark for people, empty for the newest.
+
+    Raises:
+        UserError: neither can be read.
+    """
+    if file.exists() and damage(file) and earlier(file).exists() and not damage(earlier(file)):
+        return load(earlier(file)), f"; {file.name} is damaged, this is the one before"
+    return load(file), ""
 
 
 def load(file: Path) -> dict[str, Any]:

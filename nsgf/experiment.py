@@ -102,6 +102,7 @@ def _train_phase(session: Session, data: Data, phase: PhaseName) -> None:
         stopped.folder = session.run.path
         raise
     release_memory(session.device)
+    session.tracker.sort(PHASES)
     session.tracker.say(f"{phase}: done, {session.run.checkpoint_file(phase)}")
     show_preview(session, data, phase)
 

@@ -93,11 +93,11 @@ def load_network(
     Raises:
         UserError: no checkpoint, or one of another architecture.
     """
-    payload = checkpoint.load(run.checkpoint_file(phase))
+    payload, remark = checkpoint.load_good(run.checkpoint_file(phase))
     found = contradictions(payload["config"], config, FROZEN_IN_SAMPLING)
     if found:
         raise UserError(f"cannot use {run.checkpoint_file(phase)}: " + "; ".join(found))
     model = build_network(phase, config.model, data_shape(config.data.name), seed=0)
     model.load_state_dict(payload["ema" if weights == "ema" else "model"])
-    progress = f"{payload['step']} of {payload['config'][phase]['iterations']}"
+    progress = f"{payload['step']} of {payload['config'][phase]['iterations']}{remark}"
     return Trained(model.to(device).eval().requires_grad_(False), progress)

@@ -107,6 +107,17 @@ class Tracker:
                 if len(kept) < len(lines):
                     write_text(file, "".join(line + "\n" for line in kept))
 
+    def sort(self, phases: tuple[str, ...]) -> None:
+        """Bring the records into the order of ``phases``, where one was trained after a later one:
+        the file then is the one of a run that was never interrupted.
+        """
+        for file in (self._metrics, self._costs):
+            if file.exists():
+                lines = file.read_text(errors="replace").splitlines()
+                ordered = sorted(lines, key=lambda line: phases.index(json.loads(line)["phase"]))
+                if ordered != lines:
+                    write_text(file, "".join(line + "\n" for line in ordered))
+
     def _mirrored(self, send: Callable[[Mirror], None]) -> None:
         if self._mirror is None:
             return
@@ -125,9 +136,10 @@ def one_line(error: BaseException) -> str:
 def _is_after(line: str, phase: str, step: int) -> bool:
     try:
         record = json.loads(line)
-    except ValueError:  # cut off by an interruption
+        recorded, number = record["phase"], record["step"]
+    except (ValueError, KeyError, TypeError):  # cut off by an interruption
         return True
-    return record.get("phase") == phase and record.get("step", 0) > step
+    return recorded == phase and number > step
 
 
 class SilentTracker(Tracker):
@@ -143,4 +155,7 @@ class SilentTracker(Tracker):
         pass
 
     def rewind(self, phase: str, step: int) -> None:
+        pass
+
+    def sort(self, phases: tuple[str, ...]) -> None:
         pass
