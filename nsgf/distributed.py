@@ -97,11 +97,13 @@ def join(device: str) -> Iterator[World]:
         device: the configured device; cards talk over NCCL, CPUs over gloo.
 
     Raises:
-        UserError: more processes than cards.
+        UserError: more processes than cards, or one card for all of them.
     """
     if not is_launched():
         yield World()
         return
+    if device.startswith("cuda:"):
+        raise UserError(f"device = {device}: several processes need a card each; say --device cuda")
     rank, size, local = (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():

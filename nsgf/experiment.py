@@ -31,7 +31,7 @@ from nsgf.session import Session
 from nsgf.sinkhorn import build_solver
 from nsgf.stopping import Stopped, StopRequest
 from nsgf.tracking import SilentTracker, Tracker, one_line
-from nsgf.training.acceleration import keep_compiled_code
+from nsgf.training.acceleration import prepare_environment
 from nsgf.training.loop import fit
 from nsgf.training.trainers import (
     NSFTrainer,
@@ -70,8 +70,7 @@ def train(
             pool or checkpoints contradict the configuration.
     """
     world, stop = world or World(), stop or StopRequest(config.train.max_hours)
-    if config.train.compile:
-        keep_compiled_code(Path(config.out_dir).expanduser() / ".compiled")
+    prepare_environment(config.train, Path(config.out_dir).expanduser() / ".compiled")
     device = pick_device(config.device, world.local_rank if world.size > 1 else None)
     with ExitStack() as held:
         if run:

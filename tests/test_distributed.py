@@ -15,7 +15,7 @@ from nsgf.checkpoint import RunFolder
 from nsgf.cli import main
 from nsgf.config import TrainConfig
 from nsgf.data import Data
-from nsgf.distributed import World, check_shares, is_launched
+from nsgf.distributed import World, check_shares, is_launched, join
 from nsgf.errors import UserError
 from nsgf.models import build_network
 from nsgf.pool import TrajectoryPool, build_pool
@@ -73,6 +73,13 @@ def test_only_training_may_be_launched(monkeypatch, capsys, tiny_run):
     assert (
         error == "nsgf: error (process 1): sample: runs in one process; start it without torchrun\n"
     )
+
+
+def test_one_card_for_several_processes_is_refused(monkeypatch):
+    for key, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(key, value)
+    with pytest.raises(UserError, match=r"device = cuda:0: .* say --device cuda"), join("cuda:0"):
+        pass
 
 
 def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess:

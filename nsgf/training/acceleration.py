@@ -49,9 +49,7 @@ def device_settings(config: TrainConfig) -> Iterator[None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     cudnn.benchmark = config.cudnn_benchmark and not config.deterministic
     cudnn.allow_tf32 = matmul.allow_tf32 = config.tf32
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it
-        torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(config.deterministic or deterministic)
     try:
         yield
     finally:
@@ -111,13 +109,18 @@ class Forward:
         return nullcontext()
 
 
-def keep_compiled_code(folder: Path) -> None:
-    """Let torch.compile keep its code in ``folder``, where a later session finds it again.
+def prepare_environment(config: TrainConfig, folder: Path) -> None:
+    """Tell torch's compiler and cuBLAS what they only read once, before their first use.
 
-    Comes before anything of torch's compiler is loaded, which settles on a folder that is lost with
-    the machine. A folder that is set already stays.
+    Args:
+        config: whether to compile, and whether to be deterministic.
+        folder: where compiled code is kept, so that a later session finds it again; torch's own
+            folder is lost with the machine. What the user has set in the environment stays.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.absolute()))
+    if config.compile:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.absolute()))
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 @contextmanager

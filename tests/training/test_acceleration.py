@@ -9,7 +9,12 @@ from nsgf.config import TrainConfig
 from nsgf.distributed import World
 from nsgf.errors import UserError
 from nsgf.models import build_network
-from nsgf.training.acceleration import Forward, device_settings, pick_precision
+from nsgf.training.acceleration import (
+    Forward,
+    device_settings,
+    pick_precision,
+    prepare_environment,
+)
 from tests.conftest import shipped
 from tests.training.toys import CPU, Scale
 
@@ -38,9 +43,7 @@ def test_cpu_computes_in_float32_unless_told_otherwise():
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_device_settings_hold_inside_and_are_gone_outside(monkeypatch, deterministic):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-
+def test_device_settings_hold_inside_and_are_gone_outside(deterministic):
     def now():
         return (
             torch.backends.cudnn.benchmark,
@@ -52,10 +55,23 @@ def test_device_settings_hold_inside_and_are_gone_outside(monkeypatch, determini
     before = now()
     with device_settings(TrainConfig(deterministic=deterministic)):
         assert now() == (not deterministic, True, True, deterministic)
-        assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == deterministic
     assert now() == before
     with device_settings(TrainConfig(tf32=False, cudnn_benchmark=False)):
         assert now() == (False, False, False, False)
+
+
+def test_environment_is_set_for_what_is_asked_and_keeps_the_users(monkeypatch, tmp_path):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    prepare_environment(TrainConfig(compile=True), tmp_path)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    prepare_environment(TrainConfig(deterministic=True), tmp_path)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    prepare_environment(TrainConfig(compile=True), tmp_path)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
