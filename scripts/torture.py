@@ -37,11 +37,15 @@ SETTINGS = {
     ),
     "digits": (
         *("--model.unet.mult=[1]", "--model.unet.dropout=0.1", "--pool-batches=60"),
-        *("--train-iters=300", "--batch-size=16"),
+        *("--pool.storage=disk", "--train-iters=300", "--batch-size=16"),
         *("--train.checkpoint_every=5", "--train.log_every=7"),
     ),
 }
 """Small enough to be done in about a minute, with all three phases and many checkpoints."""
+
+
+EARLY = 0.2
+"""Share of kills that come before a process says that it begins."""
 
 
 @dataclass
@@ -62,12 +66,12 @@ def main() -> int:
         folder = Path(name)
         settings = [*SETTINGS[options.exp], "--device=cpu", "--train.preview=false", *flags]
         reference, startup, work = _undisturbed(options.exp, folder / "whole", settings)
-        span = 2 * work / options.kills * max(1, options.kills // options.lives)
+        span = 2 * work / options.lives
         tally = Tally()
         while sum(tally.kills.values()) < options.kills:
             disturbed = folder / f"disturbed{tally.runs}"
             left = options.kills - sum(tally.kills.values())
-            run = _tortured(options, disturbed, settings, chance, (startup, span, left), tally)
+            run = _tortured(options, disturbed, settings, chance, (startup, span), left, tally)
             tally.differences += _differences(reference, run)
             tally.runs += 1
             shutil.rmtree(disturbed)
@@ -105,11 +109,11 @@ def _tortured(
     out: Path,
     settings: list[str],
     chance: random.Random,
-    plan: tuple[float, float, int],
+    spans: tuple[float, float],
+    left: int,
     tally: Tally,
 ) -> RunFolder:
     """A run that is killed again and again, at most as often as there are kills left."""
-    startup, span, left = plan
     out.mkdir()
     for life in range(10**6):
         runs = [path for path in out.iterdir() if (path / "config.yaml").exists()]
@@ -118,12 +122,13 @@ def _tortured(
         process = subprocess.Popen(
             command, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
-        if life >= left or not _killed(process, chance.uniform(0.3 * startup, startup + span)):
+        begun = _beginnings(out)
+        if life >= left or not _killed(process, out, begun, chance, spans):
             errors = process.communicate()[1].decode()
             if process.returncode:
                 raise SystemExit(f"a resumed run failed:\n{errors[-2000:]}")
             break
-        tally.kills[_place(out)] += 1
+        tally.kills[_place(out, begun)] += 1
         if chance.random() < options.damage:
             tally.damaged += _damage(out, chance)
         for path in out.iterdir():  # killed before its configuration was written: never began
@@ -134,8 +139,32 @@ def _tortured(
     return run
 
 
-def _killed(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Kill a process after some time; False: it was done before."""
+def _killed(
+    process: "subprocess.Popen[bytes]",
+    out: Path,
+    begun: int,
+    chance: random.Random,
+    spans: tuple[float, float],
+) -> bool:
+    """Kill a process at a random moment of its start or, mostly, of its work.
+
+    Args:
+        process: to be killed.
+        out: where its run is.
+        begun: how often the run began to work before.
+        chance: random numbers.
+        spans: seconds within which both moments lie, from the start and from the beginning of work.
+
+    Returns:
+        False: it was done before.
+    """
+    startup, work = spans
+    if chance.random() < EARLY:
+        seconds = chance.uniform(0, startup)
+    else:
+        while _beginnings(out) == begun and process.poll() is None:
+            time.sleep(0.005)
+        seconds = chance.uniform(0, work)
     try:
         process.wait(seconds)
         return False
@@ -145,27 +174,31 @@ def _killed(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
         return True
 
 
-def _place(out: Path) -> str:
+def _log(out: Path) -> list[str]:
+    return [line for file in out.glob("*/log.txt") for line in file.read_text().splitlines()]
+
+
+def _beginnings(out: Path) -> int:
+    """How often a run's log says that it begins."""
+    return sum(" run " in line and " on CPU" in line for line in _log(out))
+
+
+def _place(out: Path, begun: int) -> str:
     """What a killed process was doing, by what it left behind."""
-    runs = [path for path in out.iterdir() if (path / "config.yaml").exists()]
-    if not runs:
-        return "start"
-    if list(runs[0].glob("checkpoints/*.partial")):
+    if _beginnings(out) == begun:
+        return "starting"
+    if list(out.glob("*/checkpoints/*.partial")):
         return "writing a checkpoint"
-    log = (runs[0] / "log.txt").read_text().splitlines() if (runs[0] / "log.txt").exists() else []
-    begun = [line for line in log if "run " in line and " on " in line]
-    since = log[log.index(begun[-1]) :] if begun else []
-    done = [phase for phase in PHASES if any(f"{phase}: done, " in line for line in since)]
-    metrics = runs[0] / "metrics.jsonl"
-    newest = max(
-        (file for file in (metrics, runs[0] / "log.txt") if file.exists()),
-        key=lambda file: file.stat().st_mtime,
-        default=None,
-    )
-    if newest == metrics and metrics.stat().st_size:
-        last = metrics.read_text(errors="replace").splitlines()[-1]
-        return next((phase for phase in PHASES if f'"{phase}"' in last), "between phases")
-    return "between phases" if done else "start, resume or pool"
+    log = _log(out)
+    since = log[max(i for i, line in enumerate(log) if " on CPU" in line) :]
+    finished = [phase for phase in PHASES if any(f" {phase}: done" in line for line in since)]
+    for phase in PHASES:
+        if phase not in finished:
+            building = phase == "nsgf" and not any(
+                " flows in " in line or "nothing to build" in line for line in since
+            )
+            return "building the pool" if building else phase
+    return "ending"
 
 
 def _damage(out: Path, chance: random.Random) -> int:
@@ -249,7 +282,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--exp", choices=sorted(SETTINGS), default="2d")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument(
-        "--lives", type=int, default=40, help="kills that one run shall take to be done"
+        "--lives", type=int, default=20, help="kills that one run shall take to be done"
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
     parser.add_argument(
