@@ -93,7 +93,7 @@ class Tracker:
         """
         if not self._metrics.exists():
             return
-        lines = self._metrics.read_text().splitlines()
+        lines = self._metrics.read_text(errors="replace").splitlines()
         kept = [line for line in lines if not _is_after(line, phase, step)]
         if len(kept) < len(lines):
             write_text(self._metrics, "".join(line + "\n" for line in kept))
@@ -116,9 +116,9 @@ def one_line(error: BaseException) -> str:
 def _is_after(line: str, phase: str, step: int) -> bool:
     try:
         record = json.loads(line)
-    except ValueError:  # cut off by an interruption
-        return True
-    return record.get("phase") == phase and record.get("step", 0) > step
+        return bool(record.get("phase") == phase and record.get("step", 0) > step)
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return True  # cut off by an interruption, or none of this program's
 
 
 class SilentTracker(Tracker):

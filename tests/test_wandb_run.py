@@ -254,7 +254,10 @@ def test_exit_codes_are_this_programs_own(tmp_path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     bad = ("--lr", "1e30", "--nsgf.clip_norm", "null", "--train-iters", "50")
     process = _start(tmp_path / "bad", "--wandb", "offline", *bad, **pipes)
-    assert "nsgf: error: nsgf: no finite update" in process.communicate(timeout=100)[1].splitlines()[-1]
+    assert (
+        "nsgf: error: nsgf: no finite update"
+        in process.communicate(timeout=100)[1].splitlines()[-1]
+    )
     assert process.returncode == 2
 
     process = _start(tmp_path / "long", "--wandb", "offline", **pipes)
