@@ -5,19 +5,21 @@ then flags. Every leaf of the configuration is a flag; short flags stand for one
 """
 
 import argparse
+import functools
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from nsgf import __version__
 from nsgf.checkpoint import RunFolder
 from nsgf.config import PHASES, Config
 from nsgf.errors import UserError
-from nsgf.validation import check
+from nsgf.run_trust import at_home, check_links
+from nsgf.settings_file import SECTIONS, config_folder, merged, read_settings, refuse_costly
+from nsgf.validation import check, check_places, expanded, refuse_nulls
 
 SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--train-iters": ("nsgf.iterations", "nsf.iterations", "predictor.iterations"),
@@ -79,11 +81,24 @@ def parse(argv: list[str]) -> Request:
         UserError: anything wrong with it, in one line.
         SystemExit: after printing help or the version.
     """
+    try:
+        return _parse(argv)
+    except OSError as error:
+        raise UserError(f"cannot use {error.filename or 'a path'}: {error.strerror}") from error
+    except (MemoryError, RecursionError) as error:
+        kind = type(error).__name__
+        raise UserError(f"command line or configuration: too large or nested ({kind})") from error
+
+
+def _parse(argv: list[str]) -> Request:
     command = _command(argv)
     if "--help" in argv or "-h" in argv:
-        _config_parser(command, []).print_help()
+        _config_parser(command).print_help()
         raise SystemExit(0)
     control, _ = _control_parser(command).parse_known_args(argv[1:])
+    for key, value in vars(control).items():
+        if isinstance(value, list):  # what argparse makes of --key=--
+            raise UserError(f"--{key} needs a value")
     if command == "train" and control.resume and control.resume_phase:
         raise UserError("--resume and --resume-phase exclude each other")
     run = _find_run(command, control, argv)
@@ -97,6 +112,8 @@ def parse(argv: list[str]) -> Request:
     if _given(argv, "--sinkhorn-batch") and not _given(argv, *kept):
         config, notes = _keep_pool_total(config, _read(command, base, []))
     check(config)
+    if run:
+        config = at_home(config, run, asked=_asked(flags, control))
     return Request(
         command=command,
         config=config,
@@ -134,7 +151,7 @@ def _find_run(command: str, control: argparse.Namespace, argv: list[str]) -> Run
     if command == "preflight":
         return None
     if control.run is not None:
-        return RunFolder.open(Path(control.run))
+        return check_links(RunFolder.open(Path(expanded("run", control.run))))
     resumes = command == "train" and (control.resume or control.resume_phase is not None)
     if command == "train" and not resumes:
         return None
@@ -142,7 +159,8 @@ def _find_run(command: str, control: argparse.Namespace, argv: list[str]) -> Run
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
     where = _only(argv, "--out-dir", "--out_dir", "--exp")
     config = _read(command, [_config_file(control)], where)
-    return RunFolder.newest(Path(config.out_dir), config.exp)
+    check_places(config)
+    return check_links(RunFolder.newest(Path(config.out_dir), config.exp))
 
 
 def _base_files(control: argparse.Namespace, run: RunFolder | None) -> list[Path]:
@@ -168,13 +186,6 @@ def _config_file(control: argparse.Namespace) -> Path:
     return folder / f"{control.exp}.yaml"
 
 
-def config_folder() -> Path:
-    """Folder of the shipped YAML files: inside an installed wheel, or beside the package."""
-    package = Path(__file__).parent
-    inside = package / "configs"
-    return inside if inside.is_dir() else package.parent / "configs"
-
-
 # --- flags --------------------------------------------------------------------------------------
 
 
@@ -186,6 +197,8 @@ def _expand(arguments: list[str], command: str = "train") -> list[str]:
     while words:
         word = words.pop(0)
         flag, equals, value = word.partition("=")
+        if flag.rstrip("+").removeprefix("--") in SECTIONS:
+            raise UserError(f"{flag} is a section; set its keys: {flag}.KEY VALUE")
         if flag in SWITCHES and not equals:
             expanded += SWITCHES[flag]
         elif flag in SHORT_FLAGS:
@@ -219,6 +232,14 @@ def _keep_pool_total(config: Config, base: Config) -> tuple[Config, tuple[str, .
 
 def _given(argv: list[str], *flags: str) -> bool:
     return any(word.partition("=")[0] in flags for word in argv)
+
+
+def _asked(flags: list[str], control: argparse.Namespace) -> set[str]:
+    """Keys about the place of images that this command itself sets, not the run's own settings."""
+    keys = {key for key in ("data.root", "data.download") if _given(flags, f"--{key}")}
+    if control.config is not None:
+        keys |= {f"data.{key}" for key in read_settings(Path(control.config)).get("data", {})}
+    return keys
 
 
 def _only(argv: list[str], *flags: str) -> list[str]:
@@ -292,14 +313,14 @@ def _control_parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _config_parser(command: str, base: list[Path]) -> ArgumentParser:
+@functools.cache  # half the time of a command line; nothing of one stays in it
+def _config_parser(command: str) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = _Parser(
         prog=f"nsgf {command}",
         description=COMMAND_HELP[command],
         epilog=_short_flag_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        default_config_files=[str(file) for file in base],
         allow_abbrev=False,
     )
     _add_control_arguments(parser, command)
@@ -317,35 +338,14 @@ def _short_flag_help() -> str:
 
 def _read(command: str, base: list[Path], flags: list[str]) -> Config:
     """The configuration in the files ``base`` with ``flags`` on top, not yet checked for ranges."""
+    content: dict[str, Any] = {}
     for file in base:
-        _check_file(file)
-    parser = _config_parser(command, base)
-    parsed = parser.parse_args(flags)
+        content = merged(content, read_settings(file))
+    for flag in flags:
+        refuse_costly(flag.partition("=")[2] or flag, flag.partition("=")[0])
+    parser = _config_parser(command)
+    parsed = parser.parse_args(flags, namespace=parser.parse_object(content))
     found: Namespace = parser.instantiate(parsed)
-    return Config(**{name: getattr(found, name) for name in Config.__dataclass_fields__})
-
-
-def _check_file(file: Path) -> None:
-    """Refuse what the parser would fall over: no YAML, unknown sections, values for sections."""
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UserError(f"config {file}: cannot be read ({_one_line(str(error))})") from error
-    if not isinstance(content, dict):
-        raise UserError(f"config {file}: must hold keys and values, not {content!r}")
-    _check_sections(content, asdict(Config()), "")
-    if "exp" not in content:
-        raise UserError(f"config {file}: must name its experiment, for example exp: {file.stem}")
-
-
-def _check_sections(content: dict[Any, Any], schema: dict[str, Any], prefix: str) -> None:
-    for key, value in content.items():
-        if key not in schema:
-            known = ", ".join(schema)
-            raise UserError(f"{prefix}{key}: unknown key; known here are {known}")
-        if isinstance(schema[key], dict):
-            if not isinstance(value, dict):
-                raise UserError(
-                    f"{prefix}{key} = {value!r}: must be a section with keys {list(schema[key])}"
-                )
-            _check_sections(value, schema[key], f"{prefix}{key}.")
+    config = Config(**{name: getattr(found, name) for name in Config.__dataclass_fields__})
+    refuse_nulls(config)
+    return config

@@ -252,6 +252,19 @@ def load(file: Path) -> dict[str, Any]:
     return payload
 
 
+def check_content(file: Path, payload: dict[str, Any]) -> dict[str, Any]:
+    """The payload of a phase's checkpoint, once what its readers rely on is there.
+
+    Raises:
+        UserError: a part is missing or of another kind.
+    """
+    kinds = {"step": int, "config": dict, "model": dict, "ema": dict}
+    wrong = [key for key, kind in kinds.items() if not isinstance(payload.get(key), kind)]
+    if wrong:
+        raise UserError(f"checkpoint {file}: no usable {', '.join(wrong)} in it; remove it")
+    return payload
+
+
 def _started(path: Path, exp: str) -> tuple[str, int] | None:
     """When a run of ``exp`` was started: time in its name, number within that second."""
     stamp = re.fullmatch(re.escape(exp) + r"-(\d{8}_\d{6})(?:_(\d+))?", path.name)

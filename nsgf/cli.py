@@ -2,12 +2,14 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from nsgf.arguments import Request, parse
 from nsgf.checkpoint import RunFolder, dump_config
 from nsgf.distributed import is_launched, join
-from nsgf.errors import UserError
+from nsgf.errors import UserError, one_line
 from nsgf.experiment import train
 from nsgf.inference import evaluate_run, sample_run
 from nsgf.preflight import preflight
@@ -15,7 +17,11 @@ from nsgf.stopping import Stopped, StopRequest
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code: 0, 2 for what the user can mend, 130 for Ctrl-C."""
+    """Entry point; returns the exit code.
+
+    0; 1 after the traceback of a bug; 2 for what the user can mend; 130 for Ctrl-C.
+    """
+    request = None
     try:
         request = parse(sys.argv[1:] if argv is None else argv)
         return _execute(request)
@@ -27,11 +33,25 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("nsgf: interrupted; train goes on from its last checkpoint with --resume")
         return 130
+    except Exception:
+        traceback.print_exc()
+        print(_report(request), file=sys.stderr)
+        return 1
+
+
+def _report(request: Request | None) -> str:
+    """One line after a traceback: what a report of it should bring along."""
+    where = "the command line"
+    if request:
+        config = request.config
+        run = request.run or Path(config.out_dir) / f"{config.exp}-*"
+        where = f"the command line, {run}/log.txt and {run}/config.yaml (if they exist)"
+    return f"nsgf: unexpected error, a bug: please report it with the lines above and {where}"
 
 
 def _fail(line: str) -> int:
     who = f" (process {os.environ['RANK']})" if is_launched() else ""
-    print(f"nsgf: error{who}: {line}", file=sys.stderr)
+    print(f"nsgf: error{who}: {one_line(line)}", file=sys.stderr)
     return 2
 
 

@@ -11,9 +11,13 @@ PhaseName = Literal["nsgf", "nsf", "predictor"]
 PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
 
 
-def at_least(minimum: float, default: Any) -> Any:
-    """Field whose value must be >= ``minimum``."""
-    return field(default=default, metadata={"minimum": minimum})
+MANY = 10**9
+"""Largest value of a count that names none of its own: more than any run could ever use."""
+
+
+def at_least(minimum: float, default: Any, maximum: float = MANY) -> Any:
+    """Field whose value must be >= ``minimum`` and <= ``maximum``."""
+    return field(default=default, metadata={"minimum": minimum, "maximum": maximum})
 
 
 def above(bound: float, default: Any) -> Any:
@@ -27,9 +31,11 @@ def inside(low: float, high: float, default: Any, *, closed_low: bool = False) -
     return field(default=default, metadata={lower: low, "below": high})
 
 
-def list_of(*default: Any, minimum: float = 1) -> Any:
-    """List field whose items must be >= ``minimum``."""
-    return field(default_factory=lambda: list(default), metadata={"minimum": minimum})
+def list_of(*default: Any, minimum: float = 1, maximum: float = MANY) -> Any:
+    """List field whose items must be >= ``minimum`` and <= ``maximum``."""
+    return field(
+        default_factory=lambda: list(default), metadata={"minimum": minimum, "maximum": maximum}
+    )
 
 
 @dataclass
@@ -45,7 +51,7 @@ class DataConfig:
     root: str = "data"
     """Folder of the image sets, in torchvision's layout."""
     verify: bool = True
-    """Compare CIFAR-10's files with the published md5 sums; false unpickles what is there."""
+    """Compare CIFAR-10's files with the published md5 sums; false takes what is there."""
     download: bool = True
     """Download an image set that is not in data.root."""
     fake: bool = False
@@ -105,11 +111,11 @@ class PoolConfig:
 class MLPConfig:
     """Networks for 2D data."""
 
-    width: int = at_least(1, 256)
+    width: int = at_least(1, 256, 2**16)
     """Units of a hidden layer."""
-    depth: int = at_least(1, 3)
+    depth: int = at_least(1, 3, 1000)
     """Hidden layers."""
-    time_features: int = at_least(2, 32)
+    time_features: int = at_least(2, 32, 2**16)
     """Sines and cosines of t that join the input; even."""
 
 
@@ -117,11 +123,11 @@ class MLPConfig:
 class UNetConfig:
     """ADM-style UNet (Dhariwal and Nichol 2021) for images."""
 
-    channels: int = at_least(1, 32)
+    channels: int = at_least(1, 32, 2**14)
     """Channels at full resolution, a multiple of 32 (GroupNorm has 32 groups)."""
-    res_blocks: int = at_least(1, 1)
+    res_blocks: int = at_least(1, 1, 100)
     """Residual blocks of a level on the way down; one more on the way up."""
-    mult: list[int] = list_of(1, 2)
+    mult: list[int] = list_of(1, 2, maximum=64)
     """Channel multiplier of each level; each further level halves the resolution."""
     attention: list[int] = list_of()
     """Resolutions in pixels with self-attention."""
@@ -143,7 +149,7 @@ class ModelConfig:
     """mlp for 2D sets, unet for image sets."""
     mlp: MLPConfig = field(default_factory=MLPConfig)
     unet: UNetConfig = field(default_factory=UNetConfig)
-    predictor_channels: list[int] = list_of(32, 64, 128, 256)
+    predictor_channels: list[int] = list_of(32, 64, 128, 256, maximum=2**14)
     """Convolution layers of the time predictor for images; each halves the resolution."""
     checkpoint_activations: bool = False
     """Recompute the activations of each block of a unet in the backward pass: less memory, about a
@@ -243,7 +249,7 @@ class SamplingConfig:
     """Euler steps with the velocity network over the whole flow time; null: flow.steps."""
     straight_steps: int = at_least(1, 10)
     """Euler steps of each sample from its predicted time tau to 1."""
-    omega: float | None = field(default=None, metadata={"above": 0, "maximum": 1})
+    omega: float | None = field(default=None, metadata={"minimum": 1e-6, "maximum": 1})
     """Fixed step of the straight flow instead of straight_steps; steps then differ by sample."""
     weights: Literal["ema", "last"] = "ema"
     """Averaged weights or those of the last update."""
@@ -273,7 +279,7 @@ class Config:
     """Name of the experiment: configs/NAME.yaml, and the beginning of the run folder's name."""
     phases: list[PhaseName] = field(default_factory=lambda: list(PHASES))
     """What is trained, in this order: nsgf; nsgf, nsf; or nsgf, nsf, predictor."""
-    seed: int = at_least(0, 0)
+    seed: int = at_least(0, 0, 2**63 - 1)
     """Every random number of the run follows from it."""
     device: str = "auto"
     """auto (cuda if there is one), cpu, cuda or cuda:N."""

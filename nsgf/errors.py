@@ -1,5 +1,19 @@
 """The one exception that is meant for the user."""
 
+MAX_LENGTH = 2000
+"""Characters of a message; what is longer quotes a file or a flag at length."""
+
 
 class UserError(Exception):
     """Something the user can mend: its message is one line with the cause and the remedy."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(text: str) -> str:
+    """``text`` as a single printable line: others' words may hold line ends or terminal codes."""
+    if len(text) > MAX_LENGTH:
+        text = f"{text[: MAX_LENGTH * 3 // 4]} ... {text[-MAX_LENGTH // 5 :]}"
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)

@@ -70,7 +70,7 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     file = run.checkpoint_file(phase)
     if not file.exists():
         return False
-    payload = checkpoint.load(file)
+    payload = checkpoint.check_content(file, checkpoint.load(file))
     done = int(payload["step"]) >= getattr(config, phase).iterations
     found = contradictions(payload["config"], config, running=None if done else phase, phase=phase)
     if found:
@@ -93,11 +93,16 @@ def load_network(
     Raises:
         UserError: no checkpoint, or one of another architecture.
     """
-    payload, remark = checkpoint.load_good(run.checkpoint_file(phase))
+    file = run.checkpoint_file(phase)
+    payload, remark = checkpoint.load_good(file)
+    checkpoint.check_content(file, payload)
     found = contradictions(payload["config"], config, FROZEN_IN_SAMPLING)
     if found:
-        raise UserError(f"cannot use {run.checkpoint_file(phase)}: " + "; ".join(found))
+        raise UserError(f"cannot use {file}: " + "; ".join(found))
     model = build_network(phase, config.model, data_shape(config.data.name), seed=0)
-    model.load_state_dict(payload["ema" if weights == "ema" else "model"])
-    progress = f"{payload['step']} of {payload['config'][phase]['iterations']}{remark}"
+    try:
+        model.load_state_dict(payload["ema" if weights == "ema" else "model"])
+        progress = f"{payload['step']} of {payload['config'][phase]['iterations']}{remark}"
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"checkpoint {file} does not fit the network ({error})") from error
     return Trained(model.to(device).eval().requires_grad_(False), progress)

@@ -114,7 +114,7 @@ class Tracker:
         for file in (self._metrics, self._costs):
             if file.exists():
                 lines = file.read_text(errors="replace").splitlines()
-                ordered = sorted(lines, key=lambda line: phases.index(json.loads(line)["phase"]))
+                ordered = sorted(lines, key=lambda line: _place(line, phases))
                 if ordered != lines:
                     write_text(file, "".join(line + "\n" for line in ordered))
 
@@ -137,9 +137,14 @@ def _is_after(line: str, phase: str, step: int) -> bool:
     try:
         record = json.loads(line)
         recorded, number = record["phase"], record["step"]
-    except (ValueError, KeyError, TypeError):  # cut off by an interruption
-        return True
-    return recorded == phase and number > step
+        return bool(recorded == phase and number > step)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return True  # cut off by an interruption, or none of this program's
+
+
+def _place(line: str, phases: tuple[str, ...]) -> int:
+    phase = json.loads(line)["phase"]
+    return phases.index(phase) if phase in phases else len(phases)
 
 
 class SilentTracker(Tracker):

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from nsgf.config import PHASES, Config, PhaseName
 from nsgf.data.images import IMAGE_SHAPES
@@ -11,6 +13,11 @@ from nsgf.errors import UserError
 from nsgf.models.unet import GROUPS
 
 MAX_STEPS_PLUS_PLUS = 5
+PATHS = ("out_dir", "data.root", "evaluation.inception_weights")
+MAX_PATH = 4096
+"""Characters of a text; Linux takes no longer path."""
+MAX_NAME = 100
+"""Characters of exp: it begins the name of a folder."""
 
 
 def check(config: Config) -> None:
@@ -18,8 +25,9 @@ def check(config: Config) -> None:
     Raises:
         UserError: one line that names each wrong key, its value and what is allowed.
     """
+    refuse_nulls(config)
     problems = [*_range_problems(config), *_phase_problems(config), *_data_problems(config)]
-    problems += _flow_problems(config)
+    problems += [*_flow_problems(config), *_name_problems(config), *_text_problems(config)]
     if config.model.kind == "unet" and config.data.name in IMAGE_SHAPES:
         problems += [*_unet_problems(config), *_predictor_problems(config)]
     if problems:
@@ -34,6 +42,32 @@ def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, dataclasses.
             yield from leaves(value, f"{prefix}{item.name}.")
         else:
             yield f"{prefix}{item.name}", value, item
+
+
+def refuse_nulls(config: Config) -> None:
+    """The parser lets null through for every type.
+
+    Raises:
+        UserError: keys without a value whose type has no null.
+    """
+    found = [
+        f"{key} = null: must have a value"
+        for key, value, item in leaves(config)
+        if value is None and type(None) not in get_args(item.type)
+    ]
+    if found:
+        raise UserError("; ".join(found))
+
+
+def check_places(config: Config) -> None:
+    """What must hold before ``exp`` and ``out_dir`` are looked for.
+
+    Raises:
+        UserError: they, or another text, are no names or paths.
+    """
+    problems = [*_name_problems(config), *_text_problems(config)]
+    if problems:
+        raise UserError("; ".join(problems))
 
 
 def _range_problems(config: Config) -> Iterator[str]:
@@ -66,14 +100,40 @@ def _phase_problems(config: Config) -> Iterator[str]:
     allowed = [list(PHASES[:count]) for count in range(1, len(PHASES) + 1)]
     if config.phases not in allowed:
         yield f"phases = {config.phases}: must be one of {', '.join(map(str, allowed))}"
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", config.device):
+        yield f"device = {config.device}: must be auto, cpu, cuda or cuda:N"
+
+
+def _name_problems(config: Config) -> Iterator[str]:
     if not config.exp or any(not (c.isalnum() or c in "-_") for c in config.exp):
         yield f"exp = {config.exp!r}: must be letters, digits, '-' and '_' (it names a folder)"
-    if config.device not in ("auto", "cpu", "cuda") and not (
-        config.device.startswith("cuda:") and config.device[5:].isdigit()
-    ):
-        yield f"device = {config.device}: must be auto, cpu, cuda or cuda:N"
-    if config.seed >= 2**63:
-        yield f"seed = {config.seed}: must be < 2^63"
+    if len(config.exp) > MAX_NAME:
+        yield f"exp = {config.exp}: must have at most {MAX_NAME} characters (it names a folder)"
+
+
+def _text_problems(config: Config) -> Iterator[str]:
+    for key, value, _ in leaves(config):
+        if isinstance(value, str) and not (value.isprintable() and len(value) <= MAX_PATH):
+            yield f"{key} = {value!r}: must be at most {MAX_PATH} printable characters"
+        elif key in PATHS and value is not None:
+            try:
+                expanded(key, value)
+            except UserError as error:
+                yield str(error)
+
+
+def expanded(key: str, path: str) -> str:
+    """A path of the user's with ``~`` written out.
+
+    Raises:
+        UserError: it is empty or not printable, or of a user who does not exist.
+    """
+    if not path or not path.isprintable():
+        raise UserError(f"{key} = {path!r}: must be a path of printable characters")
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError as error:
+        raise UserError(f"{key} = {path}: no such user; ./~ names a folder called ~") from error
 
 
 def _data_problems(config: Config) -> Iterator[str]:

@@ -5,6 +5,7 @@ wandb is imported only here, and only by a run that asks for it. Its files lie i
 """
 
 import os
+import re
 import socket
 import sys
 import uuid
@@ -17,6 +18,7 @@ from urllib.request import getproxies
 
 from nsgf.checkpoint import RunFolder, write_text
 from nsgf.config import PHASES, Config
+from nsgf.errors import UserError
 from nsgf.tracking import one_line
 
 CONNECT_SECONDS = 5.0
@@ -85,11 +87,18 @@ def open_mirror(config: Config, run: RunFolder, say: Callable[[str], None]) -> W
 
 
 def run_id(run: RunFolder) -> str:
-    """The W&B run's id, made once and kept in ``wandb_id.txt``: a resumed run has the same one."""
+    """The W&B run's id, made once and kept in ``wandb_id.txt``: a resumed run has the same one.
+
+    Raises:
+        UserError: the file holds something else.
+    """
     file = run.path / "wandb_id.txt"
     if not file.exists():
         write_text(file, uuid.uuid4().hex[:12] + "\n")
-    return file.read_text().strip()
+    found = file.read_text().strip()
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", found):  # wandb names folders after it
+        raise UserError(f"{file} holds no id of a W&B run; remove it for a new one")
+    return found
 
 
 def _begin(config: Config, run: RunFolder, mode: Literal["online", "offline"]) -> Any:

@@ -685,8 +685,8 @@ EDITS = [
     Edit(
         "YAML wins over flags",
         "arguments.py",
-        "parsed = parser.parse_args(flags)",
-        "parsed = parser.parse_args([])",
+        "parser.parse_args(flags, namespace",
+        "parser.parse_args([], namespace",
     ),
     Edit(
         "architecture not compared", "validation.py", '"flow", "pool", "model")', '"flow", "pool")'

@@ -30,7 +30,7 @@ WRONG = [  # experiment, flag, words of the message
     ("2d", "--nsgf.lr=0", "nsgf.lr = 0.0: must be > 0"),
     ("2d", "--nsgf.ema_decay=1", "nsgf.ema_decay = 1.0: must be >= 0 and < 1"),
     ("2d", "--nsgf.clip_norm=0", "nsgf.clip_norm = 0.0: must be > 0"),
-    ("2d", "--sampling.omega=1.5", "sampling.omega = 1.5: must be > 0 and <= 1"),
+    ("2d", "--sampling.omega=1.5", "sampling.omega = 1.5: must be >= 1e-06 and <= 1"),
     ("2d", "--seed=-1", "seed = -1: must be >= 0"),
     ("2d", "--device=gpu", "device = gpu: must be auto, cpu, cuda or cuda:N"),
     ("2d", "--phases=[nsf]", "phases = ['nsf']: must be one of"),
@@ -63,6 +63,17 @@ def test_wrong_values_are_named_in_one_line(exp, flag, words):
         shipped(exp, flag)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_counts_have_an_upper_bound():
+    """No integer may be large enough to hang an estimate or to overflow a float."""
+    for key, value, item in leaves(Config()):
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and not isinstance(number, bool):
+                assert item.metadata["maximum"] < 2**63, key
+    with pytest.raises(UserError, match=r"model\.mlp\.depth = 1001: must be >= 1 and <= 1000"):
+        shipped("2d", "--model.mlp.depth=1001")
+    assert shipped("2d", f"--seed={2**63 - 1}").seed == 2**63 - 1
 
 
 def test_all_problems_are_reported_at_once():

@@ -1,12 +1,12 @@
 """Image sets, held as uint8 tensors (N, C, H, W) in main memory."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nsgf.data.cifar import read_batch
 from nsgf.errors import UserError
 
 IMAGE_SHAPES: dict[str, tuple[int, int, int]] = {
@@ -50,8 +50,8 @@ def load_images(name: str, root: Path, *, verify: bool, download: bool) -> Tenso
     except Exception as error:  # damaged files make torchvision and pickle raise nearly anything
         raise UserError(_missing(name, root, verify, download, error)) from error
     _, height, width = IMAGE_SHAPES[name]
-    if images.ndim != 4 or tuple(images.shape[2:]) != (height, width):
-        raise UserError(f"data.root = {root}: {name} has images of shape {tuple(images.shape[1:])}")
+    if images.ndim != 4 or tuple(images.shape[2:]) != (height, width) or not len(images):
+        raise UserError(f"data.root = {root}: {name} has images of shape {tuple(images.shape)}")
     return images
 
 
@@ -69,7 +69,11 @@ def _digits() -> Tensor:
 
 
 def _mnist(root: Path, verify: bool, download: bool) -> Tensor:
-    from torchvision.datasets import MNIST
+    from torchvision.datasets import MNIST as PUBLISHED
+
+    class MNIST(PUBLISHED):  # torchvision names the folder after the class
+        def _check_legacy_exist(self) -> bool:
+            return False  # pickles of old versions, preferred by torchvision where they exist
 
     return MNIST(str(root), train=True, download=download).data.unsqueeze(1)
 
@@ -77,17 +81,11 @@ def _mnist(root: Path, verify: bool, download: bool) -> Tensor:
 def _cifar10(root: Path, verify: bool, download: bool) -> Tensor:
     from torchvision.datasets import CIFAR10
 
-    source: Callable[..., CIFAR10] = CIFAR10
-    if not verify:
-
-        class UnverifiedCIFAR10(CIFAR10):
-            train_list = [[name, None] for name, _ in CIFAR10.train_list]  # noqa: RUF012
-            test_list = [[name, None] for name, _ in CIFAR10.test_list]  # noqa: RUF012
-            meta = {**CIFAR10.meta, "md5": None}  # noqa: RUF012
-
-        source = UnverifiedCIFAR10
-    pixels = source(str(root), train=True, download=download).data  # (N, H, W, C)
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    files = [root / CIFAR10.base_folder / name for name, _ in CIFAR10.train_list]
+    if verify or (download and not all(file.is_file() for file in files)):
+        pixels = CIFAR10(str(root), train=True, download=download).data  # (N, H, W, C)
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    return torch.from_numpy(np.concatenate([read_batch(file) for file in files]))
 
 
 def _missing(name: str, root: Path, verify: bool, download: bool, error: Exception) -> str:

@@ -83,7 +83,10 @@ def check_weights(file: Path) -> None:
     if not file.is_file():
         raise UserError(f"evaluation.inception_weights = {file}: no such file")
     try:
-        torch.load(file, map_location="cpu", weights_only=True)
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        tensors = state.values()
+        if not all(isinstance(tensor, Tensor) for tensor in tensors):
+            raise TypeError("values that are no tensors")
     except Exception as error:  # torch raises many types for damaged or foreign files
         raise UserError(
             f"evaluation.inception_weights = {file}: no usable Inception weights "

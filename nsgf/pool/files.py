@@ -156,10 +156,8 @@ def read_header(folder: Path) -> Header | None:
         known = isinstance(header, dict) and header.get("format") == FORMAT
         known = known and isinstance(header["checksums"], list)
         known = known and header["dtype"] in ("float32", "float16")
-        known = (
-            known and isinstance(header["settings"], dict) and isinstance(header["report"], dict)
-        )
-    except (OSError, ValueError, KeyError):
+        known = known and isinstance(header["settings"], dict) and _is_report(header["report"])
+    except (OSError, ValueError, KeyError, RecursionError):
         known = False
     if not known:
         raise UserError(
@@ -167,6 +165,17 @@ def read_header(folder: Path) -> Header | None:
             f"remove the folder {folder} to build the pool again"
         )
     return dict(header)
+
+
+def _is_report(report: Any) -> bool:
+    """Whether it is what :meth:`PoolFile.commit` keeps: nothing yet, or counts by name."""
+    if not isinstance(report, dict):
+        return False
+    counts = {key: value for key, value in report.items() if key != "worst_error"}
+    worst = report.get("worst_error")
+    return isinstance(worst, float | int | None) and all(
+        isinstance(value, float | int) and value >= 0 for value in counts.values()
+    )
 
 
 def write_header(folder: Path, header: Header) -> None:

@@ -193,8 +193,11 @@ class _Phase:
         if not self.file.exists():
             return
         payload = checkpoint.load(self.file)
-        self.state.load_state_dict(payload)
-        self.window.readings = [Reading(*pair) for pair in payload["window"]]
+        try:
+            self.state.load_state_dict(payload)
+            self.window.readings = [Reading(*pair) for pair in payload["window"]]
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"checkpoint {self.file} does not fit ({error}); remove it") from error
         self.tracker.say(
             f"{self.name}: going on after step {self.state.step} of {self.optim.iterations}"
         )
@@ -207,7 +210,7 @@ class _Phase:
         return {
             "phase": self.name,
             "config": asdict(self.session.config),
-            "window": [list(reading) for reading in self.window.readings],
+            "window": [[reading.loss, reading.norm] for reading in self.window.readings],
             **self.state.state_dict(),
         }
 
