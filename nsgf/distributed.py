@@ -86,7 +86,7 @@ def check_shares(config: Config, phases: list[PhaseName], size: int) -> None:
 
 def is_launched() -> bool:
     """Whether torchrun started this process beside others."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
 
 
 @contextmanager

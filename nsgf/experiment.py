@@ -52,7 +52,8 @@ def train(
 ) -> RunFolder:
     """Algorithm 3: train the configured phases that are not done yet.
 
-    Everything that can be refused is refused before anything is written.
+    Everything that can be refused is refused before anything is written, but for the lock of an
+    earlier run's folder, and damaged checkpoints that are put aside.
 
     Args:
         config: the experiment.
@@ -77,6 +78,7 @@ def train(
             _take_over(run, world, held)
         pending = pending_phases(config, run, first) if run else Pending(config.phases, [])
         plan = training_plan(config, pending.phases, device, run, world)
+        world.wait()  # the first process moves checkpoints only when all have read them
         keeps_images = config.train.data_on_device and device.type == "cuda"
         place = device if keeps_images else None
         data = Data(config.data, config.seed, place) if pending.phases else None
@@ -152,7 +154,8 @@ def show_preview(session: Session, data: Data, phase: PhaseName) -> None:
     One that cannot be made is one line: what is trained is saved already.
     """
     config, run, tracker = session.config, session.run, session.tracker
-    if not (config.train.preview and session.world.is_main):
+    wanted = config.train.preview and session.stop.reason is None
+    if not (wanted and session.world.is_main):
         return
     try:
         file = save_preview(config, run, phase, data, session.device)

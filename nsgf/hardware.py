@@ -14,6 +14,8 @@ from nsgf.errors import UserError
 def pick_device(name: str, card: int | None = None) -> torch.device:
     """The device that ``name`` (auto, cpu, cuda, cuda:N) means here.
 
+    A card becomes torch's current one.
+
     Args:
         name: the configured device.
         card: which one auto and cuda mean; None: torch's current one.
@@ -24,13 +26,16 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
-    if name == "cuda" and card is not None:
-        device = torch.device("cuda", card)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type != "cuda":
+        return device
+    if (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"device = {name}: this machine has {torch.cuda.device_count()} CUDA devices; "
             "use --device cpu or --device auto"
         )
+    if device.index is None:  # some of torch's functions want a number
+        device = torch.device("cuda", torch.cuda.current_device() if card is None else card)
+    torch.cuda.set_device(device)  # for streams, events and memory that name no device
     return device
 
 

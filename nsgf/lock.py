@@ -18,15 +18,18 @@ def only_process(folder: Path) -> Iterator[None]:
     """Hold a run folder against other processes.
 
     The operating system lets go of the lock when its process ends, however it ends, so one that is
-    left behind in a moved or interrupted run holds nobody up.
+    left behind in a moved or interrupted run holds nobody up. A file system that knows no locks is
+    used without one.
 
     Raises:
         UserError: another process works there; the message names it.
         OSError: the folder cannot be written.
     """
-    lock, owner = FileLock(folder / "lock", timeout=0), folder / "lock.owner"
+    lock, owner = _lock(folder / "lock"), folder / "lock.owner"
     try:
         lock.acquire()
+    except NotImplementedError:
+        pass
     except Timeout as error:
         who = owner.read_text(errors="replace").strip() if owner.exists() else "another process"
         raise UserError(f"run = {folder}: {who} works on it; wait for its end") from error
@@ -36,3 +39,11 @@ def only_process(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _lock(file: Path) -> FileLock:
+    """A lock of the operating system's, never the kind that a killed process leaves behind."""
+    try:
+        return FileLock(file, timeout=0, fallback_to_soft=False)
+    except TypeError:  # versions that know no other kind
+        return FileLock(file, timeout=0)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -14,7 +15,12 @@ from nsgf.experiment import training_plan
 from nsgf.hardware import describe, format_bytes, peak_memory, pick_device, reset_peak_memory
 from nsgf.models import build_network
 from nsgf.sinkhorn import build_solver
-from nsgf.training.acceleration import Forward, device_settings
+from nsgf.training.acceleration import (
+    Forward,
+    compiling,
+    device_settings,
+    prepare_environment,
+)
 from nsgf.training.optimization import Optimization
 from nsgf.training.trainers import Batch
 
@@ -28,6 +34,7 @@ def preflight(config: Config) -> list[str]:
     Raises:
         UserError: the device does not exist or the pool does not fit.
     """
+    prepare_environment(config.train, Path(config.out_dir).expanduser() / ".compiled")
     device = pick_device(config.device)
     lines = [f"machine: {describe(device)}", *training_plan(config, config.phases, device)]
     pool_seconds = _flow_seconds(config, device) * config.pool.num_batches
@@ -73,6 +80,9 @@ def _step_cost(config: Config, phase: PhaseName, device: torch.device) -> tuple[
             accumulate=min(config.train.accumulate, size),
         )
         batch = _noise(phase, size, shape, device)
+        if config.train.compile:
+            with compiling():
+                state.rehearse(batch)
         reset_peak_memory(device)
         seconds = _median_seconds(lambda: state.update(batch), device) * optim.batch_size / size
     if device.type != "cuda":

@@ -40,7 +40,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGINT (Ctrl-C) and SIGTERM for requests; a second Ctrl-C interrupts at once.
+        """Take SIGINT (Ctrl-C) and SIGTERM for requests; a Ctrl-C after either interrupts at once.
 
         Must be called in the main thread.
         """

@@ -22,7 +22,7 @@ class Mirror(Protocol):
     """Where records and pictures are shown besides the run folder; may fail at any time."""
 
     def record(self, values: dict[str, Any]) -> None:
-        """Take in one record of metrics.jsonl."""
+        """Take in one record of metrics.jsonl or costs.jsonl."""
         ...
 
     def picture(self, name: str, file: Path) -> None:

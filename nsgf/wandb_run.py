@@ -1,7 +1,7 @@
 """The mirror of a run at Weights & Biases: one W&B run per run folder, however often it resumes.
 
 wandb is imported only here, and only by a run that asks for it. Its files lie in the run folder's
-``wandb/``; what is shown there is a copy of ``metrics.jsonl`` and of the pictures.
+``wandb/``; what is shown there is a copy of both ``.jsonl`` files and of the pictures.
 """
 
 import os
@@ -39,7 +39,7 @@ class WandbMirror:
             run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
 
     def record(self, values: dict[str, Any]) -> None:
-        """Log one record of metrics.jsonl under its phase: ``nsgf/step``, ``nsgf/loss``, ..."""
+        """Log a record of metrics.jsonl or costs.jsonl under its phase: ``nsgf/loss``, ..."""
         phase = values.get("phase")
         prefix = f"{phase}/" if phase else ""
         self._run.log({prefix + key: value for key, value in values.items() if key != "phase"})

@@ -22,6 +22,7 @@ from nsgf.config import Config
 from nsgf.data.images import IMAGE_SHAPES
 from nsgf.errors import UserError
 from nsgf.hardware import versions
+from nsgf.training.acceleration import prepare_environment
 
 FEW_FLOWS = 16
 """Mini-batches of the pool that is sampled: 151 MB for CIFAR-10, more than most caches."""
@@ -115,6 +116,7 @@ def experiment(name: str, flags: list[str]) -> Config:
     real = any(word.partition("=")[0] in ("--data-root", "--data.root") for word in flags)
     base = ["--exp", name, "--pool-batches", str(FEW_FLOWS)]
     config = parse(["train", *base, *flags]).config
+    prepare_environment(config.train, Path(config.out_dir).expanduser() / ".compiled")
     if real or config.data.name not in IMAGE_SHAPES or config.data.name == "digits":
         return config
     return parse(["train", *base, "--fake-data", *flags]).config

@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,12 +65,14 @@ def test_alone_there_is_nothing_to_agree_on(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert not is_launched()
     monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not is_launched()  # some clusters set this one for jobs of their own
+    monkeypatch.setenv("LOCAL_RANK", "1")
     assert is_launched()
 
 
 def test_only_training_may_be_launched(monkeypatch, capsys, tiny_run):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "1")
+    for key, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(key, value)
     assert main(["sample", "--run", str(tiny_run.path)]) == 2
     error = capsys.readouterr().err
     assert (
@@ -197,10 +202,10 @@ from nsgf.cli import main
 
 update = Optimization.update
 
-def dies(self, batch):
+def dies(self, batch, **options):
     if self._world.rank == 1 and self.step == 2:
         raise RuntimeError("this process is lost")
-    return update(self, batch)
+    return update(self, batch, **options)
 
 Optimization.update = dies
 raise SystemExit(main(sys.argv[1:]))
@@ -214,6 +219,29 @@ def test_process_that_dies_ends_the_job_with_its_error(tmp_path):
     done = torchrun(2, str(script), "train", *FLAGS, f"--out-dir={tmp_path}")
     assert done.returncode != 0
     assert "this process is lost" in done.stderr
+
+
+@pytest.mark.e2e
+def test_two_processes_stop_on_request_after_the_same_update(tmp_path):
+    runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    long = ("--nsgf.iterations=100000", "--train.checkpoint_every=100000")
+    process = subprocess.Popen(
+        [*runner, "-m", "nsgf", "train", *FLAGS, *long, f"--out-dir={tmp_path}"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list(tmp_path.glob("*/metrics.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    step = re.search(r"stopped \(SIGTERM\), nsgf: step (\d+) of 100000", output)
+    assert step, output + errors
+    run = only_run(tmp_path)
+    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == int(step[1])
+    assert f"torchrun --nproc-per-node 2 -m nsgf train --run {run.path} --resume" in output
 
 
 @pytest.mark.e2e

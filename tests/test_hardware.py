@@ -56,10 +56,16 @@ def test_bytes_for_people(count, text):
     assert format_bytes(count) == text
 
 
-def test_cards_of_processes():
-    """auto and cuda mean a process's own card, a named card means that one."""
-    if torch.cuda.is_available():
-        assert pick_device("auto", 0) == pick_device("cuda", 0) == torch.device("cuda", 0)
+def test_cards_have_numbers_and_become_the_current_one(monkeypatch):
+    """auto and cuda mean a process's own card, or torch's current one; a named card that one."""
+    current = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(device.index))
+    wanted = (("auto",), ("cuda",), ("auto", 1), ("cuda", 0), ("cuda:1",), ("cuda:1", 0))
+    picked = [pick_device(*arguments) for arguments in wanted]
+    assert [device.index for device in picked] == current == [2, 2, 1, 0, 1, 1]
     assert pick_device("cpu", 0) == torch.device("cpu")
 
 

@@ -19,7 +19,9 @@ FAKE_IMAGES = 512
 
 def to_unit_range(images: Tensor) -> Tensor:
     """uint8 in [0, 255] to float32 in [-1, 1]."""
-    return images.float().div_(127.5).sub_(1.0)
+    # a tensor: by a plain number a card does not divide, but multiply with its rounded inverse
+    half = torch.full((), 127.5, device=images.device)
+    return images.float().div_(half).sub_(1.0)
 
 
 def to_bytes(images: Tensor) -> Tensor:

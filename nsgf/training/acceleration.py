@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -83,12 +83,14 @@ class Forward:
         if config.channels_last:
             model.to(memory_format=torch.channels_last)
         self._shared: DistributedDataParallel | None = None
-        network: nn.Module = model
-        if world.size > 1 and any(True for _ in model.parameters()):
-            cards = [device] if device.type == "cuda" else None
-            network = self._shared = DistributedDataParallel(model, device_ids=cards)
         self.compiled = config.compile
-        self._network: Callable[..., Tensor] = torch.compile(network) if config.compile else network
+        network: Any = torch.compile(model) if config.compile else model
+        if world.size > 1:
+            cards = [device] if device.type == "cuda" else None
+            network = self._shared = DistributedDataParallel(
+                network, device_ids=cards, gradient_as_bucket_view=True
+            )
+        self._network: Callable[..., Tensor] = network
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """The network's answer, float32.

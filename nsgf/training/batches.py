@@ -25,6 +25,13 @@ class Loaded(NamedTuple):
     """When the copies are complete; None: they are."""
 
 
+def _thread(device: torch.device) -> ThreadPoolExecutor:
+    """A thread whose current card is the network's: each thread has one of its own."""
+    if device.type != "cuda":
+        return ThreadPoolExecutor(1, "batches")
+    return ThreadPoolExecutor(1, "batches", torch.cuda.set_device, (device,))
+
+
 class Batches:
     """Batch k of a phase is made of samples k B .. (k + 1) B - 1, of which each process takes its
     share. Which ones are drawn ahead changes nothing in them.
@@ -49,7 +56,7 @@ class Batches:
                 beside the computation. :meth:`close` ends it.
         """
         self._trainer, self._size, self._device, self._world = trainer, batch_size, device, world
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches") if prefetch else None
+        self._thread = _thread(device) if prefetch else None
         self._ahead: deque[tuple[int, Future[Loaded]]] = deque()
         self._stream = torch.cuda.Stream(device) if prefetch and device.type == "cuda" else None
 

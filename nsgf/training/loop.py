@@ -1,7 +1,9 @@
 """The step loop that all phases share."""
 
+import math
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -102,41 +104,58 @@ class _Phase:
         """Compile before the first update, so that what takes minutes is told and timed."""
         self.tracker.say(f"{self.name}: compiling")
         started = time.perf_counter()
-        with compiling():
+        with compiling(), self._splitting():
             self.state.rehearse(self.batches.at(self.state.step))
         seconds = time.perf_counter() - started
         self.tracker.say(f"{self.name}: compiled in {seconds:.1f} s")
 
     def _update(self) -> Outcome:
-        step, accumulate = self.state.step, self.state.accumulate
-        with torch.profiler.record_function("sample"):
-            batch = self.batches.at(step)
-        stop = self.session.stop.reason is not None
-        if step < self.config.detect_anomaly:
-            outcome = self._update_watched(batch, stop)
-        else:
-            outcome = self.state.update(batch, stop=stop)
-        if self.state.accumulate != accumulate:
+        """
+        Raises:
+            UserError: the card's memory is full outside what can be split.
+        """
+        step, stop = self.state.step, self.session.stop.reason is not None
+        try:
+            with torch.profiler.record_function("sample"):
+                batch = self.batches.at(step)
+            with self._splitting():
+                if step < self.config.detect_anomaly:
+                    return self._update_watched(batch, stop)
+                return self.state.update(batch, stop=stop)
+        except torch.cuda.OutOfMemoryError as error:
+            raise UserError(
+                f"{self.name}: out of memory on the card beside the network's own work, at step "
+                f"{step + 1}; try a smaller --batch-size"
+            ) from error
+
+    @contextmanager
+    def _splitting(self) -> Iterator[None]:
+        """Tell when a batch had to be split."""
+        before = self.state.accumulate
+        yield
+        if self.state.accumulate != before:
             self.tracker.say(
-                f"{self.name}: step {outcome.step} did not fit into the card's memory; goes on "
+                f"{self.name}: step {self.state.step} did not fit into the card's memory; goes on "
                 f"with --accumulate {self.state.accumulate}, the same batch of "
                 f"{self.optim.batch_size} in parts"
             )
-        return outcome
 
     def _update_watched(self, batch: Batch, stop: bool) -> Outcome:
         """An update in which autograd stops at the operation behind a nan."""
+        scaler = self.state.scaler
         try:
             with torch.autograd.set_detect_anomaly(True):
                 return self.state.update(batch, stop=stop)
         except RuntimeError as error:
             if "returned nan" not in str(error):
                 raise
-            raise UserError(
-                f"train.detect_anomaly = {self.config.detect_anomaly}: {self.name}, step "
-                f"{self.state.step + 1}: {error} The trace above ends at the operation; batch: "
-                f"{describe_batch(batch)}"
-            ) from error
+            if not (scaler.is_enabled() and scaler.get_scale() > 1):
+                raise UserError(
+                    f"train.detect_anomaly = {self.config.detect_anomaly}: {self.name}, step "
+                    f"{self.state.step + 1}: {error} The trace above ends at the operation; batch: "
+                    f"{describe_batch(batch)}"
+                ) from error
+        return self.state.update(batch, stop=stop)  # an overflow, from which the scale learns
 
     def _settle(self, outcome: Outcome) -> None:
         """Take note of a finished update; stop after too many that had to be skipped."""
@@ -147,10 +166,7 @@ class _Phase:
             self.skipped_in_a_row = 0
             return
         self.skipped_in_a_row += 1
-        self.tracker.say(
-            f"{self.name}: step {outcome.step} skipped, loss {reading.loss:g}, gradient norm "
-            f"{reading.norm:g}{self._scale()}; batch: {describe_batch(outcome.batch)}"
-        )
+        self.tracker.say(f"{self.name}: step {outcome.step} skipped, {self._why(outcome, reading)}")
         if self.skipped_in_a_row >= self.config.max_skipped:
             self._save()
             raise UserError(
@@ -160,10 +176,14 @@ class _Phase:
                 f"({self.optim.lr:g}) in a new run; --detect-anomaly 5 names the operation"
             )
 
-    def _scale(self) -> str:
-        """The scale of fp16 gradients, whose overflow is the usual way to find the largest."""
+    def _why(self, outcome: Outcome, reading: Reading) -> str:
         scaler = self.state.scaler
-        return f", loss scale now {scaler.get_scale():g}" if scaler.is_enabled() else ""
+        if scaler.is_enabled() and scaler.get_scale() >= 1 and math.isfinite(reading.loss):
+            return f"fp16 gradients overflowed; their scale is now {scaler.get_scale():g}"
+        return (
+            f"loss {reading.loss:g}, gradient norm {reading.norm:g}; "
+            f"batch: {describe_batch(outcome.batch)}"
+        )
 
     def _is_due(self, every: int) -> bool:
         return self.state.step == self.optim.iterations or self.state.step % every == 0

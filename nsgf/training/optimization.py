@@ -147,6 +147,7 @@ class Optimization:
             "optimizer": self.adam.state_dict(),
             "scheduler": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
+            "accumulate": self.accumulate,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -156,6 +157,9 @@ class Optimization:
         self.ema.load_state_dict(state["ema"])
         self.adam.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["scheduler"])
+        for group in self.adam.param_groups:  # the schedule's length may have changed
+            group["lr"] = self.config.lr * lr_factor(self.step, self.config)
+        self.accumulate = max(self.accumulate, int(state["accumulate"]))  # what did not fit before
         if state["scaler"] and self.scaler.is_enabled():  # else the precision is another one now
             self.scaler.load_state_dict(state["scaler"])
 

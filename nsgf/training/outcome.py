@@ -47,7 +47,7 @@ class Outcome:
         self._values = torch.stack([loss.detach(), norm, stop]).to("cpu", non_blocking=True)
         self._copied = torch.cuda.Event() if loss.device.type == "cuda" else None
         if self._copied is not None:
-            self._copied.record()
+            self._copied.record(torch.cuda.current_stream(loss.device))
 
     def read(self) -> Reading:
         """Waits until the update is done."""

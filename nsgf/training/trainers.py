@@ -82,7 +82,8 @@ class StraightLine:
     """Random points of straight lines from X0 to X1, the input of phases 2 and 3.
 
     X0 is a sample of mu0, or with ``nsf.source: nsgf`` what the NSGF steps make of it; X1 is a
-    sample of mu*; with ``nsf.coupling: ot`` both are re-paired within the mini-batch.
+    sample of mu*; with ``nsf.coupling: ot`` both are re-paired within the mini-batch, of several
+    processes each within its share. The pairs are found on the CPU, for which a card has to wait.
     """
 
     def __init__(

@@ -223,6 +223,25 @@ def test_anomaly_detection_names_the_operation_in_the_first_updates_only(tiny):
     assert not torch.is_anomaly_enabled()
 
 
+def test_anomaly_detection_leaves_overflows_of_fp16_to_the_scale(tiny):
+    """Scaled gradients overflow until the scale has settled; that is no anomaly."""
+    trainer = Quadratic()
+    trainer.model.register_full_backward_hook(lambda *_: None)
+    train = {"precision": "fp16", "detect_anomaly": 12}
+    run = run_fit(tiny, trainer, train=train, iterations=12)
+    assert "fp16 gradients overflowed; their scale is now" in log(run)
+    assert weight(trainer) > 0
+
+
+def test_out_of_memory_beside_the_network_is_one_line(tiny):
+    class Hungry(Quadratic):
+        def batch(self, *drawn):
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(UserError, match="beside the network's own work, at step 1"):
+        run_fit(tiny, Hungry(), iterations=4)
+
+
 def test_out_of_memory_is_told_and_training_goes_on(tiny):
     trainer = Quadratic()
 

@@ -224,6 +224,34 @@ def test_infinite_loss_with_a_finite_gradient_is_skipped_too():
     assert weight(trainer) == 0.0
 
 
+def test_changed_length_of_the_schedule_reaches_the_first_update_after_a_resume():
+    updates = Updates(Quadratic(), optim(schedule="cosine", iterations=10))
+    for _ in range(5):
+        updates.update()
+    config = optim(schedule="cosine", iterations=20)
+    resumed = Updates(Quadratic(), config).state
+    resumed.load_state_dict(updates.state.state_dict())
+    assert resumed.adam.param_groups[0]["lr"] == pytest.approx(config.lr * lr_factor(5, config))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_updates_on_a_card_and_those_that_are_skipped(precision):
+    card, trainer = torch.device("cuda", 0), Quadratic()
+    forward = Forward(trainer.model.to(card), TrainConfig(precision=precision), card, World())
+    state = Optimization(forward, optim())
+    batch = Batch((torch.ones(8, 1, device=card),), torch.full((8, 1), 3.0, device=card))
+    while not state.update(batch).read().is_finite:
+        assert precision == "fp16"
+    before = weight(trainer)
+    trainer.model.fault = lambda answer, call: answer * math.inf
+    assert not state.update(batch).read().is_finite
+    assert weight(trainer) == before != 0
+    trainer.model.fault = lambda answer, call: answer
+    assert state.update(batch).read().is_finite
+    assert weight(trainer) > before
+
+
 class OutOfMemory(Quadratic):
     """A card for four samples at a time."""
 
@@ -247,6 +275,9 @@ def test_out_of_memory_halves_the_parts_and_keeps_the_update():
     assert scarce.model.calls == [10, 5, 3, 3, 3, 1, 3, 3, 3, 1]
     assert weight(scarce) == pytest.approx(weight(plenty), rel=1e-6)
     assert readings[0].is_finite
+    resumed = Updates(Quadratic(), optim(batch_size=10)).state
+    resumed.load_state_dict(updates.state.state_dict())
+    assert resumed.accumulate == 4  # not found out again
 
 
 def test_out_of_memory_with_one_sample_is_an_error():

@@ -9,7 +9,9 @@ from nsgf.training.trainers import Batch
 def test_outcome_is_what_the_update_came_to():
     batch = Batch((torch.zeros(2, 3),), torch.zeros(2))
     outcome = Outcome(7, batch, torch.tensor(0.5), torch.tensor(2.0))
-    assert outcome.read() == Reading(0.5, 2.0)
+    assert outcome.read() == Reading(0.5, 2.0, 0.0)
+    stopped = Outcome(7, batch, torch.tensor(0.5), torch.tensor(2.0), torch.tensor(0.5))
+    assert stopped.read().stop > 0
     assert (outcome.step, outcome.batch) == (7, batch)
 
 

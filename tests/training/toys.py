@@ -33,7 +33,7 @@ class Scale(nn.Module):
         return self.fault(self.dropout(x @ self.weight), len(self.calls))
 
     def __deepcopy__(self, memo: dict) -> "Scale":
-        twin = Scale(self.dropout.p)
+        twin = Scale(self.dropout.p).to(self.weight.device)
         twin.load_state_dict(self.state_dict())
         return twin
 
