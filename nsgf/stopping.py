@@ -1,5 +1,6 @@
 """Ending a training run on request: a signal, or a limit of time."""
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -57,3 +58,5 @@ class StopRequest:
         if number == signal.SIGINT and self._signal is not None:
             raise KeyboardInterrupt
         self._signal = name
+        # not print: what was interrupted may be in the middle of printing
+        os.write(2, f"\nnsgf: {name}: ends after this step; Ctrl-C ends at once\n".encode())

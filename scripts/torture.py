@@ -38,6 +38,7 @@ SETTINGS = {
     "digits": (
         *("--model.unet.mult=[1]", "--model.unet.dropout=0.1", "--pool-batches=60"),
         *("--pool.storage=disk", "--train-iters=300", "--batch-size=16"),
+        "--predictor.iterations=1500",
         *("--train.checkpoint_every=5", "--train.log_every=7"),
     ),
 }

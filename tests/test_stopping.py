@@ -124,9 +124,10 @@ def test_time_limit_ends_a_run_with_exit_code_0(tmp_path):
 @pytest.mark.e2e
 def test_impatient_ctrl_c_ends_with_130(tmp_path):
     process = started(tmp_path, "--nsgf.batch_size", "200000")  # an update takes a while
-    while process.poll() is None:  # equal signals within one long operation count as one
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    while "SIGINT: ends after this step" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, output + errors
     assert "Traceback" not in errors
