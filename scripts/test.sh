@@ -7,4 +7,4 @@ set -euo pipefail
 "$PYTHON_VENV" -m ruff check .
 "$PYTHON_VENV" -m mypy
 "$PYTHON_VENV" -m pytest -q -n 2 -m "not e2e" --durations 5
-"$PYTHON_VENV" -m pytest -q -m e2e --durations 5 "$@"
+"$PYTHON_VENV" -m pytest -q -n 2 --dist loadfile -m e2e --durations 5 "$@"

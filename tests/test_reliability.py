@@ -231,7 +231,7 @@ TORTURE = Path(__file__).resolve().parents[1] / "scripts" / "torture.py"
 @pytest.mark.timeout(300)
 def test_runs_that_are_killed_end_as_the_undisturbed_one():
     command = [sys.executable, TORTURE, "--exp", "2d", "--kills", "5", "--lives", "5"]
-    command += ["--damage", "0.4", "--train-iters=200", "--pool-batches=40"]
+    command += ["--damage", "0.4", "--train-iters=100", "--pool-batches=10"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert done.stdout.splitlines()[-1].endswith("| none |")
