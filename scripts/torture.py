@@ -32,7 +32,7 @@ from nsgf.config import PHASES
 
 SETTINGS = {
     "2d": (
-        *("--phases=[nsgf,nsf,predictor]", "--steps=5", "--pool-batches=400"),
+        *("--phases=[nsgf,nsf,predictor]", "--steps=5", "--pool-batches=30"),
         *("--train-iters=3000", "--train.checkpoint_every=20", "--train.log_every=7"),
     ),
     "digits": (

@@ -20,7 +20,7 @@ def nsgf(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
         [sys.executable, "-m", "nsgf", *map(str, arguments)],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=300,
         check=False,
     )
@@ -49,7 +49,8 @@ def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path):
         flags.append("--fake-data")
     nsgf("train", "--exp", exp, *flags, "--phases", "[nsgf]")
     run = only_run(tmp_path / "runs")
-    assert [file.name for file in (run / "checkpoints").iterdir()] == ["phase1_nsgf.pt"]
+    files = {file.name for file in (run / "checkpoints").iterdir()}
+    assert files == {"phase1_nsgf.pt", "phase1_nsgf.earlier.pt"}
     before = (run / "checkpoints" / "phase1_nsgf.pt").read_bytes()
 
     where = ["--exp", exp, "--out-dir", tmp_path / "runs"]
@@ -90,7 +91,12 @@ def test_killed_run_goes_on_from_its_step_checkpoint(tmp_path):
     flags = ["--exp", "2d", "--train-iters", "1500", "--pool-batches", "2", "--device", "cpu"]
     flags += ["--train.checkpoint_every", "100", "--train.log_every", "100"]
     command = [sys.executable, "-m", "nsgf", "train", *flags, "--out-dir", str(tmp_path / "killed")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     _wait_for(tmp_path / "killed", "nsgf", 200, process)
     process.kill()
     process.wait()

@@ -266,8 +266,9 @@ def test_exit_codes_are_this_programs_own(tmp_path):
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
     out, errors = process.communicate(timeout=100)
-    assert process.returncode == 130
+    assert process.returncode == 0
     assert "Traceback" not in errors
+    assert "stopped (SIGINT)" in out
     assert "--resume" in out.splitlines()[-1]
 
 
