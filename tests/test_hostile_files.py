@@ -247,7 +247,6 @@ def test_links_out_of_the_run_folder_are_refused(name, tiny_run, tmp_path, capsy
     assert victim.read_text() == "precious"
 
 
-@pytest.mark.timeout(20)
 def test_pipes_in_the_run_folder_are_refused(tiny_run, capsys):
     (tiny_run.path / "metrics.jsonl").unlink()
     os.mkfifo(tiny_run.path / "metrics.jsonl")
