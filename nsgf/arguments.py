@@ -6,10 +6,9 @@ then flags. Every leaf of the configuration is a flag; short flags stand for one
 
 import argparse
 import functools
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
@@ -17,6 +16,7 @@ from nsgf import __version__
 from nsgf.checkpoint import RunFolder
 from nsgf.config import PHASES, Config
 from nsgf.errors import UserError
+from nsgf.parsers import ControlParser, Parser
 from nsgf.run_trust import at_home, check_links
 from nsgf.settings_file import SECTIONS, config_folder, merged, read_settings, refuse_costly
 from nsgf.validation import check, check_places, expanded, refuse_nulls
@@ -254,36 +254,6 @@ def _only(argv: list[str], *flags: str) -> list[str]:
 # --- parsers ------------------------------------------------------------------------------------
 
 
-class _Parser(ArgumentParser):
-    """jsonargparse's parser with errors of one line, raised instead of printed."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UserError(_one_line(message))
-
-
-class _ControlParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(_one_line(message))
-
-
-def _one_line(message: str) -> str:
-    """A parser's message in the words of this program."""
-    text = " ".join(message.split())
-    text = re.sub(r"Parser key \"([^\"]+)\": ", r"\1: ", text)
-    text = re.sub(r"Expected an? typing\.Literal\[([^\]]*)\]\.", r"must be one of \1.", text)
-    text = re.sub(r"Expected an? <class '(\w+)'>\.", r"must be of type \1.", text)
-    union = (
-        r"Does not validate against any of the Union subtypes Subtypes: \[(.*?\])?(.*?)\] Errors:"
-    )
-    found = re.search(union + r".* Given value: (.*)", text)
-    if found:
-        kinds = re.findall(r"<class '(\w+)'>|('\w+')", f"{found[1] or ''}{found[2]}")
-        allowed = " or ".join((a or b).replace("NoneType", "null") for a, b in kinds)
-        text = f"{text[: found.start()]}must be {allowed}. Got value: {found[3]}"
-    unknown = r"Group '([\w.]+)' does not accept option '([\w.]+)'"
-    return re.sub(unknown, r"\1.\2: unknown key", text)
-
-
 def _add_control_arguments(parser: Any, command: str) -> None:
     """What says which run and which file; everything else is configuration."""
     parser.add_argument("--config", metavar="FILE", help="YAML file instead of --exp NAME")
@@ -307,7 +277,7 @@ def _add_control_arguments(parser: Any, command: str) -> None:
 
 
 def _control_parser(command: str) -> argparse.ArgumentParser:
-    parser = _ControlParser(add_help=False, allow_abbrev=False)
+    parser = ControlParser(add_help=False, allow_abbrev=False)
     _add_control_arguments(parser, command)
     parser.add_argument("--exp")
     return parser
@@ -316,7 +286,7 @@ def _control_parser(command: str) -> argparse.ArgumentParser:
 @functools.cache  # half the time of a command line; nothing of one stays in it
 def _config_parser(command: str) -> ArgumentParser:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = _Parser(
+    parser = Parser(
         prog=f"nsgf {command}",
         description=COMMAND_HELP[command],
         epilog=_short_flag_help(),

@@ -22,7 +22,7 @@ import torch
 import yaml
 
 from nsgf.config import PHASES, Config, PhaseName
-from nsgf.errors import UserError
+from nsgf.errors import UserError, one_line
 from nsgf.hardware import versions
 
 FORMAT = 2
@@ -187,7 +187,7 @@ def damage(file: Path) -> str | None:
         with zipfile.ZipFile(file) as archive:
             broken = archive.testzip()
     except Exception as error:  # a damaged directory makes zipfile raise nearly anything
-        return " ".join(str(error).split()) or type(error).__name__
+        return one_line(error)
     return f"{broken} does not fit its checksum" if broken else None
 
 

@@ -11,8 +11,13 @@ class UserError(Exception):
         super().__init__(one_line(message))
 
 
-def one_line(text: str) -> str:
-    """``text`` as a single printable line: others' words may hold line ends or terminal codes."""
+def one_line(said: str | BaseException) -> str:
+    """A text or an exception as a single printable line: others' words may hold line ends or
+    terminal codes. An exception without words is named by its type.
+    """
+    text = str(said)
+    if isinstance(said, BaseException) and not text.strip():
+        text = type(said).__name__
     if len(text) > MAX_LENGTH:
         text = f"{text[: MAX_LENGTH * 3 // 4]} ... {text[-MAX_LENGTH // 5 :]}"
     words = " ".join(text.split())

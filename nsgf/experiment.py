@@ -18,6 +18,7 @@ from nsgf.checkpoint import RunFolder, mend
 from nsgf.config import PHASES, Config, PhaseName
 from nsgf.data import Data, data_shape
 from nsgf.distributed import World, check_shares
+from nsgf.errors import one_line
 from nsgf.handover import Pending, load_network, pending_phases
 from nsgf.hardware import describe, format_bytes, pick_device, release_memory
 from nsgf.lock import only_process
@@ -30,7 +31,7 @@ from nsgf.seeding import derive_seed
 from nsgf.session import Session
 from nsgf.sinkhorn import build_solver
 from nsgf.stopping import Stopped, StopRequest
-from nsgf.tracking import SilentTracker, Tracker, one_line
+from nsgf.tracking import SilentTracker, Tracker
 from nsgf.training.acceleration import prepare_environment
 from nsgf.training.loop import fit
 from nsgf.training.trainers import (

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from nsgf.checkpoint import write_text
+from nsgf.errors import one_line
 from nsgf.stopping import Stopped
 
 
@@ -126,11 +127,6 @@ class Tracker:
         except Exception as error:  # a service that is away must not end a training run
             self._mirror = None
             self.say(f"tracking: nothing is mirrored from here on ({one_line(error)})")
-
-
-def one_line(error: BaseException) -> str:
-    """An exception's text as one line; its type where it has none."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _is_after(line: str, phase: str, step: int) -> bool:

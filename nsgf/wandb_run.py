@@ -18,8 +18,7 @@ from urllib.request import getproxies
 
 from nsgf.checkpoint import RunFolder, write_text
 from nsgf.config import PHASES, Config
-from nsgf.errors import UserError
-from nsgf.tracking import one_line
+from nsgf.errors import UserError, one_line
 
 CONNECT_SECONDS = 5.0
 INIT_SECONDS = 15.0

@@ -213,7 +213,7 @@ EDITS = [
     ),
     Edit("flip upside down", "data/samplers.py", "batch.flip(-1)", "batch.flip(-2)"),
     Edit("flip always", "data/samplers.py", "< 0.5", "< 1.5"),
-    Edit("images in [0, 2]", "data/images.py", "div_(127.5).sub_(1.0)", "div_(127.5)"),
+    Edit("images in [0, 2]", "data/images.py", "div_(half).sub_(1.0)", "div_(half)"),
     Edit("wrong radius of the circle", "data/points.py", "5.0 * torch.stack", "4.0 * torch.stack"),
     Edit(
         "all streams of the target are one",
@@ -712,8 +712,8 @@ EDITS = [
     Edit(
         "old checkpoint overwritten",
         "checkpoint.py",
-        ".exists():\n            number += 1",
-        ".is_symlink():\n            number += 1",
+        'f".{name}{number}.pt")).exists()',
+        'f".{name}{number}.pt")).is_symlink()',
     ),
     Edit(
         "checkpoint unpickles anything", "checkpoint.py", "weights_only=True", "weights_only=False"

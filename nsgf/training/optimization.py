@@ -54,6 +54,7 @@ class Optimization:
         )
         self.scaler = torch.amp.GradScaler(forward.device.type, enabled=forward.precision == "fp16")
         self.ema = copy.deepcopy(forward.model).requires_grad_(False)
+        self._averages = list(self.ema.parameters())
 
     def update(self, batch: Batch, *, stop: bool = False) -> Outcome:
         """One optimizer update on this process's share of a batch.
@@ -136,7 +137,7 @@ class Optimization:
     def _average(self) -> None:
         """Move the average towards the weights."""
         average = get_ema_multi_avg_fn(ema_decay(self.step, self.config))
-        average(list(self.ema.parameters()), self._parameters, None)
+        average(self._averages, self._parameters, None)
 
     def state_dict(self) -> dict[str, Any]:
         """All of it; every random stream of a phase follows from ``step``."""
