@@ -88,7 +88,10 @@ class FlowConfig:
     steps: int = at_least(1, 5)
     """Steps T of the flow, and of sampling with the velocity network."""
     eta: float = above(0, 0.2)
-    """Step size eta: X^{t+1} = X^t + eta v."""
+    """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
+    schedule: Literal["constant", "harmonic"] = "constant"
+    """constant: eta in every step. harmonic: 1/T, 1/(T-1), ..., 1, equal parts of the way; the last
+    step arrives."""
     allow_many_steps: bool = False
     """Let NSGF++ use more than 5 flow steps."""
 

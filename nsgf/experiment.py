@@ -27,6 +27,7 @@ from nsgf.models import build_network
 from nsgf.pool import build_pool, check_pool
 from nsgf.preview import save_preview
 from nsgf.sampling import nsgf_steps
+from nsgf.schedule import flow_time
 from nsgf.seeding import derive_seed
 from nsgf.session import Session
 from nsgf.sinkhorn import build_solver
@@ -276,6 +277,6 @@ def _nsgf_transport(session: Session) -> Transport:
 
     @torch.no_grad()
     def transport(x: Tensor) -> Tensor:
-        return nsgf_steps(velocity, x, steps=flow.steps, flow_time=flow.steps * flow.eta)
+        return nsgf_steps(velocity, x, steps=flow.steps, flow_time=flow_time(flow))
 
     return transport

@@ -14,6 +14,7 @@ from nsgf.distributed import World
 from nsgf.experiment import training_plan
 from nsgf.hardware import describe, format_bytes, peak_memory, pick_device, reset_peak_memory
 from nsgf.models import build_network
+from nsgf.schedule import step_sizes
 from nsgf.sinkhorn import build_solver
 from nsgf.training.acceleration import (
     Forward,
@@ -64,7 +65,7 @@ def _flow_seconds(config: Config, device: torch.device) -> float:
     x = source.sample(n).to(device).unsqueeze(0)
     y = source.sample(n).to(device).unsqueeze(0).tanh()
     solver = build_solver(config.sinkhorn)
-    return _median_seconds(lambda: solver.flows(x, y, flow.steps, flow.eta), device)
+    return _median_seconds(lambda: solver.flows(x, y, step_sizes(flow)), device)
 
 
 def _step_cost(config: Config, phase: PhaseName, device: torch.device) -> tuple[float, str]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config import Config, SamplingConfig
+from nsgf.schedule import flow_time
 
 VelocityNetwork = Callable[[Tensor, Tensor], Tensor]
 
@@ -84,7 +85,7 @@ class NSGFSampler:
             velocity,
             x,
             steps=self.sampling.nsgf_steps or self.flow.steps,
-            flow_time=self.flow.steps * self.flow.eta,
+            flow_time=flow_time(self.flow),
             observe=observe,
         )
         tau = None
@@ -111,7 +112,7 @@ def nsgf_steps(
         velocity: v_theta.
         x: samples of mu0, (B, *shape).
         steps: S; the flow's own T gives back its eta.
-        flow_time: T * eta of the trained flow.
+        flow_time: of the trained flow (:func:`nsgf.schedule.flow_time`), T * eta if constant.
         observe: called with the state after each step.
     """
     eta = flow_time / steps

@@ -121,7 +121,7 @@ def clouds(case: Case, args: argparse.Namespace, notes: set[str]) -> tuple[Tenso
 
 
 def run(solver: FlowSolver, x: Tensor, y: Tensor, case: Case) -> Tensor:
-    return solver.flows(x, y, case.steps, case.eta)
+    return solver.flows(x, y, [case.eta] * case.steps)
 
 
 def milliseconds(work: Callable[[], Tensor], case: Case, flows: int, device: torch.device) -> float:

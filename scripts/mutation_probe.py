@@ -133,14 +133,26 @@ EDITS = [
     Edit(
         "pool velocity reversed",
         "pool/trajectories.py",
-        "(after - x) / self.eta",
-        "(x - after) / self.eta",
+        "(after - x) / self.time_step",
+        "(x - after) / self.time_step",
     ),
     Edit(
         "pool velocity not divided by eta",
         "pool/trajectories.py",
-        "(after - x) / self.eta",
+        "(after - x) / self.time_step",
         "after - x",
+    ),
+    Edit(
+        "harmonic steps off by one",
+        "schedule.py",
+        "1 / (flow.steps - step)",
+        "1 / (flow.steps - step + 1)",
+    ),
+    Edit(
+        "clock of the harmonic schedule",
+        "schedule.py",
+        "1 / flow.steps if",
+        "flow.eta if",
     ),
     Edit("pool time off by one", "pool/trajectories.py", "t=step / self", "t=(step + 1) / self"),
     Edit(
@@ -648,7 +660,7 @@ EDITS = [
     Edit(
         "transport over the wrong time",
         "experiment.py",
-        "flow_time=flow.steps * flow.eta",
+        "flow_time=flow_time(flow)",
         "flow_time=flow.steps",
     ),
     # Metrics

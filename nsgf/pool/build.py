@@ -18,6 +18,7 @@ from nsgf.errors import UserError
 from nsgf.pool.budget import DTYPES, build_batch, content_settings, plan_pool
 from nsgf.pool.files import PoolFile, new_header, read_header, write_header
 from nsgf.pool.trajectories import TrajectoryPool
+from nsgf.schedule import step_sizes, time_step
 from nsgf.sinkhorn import FlowSolver, SolverReport
 from nsgf.stopping import Stopped, StopRequest
 
@@ -56,7 +57,7 @@ class Simulation:
             parts = [sampler.at(range(number * n, (number + 1) * n)) for number in numbers]
             clouds.append(torch.stack(parts).to(self.device))
         try:
-            return self.solver.flows(clouds[0], clouds[1], flow.steps, flow.eta).flatten(0, 1)
+            return self.solver.flows(clouds[0], clouds[1], step_sizes(flow)).flatten(0, 1)
         except (ValueError, ArithmeticError) as error:
             raise UserError(
                 f"flows {numbers.start} to {numbers.stop - 1} of the pool failed ({error}); with "
@@ -138,7 +139,7 @@ def _allocate(
         flows * rows,
         flow.steps,
         shape,
-        flow.eta,
+        time_step(flow),
         dtype=DTYPES[dtype],
         storage=file.positions if file else None,
         filled=file.finished * rows if file else 0,

@@ -1,7 +1,8 @@
 """The pool itself: allocated once, filled in place, sampled at a cost of the batch alone.
 
-Only positions are kept. A pair (x, v) of the paper is X^t and (X^{t+1} - X^t) / eta, so T + 1
-positions stand for T pairs, in about half the memory.
+Only positions are kept. A pair (x, v) of the paper is X^t and (X^{t+1} - X^t) / h, so T + 1
+positions stand for T pairs, in about half the memory; h is the length of a step on the clock of
+the velocity network (:mod:`nsgf.schedule`), eta where steps are constant.
 
 Shapes: F trajectories of single particles (mini-batches x n), T flow steps, B pairs.
 """
@@ -33,7 +34,7 @@ class TrajectoryPool:
         trajectories: int,
         steps: int,
         shape: tuple[int, ...],
-        eta: float,
+        time_step: float,
         *,
         dtype: torch.dtype = torch.float32,
         storage: Tensor | None = None,
@@ -44,7 +45,7 @@ class TrajectoryPool:
             trajectories: number of particles F over all mini-batches.
             steps: T.
             shape: shape of one particle.
-            eta: step size of the flow.
+            time_step: h.
             dtype: type of the stored positions; pairs are float32 in any case.
             storage: mapped memory to fill, (F, T+1, *shape) of ``dtype``; None: main memory.
             filled: trajectories that ``storage`` holds already.
@@ -54,7 +55,7 @@ class TrajectoryPool:
             raise ValueError(
                 f"storage {tuple(storage.shape)} {storage.dtype} is not {full} {dtype}"
             )
-        self.steps, self.eta = steps, eta
+        self.steps, self.time_step = steps, time_step
         self._positions = torch.empty(full, dtype=dtype) if storage is None else storage
         self._filled, self._complete = filled, False
 
@@ -100,7 +101,10 @@ class TrajectoryPool:
 
     def _why_not_finite(self, positions: Tensor) -> str:
         if not positions.isfinite().all():
-            return f"flow.eta = {self.eta}: a flow left the finite numbers; try a smaller flow.eta"
+            return (
+                f"a flow with steps of {self.time_step} left the finite numbers; "
+                "try a smaller flow.eta"
+            )
         return (
             f"pool.dtype = float16: a position of {float(positions.abs().max()):.3g} is beyond its "
             f"range of {torch.finfo(torch.float16).max:.0f}; use --pool.dtype float32"
@@ -132,6 +136,6 @@ class TrajectoryPool:
         particle, step = index // self.steps, index % self.steps
         rows = self._positions.flatten(0, 1)  # (F (T+1), *shape), a view
         row = index + particle  # particle (T + 1) + step
-        # to float32 before the difference: v / eta would magnify what float16 rounds away
+        # to float32 before the difference: v / h would magnify what float16 rounds away
         x, after = rows.index_select(0, row).float(), rows.index_select(0, row + 1).float()
-        return PoolBatch(x=x, v=(after - x) / self.eta, t=step / self.steps)
+        return PoolBatch(x=x, v=(after - x) / self.time_step, t=step / self.steps)

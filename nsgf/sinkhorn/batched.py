@@ -17,6 +17,7 @@ Shapes: B flows, N particles x, M targets y, D coordinates; potentials f (B, N) 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,18 +97,18 @@ class BatchedSolver:
             return self._solve(x - origin, y - origin, start)
 
     @torch.no_grad()
-    def flows(self, x: Tensor, y: Tensor, steps: int, eta: float) -> Tensor:
+    def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
         """Positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
         shape = x.shape[2:]
         x, y = as_clouds(x, y)
         self.report.flows += len(x)
-        positions = x.new_empty(*x.shape[:2], steps + 1, x.shape[2])
+        positions = x.new_empty(*x.shape[:2], len(etas) + 1, x.shape[2])
         positions[:, :, 0] = x
         origin = y.mean(1, keepdim=True)
         x, y = x - origin, y - origin
         solution = None
         with full_precision(x.device):
-            for t in range(1, steps + 1):
+            for t, eta in enumerate(etas, start=1):
                 solution = self._solve(x, y, solution)
                 x.add_(solution.velocity, alpha=eta)
                 torch.add(x, origin, out=positions[:, :, t])

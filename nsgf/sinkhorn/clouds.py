@@ -1,7 +1,7 @@
 """What every solver shares: checked input, cost matrices, float32 arithmetic, the report."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -42,14 +42,13 @@ class FlowSolver(Protocol):
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
         """Velocity of the particles x (N, *shape) towards y (M, *shape), in x's type."""
 
-    def flows(self, x: Tensor, y: Tensor, steps: int, eta: float) -> Tensor:
-        """Algorithm 1 for B independent flows: X^{t+1} = X^t + eta v(X^t), t = 0 .. T-1.
+    def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
+        """Algorithm 1 for B independent flows: X^{t+1} = X^t + eta_t v(X^t).
 
         Args:
             x: particles X^0, (B, N, *shape).
             y: targets, (B, M, *shape).
-            steps: T.
-            eta: step size.
+            etas: step sizes eta_0 .. eta_{T-1}.
 
         Returns:
             Positions X^0 .. X^T of every particle, (B, N, T+1, *shape), float32.

@@ -1,6 +1,7 @@
 """The flow for solvers that take one problem at a time."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,13 +30,13 @@ class OneByOneSolver(ABC):
         with full_precision(x.device):
             return self._solve(flat_x, flat_y).view(x.shape).to(x.dtype)
 
-    def flows(self, x: Tensor, y: Tensor, steps: int, eta: float) -> Tensor:
+    def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
         """Positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
         flat_x, flat_y = as_clouds(x, y)
         self.report.flows += len(x)
-        positions = flat_x.new_empty(*flat_x.shape[:2], steps + 1, flat_x.shape[2])
+        positions = flat_x.new_empty(*flat_x.shape[:2], len(etas) + 1, flat_x.shape[2])
         positions[:, :, 0] = flat_x
         for path, targets in zip(positions, flat_y, strict=True):
-            for t in range(steps):
+            for t, eta in enumerate(etas):
                 path[:, t + 1] = path[:, t] + eta * self.velocity(path[:, t], targets)
         return positions.unflatten(3, x.shape[2:])

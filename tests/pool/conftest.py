@@ -33,15 +33,15 @@ class HalfWay:
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
         return y - x
 
-    def flows(self, x: Tensor, y: Tensor, steps: int, eta: float) -> Tensor:
+    def flows(self, x: Tensor, y: Tensor, etas: list[float]) -> Tensor:
         if len(self.calls) == self.fail_at:
             raise Killed
         self.calls.append(len(x))
         self.report.flows += len(x)
-        self.report.solves += len(x) * steps
+        self.report.solves += len(x) * len(etas)
         self.report.unconverged += self.unconverged
         positions = [x]
-        for _ in range(steps):
+        for eta in etas:
             positions.append(positions[-1] + eta * (y - positions[-1]))
         return torch.stack(positions, dim=2)
 

@@ -26,7 +26,7 @@ def test_built_pool_holds_the_flows_of_its_samplers(name):
     source, target = data.source("p"), data.target("p")
     for batch in range(3):
         x, y = source.sample(8), target.sample(8)
-        expected = solver.flows(x[None], y[None], 2, config.flow.eta)[0]
+        expected = solver.flows(x[None], y[None], [config.flow.eta] * 2)[0]
         stored = pool._positions[8 * batch : 8 * batch + 8]
         torch.testing.assert_close(stored, expected, rtol=1e-4, atol=1e-4)
         assert torch.equal(stored[:, 0], x)
@@ -85,7 +85,7 @@ def test_pool_in_memory_is_built_to_the_same_values_again(config, tmp_path):
 
 def test_flow_that_diverges_is_a_user_error(config):
     wild = replace(config, flow=replace(config.flow, eta=1e30))
-    with pytest.raises(UserError, match=r"flow\.eta = 1e\+30"):
+    with pytest.raises(UserError, match=r"steps of 1e\+30 left"):
         build(wild)
 
 

@@ -61,7 +61,7 @@ def test_velocity_along_a_whole_flow(clouds, blur, steps, eta):
     """Wrong signs and factors, and errors that pile up where v is small, all show here."""
     x, y = clouds
     flows = solver(blur=blur)
-    positions = flows.flows(x, y, steps, eta)[0]
+    positions = flows.flows(x, y, [eta] * steps)[0]
     for t in range(steps):
         v = (positions[:, t + 1] - positions[:, t]) / eta
         assert relative_error(v, reference.velocity(positions[:, t], y[0], blur)) < 2e-2
@@ -136,9 +136,9 @@ def test_chunks_change_nothing(clouds, blur):
     x, y = clouds
     x = x * torch.linspace(0.2, 3.0, 6).view(6, 1, 1)
     whole = solver(blur=blur)
-    expected = whole.flows(x, y, 4, 0.5)
+    expected = whole.flows(x, y, [0.5] * 4)
     parts = solver(blur=blur)
-    positions = torch.cat([parts.flows(x[k], y[k], 4, 0.5) for k in (slice(4), slice(4, 6))])
+    positions = torch.cat([parts.flows(x[k], y[k], [0.5] * 4) for k in (slice(4), slice(4, 6))])
     torch.testing.assert_close(positions, expected, atol=1e-4, rtol=1e-5)
     assert parts.report.iterations == pytest.approx(whole.report.iterations, rel=0.02)
 
@@ -146,12 +146,12 @@ def test_chunks_change_nothing(clouds, blur):
 def test_flows_of_one_solver_do_not_disturb_each_other():
     x, y = points(2, 32)
     flows = solver()
-    first = flows.flows(x[:1], y[:1], 3, 0.5)
+    first = flows.flows(x[:1], y[:1], [0.5] * 3)
     kept = first.clone()
     inputs = x.clone(), y.clone()
-    flows.flows(x[1:], y[1:], 3, 0.5)
+    flows.flows(x[1:], y[1:], [0.5] * 3)
     assert torch.equal(first, kept)
-    assert torch.equal(flows.flows(x[:1], y[:1], 3, 0.5), kept)
+    assert torch.equal(flows.flows(x[:1], y[:1], [0.5] * 3), kept)
     assert torch.equal(x, inputs[0])
     assert torch.equal(y, inputs[1])
 
@@ -183,7 +183,7 @@ def test_flows_start_each_step_from_the_last():
     """With the potentials scaled by 1 - eta; a fresh start at each step takes half as many more."""
     x, y = points(4, 128)
     flows, fresh = solver(blur=0.2), solver(blur=0.2)
-    positions = flows.flows(x, y, 8, 0.5)
+    positions = flows.flows(x, y, [0.5] * 8)
     for t in range(8):
         fresh.solve(positions[:, :, t], y)
     assert fresh.report.iterations > 1.3 * flows.report.iterations
@@ -232,13 +232,13 @@ def test_small_blur_converges_or_says_so():
 def test_blur_too_small_for_float32_is_refused():
     x, y = points(1, 16)
     with pytest.raises(ValueError, match=r"sinkhorn\.blur = 0\.0001 is too small for float32"):
-        solver(blur=1e-4).flows(x, y, 2, 0.5)
+        solver(blur=1e-4).flows(x, y, [0.5] * 2)
 
 
 @pytest.mark.parametrize("eta", [1.0, 1.5])
 def test_large_steps(eta):
     x, y = points(1, 32)
-    positions = solver().flows(x, y, 3, eta)
+    positions = solver().flows(x, y, [eta] * 3)
     for t in range(3):
         v = solver().velocity(positions[0, :, t], y[0])
         step = (positions[0, :, t + 1] - positions[0, :, t]) / eta

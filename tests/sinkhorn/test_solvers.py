@@ -162,7 +162,7 @@ def test_flows_step_by_eta_times_velocity(solver):
     x, y = clouds(3 * 32, (1, 8, 8))
     x, y = x.view(3, 32, 1, 8, 8), y.view(3, 32, 1, 8, 8)
     flows = build(solver)
-    positions = flows.flows(x, y, steps=3, eta=0.2)
+    positions = flows.flows(x, y, [0.2] * 3)
     assert positions.shape == (3, 32, 4, 1, 8, 8)
     assert torch.equal(positions[:, :, 0], x)
     for flow, targets in zip(positions, y, strict=True):
@@ -205,7 +205,7 @@ def test_far_from_the_origin_costs_do_not_cancel(solver):
 @pytest.mark.parametrize("solver", ALL)
 def test_flows_reach_the_target(solver):
     x, y = clouds(128, (2,))
-    positions = build(solver, blur=0.1).flows(x[None], y[None], steps=10, eta=0.5)[0]
+    positions = build(solver, blur=0.1).flows(x[None], y[None], [0.5] * 10)[0]
     distance = [ot.emd2([], [], ot.dist(p.numpy(), y.numpy())) for p in (x, positions[:, -1])]
     assert distance[1] < 0.01 * distance[0]
 
@@ -213,9 +213,9 @@ def test_flows_reach_the_target(solver):
 @pytest.mark.parametrize("solver", ALL)
 def test_flows_of_half_precision_are_float32(solver):
     x, y = clouds(16, (2,))
-    positions = build(solver).flows(x[None].half(), y[None].half(), steps=2, eta=0.5)
+    positions = build(solver).flows(x[None].half(), y[None].half(), [0.5] * 2)
     assert positions.dtype == torch.float32
-    expected = build(solver).flows(x[None].half().float(), y[None].half().float(), 2, 0.5)
+    expected = build(solver).flows(x[None].half().float(), y[None].half().float(), [0.5] * 2)
     torch.testing.assert_close(positions, expected)
 
 
@@ -224,8 +224,8 @@ def test_report_counts_flows_and_solves(solver):
     x, y = clouds(16, (2,))
     flows = build(solver)
     assert (flows.report.flows, flows.report.solves) == (0, 0)
-    flows.flows(x.view(2, 8, 2), y.view(2, 8, 2), steps=3, eta=0.1)
-    flows.flows(x[None], y[None], steps=1, eta=0.1)
+    flows.flows(x.view(2, 8, 2), y.view(2, 8, 2), [0.1] * 3)
+    flows.flows(x[None], y[None], [0.1] * 1)
     assert (flows.report.flows, flows.report.solves, flows.report.unconverged) == (3, 7, 0)
 
 
@@ -235,7 +235,7 @@ def test_report_counts_flows_and_solves(solver):
 )
 def test_flows_of_mismatched_shapes_are_refused(solver, x, y):
     with pytest.raises(ValueError, match="same shape"):
-        build(solver).flows(torch.ones(x), torch.ones(y), steps=1, eta=0.1)
+        build(solver).flows(torch.ones(x), torch.ones(y), [0.1] * 1)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
