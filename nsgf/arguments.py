@@ -14,17 +14,22 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from nsgf import __version__
 from nsgf.checkpoint import RunFolder
-from nsgf.config import PHASES, Config
+from nsgf.config import PEER_PHASES, PHASES, Config
 from nsgf.errors import UserError
 from nsgf.parsers import ControlParser, Parser
 from nsgf.run_trust import at_home, check_links
 from nsgf.settings_file import SECTIONS, config_folder, merged, read_settings, refuse_costly
 from nsgf.validation import check, check_places, expanded, refuse_nulls
 
+
+def _of_all_phases(name: str) -> tuple[str, ...]:
+    return tuple(f"{phase}.{name}" for phase in (*PHASES, *PEER_PHASES))
+
+
 SHORT_FLAGS: dict[str, tuple[str, ...]] = {
-    "--train-iters": ("nsgf.iterations", "nsf.iterations", "predictor.iterations"),
-    "--batch-size": ("nsgf.batch_size", "nsf.batch_size", "predictor.batch_size"),
-    "--lr": ("nsgf.lr", "nsf.lr", "predictor.lr"),
+    "--train-iters": _of_all_phases("iterations"),
+    "--batch-size": _of_all_phases("batch_size"),
+    "--lr": _of_all_phases("lr"),
     "--pool-batches": ("pool.num_batches",),
     "--sinkhorn-batch": ("sinkhorn.batch_size",),
     "--steps": ("flow.steps",),  # sampling.nsgf_steps where a trained flow is only used
@@ -48,15 +53,19 @@ SWITCHES: dict[str, tuple[str, ...]] = {
         *("--batch-size", "4", "--num-samples", "4", "--evaluation.repeats", "1"),
         *("--train.log_every", "1", "--train.checkpoint_every", "3"),
         *("--evaluation.inception", "false", "--sampling.straight_steps", "2"),
+        *("--compare.seeds", "1", "--compare.nfe", "[2,4]", "--evaluation.w2_samples", "4"),
+        *("--reflow.pairs", "16", "--reflow.ode_steps", "2"),
     ),
 }
 """Flags without a value and what they stand for; explicit flags win over --smoke."""
 
-COMMANDS = ("train", "sample", "evaluate", "preflight")
+COMMANDS = ("train", "sample", "evaluate", "compare", "preflight")
+WITHOUT_RUN = ("compare", "preflight")
 COMMAND_HELP = {
     "train": "train the phases of an experiment, or go on with them",
     "sample": "draw samples and pictures from a trained run",
     "evaluate": "measure a trained run: W2, FID, Inception score",
+    "compare": "train and measure NSGF and other methods on equal terms, resumable",
     "preflight": "say what training would take on this machine, without training",
 }
 
@@ -148,7 +157,7 @@ def _overview() -> str:
 
 def _find_run(command: str, control: argparse.Namespace, argv: list[str]) -> RunFolder | None:
     """The run folder that the command works on; None for a new run."""
-    if command == "preflight":
+    if command in WITHOUT_RUN:
         return None
     if control.run is not None:
         return check_links(RunFolder.open(Path(expanded("run", control.run))))
@@ -260,7 +269,7 @@ def _add_control_arguments(parser: Any, command: str) -> None:
     parser.add_argument(
         "--print-config", action="store_true", help="print the resolved configuration and stop"
     )
-    if command == "preflight":
+    if command in WITHOUT_RUN:
         return
     parser.add_argument("--run", metavar="DIR", help="run folder; default: the newest of --exp")
     if command == "train":

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import yaml
 
-from nsgf.config import PHASES, Config, PhaseName
+from nsgf.config import PEER_PHASES, PHASES, Config, PhaseName
 from nsgf.errors import UserError, one_line
 from nsgf.hardware import versions
 
@@ -51,7 +51,7 @@ class RunFolder:
 
     def checkpoint_file(self, phase: PhaseName) -> Path:
         """Checkpoint of a phase, e.g. ``checkpoints/phase2_nsf.pt``."""
-        return self.path / "checkpoints" / f"phase{PHASES.index(phase) + 1}_{phase}.pt"
+        return self.path / "checkpoints" / f"{phase_stem(phase)}.pt"
 
     @classmethod
     def create(cls, config: Config) -> "RunFolder":
@@ -79,6 +79,22 @@ class RunFolder:
                 "name another folder with --out-dir DIR"
             ) from error
         return run
+
+    @classmethod
+    def prepare(cls, path: Path) -> "RunFolder":
+        """The run folder at this path, made if there is none.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        try:
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"out_dir: {path} cannot be written ({error.strerror}); "
+                "name another folder with --out-dir DIR"
+            ) from error
+        return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -120,6 +136,12 @@ class RunFolder:
         file = self.checkpoint_file(phase)
         earlier(file).unlink(missing_ok=True)  # or it would be taken for the new one's
         return file.replace(unused(file, "previous"))
+
+
+def phase_stem(phase: PhaseName) -> str:
+    """Beginning of the names of a phase's files, e.g. ``phase2_nsf`` or ``phase1_peer``."""
+    family = PHASES if phase in PHASES else PEER_PHASES
+    return f"phase{family.index(phase) + 1}_{phase}"
 
 
 def dump_config(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""The command line: ``nsgf train | sample | evaluate | preflight``."""
+"""The command line: ``nsgf train | sample | evaluate | compare | preflight``."""
 
 import os
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nsgf.arguments import Request, parse
 from nsgf.checkpoint import RunFolder, dump_config
+from nsgf.compare import compare
 from nsgf.distributed import is_launched, join
 from nsgf.errors import UserError, one_line
 from nsgf.experiment import train
@@ -67,6 +68,7 @@ def _execute(request: Request) -> int:
         "train": _train,
         "sample": _sample,
         "evaluate": _evaluate,
+        "compare": _compare,
         "preflight": _preflight,
     }
     actions[request.command](request)
@@ -112,6 +114,19 @@ def _evaluate(request: Request) -> None:
         if key != "versions":
             print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
     print(file)
+
+
+def _compare(request: Request) -> None:
+    stop = StopRequest(request.config.train.max_hours)
+    with stop.listening():
+        try:
+            files = compare(request.config, stop)
+        except Stopped as stopped:
+            print(f"stopped ({stop.reason}), {stopped}; the same command goes on")
+            return
+    print(files[0].read_text(), end="")
+    for file in files:
+        print(file)
 
 
 def _preflight(request: Request) -> None:

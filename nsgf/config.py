@@ -7,8 +7,11 @@ What depends on several fields at once is checked in :mod:`nsgf.validation`.
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-PhaseName = Literal["nsgf", "nsf", "predictor"]
+PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow"]
 PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
+"""NSGF++."""
+PEER_PHASES: tuple[PhaseName, ...] = ("peer", "reflow")
+"""What it is compared with."""
 
 
 MANY = 10**9
@@ -190,6 +193,27 @@ class NSFConfig(OptimConfig):
 
 
 @dataclass
+class PeerConfig(OptimConfig):
+    """A method that NSGF is compared with, phase ``peer`` (extra `compare`)."""
+
+    method: Literal["icfm", "otcfm", "sbcfm", "rf"] = "icfm"
+    """Flow matching by torchcfm: independent pairs, exact transport within the batch, Schroedinger
+    bridge, or rectified flow (independent pairs, no noise)."""
+    sigma: float = field(default=0.1, metadata={"minimum": 0, "maximum": 1e6})
+    """Width of the noise around the line between a pair; sbcfm: of its bridge, and > 0."""
+
+
+@dataclass
+class ReflowConfig(OptimConfig):
+    """Phase ``reflow``: the peer's network once more, on the ends of its own paths (2-RF)."""
+
+    pairs: int = at_least(1, 65_536)
+    """Starts and ends of paths that are kept in memory."""
+    ode_steps: int = at_least(1, 100)
+    """Euler steps from a start to its end."""
+
+
+@dataclass
 class TrainConfig:
     """What all phases share: records, and how updates use the hardware."""
 
@@ -274,6 +298,24 @@ class EvaluationConfig:
     """File with torch-fidelity's Inception weights; null: torch-fidelity downloads them."""
 
 
+MethodName = Literal["nsgf", "nsgf++", "icfm", "otcfm", "sbcfm", "1rf", "2rf"]
+TargetName = Literal["8gaussians", "moons", "scurve", "checkerboard", "8gaussians_moons"]
+
+
+@dataclass
+class CompareConfig:
+    """What `nsgf compare` trains and measures."""
+
+    methods: list[MethodName] = field(default_factory=lambda: ["nsgf", "icfm", "otcfm"])
+    """Methods, each trained with peer.iterations updates in all (2rf: and reflow.iterations)."""
+    targets: list[TargetName] = field(default_factory=list)
+    """2D sets, 8gaussians_moons from 8gaussians instead of noise; empty: the data section's own."""
+    seeds: int = at_least(1, 5, 1000)
+    """Runs of each method, with seeds seed, seed + 1, ..."""
+    nfe: list[int] = list_of(10, 100)
+    """Network calls for each sample."""
+
+
 @dataclass
 class Config:
     """One experiment."""
@@ -281,7 +323,8 @@ class Config:
     exp: str = "2d"
     """Name of the experiment: configs/NAME.yaml, and the beginning of the run folder's name."""
     phases: list[PhaseName] = field(default_factory=lambda: list(PHASES))
-    """What is trained, in this order: nsgf; nsgf, nsf; or nsgf, nsf, predictor."""
+    """What is trained, in this order: nsgf; nsgf, nsf; or nsgf, nsf, predictor. For comparison:
+    peer; or peer, reflow."""
     seed: int = at_least(0, 0, 2**63 - 1)
     """Every random number of the run follows from it."""
     device: str = "auto"
@@ -296,7 +339,10 @@ class Config:
     nsgf: OptimConfig = field(default_factory=OptimConfig)
     nsf: NSFConfig = field(default_factory=NSFConfig)
     predictor: OptimConfig = field(default_factory=OptimConfig)
+    peer: PeerConfig = field(default_factory=PeerConfig)
+    reflow: ReflowConfig = field(default_factory=ReflowConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)

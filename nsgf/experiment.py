@@ -12,18 +12,18 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nsgf.checkpoint import RunFolder, mend
-from nsgf.config import PHASES, Config, PhaseName
+from nsgf.config import Config, PhaseName
 from nsgf.data import Data, data_shape
 from nsgf.distributed import World, check_shares
 from nsgf.errors import one_line
-from nsgf.handover import Pending, load_network, pending_phases
+from nsgf.handover import Pending, load_network, new_network, pending_phases
 from nsgf.hardware import describe, format_bytes, pick_device, release_memory
 from nsgf.lock import only_process
 from nsgf.memory import check_device_memory, training_memory
-from nsgf.models import build_network
+from nsgf.peers import train_peer, train_reflow
 from nsgf.pool import build_pool, check_pool
 from nsgf.preview import save_preview
 from nsgf.sampling import nsgf_steps
@@ -77,7 +77,7 @@ def train(
     device = pick_device(config.device, world.local_rank if world.size > 1 else None)
     with ExitStack() as held:
         if run:
-            _take_over(run, world, held)
+            _take_over(run, config.phases, world, held)
         pending = pending_phases(config, run, first) if run else Pending(config.phases, [])
         plan = training_plan(config, pending.phases, device, run, world)
         world.wait()  # the first process moves checkpoints only when all have read them
@@ -105,7 +105,7 @@ def _train_phase(session: Session, data: Data, phase: PhaseName) -> None:
         stopped.folder = session.run.path
         raise
     release_memory(session.device)
-    session.tracker.sort(PHASES)
+    session.tracker.sort(session.config.phases)
     session.tracker.say(f"{phase}: done, {session.run.checkpoint_file(phase)}")
     show_preview(session, data, phase)
 
@@ -125,20 +125,23 @@ def train_nsgf(session: Session, data: Data) -> None:
         session.stop,
     )
     release_memory(session.device)
-    trainer = NSGFTrainer(_network(session, "nsgf"), pool, config.seed)
+    trainer = NSGFTrainer(new_network(session.config, "nsgf", session.device), pool, config.seed)
     fit("nsgf", trainer, session, reads_disk=config.pool.storage == "disk")
 
 
 def train_nsf(session: Session, data: Data) -> None:
     """Phase 2: regress the straight velocity X1 - X0."""
-    trainer = NSFTrainer(_network(session, "nsf"), _straight_line(session, data, "nsf"))
+    trainer = NSFTrainer(
+        new_network(session.config, "nsf", session.device), _straight_line(session, data, "nsf")
+    )
     fit("nsf", trainer, session)
 
 
 def train_predictor(session: Session, data: Data) -> None:
     """Phase 3: regress the time t on the same lines."""
     trainer = TimePredictorTrainer(
-        _network(session, "predictor"), _straight_line(session, data, "predictor")
+        new_network(session.config, "predictor", session.device),
+        _straight_line(session, data, "predictor"),
     )
     fit("predictor", trainer, session)
 
@@ -147,6 +150,8 @@ TRAIN_PHASE: dict[PhaseName, Callable[[Session, Data], None]] = {
     "nsgf": train_nsgf,
     "nsf": train_nsf,
     "predictor": train_predictor,
+    "peer": train_peer,
+    "reflow": train_reflow,
 }
 
 
@@ -209,11 +214,11 @@ def training_plan(
     return lines
 
 
-def _take_over(run: RunFolder, world: World, held: ExitStack) -> None:
+def _take_over(run: RunFolder, phases: list[PhaseName], world: World, held: ExitStack) -> None:
     """Be the only one in an earlier run's folder, and see to its checkpoints."""
     if world.is_main:
         held.enter_context(only_process(run.path))
-        for phase in PHASES:
+        for phase in phases:
             mend(run.checkpoint_file(phase), Tracker(run.path).say)
     world.wait()
 
@@ -250,13 +255,6 @@ def pool_folder(run: RunFolder, world: World) -> Path:
 
 def _tracker(run: RunFolder, world: World) -> Tracker:
     return Tracker(run.path) if world.is_main else SilentTracker(run.path)
-
-
-def _network(session: Session, phase: PhaseName) -> nn.Module:
-    """The phase's network with its own seeded start, on the device."""
-    config = session.config
-    seed, shape = derive_seed(config.seed, phase, "init"), data_shape(config.data.name)
-    return build_network(phase, config.model, shape, seed).to(session.device)
 
 
 def _straight_line(session: Session, data: Data, phase: PhaseName) -> StraightLine:

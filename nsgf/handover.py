@@ -11,6 +11,7 @@ from nsgf.config import PHASES, Config, PhaseName
 from nsgf.data import data_shape
 from nsgf.errors import UserError
 from nsgf.models import build_network
+from nsgf.seeding import derive_seed
 from nsgf.validation import FROZEN_IN_SAMPLING, contradictions
 
 
@@ -45,7 +46,7 @@ def pending_phases(config: Config, run: RunFolder, first: PhaseName | None = Non
             finished.
     """
     pending, restarts = [], []
-    begin = PHASES.index(first) if first else len(PHASES)
+    begin = config.phases.index(first) if first else len(config.phases)
     for number, phase in enumerate(config.phases):
         done = _is_finished(config, run, phase)
         if not done and number < begin and first:
@@ -78,6 +79,12 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     return done
 
 
+def new_network(config: Config, phase: PhaseName, device: torch.device) -> nn.Module:
+    """A phase's network with its own seeded start."""
+    seed, shape = derive_seed(config.seed, phase, "init"), data_shape(config.data.name)
+    return build_network(phase, config.model, shape, seed).to(device)
+
+
 def load_network(
     config: Config, run: RunFolder, phase: PhaseName, weights: str, device: torch.device
 ) -> Trained:
@@ -96,7 +103,7 @@ def load_network(
     file = run.checkpoint_file(phase)
     payload, remark = checkpoint.load_good(file)
     checkpoint.check_content(file, payload)
-    found = contradictions(payload["config"], config, FROZEN_IN_SAMPLING)
+    found = contradictions(payload["config"], config, FROZEN_IN_SAMPLING, phase=phase)
     if found:
         raise UserError(f"cannot use {file}: " + "; ".join(found))
     model = build_network(phase, config.model, data_shape(config.data.name), seed=0)

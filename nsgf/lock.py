@@ -13,6 +13,10 @@ from nsgf.checkpoint import write_text
 from nsgf.errors import UserError
 
 
+class Busy(UserError):
+    """Another process holds the run folder."""
+
+
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
     """Hold a run folder against other processes.
@@ -22,7 +26,7 @@ def only_process(folder: Path) -> Iterator[None]:
     used without one.
 
     Raises:
-        UserError: another process works there; the message names it.
+        Busy: another process works there; the message names it.
         OSError: the folder cannot be written.
     """
     lock, owner = _lock(folder / "lock"), folder / "lock.owner"
@@ -32,7 +36,7 @@ def only_process(folder: Path) -> Iterator[None]:
         pass
     except Timeout as error:
         who = owner.read_text(errors="replace").strip() if owner.exists() else "another process"
-        raise UserError(f"run = {folder}: {who} works on it; wait for its end") from error
+        raise Busy(f"run = {folder}: {who} works on it; wait for its end") from error
     try:
         started = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
         write_text(owner, f"process {os.getpid()} on {platform.node()} since {started}\n")

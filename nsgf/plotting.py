@@ -12,6 +12,8 @@ import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
+from nsgf.sampling import Samples
+
 MAX_PATHS = 256
 MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
@@ -89,3 +91,81 @@ def _save_beside_target(
     right.set_aspect("equal")
     figure.savefig(file, dpi=120, bbox_inches="tight")
     plt.close(figure)
+
+
+def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
+    """Methods down; across: the way at the first setting, then the samples of each.
+
+    Args:
+        drawn: by row and column title, with paths of (N, 2) states.
+        target: samples of mu*, (M, 2), shown in the last row.
+        file: PNG to write.
+    """
+    titles = ["way", *next(iter(drawn.values()))]
+    rows = [*drawn, "target"]
+    figure, axes = plt.subplots(
+        len(rows),
+        len(titles),
+        figsize=(3 * len(titles), 3 * len(rows)),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for panels, (name, samples) in zip(axes, drawn.items(), strict=False):
+        way = next(iter(samples.values())).path
+        for line in torch.stack(way, dim=1)[:MAX_PATHS].numpy():  # (N, steps + 1, 2)
+            panels[0].plot(line[:, 0], line[:, 1], color="0.75", linewidth=0.4, zorder=1)
+        panels[0].scatter(*way[0].numpy().T, s=1, color="tab:blue", zorder=2)
+        panels[0].scatter(*way[-1].numpy().T, s=1, color="tab:red", zorder=3)
+        panels[0].set_ylabel(name)
+        for panel, found in zip(panels[1:], samples.values(), strict=True):
+            panel.scatter(*found.x.numpy().T, s=1, color="tab:red")
+    axes[-1][0].set_ylabel("target")
+    axes[-1][0].scatter(*target.numpy().T, s=1, color="tab:green")
+    for panel, title in zip(axes[0], titles, strict=True):
+        panel.set_title(title)
+    for panel in axes[-1][1:]:
+        panel.set_axis_off()
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
+def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
+    """Methods down, settings across, a grid of samples in each place; real images below.
+
+    Args:
+        drawn: by row and column title, images (N, C, H, W) in [-1, 1].
+        target: real images, (M, C, H, W) in [-1, 1].
+        file: PNG to write.
+    """
+    titles = list(next(iter(drawn.values())))
+    figure, axes = plt.subplots(
+        len(drawn) + 1,
+        len(titles),
+        figsize=(2.2 * len(titles), 2.2 * (len(drawn) + 1)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for panels, (name, samples) in zip(axes, drawn.items(), strict=False):
+        panels[0].set_ylabel(name)
+        for panel, found in zip(panels, samples.values(), strict=True):
+            _show_grid(panel, found.x)
+    axes[-1][0].set_ylabel("real")
+    _show_grid(axes[-1][0], target)
+    for panel, title in zip(axes[0], titles, strict=True):
+        panel.set_title(title)
+    for panel in axes[-1][1:]:
+        panel.set_axis_off()
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
+def _show_grid(panel: Any, images: Tensor) -> None:
+    from torchvision.utils import make_grid
+
+    columns = math.ceil(math.sqrt(len(images)))
+    grid = make_grid(images.cpu().clamp(-1, 1), nrow=columns, padding=1, pad_value=1.0)
+    panel.imshow((grid.permute(1, 2, 0) + 1) / 2)
+    panel.set_xticks([])
+    panel.set_yticks([])

@@ -6,7 +6,7 @@ that may be away, and nothing depends on it.
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -108,7 +108,7 @@ class Tracker:
                 if len(kept) < len(lines):
                     write_text(file, "".join(line + "\n" for line in kept))
 
-    def sort(self, phases: tuple[str, ...]) -> None:
+    def sort(self, phases: Sequence[str]) -> None:
         """Bring the records into the order of ``phases``, where one was trained after a later one:
         the file then is the one of a run that was never interrupted.
         """
@@ -138,7 +138,7 @@ def _is_after(line: str, phase: str, step: int) -> bool:
         return True  # cut off by an interruption, or none of this program's
 
 
-def _place(line: str, phases: tuple[str, ...]) -> int:
+def _place(line: str, phases: Sequence[str]) -> int:
     phase = json.loads(line)["phase"]
     return phases.index(phase) if phase in phases else len(phases)
 
@@ -158,5 +158,5 @@ class SilentTracker(Tracker):
     def rewind(self, phase: str, step: int) -> None:
         pass
 
-    def sort(self, phases: tuple[str, ...]) -> None:
+    def sort(self, phases: Sequence[str]) -> None:
         pass

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
-from nsgf.config import PHASES, Config, PhaseName
+from nsgf.config import PEER_PHASES, PHASES, Config, PhaseName
 from nsgf.data.images import IMAGE_SHAPES
 from nsgf.errors import UserError
 from nsgf.models.unet import GROUPS
@@ -97,7 +97,8 @@ def _out_of_range(number: float, metadata: Any) -> str | None:
 
 
 def _phase_problems(config: Config) -> Iterator[str]:
-    allowed = [list(PHASES[:count]) for count in range(1, len(PHASES) + 1)]
+    families = (PHASES, PEER_PHASES)
+    allowed = [list(names[:count]) for names in families for count in range(1, len(names) + 1)]
     if config.phases not in allowed:
         yield f"phases = {config.phases}: must be one of {', '.join(map(str, allowed))}"
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", config.device):
@@ -150,6 +151,8 @@ def _data_problems(config: Config) -> Iterator[str]:
         yield f"data.{key} = true: must be false for the 2D set {config.data.name}"
     if not is_image and config.evaluation.inception:
         yield f"evaluation.inception = true: must be false for the 2D set {config.data.name}"
+    if config.peer.method == "sbcfm" and config.peer.sigma == 0:
+        yield "peer.sigma = 0: must be > 0 for peer.method sbcfm"
     if config.model.mlp.time_features % 2:
         yield f"model.mlp.time_features = {config.model.mlp.time_features}: must be even"
 
@@ -211,8 +214,17 @@ FREE = {
     *("pool.storage", "pool.build_batch", "model.checkpoint_activations"),
 }
 """Leaves of frozen sections that may differ: files, permissions, memory and time, not results."""
+OF_THE_FLOW = {"sinkhorn", "flow", "pool"}
+"""Sections that the methods NSGF is compared with do not use."""
 LINES = {"nsf.source", "nsf.coupling"}
-"""What phases 2 and 3 are trained on; they must agree."""
+PATHS_OF_PEERS = {"peer.method", "peer.sigma"}
+LEARNT_FROM: dict[PhaseName, set[str]] = {
+    "nsf": LINES,
+    "predictor": LINES,
+    "peer": PATHS_OF_PEERS,
+    "reflow": PATHS_OF_PEERS | {"reflow.pairs", "reflow.ode_steps"},
+}
+"""What a phase's samples are made of; also phases 2 and 3 must agree in it."""
 UNFREEZE = {"iterations"}
 """Leaves of the running phase that may change in the middle of it."""
 
@@ -231,24 +243,31 @@ def contradictions(
         config: the configuration of this command.
         frozen: sections that must agree.
         running: the phase that goes on in its middle, whose optimization is fixed too.
-        phase: the phase that the checkpoint is of; phases 2 and 3 share their lines.
+        phase: the phase that the checkpoint is of.
 
     Returns:
         One text per contradiction, with both values.
     """
     found = []
-    for key, value, _ in leaves(config):
+    for key, value, item in leaves(config):
         section, _, name = key.partition(".")
-        fixed = section in frozen or (section == running and name not in UNFREEZE)
-        fixed |= phase != "nsgf" and key in LINES
-        before = _lookup(saved, key)
+        fixed = section in frozen and not (phase in PEER_PHASES and section in OF_THE_FLOW)
+        fixed |= section == running and name not in UNFREEZE
+        fixed |= key in LEARNT_FROM.get(phase, ())
+        before = _lookup(saved, key, _default(item))
         if fixed and key not in FREE and before != value:
             found.append(f"{key}: the checkpoint has {before}, this command {value}")
     return found
 
 
-def _lookup(nested: dict[str, Any], key: str) -> Any:
+def _lookup(nested: dict[str, Any], key: str, default: Any) -> Any:
+    """The value at a dotted key; what was saved before there was such a setting has its default."""
+    *sections, name = key.split(".")
     node: Any = nested
-    for part in key.split("."):
-        node = node.get(part) if isinstance(node, dict) else None
-    return node
+    for section in sections:
+        node = node.get(section, {}) if isinstance(node, dict) else {}
+    return node.get(name, default) if isinstance(node, dict) else default
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()

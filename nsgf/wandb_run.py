@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from nsgf.checkpoint import RunFolder, write_text
-from nsgf.config import PHASES, Config
+from nsgf.config import PEER_PHASES, PHASES, Config
 from nsgf.errors import UserError, one_line
 
 CONNECT_SECONDS = 5.0
@@ -33,7 +33,7 @@ class WandbMirror:
 
     def __init__(self, run: Any) -> None:
         self._run = run
-        for phase in PHASES:
+        for phase in (*PHASES, *PEER_PHASES):
             run.define_metric(f"{phase}/step")
             run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
 

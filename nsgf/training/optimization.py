@@ -13,7 +13,7 @@ from torch.profiler import record_function
 from nsgf.config import OptimConfig
 from nsgf.distributed import World
 from nsgf.errors import UserError
-from nsgf.seeding import derive_seed
+from nsgf.seeding import derive_seed, seed_torch
 from nsgf.training.acceleration import Forward
 from nsgf.training.outcome import Outcome
 from nsgf.training.trainers import Batch
@@ -99,7 +99,8 @@ class Optimization:
 
     def _gradient(self, batch: Batch) -> Tensor | None:
         """Leave the batch's gradient in the weights; returns the loss, None: out of memory."""
-        _seed_dropout(derive_seed(self._seed, "dropout", self._world.rank, self.step), self.forward)
+        seed = derive_seed(self._seed, "dropout", self._world.rank, self.step)
+        seed_torch(seed, self.forward.device)
         for parameter in self._parameters:  # Adam's zero_grad takes ten times as long
             parameter.grad = None
         parts = batch.split(self.accumulate)
@@ -186,14 +187,3 @@ def lr_factor(step: int, config: OptimConfig) -> float:
     length = max(1, config.iterations - config.warmup_steps)
     progress = min(1.0, (step - config.warmup_steps) / length)
     return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-def _seed_dropout(seed: int, forward: Forward) -> None:
-    """Let torch's own generator, which dropout draws from, begin anew.
-
-    ``torch.manual_seed`` would do it for every device, in twice the time of a small update's Adam.
-    """
-    torch.default_generator.manual_seed(seed)
-    if forward.device.type == "cuda":
-        index = forward.device.index or 0
-        torch.cuda.default_generators[index].manual_seed(seed)

@@ -1,0 +1,52 @@
+"""One picture for each target: every method's way and samples, from the same noise."""
+
+from pathlib import Path
+
+import torch
+
+from nsgf.checkpoint import RunFolder
+from nsgf.compare.cells import METHODS, Cell, at_nfe, cell_config, cell_folder, cells
+from nsgf.compare.cells import comparison_folder
+from nsgf.config import Config
+from nsgf.data import Data
+from nsgf.inference import load_sampler
+from nsgf.plotting import save_image_table, save_point_table
+from nsgf.sampling import Samples
+
+POINTS = 2048
+IMAGES = 36
+
+
+def save_pictures(config: Config, device: torch.device) -> list[Path]:
+    """``TARGET.png`` for each target, of the first seed, in the comparison's folder."""
+    first = [cell for cell in cells(config) if cell.seed == config.seed]
+    files = []
+    for target in dict.fromkeys(cell.target for cell in first):
+        file = comparison_folder(config) / f"{target}.png"
+        _save_target(config, [cell for cell in first if cell.target == target], file, device)
+        files.append(file)
+    return files
+
+
+def _save_target(config: Config, own: list[Cell], file: Path, device: torch.device) -> None:
+    """Methods down, NFE across."""
+    drawn = {
+        METHODS[cell.method].title: {
+            f"NFE {nfe}": _sample(config, cell, nfe, device) for nfe in config.compare.nfe
+        }
+        for cell in own
+    }
+    data = Data(cell_config(config, own[0]).data, config.seed)
+    target = data.target("picture")
+    if data.images is None:
+        save_point_table(drawn, target.sample(POINTS), file)
+    else:
+        save_image_table(drawn, target.sample(IMAGES), file)
+
+
+def _sample(config: Config, cell: Cell, nfe: int, device: torch.device) -> Samples:
+    own = at_nfe(cell_config(config, cell), nfe)
+    sampler, _ = load_sampler(own, RunFolder(cell_folder(config, cell)), device)
+    data = Data(own.data, config.seed)
+    count = POINTS if data.images is None else IMAGES
+    return sampler(data.source("picture").sample(count).to(device), keep_path=True)

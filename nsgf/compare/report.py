@@ -1,0 +1,174 @@
+"""The table of a comparison: means and spreads over seeds, as Markdown and CSV."""
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import NamedTuple
+
+from nsgf.checkpoint import write_text
+from nsgf.compare.cells import METHODS, Cell, comparison_folder
+from nsgf.compare.measure import Measured
+from nsgf.config import Config, MethodName
+
+HIGHER_IS_BETTER = {"precision", "recall"}
+
+
+class Row(NamedTuple):
+    """One measure of one cell; ``nfe`` None: the floor, samples of the target itself."""
+
+    cell: Cell
+    nfe: int | None
+    updates: int
+    train_seconds: float
+    found: Measured
+
+
+Column = tuple[str, int]
+"""Target and NFE."""
+
+
+def write_report(config: Config, rows: Sequence[Row]) -> list[Path]:
+    """``table.md`` and ``table.csv`` in the comparison's folder."""
+    folder = comparison_folder(config)
+    files = [folder / "table.md", folder / "table.csv"]
+    write_text(files[0], markdown(config, rows))
+    write_text(files[1], table_csv(rows))
+    return files
+
+
+def markdown(config: Config, rows: Sequence[Row]) -> str:
+    """All tables: one for each measure, the differences, and what it took."""
+    parts = []
+    for metric in rows[0].found.values:
+        parts += [_metric_table(config, rows, metric), ""]
+    main = next(iter(rows[0].found.values))
+    parts += [_differences(config, rows, main), "", _costs(config, rows), ""]
+    return "\n".join(parts)
+
+
+def table_csv(rows: Sequence[Row]) -> str:
+    """One line for each measure of each cell."""
+    stream = io.StringIO()
+    names = list(rows[0].found.values)
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(
+        ["target", "method", "seed", "nfe", "updates", "train_seconds", "sample_seconds", *names]
+    )
+    for row in rows:
+        method = row.cell.method if row.nfe else "floor"
+        head = [row.cell.target, method, row.cell.seed, row.nfe or "", row.updates]
+        seconds = [round(row.train_seconds, 1), round(row.found.sample_seconds, 2)]
+        writer.writerow([*head, *seconds, *(row.found.values[name] for name in names)])
+    return stream.getvalue()
+
+
+def _metric_table(config: Config, rows: Sequence[Row], metric: str) -> str:
+    """Methods down, targets and NFE across."""
+    columns = _columns(config, rows)
+    lines = [_line([metric, *(f"{target}, {nfe}" for target, nfe in columns)])]
+    lines.append(_line(["---"] * (len(columns) + 1)))
+    best = {column: _best(config, rows, metric, column) for column in columns}
+    for method in config.compare.methods:
+        cells = []
+        for column in columns:
+            text = _spread(list(_values(rows, method, column, metric).values()))
+            cells.append(f"**{text}**" if best[column] == method else text)
+        lines.append(_line([METHODS[method].title, *cells]))
+    floors = [_spread(list(_floor(rows, target, metric).values())) for target, _ in columns]
+    return "\n".join([*lines, _line(["floor", *floors])])
+
+
+def _differences(config: Config, rows: Sequence[Row], metric: str) -> str:
+    """The first method against each other one, seed by seed: ahead, level or behind."""
+    first, *others = config.compare.methods
+    columns = _columns(config, rows)
+    title = f"{METHODS[first].title} minus, {metric}"
+    lines = [_line([title, *(f"{target}, {nfe}" for target, nfe in columns)])]
+    lines.append(_line(["---"] * (len(columns) + 1)))
+    for other in others:
+        cells = []
+        for column in columns:
+            own = _values(rows, first, column, metric)
+            theirs = _values(rows, other, column, metric)
+            cells.append(verdict([own[seed] - theirs[seed] for seed in own], metric))
+        lines.append(_line([METHODS[other].title, *cells]))
+    return "\n".join(lines)
+
+
+def verdict(differences: Sequence[float], metric: str) -> str:
+    """Mean difference with its standard error; more than two of them from 0 are ahead or behind."""
+    middle = mean(differences)
+    if len(differences) < 2:
+        return f"{middle:+.3f} (one seed)"
+    error = stdev(differences) / len(differences) ** 0.5
+    if abs(middle) <= 2 * error:
+        word = "level"
+    else:
+        word = "ahead" if (middle > 0) == _is_better_higher(metric) else "behind"
+    return f"{middle:+.3f} ± {error:.3f} {word}"
+
+
+def _costs(config: Config, rows: Sequence[Row]) -> str:
+    """Updates, training time and sampling time, means over targets and seeds."""
+    counts = config.compare.nfe
+    head = ["cost", "updates", "training, s", *(f"sampling at NFE {nfe}, s" for nfe in counts)]
+    lines = [_line(head), _line(["---"] * len(head))]
+    for method in config.compare.methods:
+        own = [row for row in rows if row.cell.method == method and row.nfe]
+        times = [
+            f"{mean(row.found.sample_seconds for row in own if row.nfe == nfe):.2f}"
+            for nfe in counts
+        ]
+        seconds = mean(row.train_seconds for row in own)
+        lines.append(_line([METHODS[method].title, str(own[0].updates), f"{seconds:.0f}", *times]))
+    return "\n".join(lines)
+
+
+def _columns(config: Config, rows: Sequence[Row]) -> list[Column]:
+    targets = list(dict.fromkeys(row.cell.target for row in rows))
+    return [(target, nfe) for nfe in config.compare.nfe for target in targets]
+
+
+def _values(
+    rows: Sequence[Row], method: MethodName, column: Column, metric: str
+) -> dict[int, float]:
+    """By seed."""
+    return {
+        row.cell.seed: row.found.values[metric]
+        for row in rows
+        if (row.cell.method, row.cell.target, row.nfe) == (method, *column)
+    }
+
+
+def _floor(rows: Sequence[Row], target: str, metric: str) -> dict[int, float]:
+    """By seed."""
+    return {
+        row.cell.seed: row.found.values[metric]
+        for row in rows
+        if row.nfe is None and row.cell.target == target
+    }
+
+
+def _best(config: Config, rows: Sequence[Row], metric: str, column: Column) -> MethodName:
+    pick: Callable[..., MethodName] = max if _is_better_higher(metric) else min
+    return pick(
+        config.compare.methods,
+        key=lambda method: mean(_values(rows, method, column, metric).values()),
+    )
+
+
+def _is_better_higher(metric: str) -> bool:
+    return any(metric.endswith(name) for name in HIGHER_IS_BETTER)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation over seeds."""
+    if len(values) < 2:
+        return f"{values[0]:.3f}"
+    return f"{mean(values):.3f} ± {stdev(values):.3f}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
