@@ -59,7 +59,8 @@ def preview_samples(
     """What a phase's picture shows, with averaged weights.
 
     nsgf: the NSGF steps (Algorithm 2). nsf: the whole straight flow, from time 0 and from where its
-    lines start (``nsf.source``). predictor: both legs (Algorithm 4).
+    lines start (``nsf.source``). predictor: both legs (Algorithm 4), entered at ``sampling.tau``
+    where that is given. ``sampling.solver`` and its steps are those of the settings.
 
     Returns:
         Samples on the CPU, (n, *shape).
