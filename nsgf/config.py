@@ -192,11 +192,14 @@ class NSFConfig(OptimConfig):
     """Pairs (X0, X1) of a mini-batch: as drawn, or re-paired by exact optimal transport."""
 
 
+PeerName = Literal["icfm", "otcfm", "sbcfm", "rf"]
+
+
 @dataclass
 class PeerConfig(OptimConfig):
     """A method that NSGF is compared with, phase ``peer`` (extra `compare`)."""
 
-    method: Literal["icfm", "otcfm", "sbcfm", "rf"] = "icfm"
+    method: PeerName = "icfm"
     """Flow matching by torchcfm: independent pairs, exact transport within the batch, Schroedinger
     bridge, or rectified flow (independent pairs, no noise)."""
     sigma: float = field(default=0.1, metadata={"minimum": 0, "maximum": 1e6})
@@ -274,10 +277,21 @@ class SamplingConfig:
     """Samples that go through the networks together."""
     nsgf_steps: int | None = at_least(1, None)
     """Euler steps with the velocity network over the whole flow time; null: flow.steps."""
+    tau: float | None = inside(0, 1, None, closed_low=True)
+    """Time at which all samples enter the straight flow, without a time predictor; null: each at
+    its predicted time."""
+    solver: Literal["euler", "heun", "dopri5"] = "euler"
+    """Of the straight flow. heun: second order, two network calls a step; dopri5: adaptive steps
+    (rtol, atol); both need the extra `ode` (torchdiffeq)."""
     straight_steps: int = at_least(1, 10)
-    """Euler steps of each sample from its predicted time tau to 1."""
+    """Equal steps of each sample from its time tau to 1; with dopri5 only the states shown."""
     omega: float | None = field(default=None, metadata={"minimum": 1e-6, "maximum": 1})
-    """Fixed step of the straight flow instead of straight_steps; steps then differ by sample."""
+    """Fixed step of euler instead of straight_steps; steps then differ by sample."""
+    rtol: float = field(default=1e-5, metadata={"minimum": 1e-7, "maximum": 1})
+    """dopri5: error of a step relative to the state, over the batch. 1e-5 for both as in flow
+    matching (Lipman et al. 2023); float32 has no more than 7 digits."""
+    atol: float = field(default=1e-5, metadata={"minimum": 1e-7, "maximum": 1})
+    """dopri5: error of a step in units of the data, besides rtol's."""
     weights: Literal["ema", "last"] = "ema"
     """Averaged weights or those of the last update."""
 

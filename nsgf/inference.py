@@ -10,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nsgf.checkpoint import RunFolder, write_text
-from nsgf.config import PHASES, Config, PhaseName
+from nsgf.config import PEER_PHASES, Config
 from nsgf.data import Data, Sampler, build_source, data_shape
 from nsgf.errors import UserError
 from nsgf.handover import load_network
@@ -18,7 +18,14 @@ from nsgf.hardware import pick_device, versions
 from nsgf.metrics.fidelity import check_weights, inception_metrics
 from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
 from nsgf.plotting import save_grid, save_image_path, save_point_path
-from nsgf.sampling import NSGFSampler, Samples, expected_nfe
+from nsgf.sampling import (
+    FlowSampler,
+    NSGFSampler,
+    PeerSampler,
+    Samples,
+    expected_nfe,
+    straight_flow_networks,
+)
 
 PATH_SAMPLES = 8
 POINT_SAMPLES = 2048
@@ -26,23 +33,38 @@ POINT_SAMPLES = 2048
 
 def load_sampler(
     config: Config, run: RunFolder, device: torch.device
-) -> tuple[NSGFSampler, dict[str, str]]:
+) -> tuple[FlowSampler, dict[str, str]]:
     """Algorithm 4 with all three networks, or Algorithm 2 with the first alone.
+
+    With ``sampling.tau`` Algorithm 4 uses the first two, and the third is not read. Of a method
+    that NSGF is compared with, the network that was trained last.
 
     Returns:
         The sampler, and the training progress of the networks it uses, by phase.
+
+    Raises:
+        UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
     """
-    phases: list[PhaseName] = ["nsgf"]
-    if all(run.checkpoint_file(phase).exists() for phase in PHASES):
-        phases = list(PHASES)
     weights = config.sampling.weights
+    if config.phases[-1] in PEER_PHASES:
+        phase = config.phases[-1]
+        peer = load_network(config, run, phase, weights, device)
+        return PeerSampler(config, peer.network, phase), {phase: peer.progress}
+    phases, tau = straight_flow_networks(config.sampling), config.sampling.tau
+    if not all(run.checkpoint_file(phase).exists() for phase in phases):
+        phases = ("nsgf",)
+        if tau is not None and not run.checkpoint_file("nsf").exists():
+            raise UserError(
+                f"sampling.tau = {tau}: needs phase nsf, of which {run.path} has no checkpoint; "
+                "train that phase first, or say --sampling.tau null"
+            )
     trained = [load_network(config, run, phase, weights, device) for phase in phases]
     sampler = NSGFSampler(config, *[part.network for part in trained])
     return sampler, {phase: part.progress for phase, part in zip(phases, trained, strict=True)}
 
 
 def generate(
-    sampler: NSGFSampler, source: Sampler, n: int, batch_size: int, device: torch.device
+    sampler: FlowSampler, source: Sampler, n: int, batch_size: int, device: torch.device
 ) -> Samples:
     """``n`` samples in batches, gathered on the CPU."""
     parts: list[Samples] = []
@@ -118,10 +140,11 @@ def evaluate_run(config: Config, run: RunFolder) -> tuple[Path, dict[str, Any]]:
         "updates": progress,
         "weights": config.sampling.weights,
         "num_samples": len(samples[0].x),
-        "expected_nfe": expected_nfe(config, sampler.uses_straight_flow),
+        "expected_nfe": expected_nfe(config, sampler.networks),
         "nfe": float(np.mean([part.nfe for part in samples])),
     }
     if samples[0].tau is not None:
+        found["solver"] = config.sampling.solver
         found |= {"tau_mean": float(samples[0].tau.mean()), "tau_std": float(samples[0].tau.std())}
     found |= _w2_metrics(config, data, [part.x for part in samples])
     found["versions"] = versions()

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nsgf.checkpoint import RunFolder
+from nsgf.checkpoint import RunFolder, phase_stem
 from nsgf.config import PHASES, Config, PhaseName
 from nsgf.data import Data
 from nsgf.handover import load_network
@@ -41,12 +41,11 @@ def save_preview(
         UserError: a checkpoint is missing.
         OSError: the picture cannot be written.
     """
-    file = run.samples / f"phase{PHASES.index(phase) + 1}_{phase}.png"
+    file = run.samples / f"{phase_stem(phase)}.png"
     run.samples.mkdir(exist_ok=True)
     x = preview_samples(config, run, phase, data, device)
     if data.images is None:
-        title = f"after phase {PHASES.index(phase) + 1} ({phase})"
-        save_scatter(x, data.target("preview").sample(POINTS), file, title)
+        save_scatter(x, data.target("preview").sample(POINTS), file, f"after phase {phase}")
     else:
         save_grid(x, file)
     release_memory(device)
@@ -59,7 +58,8 @@ def preview_samples(
     """What a phase's picture shows, with averaged weights.
 
     nsgf: the NSGF steps (Algorithm 2). nsf: the whole straight flow, from time 0 and from where its
-    lines start (``nsf.source``). predictor: both legs (Algorithm 4).
+    lines start (``nsf.source``); so peer and reflow. predictor: both legs (Algorithm 4), entered at
+    ``sampling.tau`` where that is given. ``sampling.solver`` and its steps hold.
 
     Returns:
         Samples on the CPU, (n, *shape).
@@ -69,17 +69,19 @@ def preview_samples(
         "nsgf": ("nsgf",),
         "nsf": ("nsgf", "nsf") if config.nsf.source == "nsgf" else ("nsf",),
         "predictor": PHASES,
+        "peer": ("peer",),
+        "reflow": ("reflow",),
     }
     networks = {
         part: load_network(config, run, part, "ema", device).network for part in needed[phase]
     }
 
     def carry(x: Tensor) -> Tensor:
-        if phase != "nsf":
+        if phase in ("nsgf", "predictor"):
             return NSGFSampler(config, *networks.values())(x).x
-        if config.nsf.source == "nsgf":
+        if "nsgf" in networks:
             x = NSGFSampler(config, networks["nsgf"])(x).x
-        return straight_flow(networks["nsf"], x, torch.zeros(len(x), device=device), sampling)
+        return straight_flow(networks[phase], x, torch.zeros(len(x), device=device), sampling)
 
     noise = data.source("preview").sample(count_samples(config, data, device))
     return torch.cat([carry(x.to(device)).cpu() for x in noise.split(sampling.batch_size)])

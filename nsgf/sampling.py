@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from nsgf.config import Config, SamplingConfig
+from nsgf.config import PEER_PHASES, PHASES, Config, PhaseName, SamplingConfig
+from nsgf.ode import check_solver, integrate
 from nsgf.schedule import flow_time
 
 VelocityNetwork = Callable[[Tensor, Tensor], Tensor]
@@ -39,13 +40,19 @@ class Samples:
     nfe: float
     """Network calls per sample, averaged over the batch."""
     tau: Tensor | None = None
-    """Predicted times in (0, 1), (B,); None without a straight flow."""
+    """Times at which they entered the straight flow, in [0, 1), (B,), predicted or
+    ``sampling.tau``; None without a straight flow."""
     path: list[Tensor] = field(default_factory=list)
     """States along the way, each (B, *shape), on request: start, NSGF steps, straight steps."""
 
 
+def straight_flow_networks(config: SamplingConfig) -> tuple[PhaseName, ...]:
+    """Phases whose networks Algorithm 4 uses: with a fixed ``tau`` it asks no predictor."""
+    return PHASES if config.tau is None else ("nsgf", "nsf")
+
+
 class NSGFSampler:
-    """Algorithm 4, or Algorithm 2 when only the velocity network is there."""
+    """Algorithm 4, or Algorithm 2 when a network for the straight flow is not there."""
 
     def __init__(
         self,
@@ -59,15 +66,27 @@ class NSGFSampler:
             config: flow time T * eta and the sampling section.
             velocity: v_theta.
             straight: u_delta.
-            predictor: t_phi; without it the straight flow cannot be entered and is left out.
+            predictor: t_phi; not used with ``sampling.tau``. Without either the straight flow
+                cannot be entered and is left out.
+
+        Raises:
+            UserError: the straight flow needs torchdiffeq, which is missing.
         """
         self.flow, self.sampling = config.flow, config.sampling
         self.velocity, self.straight, self.predictor = velocity, straight, predictor
+        if self.uses_straight_flow:
+            check_solver(self.sampling)
 
     @property
     def uses_straight_flow(self) -> bool:
         """Whether all of Algorithm 4 runs."""
-        return self.straight is not None and self.predictor is not None
+        enters = self.predictor is not None or self.sampling.tau is not None
+        return self.straight is not None and enters
+
+    @property
+    def networks(self) -> tuple[PhaseName, ...]:
+        """Phases whose networks are called."""
+        return straight_flow_networks(self.sampling) if self.uses_straight_flow else ("nsgf",)
 
     @torch.no_grad()
     def __call__(self, x: Tensor, *, keep_path: bool = False) -> Samples:
@@ -89,13 +108,55 @@ class NSGFSampler:
             observe=observe,
         )
         tau = None
-        if self.straight is not None and self.predictor is not None:
-            predictor, straight = CountedNetwork(self.predictor), CountedNetwork(self.straight)
-            counted += [predictor, straight]
-            tau = predictor(x)
+        if self.straight is not None and self.uses_straight_flow:
+            tau = self._entry_times(x, counted)
+            straight = CountedNetwork(self.straight)
+            counted.append(straight)
             x = straight_flow(straight, x, tau, self.sampling, observe)
         nfe = sum(network.evaluations for network in counted) / len(x)
         return Samples(x=x, nfe=nfe, tau=tau, path=path)
+
+    def _entry_times(self, x: Tensor, counted: list[CountedNetwork]) -> Tensor:
+        """Times (B,) of samples after the NSGF steps, (B, *shape); adds what it calls."""
+        if self.sampling.tau is not None:
+            return x.new_full((len(x),), self.sampling.tau)
+        assert self.predictor is not None
+        predictor = CountedNetwork(self.predictor)
+        counted.append(predictor)
+        return predictor(x)
+
+
+class PeerSampler:
+    """A straight flow from time 0 to 1, all that the methods NSGF is compared with do."""
+
+    uses_straight_flow = True
+
+    def __init__(self, config: Config, straight: nn.Module, phase: PhaseName) -> None:
+        """
+        Args:
+            config: the sampling section.
+            straight: u.
+            phase: which phase trained it, ``peer`` or ``reflow``.
+
+        Raises:
+            UserError: the solver needs torchdiffeq, which is missing.
+        """
+        self.networks: tuple[PhaseName, ...] = (phase,)
+        self._sampling, self._straight = config.sampling, straight
+        check_solver(self._sampling)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, *, keep_path: bool = False) -> Samples:
+        """Carry samples of mu0 to samples of mu*; as in :class:`NSGFSampler`."""
+        path = [x] if keep_path else []
+        observe = path.append if keep_path else _ignore
+        straight = CountedNetwork(self._straight)
+        start = torch.zeros(len(x), device=x.device)
+        x = straight_flow(straight, x, start, self._sampling, observe)
+        return Samples(x=x, nfe=straight.evaluations / len(x), path=path)
+
+
+FlowSampler = NSGFSampler | PeerSampler
 
 
 def nsgf_steps(
@@ -131,17 +192,43 @@ def straight_flow(
     config: SamplingConfig,
     observe: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """Algorithm 4, second leg: Euler steps of u_delta from each sample's tau to 1.
-
-    With ``straight_steps`` S every sample takes S steps of its own size (1 - tau) / S. With a fixed
-    ``omega`` each takes as many as it needs, the last one cut to end at 1.
+    """Algorithm 4, second leg: along u_delta from each sample's tau to 1.
 
     Args:
         straight: u_delta.
         x: samples after the NSGF steps, (B, *shape).
         tau: their times in [0, 1], (B,).
-        config: ``straight_steps`` and ``omega``.
-        observe: called with the state after each round of steps.
+        config: ``solver`` and what it reads: ``straight_steps``, ``omega``, ``rtol``, ``atol``.
+        observe: called with the state after each round of steps (euler, heun), or with those at
+            ``straight_steps`` equally spaced parts of the way (dopri5).
+
+    Raises:
+        UserError: the solver is not installed, or cannot reach its tolerances.
+    """
+    if config.solver == "euler":
+        return _euler(straight, x, tau, config, observe)
+    span = 1 - tau
+    shape = (-1, *[1] * (x.ndim - 1))
+
+    def slope(s: Tensor, state: Tensor) -> Tensor:
+        """Samples start at times of their own, so all go over s in [0, 1], t = tau + s span."""
+        # solvers may look behind the end, where no network was trained
+        return span.view(shape) * straight(state, tau + s.clamp(max=1) * span)
+
+    return integrate(slope, x, config, observe)
+
+
+def _euler(
+    straight: VelocityNetwork,
+    x: Tensor,
+    tau: Tensor,
+    config: SamplingConfig,
+    observe: Callable[[Tensor], None] | None,
+) -> Tensor:
+    """The paper's Euler steps.
+
+    With ``straight_steps`` S every sample takes S steps of its own size (1 - tau) / S. With a fixed
+    ``omega`` each takes as many as it needs, the last one cut to end at 1.
     """
     if config.omega is None:
         omega = (1 - tau) / config.straight_steps
@@ -162,15 +249,25 @@ def straight_flow(
     return x
 
 
-def expected_nfe(config: Config, straight: bool) -> str:
-    """Network calls per sample that the settings imply, for people."""
-    steps = config.sampling.nsgf_steps or config.flow.steps
-    if not straight:
-        return str(steps)
-    if config.sampling.omega is None:
-        return str(steps + 1 + config.sampling.straight_steps)
-    most = steps + 1 + math.ceil(1 / config.sampling.omega)
-    return f"at most {most}"
+def expected_nfe(config: Config, networks: tuple[PhaseName, ...]) -> str:
+    """Network calls per sample that the settings imply, for people.
+
+    Args:
+        config: the flow and sampling sections.
+        networks: phases whose networks are called.
+    """
+    sampling = config.sampling
+    calls = (sampling.nsgf_steps or config.flow.steps) if "nsgf" in networks else 0
+    if networks == ("nsgf",):
+        return str(calls)
+    if sampling.solver == "dopri5":
+        return "adaptive"
+    calls += "predictor" in networks
+    if sampling.omega is None:
+        per_step = 2 if sampling.solver == "heun" else 1
+        return str(calls + per_step * sampling.straight_steps)
+    start = 0.0 if networks[0] in PEER_PHASES else sampling.tau or 0.0
+    return f"at most {calls + math.ceil((1 - start) / sampling.omega)}"
 
 
 def _ignore(_: Tensor) -> None:

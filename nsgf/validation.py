@@ -28,6 +28,7 @@ def check(config: Config) -> None:
     refuse_nulls(config)
     problems = [*_range_problems(config), *_phase_problems(config), *_data_problems(config)]
     problems += [*_flow_problems(config), *_name_problems(config), *_text_problems(config)]
+    problems += _sampling_problems(config)
     if config.model.kind == "unet" and config.data.name in IMAGE_SHAPES:
         problems += [*_unet_problems(config), *_predictor_problems(config)]
     if problems:
@@ -164,6 +165,15 @@ def _flow_problems(config: Config) -> Iterator[str]:
         yield (
             f"flow.steps = {flow.steps}: must be <= {MAX_STEPS_PLUS_PLUS} in NSGF++, "
             "or say --flow.allow_many_steps true"
+        )
+
+
+def _sampling_problems(config: Config) -> Iterator[str]:
+    sampling = config.sampling
+    if sampling.omega is not None and sampling.solver != "euler":
+        yield (
+            f"sampling.omega = {sampling.omega}: must be null with sampling.solver "
+            f"{sampling.solver}, or say --sampling.solver euler"
         )
 
 

@@ -632,9 +632,7 @@ EDITS = [
         "(1 - tau) / config.straight_steps",
         "(1 - tau) / (config.straight_steps + 1)",
     ),
-    Edit(
-        "NFE off by one", "sampling.py", "counted += [predictor, straight]", "counted += [straight]"
-    ),
+    Edit("NFE off by one", "sampling.py", "counted.append(predictor)", "pass"),
     Edit(
         "NFE counts batches", "sampling.py", "self.evaluations += len(x)", "self.evaluations += 1"
     ),
@@ -644,6 +642,13 @@ EDITS = [
         "step / steps, device",
         "(step + 1) / steps, device",
     ),
+    Edit("slope not scaled to the way", "sampling.py", "return span.view(shape) * s", "return s"),
+    Edit("all samples from time 0", "sampling.py", "tau + s.clamp(max=1) * span", "s * span"),
+    Edit(
+        "fixed tau asks the predictor", "sampling.py", "if self.sampling.tau is not None:", "if 0:"
+    ),
+    Edit("last step behind the end", "ode.py", '"step_t": grid[-1:]', '"step_t": 2 * grid[-1:]'),
+    Edit("heun of first order", "ode.py", '"heun": "heun2"', '"heun": "euler"'),
     Edit("sampling ignores eta", "sampling.py", "eta = flow_time / steps", "eta = 1 / steps"),
     Edit(
         "last weights instead of EMA",

@@ -1,4 +1,5 @@
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -69,6 +70,50 @@ def test_velocity_network_alone_is_algorithm_2(small):
     _, found = evaluate_run(alone, run)
     assert found["nfe"] == 3
     assert "tau_mean" not in found
+
+
+def test_fixed_time_needs_no_predictor(small, tiny_run):
+    """The same samples whether its checkpoint is there or not."""
+    fixed = replace(small, sampling=replace(small.sampling, tau=0.25, solver="heun"))
+    drawn = []
+    for _ in range(2):
+        (line, *_) = sample_run(fixed, tiny_run)
+        assert line == (
+            "20 samples, NFE 11, with nsgf (12 of 12 updates), nsf (12 of 12 updates)"  # 3 + 2 x 4
+        )
+        saved = np.load(tiny_run.samples / "samples.npz")
+        assert (saved["tau"] == 0.25).all()
+        drawn.append(saved["x"])
+        tiny_run.checkpoint_file("predictor").unlink(missing_ok=True)
+    assert np.array_equal(*drawn)
+    _, found = evaluate_run(fixed, tiny_run)
+    assert (found["nfe"], found["expected_nfe"], found["solver"]) == (11, "11", "heun")
+    assert (found["tau_mean"], found["tau_std"]) == (0.25, 0)
+    assert set(found["updates"]) == {"nsgf", "nsf"}
+    assert load_sampler(small, tiny_run, CPU)[0].networks == ("nsgf",)
+
+
+def test_fixed_time_without_a_straight_flow_is_refused(small, tiny_run):
+    fixed = replace(small, sampling=replace(small.sampling, tau=0.25))
+    tiny_run.checkpoint_file("nsf").unlink()
+    with pytest.raises(UserError, match=r"sampling\.tau = 0\.25: needs phase nsf"):
+        sample_run(fixed, tiny_run)
+
+
+def test_missing_torchdiffeq_is_noticed_before_sampling(small, tiny_run, monkeypatch):
+    monkeypatch.setattr("nsgf.inference.generate", lambda *_: pytest.fail("sampled first"))
+    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
+    config = replace(small, sampling=replace(small.sampling, solver="dopri5"))
+    for command in (sample_run, evaluate_run):
+        with pytest.raises(UserError, match="pip install torchdiffeq"):
+            command(config, tiny_run)
+
+
+def test_adaptive_steps_are_counted(small, tiny_run):
+    config = replace(small, sampling=replace(small.sampling, solver="dopri5"))
+    _, found = evaluate_run(config, tiny_run)
+    assert found["expected_nfe"] == "adaptive"
+    assert found["nfe"] > 3 + 1 + 2
 
 
 def test_batches_do_not_change_the_samples(small, tiny_run):

@@ -31,6 +31,11 @@ WRONG = [  # experiment, flag, words of the message
     ("2d", "--nsgf.ema_decay=1", "nsgf.ema_decay = 1.0: must be >= 0 and < 1"),
     ("2d", "--nsgf.clip_norm=0", "nsgf.clip_norm = 0.0: must be > 0"),
     ("2d", "--sampling.omega=1.5", "sampling.omega = 1.5: must be >= 1e-06 and <= 1"),
+    ("2d", "--sampling.tau=1", "sampling.tau = 1.0: must be >= 0 and < 1"),
+    ("2d", "--sampling.tau=-0.1", "sampling.tau = -0.1: must be >= 0 and < 1"),
+    ("2d", "--sampling.solver=rk4", "must be one of 'euler', 'heun', 'dopri5'"),
+    ("2d", "--sampling.rtol=0", "sampling.rtol = 0.0: must be >= 1e-07 and <= 1"),
+    ("2d", "--sampling.atol=2", "sampling.atol = 2.0: must be >= 1e-07 and <= 1"),
     ("2d", "--seed=-1", "seed = -1: must be >= 0"),
     ("2d", "--device=gpu", "device = gpu: must be auto, cpu, cuda or cuda:N"),
     ("2d", "--phases=[nsf]", "phases = ['nsf']: must be one of"),
@@ -74,6 +79,15 @@ def test_counts_have_an_upper_bound():
     with pytest.raises(UserError, match=r"model\.mlp\.depth = 1001: must be >= 1 and <= 1000"):
         shipped("2d", "--model.mlp.depth=1001")
     assert shipped("2d", f"--seed={2**63 - 1}").seed == 2**63 - 1
+
+
+@pytest.mark.parametrize("solver", ["heun", "dopri5"])
+def test_steps_omega_belong_to_euler(solver):
+    words = rf"^sampling\.omega = 0\.1: must be null with sampling\.solver {solver}"
+    with pytest.raises(UserError, match=words):
+        shipped("2d", "--sampling.omega=0.1", f"--sampling.solver={solver}")
+    assert shipped("2d", "--sampling.omega=0.1").sampling.omega == 0.1
+    assert shipped("2d", f"--sampling.solver={solver}").sampling.solver == solver
 
 
 def test_all_problems_are_reported_at_once():

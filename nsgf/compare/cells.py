@@ -8,8 +8,9 @@ method. NSGF++ shares them among its three networks in the proportion of their o
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from nsgf.config import PEER_PHASES, PHASES, Config, MethodName, PhaseName
+from nsgf.config import PEER_PHASES, PHASES, Config, MethodName, PeerName, PhaseName
 from nsgf.validation import MAX_STEPS_PLUS_PLUS, check
 
 
@@ -19,7 +20,7 @@ class Method:
 
     title: str
     phases: tuple[PhaseName, ...]
-    peer: str | None = None
+    peer: PeerName | None = None
     """``peer.method``."""
     folder: str = ""
     """Beginning of its run folders' names, where two methods share them."""
@@ -48,9 +49,10 @@ class Cell:
 
 
 def cells(config: Config) -> Iterator[Cell]:
-    """All cells; one seed is complete before the next begins, so that a part is worth looking at."""
+    """All cells, seed by seed: what is done when time runs out makes a table of fewer seeds."""
+    targets: list[str] = [*config.compare.targets] or [target_name(config)]
     for seed in range(config.seed, config.seed + config.compare.seeds):
-        for target in config.compare.targets or [target_name(config)]:
+        for target in targets:
             for method in config.compare.methods:
                 yield Cell(target, method, seed)
 
@@ -80,11 +82,13 @@ def cell_config(config: Config, cell: Cell) -> Config:
     """
     method = METHODS[cell.method]
     source, _, name = cell.target.rpartition("_")
+    # check() below refuses names that there are not
+    data: Any = {"name": name, "source": source or "gaussian"}
     found = replace(
         config,
         seed=cell.seed,
         phases=list(method.phases),
-        data=replace(config.data, name=name, source=source or "gaussian"),
+        data=replace(config.data, **data),
         train=replace(config.train, preview=False),
     )
     if method.peer:

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
 from nsgf.checkpoint import RunFolder

@@ -12,12 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nsgf.checkpoint import RunFolder
 from nsgf.compare.cells import at_nfe, comparison_folder
 from nsgf.config import Config
 from nsgf.data import Data
 from nsgf.inference import generate, load_sampler
-from nsgf.checkpoint import RunFolder
-from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.wasserstein import energy_distance, w2
 from nsgf.sampling import Samples
 
@@ -41,11 +40,13 @@ class PointYardstick:
         self._config, self._n = config, config.evaluation.w2_samples
 
     def measure(self, samples: Tensor, seed: int) -> dict[str, float]:
-        target = Data(self._config.data, seed).target("compare").sample(self._n)
-        return {"w2": w2(samples[: self._n], target), "energy": energy_distance(samples, target)}
+        target = Data(self._config.data, seed).target("compare").sample(len(samples))
+        near = w2(samples[: self._n], target[: self._n])
+        return {"w2": near, "1000 energy": 1000 * energy_distance(samples, target)}
 
     def floor(self, seed: int) -> dict[str, float]:
-        return self.measure(Data(self._config.data, seed).target("floor").sample(self._n), seed)
+        n = self._config.evaluation.num_samples
+        return self.measure(Data(self._config.data, seed).target("floor").sample(n), seed)
 
 
 class ImageYardstick:
@@ -55,6 +56,8 @@ class ImageYardstick:
         self._n = config.evaluation.num_samples
         images = Data(config.data, config.seed).images
         assert images is not None
+        from nsgf.metrics.classifier import ClassifierMetrics
+
         self._classifier = ClassifierMetrics(
             config.data, images, comparison_folder(config).parent, config.seed, device, say
         )

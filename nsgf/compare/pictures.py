@@ -5,8 +5,15 @@ from pathlib import Path
 import torch
 
 from nsgf.checkpoint import RunFolder
-from nsgf.compare.cells import METHODS, Cell, at_nfe, cell_config, cell_folder, cells
-from nsgf.compare.cells import comparison_folder
+from nsgf.compare.cells import (
+    METHODS,
+    Cell,
+    at_nfe,
+    cell_config,
+    cell_folder,
+    cells,
+    comparison_folder,
+)
 from nsgf.config import Config
 from nsgf.data import Data
 from nsgf.inference import load_sampler
