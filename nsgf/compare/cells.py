@@ -121,19 +121,18 @@ def updates(config: Config) -> int:
 
 
 def at_nfe(config: Config, nfe: int) -> Config:
-    """Sampling with ``nfe`` network calls for each sample.
+    """Sampling with ``nfe`` network calls for each sample, at most, and at least one of each kind.
 
     NSGF++ spends one on the predictor, at most T and at most half of the others on the NSGF steps,
-    and what is left on the straight flow.
+    and what is left on the straight flow, whose Heun steps take two. dopri5 takes what it needs.
     """
-    sampling = config.sampling
-    if config.phases[0] == "peer":
-        sampling = replace(sampling, straight_steps=nfe)
-    elif len(config.phases) == 1:
-        sampling = replace(sampling, nsgf_steps=nfe)
-    else:
-        first = max(1, min(config.flow.steps, (nfe - 1) // 2))
-        sampling = replace(
-            sampling, nsgf_steps=first, straight_steps=max(1, nfe - 1 - first), omega=None
-        )
-    return replace(config, sampling=sampling)
+    sampling = replace(config.sampling, omega=None)
+    if config.phases == ["nsgf"]:
+        return replace(config, sampling=replace(sampling, nsgf_steps=nfe))
+    if config.phases[0] == "nsgf":
+        nfe -= sampling.tau is None
+        sampling = replace(sampling, nsgf_steps=max(1, min(config.flow.steps, nfe // 2)))
+        nfe -= sampling.nsgf_steps or 0
+    per_step = 2 if sampling.solver == "heun" else 1
+    steps = max(1, nfe // per_step)
+    return replace(config, sampling=replace(sampling, straight_steps=steps))

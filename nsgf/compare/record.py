@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nsgf.checkpoint import write_text
-from nsgf.compare.cells import updates
+from nsgf.compare.cells import at_nfe, updates
 from nsgf.compare.measure import Measured
 from nsgf.config import Config, MethodName
 
@@ -61,6 +61,5 @@ def _key(method: MethodName, config: Config, nfe: int) -> dict[str, Any]:
         "updates": updates(config),
         "samples": config.evaluation.num_samples,
         "w2_samples": config.evaluation.w2_samples,
-        "weights": config.sampling.weights,
-        "solver": config.sampling.solver,
+        "sampling": {**asdict(at_nfe(config, nfe).sampling), "num_samples": 0, "batch_size": 0},
     }
