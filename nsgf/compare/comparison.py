@@ -92,7 +92,7 @@ class Work:
     def finish(self, cell: Cell) -> bool:
         """Train and measure a cell; False: another process works on it."""
         config, folder = cell_config(self._config, cell), cell_folder(self._config, cell)
-        missing = [nfe for nfe in self._config.compare.nfe if not self._found(cell, nfe)]
+        missing = [nfe for nfe in self._config.compare.nfe if not self.found(cell, nfe)]
         if not missing:
             return True
         self._say(f"compare: {METHODS[cell.method].title}, {cell.target}, seed {cell.seed}")
@@ -124,7 +124,7 @@ class Work:
         found = []
         for cell in cells(self._config):
             for nfe in self._config.compare.nfe:
-                measured = self._found(cell, nfe)
+                measured = self.found(cell, nfe)
                 assert measured is not None
                 own = cell_config(self._config, cell)
                 seconds = Record(cell_folder(self._config, cell)).train_seconds
@@ -141,7 +141,8 @@ class Work:
             found.append(Row(cell, None, 0, 0.0, Measured(0, 0, values)))
         return found
 
-    def _found(self, cell: Cell, nfe: int) -> Measured | None:
+    def found(self, cell: Cell, nfe: int) -> Measured | None:
+        """The measure of a cell; None: there is none yet."""
         record = Record(cell_folder(self._config, cell))
         return record.find(cell.method, cell_config(self._config, cell), nfe)
 

@@ -1,0 +1,147 @@
+"""Ablations: one setting at a time, trained and measured like a cell of `nsgf compare`.
+
+    python scripts/ablate.py 2d                 # what the settings of configs/2d.yaml rest on
+    python scripts/ablate.py digits --seeds 3   # choices of NSGF++
+
+Further flags go to every variant (``--precision bf16``). Interrupted, the same command goes on.
+"""
+
+import argparse
+import re
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean, stdev
+
+from nsgf.arguments import parse
+from nsgf.checkpoint import RunFolder, write_text
+from nsgf.compare.cells import Cell, cell_config, cell_folder
+from nsgf.compare.comparison import Work
+from nsgf.compare.measure import draw
+from nsgf.config import Config, MethodName
+from nsgf.stopping import StopRequest
+
+PAPER = "--sinkhorn-batch 256 --pool-batches 200 --sinkhorn.blur 0.5"
+VARIANTS: dict[str, dict[str, str]] = {
+    "2d": {
+        "configs/2d.yaml": "",
+        "constant eta 0.5": "--flow.schedule constant --flow.eta 0.5",
+        "blur 0.25": "--sinkhorn.blur 0.25",
+        "blur 0.1": "--sinkhorn.blur 0.1",
+        "n 256, 800 flows": "--sinkhorn-batch 256 --pool-batches 800",
+        "n 256, 200 flows": PAPER,
+        "n 256, 200 flows, eta 0.5": f"{PAPER} --flow.schedule constant --flow.eta 0.5",
+        "n 256, 200 flows, eta 1": f"{PAPER} --flow.schedule constant --flow.eta 1",
+        "T 5": "--steps 5",
+        "T 20": "--steps 20",
+    },
+    "digits": {
+        "configs/digits.yaml": "",
+        "coupling ot": "--nsf.coupling ot",
+        "source nsgf": "--nsf.source nsgf --sampling.tau 0",
+        "source nsgf, coupling ot": "--nsf.source nsgf --nsf.coupling ot --sampling.tau 0",
+        "T 1": "--steps 1",
+        "T 2": "--steps 2",
+        "T 3": "--steps 3",
+        "T 4": "--steps 4",
+        "harmonic steps": "--flow.schedule harmonic",
+        "tau fixed to its mean": "--sampling.tau MEAN",
+        "straight leg: heun": "--sampling.solver heun",
+        "straight leg: dopri5": "--sampling.solver dopri5",
+    },
+}
+"""By experiment: label and flags. MEAN stands for the mean predicted tau of the first variant."""
+TARGETS = {"2d": ["moons", "checkerboard", "8gaussians"], "digits": ["digits"]}
+METHOD: dict[str, MethodName] = {"2d": "nsgf", "digits": "nsgf++"}
+Results = dict[str, dict[tuple[str, int], list[dict[str, float]]]]
+"""By label, then target and NFE: measures of each seed."""
+
+
+def main() -> None:
+    """Train and measure all variants, print the tables and write them into the folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("exp", choices=VARIANTS)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--targets", nargs="+")
+    parser.add_argument("--only", nargs="+", metavar="LABEL")
+    parser.add_argument("--out-dir", default="runs")
+    own, flags = parser.parse_known_args()
+    results: Results = {}
+    for label, variant in VARIANTS[own.exp].items():
+        if own.only and label not in own.only:
+            continue
+        results[label] = {}
+        for seed in range(own.seeds):
+            for target in own.targets or TARGETS[own.exp]:
+                _run(
+                    own,
+                    label,
+                    [*flags, *variant.split()],
+                    Cell(target, METHOD[own.exp], seed),
+                    results,
+                )
+    text = _tables(results)
+    print(text)
+    write_text(Path(own.out_dir) / f"ablate-{own.exp}.md", text)
+
+
+def _run(
+    own: argparse.Namespace, label: str, flags: list[str], cell: Cell, results: Results
+) -> None:
+    """One variant, target and seed."""
+    if "MEAN" in flags:
+        flags = [_mean_tau(own, flags, cell) if word == "MEAN" else word for word in flags]
+    config = _config(own, flags)
+    work = Work(config, StopRequest(config.train.max_hours), print)
+    while not work.finish(cell):
+        raise SystemExit(f"{cell_folder(config, cell)}: another process works on it")
+    for nfe in config.compare.nfe:
+        found = work.found(cell, nfe)
+        assert found is not None
+        values = {**found.values, "NFE": found.nfe}
+        results[label].setdefault((cell.target, nfe), []).append(values)
+
+
+def _config(own: argparse.Namespace, flags: list[str]) -> Config:
+    """The variant's configuration; those that differ in sampling alone share their runs."""
+    words = " ".join(flags)
+    trained = re.sub(r"--sampling\.\S+ \S+", "", words).strip()
+    folder = re.sub(r"[^a-z0-9]+", "-", trained).strip("-") or "base"
+    out = Path(own.out_dir) / f"ablate-{own.exp}" / folder
+    return parse(["compare", "--exp", own.exp, *flags, "--out-dir", str(out)]).config
+
+
+def _mean_tau(own: argparse.Namespace, flags: list[str], cell: Cell) -> str:
+    position = flags.index("MEAN")
+    config = _config(own, flags[: position - 1] + flags[position + 1 :])
+    cell_settings = cell_config(config, cell)
+    few = replace(cell_settings.evaluation, num_samples=256)
+    work = Work(config, StopRequest(), print)
+    samples, _ = draw(
+        replace(cell_settings, evaluation=few), RunFolder(cell_folder(config, cell)), work.device
+    )
+    assert samples.tau is not None
+    return f"{float(samples.tau.mean()):.3f}"
+
+
+def _tables(results: Results) -> str:
+    """One table for each measure: variants down, targets and NFE across."""
+    columns = list(next(iter(results.values())))
+    metrics = list(next(iter(results.values()))[columns[0]][0])
+    lines = []
+    for metric in metrics:
+        lines += ["", f"| {metric} | " + " | ".join(f"{t}, {n}" for t, n in columns) + " |"]
+        lines.append("| --- " * (len(columns) + 1) + "|")
+        for label, found in results.items():
+            cells = [_spread([values[metric] for values in found[column]]) for column in columns]
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(values: list[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{mean(values):.3f} ± {stdev(values):.3f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+import csv
+import io
+
+import pytest
+
+from nsgf.compare.cells import Cell
+from nsgf.compare.measure import Measured
+from nsgf.compare.report import Row, markdown, table_csv, verdict
+from tests.conftest import shipped
+
+CONFIG = shipped(
+    "2d", "--compare.methods=[nsgf,icfm]", "--compare.targets=[moons]", "--compare.nfe=[10]"
+)
+
+
+def row(method: str, seed: int, w2: float, nfe: int | None = 10) -> Row:
+    return Row(Cell("moons", method, seed), nfe, 100, 60.0, Measured(10, 0.5, {"w2": w2}))
+
+
+ROWS = [
+    *(row("nsgf", seed, w2) for seed, w2 in enumerate([0.1, 0.2, 0.3])),
+    *(row("icfm", seed, w2) for seed, w2 in enumerate([0.2, 0.3, 0.41])),
+    *(row("nsgf", seed, 0.05, None) for seed in range(3)),
+]
+
+
+def test_means_spreads_floor_and_the_best_in_bold():
+    lines = markdown(CONFIG, ROWS).splitlines()
+    assert lines[0] == "| w2 | moons, 10 |"
+    assert lines[2] == "| NSGF | **0.200 ± 0.100** |"
+    assert lines[3] == "| I-CFM | 0.303 ± 0.105 |"
+    assert lines[4] == "| floor | 0.050 ± 0.000 |"
+
+
+def test_differences_are_taken_seed_by_seed():
+    """Each seed's spread of 0.1 is common to both methods and does not hide the difference."""
+    text = markdown(CONFIG, ROWS)
+    assert "| I-CFM | -0.103 ± 0.003 ahead |" in text
+    assert "| NSGF | 100 | 60 | 0.50 |" in text
+
+
+@pytest.mark.parametrize(
+    ("differences", "metric", "word"),
+    [
+        ([-0.1, -0.11, -0.09], "w2", "ahead"),
+        ([0.1, 0.11, 0.09], "w2", "behind"),
+        ([0.1, -0.1, 0.05], "w2", "level"),
+        ([0.1, 0.11, 0.09], "classifier_recall", "ahead"),
+        ([-0.1], "w2", "(one seed)"),
+    ],
+)
+def test_verdict(differences, metric, word):
+    assert verdict(differences, metric).endswith(word)
+
+
+def test_csv_has_a_line_for_each_measure():
+    lines = list(csv.DictReader(io.StringIO(table_csv(ROWS))))
+    assert len(lines) == 9
+    assert lines[4] == {
+        "target": "moons",
+        "method": "icfm",
+        "seed": "1",
+        "nfe": "10",
+        "updates": "100",
+        "train_seconds": "60.0",
+        "sample_seconds": "0.5",
+        "w2": "0.3",
+    }
+    assert lines[-1]["method"] == "floor"
