@@ -94,41 +94,48 @@ def _save_beside_target(
 
 
 def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
-    """Methods down; across: the way at the first setting, then the samples of each.
+    """Methods across; down: the way at the first setting, then the samples of each.
 
     Args:
-        drawn: by row and column title, with paths of (N, 2) states.
-        target: samples of mu*, (M, 2), shown in the last row.
+        drawn: by column and row title, with paths of (N, 2) states.
+        target: samples of mu*, (M, 2), shown in a column of their own.
         file: PNG to write.
     """
-    titles = ["way", *next(iter(drawn.values()))]
-    rows = [*drawn, "target"]
+    settings = list(next(iter(drawn.values())))
+    rows, columns = len(settings) + 1, len(drawn) + 1
     figure, axes = plt.subplots(
-        len(rows),
-        len(titles),
-        figsize=(3 * len(titles), 3 * len(rows)),
+        rows,
+        columns,
+        figsize=(2.4 * columns, 2.4 * rows),
         sharex=True,
         sharey=True,
         squeeze=False,
         layout="constrained",
     )
-    for panels, (name, samples) in zip(axes, drawn.items(), strict=False):
-        way = next(iter(samples.values())).path
-        for line in torch.stack(way, dim=1)[:MAX_PATHS].numpy():  # (N, steps + 1, 2)
-            panels[0].plot(line[:, 0], line[:, 1], color="0.75", linewidth=0.4, zorder=1)
-        panels[0].scatter(*way[0].numpy().T, s=1, color="tab:blue", zorder=2)
-        panels[0].scatter(*way[-1].numpy().T, s=1, color="tab:red", zorder=3)
-        panels[0].set_ylabel(name)
-        for panel, found in zip(panels[1:], samples.values(), strict=True):
-            panel.scatter(*found.x.numpy().T, s=1, color="tab:red")
-    axes[-1][0].set_ylabel("target")
-    axes[-1][0].scatter(*target.numpy().T, s=1, color="tab:green")
-    for panel, title in zip(axes[0], titles, strict=True):
-        panel.set_title(title)
-    for panel in axes[-1][1:]:
+    for number, (name, samples) in enumerate(drawn.items()):
+        axes[0][number].set_title(name)
+        _show_way(axes[0][number], next(iter(samples.values())).path)
+        for panel, found in zip(axes[1:, number], samples.values(), strict=True):
+            panel.scatter(*found.x.cpu().numpy().T, s=1, color="tab:red")
+    axes[0][-1].set_title("target")
+    axes[0][-1].scatter(*target.numpy().T, s=1, color="tab:green")
+    for panel, title in zip(axes[:, 0], [f"way, {settings[0]}", *settings], strict=True):
+        panel.set_ylabel(title)
+    for panel in axes[1:, -1]:
         panel.set_axis_off()
-    figure.savefig(file, dpi=100)
+    for panel in axes.flat:
+        panel.set_aspect("equal")
+    figure.savefig(file, dpi=80)
     plt.close(figure)
+
+
+def _show_way(panel: Any, path: list[Tensor]) -> None:
+    """Source, trajectories and samples; states (N, 2)."""
+    states = torch.stack([state.cpu() for state in path], dim=1).numpy()  # (N, steps + 1, 2)
+    for line in states[:MAX_PATHS]:
+        panel.plot(line[:, 0], line[:, 1], color="0.75", linewidth=0.4, zorder=1)
+    panel.scatter(*states[:, 0].T, s=1, color="tab:blue", zorder=2)
+    panel.scatter(*states[:, -1].T, s=1, color="tab:red", zorder=3)
 
 
 def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:

@@ -14,7 +14,9 @@ from nsgf.compare.record import Record
 from nsgf.compare.report import Row, write_report
 from nsgf.config import Config
 from nsgf.data import data_shape
+from nsgf.errors import UserError
 from nsgf.experiment import train
+from nsgf.handover import pending_phases
 from nsgf.hardware import pick_device
 from nsgf.lock import Busy, only_process
 from nsgf.stopping import StopRequest
@@ -63,7 +65,9 @@ def comparison_plan(config: Config) -> list[str]:
         UserError: a cell's configuration is wrong, or torchcfm is needed and missing.
     """
     todo = list(cells(config))
-    done = sum(_is_trained(config, cell) for cell in todo)
+    done = sum(_is_measured(config, cell) for cell in todo)
+    for cell in todo:
+        _check_earlier(config, cell)
     if any(METHODS[method].peer for method in config.compare.methods):
         check_installed()
     names = ", ".join(METHODS[method].title for method in config.compare.methods)
@@ -76,9 +80,21 @@ def comparison_plan(config: Config) -> list[str]:
     ]
 
 
-def _is_trained(config: Config, cell: Cell) -> bool:
+def _is_measured(config: Config, cell: Cell) -> bool:
     record, own = Record(cell_folder(config, cell)), cell_config(config, cell)
     return all(record.find(cell.method, own, nfe) for nfe in config.compare.nfe)
+
+
+def _check_earlier(config: Config, cell: Cell) -> None:
+    """
+    Raises:
+        UserError: the cell was trained with other settings.
+    """
+    folder = cell_folder(config, cell)
+    try:
+        pending_phases(cell_config(config, cell), RunFolder(folder))
+    except UserError as error:
+        raise UserError(f"{error}; remove {folder}, or name another --out-dir") from error
 
 
 class Work:

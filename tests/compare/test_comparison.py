@@ -103,3 +103,11 @@ def test_missing_torchcfm_is_said_before_any_work(config, monkeypatch, tmp_path)
     with pytest.raises(UserError, match="torchcfm"):
         run(config)
     assert not list(tmp_path.iterdir())
+
+
+def test_cells_of_other_settings_are_refused_before_any_work(config, monkeypatch):
+    run(config)
+    other = replace(config, flow=replace(config.flow, steps=7))
+    monkeypatch.setattr(comparison, "train", None)
+    with pytest.raises(UserError, match=r"flow\.steps.*remove .*nsgf-seed0, or name another"):
+        run(other)
