@@ -47,7 +47,8 @@ SWITCHES: dict[str, tuple[str, ...]] = {
         *("--train-iters", "5", "--pool-batches", "2", "--sinkhorn-batch", "8"),
         *("--batch-size", "4", "--num-samples", "4", "--evaluation.repeats", "1"),
         *("--train.log_every", "1", "--train.checkpoint_every", "3"),
-        *("--evaluation.inception", "false", "--sampling.straight_steps", "2"),
+        *("--evaluation.inception", "false", "--evaluation.classifier", "false"),
+        *("--sampling.straight_steps", "2"),
     ),
 }
 """Flags without a value and what they stand for; explicit flags win over --smoke."""
@@ -56,7 +57,7 @@ COMMANDS = ("train", "sample", "evaluate", "preflight")
 COMMAND_HELP = {
     "train": "train the phases of an experiment, or go on with them",
     "sample": "draw samples and pictures from a trained run",
-    "evaluate": "measure a trained run: W2, FID, Inception score",
+    "evaluate": "measure a trained run: W2, FID, precision and recall",
     "preflight": "say what training would take on this machine, without training",
 }
 

@@ -266,9 +266,14 @@ class EvaluationConfig:
     w2_samples: int = at_least(1, 4096)
     """Largest number of samples of an exact W2, whose cost grows with its cube."""
     inception: bool = False
-    """Measure FID and Inception score (image sets; needs the extra `fidelity`)."""
+    """Measure FID, Inception score, KID, precision and recall in the features of the Inception
+    network (image sets; needs the extra `fidelity`)."""
     inception_weights: str | None = None
     """File with torch-fidelity's Inception weights; null: torch-fidelity downloads them."""
+    classifier: bool = False
+    """Measure Frechet distance, precision and recall in the features of a small classifier that is
+    trained on the labelled training images (image sets; needs the extra `fidelity`). Not Inception
+    FID, and comparable with nothing but other numbers of this program."""
 
 
 @dataclass

@@ -148,8 +148,9 @@ def _data_problems(config: Config) -> Iterator[str]:
     if not is_image and (config.data.fake or config.data.flip):
         key = "fake" if config.data.fake else "flip"
         yield f"data.{key} = true: must be false for the 2D set {config.data.name}"
-    if not is_image and config.evaluation.inception:
-        yield f"evaluation.inception = true: must be false for the 2D set {config.data.name}"
+    for key in ("inception", "classifier"):
+        if not is_image and getattr(config.evaluation, key):
+            yield f"evaluation.{key} = true: must be false for the 2D set {config.data.name}"
     if config.model.mlp.time_features % 2:
         yield f"model.mlp.time_features = {config.model.mlp.time_features}: must be even"
 
