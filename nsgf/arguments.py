@@ -52,8 +52,9 @@ SWITCHES: dict[str, tuple[str, ...]] = {
         *("--train-iters", "5", "--pool-batches", "2", "--sinkhorn-batch", "8"),
         *("--batch-size", "4", "--num-samples", "4", "--evaluation.repeats", "1"),
         *("--train.log_every", "1", "--train.checkpoint_every", "3"),
-        *("--evaluation.inception", "false", "--sampling.straight_steps", "2"),
-        *("--compare.seeds", "1", "--compare.nfe", "[2,4]", "--evaluation.w2_samples", "4"),
+        *("--evaluation.inception", "false", "--evaluation.classifier", "false"),
+        *("--sampling.straight_steps", "2", "--evaluation.w2_samples", "4"),
+        *("--compare.seeds", "1", "--compare.nfe", "[2,4]"),
         *("--reflow.pairs", "16", "--reflow.ode_steps", "2"),
     ),
 }
@@ -64,7 +65,7 @@ WITHOUT_RUN = ("compare", "preflight")
 COMMAND_HELP = {
     "train": "train the phases of an experiment, or go on with them",
     "sample": "draw samples and pictures from a trained run",
-    "evaluate": "measure a trained run: W2, FID, Inception score",
+    "evaluate": "measure a trained run: W2, FID, precision and recall",
     "compare": "train and measure NSGF and other methods on equal terms, resumable",
     "preflight": "say what training would take on this machine, without training",
 }

@@ -5,40 +5,15 @@ What depends on several fields at once is checked in :mod:`nsgf.validation`.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from nsgf.ranges import above, at_least, inside, list_of
 
 PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow"]
 PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
 """NSGF++."""
 PEER_PHASES: tuple[PhaseName, ...] = ("peer", "reflow")
 """What it is compared with."""
-
-
-MANY = 10**9
-"""Largest value of a count that names none of its own: more than any run could ever use."""
-
-
-def at_least(minimum: float, default: Any, maximum: float = MANY) -> Any:
-    """Field whose value must be >= ``minimum`` and <= ``maximum``."""
-    return field(default=default, metadata={"minimum": minimum, "maximum": maximum})
-
-
-def above(bound: float, default: Any) -> Any:
-    """Field whose value must be > ``bound``."""
-    return field(default=default, metadata={"above": bound})
-
-
-def inside(low: float, high: float, default: Any, *, closed_low: bool = False) -> Any:
-    """Field whose value must lie in (low, high), or in [low, high) with ``closed_low``."""
-    lower = "minimum" if closed_low else "above"
-    return field(default=default, metadata={lower: low, "below": high})
-
-
-def list_of(*default: Any, minimum: float = 1, maximum: float = MANY) -> Any:
-    """List field whose items must be >= ``minimum`` and <= ``maximum``."""
-    return field(
-        default_factory=lambda: list(default), metadata={"minimum": minimum, "maximum": maximum}
-    )
 
 
 @dataclass
@@ -307,9 +282,14 @@ class EvaluationConfig:
     w2_samples: int = at_least(1, 4096)
     """Largest number of samples of an exact W2, whose cost grows with its cube."""
     inception: bool = False
-    """Measure FID and Inception score (image sets; needs the extra `fidelity`)."""
+    """Measure FID, Inception score, KID, precision and recall in the features of the Inception
+    network (image sets; needs the extra `fidelity`)."""
     inception_weights: str | None = None
     """File with torch-fidelity's Inception weights; null: torch-fidelity downloads them."""
+    classifier: bool = False
+    """Measure Frechet distance, precision and recall in the features of a small classifier that is
+    trained on the labelled training images (image sets; needs the extra `fidelity`). Not Inception
+    FID, and comparable with nothing but other numbers of this program."""
 
 
 MethodName = Literal["nsgf", "nsgf++", "icfm", "otcfm", "sbcfm", "1rf", "2rf"]

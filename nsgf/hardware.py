@@ -10,6 +10,9 @@ import torch
 
 from nsgf.errors import UserError
 
+PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", "torch-fidelity"]
+"""What results depend on."""
+
 
 def pick_device(name: str, card: int | None = None) -> torch.device:
     """The device that ``name`` (auto, cpu, cuda, cuda:N) means here.
@@ -117,7 +120,7 @@ def versions() -> dict[str, str]:
     from nsgf import __version__
 
     found = {"nsgf": __version__, "python": platform.python_version()}
-    for package in ("torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn"):
+    for package in PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -1,6 +1,7 @@
 """What is done with a trained run: draw samples, make pictures, measure."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ from tqdm import tqdm
 from nsgf.checkpoint import RunFolder, write_text
 from nsgf.config import PEER_PHASES, Config
 from nsgf.data import Data, Sampler, build_source, data_shape
+from nsgf.data.images import to_bytes
 from nsgf.errors import UserError
 from nsgf.handover import load_network
 from nsgf.hardware import pick_device, versions
-from nsgf.metrics.fidelity import check_weights, inception_metrics
-from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
+from nsgf.metrics.fidelity import check_weights
+from nsgf.metrics.images import NEAREST, classifier_part, inception_part, nearest_metrics
+from nsgf.metrics.wasserstein import w2, w2_floor
 from nsgf.plotting import save_grid, save_image_path, save_point_path
 from nsgf.sampling import (
     FlowSampler,
@@ -64,18 +67,41 @@ def load_sampler(
 
 
 def generate(
-    sampler: FlowSampler, source: Sampler, n: int, batch_size: int, device: torch.device
+    sampler: FlowSampler,
+    source: Sampler,
+    n: int,
+    batch_size: int,
+    device: torch.device,
+    keep: int | None = None,
 ) -> Samples:
-    """``n`` samples in batches, gathered on the CPU."""
-    parts: list[Samples] = []
+    """``n`` samples in batches, gathered on the CPU.
+
+    Args:
+        sampler: e.g. of :func:`load_sampler`.
+        source: of mu0.
+        n: how many.
+        batch_size: of them together.
+        device: where the sampler runs.
+        keep: for images: how many of the first are kept as floats; all then are as bytes. None:
+            all as floats.
+    """
+    xs, pixels, taus, evaluations, finite = [], [], [], 0.0, True
     for first in tqdm(range(0, n, batch_size), desc="sample", unit="batch", leave=False):
-        x = source.sample(min(batch_size, n - first)).to(device)
-        parts.append(sampler(x))
-    taus = [part.tau.cpu() for part in parts if part.tau is not None]
+        part = sampler(source.sample(min(batch_size, n - first)).to(device))
+        finite = finite and bool(part.x.isfinite().all())
+        evaluations += part.nfe * len(part.x)
+        if part.tau is not None:
+            taus.append(part.tau.cpu())
+        if keep is not None:
+            pixels.append(to_bytes(part.x).cpu())
+        if keep is None or first < keep:
+            xs.append(part.x[: None if keep is None else keep - first].cpu())
     return Samples(
-        x=torch.cat([part.x.cpu() for part in parts]),
-        nfe=sum(part.nfe * len(part.x) for part in parts) / n,
+        x=torch.cat(xs),
+        nfe=evaluations / n,
         tau=torch.cat(taus) if taus else None,
+        pixels=torch.cat(pixels) if pixels else None,
+        finite=finite,
     )
 
 
@@ -112,8 +138,15 @@ def sample_run(config: Config, run: RunFolder) -> list[str]:
     return [count, *map(str, files.values())]
 
 
-def evaluate_run(config: Config, run: RunFolder) -> tuple[Path, dict[str, Any]]:
+def evaluate_run(
+    config: Config, run: RunFolder, say: Callable[[str], None] = print
+) -> tuple[Path, dict[str, Any]]:
     """Measure a run and write ``metrics.json``.
+
+    Args:
+        config: the run's settings.
+        run: its folder.
+        say: takes lines about what is computed once and kept in ``out_dir``.
 
     Returns:
         The file and its content.
@@ -126,12 +159,8 @@ def evaluate_run(config: Config, run: RunFolder) -> tuple[Path, dict[str, Any]]:
         check_weights(Path(config.evaluation.inception_weights))
     sampler, progress = load_sampler(config, run, device)
     data = Data(config.data, config.seed)
-    samples = []
-    for repeat in range(config.evaluation.repeats if _is_points(config) else 1):
-        source = data.source("evaluate", str(repeat))
-        n = config.evaluation.num_samples
-        samples.append(generate(sampler, source, n, config.sampling.batch_size, device))
-    if not all(part.x.isfinite().all() for part in samples):
+    samples = _samples(config, data, sampler, device)
+    if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
     found: dict[str, Any] = {
         "exp": config.exp,
@@ -139,7 +168,7 @@ def evaluate_run(config: Config, run: RunFolder) -> tuple[Path, dict[str, Any]]:
         "seed": config.seed,
         "updates": progress,
         "weights": config.sampling.weights,
-        "num_samples": len(samples[0].x),
+        "num_samples": config.evaluation.num_samples,
         "expected_nfe": expected_nfe(config, sampler.networks),
         "nfe": float(np.mean([part.nfe for part in samples])),
     }
@@ -150,10 +179,27 @@ def evaluate_run(config: Config, run: RunFolder) -> tuple[Path, dict[str, Any]]:
     found["versions"] = versions()
     file = run.path / "metrics.json"
     write_text(file, json.dumps(found, indent=2) + "\n")
-    if data.images is not None:
-        found |= _image_metrics(config, data, samples[0].x, device)
-        write_text(file, json.dumps(found, indent=2) + "\n")
+    images, pixels = data.images, samples[0].pixels
+    if images is not None and pixels is not None:
+        found |= nearest_metrics(data, samples[0].x)
+        for part in (classifier_part, inception_part):
+            found |= part(config, images, pixels, device, say)
+            write_text(file, json.dumps(found, indent=2) + "\n")
     return file, found
+
+
+def _samples(
+    config: Config, data: Data, sampler: FlowSampler, device: torch.device
+) -> list[Samples]:
+    """Of points for each repetition anew; of images once, floats only as many as are compared."""
+    n, size = config.evaluation.num_samples, config.sampling.batch_size
+    if data.images is not None:
+        keep = max(config.evaluation.w2_samples, NEAREST)
+        return [generate(sampler, data.source("evaluate", "0"), n, size, device, keep)]
+    return [
+        generate(sampler, data.source("evaluate", str(repeat)), n, size, device)
+        for repeat in range(config.evaluation.repeats)
+    ]
 
 
 def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, Any]:
@@ -174,30 +220,6 @@ def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, 
         "w2_samples": n,
         "repeats": config.evaluation.repeats,
     }
-
-
-def _image_metrics(
-    config: Config, data: Data, samples: Tensor, device: torch.device
-) -> dict[str, Any]:
-    """Distance to the nearest real image, and FID and Inception score where they can be had."""
-    assert data.images is not None
-    real = data.target("nearest").sample(min(len(data.images), 2048))
-    found: dict[str, Any] = {
-        "nearest_real": nearest_distance(samples[:2048], real),
-        "nearest_real_among_real": nearest_distance(real, real, skip_self=True),
-    }
-    if not config.evaluation.inception:
-        return found | {"inception": "left out: evaluation.inception is false"}
-    try:
-        return found | inception_metrics(
-            samples,
-            data.images,
-            config.evaluation.inception_weights,
-            device,
-            config.sampling.batch_size,
-        )
-    except UserError as error:
-        return found | {"inception": f"left out: {error}"}
 
 
 def _is_points(config: Config) -> bool:

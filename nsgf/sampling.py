@@ -44,6 +44,11 @@ class Samples:
     ``sampling.tau``; None without a straight flow."""
     path: list[Tensor] = field(default_factory=list)
     """States along the way, each (B, *shape), on request: start, NSGF steps, straight steps."""
+    pixels: Tensor | None = None
+    """All samples of a gathering as uint8 images, (N, C, H, W), on request; x then holds the first
+    of them only."""
+    finite: bool = True
+    """Whether every value of every sample is a finite number."""
 
 
 def straight_flow_networks(config: SamplingConfig) -> tuple[PhaseName, ...]:

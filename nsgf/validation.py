@@ -150,8 +150,9 @@ def _data_problems(config: Config) -> Iterator[str]:
     if not is_image and (config.data.fake or config.data.flip):
         key = "fake" if config.data.fake else "flip"
         yield f"data.{key} = true: must be false for the 2D set {config.data.name}"
-    if not is_image and config.evaluation.inception:
-        yield f"evaluation.inception = true: must be false for the 2D set {config.data.name}"
+    for key in ("inception", "classifier"):
+        if not is_image and getattr(config.evaluation, key):
+            yield f"evaluation.{key} = true: must be false for the 2D set {config.data.name}"
     if config.peer.method == "sbcfm" and config.peer.sigma == 0:
         yield "peer.sigma = 0: must be > 0 for peer.method sbcfm"
     if config.model.mlp.time_features % 2:

@@ -685,6 +685,61 @@ EDITS = [
         "return w2(target.sample(n), target.sample(n))",
         "return w2(*[target.sample(n)] * 2)",
     ),
+    Edit(
+        "samples and real images swapped",
+        "metrics/fidelity.py",
+        'input1=ByteImages(samples, "samples"),\n        input2=ByteImages(reference.images,',
+        "input1=ByteImages(reference.images),\n        input2=ByteImages(samples,",
+    ),
+    Edit("kept features unchecked", "metrics/fidelity.py", "if found else []", "if False else []"),
+    Edit(
+        "kept features of other weights",
+        "metrics/fidelity.py",
+        "unflipped-{fingerprint(self.images)}-{weights}-",
+        "unflipped-{fingerprint(self.images)}-",
+    ),
+    Edit(
+        "kept features of other pixels",
+        "metrics/fidelity.py",
+        "unflipped-{fingerprint(self.images)}-{weights}-",
+        "unflipped-{weights}-",
+    ),
+    Edit(
+        "precision and recall by VGG16",
+        "metrics/fidelity.py",
+        "feature_extractor=EXTRACTOR,",
+        "feature_extractor=None,",
+    ),
+    Edit(
+        "accuracy on trained images",
+        "metrics/network.py",
+        "for rows in held_out.split",
+        "for rows in fitted.split",
+    ),
+    Edit(
+        "trained on held-out images too",
+        "metrics/network.py",
+        "return order[:trained], order[trained:]",
+        "return order, order[trained:]",
+    ),
+    Edit(
+        "floor of the reference itself",
+        "metrics/classifier.py",
+        "images[order[size : size + MOST]]",
+        "images[order[:size]]",
+    ),
+    Edit(
+        "classifier sees other values than it was trained on",
+        "metrics/network.py",
+        "self.network.body(to_unit_range(part.to(device)))",
+        "self.network.body(part.to(device).float())",
+    ),
+    Edit(
+        "samples that are not finite as bytes",
+        "inference.py",
+        "finite = finite and bool(part.x.isfinite().all())",
+        "finite = True",
+    ),
     # Memory
     # Configuration, checkpoints, command line
     Edit(

@@ -116,6 +116,8 @@ def test_smoke_is_small_and_explicit_flags_win():
     assert config.nsf.iterations == config.predictor.iterations == config.nsgf.iterations == 5
     assert config.pool.num_batches == 2
     assert config.model == shipped("cifar10").model
+    assert not config.evaluation.inception
+    assert not config.evaluation.classifier
     assert shipped("cifar10", "--train-iters", "3", "--smoke").nsf.iterations == 3
 
 

@@ -5,17 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch_fidelity import registry
 
 from nsgf import checkpoint
 from nsgf.checkpoint import RunFolder
+from nsgf.config import DataConfig
 from nsgf.data import Data, build_source
+from nsgf.data.images import to_bytes
 from nsgf.errors import UserError
 from nsgf.experiment import train
 from nsgf.inference import evaluate_run, generate, load_sampler, sample_run
+from nsgf.metrics.fidelity import EXTRACTOR
 from nsgf.models import build_network
 from nsgf.preflight import format_hours, preflight
-from nsgf.sampling import Samples
+from nsgf.sampling import NSGFSampler, Samples
 from tests.conftest import shipped
+from tests.metrics.test_fidelity_cache import Tiny
 
 CPU = torch.device("cpu")
 
@@ -167,10 +172,36 @@ def test_w2_compares_samples_with_the_target(small, tiny_run, monkeypatch):
 
 
 def test_diverged_networks_are_refused(small, tiny_run, monkeypatch):
-    bad = Samples(x=torch.full((4, 2), torch.nan), nfe=1.0)
-    monkeypatch.setattr("nsgf.inference.generate", lambda *_: bad)
+    monkeypatch.setattr(
+        NSGFSampler, "__call__", lambda _, x: Samples(x=torch.where(x > 1, torch.nan, x), nfe=1.0)
+    )
     with pytest.raises(UserError, match="diverged"):
         evaluate_run(small, tiny_run)
+
+
+def test_images_are_gathered_as_bytes_and_only_the_first_as_floats():
+    """Batches of 8, 8 and 4; one value of the last sample is not finite the second time."""
+    source = build_source(DataConfig(name="digits"), 0, "x")
+    x = source.at(range(20))
+
+    def gathered(change=0.0, keep=11):
+        def sampler(part):
+            part = part.clone()
+            part[-1] += change
+            return Samples(x=part, nfe=float(len(part)), tau=part[:, 0, 0, 0])
+
+        return generate(sampler, build_source(DataConfig(name="digits"), 0, "x"), 20, 8, CPU, keep)
+
+    found = gathered()
+    assert torch.equal(found.x, x[:11])
+    assert torch.equal(found.pixels, to_bytes(x))
+    assert torch.equal(found.tau, x[:, 0, 0, 0])
+    assert found.nfe == (64 + 64 + 16) / 20
+    assert found.finite
+    assert torch.equal(gathered(keep=50).x, x)
+    assert gathered(keep=None).pixels is None
+    assert torch.equal(gathered(keep=None).x, x)
+    assert not gathered(change=torch.inf, keep=3).finite
 
 
 def test_samples_follow_the_seed_of_the_command(small, tiny_run):
@@ -214,12 +245,61 @@ def test_inception_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatch
     def unreachable(*_):
         raise UserError("no route to host")
 
-    monkeypatch.setattr("nsgf.inference.inception_metrics", unreachable)
+    monkeypatch.setattr("nsgf.metrics.images.inception_metrics", unreachable)
     evaluation = replace(config.evaluation, inception=True)
     file, found = evaluate_run(replace(config, evaluation=evaluation), run)
     assert found["inception"] == "left out: no route to host"
     assert json.loads(file.read_text())["w2"] == found["w2"]
     assert "fid" not in found
+
+
+def test_inception_metrics_are_told_with_what_they_depend_on(digits_run, monkeypatch):
+    """A small network stands in for Inception's, which reads the real images once."""
+    monkeypatch.setitem(registry.FEATURE_EXTRACTORS_REGISTRY, EXTRACTOR, Tiny)
+    config, run = digits_run
+    config = replace(config, evaluation=replace(config.evaluation, inception=True))
+    said: list[str] = []
+    file, found = evaluate_run(config, run, said.append)
+    assert json.loads(file.read_text()) == found
+    assert found["fid"] > 0
+    assert found.keys() >= {"inception_score", "kid", "kid_std", "precision", "recall"}
+    assert found["inception_samples"] == 16
+    assert found["inception_reference"].startswith("digits train, 1797 images, 8x8 grey replicated")
+    assert found["inception_weights"] == "downloaded"
+    assert len(said) == 1
+    assert evaluate_run(config, run, said.append)[1] == found
+    assert len(said) == 1
+
+
+def test_classifier_metrics_are_beside_their_floor(digits_run, monkeypatch):
+    config, run = digits_run
+    config = replace(config, evaluation=replace(config.evaluation, classifier=True))
+    said: list[str] = []
+    file, found = evaluate_run(config, run, said.append)
+    assert json.loads(file.read_text()) == found
+    assert found["classifier_fid"] > found["classifier_fid_floor"] > 0  # 16 samples, large both
+    assert found["classifier_precision"] < 0.5 < found["classifier_precision_floor"]
+    assert found["classifier_samples"] == 16
+    assert found["classifier_accuracy"] > 0.97
+    assert "not Inception FID" in found["classifier_reference"]
+    assert "898 images of digits" in found["classifier_reference"]
+    assert len(said) == 1
+    assert (run.path.parent / ".classifiers").is_dir()
+    again = evaluate_run(config, run, said.append)[1]
+    assert again == found
+    assert len(said) == 1
+
+
+def test_classifier_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatch):
+    config, run = digits_run
+    evaluate = replace(config.evaluation, classifier=True)
+    _, found = evaluate_run(config, run)
+    assert found["classifier"] == "left out: evaluation.classifier is false"
+    monkeypatch.setitem(sys.modules, "torch_fidelity", None)
+    _, found = evaluate_run(replace(config, evaluation=evaluate), run)
+    assert found["classifier"].startswith("left out: evaluation.classifier = true: needs torch-fid")
+    assert found["w2"] > 0
+    assert "classifier_fid" not in found
 
 
 def test_untrained_run_is_one_line(tiny):

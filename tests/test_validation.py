@@ -44,6 +44,8 @@ WRONG = [  # experiment, flag, words of the message
     ("2d", "--data.name=mnist", "model.kind = mlp: must be unet"),
     ("2d", "--data.source=8gaussians", "must differ from data.name"),
     ("2d", "--fake-data", "data.fake = true: must be false"),
+    ("2d", "--evaluation.inception=true", "evaluation.inception = true: must be false for the 2D"),
+    ("2d", "--evaluation.classifier=true", "evaluation.classifier = true: must be false for the"),
     ("2d", "--model.mlp.time_features=7", "model.mlp.time_features = 7: must be even"),
     ("digits", "--data.name=moons", "model.kind = unet: must be mlp"),
     ("digits", "--data.source=8gaussians", "data.source = 8gaussians: must be gaussian"),

@@ -17,6 +17,7 @@ from nsgf.compare.cells import at_nfe, comparison_folder
 from nsgf.config import Config
 from nsgf.data import Data
 from nsgf.inference import generate, load_sampler
+from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.wasserstein import energy_distance, w2
 from nsgf.sampling import Samples
 
@@ -56,8 +57,6 @@ class ImageYardstick:
         self._n = config.evaluation.num_samples
         images = Data(config.data, config.seed).images
         assert images is not None
-        from nsgf.metrics.classifier import ClassifierMetrics
-
         self._classifier = ClassifierMetrics(
             config.data, images, comparison_folder(config).parent, config.seed, device, say
         )
@@ -66,7 +65,8 @@ class ImageYardstick:
         return self._classifier.measure(samples)
 
     def floor(self, seed: int) -> dict[str, float]:
-        return self._classifier.floor(self._n)
+        found = self._classifier.floor(self._n)
+        return {name.removesuffix("_floor"): value for name, value in found.items()}
 
 
 @dataclass

@@ -14,6 +14,7 @@ import numpy as np
 MAX_BYTES = 64 * 2**20
 """Of a batch; the published ones have 31 MB."""
 PIXELS = 3 * 32 * 32
+CLASSES = 10
 
 
 class _Note:
@@ -49,13 +50,39 @@ def read_batch(file: Path) -> np.ndarray:
     Raises:
         Exception: nearly any, if it is no such pickle.
     """
+    content = _content(file)
+    pixels = np.frombuffer(_array_bytes(content.get(b"data", content.get("data"))), np.uint8)
+    return pixels.reshape(-1, 3, 32, 32)
+
+
+def read_labels(file: Path) -> np.ndarray:
+    """The labels of a batch.
+
+    Args:
+        file: as for :func:`read_batch`, with a list ``labels`` of whole numbers.
+
+    Returns:
+        int64, (N,), in [0, 9].
+
+    Raises:
+        Exception: nearly any, if it is no such pickle.
+    """
+    content = _content(file)
+    labels = content.get(b"labels", content.get("labels"))
+    if not isinstance(labels, list) or any(type(one) is not int for one in labels):
+        raise ValueError(f"{file}: labels are no list of whole numbers")
+    if not all(0 <= one < CLASSES for one in labels):
+        raise ValueError(f"{file}: labels are not in [0, {CLASSES - 1}]")
+    return np.array(labels, np.int64)
+
+
+def _content(file: Path) -> dict[Any, Any]:
     if file.stat().st_size > MAX_BYTES:
         raise ValueError(f"{file} has more than {MAX_BYTES} bytes")
     content = _Reader(io.BytesIO(file.read_bytes()), encoding="bytes").load()
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no dictionary")
-    pixels = np.frombuffer(_array_bytes(content.get(b"data", content.get("data"))), np.uint8)
-    return pixels.reshape(-1, 3, 32, 32)
+    return content
 
 
 def _array_bytes(note: Any) -> bytes:

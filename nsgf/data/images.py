@@ -1,6 +1,7 @@
 """Image sets, held as uint8 tensors (N, C, H, W) in main memory."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ def load_images(name: str, root: Path, *, verify: bool, download: bool) -> Tenso
     try:
         images = loader(root, verify, download)
     except Exception as error:  # damaged files make torchvision and pickle raise nearly anything
-        raise UserError(_missing(name, root, verify, download, error)) from error
+        raise UserError(unusable(name, root, verify, download, error)) from error
     _, height, width = IMAGE_SHAPES[name]
     if images.ndim != 4 or tuple(images.shape[2:]) != (height, width) or not len(images):
         raise UserError(f"data.root = {root}: {name} has images of shape {tuple(images.shape)}")
@@ -70,27 +71,57 @@ def _digits() -> Tensor:
     return torch.from_numpy(grey).unsqueeze(1)
 
 
-def _mnist(root: Path, verify: bool, download: bool) -> Tensor:
+def published_mnist(root: Path, download: bool) -> Any:
+    """torchvision's training set, with ``data`` and ``targets``.
+
+    Raises:
+        Exception: nearly any, if files are missing or damaged.
+    """
     from torchvision.datasets import MNIST as PUBLISHED
 
     class MNIST(PUBLISHED):  # torchvision names the folder after the class
         def _check_legacy_exist(self) -> bool:
             return False  # pickles of old versions, preferred by torchvision where they exist
 
-    return MNIST(str(root), train=True, download=download).data.unsqueeze(1)
+    return MNIST(str(root), train=True, download=download)
+
+
+def published_cifar10(root: Path, verify: bool, download: bool) -> Any:
+    """torchvision's training set with ``data`` (N, H, W, C) and ``targets``, its md5 sums compared.
+
+    None where the files are there and ``verify`` is false: they are read by :mod:`nsgf.data.cifar`
+    from :func:`cifar10_files`.
+
+    Raises:
+        Exception: nearly any, if files are missing or damaged.
+    """
+    from torchvision.datasets import CIFAR10
+
+    if verify or (download and not all(file.is_file() for file in cifar10_files(root))):
+        return CIFAR10(str(root), train=True, download=download)
+    return None
+
+
+def cifar10_files(root: Path) -> list[Path]:
+    """The five batches of the training set."""
+    from torchvision.datasets import CIFAR10
+
+    return [root / CIFAR10.base_folder / name for name, _ in CIFAR10.train_list]
+
+
+def _mnist(root: Path, verify: bool, download: bool) -> Tensor:
+    return published_mnist(root, download).data.unsqueeze(1)
 
 
 def _cifar10(root: Path, verify: bool, download: bool) -> Tensor:
-    from torchvision.datasets import CIFAR10
-
-    files = [root / CIFAR10.base_folder / name for name, _ in CIFAR10.train_list]
-    if verify or (download and not all(file.is_file() for file in files)):
-        pixels = CIFAR10(str(root), train=True, download=download).data  # (N, H, W, C)
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
-    return torch.from_numpy(np.concatenate([read_batch(file) for file in files]))
+    published = published_cifar10(root, verify, download)
+    if published is None:
+        return torch.from_numpy(np.concatenate([read_batch(file) for file in cifar10_files(root)]))
+    return torch.from_numpy(published.data).permute(0, 3, 1, 2).contiguous()
 
 
-def _missing(name: str, root: Path, verify: bool, download: bool, error: Exception) -> str:
+def unusable(name: str, root: Path, verify: bool, download: bool, error: Exception) -> str:
+    """The one line about files that are missing or damaged, with what can be done."""
     cause = " ".join(str(error).split())
     remedies = [f"put torchvision's {name} files there"]
     if not download:

@@ -1,11 +1,20 @@
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
-from nsgf.data.images import to_unit_range
 from nsgf.errors import UserError
-from nsgf.metrics.fidelity import ByteImages, check_weights, inception_metrics
+from nsgf.metrics.fidelity import (
+    ByteImages,
+    Reference,
+    check_weights,
+    inception_metrics,
+)
+from tests.metrics.test_fidelity_cache import images
 from tests.test_checkpoint import Malicious
 
 CPU = torch.device("cpu")
@@ -35,19 +44,52 @@ def weights(tmp_path_factory) -> str:
     return str(file)
 
 
-def images(n: int, low: int, high: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(low, high, (n, 1, 28, 28), dtype=torch.uint8, generator=generator)
+def write_folder(folder: Path, pixels: torch.Tensor) -> str:
+    folder.mkdir()
+    for number, image in enumerate(pixels):
+        Image.fromarray(image[0].numpy()).save(folder / f"{number:03}.png")
+    return str(folder)
+
+
+def by_command_line(samples: str, real: str, weights: str) -> dict[str, float]:
+    """torch-fidelity's own program on two folders of PNG files."""
+    words = ["--input1", samples, "--input2", real, "--cpu", "--no-cache", "--json", "--silent"]
+    words += ["--isc", "--fid", "--kid", "--prc", "--isc-splits", "10", "--kid-subset-size", "16"]
+    words += ["--feature-extractor", "inception-v3-compat", "--save-cpu-ram", "-b", "8"]
+    words += ["--feature-extractor-weights-path", weights]
+    result = subprocess.run(
+        [sys.executable, "-m", "torch_fidelity.fidelity", *words],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=110,
+    )
+    return json.loads(result.stdout[result.stdout.index("{") :])
 
 
 @pytest.mark.e2e
-def test_fid_and_inception_score_with_given_weights(weights):
-    """Identical samples have Inception score 1, the varied real images would not."""
-    samples = to_unit_range(images(1, 0, 256).expand(4, -1, -1, -1))
-    found = inception_metrics(samples, images(4, 0, 40, seed=1), weights, CPU, 4)
-    assert found["fid"] > 1e-3
-    assert found["inception_score"] == pytest.approx(1, abs=1e-5)
-    assert set(found) == {"fid", "inception_score", "inception_score_std"}
+def test_numbers_are_those_of_torch_fidelitys_own_program(weights, tmp_path):
+    """The same samples in the same order, grey there turned into colour by reading PNG files."""
+    samples, real = images(16, 0, 256), images(20, 0, 200, seed=1)
+    real[:10] = samples[:10]
+    found = inception_metrics(
+        samples, Reference(real, "mnist", tmp_path / "cache"), weights, CPU, 5, lambda _: None
+    )
+    theirs = by_command_line(
+        write_folder(tmp_path / "samples", samples), write_folder(tmp_path / "real", real), weights
+    )
+    for ours, name in (
+        ("fid", "frechet_inception_distance"),
+        ("inception_score", "inception_score_mean"),
+        ("inception_score_std", "inception_score_std"),
+        ("kid", "kernel_inception_distance_mean"),
+        ("kid_std", "kernel_inception_distance_std"),
+        ("precision", "precision"),
+        ("recall", "recall"),
+    ):
+        assert found[ours] == pytest.approx(theirs[name], rel=1e-4, abs=1e-6), ours
+    assert found["inception_score"] > 1 + 1e-4
+    assert 0 < found["precision"] < 1 or 0 < found["recall"] < 1
 
 
 def test_grey_images_are_repeated_in_three_channels():
@@ -72,7 +114,7 @@ def test_weights_file_cannot_execute_code(tmp_path, monkeypatch):
     assert not (tmp_path / "executed").exists()
 
 
-def test_no_network_ends_in_one_line(monkeypatch):
+def test_no_network_ends_in_one_line(monkeypatch, tmp_path):
     """Without a weights file torch-fidelity downloads one."""
     from torch_fidelity import feature_extractor_inceptionv3 as extractor
 
@@ -80,8 +122,9 @@ def test_no_network_ends_in_one_line(monkeypatch):
         raise OSError("no route to host")
 
     monkeypatch.setattr(extractor, "load_state_dict_from_url", unreachable)
+    reference = Reference(images(5, 0, 9), "mnist", tmp_path)
     with pytest.raises(UserError, match=r"no route to host.*--inception-weights"):
-        inception_metrics(torch.zeros(2, 1, 28, 28), images(2, 0, 9), None, CPU, 2)
+        inception_metrics(images(5, 0, 9), reference, None, CPU, 2)
 
 
 def test_unusable_weights_end_in_one_line(tmp_path):

@@ -1,0 +1,146 @@
+"""Frechet distance, precision and recall in the features of a small classifier.
+
+Not Inception FID: the features are those of a network of this program's own, trained on the data
+set itself, so the numbers compare samplers of one set with each other and with the floor, and with
+nothing that is published. They mean something where Inception's features do not (digits), and need
+no download. The formulas are torch-fidelity's; its lower functions are called because the whole of
+it keeps features only in files that it unpickles.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nsgf.config import DataConfig
+from nsgf.data.images import to_bytes
+from nsgf.data.labels import load_labels
+from nsgf.errors import UserError
+from nsgf.metrics.fidelity import NEIGHBOURS, PRC_BATCH, require_neighbours
+from nsgf.metrics.library import require_fidelity
+from nsgf.metrics.network import obtain
+from nsgf.seeding import make_generator
+
+MOST = 10_000
+"""Largest number of real images in the reference, and of samples compared with it: the cost of
+precision and recall grows with the product."""
+
+
+class ClassifierMetrics:
+    """Measures samples of one data set, any number of times, against the same real images.
+
+    The reference is half of the training images, at most MOST, chosen by the seed. The other
+    images stand in for a perfect sampler: see :meth:`floor`.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        images: Tensor,
+        out_dir: Path,
+        seed: int,
+        device: torch.device,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """
+        Args:
+            config: the data set, and where its labels are.
+            images: its training images, uint8, (N, C, H, W), as load_images gives them.
+            out_dir: the folder of run folders; classifiers are kept in ``.classifiers`` there.
+            seed: of the classifier and of the choice of the reference.
+            device: where the classifier runs.
+            say: takes a line about a classifier that is trained.
+
+        Raises:
+            UserError: torch-fidelity is missing, labels are missing or damaged, or the images are
+                random ones, which have none.
+        """
+        require_fidelity("evaluation.classifier")
+        if config.fake:
+            raise UserError("evaluation.classifier = true: random images have no labels")
+        root = Path(config.root).expanduser()
+        labels = load_labels(config.name, root, verify=config.verify, download=config.download)
+        if len(labels) != len(images):
+            raise UserError(
+                f"data.root = {config.root}: {len(labels)} labels of {len(images)} images; "
+                f"put a whole copy of {config.name} there"
+            )
+        require_neighbours(len(images) // 2)
+        folder = out_dir.expanduser() / ".classifiers"
+        self._trained = obtain(config.name, images, labels, folder, seed, device, say)
+        self._device = device
+        order = torch.randperm(len(images), generator=make_generator(seed, "classifier", "real"))
+        size = min(MOST, len(images) // 2)
+        self._reference = self._features(images[order[:size]])
+        self._others = images[order[size : size + MOST]]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of held-out training images that the classifier names rightly, in [0, 1]."""
+        return self._trained.accuracy
+
+    @property
+    def reference_size(self) -> int:
+        """Real images that samples are compared with."""
+        return len(self._reference)
+
+    def used(self, n: int) -> int:
+        """How many of ``n`` samples are measured: as many as real ones can be, for the floor."""
+        return min(n, len(self._others))
+
+    def measure(self, samples: Tensor) -> dict[str, float]:
+        """The first :meth:`used` samples against the reference.
+
+        Args:
+            samples: images (N, C, H, W), float in [-1, 1] (clipped, rounded to bytes as the real
+                ones are) or uint8; more than NEIGHBOURS of them.
+
+        Returns:
+            ``classifier_fid``, smaller is better; ``classifier_precision``, the share of samples
+            among the real ones; ``classifier_recall``, the share of real ones among the samples.
+
+        Raises:
+            UserError: too few samples.
+        """
+        require_neighbours(len(samples))
+        samples = samples[: self.used(len(samples))]
+        return self._compare(self._features(samples))
+
+    def floor(self, n: int) -> dict[str, float]:
+        """What real images score that are not in the reference, as many as :meth:`used` of ``n``.
+
+        Four fifths of them the classifier was trained on, as on those of the reference. Held-out
+        images alone score the same within the noise (measured on all three sets).
+
+        Returns:
+            ``classifier_fid_floor``, ``classifier_precision_floor``, ``classifier_recall_floor``.
+
+        Raises:
+            UserError: too few samples.
+        """
+        return {f"{key}_floor": value for key, value in self.measure(self._others[:n]).items()}
+
+    def _features(self, samples: Tensor) -> Tensor:
+        pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
+        return self._trained.features(pixels, self._device)
+
+    def _compare(self, features: Tensor) -> dict[str, float]:
+        from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
+        from torch_fidelity.metric_prc import prc_features_to_metric
+
+        statistics = [fid_features_to_statistics(part) for part in (features, self._reference)]
+        distance = fid_statistics_to_metric(*statistics, verbose=False)
+        manifold = prc_features_to_metric(
+            features,
+            self._reference,
+            prc_neighborhood=NEIGHBOURS,
+            prc_batch_size=PRC_BATCH,
+            save_cpu_ram=True,
+            verbose=False,
+        )
+        return {
+            "classifier_fid": distance["frechet_inception_distance"],
+            "classifier_precision": manifold["precision"],
+            "classifier_recall": manifold["recall"],
+        }

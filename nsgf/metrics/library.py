@@ -1,0 +1,48 @@
+"""torch-fidelity, which may be missing, and short names for what a number was measured against."""
+
+import hashlib
+from pathlib import Path
+
+from torch import Tensor
+
+from nsgf.errors import UserError
+
+NEEDED = (0, 4)
+"""First version of torch-fidelity with precision and recall."""
+
+
+def require_fidelity(key: str) -> str:
+    """The version of torch-fidelity.
+
+    Args:
+        key: the setting that needs it.
+
+    Raises:
+        UserError: it is not installed, or too old.
+    """
+    try:
+        from torch_fidelity import __version__ as version
+    except ImportError as error:
+        raise UserError(
+            f"{key} = true: needs torch-fidelity (pip install 'torch-fidelity>=0.4'), "
+            f"or say --{key} false"
+        ) from error
+    if tuple(int(number) for number in version.split(".")[:2]) < NEEDED:
+        raise UserError(
+            f"{key} = true: needs torch-fidelity 0.4 or newer, this is {version} "
+            f"(pip install -U torch-fidelity), or say --{key} false"
+        )
+    return str(version)
+
+
+def fingerprint(content: Tensor | Path) -> str:
+    """The first 12 hexadecimal digits of the SHA-256 of a tensor's values or of a file."""
+    digest = hashlib.sha256()
+    if isinstance(content, Tensor):
+        digest.update(repr((tuple(content.shape), content.dtype)).encode())
+        digest.update(content.cpu().contiguous().numpy().tobytes())
+    else:
+        with content.open("rb") as stream:
+            while block := stream.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()[:12]

@@ -1,0 +1,165 @@
+import pytest
+import torch
+
+from nsgf.data.images import load_images, to_unit_range
+from nsgf.data.labels import load_labels
+from nsgf.metrics import network
+from nsgf.metrics.network import FEATURES, SmallCNN, obtain, split, train
+from tests.test_hostile_files import WEIGHTS, _nothing_is_executed  # noqa: F401
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory) -> tuple[torch.Tensor, torch.Tensor]:
+    root = tmp_path_factory.mktemp("none")
+    options = {"verify": True, "download": False}
+    return load_images("digits", root, **options), load_labels("digits", root, **options)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Trainings of a tenth of a second."""
+    monkeypatch.setattr(network, "EPOCHS", {"digits": 1})
+
+
+class Kept:
+    """Classifiers of digits in a folder, and what was said."""
+
+    def __init__(self, digits, folder) -> None:
+        self.images, self.labels = digits
+        self.folder = folder
+        self.said: list[str] = []
+
+    def obtain(self, seed=0, images=None, labels=None):
+        self.said.clear()
+        chosen = self.images if images is None else images
+        named = self.labels if labels is None else labels
+        return obtain("digits", chosen, named, self.folder, seed, CPU, self.said.append)
+
+    def file(self):
+        (file,) = self.folder.glob("*.pt")
+        return file
+
+
+@pytest.fixture
+def kept(digits, tmp_path, short) -> Kept:
+    return Kept(digits, tmp_path / ".classifiers")
+
+
+def same(one, other) -> bool:
+    states = one.network.state_dict(), other.network.state_dict()
+    return all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.e2e
+def test_digits_are_told_apart(digits):
+    found = train(*digits, network.EPOCHS["digits"], 0, CPU)
+    assert found.accuracy >= 0.97
+    assert found.held_out == 360
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32)])
+def test_every_image_set_fits(shape):
+    cnn = SmallCNN(shape)
+    x = torch.rand(2, *shape)
+    assert cnn(x).shape == (2, 10)
+    assert cnn.body(x).shape == (2, FEATURES)
+
+
+def test_held_out_images_are_others_than_those_trained_on():
+    fitted, held_out = split(1000, 0)
+    assert (len(fitted), len(held_out)) == (800, 200)
+    assert torch.equal(torch.cat([fitted, held_out]).sort().values, torch.arange(1000))
+    assert not torch.equal(held_out, split(1000, 1)[1])
+
+
+def test_accuracy_is_on_images_without_influence_on_the_weights(digits):
+    """Wrong labels of held-out images change the accuracy alone; those of others the weights."""
+    images, labels = digits
+    fitted, held_out = split(len(images), 0)
+    honest = train(images, labels, 3, 0, CPU)
+    with torch.no_grad():
+        answers = honest.network(images[held_out].float() / 127.5 - 1).argmax(1)
+    assert honest.accuracy == pytest.approx(float((answers == labels[held_out]).float().mean()))
+    assert honest.accuracy > 0.7
+    for rows, unchanged in ((held_out, True), (fitted[:100], False)):
+        wrong = labels.clone()
+        wrong[rows] = (wrong[rows] + 1) % 10
+        other = train(images, wrong, 3, 0, CPU)
+        assert same(honest, other) == unchanged
+        if unchanged:
+            assert other.accuracy < 0.3
+
+
+def test_features_are_the_layer_before_the_answer_of_what_it_was_trained_on(digits):
+    """Over more than one batch, the answer from the features is the network's own."""
+    images, labels = digits
+    found = train(images, labels, 3, 0, CPU)
+    features = found.features(images[:1200], CPU)
+    assert features.shape == (1200, FEATURES)
+    answers = found.network.head(features)
+    torch.testing.assert_close(answers, found.network(to_unit_range(images[:1200])))
+    assert (answers.argmax(1) == labels[:1200]).float().mean() > 0.8
+
+
+def test_training_follows_the_seed_and_leaves_torchs_generator(digits):
+    before = torch.random.get_rng_state()
+    one, again, other = (train(*digits, 1, seed, CPU) for seed in (0, 0, 1))
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert same(one, again)
+    assert one.accuracy == again.accuracy
+    assert not same(one, other)
+
+
+def test_second_time_it_comes_from_its_file(kept, monkeypatch):
+    first = kept.obtain()
+    assert "trained on 1437 images in" in kept.said[0]
+    assert "of 360 others" in kept.said[0]
+    monkeypatch.setattr(network, "train", lambda *_: pytest.fail("trained again"))
+    second = kept.obtain()
+    assert same(first, second)
+    assert (second.accuracy, second.held_out) == (first.accuracy, 360)
+    assert not second.network.training
+    assert kept.said == []
+
+
+def test_what_changes_it_changes_its_file(kept, monkeypatch):
+    kept.obtain()
+    kept.obtain(seed=1)
+    kept.obtain(images=kept.images[:1000], labels=kept.labels[:1000])
+    kept.obtain(images=kept.images.flip(-1))
+    kept.obtain(labels=kept.labels.flip(0))
+    monkeypatch.setattr(network, "ARCHITECTURE", 99)
+    kept.obtain()
+    monkeypatch.setattr(network, "EPOCHS", {"digits": 2})
+    kept.obtain()
+    assert len(list(kept.folder.iterdir())) == 7
+
+
+BAD = [
+    *WEIGHTS.values(),
+    {"model": {}},
+    {"model": {"x": torch.ones(2)}},
+    {"accuracy": "high"},
+    {"accuracy": None},
+    "nan",
+]
+
+
+@pytest.mark.parametrize("content", BAD)
+def test_damaged_files_are_trained_again(content, kept):
+    good = kept.obtain()
+    file = kept.file()
+    payload = torch.load(file, weights_only=True)
+    if content == "nan":
+        content = {"model": {k: v * torch.nan for k, v in payload["model"].items()}}
+    if isinstance(content, dict):
+        torch.save({**payload, **content}, file)
+    else:
+        file.write_bytes(content)
+    assert same(good, kept.obtain())
+    assert "trained again" in kept.said[0]
+    assert same(good, kept.obtain())
+    assert kept.said == []
+    assert [path.name for path in kept.folder.iterdir()] == [file.name]
