@@ -19,7 +19,7 @@ from nsgf.experiment import train
 from nsgf.handover import pending_phases
 from nsgf.hardware import pick_device
 from nsgf.lock import Busy, only_process
-from nsgf.stopping import StopRequest
+from nsgf.stopping import Stopped, StopRequest
 from nsgf.training.peers import check_installed
 
 Say = Callable[[str], None]
@@ -37,6 +37,8 @@ def compare(config: Config, stop: StopRequest | None = None, say: Say = print) -
         stop: ends training early, after a checkpoint.
         say: takes the lines about progress.
 
+    A comparison that is stopped leaves the table of what it has.
+
     Returns:
         The files of the report.
 
@@ -49,11 +51,16 @@ def compare(config: Config, stop: StopRequest | None = None, say: Say = print) -
     stop = stop or StopRequest(config.train.max_hours)
     work = Work(config, stop, say)
     pending = list(cells(config))
-    while pending:
-        left = [cell for cell in pending if not work.finish(cell)]
-        if len(left) == len(pending):
-            time.sleep(WAIT_SECONDS)
-        pending = left
+    try:
+        while pending:
+            left = [cell for cell in pending if not work.finish(cell)]
+            if len(left) == len(pending):
+                time.sleep(WAIT_SECONDS)
+            pending = left
+    except Stopped:
+        if rows := work.rows():
+            write_report(config, [*rows, *work.floors()])
+        raise
     rows = [*work.rows(), *work.floors()]
     return [*write_report(config, rows), *save_pictures(config, work.device)]
 
@@ -136,21 +143,21 @@ class Work:
         Record(run.path).add_train_seconds(cell.method, time.perf_counter() - started)
 
     def rows(self) -> list[Row]:
-        """All measures, a row for each cell and NFE."""
+        """All measures so far, a row for each cell and NFE."""
         found = []
         for cell in cells(self._config):
             for nfe in self._config.compare.nfe:
                 measured = self.found(cell, nfe)
-                assert measured is not None
-                own = cell_config(self._config, cell)
-                seconds = Record(cell_folder(self._config, cell)).train_seconds
-                found.append(Row(cell, nfe, updates(own), seconds, measured))
+                if measured is not None:
+                    own = cell_config(self._config, cell)
+                    seconds = Record(cell_folder(self._config, cell)).train_seconds
+                    found.append(Row(cell, nfe, updates(own), seconds, measured))
         return found
 
     def floors(self) -> list[Row]:
-        """What samples of the targets themselves would score."""
-        first = self._config.compare.methods[0]
-        todo = [cell for cell in cells(self._config) if cell.method == first]
+        """What samples of the targets themselves would score, where something is measured."""
+        measured = {(row.cell.target, row.cell.seed): row.cell for row in self.rows()}
+        todo = measured.values()
         found = []
         for cell in tqdm(todo, desc="floor", leave=False):
             values = self._yardstick(cell).floor(cell.seed)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -73,7 +74,10 @@ def _metric_table(config: Config, rows: Sequence[Row], metric: str) -> str:
     for method in config.compare.methods:
         cells = []
         for column in columns:
-            text = _spread(list(_values(rows, method, column, metric).values()))
+            values = list(_values(rows, method, column, metric).values())
+            text = _spread(values)
+            if len(values) < len(_floor(rows, column[0], metric)):
+                text += f" ({len(values)} seeds)"
             cells.append(f"**{text}**" if best[column] == method else text)
         lines.append(_line([METHODS[method].title, *cells]))
     floors = [_spread(list(_floor(rows, target, metric).values())) for target, _ in columns]
@@ -92,13 +96,16 @@ def _differences(config: Config, rows: Sequence[Row], metric: str) -> str:
         for column in columns:
             own = _values(rows, first, column, metric)
             theirs = _values(rows, other, column, metric)
-            cells.append(verdict([own[seed] - theirs[seed] for seed in own], metric))
+            both = own.keys() & theirs.keys()
+            cells.append(verdict([own[seed] - theirs[seed] for seed in sorted(both)], metric))
         lines.append(_line([METHODS[other].title, *cells]))
     return "\n".join(lines)
 
 
 def verdict(differences: Sequence[float], metric: str) -> str:
     """Mean difference with its standard error; more than two of them from 0 are ahead or behind."""
+    if not differences:
+        return "-"
     middle = mean(differences)
     if len(differences) < 2:
         return f"{middle:+.3f} (one seed)"
@@ -117,8 +124,10 @@ def _costs(config: Config, rows: Sequence[Row]) -> str:
     lines = [_line(head), _line(["---"] * len(head))]
     for method in config.compare.methods:
         own = [row for row in rows if row.cell.method == method and row.nfe]
+        if not own:
+            continue
         times = [
-            f"{mean(row.found.sample_seconds for row in own if row.nfe == nfe):.2f}"
+            f"{mean([row.found.sample_seconds for row in own if row.nfe == nfe] or [math.nan]):.2f}"
             for nfe in counts
         ]
         seconds = mean(row.train_seconds for row in own)
@@ -153,10 +162,12 @@ def _floor(rows: Sequence[Row], target: str, metric: str) -> dict[int, float]:
 
 def _best(config: Config, rows: Sequence[Row], metric: str, column: Column) -> MethodName:
     pick: Callable[..., MethodName] = max if _is_better_higher(metric) else min
-    return pick(
-        config.compare.methods,
-        key=lambda method: mean(_values(rows, method, column, metric).values()),
-    )
+    means = {
+        method: mean(values.values())
+        for method in config.compare.methods
+        if (values := _values(rows, method, column, metric))
+    }
+    return pick(means, key=means.__getitem__, default=config.compare.methods[0])
 
 
 def _is_better_higher(metric: str) -> bool:
@@ -166,7 +177,7 @@ def _is_better_higher(metric: str) -> bool:
 def _spread(values: Sequence[float]) -> str:
     """Mean and standard deviation over seeds."""
     if len(values) < 2:
-        return f"{values[0]:.3f}"
+        return f"{values[0]:.3f}" if values else "-"
     return f"{mean(values):.3f} ± {stdev(values):.3f}"
 
 

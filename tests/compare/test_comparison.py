@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from nsgf.compare import comparison
-from nsgf.compare.cells import cell_folder, cells
+from nsgf.compare.cells import cell_folder, cells, comparison_folder
 from nsgf.compare.comparison import Work, compare
 from nsgf.errors import UserError
 from nsgf.lock import only_process
-from nsgf.stopping import StopRequest
+from nsgf.stopping import Stopped, StopRequest
 from tests.conftest import shipped
 
 
@@ -111,3 +111,18 @@ def test_cells_of_other_settings_are_refused_before_any_work(config, monkeypatch
     monkeypatch.setattr(comparison, "train", None)
     with pytest.raises(UserError, match=r"flow\.steps.*remove .*nsgf-seed0, or name another"):
         run(other)
+
+
+def test_stopped_comparison_leaves_the_table_of_what_it_has(config, monkeypatch):
+    stop, real = StopRequest(), comparison.train
+
+    def stopping(own, folder, stop):
+        if own.phases == ["peer"]:
+            raise Stopped("here")
+        return real(own, folder, stop=stop)
+
+    monkeypatch.setattr(comparison, "train", stopping)
+    with pytest.raises(Stopped):
+        compare(config, stop, lambda _: None)
+    table = (comparison_folder(config) / "table.md").read_text()
+    assert "| 1-RF | - (0 seeds) | - (0 seeds) |" in table

@@ -53,6 +53,16 @@ def test_verdict(differences, metric, word):
     assert verdict(differences, metric).endswith(word)
 
 
+def test_what_is_missing_is_said():
+    """A comparison that was stopped: seeds are counted, differences taken over common ones."""
+    lines = markdown(CONFIG, [item for item in ROWS if item.cell != ROWS[5].cell]).splitlines()
+    assert lines[3] == "| I-CFM | 0.250 ± 0.071 (2 seeds) |"
+    assert "| I-CFM | -0.100 ± 0.000 ahead |" in lines
+    lines = markdown(CONFIG, [item for item in ROWS if item.cell.method == "nsgf"]).splitlines()
+    assert lines[3] == "| I-CFM | - (0 seeds) |"
+    assert "| I-CFM | - |" in lines
+
+
 def test_csv_has_a_line_for_each_measure():
     lines = list(csv.DictReader(io.StringIO(table_csv(ROWS))))
     assert len(lines) == 9
