@@ -407,7 +407,7 @@ EDITS = [
     Edit(
         "dropout follows no seed",
         "training/optimization.py",
-        "    torch.default_generator.manual_seed(seed)\n",
+        "        seed_torch(seed, self.forward.device)\n",
         "",
     ),
     Edit(
@@ -745,8 +745,8 @@ EDITS = [
     Edit(
         "--train-iters misses phase 3",
         "arguments.py",
-        '("nsgf.iterations", "nsf.iterations", "predictor.iterations")',
-        '("nsgf.iterations", "nsf.iterations")',
+        "in (*PHASES, *PEER_PHASES))",
+        "in (*PHASES[:2], *PEER_PHASES))",
     ),
     Edit(
         "--sinkhorn-batch shrinks the pool",
@@ -778,7 +778,7 @@ EDITS = [
     Edit(
         "phases 2 and 3 on other lines",
         "validation.py",
-        'fixed |= phase != "nsgf" and key in LINES',
+        "fixed |= key in LEARNT_FROM.get(phase, ())",
         "fixed |= False",
     ),
     Edit(
@@ -795,6 +795,64 @@ EDITS = [
         "handover.py",
         'done = int(payload["step"]) >= getattr(config, phase).iterations',
         "done = False",
+    ),
+    # Comparison
+    Edit("peer's noise of no width", "training/peers.py", "config.sigma if", "0.0 if"),
+    Edit(
+        "peers draw without their seed",
+        "training/peers.py",
+        'seed = derive_seed(self._seed, "matcher", position)',
+        'seed = derive_seed(0, "matcher")',
+    ),
+    Edit("reflow backwards", "training/peers.py", "t), end - start)", "t), start - end)"),
+    Edit(
+        "reflow from random weights",
+        "peers.py",
+        "student.load_state_dict(teacher.state_dict())",
+        "teacher.state_dict()",
+    ),
+    Edit(
+        "more updates for NSGF++",
+        "compare/cells.py",
+        "config.peer.iterations / total)",
+        "config.peer.iterations / phases['nsgf'].iterations)",
+    ),
+    Edit(
+        "the predictor's call forgotten",
+        "compare/cells.py",
+        "nfe -= sampling.tau is None",
+        "nfe -= 0",
+    ),
+    Edit(
+        "Heun for the price of Euler",
+        "compare/cells.py",
+        "2 if sampling.solver",
+        "1 if sampling.solver",
+    ),
+    Edit(
+        "behind called ahead",
+        "compare/report.py",
+        "(middle > 0) == _is_better_higher(metric)",
+        "(middle > 0) != _is_better_higher(metric)",
+    ),
+    Edit("level never", "compare/report.py", "abs(middle) <= 2 * error", "abs(middle) < 0 * error"),
+    Edit(
+        "measures of other updates kept",
+        "compare/record.py",
+        '"updates": updates(config)',
+        '"updates": 0',
+    ),
+    Edit(
+        "target drawn as the floor",
+        "compare/measure.py",
+        'target("floor")',
+        'target("compare")',
+    ),
+    Edit(
+        "energy with bias",
+        "metrics/wasserstein.py",
+        "_total(a, a) / (n * (n - 1))",
+        "_total(a, a) / (n * n)",
     ),
 ]
 

@@ -6,7 +6,7 @@ from scipy.optimize import linear_sum_assignment
 
 from nsgf.data import ImageSampler, PointSampler
 from nsgf.data.points import Gaussian
-from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
+from nsgf.metrics.wasserstein import energy_distance, nearest_distance, w2, w2_floor
 
 
 def test_w2_of_a_translation_is_its_length():
@@ -66,3 +66,17 @@ def test_nearest_distance():
 def test_nearest_distance_in_chunks_skips_the_right_places():
     x = torch.arange(1300.0).view(-1, 1)
     assert nearest_distance(x, x, skip_self=True) == 1
+
+
+def test_energy_distance_between_points_is_known():
+    """Points 0, 2 and 1, 5: 2 (1 + 5 + 1 + 3) / 4 - 2 - 4 = -1, an estimate without bias."""
+    x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [5.0]])
+    assert energy_distance(x, y) == pytest.approx(-1.0)
+
+
+def test_energy_distance_sees_a_shift_and_is_around_zero_without():
+    generator = torch.Generator().manual_seed(0)
+    x, y, z = torch.randn(3, 4096, 2, generator=generator)
+    assert abs(energy_distance(x, y)) < 2e-3
+    # to leading order |shift|^2 sqrt(pi) / 4, with |shift|^2 = 0.18
+    assert energy_distance(x, z + 0.3) == pytest.approx(0.08, rel=0.2)
