@@ -219,8 +219,9 @@ def _expand(arguments: list[str], command: str = "train") -> list[str]:
             leaves = SHORT_FLAGS[flag]
             if flag == "--steps" and command in ("sample", "evaluate"):
                 leaves = ("sampling.nsgf_steps",)
-            for leaf in leaves:
-                expanded.append(f"--{leaf}={value}")
+            if flag == "--dataset" and command == "compare":
+                expanded.append("--compare.targets=[]")
+            expanded += [f"--{leaf}={value}" for leaf in leaves]
         else:
             expanded.append(word)
     return expanded

@@ -32,7 +32,9 @@ def main(argv: list[str] | None = None) -> int:
         where = f" {error.filename}" if error.filename else ""
         return _fail(f"cannot use{where}: {error.strerror or error}")
     except KeyboardInterrupt:
-        print("nsgf: interrupted; train goes on from its last checkpoint with --resume")
+        print(
+            "nsgf: interrupted; train goes on from its last checkpoint with --resume, compare as is"
+        )
         return 130
     except Exception:
         traceback.print_exc()

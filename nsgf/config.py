@@ -306,6 +306,9 @@ class CompareConfig:
     """2D sets, 8gaussians_moons from 8gaussians instead of noise; empty: the data section's own."""
     seeds: int = at_least(1, 5, 1000)
     """Runs of each method, with seeds seed, seed + 1, ..."""
+    draws: int = at_least(1, 1, 1000)
+    """Draws of noise and target that each run is measured with; tables show their mean and spread
+    over seeds and draws."""
     nfe: list[int] = list_of(10, 100)
     """Network calls for each sample."""
 

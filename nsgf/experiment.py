@@ -35,6 +35,7 @@ from nsgf.stopping import Stopped, StopRequest
 from nsgf.tracking import SilentTracker, Tracker
 from nsgf.training.acceleration import prepare_environment
 from nsgf.training.loop import fit
+from nsgf.training.peers import check_installed
 from nsgf.training.trainers import (
     NSFTrainer,
     NSGFTrainer,
@@ -195,6 +196,8 @@ def training_plan(
     """
     world = world or World()
     check_shares(config, phases, world.size)
+    if "peer" in phases:
+        check_installed()
     lines = []
     for phase in config.phases:
         if phase not in phases:

@@ -172,8 +172,11 @@ def evaluate_run(
         "expected_nfe": expected_nfe(config, sampler.networks),
         "nfe": float(np.mean([part.nfe for part in samples])),
     }
-    if samples[0].tau is not None:
+    if sampler.networks != ("nsgf",):
         found["solver"] = config.sampling.solver
+    if "peer" in config.phases:
+        found["method"] = config.peer.method
+    if samples[0].tau is not None:
         found |= {"tau_mean": float(samples[0].tau.mean()), "tau_std": float(samples[0].tau.std())}
     found |= _w2_metrics(config, data, [part.x for part in samples])
     found["versions"] = versions()

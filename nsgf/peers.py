@@ -4,8 +4,10 @@ peer     flow matching: straight lines or bridges from noise to data
 reflow   the peer's network once more, on the ends of its own paths (2-rectified flow)
 """
 
+import functools
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsgf.data import Data
 from nsgf.handover import load_network, new_network
@@ -33,26 +35,31 @@ def train_peer(session: Session, data: Data) -> None:
 
 
 def train_reflow(session: Session, data: Data) -> None:
-    """Reflow: starts from the peer's averaged weights, as published (Liu et al. 2023)."""
+    """Reflow: starts from the peer's averaged weights, as published (Liu et al. 2023).
+
+    The paths are walked again when an interrupted reflow goes on, to the same ends.
+
+    Raises:
+        Stopped: asked to, while the paths are walked.
+        UserError: the peer is not trained.
+    """
     config = session.config
     teacher = load_network(config, session.run, "peer", "ema", session.device).network
     student = new_network(config, "reflow", session.device)
     student.load_state_dict(teacher.state_dict())
-    steps = config.reflow.ode_steps
 
-    @torch.no_grad()
-    def carry(x: Tensor) -> Tensor:
-        for step in range(steps):
-            t = torch.full((len(x),), step / steps, device=x.device)
-            x = x + teacher(x, t) / steps
-        return x
-
-    session.tracker.say(f"reflow: {config.reflow.pairs} paths of {steps} steps")
-    ends = reflow_ends(
-        data.source("reflow"),
-        carry,
-        config.reflow.pairs,
-        config.sampling.batch_size,
-        session.device,
-    )
+    carry = functools.partial(_euler, teacher, config.reflow.ode_steps)
+    session.tracker.say(f"reflow: {config.reflow.pairs} paths of {config.reflow.ode_steps} steps")
+    source, pairs = data.source("reflow"), config.reflow.pairs
+    ends = reflow_ends(source, carry, pairs, session.device, session.stop)
+    del teacher, carry  # their memory is the student's from here on
     fit("reflow", ReflowTrainer(student, ends, derive_seed(config.seed, "reflow")), session)
+
+
+@torch.no_grad()
+def _euler(network: nn.Module, steps: int, x: Tensor) -> Tensor:
+    """Euler steps from time 0 to 1, (B, *shape) -> (B, *shape)."""
+    for step in range(steps):
+        t = torch.full((len(x),), step / steps, device=x.device)
+        x = x + network(x, t) / steps
+    return x

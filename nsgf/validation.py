@@ -28,7 +28,7 @@ def check(config: Config) -> None:
     refuse_nulls(config)
     problems = [*_range_problems(config), *_phase_problems(config), *_data_problems(config)]
     problems += [*_flow_problems(config), *_name_problems(config), *_text_problems(config)]
-    problems += _sampling_problems(config)
+    problems += [*_sampling_problems(config), *_compare_problems(config)]
     if config.model.kind == "unet" and config.data.name in IMAGE_SHAPES:
         problems += [*_unet_problems(config), *_predictor_problems(config)]
     if problems:
@@ -176,6 +176,15 @@ def _sampling_problems(config: Config) -> Iterator[str]:
             f"sampling.omega = {sampling.omega}: must be null with sampling.solver "
             f"{sampling.solver}, or say --sampling.solver euler"
         )
+
+
+def _compare_problems(config: Config) -> Iterator[str]:
+    for key in ("methods", "targets", "nfe"):
+        values = getattr(config.compare, key)
+        if len(set(values)) < len(values):
+            yield f"compare.{key} = {values}: must not name one twice"
+        if not values and key != "targets":
+            yield f"compare.{key} = []: must name at least one"
 
 
 def _unet_problems(config: Config) -> Iterator[str]:

@@ -8,7 +8,6 @@ Further flags go to every variant (``--precision bf16``). Interrupted, the same 
 
 import argparse
 import re
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -16,8 +15,9 @@ from nsgf.arguments import parse
 from nsgf.checkpoint import RunFolder, write_text
 from nsgf.compare.cells import Cell, cell_config, cell_folder
 from nsgf.compare.comparison import Work
-from nsgf.compare.measure import draw
+from nsgf.compare.measure import generated
 from nsgf.config import Config, MethodName
+from nsgf.errors import UserError
 from nsgf.stopping import StopRequest
 
 PAPER = "--sinkhorn-batch 256 --pool-batches 200 --sinkhorn.blur 0.5"
@@ -25,14 +25,13 @@ VARIANTS: dict[str, dict[str, str]] = {
     "2d": {
         "configs/2d.yaml": "",
         "constant eta 0.5": "--flow.schedule constant --flow.eta 0.5",
-        "blur 0.25": "--sinkhorn.blur 0.25",
+        "blur 0.5": "--sinkhorn.blur 0.5",
         "blur 0.1": "--sinkhorn.blur 0.1",
-        "n 256, 800 flows": "--sinkhorn-batch 256 --pool-batches 800",
-        "n 256, 200 flows": PAPER,
-        "n 256, 200 flows, eta 0.5": f"{PAPER} --flow.schedule constant --flow.eta 0.5",
-        "n 256, 200 flows, eta 1": f"{PAPER} --flow.schedule constant --flow.eta 1",
         "T 5": "--steps 5",
-        "T 20": "--steps 20",
+        "n 256, 400 flows": "--sinkhorn-batch 256 --pool-batches 400",
+        "paper's n, pool, blur; harmonic": PAPER,
+        "paper's n, pool, blur; eta 0.5": f"{PAPER} --flow.schedule constant --flow.eta 0.5",
+        "paper's n, pool, blur; eta 1": f"{PAPER} --flow.schedule constant --flow.eta 1",
     },
     "digits": {
         "configs/digits.yaml": "",
@@ -50,7 +49,9 @@ VARIANTS: dict[str, dict[str, str]] = {
     },
 }
 """By experiment: label and flags. MEAN stands for the mean predicted tau of the first variant."""
-TARGETS = {"2d": ["moons", "checkerboard", "8gaussians"], "digits": ["digits"]}
+FIRST_SEED = 1000
+"""Not those of a comparison: settings must not be chosen by the draws they are judged with."""
+TARGETS = {"2d": ["moons", "checkerboard"], "digits": ["digits"]}
 METHOD: dict[str, MethodName] = {"2d": "nsgf", "digits": "nsgf++"}
 Results = dict[str, dict[tuple[str, int], list[dict[str, float]]]]
 """By label, then target and NFE: measures of each seed."""
@@ -65,12 +66,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="LABEL")
     parser.add_argument("--out-dir", default="runs")
     own, flags = parser.parse_known_args()
+    try:
+        _ablate(own, flags)
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+def _ablate(own: argparse.Namespace, flags: list[str]) -> None:
     results: Results = {}
     for label, variant in VARIANTS[own.exp].items():
         if own.only and label not in own.only:
             continue
         results[label] = {}
-        for seed in range(own.seeds):
+        for seed in range(FIRST_SEED, FIRST_SEED + own.seeds):
             for target in own.targets or TARGETS[own.exp]:
                 _run(
                     own,
@@ -92,13 +100,14 @@ def _run(
         flags = [_mean_tau(own, flags, cell) if word == "MEAN" else word for word in flags]
     config = _config(own, flags)
     work = Work(config, StopRequest(config.train.max_hours), print)
-    while not work.finish(cell):
+    if not work.finish(cell):
         raise SystemExit(f"{cell_folder(config, cell)}: another process works on it")
     for nfe in config.compare.nfe:
-        found = work.found(cell, nfe)
-        assert found is not None
-        values = {**found.values, "NFE": found.nfe}
-        results[label].setdefault((cell.target, nfe), []).append(values)
+        for draw in range(config.compare.draws):
+            found = work.found(cell, nfe, draw)
+            assert found is not None
+            values = {**found.values, "NFE": found.nfe}
+            results[label].setdefault((cell.target, nfe), []).append(values)
 
 
 def _config(own: argparse.Namespace, flags: list[str]) -> Config:
@@ -114,11 +123,11 @@ def _mean_tau(own: argparse.Namespace, flags: list[str], cell: Cell) -> str:
     position = flags.index("MEAN")
     config = _config(own, flags[: position - 1] + flags[position + 1 :])
     cell_settings = cell_config(config, cell)
-    few = replace(cell_settings.evaluation, num_samples=256)
     work = Work(config, StopRequest(), print)
-    samples, _ = draw(
-        replace(cell_settings, evaluation=few), RunFolder(cell_folder(config, cell)), work.device
-    )
+    if not work.finish(cell):
+        raise SystemExit(f"{cell_folder(config, cell)}: another process works on it")
+    run = RunFolder(cell_folder(config, cell))
+    samples, _ = generated(cell_settings, run, 0, 256, work.device)
     assert samples.tau is not None
     return f"{float(samples.tau.mean()):.3f}"
 

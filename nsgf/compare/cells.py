@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nsgf.config import PEER_PHASES, PHASES, Config, MethodName, PeerName, PhaseName
+from nsgf.errors import UserError
 from nsgf.validation import MAX_STEPS_PLUS_PLUS, check
 
 
@@ -104,13 +105,20 @@ def cell_config(config: Config, cell: Cell) -> Config:
 
 
 def _shared_updates(config: Config) -> Config:
-    """NSGF++ with as many updates in all as the other methods, and as many steps as it may have."""
-    phases = {phase: getattr(config, phase) for phase in PHASES}
-    total = sum(optim.iterations for optim in phases.values())
-    shares = {
-        phase: replace(optim, iterations=round(optim.iterations * config.peer.iterations / total))
-        for phase, optim in phases.items()
-    }
+    """NSGF++ with as many updates in all as the other methods, and as many steps as it may have.
+
+    Raises:
+        UserError: there are not enough updates for three networks.
+    """
+    counts = [getattr(config, phase).iterations for phase in PHASES]
+    total, left = config.peer.iterations, config.peer.iterations
+    shares = {}
+    for phase, count in zip(PHASES, counts, strict=True):
+        own = left if phase == PHASES[-1] else round(count * total / max(1, sum(counts)))
+        shares[phase] = replace(getattr(config, phase), iterations=own)
+        left -= own
+    if min(optim.iterations for optim in shares.values()) < 1:
+        raise UserError(f"peer.iterations = {total}: too few for the three networks of NSGF++")
     steps = min(config.flow.steps, MAX_STEPS_PLUS_PLUS)
     return replace(config, flow=replace(config.flow, steps=steps), **shares)
 
@@ -121,14 +129,15 @@ def updates(config: Config) -> int:
 
 
 def at_nfe(config: Config, nfe: int) -> Config:
-    """Sampling with ``nfe`` network calls for each sample, at most, and at least one of each kind.
+    """Sampling with ``nfe`` network calls for each sample, or as near as it gets from below.
 
     NSGF++ spends one on the predictor, at most T and at most half of the others on the NSGF steps,
-    and what is left on the straight flow, whose Heun steps take two. dopri5 takes what it needs.
+    and what is left on the straight flow, whose Heun steps take two. Three calls are its least.
+    dopri5 takes what it needs.
     """
     sampling = replace(config.sampling, omega=None)
     if config.phases == ["nsgf"]:
-        return replace(config, sampling=replace(sampling, nsgf_steps=nfe))
+        return replace(config, sampling=replace(sampling, nsgf_steps=nfe, tau=None))
     if config.phases[0] == "nsgf":
         nfe -= sampling.tau is None
         sampling = replace(sampling, nsgf_steps=max(1, min(config.flow.steps, nfe // 2)))

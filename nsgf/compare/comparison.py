@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
 
-from nsgf.checkpoint import RunFolder
+from nsgf.checkpoint import RunFolder, load_good
 from nsgf.compare.cells import METHODS, Cell, cell_config, cell_folder, cells, updates
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
@@ -16,40 +17,41 @@ from nsgf.config import Config
 from nsgf.data import data_shape
 from nsgf.errors import UserError
 from nsgf.experiment import train
-from nsgf.handover import pending_phases
 from nsgf.hardware import pick_device
 from nsgf.lock import Busy, only_process
+from nsgf.ode import check_solver
+from nsgf.run_trust import check_links
 from nsgf.stopping import Stopped, StopRequest
 from nsgf.training.peers import check_installed
+from nsgf.validation import contradictions
 
 Say = Callable[[str], None]
-WAIT_SECONDS = 5.0
+WAIT_SECONDS = 1.0
 
 
 def compare(config: Config, stop: StopRequest | None = None, say: Say = print) -> list[Path]:
     """Train and measure all cells, and write table and pictures.
 
     What another process works on is left to it, so the same command may run several times at
-    once; each ends when all is done. What is finished is not done again.
+    once; each ends when all is done. What is finished is not done again. A comparison that is
+    stopped leaves the table of what it has.
 
     Args:
         config: the experiment and its ``compare`` section.
         stop: ends training early, after a checkpoint.
         say: takes the lines about progress.
 
-    A comparison that is stopped leaves the table of what it has.
-
     Returns:
         The files of the report.
 
     Raises:
         Stopped: asked to.
-        UserError: a cell's configuration is wrong, or something that it needs is missing.
+        UserError: a cell's configuration is wrong, it was trained with another one, or something
+            that it needs is missing.
     """
     for line in comparison_plan(config):
         say(line)
-    stop = stop or StopRequest(config.train.max_hours)
-    work = Work(config, stop, say)
+    work = Work(config, stop or StopRequest(config.train.max_hours), say)
     pending = list(cells(config))
     try:
         while pending:
@@ -59,7 +61,7 @@ def compare(config: Config, stop: StopRequest | None = None, say: Say = print) -
             pending = left
     except Stopped:
         if rows := work.rows():
-            write_report(config, [*rows, *work.floors()])
+            write_report(config, rows)
         raise
     rows = [*work.rows(), *work.floors()]
     return [*write_report(config, rows), *save_pictures(config, work.device)]
@@ -69,14 +71,16 @@ def comparison_plan(config: Config) -> list[str]:
     """What a comparison is going to do.
 
     Raises:
-        UserError: a cell's configuration is wrong, or torchcfm is needed and missing.
+        UserError: a cell's configuration is wrong, it was trained with another one, or a package
+            is missing.
     """
     todo = list(cells(config))
-    done = sum(_is_measured(config, cell) for cell in todo)
-    for cell in todo:
-        _check_earlier(config, cell)
     if any(METHODS[method].peer for method in config.compare.methods):
         check_installed()
+    check_solver(config.sampling)
+    for cell in todo:
+        check_earlier(cell_config(config, cell), RunFolder(cell_folder(config, cell)))
+    done = sum(_is_measured(config, cell) for cell in todo)
     names = ", ".join(METHODS[method].title for method in config.compare.methods)
     targets = sorted({cell.target for cell in todo})
     total = sum(updates(cell_config(config, cell)) for cell in todo)
@@ -87,98 +91,139 @@ def comparison_plan(config: Config) -> list[str]:
     ]
 
 
-def _is_measured(config: Config, cell: Cell) -> bool:
-    record, own = Record(cell_folder(config, cell)), cell_config(config, cell)
-    return all(record.find(cell.method, own, nfe) for nfe in config.compare.nfe)
-
-
-def _check_earlier(config: Config, cell: Cell) -> None:
+def check_earlier(config: Config, run: RunFolder) -> None:
     """
     Raises:
-        UserError: the cell was trained with other settings.
+        UserError: a phase was trained with other settings, or its folder leads out of itself.
     """
-    folder = cell_folder(config, cell)
-    try:
-        pending_phases(cell_config(config, cell), RunFolder(folder))
-    except UserError as error:
-        raise UserError(f"{error}; remove {folder}, or name another --out-dir") from error
+    check_links(run)
+    found = []
+    for phase in config.phases:
+        file = run.checkpoint_file(phase)
+        if not file.exists():
+            continue
+        saved = load_good(file)[0]["config"]
+        found += contradictions(saved, config, running=phase, phase=phase)
+        before, now = saved[phase].get("iterations"), getattr(config, phase).iterations
+        if before != now:
+            found.append(f"{phase}.iterations: the checkpoint has {before}, this command {now}")
+    if found:
+        raise UserError(
+            f"{run.path} was trained with other settings ({'; '.join(found)}); remove it, or name "
+            "another --out-dir"
+        )
+
+
+def _is_measured(config: Config, cell: Cell) -> bool:
+    record, own = Record(cell_folder(config, cell)), cell_config(config, cell)
+    return all(record.find(cell.method, own, nfe, draw) for nfe, draw in _measures(config))
+
+
+def _measures(config: Config) -> list[tuple[int, int]]:
+    """NFE and draw of each measure of a cell."""
+    return [(nfe, draw) for nfe in config.compare.nfe for draw in range(config.compare.draws)]
 
 
 class Work:
     """The cells of one comparison."""
 
     def __init__(self, config: Config, stop: StopRequest, say: Say) -> None:
+        """
+        Raises:
+            UserError: something that measuring needs is missing.
+        """
         self._config, self._stop, self._say = config, stop, say
+        self._said: set[Cell] = set()
         self.device = pick_device(config.device)
         self._yardsticks: dict[str, Yardstick] = {}
+        for cell in cells(config):
+            self._yardstick(cell)
 
     def finish(self, cell: Cell) -> bool:
-        """Train and measure a cell; False: another process works on it."""
-        config, folder = cell_config(self._config, cell), cell_folder(self._config, cell)
-        missing = [nfe for nfe in self._config.compare.nfe if not self.found(cell, nfe)]
-        if not missing:
+        """Train and measure a cell; False: another process works on it.
+
+        Raises:
+            Stopped: asked to, between two measures or while training.
+        """
+        if _is_measured(self._config, cell):
             return True
-        self._say(f"compare: {METHODS[cell.method].title}, {cell.target}, seed {cell.seed}")
-        run = RunFolder.prepare(folder)
+        self._stop_if_asked()
+        if cell not in self._said:
+            self._say(f"compare: {METHODS[cell.method].title}, {cell.target}, seed {cell.seed}")
+            self._said.add(cell)
+        config, run = cell_config(self._config, cell), RunFolder.prepare(self._folder(cell))
         try:
-            self._train(config, run, cell)
-            with only_process(folder):
-                for nfe in missing:
-                    found = measure(config, run, nfe, self._yardstick(cell), self.device)
-                    Record(folder).add(cell.method, config, nfe, found)
-                    self._say(f"compare: NFE {found.nfe:g}: {_in_words(found.values)}")
+            for count in range(1, len(config.phases) + 1):
+                self._train(replace(config, phases=config.phases[:count]), run)
+            with only_process(run.path):
+                self._measure(cell, config, run)
         except Busy:
             return False
         return True
 
-    def _train(self, config: Config, run: RunFolder, cell: Cell) -> None:
-        started = time.perf_counter()
+    def _train(self, config: Config, run: RunFolder) -> None:
+        """The last of the configuration's phases, those before are done."""
+        phase, started = config.phases[-1], time.perf_counter()
+        before = run.checkpoint_file(phase)
+        if before.exists() and load_good(before)[0]["step"] >= getattr(config, phase).iterations:
+            return
         try:
             train(config, run, stop=self._stop)
-        except Busy:
-            raise
-        except BaseException:
-            Record(run.path).add_train_seconds(cell.method, time.perf_counter() - started)
-            raise
-        Record(run.path).add_train_seconds(cell.method, time.perf_counter() - started)
+        finally:
+            seconds = time.perf_counter() - started
+            with only_process(run.path):  # Busy: another process trained it meanwhile
+                Record(run.path).add_train_seconds(phase, seconds)
+
+    def _measure(self, cell: Cell, config: Config, run: RunFolder) -> None:
+        for nfe, draw in _measures(self._config):
+            if self.found(cell, nfe, draw):
+                continue
+            self._stop_if_asked()
+            found = measure(config, run, nfe, draw, self._yardstick(cell), self.device)
+            Record(run.path).add(cell.method, config, nfe, draw, found)
+            self._say(f"compare: NFE {found.nfe:g}: {_in_words(found.values)}")
+
+    def _stop_if_asked(self) -> None:
+        if self._stop.reason is not None:
+            raise Stopped("between two measures")
 
     def rows(self) -> list[Row]:
-        """All measures so far, a row for each cell and NFE."""
+        """All measures so far, a row for each cell, NFE and draw."""
         found = []
         for cell in cells(self._config):
-            for nfe in self._config.compare.nfe:
-                measured = self.found(cell, nfe)
+            own = cell_config(self._config, cell)
+            seconds = Record(self._folder(cell)).train_seconds(METHODS[cell.method].phases)
+            for nfe, draw in _measures(self._config):
+                measured = self.found(cell, nfe, draw)
                 if measured is not None:
-                    own = cell_config(self._config, cell)
-                    seconds = Record(cell_folder(self._config, cell)).train_seconds
-                    found.append(Row(cell, nfe, updates(own), seconds, measured))
+                    found.append(Row(cell, nfe, draw, updates(own), seconds, measured))
         return found
 
     def floors(self) -> list[Row]:
         """What samples of the targets themselves would score, where something is measured."""
-        measured = {(row.cell.target, row.cell.seed): row.cell for row in self.rows()}
-        todo = measured.values()
+        todo = {(row.cell.target, row.cell.seed, row.draw): row.cell for row in self.rows()}
         found = []
-        for cell in tqdm(todo, desc="floor", leave=False):
-            values = self._yardstick(cell).floor(cell.seed)
-            found.append(Row(cell, None, 0, 0.0, Measured(0, 0, values)))
+        for (_, seed, draw), cell in tqdm(todo.items(), desc="floor", leave=False):
+            values = self._yardstick(cell).floor(seed, draw)
+            found.append(Row(cell, None, draw, 0, 0.0, Measured(0, 0, values)))
         return found
 
-    def found(self, cell: Cell, nfe: int) -> Measured | None:
+    def found(self, cell: Cell, nfe: int, draw: int) -> Measured | None:
         """The measure of a cell; None: there is none yet."""
-        record = Record(cell_folder(self._config, cell))
-        return record.find(cell.method, cell_config(self._config, cell), nfe)
+        record = Record(self._folder(cell))
+        return record.find(cell.method, cell_config(self._config, cell), nfe, draw)
+
+    def _folder(self, cell: Cell) -> Path:
+        return cell_folder(self._config, cell)
 
     def _yardstick(self, cell: Cell) -> Yardstick:
         if cell.target not in self._yardsticks:
             config = cell_config(self._config, cell)
-            config.seed = self._config.seed
             is_points = len(data_shape(config.data.name)) == 1
-            self._yardsticks[cell.target] = (
-                PointYardstick(config)
-                if is_points
-                else ImageYardstick(config, self.device, self._say)
-            )
+            if is_points:
+                self._yardsticks[cell.target] = PointYardstick(config)
+            else:
+                self._yardsticks[cell.target] = ImageYardstick(config, self.device, self._say)
         return self._yardsticks[cell.target]
 
 

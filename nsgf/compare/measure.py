@@ -1,9 +1,10 @@
 """Samples of a trained cell, and how far they are from the target.
 
-All methods of one target and seed start from the same noise and are compared with the same target
-samples, so that their differences are not those of the draws.
+All methods of one target, seed and draw start from the same noise and are compared with the same
+target samples, so that their differences are not those of the draws.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from nsgf.checkpoint import RunFolder
 from nsgf.compare.cells import at_nfe, comparison_folder
 from nsgf.config import Config
 from nsgf.data import Data
+from nsgf.errors import UserError
 from nsgf.inference import generate, load_sampler
 from nsgf.metrics.classifier import ClassifierMetrics
+from nsgf.metrics.fidelity import require_neighbours
 from nsgf.metrics.wasserstein import energy_distance, w2
 from nsgf.sampling import Samples
 
@@ -25,11 +28,16 @@ from nsgf.sampling import Samples
 class Yardstick(Protocol):
     """The measures of one target."""
 
-    def measure(self, samples: Tensor, seed: int) -> dict[str, float]:
-        """Distances of samples (n, *shape) from the target, by name."""
+    names: tuple[str, ...]
+    """Of the measures, the main one first."""
+    samples: int
+    """How many it takes."""
+
+    def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
+        """Distances of samples (n, *shape) from a draw of the target, by name."""
         ...
 
-    def floor(self, seed: int) -> dict[str, float]:
+    def floor(self, seed: int, draw: int) -> dict[str, float]:
         """What as many samples of the target itself would score."""
         ...
 
@@ -37,54 +45,73 @@ class Yardstick(Protocol):
 class PointYardstick:
     """Exact W2, and the energy distance, which sees smaller differences of laws."""
 
+    names: tuple[str, ...] = ("w2", "1000 energy")
+
     def __init__(self, config: Config) -> None:
+        """
+        Raises:
+            UserError: too few samples.
+        """
         self._config, self._n = config, config.evaluation.w2_samples
+        self.samples = config.evaluation.num_samples
+        if self.samples < 2:
+            raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
 
-    def measure(self, samples: Tensor, seed: int) -> dict[str, float]:
-        target = Data(self._config.data, seed).target("compare").sample(len(samples))
-        near = w2(samples[: self._n], target[: self._n])
-        return {"w2": near, "1000 energy": 1000 * energy_distance(samples, target)}
+    def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
+        target = Data(self._config.data, seed).target("compare", str(draw))
+        reals = target.sample(len(samples))
+        near = w2(samples[: self._n], reals[: self._n])
+        return {"w2": near, "1000 energy": 1000 * energy_distance(samples, reals)}
 
-    def floor(self, seed: int) -> dict[str, float]:
-        n = self._config.evaluation.num_samples
-        return self.measure(Data(self._config.data, seed).target("floor").sample(n), seed)
+    def floor(self, seed: int, draw: int) -> dict[str, float]:
+        others = Data(self._config.data, seed).target("floor", str(draw))
+        return self.measure(others.sample(self.samples), seed, draw)
 
 
 class ImageYardstick:
     """Frechet distance, precision and recall in the features of a small classifier."""
 
+    names: tuple[str, ...] = ("classifier_fid", "classifier_precision", "classifier_recall")
+
     def __init__(self, config: Config, device: torch.device, say: Callable[[str], None]) -> None:
-        self._n = config.evaluation.num_samples
-        images = Data(config.data, config.seed).images
+        """
+        Raises:
+            UserError: too few samples, random images, or what the classifier needs is missing.
+        """
+        require_neighbours(config.evaluation.num_samples)
+        images = Data(config.data, 0).images
         assert images is not None
         self._classifier = ClassifierMetrics(
-            config.data, images, comparison_folder(config).parent, config.seed, device, say
+            config.data, images, comparison_folder(config).parent, device, say
         )
+        self.samples = self._classifier.used(config.evaluation.num_samples)
 
-    def measure(self, samples: Tensor, seed: int) -> dict[str, float]:
+    def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
         return self._classifier.measure(samples)
 
-    def floor(self, seed: int) -> dict[str, float]:
-        found = self._classifier.floor(self._n)
+    def floor(self, seed: int, draw: int) -> dict[str, float]:
+        found = self._classifier.floor(self.samples)
         return {name.removesuffix("_floor"): value for name, value in found.items()}
 
 
 @dataclass
 class Measured:
-    """A row of the comparison, before seeds are averaged."""
+    """A measure of one cell."""
 
     nfe: float
+    """Network calls for each sample that were made."""
     sample_seconds: float
     values: dict[str, float]
-
-
-def start_samples(config: Config, n: int) -> Tensor:
-    """The noise that all methods of a target and seed start from, (n, *shape)."""
-    return Data(config.data, config.seed).source("compare").sample(n)
+    """By name; all inf where samples are not finite."""
 
 
 def measure(
-    config: Config, run: RunFolder, nfe: int, yardstick: Yardstick, device: torch.device
+    config: Config,
+    run: RunFolder,
+    nfe: int,
+    draw: int,
+    yardstick: Yardstick,
+    device: torch.device,
 ) -> Measured:
     """Sample a trained run with ``nfe`` network calls and measure the samples.
 
@@ -92,18 +119,23 @@ def measure(
         config: the cell's configuration.
         run: its folder.
         nfe: network calls for each sample.
+        draw: number of the draw of noise and target.
         yardstick: the target's measures.
         device: where to sample.
     """
-    samples, seconds = draw(at_nfe(config, nfe), run, device)
-    return Measured(samples.nfe, seconds, yardstick.measure(samples.x, config.seed))
+    samples, seconds = generated(at_nfe(config, nfe), run, draw, yardstick.samples, device)
+    if not samples.finite:
+        return Measured(samples.nfe, seconds, dict.fromkeys(yardstick.names, math.inf))
+    values = yardstick.measure(samples.x, config.seed, draw)
+    return Measured(samples.nfe, seconds, values)
 
 
-def draw(config: Config, run: RunFolder, device: torch.device) -> tuple[Samples, float]:
-    """``evaluation.num_samples`` samples of a trained run, and the seconds they took."""
+def generated(
+    config: Config, run: RunFolder, draw: int, n: int, device: torch.device
+) -> tuple[Samples, float]:
+    """``n`` samples of a trained run, and the seconds they took."""
     sampler, _ = load_sampler(config, run, device)
-    source = Data(config.data, config.seed).source("compare")
+    source = Data(config.data, config.seed).source("compare", str(draw))
     started = time.perf_counter()
-    n = config.evaluation.num_samples
     samples = generate(sampler, source, n, config.sampling.batch_size, device)
     return samples, time.perf_counter() - started

@@ -1,14 +1,18 @@
 """What is known of a cell: seconds of training, and measures. One file for each run folder."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from nsgf.checkpoint import write_text
-from nsgf.compare.cells import at_nfe, updates
+from nsgf.compare.cells import at_nfe
 from nsgf.compare.measure import Measured
-from nsgf.config import Config, MethodName
+from nsgf.config import Config, MethodName, PhaseName
+
+FORMAT = 1
+"""Raised when a measure of the same name is computed in another way."""
+MOST_BYTES = 10_000_000
 
 
 class Record:
@@ -16,50 +20,58 @@ class Record:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "compare.json"
-        self._content: dict[str, Any] = {"train_seconds": {}, "measures": []}
+        self._seconds: dict[str, float] = {}
+        self._measures: dict[str, Measured] = {}
         try:
-            found = json.loads(self._file.read_text())
-            found["train_seconds"].items(), [dict(row) for row in found["measures"]]
-            self._content = found
+            self._read()
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            pass  # none yet, or not ours: measured anew
+            self._seconds, self._measures = {}, {}  # none yet, or not ours: measured anew
 
-    @property
-    def train_seconds(self) -> float:
-        """Seconds that training took in this folder so far, all sessions."""
-        return float(sum(self._content["train_seconds"].values()))
+    def _read(self) -> None:
+        if self._file.stat().st_size > MOST_BYTES:
+            raise ValueError("too large")
+        content = json.loads(self._file.read_text())
+        self._seconds = {str(name): float(value) for name, value in content["seconds"].items()}
+        for row in content["measures"]:
+            values = {str(name): float(value) for name, value in row["values"].items()}
+            found = Measured(float(row["nfe"]), float(row["sample_seconds"]), values)
+            self._measures[str(row["key"])] = found
 
-    def add_train_seconds(self, method: MethodName, seconds: float) -> None:
+    def train_seconds(self, phases: tuple[PhaseName, ...]) -> float:
+        """Seconds that training these phases took, all sessions that were not killed."""
+        return sum(self._seconds.get(phase, 0.0) for phase in phases)
+
+    def add_train_seconds(self, phase: PhaseName, seconds: float) -> None:
         """Count in a session of training."""
-        known = self._content["train_seconds"]
-        known[method] = known.get(method, 0.0) + seconds
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
         self._save()
 
-    def find(self, method: MethodName, config: Config, nfe: int) -> Measured | None:
+    def find(self, method: MethodName, config: Config, nfe: int, draw: int) -> Measured | None:
         """The measure of a method with these settings; None: not measured yet."""
-        key = _key(method, config, nfe)
-        for row in self._content["measures"]:
-            if row.get("key") == key:
-                return Measured(**row["found"])
-        return None
+        return self._measures.get(_key(method, config, nfe, draw))
 
-    def add(self, method: MethodName, config: Config, nfe: int, found: Measured) -> None:
+    def add(self, method: MethodName, config: Config, nfe: int, draw: int, found: Measured) -> None:
         """Keep a measure."""
-        row = {"key": _key(method, config, nfe), "found": asdict(found)}
-        self._content["measures"].append(row)
+        self._measures[_key(method, config, nfe, draw)] = found
         self._save()
 
     def _save(self) -> None:
-        write_text(self._file, json.dumps(self._content, indent=1) + "\n")
+        measures = [{"key": key, **asdict(found)} for key, found in self._measures.items()]
+        content = {"seconds": self._seconds, "measures": measures}
+        write_text(self._file, json.dumps(content, indent=1) + "\n")
 
 
-def _key(method: MethodName, config: Config, nfe: int) -> dict[str, Any]:
-    """All that changes a measure of a run folder."""
-    return {
+def _key(method: MethodName, config: Config, nfe: int, draw: int) -> str:
+    """What a measure depends on besides the training settings, which a folder has one set of."""
+    sampling = replace(at_nfe(config, nfe).sampling, num_samples=1)
+    key: dict[str, Any] = {
+        "format": FORMAT,
         "method": method,
         "nfe": nfe,
-        "updates": updates(config),
+        "draw": draw,
+        "iterations": [getattr(config, phase).iterations for phase in config.phases],
         "samples": config.evaluation.num_samples,
         "w2_samples": config.evaluation.w2_samples,
-        "sampling": {**asdict(at_nfe(config, nfe).sampling), "num_samples": 0, "batch_size": 0},
+        "sampling": asdict(sampling),
     }
+    return json.dumps(key, sort_keys=True)

@@ -22,6 +22,8 @@ from nsgf.metrics.library import require_fidelity
 from nsgf.metrics.network import obtain
 from nsgf.seeding import make_generator
 
+SEED = 0
+"""Of the classifier and of the choice of its reference: one instrument for all runs."""
 MOST = 10_000
 """Largest number of real images in the reference, and of samples compared with it: the cost of
 precision and recall grows with the product."""
@@ -30,7 +32,7 @@ precision and recall grows with the product."""
 class ClassifierMetrics:
     """Measures samples of one data set, any number of times, against the same real images.
 
-    The reference is half of the training images, at most MOST, chosen by the seed. The other
+    The reference is half of the training images, at most MOST, the same for all runs. The other
     images stand in for a perfect sampler: see :meth:`floor`.
     """
 
@@ -39,7 +41,6 @@ class ClassifierMetrics:
         config: DataConfig,
         images: Tensor,
         out_dir: Path,
-        seed: int,
         device: torch.device,
         say: Callable[[str], None] = print,
     ) -> None:
@@ -48,7 +49,6 @@ class ClassifierMetrics:
             config: the data set, and where its labels are.
             images: its training images, uint8, (N, C, H, W), as load_images gives them.
             out_dir: the folder of run folders; classifiers are kept in ``.classifiers`` there.
-            seed: of the classifier and of the choice of the reference.
             device: where the classifier runs.
             say: takes a line about a classifier that is trained.
 
@@ -68,9 +68,9 @@ class ClassifierMetrics:
             )
         require_neighbours(len(images) // 2)
         folder = out_dir.expanduser() / ".classifiers"
-        self._trained = obtain(config.name, images, labels, folder, seed, device, say)
+        self._trained = obtain(config.name, images, labels, folder, SEED, device, say)
         self._device = device
-        order = torch.randperm(len(images), generator=make_generator(seed, "classifier", "real"))
+        order = torch.randperm(len(images), generator=make_generator(SEED, "classifier", "real"))
         size = min(MOST, len(images) // 2)
         self._reference = self._features(images[order[:size]])
         self._others = images[order[size : size + MOST]]

@@ -49,7 +49,7 @@ def classifier_part(
         return {"classifier": "left out: evaluation.classifier is false"}
     try:
         out_dir = Path(config.out_dir)
-        metrics = ClassifierMetrics(config.data, images, out_dir, config.seed, device, say)
+        metrics = ClassifierMetrics(config.data, images, out_dir, device, say)
         found = metrics.measure(pixels) | metrics.floor(len(pixels))
     except UserError as error:
         return {"classifier": f"left out: {error}"}

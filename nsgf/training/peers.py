@@ -3,8 +3,8 @@
     icfm    independent pairs, a Gaussian of width sigma around the line (Lipman et al. 2023,
             Tong et al. 2024)
     otcfm   pairs of the mini-batch's exact transport plan (Tong et al. 2024)
-    sbcfm   the same with the width of a Brownian bridge, sigma (t (1 - t))^(1/2): the Schroedinger
-            bridge (Tong et al. 2024)
+    sbcfm   the same pairs with the width of a Brownian bridge, sigma (t (1 - t))^(1/2); torchcfm
+            takes the exact plan for the Schroedinger bridge's entropic one, as it advises
     rf      independent pairs, width 0: rectified flow (Liu et al. 2023)
 
 Reflow trains a rectified flow once more, on the pairs that its own straight lines join: the
@@ -18,13 +18,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from nsgf.config import PeerConfig
 from nsgf.data import Lots, PointSampler, Sampler, Times
 from nsgf.errors import UserError
 from nsgf.seeding import derive_seed, seed_torch
+from nsgf.stopping import Stopped, StopRequest
 from nsgf.training.trainers import Batch
 
+PATHS = 1024
+"""Walked together; a constant, since sums are rounded by what is computed together."""
 Carry = Callable[[Tensor], Tensor]
 """A trained flow as a function of its start, (B, *shape) -> (B, *shape)."""
 
@@ -55,7 +59,11 @@ def build_matcher(config: PeerConfig) -> Any:
 
 
 class PeerTrainer:
-    """u(x, t) regresses the conditional velocity of a torchcfm matcher."""
+    """u(x, t) regresses the conditional velocity of a torchcfm matcher.
+
+    The matcher draws for the batch of each process as a whole, so with several processes its noise
+    and pairs are other ones. Its seed comes with the batch, which a card has to wait for.
+    """
 
     def __init__(
         self, model: nn.Module, source: Sampler, target: Sampler, config: PeerConfig, seed: int
@@ -122,9 +130,18 @@ class ReflowTrainer:
 
 
 def reflow_ends(
-    source: Sampler, carry: Carry, pairs: int, batch_size: int, device: torch.device
+    source: Sampler, carry: Carry, pairs: int, device: torch.device, stop: StopRequest
 ) -> tuple[Tensor, Tensor]:
-    """Starts Z0 ~ mu0 and the ends Z1 where ``carry`` takes them, each (pairs, *shape), CPU."""
+    """Starts Z0 ~ mu0 and the ends Z1 where ``carry`` takes them, each (pairs, *shape), CPU.
+
+    Raises:
+        Stopped: asked to; nothing of the paths is kept.
+    """
     starts = source.at(range(pairs))
-    ends = [carry(part.to(device)).cpu() for part in starts.split(batch_size)]
-    return starts, torch.cat(ends)
+    ends = torch.empty_like(starts)
+    batches = zip(starts.split(PATHS), ends.split(PATHS), strict=True)
+    for start, end in tqdm(list(batches), desc="reflow paths", unit="batch"):
+        if stop.reason is not None:
+            raise Stopped("reflow: before its first step")
+        end.copy_(carry(start.to(device)))
+    return starts, ends

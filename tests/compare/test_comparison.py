@@ -1,13 +1,16 @@
 """Small comparisons from end to end: trained once, measured once, left to others, reported."""
 
-import json
 from dataclasses import replace
 
 import pytest
+import torch
 
-from nsgf.compare import comparison
+from nsgf.arguments import parse
+from nsgf.cli import main
+from nsgf.compare import comparison, measure
 from nsgf.compare.cells import cell_folder, cells, comparison_folder
-from nsgf.compare.comparison import Work, compare
+from nsgf.compare.comparison import Work, compare, comparison_plan
+from nsgf.compare.record import Record
 from nsgf.errors import UserError
 from nsgf.lock import only_process
 from nsgf.stopping import Stopped, StopRequest
@@ -39,7 +42,7 @@ def test_comparison_trains_measures_and_reports(config):
     files, said = run(config)
     assert [file.name for file in files] == ["table.md", "table.csv", "moons.png"]
     assert all(file.stat().st_size > 0 for file in files)
-    assert said[1] == "compare: 4 cells, 0 of them measured, 26 updates in all"
+    assert said[1] == "compare: 4 cells, 0 of them measured, 25 updates in all"
     table = files[0].read_text()
     assert "| 2-RF |" in table
     assert "| floor |" in table
@@ -78,21 +81,122 @@ def test_cell_of_another_process_is_left_to_it(config):
     assert work.finish(cell)
 
 
-def test_damaged_record_is_measured_anew(config):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        '{"measures": [3]}',
+        '{"seconds": {"peer": "x"}, "measures": []}',
+        '{"seconds": {}, "measures": [{"key": "", "nfe": 2, "sample_seconds": 1}]}',
+        "[" * 100_000,
+    ],
+)
+def test_damaged_record_is_measured_anew(config, damage):
     files, _ = run(config)
     table = files[0].read_text().splitlines()[:6]
     for cell in cells(config):
-        (cell_folder(config, cell) / "compare.json").write_text('{"measures": [3]}')
+        (cell_folder(config, cell) / "compare.json").write_text(damage)
     files, _ = run(config)
     assert files[0].read_text().splitlines()[:6] == table
 
 
-def test_time_of_training_adds_up_over_sessions_and_methods(config):
+def test_time_of_training_is_each_methods_own(config):
+    """1-RF and 2-RF share a folder; what reflow takes is not 1-RF's."""
     run(config)
-    folder = cell_folder(config, list(cells(config))[-1])
-    seconds = json.loads((folder / "compare.json").read_text())["train_seconds"]
-    assert set(seconds) == {"1rf", "2rf"}
-    assert min(seconds.values()) > 0
+    record = Record(cell_folder(config, list(cells(config))[-1]))
+    first, both = record.train_seconds(("peer",)), record.train_seconds(("peer", "reflow"))
+    assert 0 < first < both
+
+
+def test_all_methods_start_from_the_same_noise_and_meet_the_same_target(config, monkeypatch):
+    seen: dict[int, list[torch.Tensor]] = {}
+
+    def watch(samples, reals):
+        seen.setdefault(len(seen), []).append(reals.clone())
+        return 0.0
+
+    monkeypatch.setattr(measure, "w2", watch)
+    draws = replace(config.compare, draws=2, nfe=[2], methods=["nsgf", "1rf"])
+    run(replace(config, compare=draws))
+    targets = [reals[0] for reals in seen.values()]
+    assert len(targets) == 2 * 2 + 2  # two methods and the floor, two draws
+    assert torch.equal(targets[0], targets[2])
+    assert torch.equal(targets[1], targets[3])
+    assert not torch.equal(targets[0], targets[1])
+
+
+def test_samples_that_are_not_finite_are_diverged(config, monkeypatch):
+    real = measure.generate
+
+    def diverging(*args, **kwargs):
+        return replace(real(*args, **kwargs), finite=False)
+
+    monkeypatch.setattr(measure, "generate", diverging)
+    files, _ = run(config)
+    assert "| NSGF | **diverged** |" in files[0].read_text()
+
+
+def test_stop_between_two_measures(config):
+    hours = [0.0]
+    stop = StopRequest(1, lambda: 3600 * hours[0])
+    said: list[str] = []
+
+    def say(line):
+        said.append(line)
+        if line.startswith("compare: NFE"):
+            hours[0] = 2
+
+    with pytest.raises(Stopped):
+        compare(config, stop, say)
+    assert sum(line.startswith("compare: NFE") for line in said) == 1
+
+
+def test_stop_while_waiting_for_another_process(config):
+    hours = [0.0]
+    stop = StopRequest(1, lambda: 3600 * hours[0])
+    cell = next(cells(config))
+    only = replace(config, compare=replace(config.compare, methods=["nsgf"]))
+    folder = cell_folder(config, cell)
+    folder.mkdir(parents=True)
+    said: list[str] = []
+
+    def say(line):
+        said.append(line)
+        if "NSGF, moons" in line:
+            hours[0] = 2
+
+    with only_process(folder), pytest.raises(Stopped):
+        compare(only, stop, say)
+    assert sum("NSGF, moons" in line for line in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "told"),
+    [
+        ("flow", {"steps": 7}, r"flow\.steps"),
+        ("nsgf", {"lr": 0.5}, r"nsgf\.lr"),
+        ("peer", {"iterations": 3}, r"iterations: the checkpoint has 5, this command 3"),
+        ("reflow", {"pairs": 9}, r"reflow\.pairs"),
+    ],
+)
+def test_cells_of_other_settings_are_refused_before_any_work(
+    config, monkeypatch, section, change, told
+):
+    run(config)
+    monkeypatch.setattr(comparison, "train", None)
+    other = replace(config, **{section: replace(getattr(config, section), **change)})
+    with pytest.raises(UserError, match=f"other settings .*{told}.*remove it, or name another"):
+        run(other)
+
+
+def test_damaged_checkpoint_is_no_other_setting(config):
+    """Training mends it from the one before; a comparison must not ask to throw it away."""
+    run(config)
+    for cell in cells(config):
+        for file in (cell_folder(config, cell) / "checkpoints").glob("*.earlier.pt"):
+            newest = file.with_name(file.name.replace(".earlier", ""))
+            newest.write_bytes(newest.read_bytes()[:-200])
+            return comparison_plan(config)
+    raise AssertionError("no earlier checkpoint")
 
 
 def test_missing_torchcfm_is_said_before_any_work(config, monkeypatch, tmp_path):
@@ -103,14 +207,6 @@ def test_missing_torchcfm_is_said_before_any_work(config, monkeypatch, tmp_path)
     with pytest.raises(UserError, match="torchcfm"):
         run(config)
     assert not list(tmp_path.iterdir())
-
-
-def test_cells_of_other_settings_are_refused_before_any_work(config, monkeypatch):
-    run(config)
-    other = replace(config, flow=replace(config.flow, steps=7))
-    monkeypatch.setattr(comparison, "train", None)
-    with pytest.raises(UserError, match=r"flow\.steps.*remove .*nsgf-seed0, or name another"):
-        run(other)
 
 
 def test_stopped_comparison_leaves_the_table_of_what_it_has(config, monkeypatch):
@@ -125,4 +221,35 @@ def test_stopped_comparison_leaves_the_table_of_what_it_has(config, monkeypatch)
     with pytest.raises(Stopped):
         compare(config, stop, lambda _: None)
     table = (comparison_folder(config) / "table.md").read_text()
-    assert "| 1-RF | - (0 seeds) | - (0 seeds) |" in table
+    assert "| 1-RF | - (0 measures) | - (0 measures) |" in table
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--compare.methods=[]"], "compare.methods = []: must name at least one"),
+        (["--compare.nfe=[2,2]"], "compare.nfe = [2, 2]: must not name one twice"),
+        (["--num-samples=1"], "evaluation.num_samples = 1: must be >= 2"),
+        (["--peer.iterations=2", "--compare.methods=[nsgf++]"], "peer.iterations = 2: too few"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, told):
+    words = ["compare", "--exp", "2d", "--smoke", "--out-dir", str(tmp_path), *flags]
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+    assert not list(tmp_path.glob("*/*/*/checkpoints/*"))
+
+
+def test_dataset_stands_for_the_targets():
+    request = parse(["compare", "--exp", "2d", "--dataset", "moons"])
+    assert {cell.target for cell in cells(request.config)} == {"moons"}
+
+
+def test_links_out_of_a_cell_are_refused(config, tmp_path):
+    folder = cell_folder(config, next(cells(config)))
+    folder.parent.mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    folder.mkdir()
+    (folder / "checkpoints").symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match="is a link out of the run folder"):
+        run(config)

@@ -1,5 +1,6 @@
 import csv
 import io
+import math
 
 import pytest
 
@@ -9,12 +10,17 @@ from nsgf.compare.report import Row, markdown, table_csv, verdict
 from tests.conftest import shipped
 
 CONFIG = shipped(
-    "2d", "--compare.methods=[nsgf,icfm]", "--compare.targets=[moons]", "--compare.nfe=[10]"
+    "2d",
+    "--compare.methods=[nsgf,icfm]",
+    "--compare.targets=[moons]",
+    "--compare.nfe=[10]",
+    "--compare.seeds=3",
+    "--compare.draws=1",
 )
 
 
 def row(method: str, seed: int, w2: float, nfe: int | None = 10) -> Row:
-    return Row(Cell("moons", method, seed), nfe, 100, 60.0, Measured(10, 0.5, {"w2": w2}))
+    return Row(Cell("moons", method, seed), nfe, 0, 100, 60.0, Measured(10, 0.5, {"w2": w2}))
 
 
 ROWS = [
@@ -29,7 +35,7 @@ def test_means_spreads_floor_and_the_best_in_bold():
     assert lines[0] == "| w2 | moons, 10 |"
     assert lines[2] == "| NSGF | **0.200 ± 0.100** |"
     assert lines[3] == "| I-CFM | 0.303 ± 0.105 |"
-    assert lines[4] == "| floor | 0.050 ± 0.000 |"
+    assert lines[4] == "| floor | 0.050 |"
 
 
 def test_differences_are_taken_seed_by_seed():
@@ -46,7 +52,11 @@ def test_differences_are_taken_seed_by_seed():
         ([0.1, 0.11, 0.09], "w2", "behind"),
         ([0.1, -0.1, 0.05], "w2", "level"),
         ([0.1, 0.11, 0.09], "classifier_recall", "ahead"),
-        ([-0.1], "w2", "(one seed)"),
+        ([-0.1], "w2", "(one measure)"),
+        ([-0.1, -0.2, -0.15], "w2", "ahead"),
+        ([-0.1, -0.3], "w2", "level"),  # two standard errors, but of two values
+        ([-0.1, math.inf], "w2", "diverged"),
+        ([], "w2", "-"),
     ],
 )
 def test_verdict(differences, metric, word):
@@ -56,10 +66,10 @@ def test_verdict(differences, metric, word):
 def test_what_is_missing_is_said():
     """A comparison that was stopped: seeds are counted, differences taken over common ones."""
     lines = markdown(CONFIG, [item for item in ROWS if item.cell != ROWS[5].cell]).splitlines()
-    assert lines[3] == "| I-CFM | 0.250 ± 0.071 (2 seeds) |"
+    assert lines[3] == "| I-CFM | 0.250 ± 0.071 (2 measures) |"
     assert "| I-CFM | -0.100 ± 0.000 ahead |" in lines
     lines = markdown(CONFIG, [item for item in ROWS if item.cell.method == "nsgf"]).splitlines()
-    assert lines[3] == "| I-CFM | - (0 seeds) |"
+    assert lines[3] == "| I-CFM | - (0 measures) |"
     assert "| I-CFM | - |" in lines
 
 
@@ -70,10 +80,29 @@ def test_csv_has_a_line_for_each_measure():
         "target": "moons",
         "method": "icfm",
         "seed": "1",
+        "draw": "0",
         "nfe": "10",
+        "calls": "10",
         "updates": "100",
         "train_seconds": "60.0",
         "sample_seconds": "0.5",
         "w2": "0.3",
     }
     assert lines[-1]["method"] == "floor"
+
+
+def test_other_nfe_than_asked_for_is_said():
+    """Heun's steps take two calls, dopri5 what it needs."""
+    rows = [
+        item._replace(found=Measured(9, 0.5, item.found.values)) if item.nfe else item
+        for item in ROWS
+    ]
+    assert "| NSGF | **0.200 ± 0.100 (NFE 9)** |" in markdown(CONFIG, rows)
+
+
+def test_diverged_method_does_not_hide_the_others():
+    rows = [*ROWS[:3], *(row("icfm", seed, math.inf) for seed in range(3)), *ROWS[6:]]
+    lines = markdown(CONFIG, rows).splitlines()
+    assert lines[2] == "| NSGF | **0.200 ± 0.100** |"
+    assert lines[3] == "| I-CFM | diverged |"
+    assert "| I-CFM | diverged |" in lines[6:]

@@ -31,7 +31,7 @@ def out_dir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def metrics(images, out_dir) -> ClassifierMetrics:
-    return ClassifierMetrics(CONFIG, images, out_dir, 0, CPU)
+    return ClassifierMetrics(CONFIG, images, out_dir, CPU)
 
 
 def some(images: torch.Tensor, n: int, seed: int = 5) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_as_many_samples_count_as_the_floor_has_images(metrics, images):
 
 def test_the_reference_of_a_large_set_is_bounded(images, out_dir, monkeypatch):
     monkeypatch.setattr(classifier, "MOST", 300)
-    few = ClassifierMetrics(CONFIG, images, out_dir, 0, CPU)
+    few = ClassifierMetrics(CONFIG, images, out_dir, CPU)
     assert (few.reference_size, few.used(5000)) == (300, 300)
 
 
@@ -140,7 +140,7 @@ def test_numbers_are_those_of_torch_fidelitys_whole_calculation(metrics, images,
 
 
 def test_a_second_object_measures_the_same(metrics, images, out_dir):
-    again = ClassifierMetrics(CONFIG, images, out_dir, 0, CPU, lambda _: pytest.fail("trained"))
+    again = ClassifierMetrics(CONFIG, images, out_dir, CPU, lambda _: pytest.fail("trained"))
     assert again.measure(images[:100]) == metrics.measure(images[:100])
     assert again.floor(100) == metrics.floor(100)
     assert again.accuracy == metrics.accuracy >= 0.97
@@ -148,9 +148,9 @@ def test_a_second_object_measures_the_same(metrics, images, out_dir):
 
 def test_random_images_and_missing_labels_are_refused(images, out_dir):
     with pytest.raises(UserError, match="random images have no labels"):
-        ClassifierMetrics(replace(CONFIG, fake=True), images, out_dir, 0, CPU)
+        ClassifierMetrics(replace(CONFIG, fake=True), images, out_dir, CPU)
     with pytest.raises(UserError, match="1797 labels of 1000 images"):
-        ClassifierMetrics(CONFIG, images[:1000], out_dir, 0, CPU)
+        ClassifierMetrics(CONFIG, images[:1000], out_dir, CPU)
 
 
 def test_too_few_samples_are_refused(metrics, images):

@@ -7,6 +7,7 @@ from torch import nn
 from nsgf.config import PeerConfig
 from nsgf.data import PointSampler
 from nsgf.errors import UserError
+from nsgf.stopping import Stopped, StopRequest
 from nsgf.training.peers import PeerTrainer, ReflowTrainer, check_installed, reflow_ends
 
 
@@ -89,7 +90,9 @@ def test_missing_torchcfm_is_one_line(monkeypatch):
 
 
 def test_reflow_learns_the_straight_line_between_the_ends_of_a_path():
-    ends = reflow_ends(PointSampler(Grid(0.0), 1), lambda x: 2 * x + 50, 10, 4, torch.device("cpu"))
+    ends = reflow_ends(
+        PointSampler(Grid(0.0), 1), lambda x: 2 * x + 50, 10, torch.device("cpu"), StopRequest()
+    )
     assert len(ends[0]) == len(ends[1]) == 10
     reflow = ReflowTrainer(nn.Identity(), ends, seed=5)
     start, end, t = reflow.draw(range(32))
@@ -98,3 +101,9 @@ def test_reflow_learns_the_straight_line_between_the_ends_of_a_path():
     torch.testing.assert_close(batch.target, end - start)
     torch.testing.assert_close(batch.inputs[0], start + t[:, None] * (end - start))
     assert len(start.unique()) > 4
+
+
+def test_stop_while_paths_are_walked():
+    stop = StopRequest(1e-9)
+    with pytest.raises(Stopped):
+        reflow_ends(PointSampler(Grid(0.0), 1), lambda x: x, 4, torch.device("cpu"), stop)
