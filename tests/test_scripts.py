@@ -220,3 +220,27 @@ def test_a_fixed_batch_stays_the_same(scripts, tiny):
     assert torch.equal(batches[0], batches[1])
     assert torch.equal(batches[0], batches[2])
     assert not torch.equal(batches[2], batches[3])
+
+
+def test_ablations_use_draws_of_their_own(tmp_path, monkeypatch, capsys, scripts):
+    """Settings are not chosen by the draws that a comparison is judged with; T 5 has a run of its
+    own, and the table a line for each variant."""
+    ablate = scripts("ablate")
+    flags = ["--smoke", "--model.mlp.width=16", "--num-samples=16"]
+    variants = ["--only", "configs/2d.yaml", "T 5", "--targets", "moons"]
+    monkeypatch.setattr(
+        sys, "argv", ["ablate.py", "2d", *variants, "--out-dir", str(tmp_path), *flags]
+    )
+    ablate["main"]()
+    text = (tmp_path / "ablate-2d.md").read_text()
+    assert text in capsys.readouterr().out
+    assert [line.split(" | ")[0] for line in text.splitlines()[1:5]] == [
+        "| w2",
+        "| ---",
+        "| configs/2d.yaml",
+        "| T 5",
+    ]
+    first = ablate["FIRST_SEED"]
+    runs = {path.name for path in tmp_path.glob("ablate-2d/*/compare-2d/moons/*")}
+    assert runs == {f"nsgf-seed{first}"}
+    assert first > 100

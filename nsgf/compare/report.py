@@ -151,7 +151,7 @@ def verdict(differences: Sequence[float], metric: str) -> str:
 
 
 def _costs(config: Config, rows: Sequence[Row]) -> str:
-    """Updates, training time and sampling time, means over targets and seeds."""
+    """Updates, training time and sampling time, means over the cells that were timed."""
     counts = config.compare.nfe
     head = ["cost", "updates", "training, s", *(f"sampling at NFE {nfe}, s" for nfe in counts)]
     lines = [_line(head), _line(["---"] * len(head))]
@@ -163,7 +163,7 @@ def _costs(config: Config, rows: Sequence[Row]) -> str:
             f"{mean([row.found.sample_seconds for row in own if row.nfe == nfe] or [math.nan]):.2f}"
             for nfe in counts
         ]
-        seconds = mean(row.train_seconds for row in own)
+        seconds = mean([row.train_seconds for row in own if row.train_seconds] or [math.nan])
         lines.append(_line([METHODS[method].title, str(own[0].updates), f"{seconds:.0f}", *times]))
     return "\n".join(lines)
 
