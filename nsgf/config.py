@@ -301,7 +301,8 @@ class CompareConfig:
     """What `nsgf compare` trains and measures."""
 
     methods: list[MethodName] = field(default_factory=lambda: ["nsgf", "icfm", "otcfm"])
-    """Methods, each trained with peer.iterations updates in all (2rf: and reflow.iterations)."""
+    """Methods, each trained with peer.iterations updates in all (2rf: and reflow.iterations); their
+    noise is that of torchcfm's examples, whatever peer.sigma is."""
     targets: list[TargetName] = field(default_factory=list)
     """2D sets, 8gaussians_moons from 8gaussians instead of noise; empty: the data section's own."""
     seeds: int = at_least(1, 5, 1000)

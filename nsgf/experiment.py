@@ -4,7 +4,8 @@
     phase 2  nsf        straight lines from noise to data -> straight-flow network u_delta
     phase 3  predictor  where on its line a sample is -> time predictor t_phi
 
-Phases share data and settings; what one learns reaches the next through its checkpoint file.
+Phases share data and settings; what one learns reaches the next through its checkpoint file. The
+methods that NSGF is compared with are phases too (:mod:`nsgf.peers`).
 """
 
 from collections.abc import Callable

@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from scipy.stats import t as student_t
-
 from nsgf.checkpoint import write_text
 from nsgf.compare.cells import METHODS, Cell, comparison_folder
 from nsgf.compare.measure import Measured
@@ -135,6 +133,8 @@ def _differences(config: Config, rows: Sequence[Row], metric: str) -> str:
 
 def verdict(differences: Sequence[float], metric: str) -> str:
     """Mean difference with its standard error; ahead or behind at the 5 % level of Student's t."""
+    from scipy.stats import t as student_t  # half a second to import
+
     if not differences:
         return "-"
     if not all(map(math.isfinite, differences)):

@@ -1,4 +1,4 @@
-"""The three networks of NSGF++."""
+"""The networks of NSGF++ and of the methods it is compared with."""
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ def build_network(
     """The network that a phase trains, initialised from ``seed``.
 
     Args:
-        phase: ``nsgf`` v_theta, ``nsf`` u_delta (same architecture), ``predictor`` t_phi.
+        phase: ``predictor`` t_phi; all others have a velocity network of one architecture.
         config: architecture.
         shape: shape of one sample.
         seed: seed of the initial weights; torch's global generator is left as it was.

@@ -1,4 +1,4 @@
-"""The three trainers: each states its network and what the network regresses, nothing else.
+"""The trainers of NSGF++: each states its network and what the network regresses, nothing else.
 
 Every phase is a regression: the network sees the inputs of a :class:`Batch` and shall answer its
 target. Sample i of a phase's batches follows from the run's seed and i alone, so a batch is named
