@@ -6,12 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.data.cifar import read_labels
+from nsgf.data.cifar import CLASSES, read_labels
 from nsgf.data.images import cifar10_files, published_cifar10, published_mnist, unusable
 from nsgf.errors import UserError
-
-CLASSES = 10
-"""Of each of the three sets."""
 
 
 def load_labels(name: str, root: Path, *, verify: bool, download: bool) -> Tensor:
