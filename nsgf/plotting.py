@@ -103,10 +103,12 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
     """
     settings = list(next(iter(drawn.values())))
     rows, columns = len(settings) + 1, len(drawn) + 1
+    states = [state.cpu() for found in drawn.values() for s in found.values() for state in s.path]
+    width, height = _extent(torch.cat([*states, target]))
     figure, axes = plt.subplots(
         rows,
         columns,
-        figsize=(2.4 * columns, 2.4 * rows),
+        figsize=(2.2 * columns, 0.4 + 2.2 * height / width * rows),
         sharex=True,
         sharey=True,
         squeeze=False,
@@ -132,10 +134,17 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
 def _show_way(panel: Any, path: list[Tensor]) -> None:
     """Source, trajectories and samples; states (N, 2)."""
     states = torch.stack([state.cpu() for state in path], dim=1).numpy()  # (N, steps + 1, 2)
-    for line in states[:MAX_PATHS]:
-        panel.plot(line[:, 0], line[:, 1], color="0.75", linewidth=0.4, zorder=1)
-    panel.scatter(*states[:, 0].T, s=1, color="tab:blue", zorder=2)
-    panel.scatter(*states[:, -1].T, s=1, color="tab:red", zorder=3)
+    few = states[:MAX_PATHS]
+    for line in few:
+        panel.plot(line[:, 0], line[:, 1], color="0.6", linewidth=0.4, zorder=1)
+    panel.scatter(*few[:, 0].T, s=2, color="tab:blue", zorder=2)
+    panel.scatter(*few[:, -1].T, s=2, color="tab:red", zorder=3)
+
+
+def _extent(points: Tensor) -> tuple[float, float]:
+    """Width and height of a cloud (N, 2)."""
+    width, height = (points.amax(0) - points.amin(0)).tolist()
+    return width, height
 
 
 def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
