@@ -182,6 +182,6 @@ def _show_grid(panel: Any, images: Tensor) -> None:
 
     columns = math.ceil(math.sqrt(len(images)))
     grid = make_grid(images.cpu().clamp(-1, 1), nrow=columns, padding=1, pad_value=1.0)
-    panel.imshow((grid.permute(1, 2, 0) + 1) / 2)
+    panel.imshow(((grid.permute(1, 2, 0) + 1) / 2).numpy())
     panel.set_xticks([])
     panel.set_yticks([])

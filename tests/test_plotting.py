@@ -2,7 +2,15 @@ import numpy as np
 import torch
 from PIL import Image
 
-from nsgf.plotting import save_grid, save_image_path, save_point_path, save_scatter
+from nsgf.plotting import (
+    save_grid,
+    save_image_path,
+    save_image_table,
+    save_point_path,
+    save_point_table,
+    save_scatter,
+)
+from nsgf.sampling import Samples
 
 
 def pixels(file) -> np.ndarray:
@@ -58,3 +66,46 @@ def test_titles_and_labels_of_points_are_not_cut_off(tmp_path):
     picture = pixels(tmp_path / "s.png")[..., :3]
     for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):
         assert (edge == 255).all()
+
+
+def test_table_of_points_has_methods_across_and_settings_down(tmp_path):
+    """Samples are red, the target green in the last column and the first row alone."""
+    start = torch.randn(40, 2)
+    found = Samples(x=start + 3, nfe=2, path=[start, start + 3])
+    drawn = {name: {"NFE 2": found, "NFE 4": found} for name in ("A", "B", "C")}
+    save_point_table(drawn, torch.randn(60, 2), tmp_path / "t.png")
+    picture = pixels(tmp_path / "t.png")[..., :3]
+    height, width, _ = picture.shape
+    places = [
+        [
+            (picture == colour).all(-1)[r * height // 3 : (r + 1) * height // 3, cut].any()
+            for cut in (slice(0, 3 * width // 4), slice(3 * width // 4, width))
+        ]
+        for colour in ((214, 39, 40), (44, 160, 44))
+        for r in range(3)
+    ]
+    assert places[:3] == [[True, False]] * 3
+    assert places[3:] == [[False, True], [False, False], [False, False]]
+
+
+def test_table_of_images_keeps_each_in_its_place(tmp_path):
+    """White for A at NFE 2, black for all others, grey for the real ones below."""
+
+    def samples(value):
+        return Samples(x=torch.full((4, 1, 8, 8), value), nfe=2)
+
+    drawn = {
+        "A": {"NFE 2": samples(1.0), "NFE 4": samples(-1.0)},
+        "B": {"NFE 2": samples(-1.0), "NFE 4": samples(-1.0)},
+    }
+    save_image_table(drawn, torch.zeros(4, 1, 8, 8), tmp_path / "t.png")
+    picture = pixels(tmp_path / "t.png")[..., 0]
+    height, width = picture.shape
+    corners = [
+        (int((r + 0.45) * height / 3), int((c + 0.4) * width / 2))
+        for r in range(3)
+        for c in range(2)
+    ]
+    middle = [int(np.median(picture[y : y + 12, x : x + 12])) for y, x in corners]
+    assert middle[:4] == [255, 0, 0, 0]
+    assert 120 <= middle[4] <= 135
