@@ -29,6 +29,8 @@ def tiny_config(out_dir: Path) -> Config:
         "2d",
         "--phases=[nsgf,nsf,predictor]",
         "--steps=3",
+        "--flow.schedule=constant",
+        "--flow.eta=0.5",
         "--train-iters=12",
         "--batch-size=16",
         "--pool-batches=4",

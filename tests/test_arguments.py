@@ -5,7 +5,7 @@ import yaml
 
 from nsgf.arguments import COMMANDS, SHORT_FLAGS, parse
 from nsgf.checkpoint import RunFolder, dump_config
-from nsgf.config import Config
+from nsgf.config import PEER_PHASES, PHASES, Config
 from nsgf.errors import UserError
 from nsgf.validation import leaves
 from tests.conftest import shipped
@@ -85,10 +85,10 @@ def test_no_leaf_of_that_name_is_forgotten():
         keys = {
             key
             for key, _, _ in leaves(Config())
-            if key.endswith("." + name) and key.split(".")[0] in ("nsgf", "nsf", "predictor")
+            if key.endswith("." + name) and key.split(".")[0] in (*PHASES, *PEER_PHASES)
         }
         assert set(SHORT_FLAGS[flag]) == keys
-        assert len(keys) == 3
+        assert len(keys) == 5
 
 
 def test_later_flags_win_over_short_ones():

@@ -18,7 +18,7 @@ import pytest
 from nsgf import wandb_run
 from nsgf.checkpoint import RunFolder
 from nsgf.cli import main
-from nsgf.config import PHASES, Config, TrackingConfig
+from nsgf.config import PEER_PHASES, PHASES, Config, TrackingConfig
 from nsgf.experiment import train
 from nsgf.wandb_run import open_mirror
 from tests.conftest import tiny_config
@@ -141,7 +141,7 @@ def test_history_is_that_of_metrics_jsonl_under_each_phase(resumed_run):
 def test_every_phase_has_its_own_step_axis(resumed_run):
     for kept in kept_offline(resumed_run):
         axes = {axis.glob_name: axis.step_metric for axis in kept.kind("metric") if axis.glob_name}
-        assert axes == {f"{phase}/*": f"{phase}/step" for phase in PHASES}
+        assert axes == {f"{phase}/*": f"{phase}/step" for phase in (*PHASES, *PEER_PHASES)}
 
 
 def test_pictures_are_shown_at_the_last_step_of_each_phase(resumed_run):

@@ -97,7 +97,7 @@ def test_type_of_a_known_pool_stays_when_less_is_free(config, tmp_path):
 @pytest.mark.parametrize("name", ["2d", "digits", "mnist", "cifar10"])
 def test_flows_under_construction_stay_small(name):
     shape = {"mnist": MNIST, "cifar10": CIFAR, "digits": (1, 8, 8), "2d": (2,)}[name]
-    config = parsed(name)
+    config = parsed(name, "--sinkhorn-batch=128")
     together = build_batch(config, shape, CPU)
     n, values = config.sinkhorn.batch_size, torch.Size(shape).numel()
     result = together * n * (config.flow.steps + 1) * values * 4

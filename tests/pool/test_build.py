@@ -12,6 +12,7 @@ from nsgf.errors import UserError
 from nsgf.experiment import train
 from nsgf.pool import build_pool
 from nsgf.pool.build import add_reports
+from nsgf.schedule import step_sizes
 from nsgf.sinkhorn import SolverReport, build_solver
 from tests.conftest import shipped
 from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
@@ -26,7 +27,7 @@ def test_built_pool_holds_the_flows_of_its_samplers(name):
     source, target = data.source("p"), data.target("p")
     for batch in range(3):
         x, y = source.sample(8), target.sample(8)
-        expected = solver.flows(x[None], y[None], [config.flow.eta] * 2)[0]
+        expected = solver.flows(x[None], y[None], step_sizes(config.flow))[0]
         stored = pool._positions[8 * batch : 8 * batch + 8]
         torch.testing.assert_close(stored, expected, rtol=1e-4, atol=1e-4)
         assert torch.equal(stored[:, 0], x)
@@ -45,7 +46,7 @@ def test_chunks_change_nothing(config, together):
 @pytest.mark.parametrize("solver", ["batched", "geomloss", "closed_form"])
 def test_flows_that_fail_numerically_name_their_settings(flag, solver):
     flags = ["--pool-batches=1", "--sinkhorn-batch=8", f"--sinkhorn.solver={solver}"]
-    config = shipped("2d", flag, *flags)
+    config = shipped("2d", "--flow.schedule=constant", flag, *flags)
     with pytest.raises(UserError, match=r"flow\.eta.*") as caught:
         build(config, solver=build_solver(config.sinkhorn))
     assert "\n" not in str(caught.value)
@@ -84,7 +85,7 @@ def test_pool_in_memory_is_built_to_the_same_values_again(config, tmp_path):
 
 
 def test_flow_that_diverges_is_a_user_error(config):
-    wild = replace(config, flow=replace(config.flow, eta=1e30))
+    wild = replace(config, flow=replace(config.flow, eta=1e30, schedule="constant"))
     with pytest.raises(UserError, match=r"steps of 1e\+30 left"):
         build(wild)
 

@@ -100,8 +100,8 @@ def test_other_chunks_continue_the_same_file(disk, folder):
 @pytest.mark.parametrize(
     ("section", "key", "before", "after"),
     [
-        ("flow", "eta", 0.5, 0.25),
-        ("sinkhorn", "blur", 0.5, 0.75),
+        ("flow", "eta", 0.2, 0.25),
+        ("sinkhorn", "blur", 0.25, 0.75),
         ("data", "source", "gaussian", "8gaussians"),
         ("pool", "num_batches", 7, 6),
         ("pool", "dtype", "float32", "float16"),
