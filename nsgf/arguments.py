@@ -207,7 +207,7 @@ def _expand(arguments: list[str], command: str = "train") -> list[str]:
     while words:
         word = words.pop(0)
         flag, equals, value = word.partition("=")
-        if flag.rstrip("+").removeprefix("--") in SECTIONS:
+        if flag.startswith("--") and flag.rstrip("+")[2:] in SECTIONS:
             raise UserError(f"{flag} is a section; set its keys: {flag}.KEY VALUE")
         if flag in SWITCHES and not equals:
             expanded += SWITCHES[flag]

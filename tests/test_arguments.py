@@ -257,3 +257,9 @@ def test_version_and_overview(capsys):
         assert caught.value.code == 0
     text = capsys.readouterr().out
     assert all(command in text for command in COMMANDS)
+
+
+def test_value_that_is_the_name_of_a_section_is_a_value():
+    """--nsf.source nsgf: the word after a flag is none."""
+    config = parse(["train", "--exp", "digits", "--nsf.source", "nsgf"]).config
+    assert config.nsf.source == "nsgf"
