@@ -22,6 +22,7 @@ from nsgf.distributed import World, check_shares, is_launched, join
 from nsgf.errors import UserError
 from nsgf.models import build_network
 from nsgf.pool import TrajectoryPool, build_pool
+from nsgf.schedule import time_step
 from nsgf.seeding import derive_seed
 from nsgf.sinkhorn import build_solver
 from nsgf.training.acceleration import Forward
@@ -168,7 +169,9 @@ def test_each_process_samples_its_own_part_of_the_pool(runs):
     parts = []
     for rank, flows in enumerate((slice(0, 2 * 16), slice(2 * 16, 5 * 16))):
         own = whole._positions[flows].clone()
-        pool = TrajectoryPool(len(own), 3, (2,), config.flow.eta, storage=own, filled=len(own))
+        pool = TrajectoryPool(
+            len(own), 3, (2,), time_step(config.flow), storage=own, filled=len(own)
+        )
         pool.finalize()
         trainer = NSGFTrainer(torch.nn.Identity(), pool, 0)
         shares = [World(rank, 2).share(range(17 * step, 17 * step + 17)) for step in range(3)]
