@@ -814,8 +814,8 @@ EDITS = [
     Edit(
         "more updates for NSGF++",
         "compare/cells.py",
-        "config.peer.iterations / total)",
-        "config.peer.iterations / phases['nsgf'].iterations)",
+        "round(count * total / max(1, sum(counts)))",
+        "count",
     ),
     Edit(
         "the predictor's call forgotten",
@@ -835,18 +835,18 @@ EDITS = [
         "(middle > 0) == _is_better_higher(metric)",
         "(middle > 0) != _is_better_higher(metric)",
     ),
-    Edit("level never", "compare/report.py", "abs(middle) <= 2 * error", "abs(middle) < 0 * error"),
+    Edit("level never", "compare/report.py", "student_t.ppf(0.975,", "student_t.ppf(0.5,"),
     Edit(
-        "measures of other updates kept",
+        "draws taken for one",
         "compare/record.py",
-        '"updates": updates(config)',
-        '"updates": 0',
+        '"draw": draw,',
+        '"draw": 0,',
     ),
     Edit(
         "target drawn as the floor",
         "compare/measure.py",
-        'target("floor")',
-        'target("compare")',
+        'target("floor", str(draw))',
+        'target("compare", str(draw))',
     ),
     Edit(
         "energy with bias",

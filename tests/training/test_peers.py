@@ -107,3 +107,15 @@ def test_stop_while_paths_are_walked():
     stop = StopRequest(1e-9)
     with pytest.raises(Stopped):
         reflow_ends(PointSampler(Grid(0.0), 1), lambda x: x, 4, torch.device("cpu"), stop)
+
+
+def test_noise_is_another_one_for_each_batch_and_seed():
+    def noise(seed: int, first: int) -> torch.Tensor:
+        peer = trainer("icfm", 0.3, seed)
+        start, end, t, position = peer.draw(range(first, first + 64))
+        x = peer.batch(start, end, t, position).inputs[0]
+        return x - ((1 - t[:, None]) * start + t[:, None] * end)
+
+    first = noise(3, 0)
+    assert float((first - noise(3, 64)).abs().mean()) > 0.1
+    assert float((first - noise(4, 0)).abs().mean()) > 0.1
