@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,16 +172,18 @@ class Work:
             train(config, run, stop=self._stop)
         finally:
             seconds = time.perf_counter() - started
-            with only_process(run.path):  # Busy: another process trained it meanwhile
+            # another process may have gone on already: not worth hiding what happened here
+            with suppress(Busy), only_process(run.path):
                 Record(run.path).add_train_seconds(phase, seconds)
 
     def _measure(self, cell: Cell, config: Config, run: RunFolder) -> None:
+        record = Record(run.path)
         for nfe, draw in _measures(self._config):
-            if self.found(cell, nfe, draw):
+            if record.find(cell.method, config, nfe, draw):
                 continue
             self._stop_if_asked()
             found = measure(config, run, nfe, draw, self._yardstick(cell), self.device)
-            Record(run.path).add(cell.method, config, nfe, draw, found)
+            record.add(cell.method, config, nfe, draw, found)
             self._say(f"compare: NFE {found.nfe:g}: {_in_words(found.values)}")
 
     def _stop_if_asked(self) -> None:
@@ -191,10 +194,10 @@ class Work:
         """All measures so far, a row for each cell, NFE and draw."""
         found = []
         for cell in cells(self._config):
-            own = cell_config(self._config, cell)
-            seconds = Record(self._folder(cell)).train_seconds(METHODS[cell.method].phases)
+            own, record = cell_config(self._config, cell), Record(self._folder(cell))
+            seconds = record.train_seconds(METHODS[cell.method].phases)
             for nfe, draw in _measures(self._config):
-                measured = self.found(cell, nfe, draw)
+                measured = record.find(cell.method, own, nfe, draw)
                 if measured is not None:
                     found.append(Row(cell, nfe, draw, updates(own), seconds, measured))
         return found

@@ -18,8 +18,8 @@ from nsgf.data.images import to_bytes
 from nsgf.data.labels import load_labels
 from nsgf.errors import UserError
 from nsgf.metrics.fidelity import NEIGHBOURS, PRC_BATCH, require_neighbours
-from nsgf.metrics.library import require_fidelity
 from nsgf.metrics.network import obtain
+from nsgf.metrics.shared import require_fidelity
 from nsgf.seeding import make_generator
 
 SEED = 0

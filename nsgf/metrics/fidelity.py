@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from nsgf.checkpoint import damage
 from nsgf.errors import UserError, one_line
-from nsgf.metrics.library import fingerprint, require_fidelity
+from nsgf.metrics.shared import fingerprint, require_fidelity
 
 EXTRACTOR = "inception-v3-compat"
 LAYERS = ("2048", "logits_unbiased")

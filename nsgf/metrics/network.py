@@ -13,7 +13,7 @@ from nsgf.checkpoint import load, save
 from nsgf.data.images import to_unit_range
 from nsgf.data.labels import CLASSES
 from nsgf.errors import UserError
-from nsgf.metrics.library import fingerprint
+from nsgf.metrics.shared import fingerprint
 from nsgf.seeding import derive_seed, make_generator
 
 ARCHITECTURE = 1

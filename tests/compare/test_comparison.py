@@ -253,3 +253,20 @@ def test_links_out_of_a_cell_are_refused(config, tmp_path):
     (folder / "checkpoints").symlink_to(tmp_path / "outside")
     with pytest.raises(UserError, match="is a link out of the run folder"):
         run(config)
+
+
+def test_what_ended_a_training_is_not_hidden_by_another_process(config, monkeypatch):
+    """The lock is free between training and the note of its time; another process may take it."""
+
+    def failing(own, folder, stop):
+        lock = only_process(folder.path)
+        lock.__enter__()
+        held.append(lock)
+        raise UserError("out of memory")
+
+    held: list = []
+    monkeypatch.setattr(comparison, "train", failing)
+    work = Work(config, StopRequest(), lambda _: None)
+    with pytest.raises(UserError, match="out of memory"):
+        work.finish(next(cells(config)))
+    held[0].__exit__(None, None, None)

@@ -5,7 +5,7 @@ import torch
 import torch_fidelity
 
 from nsgf.errors import UserError
-from nsgf.metrics.library import fingerprint, require_fidelity
+from nsgf.metrics.shared import fingerprint, require_fidelity
 
 
 def test_installed_version_is_told():
