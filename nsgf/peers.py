@@ -4,13 +4,12 @@ peer     flow matching: straight lines or bridges from noise to data
 reflow   the peer's network once more, on the ends of its own paths (2-rectified flow)
 """
 
-import functools
-
 import torch
 from torch import Tensor, nn
 
 from nsgf.data import Data
 from nsgf.handover import load_network, new_network
+from nsgf.sampling import nsgf_steps
 from nsgf.seeding import derive_seed
 from nsgf.session import Session
 from nsgf.training.loop import fit
@@ -47,19 +46,18 @@ def train_reflow(session: Session, data: Data) -> None:
     teacher = load_network(config, session.run, "peer", "ema", session.device).network
     student = new_network(config, "reflow", session.device)
     student.load_state_dict(teacher.state_dict())
-
-    carry = functools.partial(_euler, teacher, config.reflow.ode_steps)
-    session.tracker.say(f"reflow: {config.reflow.pairs} paths of {config.reflow.ode_steps} steps")
-    source, pairs = data.source("reflow"), config.reflow.pairs
-    ends = reflow_ends(source, carry, pairs, session.device, session.stop)
-    del teacher, carry  # their memory is the student's from here on
+    ends = _paths(session, data, teacher)
+    del teacher  # its memory is the student's from here on
     fit("reflow", ReflowTrainer(student, ends, derive_seed(config.seed, "reflow")), session)
 
 
-@torch.no_grad()
-def _euler(network: nn.Module, steps: int, x: Tensor) -> Tensor:
-    """Euler steps from time 0 to 1, (B, *shape) -> (B, *shape)."""
-    for step in range(steps):
-        t = torch.full((len(x),), step / steps, device=x.device)
-        x = x + network(x, t) / steps
-    return x
+def _paths(session: Session, data: Data, teacher: nn.Module) -> tuple[Tensor, Tensor]:
+    """Starts and ends of the teacher's paths, each (reflow.pairs, *shape)."""
+    reflow = session.config.reflow
+
+    @torch.no_grad()
+    def carry(x: Tensor) -> Tensor:
+        return nsgf_steps(teacher, x, steps=reflow.ode_steps, flow_time=1.0)
+
+    session.tracker.say(f"reflow: {reflow.pairs} paths of {reflow.ode_steps} steps")
+    return reflow_ends(data.source("reflow"), carry, reflow.pairs, session.device, session.stop)

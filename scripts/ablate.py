@@ -9,13 +9,13 @@ Further flags go to every variant (``--precision bf16``). Interrupted, the same 
 import argparse
 import re
 from pathlib import Path
-from statistics import mean, stdev
 
 from nsgf.arguments import parse
 from nsgf.checkpoint import RunFolder, write_text
 from nsgf.compare.cells import Cell, cell_config, cell_folder
 from nsgf.compare.comparison import Work
 from nsgf.compare.measure import generated
+from nsgf.compare.report import spread
 from nsgf.config import Config, MethodName
 from nsgf.errors import UserError
 from nsgf.stopping import StopRequest
@@ -141,15 +141,9 @@ def _tables(results: Results) -> str:
         lines += ["", f"| {metric} | " + " | ".join(f"{t}, {n}" for t, n in columns) + " |"]
         lines.append("| --- " * (len(columns) + 1) + "|")
         for label, found in results.items():
-            cells = [_spread([values[metric] for values in found[column]]) for column in columns]
+            cells = [spread([values[metric] for values in found[column]]) for column in columns]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _spread(values: list[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
-    return f"{mean(values):.3f} ± {stdev(values):.3f}"
 
 
 if __name__ == "__main__":

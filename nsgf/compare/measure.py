@@ -16,7 +16,7 @@ from torch import Tensor
 from nsgf.checkpoint import RunFolder
 from nsgf.compare.cells import at_nfe, comparison_folder
 from nsgf.config import Config
-from nsgf.data import Data
+from nsgf.data import Data, build_source
 from nsgf.errors import UserError
 from nsgf.inference import generate, load_sampler
 from nsgf.metrics.classifier import ClassifierMetrics
@@ -135,7 +135,7 @@ def generated(
 ) -> tuple[Samples, float]:
     """``n`` samples of a trained run, and the seconds they took."""
     sampler, _ = load_sampler(config, run, device)
-    source = Data(config.data, config.seed).source("compare", str(draw))
+    source = build_source(config.data, config.seed, "compare", str(draw))
     started = time.perf_counter()
     samples = generate(sampler, source, n, config.sampling.batch_size, device)
     return samples, time.perf_counter() - started

@@ -15,7 +15,7 @@ from nsgf.compare.cells import (
     comparison_folder,
 )
 from nsgf.config import Config
-from nsgf.data import Data
+from nsgf.data import Data, build_source
 from nsgf.inference import load_sampler
 from nsgf.plotting import save_image_table, save_point_table
 from nsgf.sampling import Samples
@@ -36,7 +36,7 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
 
 
 def _save_target(config: Config, own: list[Cell], file: Path, device: torch.device) -> None:
-    """Methods down, NFE across."""
+    """Every method at every NFE."""
     drawn = {
         METHODS[cell.method].title: {
             f"NFE {nfe}": _sample(config, cell, nfe, device) for nfe in config.compare.nfe
@@ -54,6 +54,6 @@ def _save_target(config: Config, own: list[Cell], file: Path, device: torch.devi
 def _sample(config: Config, cell: Cell, nfe: int, device: torch.device) -> Samples:
     own = at_nfe(cell_config(config, cell), nfe)
     sampler, _ = load_sampler(own, RunFolder(cell_folder(config, cell)), device)
-    data = Data(own.data, config.seed)
-    count = POINTS if data.images is None else IMAGES
-    return sampler(data.source("picture").sample(count).to(device), keep_path=True)
+    source = build_source(own.data, config.seed, "picture")
+    count = POINTS if len(source.shape) == 1 else IMAGES
+    return sampler(source.sample(count).to(device), keep_path=True)

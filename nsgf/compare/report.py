@@ -93,10 +93,10 @@ def _metric_table(config: Config, rows: Sequence[Row], metric: str) -> str:
         cells = []
         for column in columns:
             values = list(_values(rows, method, column, metric).values())
-            text = _spread(values) + _remark(config, rows, method, column)
+            text = spread(values) + _remark(config, rows, method, column)
             cells.append(f"**{text}**" if best[column] == method else text)
         lines.append(_line([METHODS[method].title, *cells]))
-    floors = [_spread(list(_floor(rows, target, metric).values())) for target, _ in columns]
+    floors = [spread(list(_floor(rows, target, metric).values())) for target, _ in columns]
     return "\n".join([*lines, _line(["floor", *floors])])
 
 
@@ -207,7 +207,7 @@ def _is_better_higher(metric: str) -> bool:
     return any(metric.endswith(name) for name in HIGHER_IS_BETTER)
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
     """Mean and standard deviation over seeds and draws."""
     if not all(map(math.isfinite, values)):
         return "diverged"

@@ -25,7 +25,7 @@ from nsgf.data import Lots, PointSampler, Sampler, Times
 from nsgf.errors import UserError
 from nsgf.seeding import derive_seed, seed_torch
 from nsgf.stopping import Stopped, StopRequest
-from nsgf.training.trainers import Batch
+from nsgf.training.trainers import Batch, between
 
 PATHS = 1024
 """Walked together; a constant, since sums are rounded by what is computed together."""
@@ -75,11 +75,7 @@ class PeerTrainer:
             target: sampler of mu*.
             config: method and width.
             seed: seed of the times and of what the matcher draws.
-
-        Raises:
-            UserError: torchcfm is not installed.
         """
-        check_installed()
         self.model, self._matcher, self._seed = model, build_matcher(config), seed
         self._streams = (source, target, PointSampler(Times(), derive_seed(seed, "times")))
 
@@ -125,8 +121,7 @@ class ReflowTrainer:
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t = drawn
-        weight = t.view(-1, *[1] * (start.ndim - 1))
-        return Batch(((1 - weight) * start + weight * end, t), end - start)
+        return Batch((between(start, end, t), t), end - start)
 
 
 def reflow_ends(

@@ -119,8 +119,13 @@ class StraightLine:
         start = self.transport(noise) if self.transport else noise
         if self.config.coupling == "ot":
             end = end[optimal_pairs(start, end)]
-        weight = t.view(-1, *[1] * (start.ndim - 1))
-        return start, end, (1 - weight) * start + weight * end
+        return start, end, between(start, end, t)
+
+
+def between(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
+    """(1 - t) X0 + t X1 for X0 and X1 (B, *shape) and t (B,).  (B, *shape)"""
+    weight = t.view(-1, *[1] * (start.ndim - 1))
+    return (1 - weight) * start + weight * end
 
 
 class _LineTrainer:
