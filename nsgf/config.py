@@ -308,8 +308,8 @@ class CompareConfig:
     seeds: int = at_least(1, 5, 1000)
     """Runs of each method, with seeds seed, seed + 1, ..."""
     draws: int = at_least(1, 1, 1000)
-    """Draws of noise and target that each run is measured with; tables show their mean and spread
-    over seeds and draws."""
+    """Draws of noise and target that each run is measured with; tables show the mean and
+    spread of the seeds' means, with one seed those of its draws."""
     nfe: list[int] = list_of(10, 100)
     """Network calls for each sample."""
 

@@ -85,6 +85,12 @@ def open_mirror(config: Config, run: RunFolder, say: Callable[[str], None]) -> W
         return None
 
 
+def run_name(config: Config, run: RunFolder) -> str:
+    """The folder's name, or its way from ``out_dir``: ``compare-2d/moons/nsgf-seed0``."""
+    home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
+    return path.relative_to(home).as_posix() if path.is_relative_to(home) else path.name
+
+
 def run_id(run: RunFolder) -> str:
     """The W&B run's id, made once and kept in ``wandb_id.txt``: a resumed run has the same one.
 
@@ -120,7 +126,7 @@ def _begin(config: Config, run: RunFolder, mode: Literal["online", "offline"]) -
             mode=mode,
             project=config.tracking.project,
             entity=config.tracking.entity,
-            name=run.path.name,
+            name=run_name(config, run),
             group=config.exp,
             id=run_id(run),
             resume="allow",

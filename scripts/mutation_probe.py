@@ -835,6 +835,12 @@ EDITS = [
         "(middle > 0) == _is_better_higher(metric)",
         "(middle > 0) != _is_better_higher(metric)",
     ),
+    Edit(
+        "draws counted as seeds",
+        "compare/report.py",
+        "    if len(seeds) < 2:\n",
+        "    if True:\n",
+    ),
     Edit("level never", "compare/report.py", "student_t.ppf(0.975,", "student_t.ppf(0.5,"),
     Edit(
         "draws taken for one",

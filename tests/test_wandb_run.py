@@ -119,6 +119,13 @@ def test_run_is_named_and_grouped_after_its_folder_with_its_settings(resumed_run
     assert settings["seed"] == 0
 
 
+def test_runs_of_a_comparison_are_told_apart_by_their_targets(tmp_path):
+    config = tiny_config(tmp_path / "runs")
+    run = RunFolder(tmp_path / "runs" / "compare-2d" / "moons" / "nsgf-seed0")
+    assert wandb_run.run_name(config, run) == "compare-2d/moons/nsgf-seed0"
+    assert wandb_run.run_name(config, RunFolder(tmp_path / "copied")) == "copied"
+
+
 def test_resumed_run_is_the_same_wandb_run(resumed_run):
     first, second = kept_offline(resumed_run)
     ids = {kept.kind("run")[0].run_id for kept in (first, second)}

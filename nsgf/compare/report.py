@@ -1,9 +1,9 @@
-"""The table of a comparison: means and spreads over seeds and draws, as Markdown and CSV."""
+"""The table of a comparison: means and spreads over seeds, as Markdown and CSV."""
 
 import csv
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
@@ -14,9 +14,10 @@ from nsgf.compare.measure import Measured
 from nsgf.config import Config, MethodName
 
 LEGEND = (
-    "Mean ± standard deviation over seeds and draws, the best mean in bold. Below: the difference "
-    "within the same seed and draw, ± its standard error; ahead or behind where a t test at 5 % "
-    "says so, which one cell in twenty does by chance."
+    "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "
+    "is one seed); the best mean in bold. Below: the difference within the same seed and draw, ± "
+    "its standard error; ahead or behind where a t test at 5 % says so, which one cell in twenty "
+    "does by chance."
 )
 HIGHER_IS_BETTER = {"precision", "recall"}
 
@@ -92,11 +93,11 @@ def _metric_table(config: Config, rows: Sequence[Row], metric: str) -> str:
     for method in config.compare.methods:
         cells = []
         for column in columns:
-            values = list(_values(rows, method, column, metric).values())
-            text = spread(values) + _remark(config, rows, method, column)
+            values = _values(rows, method, column, metric)
+            text = spread(by_seed(values)) + _remark(config, rows, method, column)
             cells.append(f"**{text}**" if best[column] == method else text)
         lines.append(_line([METHODS[method].title, *cells]))
-    floors = [spread(list(_floor(rows, target, metric).values())) for target, _ in columns]
+    floors = [spread(by_seed(_floor(rows, target, metric))) for target, _ in columns]
     return "\n".join([*lines, _line(["floor", *floors])])
 
 
@@ -125,8 +126,9 @@ def _differences(config: Config, rows: Sequence[Row], metric: str) -> str:
         for column in columns:
             own = _values(rows, first, column, metric)
             theirs = _values(rows, other, column, metric)
-            both = own.keys() & theirs.keys()
-            cells.append(verdict([own[place] - theirs[place] for place in sorted(both)], metric))
+            both = sorted(own.keys() & theirs.keys())
+            differences = {place: own[place] - theirs[place] for place in both}
+            cells.append(verdict(by_seed(differences), metric))
         lines.append(_line([METHODS[other].title, *cells]))
     return "\n".join(lines)
 
@@ -184,6 +186,21 @@ def _values(
     }
 
 
+def by_seed(values: Mapping[tuple[int, int], float]) -> list[float]:
+    """A value for each seed, the mean of its draws; of a single seed its draws.
+
+    Draws of one trained network share its errors: counted as if they were seeds, they would make
+    differences look surer than they are.
+
+    Args:
+        values: by seed and draw.
+    """
+    seeds = sorted({seed for seed, _ in values})
+    if len(seeds) < 2:
+        return list(values.values())
+    return [mean(value for (own, _), value in values.items() if own == seed) for seed in seeds]
+
+
 def _floor(rows: Sequence[Row], target: str, metric: str) -> dict[tuple[int, int], float]:
     """By seed and draw."""
     return {
@@ -208,7 +225,7 @@ def _is_better_higher(metric: str) -> bool:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation over seeds and draws."""
+    """Mean and standard deviation."""
     if not all(map(math.isfinite, values)):
         return "diverged"
     if len(set(values)) < 2:

@@ -19,8 +19,8 @@ CONFIG = shipped(
 )
 
 
-def row(method: str, seed: int, w2: float, nfe: int | None = 10) -> Row:
-    return Row(Cell("moons", method, seed), nfe, 0, 100, 60.0, Measured(10, 0.5, {"w2": w2}))
+def row(method: str, seed: int, w2: float, nfe: int | None = 10, draw: int = 0) -> Row:
+    return Row(Cell("moons", method, seed), nfe, draw, 100, 60.0, Measured(10, 0.5, {"w2": w2}))
 
 
 ROWS = [
@@ -43,6 +43,24 @@ def test_differences_are_taken_seed_by_seed():
     text = markdown(CONFIG, ROWS)
     assert "| I-CFM | -0.103 ± 0.003 ahead |" in text
     assert "| NSGF | 100 | 60 | 0.50 |" in text
+
+
+def test_draws_of_one_network_are_not_counted_as_seeds():
+    """Each network is off by its own amount, the same in all its draws."""
+    rows = [
+        row(method, seed, w2 + noise, draw=draw)
+        for method, found in {"nsgf": [0.1, 0.5, 0.3], "icfm": [0.2, 0.5, 0.7]}.items()
+        for seed, w2 in enumerate(found)
+        for draw, noise in enumerate([0.0, 0.1, 0.2])
+    ]
+    lines = markdown(CONFIG, rows).splitlines()
+    assert lines[2].startswith("| NSGF | **0.400 ± 0.200")
+    assert "| I-CFM | -0.167 ± 0.120 level |" in lines
+
+
+def test_single_seed_shows_its_draws():
+    rows = [row("nsgf", 0, w2, draw=draw) for draw, w2 in enumerate([0.1, 0.2, 0.3])]
+    assert markdown(CONFIG, rows).splitlines()[2].startswith("| NSGF | **0.200 ± 0.100")
 
 
 @pytest.mark.parametrize(
