@@ -848,6 +848,7 @@ EDITS = [
         '"draw": draw,',
         '"draw": 0,',
     ),
+    Edit("floor of another seed", "compare/record.py", '"seed": config.seed,', '"seed": 0,'),
     Edit(
         "target drawn as the floor",
         "compare/measure.py",

@@ -12,7 +12,7 @@ from nsgf.checkpoint import RunFolder, load_good
 from nsgf.compare.cells import METHODS, Cell, cell_config, cell_folder, cells, updates
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
-from nsgf.compare.record import Record
+from nsgf.compare.record import Record, floor_key, measure_key
 from nsgf.compare.report import Row, write_report
 from nsgf.config import Config
 from nsgf.data import data_shape
@@ -117,7 +117,8 @@ def check_earlier(config: Config, run: RunFolder) -> None:
 
 def _is_measured(config: Config, cell: Cell) -> bool:
     record, own = Record(cell_folder(config, cell)), cell_config(config, cell)
-    return all(record.find(cell.method, own, nfe, draw) for nfe, draw in _measures(config))
+    keys = (measure_key(cell.method, own, nfe, draw) for nfe, draw in _measures(config))
+    return all(map(record.find, keys))
 
 
 def _measures(config: Config) -> list[tuple[int, int]]:
@@ -179,11 +180,12 @@ class Work:
     def _measure(self, cell: Cell, config: Config, run: RunFolder) -> None:
         record = Record(run.path)
         for nfe, draw in _measures(self._config):
-            if record.find(cell.method, config, nfe, draw):
+            key = measure_key(cell.method, config, nfe, draw)
+            if record.find(key):
                 continue
             self._stop_if_asked()
             found = measure(config, run, nfe, draw, self._yardstick(cell), self.device)
-            record.add(cell.method, config, nfe, draw, found)
+            record.add(key, found)
             self._say(f"compare: NFE {found.nfe:g}: {_in_words(found.values)}")
 
     def _stop_if_asked(self) -> None:
@@ -197,7 +199,7 @@ class Work:
             own, record = cell_config(self._config, cell), Record(self._folder(cell))
             seconds = record.train_seconds(METHODS[cell.method].phases)
             for nfe, draw in _measures(self._config):
-                measured = record.find(cell.method, own, nfe, draw)
+                measured = record.find(measure_key(cell.method, own, nfe, draw))
                 if measured is not None:
                     found.append(Row(cell, nfe, draw, updates(own), seconds, measured))
         return found
@@ -206,15 +208,23 @@ class Work:
         """What samples of the targets themselves would score, where something is measured."""
         todo = {(row.cell.target, row.cell.seed, row.draw): row.cell for row in self.rows()}
         found = []
-        for (_, seed, draw), cell in tqdm(todo.items(), desc="floor", leave=False):
-            values = self._yardstick(cell).floor(seed, draw)
-            found.append(Row(cell, None, draw, 0, 0.0, Measured(0, 0, values)))
+        for (_, _, draw), cell in tqdm(todo.items(), desc="floor", leave=False):
+            found.append(Row(cell, None, draw, 0, 0.0, self._floor(cell, draw)))
         return found
+
+    def _floor(self, cell: Cell, draw: int) -> Measured:
+        record = Record(self._folder(cell).parent)
+        key = floor_key(cell_config(self._config, cell), draw)
+        known = record.find(key)
+        if known is None:
+            known = Measured(0, 0, self._yardstick(cell).floor(cell.seed, draw))
+            record.add(key, known)
+        return known
 
     def found(self, cell: Cell, nfe: int, draw: int) -> Measured | None:
         """The measure of a cell; None: there is none yet."""
-        record = Record(self._folder(cell))
-        return record.find(cell.method, cell_config(self._config, cell), nfe, draw)
+        key = measure_key(cell.method, cell_config(self._config, cell), nfe, draw)
+        return Record(self._folder(cell)).find(key)
 
     def _folder(self, cell: Cell) -> Path:
         return cell_folder(self._config, cell)

@@ -1,4 +1,5 @@
-"""What is known of a cell: seconds of training, and measures. One file for each run folder."""
+"""What is known of a cell: seconds of training, and measures. One file for each run folder, and
+one for the floors of each target."""
 
 import json
 from dataclasses import asdict, replace
@@ -16,7 +17,7 @@ MOST_BYTES = 10_000_000
 
 
 class Record:
-    """``compare.json`` of a run folder; two methods may share a folder."""
+    """``compare.json`` of a folder; two methods may share one."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "compare.json"
@@ -46,13 +47,13 @@ class Record:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
         self._save()
 
-    def find(self, method: MethodName, config: Config, nfe: int, draw: int) -> Measured | None:
-        """The measure of a method with these settings; None: not measured yet."""
-        return self._measures.get(_key(method, config, nfe, draw))
+    def find(self, key: str) -> Measured | None:
+        """The measure of this key; None: not measured yet."""
+        return self._measures.get(key)
 
-    def add(self, method: MethodName, config: Config, nfe: int, draw: int, found: Measured) -> None:
+    def add(self, key: str, found: Measured) -> None:
         """Keep a measure."""
-        self._measures[_key(method, config, nfe, draw)] = found
+        self._measures[key] = found
         self._save()
 
     def _save(self) -> None:
@@ -61,7 +62,7 @@ class Record:
         write_text(self._file, json.dumps(content, indent=1) + "\n")
 
 
-def _key(method: MethodName, config: Config, nfe: int, draw: int) -> str:
+def measure_key(method: MethodName, config: Config, nfe: int, draw: int) -> str:
     """What a measure depends on besides the training settings, which a folder has one set of."""
     sampling = replace(at_nfe(config, nfe).sampling, num_samples=1)
     key: dict[str, Any] = {
@@ -73,5 +74,17 @@ def _key(method: MethodName, config: Config, nfe: int, draw: int) -> str:
         "samples": config.evaluation.num_samples,
         "w2_samples": config.evaluation.w2_samples,
         "sampling": asdict(sampling),
+    }
+    return json.dumps(key, sort_keys=True)
+
+
+def floor_key(config: Config, draw: int) -> str:
+    """What a floor depends on besides the target, which has a folder of its own."""
+    key: dict[str, Any] = {
+        "format": FORMAT,
+        "seed": config.seed,
+        "floor of draw": draw,
+        "samples": config.evaluation.num_samples,
+        "w2_samples": config.evaluation.w2_samples,
     }
     return json.dumps(key, sort_keys=True)

@@ -57,6 +57,7 @@ def test_what_is_finished_is_not_done_again(config, monkeypatch):
 
     monkeypatch.setattr(comparison, "train", refuse)
     monkeypatch.setattr(comparison, "measure", refuse)
+    monkeypatch.setattr(measure.PointYardstick, "floor", refuse)
     second, said = run(config)
     assert second[0].read_text() == table
     assert "4 of them measured" in said[1]
@@ -69,6 +70,24 @@ def test_other_nfe_are_measured_without_training(config, monkeypatch):
     run(replace(config, compare=replace(config.compare, nfe=[3])))
     again = [file.stat().st_mtime_ns for folder in before for file in sorted(folder.iterdir())]
     assert times == again
+
+
+def test_floor_belongs_to_its_seed_draw_and_sample_counts(config):
+    """All of them are kept in one file."""
+    config = replace(config, compare=replace(config.compare, draws=2))
+    evaluation = config.evaluation
+    variants = [
+        config,
+        replace(config, seed=1),
+        replace(config, evaluation=replace(evaluation, num_samples=20)),
+        replace(config, evaluation=replace(evaluation, w2_samples=8)),
+    ]
+    floors = []
+    for variant in variants:
+        work = Work(variant, StopRequest(), lambda _: None)
+        assert work.finish(next(cells(variant)))
+        floors += [tuple(row.found.values.values()) for row in work.floors()]
+    assert len(set(floors)) == 8
 
 
 def test_cell_of_another_process_is_left_to_it(config):
