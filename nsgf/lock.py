@@ -1,9 +1,10 @@
-"""One process at a time in a run folder."""
+"""One process at a time in a folder."""
 
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from filelock import FileLock, Timeout
 
 from nsgf.checkpoint import write_text
 from nsgf.errors import UserError
+
+WAIT_SECONDS = 1.0
 
 
 class Busy(UserError):
@@ -43,6 +46,26 @@ def only_process(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def in_turn(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a folder that processes share, after those that hold it now.
+
+    Args:
+        folder: made if it is not there.
+        waiting: called about once a second until it is free; what it raises ends the wait.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(only_process(folder))
+                break
+            except Busy:
+                waiting()
+                time.sleep(WAIT_SECONDS)
+        yield
 
 
 def _lock(file: Path) -> FileLock:

@@ -1,6 +1,7 @@
 """Pictures: sample grids, trajectories of images, scatter plots of points."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from nsgf.sampling import Samples
 
 MAX_PATHS = 256
+FAR = 10
+"""Extents of the target, beyond which a point is not drawn: it would leave no room for others."""
 MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
 
@@ -103,7 +106,11 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
     """
     settings = list(next(iter(drawn.values())))
     rows, columns = len(settings) + 1, len(drawn) + 1
-    states = [state.cpu() for found in drawn.values() for s in found.values() for state in s.path]
+    drawn = {
+        name: {title: _near(found, target) for title, found in samples.items()}
+        for name, samples in drawn.items()
+    }
+    states = [state for found in drawn.values() for s in found.values() for state in s.path]
     width, height = _extent(torch.cat([*states, target]))
     figure, axes = plt.subplots(
         rows,
@@ -118,7 +125,7 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
         axes[0][number].set_title(name)
         _show_way(axes[0][number], next(iter(samples.values())).path)
         for panel, found in zip(axes[1:, number], samples.values(), strict=True):
-            panel.scatter(*found.x.cpu().numpy().T, s=1, color="tab:red")
+            panel.scatter(*found.x.numpy().T, s=1, color="tab:red")
     axes[0][-1].set_title("target")
     axes[0][-1].scatter(*target.numpy().T, s=1, color="tab:green")
     for panel, title in zip(axes[:, 0], [f"way, {settings[0]}", *settings], strict=True):
@@ -131,9 +138,20 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
     plt.close(figure)
 
 
+def _near(found: Samples, target: Tensor) -> Samples:
+    """The samples on the CPU; those that ran away become nan, which is not drawn."""
+    reach = FAR * float(target.abs().max())
+
+    def near(x: Tensor) -> Tensor:
+        x = x.cpu()
+        return torch.where(x.abs().amax(1, keepdim=True) <= reach, x, torch.nan)
+
+    return replace(found, x=near(found.x), path=[near(state) for state in found.path])
+
+
 def _show_way(panel: Any, path: list[Tensor]) -> None:
     """Source, trajectories and samples; states (N, 2)."""
-    states = torch.stack([state.cpu() for state in path], dim=1).numpy()  # (N, steps + 1, 2)
+    states = torch.stack(path, dim=1).numpy()  # (N, steps + 1, 2)
     few = states[:MAX_PATHS]
     for line in few:
         panel.plot(line[:, 0], line[:, 1], color="0.6", linewidth=0.4, zorder=1)
@@ -142,8 +160,9 @@ def _show_way(panel: Any, path: list[Tensor]) -> None:
 
 
 def _extent(points: Tensor) -> tuple[float, float]:
-    """Width and height of a cloud (N, 2)."""
-    width, height = (points.amax(0) - points.amin(0)).tolist()
+    """Width and height of a cloud (N, 2), points of nan left out."""
+    finite = points[points.isfinite().all(1)]
+    width, height = (finite.amax(0) - finite.amin(0)).tolist()
     return width, height
 
 

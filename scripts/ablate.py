@@ -13,12 +13,12 @@ from pathlib import Path
 from nsgf.arguments import parse
 from nsgf.checkpoint import RunFolder, write_text
 from nsgf.compare.cells import Cell, cell_config, cell_folder
-from nsgf.compare.comparison import Work
+from nsgf.compare.comparison import Work, comparison_plan
 from nsgf.compare.measure import generated
-from nsgf.compare.report import spread
+from nsgf.compare.report import by_seed, spread
 from nsgf.config import Config, MethodName
 from nsgf.errors import UserError
-from nsgf.stopping import StopRequest
+from nsgf.stopping import Stopped, StopRequest
 
 PAPER = "--sinkhorn-batch 256 --pool-batches 200 --sinkhorn.blur 0.5"
 VARIANTS: dict[str, dict[str, str]] = {
@@ -28,6 +28,10 @@ VARIANTS: dict[str, dict[str, str]] = {
         "blur 0.5": "--sinkhorn.blur 0.5",
         "blur 0.1": "--sinkhorn.blur 0.1",
         "T 5": "--steps 5",
+        "T 20": "--steps 20",
+        "25 flows": "--pool-batches 25",
+        "constant rate": "--nsgf.schedule constant",
+        "last weights, no average": "--sampling.weights last",
         "n 256, 400 flows": "--sinkhorn-batch 256 --pool-batches 400",
         "paper's n, pool, blur; harmonic": PAPER,
         "paper's n, pool, blur; eta 0.5": f"{PAPER} --flow.schedule constant --flow.eta 0.5",
@@ -53,96 +57,130 @@ FIRST_SEED = 1000
 """Not those of a comparison: settings must not be chosen by the draws they are judged with."""
 TARGETS = {"2d": ["moons", "checkerboard"], "digits": ["digits"]}
 METHOD: dict[str, MethodName] = {"2d": "nsgf", "digits": "nsgf++"}
-Results = dict[str, dict[tuple[str, int], list[dict[str, float]]]]
-"""By label, then target and NFE: measures of each seed."""
+Column = tuple[str, int]
+"""Target and NFE."""
+Results = dict[str, dict[Column, dict[tuple[int, int], dict[str, float]]]]
+"""By label, then column, then seed and draw: measures by name."""
 
 
 def main() -> None:
     """Train and measure all variants, print the tables and write them into the folder."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("exp", choices=VARIANTS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--targets", nargs="+")
     parser.add_argument("--only", nargs="+", metavar="LABEL")
     parser.add_argument("--out-dir", default="runs")
     own, flags = parser.parse_known_args()
-    try:
-        _ablate(own, flags)
-    except UserError as error:
-        raise SystemExit(f"error: {error}") from error
-
-
-def _ablate(own: argparse.Namespace, flags: list[str]) -> None:
+    if "--seed" in [word.split("=")[0] for word in flags]:
+        parser.error(f"--seed: an ablation begins at seed {FIRST_SEED}; --seeds N trains N of them")
+    if own.seeds < 1:
+        parser.error(f"--seeds {own.seeds}: must be >= 1")
+    if own.targets and own.exp != "2d":
+        parser.error("--targets: for 2d alone")
+    for label in own.only or []:
+        if label not in VARIANTS[own.exp]:
+            parser.error(f"--only {label}: must be among {', '.join(VARIANTS[own.exp])}")
     results: Results = {}
-    for label, variant in VARIANTS[own.exp].items():
-        if own.only and label not in own.only:
-            continue
-        results[label] = {}
-        for seed in range(FIRST_SEED, FIRST_SEED + own.seeds):
-            for target in own.targets or TARGETS[own.exp]:
-                _run(
-                    own,
-                    label,
-                    [*flags, *variant.split()],
-                    Cell(target, METHOD[own.exp], seed),
-                    results,
-                )
-    text = _tables(results)
-    print(text)
-    write_text(Path(own.out_dir) / f"ablate-{own.exp}.md", text)
+    try:
+        _ablate(own, flags, results)
+    except UserError as error:
+        parser.exit(2, f"ablate.py: error: {error}\n")
+    except Stopped as stopped:
+        print(f"stopped, {stopped}; the same command goes on")
+    finally:
+        if results:
+            text = _tables(results)
+            print(text)
+            write_text(Path(own.out_dir) / f"ablate-{own.exp}.md", text)
+
+
+def _ablate(own: argparse.Namespace, flags: list[str], results: Results) -> None:
+    """
+    Raises:
+        UserError: a variant cannot be trained here, said before the first is.
+        Stopped: asked to.
+    """
+    todo = [
+        (label, [*flags, *VARIANTS[own.exp][label].split()], Cell(target, METHOD[own.exp], seed))
+        for label in own.only or VARIANTS[own.exp]
+        for seed in range(FIRST_SEED, FIRST_SEED + own.seeds)
+        for target in own.targets or TARGETS[own.exp]
+    ]
+    for _, words, cell in todo:
+        comparison_plan(_config(own, words, cell))
+    stop = StopRequest(_config(own, flags, todo[0][2]).train.max_hours)
+    with stop.listening():
+        for label, words, cell in todo:
+            _run(own, words, cell, stop, results.setdefault(label, {}))
 
 
 def _run(
-    own: argparse.Namespace, label: str, flags: list[str], cell: Cell, results: Results
+    own: argparse.Namespace,
+    words: list[str],
+    cell: Cell,
+    stop: StopRequest,
+    found: dict[Column, dict[tuple[int, int], dict[str, float]]],
 ) -> None:
     """One variant, target and seed."""
-    if "MEAN" in flags:
-        flags = [_mean_tau(own, flags, cell) if word == "MEAN" else word for word in flags]
-    config = _config(own, flags)
-    work = Work(config, StopRequest(config.train.max_hours), print)
-    if not work.finish(cell):
-        raise SystemExit(f"{cell_folder(config, cell)}: another process works on it")
+    tau = _mean_tau(own, words, cell, stop) if "MEAN" in words else None
+    config = _config(own, words, cell, tau)
+    work = _finished(config, cell, stop)
     for nfe in config.compare.nfe:
         for draw in range(config.compare.draws):
-            found = work.found(cell, nfe, draw)
-            assert found is not None
-            values = {**found.values, "NFE": found.nfe}
-            results[label].setdefault((cell.target, nfe), []).append(values)
+            measured = work.found(cell, nfe, draw)
+            assert measured is not None
+            values = {**measured.values, "NFE": measured.nfe}
+            found.setdefault((cell.target, nfe), {})[cell.seed, draw] = values
 
 
-def _config(own: argparse.Namespace, flags: list[str]) -> Config:
-    """The variant's configuration; those that differ in sampling alone share their runs."""
-    words = " ".join(flags)
-    trained = re.sub(r"--sampling\.\S+ \S+", "", words).strip()
+def _finished(config: Config, cell: Cell, stop: StopRequest) -> Work:
+    work = Work(config, stop, print)
+    if not work.finish(cell):
+        raise UserError(f"{cell_folder(config, cell)}: another process works on it")
+    return work
+
+
+def _config(
+    own: argparse.Namespace, words: list[str], cell: Cell, tau: str | None = None
+) -> Config:
+    """A comparison of this cell alone; variants that differ in sampling alone share their runs."""
+    trained = re.sub(r"--sampling\.\S+ \S+", "", " ".join(words)).strip()
     folder = re.sub(r"[^a-z0-9]+", "-", trained).strip("-") or "base"
     out = Path(own.out_dir) / f"ablate-{own.exp}" / folder
-    return parse(["compare", "--exp", own.exp, *flags, "--out-dir", str(out)]).config
+    words = [(tau or "0.5") if word == "MEAN" else word for word in words]
+    cell_words = ["--compare.methods", f"[{cell.method}]", "--seed", str(cell.seed)]
+    cell_words += ["--compare.seeds", "1", "--out-dir", str(out)]
+    if own.exp == "2d":
+        cell_words += ["--compare.targets", f"[{cell.target}]"]
+    return parse(["compare", "--exp", own.exp, *words, *cell_words]).config
 
 
-def _mean_tau(own: argparse.Namespace, flags: list[str], cell: Cell) -> str:
-    position = flags.index("MEAN")
-    config = _config(own, flags[: position - 1] + flags[position + 1 :])
-    cell_settings = cell_config(config, cell)
-    work = Work(config, StopRequest(), print)
-    if not work.finish(cell):
-        raise SystemExit(f"{cell_folder(config, cell)}: another process works on it")
+def _mean_tau(own: argparse.Namespace, words: list[str], cell: Cell, stop: StopRequest) -> str:
+    """The mean of the tau that the run's own predictor finds."""
+    position = words.index("MEAN")
+    config = _config(own, words[: position - 1] + words[position + 1 :], cell)
+    work = _finished(config, cell, stop)
     run = RunFolder(cell_folder(config, cell))
-    samples, _ = generated(cell_settings, run, 0, 256, work.device)
+    samples, _ = generated(cell_config(config, cell), run, 0, 256, work.device)
     assert samples.tau is not None
     return f"{float(samples.tau.mean()):.3f}"
 
 
 def _tables(results: Results) -> str:
     """One table for each measure: variants down, targets and NFE across."""
-    columns = list(next(iter(results.values())))
-    metrics = list(next(iter(results.values()))[columns[0]][0])
-    lines = []
-    for metric in metrics:
+    columns = list(dict.fromkeys(column for found in results.values() for column in found))
+    every = [
+        values for found in results.values() for kept in found.values() for values in kept.values()
+    ]
+    lines: list[str] = []
+    for metric in every[0] if every else []:
         lines += ["", f"| {metric} | " + " | ".join(f"{t}, {n}" for t, n in columns) + " |"]
         lines.append("| --- " * (len(columns) + 1) + "|")
         for label, found in results.items():
-            cells = [spread([values[metric] for values in found[column]]) for column in columns]
-            lines.append(f"| {label} | " + " | ".join(cells) + " |")
+            kept = [found.get(column, {}) for column in columns]
+            texts = [spread(by_seed({p: v[metric] for p, v in own.items()})) for own in kept]
+            lines.append(f"| {label} | " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"
 
 

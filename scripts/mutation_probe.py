@@ -848,6 +848,18 @@ EDITS = [
         '"draw": draw,',
         '"draw": 0,',
     ),
+    Edit(
+        "time of a killed session guessed",
+        "compare/record.py",
+        "if resumed and phase not in self._seconds:",
+        "if False:",
+    ),
+    Edit(
+        "precision not compared",
+        "compare/comparison.py",
+        'saved["train"].get("precision"), config',
+        "config.train.precision, config",
+    ),
     Edit("floor of another seed", "compare/record.py", '"seed": config.seed,', '"seed": 0,'),
     Edit(
         "target drawn as the floor",

@@ -5,7 +5,7 @@ import pytest
 
 from nsgf.errors import UserError
 from nsgf.experiment import train
-from nsgf.lock import only_process
+from nsgf.lock import in_turn, only_process
 
 HOLDER = """
 import sys, time
@@ -32,6 +32,27 @@ def test_second_process_is_refused_and_the_first_is_named(tmp_path, holder):
     expected = rf"process {holder.pid} on .* since .* works on it"
     with pytest.raises(UserError, match=expected), only_process(tmp_path):
         pass
+
+
+def test_turn_comes_when_the_other_process_ends(tmp_path, holder):
+    asked = []
+
+    def end():
+        asked.append(True)
+        holder.kill()
+        holder.wait()
+
+    with in_turn(tmp_path, end), pytest.raises(UserError), only_process(tmp_path):
+        pass
+    assert asked
+
+
+def test_wait_for_a_turn_can_be_given_up(tmp_path, holder):
+    def give_up():
+        raise KeyError
+
+    with pytest.raises(KeyError), in_turn(tmp_path, give_up):
+        raise AssertionError("not free")
 
 
 def test_lock_of_a_killed_process_is_taken_over(tmp_path, holder):

@@ -68,6 +68,15 @@ def test_titles_and_labels_of_points_are_not_cut_off(tmp_path):
         assert (edge == 255).all()
 
 
+def test_samples_that_run_away_do_not_end_a_table(tmp_path):
+    start = torch.randn(40, 2)
+    away = start.clone()
+    away[0], away[1] = torch.nan, torch.tensor([0.0, 1e30])
+    found = Samples(x=away, nfe=2, path=[start, away], finite=False)
+    save_point_table({"A": {"NFE 2": found}}, torch.randn(60, 2), tmp_path / "t.png")
+    assert (tmp_path / "t.png").stat().st_size > 0
+
+
 def test_table_of_points_has_methods_across_and_settings_down(tmp_path):
     """Samples are red, the target green in the last column and the first row alone."""
     start = torch.randn(40, 2)

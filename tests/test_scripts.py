@@ -241,6 +241,64 @@ def test_ablations_use_draws_of_their_own(tmp_path, monkeypatch, capsys, scripts
         "| T 5",
     ]
     first = ablate["FIRST_SEED"]
-    runs = {path.name for path in tmp_path.glob("ablate-2d/*/compare-2d/moons/*")}
+    runs = {
+        path.parent.name for path in tmp_path.glob("ablate-2d/*/compare-2d/moons/*/checkpoints")
+    }
     assert runs == {f"nsgf-seed{first}"}
     assert first > 100
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("2d --only T5", "--only T5: must be among configs/2d.yaml, "),
+        ("2d --seed 3", "--seeds N trains N of them"),
+        ("2d --seeds 0", "--seeds 0: must be >= 1"),
+        ("2d --targets moon", "compare.targets"),
+        ("digits --targets moons", "--targets: for 2d alone"),
+        ("2d --smoke --sinkhorn.blur 0", "sinkhorn.blur"),
+    ],
+)
+def test_ablations_that_cannot_be_are_refused_before_any_work(
+    tmp_path, monkeypatch, capsys, scripts, words, told
+):
+    ablate = scripts("ablate")
+    argv = ["ablate.py", *words.split(), "--out-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(SystemExit) as ended:
+        ablate["main"]()
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_ablation_looks_at_its_last_variant_before_it_trains_the_first(
+    tmp_path, monkeypatch, capsys, scripts
+):
+    ablate = scripts("ablate")
+    argv = ["ablate.py", "digits", "--smoke", "--out-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
+    with pytest.raises(SystemExit) as ended:
+        ablate["main"]()
+    assert ended.value.code == 2
+    assert "torchdiffeq" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_ablation_of_changed_settings_does_not_show_old_figures(
+    tmp_path, monkeypatch, capsys, scripts
+):
+    """Its folders are named after flags alone; a changed YAML file has the same ones."""
+    ablate = scripts("ablate")
+    words = ["2d", "--only", "configs/2d.yaml", "--targets", "moons", "--smoke"]
+    argv = ["ablate.py", *words, "--model.mlp.width=16", "--num-samples=16"]
+    monkeypatch.setattr(sys, "argv", [*argv, "--out-dir", str(tmp_path)])
+    ablate["main"]()
+    (run,) = tmp_path.glob("ablate-2d/*")
+    run.rename(run.with_name(run.name.replace("width-16", "width-32")))
+    argv = ["--model.mlp.width=32" if word.endswith("width=16") else word for word in argv]
+    monkeypatch.setattr(sys, "argv", [*argv, "--out-dir", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        ablate["main"]()
+    assert "trained with other settings (model.mlp.width" in capsys.readouterr().err

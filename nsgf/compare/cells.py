@@ -83,7 +83,6 @@ def cell_config(config: Config, cell: Cell) -> Config:
     """
     method = METHODS[cell.method]
     source, _, name = cell.target.rpartition("_")
-    # check() below refuses names that there are not
     data: Any = {"name": name, "source": source or "gaussian"}
     found = replace(
         config,
@@ -105,7 +104,8 @@ def cell_config(config: Config, cell: Cell) -> Config:
 
 
 def _shared_updates(config: Config) -> Config:
-    """NSGF++ with as many updates in all as the other methods, and as many steps as it may have.
+    """NSGF++ with as many updates in all as the other methods, and as many steps as it may have
+    (``flow.allow_many_steps`` lets it have more).
 
     Raises:
         UserError: there are not enough updates for three networks.
@@ -119,7 +119,8 @@ def _shared_updates(config: Config) -> Config:
         left -= own
     if min(optim.iterations for optim in shares.values()) < 1:
         raise UserError(f"peer.iterations = {total}: too few for the three networks of NSGF++")
-    steps = min(config.flow.steps, MAX_STEPS_PLUS_PLUS)
+    most = config.flow.steps if config.flow.allow_many_steps else MAX_STEPS_PLUS_PLUS
+    steps = min(config.flow.steps, most)
     return replace(config, flow=replace(config.flow, steps=steps), **shares)
 
 

@@ -6,28 +6,35 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from nsgf.checkpoint import RunFolder, load_good
-from nsgf.compare.cells import METHODS, Cell, cell_config, cell_folder, cells, updates
+from nsgf.compare.cells import (
+    METHODS,
+    Cell,
+    cell_config,
+    cell_folder,
+    cells,
+    comparison_folder,
+    updates,
+)
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
 from nsgf.compare.report import Row, write_report
-from nsgf.config import Config
+from nsgf.config import Config, PhaseName
 from nsgf.data import data_shape
 from nsgf.errors import UserError
-from nsgf.experiment import train
+from nsgf.experiment import train, training_plan
 from nsgf.hardware import pick_device
-from nsgf.lock import Busy, only_process
+from nsgf.lock import WAIT_SECONDS, Busy, in_turn, only_process
 from nsgf.ode import check_solver
 from nsgf.run_trust import check_links
 from nsgf.stopping import Stopped, StopRequest
-from nsgf.training.peers import check_installed
 from nsgf.validation import contradictions
 
 Say = Callable[[str], None]
-WAIT_SECONDS = 1.0
 
 
 def compare(config: Config, stop: StopRequest | None = None, say: Say = print) -> list[Path]:
@@ -53,34 +60,38 @@ def compare(config: Config, stop: StopRequest | None = None, say: Say = print) -
     for line in comparison_plan(config):
         say(line)
     work = Work(config, stop or StopRequest(config.train.max_hours), say)
-    pending = list(cells(config))
+    pending, folder = list(cells(config)), comparison_folder(config)
     try:
         while pending:
             left = [cell for cell in pending if not work.finish(cell)]
             if len(left) == len(pending):
                 time.sleep(WAIT_SECONDS)
             pending = left
-    except Stopped:
-        if rows := work.rows():
-            write_report(config, rows)
+    except (Stopped, UserError):
+        with suppress(Busy), only_process(folder):  # the other one writes the same table
+            if rows := work.rows():
+                write_report(config, rows)
         raise
-    rows = [*work.rows(), *work.floors()]
-    return [*write_report(config, rows), *save_pictures(config, work.device)]
+    with in_turn(folder, work.stop_if_asked):
+        rows = [*work.rows(), *work.floors()]
+        return [*write_report(config, rows), *save_pictures(config, work.device)]
 
 
 def comparison_plan(config: Config) -> list[str]:
     """What a comparison is going to do.
 
     Raises:
-        UserError: a cell's configuration is wrong, it was trained with another one, or a package
-            is missing.
+        UserError: a cell's configuration is wrong, it was trained with another one, a package is
+            missing, or this machine has too little memory.
     """
     todo = list(cells(config))
-    if any(METHODS[method].peer for method in config.compare.methods):
-        check_installed()
     check_solver(config.sampling)
     for cell in todo:
         check_earlier(cell_config(config, cell), RunFolder(cell_folder(config, cell)))
+    device = pick_device(config.device)
+    # of each method and target the first seed, which speaks for the others
+    for cell in {(cell.target, cell.method): cell for cell in reversed(todo)}.values():
+        _check_machine(cell_config(config, cell), RunFolder(cell_folder(config, cell)), device)
     done = sum(_is_measured(config, cell) for cell in todo)
     names = ", ".join(METHODS[method].title for method in config.compare.methods)
     targets = sorted({cell.target for cell in todo})
@@ -90,6 +101,21 @@ def comparison_plan(config: Config) -> list[str]:
         f"NFE {', '.join(map(str, config.compare.nfe))}",
         f"compare: {len(todo)} cells, {done} of them measured, {total} updates in all",
     ]
+
+
+def _check_machine(config: Config, run: RunFolder, device: torch.device) -> None:
+    """Refuse what is missing for training before the first cell is trained.
+
+    Raises:
+        UserError: packages or memory are.
+    """
+    left = [phase for phase in config.phases if not _is_trained(config, run, phase)]
+    training_plan(config, left, device, run)
+
+
+def _is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
+    file = run.checkpoint_file(phase)
+    return file.exists() and load_good(file)[0]["step"] >= getattr(config, phase).iterations
 
 
 def check_earlier(config: Config, run: RunFolder) -> None:
@@ -108,6 +134,9 @@ def check_earlier(config: Config, run: RunFolder) -> None:
         before, now = saved[phase].get("iterations"), getattr(config, phase).iterations
         if before != now:
             found.append(f"{phase}.iterations: the checkpoint has {before}, this command {now}")
+        before, now = saved["train"].get("precision"), config.train.precision
+        if before != now:
+            found.append(f"train.precision: the checkpoint has {before}, this command {now}")
     if found:
         raise UserError(
             f"{run.path} was trained with other settings ({'; '.join(found)}); remove it, or name "
@@ -149,12 +178,14 @@ class Work:
         """
         if _is_measured(self._config, cell):
             return True
-        self._stop_if_asked()
+        self.stop_if_asked()
         if cell not in self._said:
             self._say(f"compare: {METHODS[cell.method].title}, {cell.target}, seed {cell.seed}")
             self._said.add(cell)
         config, run = cell_config(self._config, cell), RunFolder.prepare(self._folder(cell))
         try:
+            with only_process(run.path):
+                pass  # known to be free before checkpoints are read
             for count in range(1, len(config.phases) + 1):
                 self._train(replace(config, phases=config.phases[:count]), run)
             with only_process(run.path):
@@ -165,17 +196,17 @@ class Work:
 
     def _train(self, config: Config, run: RunFolder) -> None:
         """The last of the configuration's phases, those before are done."""
-        phase, started = config.phases[-1], time.perf_counter()
-        before = run.checkpoint_file(phase)
-        if before.exists() and load_good(before)[0]["step"] >= getattr(config, phase).iterations:
+        phase = config.phases[-1]
+        if _is_trained(config, run, phase):
             return
+        resumed, started = run.checkpoint_file(phase).exists(), time.perf_counter()
         try:
             train(config, run, stop=self._stop)
         finally:
             seconds = time.perf_counter() - started
             # another process may have gone on already: not worth hiding what happened here
             with suppress(Busy), only_process(run.path):
-                Record(run.path).add_train_seconds(phase, seconds)
+                Record(run.path).add_train_seconds(phase, seconds, resumed)
 
     def _measure(self, cell: Cell, config: Config, run: RunFolder) -> None:
         record = Record(run.path)
@@ -183,12 +214,16 @@ class Work:
             key = measure_key(cell.method, config, nfe, draw)
             if record.find(key):
                 continue
-            self._stop_if_asked()
+            self.stop_if_asked()
             found = measure(config, run, nfe, draw, self._yardstick(cell), self.device)
             record.add(key, found)
             self._say(f"compare: NFE {found.nfe:g}: {_in_words(found.values)}")
 
-    def _stop_if_asked(self) -> None:
+    def stop_if_asked(self) -> None:
+        """
+        Raises:
+            Stopped: the end is asked for.
+        """
         if self._stop.reason is not None:
             raise Stopped("between two measures")
 

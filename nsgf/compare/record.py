@@ -39,11 +39,22 @@ class Record:
             self._measures[str(row["key"])] = found
 
     def train_seconds(self, phases: tuple[PhaseName, ...]) -> float:
-        """Seconds that training these phases took, all sessions that were not killed."""
-        return sum(self._seconds.get(phase, 0.0) for phase in phases)
+        """Seconds that training these phases took; 0: not known of all of them."""
+        if not all(phase in self._seconds for phase in phases):
+            return 0.0
+        return sum(self._seconds[phase] for phase in phases)
 
-    def add_train_seconds(self, phase: PhaseName, seconds: float) -> None:
-        """Count in a session of training."""
+    def add_train_seconds(self, phase: PhaseName, seconds: float, resumed: bool) -> None:
+        """Count in a session of training.
+
+        Args:
+            phase: what was trained.
+            seconds: how long this session took.
+            resumed: it went on from a checkpoint; nothing is known then if the session that made it
+                was killed before it was counted in.
+        """
+        if resumed and phase not in self._seconds:
+            return
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
         self._save()
 

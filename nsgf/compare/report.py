@@ -17,7 +17,7 @@ LEGEND = (
     "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "
     "is one seed); the best mean in bold. Below: the difference within the same seed and draw, ± "
     "its standard error; ahead or behind where a t test at 5 % says so, which one cell in twenty "
-    "does by chance."
+    "does by chance. With one seed it speaks of that training run alone."
 )
 HIGHER_IS_BETTER = {"precision", "recall"}
 
@@ -52,8 +52,9 @@ def markdown(config: Config, rows: Sequence[Row]) -> str:
     for metric in rows[0].found.values:
         parts += [_metric_table(config, rows, metric), ""]
     parts += [LEGEND, ""]
-    main = next(iter(rows[0].found.values))
-    parts += [_differences(config, rows, main), "", _costs(config, rows), ""]
+    for metric in rows[0].found.values:
+        parts += [_differences(config, rows, metric), ""]
+    parts += [_costs(config, rows), ""]
     return "\n".join(parts)
 
 

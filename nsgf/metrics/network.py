@@ -13,6 +13,7 @@ from nsgf.checkpoint import load, save
 from nsgf.data.images import to_unit_range
 from nsgf.data.labels import CLASSES
 from nsgf.errors import UserError
+from nsgf.lock import in_turn
 from nsgf.metrics.shared import fingerprint
 from nsgf.seeding import derive_seed, make_generator
 
@@ -94,6 +95,8 @@ def obtain(
 ) -> Trained:
     """The classifier of a data set: from its file, or trained now and kept there.
 
+    The file serves all devices: distances that were taken on two of them are of one instrument.
+
     Args:
         name: of the set, a key of EPOCHS.
         images: uint8, (N, C, H, W).
@@ -105,9 +108,22 @@ def obtain(
     """
     key = (
         f"{name}-{len(images)}-{fingerprint(images)}-{fingerprint(labels)}-v{ARCHITECTURE}-"
-        f"{EPOCHS[name]}x{BATCH}-seed{seed}-{device.type}"
+        f"{EPOCHS[name]}x{BATCH}-seed{seed}"
     )
     file = folder / f"{key}.pt"
+    with in_turn(folder):
+        return _obtain(file, name, images, labels, seed, device, say)
+
+
+def _obtain(
+    file: Path,
+    name: str,
+    images: Tensor,
+    labels: Tensor,
+    seed: int,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> Trained:
     if file.is_symlink() or file.exists():
         try:
             return _read(file, images, seed, device)
@@ -120,7 +136,7 @@ def obtain(
     say(
         f"classifier of {name}: trained on {len(images) - trained.held_out} images in "
         f"{trained.seconds:.1f} s, right on {trained.accuracy:.2%} of {trained.held_out} others; "
-        f"kept in {folder}"
+        f"kept in {file.parent}"
     )
     return trained
 

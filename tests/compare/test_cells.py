@@ -84,6 +84,14 @@ def test_nsgf_plus_plus_splits_a_few_calls_evenly():
     assert at_nfe(heun, 20).sampling.straight_steps == 7
 
 
+def test_nsgf_plus_plus_has_more_than_five_steps_only_where_they_are_allowed():
+    plain = shipped("2d", "--phases=[nsgf,nsf,predictor]", "--flow.allow_many_steps=true")
+    cell = Cell("moons", "nsgf++", 0)
+    assert cell_config(plain, cell).flow.steps == 10
+    flow = replace(plain.flow, allow_many_steps=False)
+    assert cell_config(replace(plain, flow=flow), cell).flow.steps == 5
+
+
 def test_least_calls_of_nsgf_plus_plus_are_three():
     config = cell_config(shipped("digits"), Cell("digits", "nsgf++", 0))
     assert expected_nfe(at_nfe(config, 1), ("nsgf", "nsf", "predictor")) == "3"

@@ -1,10 +1,12 @@
 """Small comparisons from end to end: trained once, measured once, left to others, reported."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
+from nsgf import experiment
 from nsgf.arguments import parse
 from nsgf.cli import main
 from nsgf.compare import comparison, measure
@@ -126,21 +128,62 @@ def test_time_of_training_is_each_methods_own(config):
     assert 0 < first < both
 
 
-def test_all_methods_start_from_the_same_noise_and_meet_the_same_target(config, monkeypatch):
-    seen: dict[int, list[torch.Tensor]] = {}
+def test_time_that_is_not_known_is_not_guessed(tmp_path):
+    """A session that was killed has counted nothing in; what goes on has only its own share."""
+    record = Record(tmp_path)
+    record.add_train_seconds("peer", 3.0, resumed=True)
+    record.add_train_seconds("reflow", 5.0, resumed=False)
+    record.add_train_seconds("reflow", 2.0, resumed=True)
+    assert record.train_seconds(("peer", "reflow")) == 0
+    assert record.train_seconds(("reflow",)) == 7
 
-    def watch(samples, reals):
-        seen.setdefault(len(seen), []).append(reals.clone())
+
+def test_failure_of_one_cell_leaves_the_table_of_the_others(config, monkeypatch):
+    real = comparison.train
+
+    def failing(own, folder, stop):
+        if own.phases == ["peer"]:
+            raise UserError("out of memory")
+        return real(own, folder, stop=stop)
+
+    monkeypatch.setattr(comparison, "train", failing)
+    with pytest.raises(UserError, match="out of memory"):
+        run(config)
+    assert "| NSGF++ | **" in (comparison_folder(config) / "table.md").read_text()
+
+
+def test_pool_that_does_not_fit_is_said_before_any_work(config, monkeypatch):
+    """NSGF comes last here; the others would have been trained before it was refused."""
+    monkeypatch.setattr(comparison, "train", None)
+    pool = replace(config.pool, num_batches=10**9)
+    methods = replace(config.compare, methods=["icfm", "nsgf"])
+    with pytest.raises(UserError, match=r"pool\.num_batches"):
+        run(replace(config, pool=pool, compare=methods))
+
+
+def test_all_methods_start_from_the_same_noise_and_meet_the_same_target(config, monkeypatch):
+    targets: list[torch.Tensor] = []
+    noise: list[torch.Tensor] = []
+    real = measure.generate
+
+    def watch_target(samples, reals):
+        targets.append(reals.clone())
         return 0.0
 
-    monkeypatch.setattr(measure, "w2", watch)
+    def watch_noise(sampler, source, n, *rest):
+        noise.append(copy.deepcopy(source).sample(n))
+        return real(sampler, source, n, *rest)
+
+    monkeypatch.setattr(measure, "w2", watch_target)
+    monkeypatch.setattr(measure, "generate", watch_noise)
     draws = replace(config.compare, draws=2, nfe=[2], methods=["nsgf", "1rf"])
     run(replace(config, compare=draws))
-    targets = [reals[0] for reals in seen.values()]
     assert len(targets) == 2 * 2 + 2  # two methods and the floor, two draws
-    assert torch.equal(targets[0], targets[2])
-    assert torch.equal(targets[1], targets[3])
-    assert not torch.equal(targets[0], targets[1])
+    assert len(noise) == 2 * 2
+    for drawn in (targets, noise):
+        assert torch.equal(drawn[0], drawn[2])
+        assert torch.equal(drawn[1], drawn[3])
+        assert not torch.equal(drawn[0], drawn[1])
 
 
 def test_samples_that_are_not_finite_are_diverged(config, monkeypatch):
@@ -193,6 +236,7 @@ def test_stop_while_waiting_for_another_process(config):
     [
         ("flow", {"steps": 7}, r"flow\.steps"),
         ("nsgf", {"lr": 0.5}, r"nsgf\.lr"),
+        ("train", {"precision": "bf16"}, r"train\.precision: the checkpoint has auto, this"),
         ("peer", {"iterations": 3}, r"iterations: the checkpoint has 5, this command 3"),
         ("reflow", {"pairs": 9}, r"reflow\.pairs"),
     ],
@@ -214,7 +258,8 @@ def test_damaged_checkpoint_is_no_other_setting(config):
         for file in (cell_folder(config, cell) / "checkpoints").glob("*.earlier.pt"):
             newest = file.with_name(file.name.replace(".earlier", ""))
             newest.write_bytes(newest.read_bytes()[:-200])
-            return comparison_plan(config)
+            comparison_plan(config)
+            return
     raise AssertionError("no earlier checkpoint")
 
 
@@ -222,7 +267,7 @@ def test_missing_torchcfm_is_said_before_any_work(config, monkeypatch, tmp_path)
     def missing():
         raise UserError("needs torchcfm")
 
-    monkeypatch.setattr(comparison, "check_installed", missing)
+    monkeypatch.setattr(experiment, "check_installed", missing)
     with pytest.raises(UserError, match="torchcfm"):
         run(config)
     assert not list(tmp_path.iterdir())

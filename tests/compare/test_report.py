@@ -42,6 +42,12 @@ def test_differences_are_taken_seed_by_seed():
     """Each seed's spread of 0.1 is common to both methods and does not hide the difference."""
     text = markdown(CONFIG, ROWS)
     assert "| I-CFM | -0.103 ± 0.003 ahead |" in text
+    both = [
+        item._replace(found=Measured(10, 0.5, {"w2": 0, "energy": 2 * item.found.values["w2"]}))
+        for item in ROWS
+    ]
+    assert "| NSGF minus, w2 |" in markdown(CONFIG, both)
+    assert "| I-CFM | -0.207 ± 0.007 ahead |" in markdown(CONFIG, both)
     assert "| NSGF | 100 | 60 | 0.50 |" in text
 
 
