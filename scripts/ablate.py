@@ -30,6 +30,7 @@ VARIANTS: dict[str, dict[str, str]] = {
         "T 5": "--steps 5",
         "T 20": "--steps 20",
         "25 flows": "--pool-batches 25",
+        "400 flows": "--pool-batches 400",
         "constant rate": "--nsgf.schedule constant",
         "last weights, no average": "--sampling.weights last",
         "n 256, 400 flows": "--sinkhorn-batch 256 --pool-batches 400",
