@@ -66,7 +66,9 @@ def test_draws_of_one_network_are_not_counted_as_seeds():
 
 def test_single_seed_shows_its_draws():
     rows = [row("nsgf", 0, w2, draw=draw) for draw, w2 in enumerate([0.1, 0.2, 0.3])]
-    assert markdown(CONFIG, rows).splitlines()[2].startswith("| NSGF | **0.200 ± 0.100")
+    text = markdown(CONFIG, rows)
+    assert text.splitlines()[2].startswith("| NSGF | **0.200 ± 0.100")
+    assert "With one seed it speaks of that training run alone." in text
 
 
 @pytest.mark.parametrize(
