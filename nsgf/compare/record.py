@@ -49,7 +49,7 @@ class Record:
 
         Args:
             phase: what was trained.
-            seconds: how long this session took.
+            seconds: how long the session took.
             resumed: it went on from a checkpoint; nothing is known then if the session that made it
                 was killed before it was counted in.
         """
