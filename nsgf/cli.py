@@ -6,15 +6,15 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from nsgf.arguments import Request, parse
-from nsgf.checkpoint import RunFolder, dump_config
-from nsgf.compare import compare
-from nsgf.distributed import is_launched, join
-from nsgf.errors import UserError, one_line
+from nsgf.command_line import Request, parse
+from nsgf.compare.compare import compare
 from nsgf.experiment import train
-from nsgf.inference import evaluate_run, sample_run
 from nsgf.preflight import preflight
-from nsgf.stopping import Stopped, StopRequest
+from nsgf.run.checkpoint import RunFolder, dump_config
+from nsgf.run.stop import Stopped, StopRequest
+from nsgf.sampling.generate import evaluate_run, sample_run
+from nsgf.system.distributed import is_launched, join
+from nsgf.system.errors import UserError, one_line
 
 
 def main(argv: list[str] | None = None) -> int:

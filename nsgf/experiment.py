@@ -5,7 +5,7 @@
     phase 3  predictor  where on its line a sample is -> time predictor t_phi
 
 Phases share data and settings; what one learns reaches the next through its checkpoint file. The
-methods that NSGF is compared with are phases too (:mod:`nsgf.peers`).
+methods that NSGF is compared with are phases too (:mod:`nsgf.phases.reflow`).
 """
 
 from collections.abc import Callable
@@ -15,36 +15,36 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nsgf.checkpoint import RunFolder, mend
-from nsgf.config import Config, PhaseName
+from nsgf.config.schema import Config, PhaseName
 from nsgf.data import Data, data_shape
-from nsgf.distributed import World, check_shares
-from nsgf.errors import one_line
-from nsgf.handover import Pending, load_network, new_network, pending_phases
-from nsgf.hardware import describe, format_bytes, pick_device, release_memory
-from nsgf.lock import only_process
-from nsgf.memory import check_device_memory, training_memory
-from nsgf.peers import train_peer, train_reflow
+from nsgf.phases.flow_matching import check_installed
+from nsgf.phases.reflow import train_peer, train_reflow
 from nsgf.pool import build_pool, check_pool
-from nsgf.preview import save_preview
-from nsgf.sampling import nsgf_steps
-from nsgf.schedule import flow_time
-from nsgf.seeding import derive_seed
-from nsgf.session import Session
+from nsgf.run.checkpoint import RunFolder, mend
+from nsgf.run.lock import only_process
+from nsgf.run.log import SilentTracker, Tracker
+from nsgf.run.resume import Pending, load_network, new_network, pending_phases
+from nsgf.run.session import Session
+from nsgf.run.stop import Stopped, StopRequest
+from nsgf.run.wandb_mirror import open_mirror
+from nsgf.sampling.preview import save_preview
+from nsgf.sampling.sampler import nsgf_steps
 from nsgf.sinkhorn import build_solver
-from nsgf.stopping import Stopped, StopRequest
-from nsgf.tracking import SilentTracker, Tracker
-from nsgf.training.acceleration import prepare_environment
+from nsgf.sinkhorn.schedule import flow_time
+from nsgf.system.distributed import World, check_shares
+from nsgf.system.errors import one_line
+from nsgf.system.hardware import describe, format_bytes, pick_device, release_memory
+from nsgf.system.seeding import derive_seed
 from nsgf.training.loop import fit
-from nsgf.training.peers import check_installed
-from nsgf.training.trainers import (
+from nsgf.training.memory import check_device_memory, training_memory
+from nsgf.training.precision import prepare_environment
+from nsgf.training.task import (
     NSFTrainer,
     NSGFTrainer,
     StraightLine,
     TimePredictorTrainer,
     Transport,
 )
-from nsgf.wandb_run import open_mirror
 
 
 def train(
@@ -62,7 +62,7 @@ def train(
     Args:
         config: the experiment.
         run: a run to go on with; None: a new one.
-        first: start with this phase (see :func:`nsgf.handover.pending_phases`).
+        first: start with this phase (see :func:`nsgf.run.resume.pending_phases`).
         world: the processes that train together; None: this one alone.
         stop: ends training early; None: only ``train.max_hours`` does.
 

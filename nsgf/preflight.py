@@ -8,22 +8,22 @@ from statistics import median
 
 import torch
 
-from nsgf.config import Config, PhaseName
+from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape
-from nsgf.distributed import World
 from nsgf.experiment import training_plan
-from nsgf.hardware import describe, format_bytes, peak_memory, pick_device, reset_peak_memory
 from nsgf.models import build_network
-from nsgf.schedule import step_sizes
 from nsgf.sinkhorn import build_solver
-from nsgf.training.acceleration import (
+from nsgf.sinkhorn.schedule import step_sizes
+from nsgf.system.distributed import World
+from nsgf.system.hardware import describe, format_bytes, peak_memory, pick_device, reset_peak_memory
+from nsgf.training.precision import (
     Forward,
     compiling,
     device_settings,
     prepare_environment,
 )
-from nsgf.training.optimization import Optimization
-from nsgf.training.trainers import Batch
+from nsgf.training.state import Optimization
+from nsgf.training.task import Batch
 
 CPU_BATCH = 8
 """Largest batch that is timed on a CPU; its time is scaled to the configured batch."""

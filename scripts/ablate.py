@@ -10,15 +10,15 @@ import argparse
 import re
 from pathlib import Path
 
-from nsgf.arguments import parse
-from nsgf.checkpoint import RunFolder, write_text
-from nsgf.compare.cells import Cell, cell_config, cell_folder
-from nsgf.compare.comparison import Work, comparison_plan
+from nsgf.command_line import parse
+from nsgf.compare.compare import Work, comparison_plan
 from nsgf.compare.measure import generated
 from nsgf.compare.report import by_seed, spread
-from nsgf.config import Config, MethodName
-from nsgf.errors import UserError
-from nsgf.stopping import Stopped, StopRequest
+from nsgf.compare.trials import Cell, cell_config, cell_folder
+from nsgf.config.schema import Config, MethodName
+from nsgf.run.checkpoint import RunFolder, write_text
+from nsgf.run.stop import Stopped, StopRequest
+from nsgf.system.errors import UserError
 
 PAPER = "--sinkhorn-batch 256 --pool-batches 200 --sinkhorn.blur 0.5"
 VARIANTS: dict[str, dict[str, str]] = {

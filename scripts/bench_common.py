@@ -17,12 +17,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nsgf.arguments import parse
-from nsgf.config import Config
+from nsgf.command_line import parse
+from nsgf.config.schema import Config
 from nsgf.data.images import IMAGE_SHAPES
-from nsgf.errors import UserError
-from nsgf.hardware import versions
-from nsgf.training.acceleration import prepare_environment
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import versions
+from nsgf.training.precision import prepare_environment
 
 FEW_FLOWS = 16
 """Mini-batches of the pool that is sampled: 151 MB for CIFAR-10, more than most caches."""

@@ -20,17 +20,17 @@ from statistics import median
 import torch
 from bench_common import clock, machine, status_bytes
 
-from nsgf.arguments import parse
-from nsgf.config import Config
+from nsgf.command_line import parse
+from nsgf.config.schema import Config
 from nsgf.data import Data, data_shape
-from nsgf.distributed import World
-from nsgf.hardware import format_bytes, pick_device
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, pool_bytes
 from nsgf.pool.build import Simulation
-from nsgf.pool.files import PoolFile, new_header
+from nsgf.pool.storage import PoolFile, new_header
 from nsgf.sinkhorn import build_solver
-from nsgf.training.batches import Batches
-from nsgf.training.trainers import NSGFTrainer
+from nsgf.system.distributed import World
+from nsgf.system.hardware import format_bytes, pick_device
+from nsgf.training.prefetch import Batches
+from nsgf.training.task import NSGFTrainer
 
 EXPERIMENTS = ("2d", "digits", "mnist", "cifar10")
 CIFAR = (3, 32, 32)

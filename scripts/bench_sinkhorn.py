@@ -17,11 +17,11 @@ import torch
 from bench_common import clock, machine
 from torch import Tensor
 
-from nsgf.config import DataConfig, SinkhornConfig
+from nsgf.config.schema import DataConfig, SinkhornConfig
 from nsgf.data import Data
-from nsgf.errors import UserError
-from nsgf.hardware import pick_device
 from nsgf.sinkhorn import FlowSolver, build_solver
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import pick_device
 from tests.sinkhorn import reference
 
 

@@ -32,10 +32,10 @@ import bench_common
 import torch
 from bench_updates import Phase, Steps, TorchCFM, Updates
 
-from nsgf.config import Config
-from nsgf.errors import UserError
-from nsgf.hardware import format_bytes, pick_device, release_memory
-from nsgf.training.acceleration import device_settings, pick_precision
+from nsgf.config.schema import Config
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import format_bytes, pick_device, release_memory
+from nsgf.training.precision import device_settings, pick_precision
 
 AXES = {
     "batch": "--batch-size",

@@ -20,13 +20,13 @@ import torch
 from bench_common import clock, machine
 from torch import Tensor, nn
 
-from nsgf.arguments import parse
-from nsgf.config import UNetConfig
+from nsgf.command_line import parse
+from nsgf.config.schema import UNetConfig
 from nsgf.data import data_shape
-from nsgf.hardware import format_bytes, pick_device
-from nsgf.memory import kept_bytes
 from nsgf.models import count_parameters
 from nsgf.models.unet import UNet
+from nsgf.system.hardware import format_bytes, pick_device
+from nsgf.training.memory import kept_bytes
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 CASES = {

@@ -9,20 +9,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from nsgf.config import Config, PhaseName, TrainConfig
+from nsgf.config.schema import Config, PhaseName, TrainConfig
 from nsgf.data import Data, Sampler, data_shape
-from nsgf.distributed import World
-from nsgf.errors import UserError
 from nsgf.models import build_network
 from nsgf.pool import TrajectoryPool, build_pool
-from nsgf.sampling import nsgf_steps
-from nsgf.seeding import derive_seed
+from nsgf.sampling.sampler import nsgf_steps
 from nsgf.sinkhorn import build_solver
-from nsgf.training.acceleration import Forward
-from nsgf.training.batches import Batches
-from nsgf.training.optimization import Optimization
-from nsgf.training.outcome import Outcome
-from nsgf.training.trainers import (
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
+from nsgf.system.seeding import derive_seed
+from nsgf.training.precision import Forward
+from nsgf.training.prefetch import Batches
+from nsgf.training.state import Optimization
+from nsgf.training.step_stats import Outcome
+from nsgf.training.task import (
     NSFTrainer,
     NSGFTrainer,
     StraightLine,

@@ -37,13 +37,13 @@ import bench_common
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from nsgf.checkpoint import RunFolder
-from nsgf.config import Config, PhaseName
+from nsgf.config.schema import Config, PhaseName
 from nsgf.data import Data
 from nsgf.experiment import TRAIN_PHASE
-from nsgf.hardware import pick_device
-from nsgf.session import Session
-from nsgf.tracking import Tracker
+from nsgf.run.checkpoint import RunFolder
+from nsgf.run.log import Tracker
+from nsgf.run.session import Session
+from nsgf.system.hardware import pick_device
 
 STAGES = ("sample", "transfer", "forward", "backward", "optimizer")
 COMPUTATION = ("forward", "backward", "optimizer")

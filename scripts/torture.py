@@ -27,8 +27,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nsgf.checkpoint import RunFolder, load
-from nsgf.config import PHASES
+from nsgf.config.schema import PHASES
+from nsgf.run.checkpoint import RunFolder, load
 
 SETTINGS = {
     "2d": (

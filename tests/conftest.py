@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from nsgf.arguments import config_folder, parse
-from nsgf.checkpoint import RunFolder
-from nsgf.config import Config
+from nsgf.command_line import config_folder, parse
+from nsgf.config.schema import Config
 from nsgf.experiment import train
+from nsgf.run.checkpoint import RunFolder
 
 
 def shipped(name: str, *flags: str) -> Config:

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from nsgf import checkpoint, experiment
-from nsgf.checkpoint import RunFolder
-from nsgf.config import Config
-from nsgf.errors import UserError
+from nsgf import experiment
+from nsgf.config.schema import Config
 from nsgf.experiment import train, training_plan
-from nsgf.handover import load_network, pending_phases
-from nsgf.session import Session
-from nsgf.tracking import Tracker
+from nsgf.run import checkpoint
+from nsgf.run.checkpoint import RunFolder
+from nsgf.run.log import Tracker
+from nsgf.run.resume import load_network, pending_phases
+from nsgf.run.session import Session
+from nsgf.system.errors import UserError
 
 
 def with_phases(config: Config, count: int) -> Config:
@@ -134,7 +135,7 @@ def test_phases_before_the_first_must_be_finished(tiny):
 def test_nothing_is_set_aside_when_training_is_refused(tiny, finished, monkeypatch):
     with pytest.raises(UserError, match="CUDA devices"):
         train(replace(tiny, device="cuda:99"), finished, "nsgf")
-    monkeypatch.setattr("nsgf.pool.budget.available_bytes", lambda: 1000)
+    monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 1000)
     with pytest.raises(UserError, match=r"pool\.num_batches"):
         train(tiny, finished, "nsgf")
     assert not [name for name in _files(finished) if "previous" in name]
@@ -223,7 +224,7 @@ def test_lines_from_the_nsgf_output_train_too(tiny):
 
 
 def test_pool_and_missing_data_are_refused_before_a_folder_exists(tiny, monkeypatch):
-    monkeypatch.setattr("nsgf.pool.budget.available_bytes", lambda: 1000)
+    monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 1000)
     with pytest.raises(UserError, match=r"pool\.num_batches"):
         train(tiny)
     assert not Path(tiny.out_dir).exists()

@@ -13,16 +13,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nsgf.checkpoint import RunFolder
-from nsgf.compare.cells import at_nfe, comparison_folder
-from nsgf.config import Config
+from nsgf.compare.trials import at_nfe, comparison_folder
+from nsgf.config.schema import Config
 from nsgf.data import Data, build_source
-from nsgf.errors import UserError
-from nsgf.inference import generate, load_sampler
 from nsgf.metrics.classifier import ClassifierMetrics
-from nsgf.metrics.fidelity import require_neighbours
+from nsgf.metrics.inception import require_neighbours
 from nsgf.metrics.wasserstein import energy_distance, w2
-from nsgf.sampling import Samples
+from nsgf.run.checkpoint import RunFolder
+from nsgf.sampling.generate import generate, load_sampler
+from nsgf.sampling.sampler import Samples
+from nsgf.system.errors import UserError
 
 
 class Yardstick(Protocol):

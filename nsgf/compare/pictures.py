@@ -4,8 +4,7 @@ from pathlib import Path
 
 import torch
 
-from nsgf.checkpoint import RunFolder
-from nsgf.compare.cells import (
+from nsgf.compare.trials import (
     METHODS,
     Cell,
     at_nfe,
@@ -14,11 +13,12 @@ from nsgf.compare.cells import (
     cells,
     comparison_folder,
 )
-from nsgf.config import Config
+from nsgf.config.schema import Config
 from nsgf.data import Data, build_source
-from nsgf.inference import load_sampler
-from nsgf.plotting import save_image_table, save_point_table
-from nsgf.sampling import Samples
+from nsgf.run.checkpoint import RunFolder
+from nsgf.sampling.generate import load_sampler
+from nsgf.sampling.plots import save_image_table, save_point_table
+from nsgf.sampling.sampler import Samples
 
 POINTS = 2048
 IMAGES = 36

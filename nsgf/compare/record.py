@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from nsgf.checkpoint import write_text
-from nsgf.compare.cells import at_nfe
 from nsgf.compare.measure import Measured
-from nsgf.config import Config, MethodName, PhaseName
+from nsgf.compare.trials import at_nfe
+from nsgf.config.schema import Config, MethodName, PhaseName
+from nsgf.run.checkpoint import write_text
 
 FORMAT = 1
 """Raised when a measure of the same name is computed in another way."""

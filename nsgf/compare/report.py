@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from nsgf.checkpoint import write_text
-from nsgf.compare.cells import METHODS, Cell, comparison_folder
 from nsgf.compare.measure import Measured
-from nsgf.config import Config, MethodName
+from nsgf.compare.trials import METHODS, Cell, comparison_folder
+from nsgf.config.schema import Config, MethodName
+from nsgf.run.checkpoint import write_text
 
 LEGEND = (
     "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "

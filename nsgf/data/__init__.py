@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nsgf.config import DataConfig
+from nsgf.config.schema import DataConfig
 from nsgf.data.images import IMAGE_SHAPES, fake_images, load_images
 from nsgf.data.points import POINT_SETS, Gaussian, Lots, PointSet, Times
 from nsgf.data.samplers import ImageSampler, PointSampler, Sampler
-from nsgf.seeding import derive_seed, make_generator
+from nsgf.system.seeding import derive_seed, make_generator
 
 DEVICE_SHARE = 0.1
 """Largest share of a card's free memory that an image set may take (CIFAR-10 has 154 MB)."""

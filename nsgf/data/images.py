@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nsgf.data.cifar import read_batch
-from nsgf.errors import UserError
+from nsgf.system.errors import UserError
 
 IMAGE_SHAPES: dict[str, tuple[int, int, int]] = {
     "digits": (1, 8, 8),

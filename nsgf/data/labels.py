@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nsgf.data.cifar import CLASSES, read_labels
 from nsgf.data.images import cifar10_files, published_cifar10, published_mnist, unusable
-from nsgf.errors import UserError
+from nsgf.system.errors import UserError
 
 
 def load_labels(name: str, root: Path, *, verify: bool, download: bool) -> Tensor:

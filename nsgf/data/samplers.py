@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nsgf.data.images import to_unit_range
 from nsgf.data.points import Distribution
-from nsgf.seeding import make_generator
+from nsgf.system.seeding import make_generator
 
 BLOCK = 256
 """Draws of a distribution that share one generator."""

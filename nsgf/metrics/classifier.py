@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nsgf.config import DataConfig
+from nsgf.config.schema import DataConfig
 from nsgf.data.images import to_bytes
 from nsgf.data.labels import load_labels
-from nsgf.errors import UserError
-from nsgf.metrics.fidelity import NEIGHBOURS, PRC_BATCH, require_neighbours
+from nsgf.metrics.inception import NEIGHBOURS, PRC_BATCH, require_neighbours
 from nsgf.metrics.network import obtain
 from nsgf.metrics.shared import require_fidelity
-from nsgf.seeding import make_generator
+from nsgf.system.errors import UserError
+from nsgf.system.seeding import make_generator
 
 SEED = 0
 """Of the classifier and of the choice of its reference: one instrument for all runs."""

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nsgf.checkpoint import load, save
 from nsgf.data.images import to_unit_range
 from nsgf.data.labels import CLASSES
-from nsgf.errors import UserError
-from nsgf.lock import in_turn
 from nsgf.metrics.shared import fingerprint
-from nsgf.seeding import derive_seed, make_generator
+from nsgf.run.checkpoint import load, save
+from nsgf.run.lock import in_turn
+from nsgf.system.errors import UserError
+from nsgf.system.seeding import derive_seed, make_generator
 
 ARCHITECTURE = 1
 """To be raised with any change of the network or of its training: files of others are not used."""

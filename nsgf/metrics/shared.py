@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from nsgf.errors import UserError
+from nsgf.system.errors import UserError
 
 NEEDED = (0, 4)
 """First version of torch-fidelity with precision and recall."""

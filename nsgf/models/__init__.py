@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from nsgf.config import ModelConfig, PhaseName
+from nsgf.config.schema import ModelConfig, PhaseName
 from nsgf.models.mlp import TimePredictorMLP, VelocityMLP
 from nsgf.models.time_predictor import TimePredictorCNN
 from nsgf.models.unet import UNet

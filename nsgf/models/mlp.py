@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from nsgf.config import MLPConfig
+from nsgf.config.schema import MLPConfig
 from nsgf.models.embedding import time_features
 
 FASTEST, SLOWEST = 25.0, 0.5

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from nsgf.config import UNetConfig
+from nsgf.config.schema import UNetConfig
 from nsgf.models.embedding import time_features
 
 GROUPS = 32

@@ -4,8 +4,8 @@
 with flows; ``trajectories`` keeps it and hands out pairs; ``files`` is its storage on disk.
 """
 
-from nsgf.pool.budget import build_batch, check_pool, plan_pool, pool_bytes
 from nsgf.pool.build import build_pool
+from nsgf.pool.plan import build_batch, check_pool, plan_pool, pool_bytes
 from nsgf.pool.trajectories import PoolBatch, TrajectoryPool
 
 __all__ = [

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nsgf.config import Config
+from nsgf.config.schema import Config
 from nsgf.data import Sampler
-from nsgf.distributed import World
-from nsgf.errors import UserError
-from nsgf.pool.budget import DTYPES, build_batch, content_settings, plan_pool
-from nsgf.pool.files import PoolFile, new_header, read_header, write_header
+from nsgf.pool.plan import DTYPES, build_batch, content_settings, plan_pool
+from nsgf.pool.storage import PoolFile, new_header, read_header, write_header
 from nsgf.pool.trajectories import TrajectoryPool
-from nsgf.schedule import step_sizes, time_step
+from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sinkhorn import FlowSolver, SolverReport
-from nsgf.stopping import Stopped, StopRequest
+from nsgf.sinkhorn.schedule import step_sizes, time_step
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
 
 Say = Callable[[str], None]
 

@@ -2,7 +2,7 @@
 
 Only positions are kept. A pair (x, v) of the paper is X^t and (X^{t+1} - X^t) / h, so T + 1
 positions stand for T pairs, in about half the memory; h is the length of a step on the clock of
-the velocity network (:mod:`nsgf.schedule`), eta where steps are constant.
+the velocity network (:mod:`nsgf.sinkhorn.schedule`), eta where steps are constant.
 
 Shapes: F trajectories of single particles (mini-batches x n), T flow steps, B pairs.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nsgf.errors import UserError
+from nsgf.system.errors import UserError
 
 
 class PoolBatch(NamedTuple):

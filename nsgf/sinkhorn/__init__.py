@@ -13,12 +13,12 @@ Shapes: B flows, N particles x, M targets y, D coordinates; images are flattened
 
 from collections.abc import Callable
 
-from nsgf.config import SinkhornConfig
+from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn.assignment import AssignmentSolver
-from nsgf.sinkhorn.autograd import GeomlossSolver
+from nsgf.sinkhorn.base import FlowSolver, SolverReport
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.sinkhorn.closed_form import ClosedFormSolver
-from nsgf.sinkhorn.clouds import FlowSolver, SolverReport
+from nsgf.sinkhorn.geomloss import GeomlossSolver
 
 
 def build_solver(config: SinkhornConfig) -> FlowSolver:

@@ -4,7 +4,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from nsgf.sinkhorn.clouds import half_squared_distances
+from nsgf.sinkhorn.base import half_squared_distances
 from nsgf.sinkhorn.one_by_one import OneByOneSolver
 
 

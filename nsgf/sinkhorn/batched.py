@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nsgf.config import SinkhornConfig
-from nsgf.sinkhorn.clouds import (
+from nsgf.config.schema import SinkhornConfig
+from nsgf.sinkhorn.base import (
     SolverReport,
     as_clouds,
     full_precision,

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from nsgf.sinkhorn.clouds import box_diameter, half_squared_distances
+from nsgf.sinkhorn.base import box_diameter, half_squared_distances
 from nsgf.sinkhorn.one_by_one import OneByOneSolver
 
 

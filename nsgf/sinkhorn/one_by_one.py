@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nsgf.config import SinkhornConfig
-from nsgf.sinkhorn.clouds import SolverReport, as_clouds, box_diameter, full_precision
+from nsgf.config.schema import SinkhornConfig
+from nsgf.sinkhorn.base import SolverReport, as_clouds, box_diameter, full_precision
 
 
 class OneByOneSolver(ABC):

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from nsgf import checkpoint
-from nsgf.config import OptimConfig, PhaseName
-from nsgf.errors import UserError
-from nsgf.hardware import format_bytes, peak_memory, reset_peak_memory
-from nsgf.seeding import derive_seed
-from nsgf.session import Session
-from nsgf.stopping import Stopped
-from nsgf.training.acceleration import Forward, compiling, device_settings
-from nsgf.training.batches import Batches
-from nsgf.training.optimization import Optimization, lr_factor
-from nsgf.training.outcome import Outcome, Reading, Window, describe_batch
-from nsgf.training.trainers import Batch, Trainer
+from nsgf.config.schema import OptimConfig, PhaseName
+from nsgf.run import checkpoint
+from nsgf.run.session import Session
+from nsgf.run.stop import Stopped
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
+from nsgf.system.seeding import derive_seed
+from nsgf.training.precision import Forward, compiling, device_settings
+from nsgf.training.prefetch import Batches
+from nsgf.training.state import Optimization, lr_factor
+from nsgf.training.step_stats import Outcome, Reading, Window, describe_batch
+from nsgf.training.task import Batch, Trainer
 
 
 def fit(phase: PhaseName, trainer: Trainer, session: Session, *, reads_disk: bool = False) -> None:

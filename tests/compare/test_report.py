@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from nsgf.compare.cells import Cell
 from nsgf.compare.measure import Measured
 from nsgf.compare.report import Row, markdown, table_csv, verdict
+from nsgf.compare.trials import Cell
 from tests.conftest import shipped
 
 CONFIG = shipped(

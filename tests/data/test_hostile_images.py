@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nsgf.data.cifar import read_batch
-from nsgf.errors import UserError
+from nsgf.system.errors import UserError
 from tests.data.test_images import load, write_cifar10, write_mnist
-from tests.test_hostile_files import (  # noqa: F401
+from tests.run.test_hostile_files import (  # noqa: F401
     PICKLE,
     WEIGHTS,
     Malicious,

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from nsgf.config import DataConfig
+from nsgf.config.schema import DataConfig
 from nsgf.data import Data, data_shape
 from nsgf.data.images import IMAGE_SHAPES, load_images, to_bytes, to_unit_range
-from nsgf.errors import UserError
+from nsgf.system.errors import UserError
 
 
 def write_mnist(root, images: np.ndarray) -> None:

@@ -7,10 +7,10 @@ import torch
 
 from nsgf.data.cifar import read_labels
 from nsgf.data.labels import load_labels
-from nsgf.errors import UserError
+from nsgf.system.errors import UserError
 from tests.data.test_hostile_images import BATCHES
 from tests.data.test_images import write_cifar10, write_mnist
-from tests.test_hostile_files import Malicious, _nothing_is_executed  # noqa: F401
+from tests.run.test_hostile_files import Malicious, _nothing_is_executed  # noqa: F401
 
 
 def load(name, root, *, verify=True):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nsgf.data.points import POINT_SETS, Gaussian, PointSet, eight_gaussians, moons
-from nsgf.seeding import make_generator
+from nsgf.system.seeding import make_generator
 
 
 @pytest.mark.parametrize("name", POINT_SETS)

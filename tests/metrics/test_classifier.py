@@ -3,12 +3,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsgf.config import DataConfig
+from nsgf.config.schema import DataConfig
 from nsgf.data.images import load_images, to_unit_range
 from nsgf.data.labels import load_labels
-from nsgf.errors import UserError
 from nsgf.metrics import classifier
 from nsgf.metrics.classifier import ClassifierMetrics
+from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")
 CONFIG = DataConfig(name="digits")

@@ -5,7 +5,7 @@ from nsgf.data.images import load_images, to_unit_range
 from nsgf.data.labels import load_labels
 from nsgf.metrics import network
 from nsgf.metrics.network import FEATURES, SmallCNN, obtain, split, train
-from tests.test_hostile_files import WEIGHTS, _nothing_is_executed  # noqa: F401
+from tests.run.test_hostile_files import WEIGHTS, _nothing_is_executed  # noqa: F401
 
 CPU = torch.device("cpu")
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch_fidelity
 
-from nsgf.errors import UserError
 from nsgf.metrics.shared import fingerprint, require_fidelity
+from nsgf.system.errors import UserError
 
 
 def test_installed_version_is_told():

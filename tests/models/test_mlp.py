@@ -1,6 +1,6 @@
 import torch
 
-from nsgf.config import MLPConfig
+from nsgf.config.schema import MLPConfig
 from nsgf.models.mlp import TimePredictorMLP, VelocityMLP
 
 

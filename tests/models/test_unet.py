@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from nsgf.config import UNetConfig
+from nsgf.config.schema import UNetConfig
 from nsgf.models.unet import Attention, Downsample, ResBlock, Stage, UNet, Upsample
 
 SHAPES = {

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nsgf.config import MLPConfig, UNetConfig
-from nsgf.memory import kept_bytes
+from nsgf.config.schema import MLPConfig, UNetConfig
 from nsgf.models import build_network
 from nsgf.models.mlp import VelocityMLP
 from nsgf.models.time_predictor import TimePredictorCNN
 from nsgf.models.unet import Attention, Norm, ResBlock, Stage, UNet
+from nsgf.training.memory import kept_bytes
 from tests.conftest import shipped
 from tests.models.test_unet import awake
 

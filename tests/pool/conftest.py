@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsgf.config import Config
+from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.sinkhorn import SolverReport

@@ -5,18 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsgf import checkpoint, experiment
-from nsgf.checkpoint import RunFolder
+from nsgf import experiment
 from nsgf.data import Data
-from nsgf.errors import UserError
 from nsgf.experiment import train
 from nsgf.pool import build_pool
 from nsgf.pool.build import add_reports
-from nsgf.schedule import step_sizes
+from nsgf.run import checkpoint
+from nsgf.run.checkpoint import RunFolder
 from nsgf.sinkhorn import SolverReport, build_solver
+from nsgf.sinkhorn.schedule import step_sizes
+from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
-from tests.training.test_batches import threads
+from tests.training.test_prefetch import threads
 
 
 @pytest.mark.parametrize("name", ["2d", "digits"])

@@ -3,8 +3,8 @@ import torch
 from torch import Tensor
 
 from nsgf.data import Lots
-from nsgf.errors import UserError
 from nsgf.pool import TrajectoryPool
+from nsgf.system.errors import UserError
 
 
 def lots(n: int, seed: int = 0) -> Tensor:

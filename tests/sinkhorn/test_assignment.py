@@ -6,7 +6,7 @@ import ot
 import pytest
 import torch
 
-from nsgf.config import SinkhornConfig
+from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn import build_solver
 
 velocity = build_solver(SinkhornConfig(solver="assignment")).velocity

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from nsgf.config import SinkhornConfig
+from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn import batched
 from nsgf.sinkhorn.batched import BatchedSolver, Solution
 from tests.sinkhorn import reference

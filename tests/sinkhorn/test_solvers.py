@@ -8,7 +8,7 @@ import ot
 import pytest
 import torch
 
-from nsgf.config import SinkhornConfig
+from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn import FlowSolver, build_solver
 
 SOLVERS = ["batched", "geomloss", "closed_form"]

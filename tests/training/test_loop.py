@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from nsgf import checkpoint
-from nsgf.checkpoint import RunFolder
-from nsgf.errors import UserError
-from nsgf.stopping import Stopped, StopRequest
-from nsgf.tracking import Tracker
+from nsgf.run import checkpoint
+from nsgf.run.checkpoint import RunFolder
+from nsgf.run.log import Tracker
+from nsgf.run.stop import Stopped, StopRequest
+from nsgf.system.errors import UserError
 from nsgf.training.loop import fit
 from tests.training.toys import Quadratic, fails_at, session, weight
 

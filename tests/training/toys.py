@@ -6,14 +6,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nsgf.config import TrainConfig
+from nsgf.config.schema import TrainConfig
 from nsgf.data import PointSampler
 from nsgf.data.points import Gaussian
-from nsgf.distributed import World
-from nsgf.session import Session
-from nsgf.training.acceleration import Forward
-from nsgf.training.optimization import Optimization
-from nsgf.training.trainers import Batch
+from nsgf.run.session import Session
+from nsgf.system.distributed import World
+from nsgf.training.precision import Forward
+from nsgf.training.state import Optimization
+from nsgf.training.task import Batch
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,293 @@
+"""What makes a configuration valid, and what must not change when a run is resumed."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+from nsgf.config.schema import PEER_PHASES, PHASES, Config, PhaseName
+from nsgf.data.images import IMAGE_SHAPES
+from nsgf.models.unet import GROUPS
+from nsgf.system.errors import UserError
+
+MAX_STEPS_PLUS_PLUS = 5
+PATHS = ("out_dir", "data.root", "evaluation.inception_weights")
+MAX_PATH = 4096
+"""Characters of a text; Linux takes no longer path."""
+MAX_NAME = 100
+"""Characters of exp: it begins the name of a folder."""
+
+
+def check(config: Config) -> None:
+    """
+    Raises:
+        UserError: one line that names each wrong key, its value and what is allowed.
+    """
+    refuse_nulls(config)
+    problems = [*_range_problems(config), *_phase_problems(config), *_data_problems(config)]
+    problems += [*_flow_problems(config), *_name_problems(config), *_text_problems(config)]
+    problems += [*_sampling_problems(config), *_compare_problems(config)]
+    if config.model.kind == "unet" and config.data.name in IMAGE_SHAPES:
+        problems += [*_unet_problems(config), *_predictor_problems(config)]
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
+    """Every leaf of a configuration as (dotted key, value, field)."""
+    for item in dataclasses.fields(node):
+        value = getattr(node, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", value, item
+
+
+def refuse_nulls(config: Config) -> None:
+    """The parser lets null through for every type.
+
+    Raises:
+        UserError: keys without a value whose type has no null.
+    """
+    found = [
+        f"{key} = null: must have a value"
+        for key, value, item in leaves(config)
+        if value is None and type(None) not in get_args(item.type)
+    ]
+    if found:
+        raise UserError("; ".join(found))
+
+
+def check_places(config: Config) -> None:
+    """What must hold before ``exp`` and ``out_dir`` are looked for.
+
+    Raises:
+        UserError: they, or another text, are no names or paths.
+    """
+    problems = [*_name_problems(config), *_text_problems(config)]
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def _range_problems(config: Config) -> Iterator[str]:
+    for key, value, item in leaves(config):
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                continue
+            reason = _out_of_range(number, item.metadata)
+            if reason:
+                yield f"{key} = {value}: must be {reason}"
+                break
+
+
+def _out_of_range(number: float, metadata: Any) -> str | None:
+    if isinstance(number, float) and not math.isfinite(number):
+        return "a finite number"
+    bounds = {
+        "minimum": (">=", lambda bound: number >= bound),
+        "above": (">", lambda bound: number > bound),
+        "below": ("<", lambda bound: number < bound),
+        "maximum": ("<=", lambda bound: number <= bound),
+    }
+    named = {name: bound for name, bound in metadata.items() if name in bounds}
+    if all(bounds[name][1](bound) for name, bound in named.items()):
+        return None
+    return " and ".join(f"{bounds[name][0]} {bound}" for name, bound in named.items())
+
+
+def _phase_problems(config: Config) -> Iterator[str]:
+    families = (PHASES, PEER_PHASES)
+    allowed = [list(names[:count]) for names in families for count in range(1, len(names) + 1)]
+    if config.phases not in allowed:
+        yield f"phases = {config.phases}: must be one of {', '.join(map(str, allowed))}"
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", config.device):
+        yield f"device = {config.device}: must be auto, cpu, cuda or cuda:N"
+
+
+def _name_problems(config: Config) -> Iterator[str]:
+    if not config.exp or any(not (c.isalnum() or c in "-_") for c in config.exp):
+        yield f"exp = {config.exp!r}: must be letters, digits, '-' and '_' (it names a folder)"
+    if len(config.exp) > MAX_NAME:
+        yield f"exp = {config.exp}: must have at most {MAX_NAME} characters (it names a folder)"
+
+
+def _text_problems(config: Config) -> Iterator[str]:
+    for key, value, _ in leaves(config):
+        if isinstance(value, str) and not (value.isprintable() and len(value) <= MAX_PATH):
+            yield f"{key} = {value!r}: must be at most {MAX_PATH} printable characters"
+        elif key in PATHS and value is not None:
+            try:
+                expanded(key, value)
+            except UserError as error:
+                yield str(error)
+
+
+def expanded(key: str, path: str) -> str:
+    """A path of the user's with ``~`` written out.
+
+    Raises:
+        UserError: it is empty or not printable, or of a user who does not exist.
+    """
+    if not path or not path.isprintable():
+        raise UserError(f"{key} = {path!r}: must be a path of printable characters")
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError as error:
+        raise UserError(f"{key} = {path}: no such user; ./~ names a folder called ~") from error
+
+
+def _data_problems(config: Config) -> Iterator[str]:
+    is_image = config.data.name in IMAGE_SHAPES
+    needed = "unet" if is_image else "mlp"
+    if config.model.kind != needed:
+        yield f"model.kind = {config.model.kind}: must be {needed} for data.name {config.data.name}"
+    if is_image and config.data.source != "gaussian":
+        yield f"data.source = {config.data.source}: must be gaussian for image sets"
+    if not is_image and config.data.source == config.data.name:
+        yield f"data.source = {config.data.source}: must differ from data.name"
+    if not is_image and (config.data.fake or config.data.flip):
+        key = "fake" if config.data.fake else "flip"
+        yield f"data.{key} = true: must be false for the 2D set {config.data.name}"
+    for key in ("inception", "classifier"):
+        if not is_image and getattr(config.evaluation, key):
+            yield f"evaluation.{key} = true: must be false for the 2D set {config.data.name}"
+    if config.peer.method == "sbcfm" and config.peer.sigma == 0:
+        yield "peer.sigma = 0: must be > 0 for peer.method sbcfm"
+    if config.model.mlp.time_features % 2:
+        yield f"model.mlp.time_features = {config.model.mlp.time_features}: must be even"
+
+
+def _flow_problems(config: Config) -> Iterator[str]:
+    flow = config.flow
+    plus_plus = "nsf" in config.phases
+    if plus_plus and flow.steps > MAX_STEPS_PLUS_PLUS and not flow.allow_many_steps:
+        yield (
+            f"flow.steps = {flow.steps}: must be <= {MAX_STEPS_PLUS_PLUS} in NSGF++, "
+            "or say --flow.allow_many_steps true"
+        )
+
+
+def _sampling_problems(config: Config) -> Iterator[str]:
+    sampling = config.sampling
+    if sampling.omega is not None and sampling.solver != "euler":
+        yield (
+            f"sampling.omega = {sampling.omega}: must be null with sampling.solver "
+            f"{sampling.solver}, or say --sampling.solver euler"
+        )
+
+
+def _compare_problems(config: Config) -> Iterator[str]:
+    for key in ("methods", "targets", "nfe"):
+        values = getattr(config.compare, key)
+        if len(set(values)) < len(values):
+            yield f"compare.{key} = {values}: must not name one twice"
+        if not values and key != "targets":
+            yield f"compare.{key} = []: must name at least one"
+
+
+def _unet_problems(config: Config) -> Iterator[str]:
+    unet, size = config.model.unet, IMAGE_SHAPES[config.data.name][1]
+    if not unet.mult:
+        yield "model.unet.mult = []: must have at least one level"
+        return
+    if unet.channels % GROUPS:
+        yield f"model.unet.channels = {unet.channels}: must be a multiple of {GROUPS} (GroupNorm)"
+    halvings = len(unet.mult) - 1
+    if size % 2**halvings:
+        yield (
+            f"model.unet.mult = {unet.mult}: {len(unet.mult)} levels need an image size divisible "
+            f"by {2**halvings}, {config.data.name} has {size}"
+        )
+        return
+    resolutions = [size >> level for level in range(len(unet.mult))]
+    for pixels in unet.attention:
+        if pixels not in resolutions:
+            yield f"model.unet.attention = {unet.attention}: must be out of {resolutions} (pixels)"
+            break
+    widths = {unet.channels * unet.mult[-1]}  # the middle block always has attention
+    widths |= {
+        unet.channels * unet.mult[resolutions.index(pixels)]
+        for pixels in unet.attention
+        if pixels in resolutions
+    }
+    per_head = unet.head_channels
+    key, value = ("head_channels", per_head) if per_head else ("heads", unet.heads)
+    if value and value > 0 and any(width % value for width in widths):
+        yield f"model.unet.{key} = {value}: must divide the attention widths {sorted(widths)}"
+
+
+def _predictor_problems(config: Config) -> Iterator[str]:
+    channels, size = config.model.predictor_channels, IMAGE_SHAPES[config.data.name][1]
+    if not channels or size >> len(channels) < 1:
+        yield (
+            f"model.predictor_channels = {channels}: must have 1 to {int(math.log2(size))} layers "
+            f"(each halves the {size} pixels of {config.data.name})"
+        )
+
+
+FROZEN_IN_TRAINING = ("seed", "data", "sinkhorn", "flow", "pool", "model")
+FROZEN_IN_SAMPLING = ("data", "flow", "model")
+FREE = {
+    *("data.root", "data.verify", "data.download", "flow.allow_many_steps"),
+    *("pool.storage", "pool.build_batch", "model.checkpoint_activations"),
+}
+"""Leaves of frozen sections that may differ: files, permissions, memory and time, not results."""
+OF_THE_FLOW = {"sinkhorn", "flow", "pool"}
+"""Sections that the methods NSGF is compared with do not use."""
+LINES = {"nsf.source", "nsf.coupling"}
+PATHS_OF_PEERS = {"peer.method", "peer.sigma"}
+LEARNT_FROM: dict[PhaseName, set[str]] = {
+    "nsf": LINES,
+    "predictor": LINES,
+    "peer": PATHS_OF_PEERS,
+    "reflow": PATHS_OF_PEERS | {"reflow.pairs", "reflow.ode_steps"},
+}
+"""What a phase's samples are made of; also phases 2 and 3 must agree in it."""
+UNFREEZE = {"iterations"}
+"""Leaves of the running phase that may change in the middle of it."""
+
+
+def contradictions(
+    saved: dict[str, Any],
+    config: Config,
+    frozen: tuple[str, ...] = FROZEN_IN_TRAINING,
+    running: PhaseName | None = None,
+    phase: PhaseName = "nsgf",
+) -> list[str]:
+    """Settings of ``config`` that a run begun with the settings ``saved`` cannot take over.
+
+    Args:
+        saved: the configuration in a checkpoint, nested plain values.
+        config: the configuration of this command.
+        frozen: sections that must agree.
+        running: the phase that goes on in its middle, whose optimization is fixed too.
+        phase: the phase that the checkpoint is of.
+
+    Returns:
+        One text per contradiction, with both values.
+    """
+    found = []
+    for key, value, item in leaves(config):
+        section, _, name = key.partition(".")
+        fixed = section in frozen and not (phase in PEER_PHASES and section in OF_THE_FLOW)
+        fixed |= section == running and name not in UNFREEZE
+        fixed |= key in LEARNT_FROM.get(phase, ())
+        before = _lookup(saved, key, _default(item))
+        if fixed and key not in FREE and before != value:
+            found.append(f"{key}: the checkpoint has {before}, this command {value}")
+    return found
+
+
+def _lookup(nested: dict[str, Any], key: str, default: Any) -> Any:
+    """The value at a dotted key; what was saved before there was such a setting has its default."""
+    *sections, name = key.split(".")
+    node: Any = nested
+    for section in sections:
+        node = node.get(section, {}) if isinstance(node, dict) else {}
+    return node.get(name, default) if isinstance(node, dict) else default
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()

@@ -1,0 +1,279 @@
+"""The comparison itself: train what is not trained, measure what is not measured, report."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from nsgf.checks import contradictions
+from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
+from nsgf.compare.pictures import save_pictures
+from nsgf.compare.record import Record, floor_key, measure_key
+from nsgf.compare.report import Row, write_report
+from nsgf.compare.trials import (
+    METHODS,
+    Cell,
+    cell_config,
+    cell_folder,
+    cells,
+    comparison_folder,
+    updates,
+)
+from nsgf.config.schema import Config, PhaseName
+from nsgf.data import data_shape
+from nsgf.experiment import train, training_plan
+from nsgf.run.checkpoint import RunFolder, load_good
+from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
+from nsgf.run.stop import Stopped, StopRequest
+from nsgf.run.trust import check_links
+from nsgf.sampling.solvers import check_solver
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import pick_device
+
+Say = Callable[[str], None]
+
+
+def compare(config: Config, stop: StopRequest | None = None, say: Say = print) -> list[Path]:
+    """Train and measure all cells, and write table and pictures.
+
+    What another process works on is left to it, so the same command may run several times at
+    once; each ends when all is done. What is finished is not done again. A comparison that is
+    stopped leaves the table of what it has.
+
+    Args:
+        config: the experiment and its ``compare`` section.
+        stop: ends training early, after a checkpoint.
+        say: takes the lines about progress.
+
+    Returns:
+        The files of the report.
+
+    Raises:
+        Stopped: asked to.
+        UserError: a cell's configuration is wrong, it was trained with another one, or something
+            that it needs is missing.
+    """
+    for line in comparison_plan(config):
+        say(line)
+    work = Work(config, stop or StopRequest(config.train.max_hours), say)
+    pending, folder = list(cells(config)), comparison_folder(config)
+    try:
+        while pending:
+            left = [cell for cell in pending if not work.finish(cell)]
+            if len(left) == len(pending):
+                time.sleep(WAIT_SECONDS)
+            pending = left
+    except (Stopped, UserError):
+        with suppress(Busy), only_process(folder):  # the other one writes the same table
+            if rows := work.rows():
+                write_report(config, rows)
+        raise
+    with in_turn(folder, work.stop_if_asked):
+        rows = [*work.rows(), *work.floors()]
+        return [*write_report(config, rows), *save_pictures(config, work.device)]
+
+
+def comparison_plan(config: Config) -> list[str]:
+    """What a comparison is going to do.
+
+    Raises:
+        UserError: a cell's configuration is wrong, it was trained with another one, a package is
+            missing, or this machine has too little memory.
+    """
+    todo = list(cells(config))
+    check_solver(config.sampling)
+    for cell in todo:
+        check_earlier(cell_config(config, cell), RunFolder(cell_folder(config, cell)))
+    device = pick_device(config.device)
+    # of each method and target the first seed, which speaks for the others
+    for cell in {(cell.target, cell.method): cell for cell in reversed(todo)}.values():
+        _check_machine(cell_config(config, cell), RunFolder(cell_folder(config, cell)), device)
+    done = sum(_is_measured(config, cell) for cell in todo)
+    names = ", ".join(METHODS[method].title for method in config.compare.methods)
+    targets = sorted({cell.target for cell in todo})
+    total = sum(updates(cell_config(config, cell)) for cell in todo)
+    return [
+        f"compare: {names} on {', '.join(targets)}, {config.compare.seeds} seeds, "
+        f"NFE {', '.join(map(str, config.compare.nfe))}",
+        f"compare: {len(todo)} cells, {done} of them measured, {total} updates in all",
+    ]
+
+
+def _check_machine(config: Config, run: RunFolder, device: torch.device) -> None:
+    """Refuse what is missing for training before the first cell is trained.
+
+    Raises:
+        UserError: packages or memory are.
+    """
+    left = [phase for phase in config.phases if not _is_trained(config, run, phase)]
+    training_plan(config, left, device, run)
+
+
+def _is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
+    file = run.checkpoint_file(phase)
+    return file.exists() and load_good(file)[0]["step"] >= getattr(config, phase).iterations
+
+
+def check_earlier(config: Config, run: RunFolder) -> None:
+    """
+    Raises:
+        UserError: a phase was trained with other settings, or its folder leads out of itself.
+    """
+    check_links(run)
+    found = []
+    for phase in config.phases:
+        file = run.checkpoint_file(phase)
+        if not file.exists():
+            continue
+        saved = load_good(file)[0]["config"]
+        found += contradictions(saved, config, running=phase, phase=phase)
+        before, now = saved[phase].get("iterations"), getattr(config, phase).iterations
+        if before != now:
+            found.append(f"{phase}.iterations: the checkpoint has {before}, this command {now}")
+        before, now = saved["train"].get("precision"), config.train.precision
+        if before != now:
+            found.append(f"train.precision: the checkpoint has {before}, this command {now}")
+    if found:
+        raise UserError(
+            f"{run.path} was trained with other settings ({'; '.join(found)}); remove it, or name "
+            "another --out-dir"
+        )
+
+
+def _is_measured(config: Config, cell: Cell) -> bool:
+    record, own = Record(cell_folder(config, cell)), cell_config(config, cell)
+    keys = (measure_key(cell.method, own, nfe, draw) for nfe, draw in _measures(config))
+    return all(map(record.find, keys))
+
+
+def _measures(config: Config) -> list[tuple[int, int]]:
+    """NFE and draw of each measure of a cell."""
+    return [(nfe, draw) for nfe in config.compare.nfe for draw in range(config.compare.draws)]
+
+
+class Work:
+    """The cells of one comparison."""
+
+    def __init__(self, config: Config, stop: StopRequest, say: Say) -> None:
+        """
+        Raises:
+            UserError: something that measuring needs is missing.
+        """
+        self._config, self._stop, self._say = config, stop, say
+        self._said: set[Cell] = set()
+        self.device = pick_device(config.device)
+        self._yardsticks: dict[str, Yardstick] = {}
+        for cell in cells(config):
+            self._yardstick(cell)
+
+    def finish(self, cell: Cell) -> bool:
+        """Train and measure a cell; False: another process works on it.
+
+        Raises:
+            Stopped: asked to, between two measures or while training.
+        """
+        if _is_measured(self._config, cell):
+            return True
+        self.stop_if_asked()
+        if cell not in self._said:
+            self._say(f"compare: {METHODS[cell.method].title}, {cell.target}, seed {cell.seed}")
+            self._said.add(cell)
+        config, run = cell_config(self._config, cell), RunFolder.prepare(self._folder(cell))
+        try:
+            with only_process(run.path):
+                pass  # known to be free before checkpoints are read
+            for count in range(1, len(config.phases) + 1):
+                self._train(replace(config, phases=config.phases[:count]), run)
+            with only_process(run.path):
+                self._measure(cell, config, run)
+        except Busy:
+            return False
+        return True
+
+    def _train(self, config: Config, run: RunFolder) -> None:
+        """The last of the configuration's phases, those before are done."""
+        phase = config.phases[-1]
+        if _is_trained(config, run, phase):
+            return
+        resumed, started = run.checkpoint_file(phase).exists(), time.perf_counter()
+        try:
+            train(config, run, stop=self._stop)
+        finally:
+            seconds = time.perf_counter() - started
+            # another process may have gone on already: not worth hiding what happened here
+            with suppress(Busy), only_process(run.path):
+                Record(run.path).add_train_seconds(phase, seconds, resumed)
+
+    def _measure(self, cell: Cell, config: Config, run: RunFolder) -> None:
+        record = Record(run.path)
+        for nfe, draw in _measures(self._config):
+            key = measure_key(cell.method, config, nfe, draw)
+            if record.find(key):
+                continue
+            self.stop_if_asked()
+            found = measure(config, run, nfe, draw, self._yardstick(cell), self.device)
+            record.add(key, found)
+            self._say(f"compare: NFE {found.nfe:g}: {_in_words(found.values)}")
+
+    def stop_if_asked(self) -> None:
+        """
+        Raises:
+            Stopped: the end is asked for.
+        """
+        if self._stop.reason is not None:
+            raise Stopped("between two measures")
+
+    def rows(self) -> list[Row]:
+        """All measures so far, a row for each cell, NFE and draw."""
+        found = []
+        for cell in cells(self._config):
+            own, record = cell_config(self._config, cell), Record(self._folder(cell))
+            seconds = record.train_seconds(METHODS[cell.method].phases)
+            for nfe, draw in _measures(self._config):
+                measured = record.find(measure_key(cell.method, own, nfe, draw))
+                if measured is not None:
+                    found.append(Row(cell, nfe, draw, updates(own), seconds, measured))
+        return found
+
+    def floors(self) -> list[Row]:
+        """What samples of the targets themselves would score, where something is measured."""
+        todo = {(row.cell.target, row.cell.seed, row.draw): row.cell for row in self.rows()}
+        found = []
+        for (_, _, draw), cell in tqdm(todo.items(), desc="floor", leave=False):
+            found.append(Row(cell, None, draw, 0, 0.0, self._floor(cell, draw)))
+        return found
+
+    def _floor(self, cell: Cell, draw: int) -> Measured:
+        record = Record(self._folder(cell).parent)
+        key = floor_key(cell_config(self._config, cell), draw)
+        known = record.find(key)
+        if known is None:
+            known = Measured(0, 0, self._yardstick(cell).floor(cell.seed, draw))
+            record.add(key, known)
+        return known
+
+    def found(self, cell: Cell, nfe: int, draw: int) -> Measured | None:
+        """The measure of a cell; None: there is none yet."""
+        key = measure_key(cell.method, cell_config(self._config, cell), nfe, draw)
+        return Record(self._folder(cell)).find(key)
+
+    def _folder(self, cell: Cell) -> Path:
+        return cell_folder(self._config, cell)
+
+    def _yardstick(self, cell: Cell) -> Yardstick:
+        if cell.target not in self._yardsticks:
+            config = cell_config(self._config, cell)
+            is_points = len(data_shape(config.data.name)) == 1
+            if is_points:
+                self._yardsticks[cell.target] = PointYardstick(config)
+            else:
+                self._yardsticks[cell.target] = ImageYardstick(config, self.device, self._say)
+        return self._yardsticks[cell.target]
+
+
+def _in_words(values: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())

@@ -1,0 +1,148 @@
+"""What is compared: one cell for each method, target and seed, and its configuration.
+
+Equal terms: the same data, network, batch size and number of updates ``peer.iterations`` for every
+method. NSGF++ shares them among its three networks in the proportion of their own settings. Only
+2-RF goes beyond, by the ``reflow.iterations`` that it needs after those of 1-RF.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nsgf.checks import MAX_STEPS_PLUS_PLUS, check
+from nsgf.config.schema import PEER_PHASES, PHASES, Config, MethodName, PeerName, PhaseName
+from nsgf.system.errors import UserError
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a method is trained."""
+
+    title: str
+    phases: tuple[PhaseName, ...]
+    peer: PeerName | None = None
+    """``peer.method``."""
+    folder: str = ""
+    """Beginning of its run folders' names, where two methods share them."""
+
+
+METHODS: dict[MethodName, Method] = {
+    "nsgf": Method("NSGF", ("nsgf",)),
+    "nsgf++": Method("NSGF++", PHASES),
+    "icfm": Method("I-CFM", ("peer",), "icfm"),
+    "otcfm": Method("OT-CFM", ("peer",), "otcfm"),
+    "sbcfm": Method("SB-CFM", ("peer",), "sbcfm"),
+    "1rf": Method("1-RF", ("peer",), "rf", "rf"),
+    "2rf": Method("2-RF", PEER_PHASES, "rf", "rf"),
+}
+SIGMA = {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5}
+"""Widths of torchcfm's own examples in the plane; 0 is its choice for images."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of the comparison."""
+
+    target: str
+    method: MethodName
+    seed: int
+
+
+def cells(config: Config) -> Iterator[Cell]:
+    """All cells, seed by seed: what is done when time runs out makes a table of fewer seeds."""
+    targets: list[str] = [*config.compare.targets] or [target_name(config)]
+    for seed in range(config.seed, config.seed + config.compare.seeds):
+        for target in targets:
+            for method in config.compare.methods:
+                yield Cell(target, method, seed)
+
+
+def target_name(config: Config) -> str:
+    """``moons``, or ``8gaussians_moons`` for moons from another source than noise."""
+    data = config.data
+    return data.name if data.source == "gaussian" else f"{data.source}_{data.name}"
+
+
+def comparison_folder(config: Config) -> Path:
+    """Where everything of a comparison is kept."""
+    return Path(config.out_dir).expanduser() / f"compare-{config.exp}"
+
+
+def cell_folder(config: Config, cell: Cell) -> Path:
+    """The cell's run folder. 2-RF goes on in that of 1-RF."""
+    name = METHODS[cell.method].folder or cell.method
+    return comparison_folder(config) / cell.target / f"{name}-seed{cell.seed}"
+
+
+def cell_config(config: Config, cell: Cell) -> Config:
+    """The configuration that trains a cell.
+
+    Raises:
+        UserError: it is not valid, e.g. a target that the network does not fit.
+    """
+    method = METHODS[cell.method]
+    source, _, name = cell.target.rpartition("_")
+    data: Any = {"name": name, "source": source or "gaussian"}
+    found = replace(
+        config,
+        seed=cell.seed,
+        phases=list(method.phases),
+        data=replace(config.data, **data),
+        train=replace(config.train, preview=False),
+    )
+    if method.peer:
+        is_image = config.model.kind == "unet"
+        sigma = 0.0 if is_image and method.peer != "sbcfm" else SIGMA.get(method.peer, 0.0)
+        found.peer = replace(config.peer, method=method.peer, sigma=sigma)
+    elif cell.method == "nsgf":
+        found.nsgf = replace(config.nsgf, iterations=config.peer.iterations)
+    else:
+        found = _shared_updates(found)
+    check(found)
+    return found
+
+
+def _shared_updates(config: Config) -> Config:
+    """NSGF++ with as many updates in all as the other methods, and as many steps as it may have
+    (``flow.allow_many_steps`` lets it have more).
+
+    Raises:
+        UserError: there are not enough updates for three networks.
+    """
+    counts = [getattr(config, phase).iterations for phase in PHASES]
+    total, left = config.peer.iterations, config.peer.iterations
+    shares = {}
+    for phase, count in zip(PHASES, counts, strict=True):
+        own = left if phase == PHASES[-1] else round(count * total / max(1, sum(counts)))
+        shares[phase] = replace(getattr(config, phase), iterations=own)
+        left -= own
+    if min(optim.iterations for optim in shares.values()) < 1:
+        raise UserError(f"peer.iterations = {total}: too few for the three networks of NSGF++")
+    most = config.flow.steps if config.flow.allow_many_steps else MAX_STEPS_PLUS_PLUS
+    steps = min(config.flow.steps, most)
+    return replace(config, flow=replace(config.flow, steps=steps), **shares)
+
+
+def updates(config: Config) -> int:
+    """Optimizer updates of all phases."""
+    return sum(getattr(config, phase).iterations for phase in config.phases)
+
+
+def at_nfe(config: Config, nfe: int) -> Config:
+    """Sampling with ``nfe`` network calls for each sample, or as near as it gets from below.
+
+    NSGF++ spends one on the predictor, at most T and at most half of the others on the NSGF steps,
+    and what is left on the straight flow, whose Heun steps take two. Three calls are its least.
+    dopri5 takes what it needs.
+    """
+    sampling = replace(config.sampling, omega=None)
+    if config.phases == ["nsgf"]:
+        return replace(config, sampling=replace(sampling, nsgf_steps=nfe, tau=None))
+    if config.phases[0] == "nsgf":
+        nfe -= sampling.tau is None
+        sampling = replace(sampling, nsgf_steps=max(1, min(config.flow.steps, nfe // 2)))
+        nfe -= sampling.nsgf_steps or 0
+    per_step = 2 if sampling.solver == "heun" else 1
+    steps = max(1, nfe // per_step)
+    return replace(config, sampling=replace(sampling, straight_steps=steps))

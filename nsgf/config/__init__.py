@@ -1,0 +1,1 @@
+"""Settings: their schema, the files that hold them, and what may change on resume."""

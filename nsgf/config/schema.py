@@ -1,0 +1,346 @@
+"""The typed configuration: every leaf is documented here and becomes a command-line flag.
+
+The docstring below a field is its help text; ``at_least`` and its siblings give its allowed range.
+What depends on several fields at once is checked in :mod:`nsgf.checks`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nsgf.config.ranges import above, at_least, inside, list_of
+
+PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow"]
+PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
+"""NSGF++."""
+PEER_PHASES: tuple[PhaseName, ...] = ("peer", "reflow")
+"""What it is compared with."""
+
+
+@dataclass
+class DataConfig:
+    """Source mu0 and target mu*."""
+
+    name: Literal["8gaussians", "moons", "scurve", "checkerboard", "digits", "mnist", "cifar10"] = (
+        "8gaussians"
+    )
+    """Target mu*: four 2D sets and three image sets."""
+    source: Literal["gaussian", "8gaussians"] = "gaussian"
+    """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
+    root: str = "data"
+    """Folder of the image sets, in torchvision's layout."""
+    verify: bool = True
+    """Compare CIFAR-10's files with the published md5 sums; false takes what is there."""
+    download: bool = True
+    """Download an image set that is not in data.root."""
+    fake: bool = False
+    """Replace an image set by random images of the same shape."""
+    flip: bool = False
+    """Mirror training images left to right with probability 1/2."""
+
+
+@dataclass
+class SinkhornConfig:
+    """Entropic optimal transport on one mini-batch, cost 1/2 |x - y|^2, eps = blur^2."""
+
+    solver: Literal["batched", "geomloss", "closed_form", "assignment"] = "batched"
+    """batched solves many flows at once to a tolerance; geomloss differentiates the library's
+    divergence; closed_form is geomloss's iteration without autograd; assignment is blur -> 0."""
+    batch_size: int = at_least(1, 256)
+    """Particles n of one flow, and as many targets."""
+    blur: float = field(default=0.5, metadata={"above": 0, "maximum": 1e6})
+    """Square root of the regularization eps, in units of the data."""
+    scaling: float = inside(0, 1, 0.8)
+    """Ratio of two successive blurs of the annealing of geomloss and closed_form; closer to 1 is
+    slower and more exact."""
+    tolerance: float = above(0, 5e-4)
+    """batched: largest L1 error of a plan's marginals (1 is all the mass); smaller still, in
+    proportion, where particles move by less than the blur."""
+    max_iterations: int = at_least(1, 2000)
+    """batched: updates after which a solve short of the tolerance is cut off, and counted."""
+
+
+@dataclass
+class FlowConfig:
+    """The discretized Sinkhorn gradient flow (Algorithm 1)."""
+
+    steps: int = at_least(1, 5)
+    """Steps T of the flow, and of sampling with the velocity network."""
+    eta: float = above(0, 0.2)
+    """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
+    schedule: Literal["constant", "harmonic"] = "constant"
+    """constant: eta in every step. harmonic: 1/T, 1/(T-1), ..., 1, equal parts of the way; the last
+    step arrives."""
+    allow_many_steps: bool = False
+    """Let NSGF++ use more than 5 flow steps."""
+
+
+@dataclass
+class PoolConfig:
+    """The trajectory pool."""
+
+    num_batches: int = at_least(1, 200)
+    """Flows of sinkhorn.batch_size particles each that fill the pool."""
+    storage: Literal["memory", "disk"] = "memory"
+    """Main memory, or a file in the run folder, which an interrupted run goes on with."""
+    dtype: Literal["auto", "float32", "float16"] = "auto"
+    """Type of the stored positions; auto: float32 where it fits, else float16."""
+    build_batch: int | Literal["auto"] = at_least(1, "auto")
+    """Flows simulated together while building; auto: as many as pay. No setting of the results."""
+
+
+@dataclass
+class MLPConfig:
+    """Networks for 2D data."""
+
+    width: int = at_least(1, 256, 2**16)
+    """Units of a hidden layer."""
+    depth: int = at_least(1, 3, 1000)
+    """Hidden layers."""
+    time_features: int = at_least(2, 32, 2**16)
+    """Sines and cosines of t that join the input; even."""
+
+
+@dataclass
+class UNetConfig:
+    """ADM-style UNet (Dhariwal and Nichol 2021) for images."""
+
+    channels: int = at_least(1, 32, 2**14)
+    """Channels at full resolution, a multiple of 32 (GroupNorm has 32 groups)."""
+    res_blocks: int = at_least(1, 1, 100)
+    """Residual blocks of a level on the way down; one more on the way up."""
+    mult: list[int] = list_of(1, 2, maximum=64)
+    """Channel multiplier of each level; each further level halves the resolution."""
+    attention: list[int] = list_of()
+    """Resolutions in pixels with self-attention."""
+    heads: int = at_least(1, 1)
+    """Attention heads, unless head_channels is given."""
+    head_channels: int | None = at_least(1, None)
+    """Channels of an attention head; the number of heads follows."""
+    dropout: float = inside(0, 1, 0.0, closed_low=True)
+    """Dropout probability inside residual blocks."""
+    scale_shift: bool = True
+    """Time enters as scale and shift of a GroupNorm; false: it is added."""
+
+
+@dataclass
+class ModelConfig:
+    """Networks. The velocity network and the straight-flow network have the same architecture."""
+
+    kind: Literal["mlp", "unet"] = "mlp"
+    """mlp for 2D sets, unet for image sets."""
+    mlp: MLPConfig = field(default_factory=MLPConfig)
+    unet: UNetConfig = field(default_factory=UNetConfig)
+    predictor_channels: list[int] = list_of(32, 64, 128, 256, maximum=2**14)
+    """Convolution layers of the time predictor for images; each halves the resolution."""
+    checkpoint_activations: bool = False
+    """Recompute the activations of each block of a unet in the backward pass: less memory, about a
+    third more time, same results. No effect on mlp and the time predictor."""
+
+
+@dataclass
+class OptimConfig:
+    """Optimization of one phase: Adam, warm-up, clipping, EMA."""
+
+    iterations: int = at_least(0, 20_000)
+    """Optimizer updates."""
+    batch_size: int = at_least(1, 256)
+    """Samples of one update."""
+    lr: float = above(0, 1e-3)
+    """Adam's learning rate after warm-up."""
+    warmup_steps: int = at_least(0, 0)
+    """Updates over which the rate grows linearly to lr."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """The rate after warm-up: constant, or half a cosine down to 0 at the last update."""
+    clip_norm: float | None = above(0, 1.0)
+    """Largest norm of the gradient; null: no clipping."""
+    ema_decay: float = inside(0, 1, 0.999, closed_low=True)
+    """Largest decay of the moving average of the weights, reached by a warm-up; 0: no average."""
+
+
+@dataclass
+class NSFConfig(OptimConfig):
+    """Phase 2, the straight flow (NSF)."""
+
+    source: Literal["prior", "nsgf"] = "prior"
+    """Start X0 of the straight line: mu0, or the velocity network's output."""
+    coupling: Literal["independent", "ot"] = "independent"
+    """Pairs (X0, X1) of a mini-batch: as drawn, or re-paired by exact optimal transport."""
+
+
+PeerName = Literal["icfm", "otcfm", "sbcfm", "rf"]
+
+
+@dataclass
+class PeerConfig(OptimConfig):
+    """A method that NSGF is compared with, phase ``peer`` (extra `compare`)."""
+
+    method: PeerName = "icfm"
+    """Flow matching by torchcfm: independent pairs, exact transport within the batch, Schroedinger
+    bridge, or rectified flow (independent pairs, no noise)."""
+    sigma: float = field(default=0.1, metadata={"minimum": 0, "maximum": 1e6})
+    """Width of the noise around the line between a pair; sbcfm: of its bridge, and > 0."""
+
+
+@dataclass
+class ReflowConfig(OptimConfig):
+    """Phase ``reflow``: the peer's network once more, on the ends of its own paths (2-RF)."""
+
+    pairs: int = at_least(1, 65_536)
+    """Starts and ends of paths that are kept in memory."""
+    ode_steps: int = at_least(1, 100)
+    """Euler steps from a start to its end."""
+
+
+@dataclass
+class TrainConfig:
+    """What all phases share: records, and how updates use the hardware."""
+
+    log_every: int = at_least(1, 100)
+    """Updates between two lines of metrics.jsonl."""
+    checkpoint_every: int = at_least(1, 1000)
+    """Updates between two checkpoints inside a phase."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic of the networks' layers. auto: bf16 where the card has it, fp16 on cards with
+    tensor cores for it alone (T4), else fp32. Weights and losses are float32 in any case."""
+    accumulate: int = at_least(1, 1)
+    """Parts that the batch of an update is split into: less memory, the same update. Doubled by
+    itself where the batch does not fit the card."""
+    data_on_device: bool = True
+    """Keep an image set on the card, as bytes, if it takes at most a tenth of its free memory."""
+    prefetch: bool | Literal["auto"] = "auto"
+    """Draw batches ahead in a thread, the same ones; auto: on a card, and for a pool on disk."""
+    channels_last: bool = False
+    """Store images and convolutions with channels innermost."""
+    compile: bool = False
+    """Compile the networks with torch.compile: the first update takes minutes, the others less."""
+    cudnn_benchmark: bool = True
+    """Let cuDNN try its algorithms and keep the fastest."""
+    tf32: bool = True
+    """Allow TF32 in float32 layers where the card has it; never in the Sinkhorn flow."""
+    deterministic: bool = False
+    """Only deterministic algorithms, for debugging; slower, and cudnn_benchmark is off."""
+    max_hours: float | None = above(0, None)
+    """Hours after which training saves a checkpoint, says how to go on, and ends; null: none."""
+    max_skipped: int = at_least(1, 20)
+    """Updates in a row without finite loss and gradient after which training stops."""
+    detect_anomaly: int = at_least(0, 0)
+    """First updates of each phase in which autograd names the operation behind a nan; slow."""
+    preview: bool = True
+    """A picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
+
+
+@dataclass
+class TrackingConfig:
+    """Weights & Biases, besides the files of the run folder."""
+
+    wandb: Literal["online", "offline", "disabled"] = "disabled"
+    """online: upload while training, offline where that is impossible; offline: keep in the run
+    folder for `wandb sync`; disabled: wandb is not even imported."""
+    project: str = "nsgf"
+    """W&B project."""
+    entity: str | None = None
+    """W&B user or team; null: the key's own default."""
+
+
+@dataclass
+class SamplingConfig:
+    """Sampling (Algorithms 2 and 4)."""
+
+    num_samples: int = at_least(1, 64)
+    """Samples that `nsgf sample` draws."""
+    batch_size: int = at_least(1, 256)
+    """Samples that go through the networks together."""
+    nsgf_steps: int | None = at_least(1, None)
+    """Euler steps with the velocity network over the whole flow time; null: flow.steps."""
+    tau: float | None = inside(0, 1, None, closed_low=True)
+    """Time at which all samples enter the straight flow, without a time predictor; null: each at
+    its predicted time."""
+    solver: Literal["euler", "heun", "dopri5"] = "euler"
+    """Of the straight flow. heun: second order, two network calls a step; dopri5: adaptive steps
+    (rtol, atol); both need the extra `ode` (torchdiffeq)."""
+    straight_steps: int = at_least(1, 10)
+    """Equal steps of each sample from its time tau to 1; with dopri5 only the states shown."""
+    omega: float | None = field(default=None, metadata={"minimum": 1e-6, "maximum": 1})
+    """Fixed step of euler instead of straight_steps; steps then differ by sample."""
+    rtol: float = field(default=1e-5, metadata={"minimum": 1e-7, "maximum": 1})
+    """dopri5: error of a step relative to the state, over the batch. 1e-5 for both as in flow
+    matching (Lipman et al. 2023); float32 has no more than 7 digits."""
+    atol: float = field(default=1e-5, metadata={"minimum": 1e-7, "maximum": 1})
+    """dopri5: error of a step in units of the data, besides rtol's."""
+    weights: Literal["ema", "last"] = "ema"
+    """Averaged weights or those of the last update."""
+
+
+@dataclass
+class EvaluationConfig:
+    """What `nsgf evaluate` measures."""
+
+    num_samples: int = at_least(1, 4096)
+    """Generated samples, per repetition."""
+    repeats: int = at_least(1, 3)
+    """Repetitions with other random numbers, for mean and standard deviation of W2."""
+    w2_samples: int = at_least(1, 4096)
+    """Largest number of samples of an exact W2, whose cost grows with its cube."""
+    inception: bool = False
+    """Measure FID, Inception score, KID, precision and recall in the features of the Inception
+    network (image sets; needs the extra `fidelity`)."""
+    inception_weights: str | None = None
+    """File with torch-fidelity's Inception weights; null: torch-fidelity downloads them."""
+    classifier: bool = False
+    """Measure Frechet distance, precision and recall in the features of a small classifier that is
+    trained on the labelled training images (image sets; needs the extra `fidelity`). Not Inception
+    FID, and comparable with nothing but other numbers of this program."""
+
+
+MethodName = Literal["nsgf", "nsgf++", "icfm", "otcfm", "sbcfm", "1rf", "2rf"]
+TargetName = Literal["8gaussians", "moons", "scurve", "checkerboard", "8gaussians_moons"]
+
+
+@dataclass
+class CompareConfig:
+    """What `nsgf compare` trains and measures."""
+
+    methods: list[MethodName] = field(default_factory=lambda: ["nsgf", "icfm", "otcfm"])
+    """Methods, each trained with peer.iterations updates in all (2rf: and reflow.iterations); their
+    noise is that of torchcfm's examples, whatever peer.sigma is."""
+    targets: list[TargetName] = field(default_factory=list)
+    """2D sets, 8gaussians_moons from 8gaussians instead of noise; empty: the data section's own."""
+    seeds: int = at_least(1, 5, 1000)
+    """Runs of each method, with seeds seed, seed + 1, ..."""
+    draws: int = at_least(1, 1, 1000)
+    """Draws of noise and target that each run is measured with; tables show the mean and
+    spread of the seeds' means, with one seed those of its draws."""
+    nfe: list[int] = list_of(10, 100)
+    """Network calls for each sample."""
+
+
+@dataclass
+class Config:
+    """One experiment."""
+
+    exp: str = "2d"
+    """Name of the experiment: configs/NAME.yaml, and the beginning of the run folder's name."""
+    phases: list[PhaseName] = field(default_factory=lambda: list(PHASES))
+    """What is trained, in this order: nsgf; nsgf, nsf; or nsgf, nsf, predictor. For comparison:
+    peer; or peer, reflow."""
+    seed: int = at_least(0, 0, 2**63 - 1)
+    """Every random number of the run follows from it."""
+    device: str = "auto"
+    """auto (cuda if there is one), cpu, cuda or cuda:N."""
+    out_dir: str = "runs"
+    """Folder that holds the run folders."""
+    data: DataConfig = field(default_factory=DataConfig)
+    sinkhorn: SinkhornConfig = field(default_factory=SinkhornConfig)
+    flow: FlowConfig = field(default_factory=FlowConfig)
+    pool: PoolConfig = field(default_factory=PoolConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    nsgf: OptimConfig = field(default_factory=OptimConfig)
+    nsf: NSFConfig = field(default_factory=NSFConfig)
+    predictor: OptimConfig = field(default_factory=OptimConfig)
+    peer: PeerConfig = field(default_factory=PeerConfig)
+    reflow: ReflowConfig = field(default_factory=ReflowConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    compare: CompareConfig = field(default_factory=CompareConfig)

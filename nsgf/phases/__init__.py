@@ -1,0 +1,1 @@
+"""One file for each phase: network, inputs, loss, what it needs, its picture."""

@@ -1,0 +1,238 @@
+"""A pool on disk: one mapped file of positions, and a header that says what it is.
+
+    pool/positions.bin   (mini-batch, particle, time, *shape), the bytes of the tensor
+    pool/header.json     format, settings that determine the values, one checksum per mini-batch
+
+The header is replaced as a whole after the bytes it vouches for are on the disk, so what it lists
+is complete whenever the process ends.
+"""
+
+import errno
+import json
+import math
+import os
+import shutil
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nsgf.system.errors import UserError
+
+FORMAT = 1
+SAVE_SECONDS = 5.0
+"""Time between two headers; an end of the program by force loses no more than this."""
+
+Header = dict[str, Any]
+"""format, settings, dtype, checksums of the finished mini-batches, report of the solver."""
+
+
+class PoolFile:
+    """The positions of all mini-batches, mapped into memory."""
+
+    def __init__(
+        self, folder: Path, header: Header, batches: int, rows: int, row_shape: tuple[int, ...]
+    ) -> None:
+        """Open or begin the pool in ``folder``.
+
+        Args:
+            folder: the run's folder of the pool; made if missing.
+            header: from :func:`new_header`; a matching header on disk takes its place.
+            batches: mini-batches of this file: all, or one process's part.
+            rows: trajectories of one mini-batch.
+            row_shape: shape of one trajectory, (T+1, *shape).
+
+        Raises:
+            UserError: no permission or space, another pool, or a damaged file.
+        """
+        self._folder, self._file = folder, folder / "positions.bin"
+        self._batches = batches
+        dtype: torch.dtype = getattr(torch, header["dtype"])
+        nbytes = self._batches * rows * math.prod(row_shape) * dtype.itemsize
+        known = read_header(folder)
+        if known:
+            refuse_mismatch(known, folder, header["settings"])
+        self.header = known if known and known["settings"] == header["settings"] else header
+        try:
+            if not self.header["checksums"]:
+                self._begin(nbytes)
+            elif self._size() != nbytes:
+                raise self._damaged(f"has {self._size()} of {nbytes} bytes")
+            mapped = np.memmap(self._file, dtype=np.uint8, mode="r+")
+        except OSError as error:
+            raise UserError(
+                f"pool.storage = disk: {self._file} cannot be written ({error.strerror}); name "
+                "another folder with --out-dir DIR, or use --pool.storage memory"
+            ) from error
+        self._map, self._bytes = mapped, mapped.reshape(self._batches, -1)
+        flat = torch.from_numpy(mapped).view(dtype)
+        self.positions: Tensor = flat.view(self._batches * rows, *row_shape)
+        self._unsaved, self._saved_at = 0, time.monotonic()
+        self._verify()
+
+    @property
+    def finished(self) -> int:
+        """Mini-batches that are complete, from the first on."""
+        return len(self.header["checksums"])
+
+    @property
+    def complete(self) -> bool:
+        """Whether every mini-batch is there."""
+        return self.finished == self._batches
+
+    def commit(self, finished: int, report: dict[str, Any]) -> None:
+        """Take note that the first ``finished`` mini-batches are in ``positions``.
+
+        Args:
+            finished: counted from the beginning.
+            report: what the solver says of them, plain values; kept in the header.
+        """
+        for index in range(self.finished, finished):
+            self.header["checksums"].append(self._checksum(index))
+            self._unsaved += 1
+        self.header["report"] = report
+        if time.monotonic() - self._saved_at >= SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Bring positions, then the header, to the disk."""
+        if not self._unsaved:
+            return
+        self._map.flush()
+        write_header(self._folder, self.header)
+        self._unsaved, self._saved_at = 0, time.monotonic()
+
+    def _begin(self, nbytes: int) -> None:
+        """Header first, so that no file of positions is without one; then all of the space."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_header(self._folder, self.header)
+        with self._file.open("r+b" if self._file.exists() else "w+b") as stream:
+            stream.truncate(nbytes)
+            _reserve(stream.fileno(), nbytes)
+
+    def _verify(self) -> None:
+        """Compare what the header lists with the file."""
+        if self.finished > self._batches:
+            raise self._damaged(f"has more than {self._batches} checksums in its header")
+        indices = range(self.finished)
+        for index in tqdm(indices, desc="pool: checking", unit="flow", leave=False, delay=1):
+            if self._checksum(index) != self.header["checksums"][index]:
+                raise self._damaged(f"was changed or cut off (mini-batch {index})")
+
+    def _checksum(self, index: int) -> str:
+        return f"{zlib.crc32(self._bytes[index]):08x}"
+
+    def _size(self) -> int:
+        return self._file.stat().st_size if self._file.exists() else 0
+
+    def _damaged(self, what: str) -> UserError:
+        return UserError(
+            f"pool file {self._file} {what}; remove the folder {self._folder} to build it again"
+        )
+
+
+def new_header(settings: dict[str, object], dtype: str) -> Header:
+    """The header of a pool without any mini-batch."""
+    plain = json.loads(json.dumps(settings))  # as it will be read again: tuples are lists
+    return {"format": FORMAT, "dtype": dtype, "settings": plain, "report": {}, "checksums": []}
+
+
+def read_header(folder: Path) -> Header | None:
+    """The header in ``folder``; None if there is none.
+
+    Raises:
+        UserError: it cannot be read or is of another format.
+    """
+    file = folder / "header.json"
+    if not file.is_file():
+        return None
+    try:
+        header = json.loads(file.read_text(encoding="utf-8"))
+        known = isinstance(header, dict) and header.get("format") == FORMAT
+        known = known and isinstance(header["checksums"], list)
+        known = known and header["dtype"] in ("float32", "float16")
+        known = known and isinstance(header["settings"], dict) and _is_report(header["report"])
+    except (OSError, ValueError, KeyError, RecursionError):
+        known = False
+    if not known:
+        raise UserError(
+            f"pool header {file} is damaged or of another format than {FORMAT}; "
+            f"remove the folder {folder} to build the pool again"
+        )
+    return dict(header)
+
+
+def _is_report(report: Any) -> bool:
+    """Whether it is what :meth:`PoolFile.commit` keeps: nothing yet, or counts by name."""
+    if not isinstance(report, dict):
+        return False
+    counts = {key: value for key, value in report.items() if key != "worst_error"}
+    worst = report.get("worst_error")
+    return isinstance(worst, float | int | None) and all(
+        isinstance(value, float | int) and value >= 0 for value in counts.values()
+    )
+
+
+def write_header(folder: Path, header: Header) -> None:
+    """Replace the header as a whole."""
+    partial = folder / "header.json.partial"
+    with partial.open("w", encoding="utf-8") as stream:
+        json.dump(header, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(folder / "header.json")
+
+
+def refuse_mismatch(known: Header, folder: Path | None, settings: dict[str, object]) -> None:
+    """
+    Raises:
+        UserError: the finished part of a pool was built with other settings.
+    """
+    before = known["settings"]
+    found = [
+        f"{key}: the pool has {before.get(key)}, this command {settings.get(key)}"
+        for key in {**before, **settings}
+        if before.get(key) != settings.get(key)
+    ]
+    if known["checksums"] and found:
+        raise UserError(
+            f"pool {folder} was built otherwise: {'; '.join(found)}; give it the same settings, "
+            "or remove that folder to build it again"
+        )
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Bytes that a pool in ``folder`` may take: free ones, and those that it, or the parts of it
+    that other processes have beside ``folder``, took already.
+    """
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    files = folder.parent.glob("*/positions.bin")
+    taken = sum(getattr(file.stat(), "st_blocks", 0) * 512 for file in files)
+    return shutil.disk_usage(place).free + taken
+
+
+def _reserve(descriptor: int, nbytes: int) -> None:
+    """Take the disk space now: a mapped file that finds none later kills the process.
+
+    Raises:
+        OSError: there is none.
+    """
+    try:
+        os.posix_fallocate(descriptor, 0, nbytes)
+        return
+    except AttributeError:  # not on this system
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+            raise
+    zeros = bytes(1 << 24)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    for start in range(0, nbytes, len(zeros)):
+        os.write(descriptor, zeros[: min(len(zeros), nbytes - start)])

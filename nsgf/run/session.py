@@ -1,0 +1,23 @@
+"""What every phase of a training process needs."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from nsgf.config.schema import Config
+from nsgf.run.checkpoint import RunFolder
+from nsgf.run.log import Tracker
+from nsgf.run.stop import StopRequest
+from nsgf.system.distributed import World
+
+
+@dataclass
+class Session:
+    """One process that trains one run."""
+
+    config: Config
+    run: RunFolder
+    tracker: Tracker
+    device: torch.device
+    world: World = field(default_factory=World)
+    stop: StopRequest = field(default_factory=StopRequest)

@@ -1,0 +1,184 @@
+"""The mirror of a run at Weights & Biases: one W&B run per run folder, however often it resumes.
+
+wandb is imported only here, and only by a run that asks for it. Its files lie in the run folder's
+``wandb/``; what is shown there is a copy of both ``.jsonl`` files and of the pictures.
+"""
+
+import os
+import re
+import socket
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from nsgf.config.schema import PEER_PHASES, PHASES, Config
+from nsgf.run.checkpoint import RunFolder, write_text
+from nsgf.system.errors import UserError, one_line
+
+CONNECT_SECONDS = 5.0
+INIT_SECONDS = 15.0
+"""Longest waits for a connection to the W&B server, and for its answers, before a run is kept
+offline."""
+FINISH_SECONDS = 60.0
+"""Longest wait at the end for what is not uploaded yet; it stays in the run folder."""
+
+
+class WandbMirror:
+    """A W&B run with a step axis of its own for each phase: ``nsgf/step`` for ``nsgf/*``."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        for phase in (*PHASES, *PEER_PHASES):
+            run.define_metric(f"{phase}/step")
+            run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Log a record of metrics.jsonl or costs.jsonl under its phase: ``nsgf/loss``, ..."""
+        phase = values.get("phase")
+        prefix = f"{phase}/" if phase else ""
+        self._run.log({prefix + key: value for key, value in values.items() if key != "phase"})
+
+    def picture(self, name: str, file: Path) -> None:
+        """Log an image file."""
+        import wandb
+
+        self._run.log({name: wandb.Image(str(file))})
+
+    def close(self, failed: bool) -> None:
+        """Finish the W&B run, as failed where training did not get to its end."""
+        self._run.finish(exit_code=int(failed))
+        _shut_down()
+
+
+def open_mirror(config: Config, run: RunFolder, say: Callable[[str], None]) -> WandbMirror | None:
+    """The W&B run of a run folder, begun or continued.
+
+    Without a server or an API key an online run is kept offline; if that fails too there is none.
+    Neither ends training: each is one line.
+
+    Args:
+        config: the resolved configuration, stored with the W&B run; its tracking section says how.
+        run: the run folder, which names the W&B run.
+        say: takes lines for people.
+
+    Returns:
+        The mirror; None if tracking is disabled or W&B cannot be used at all.
+    """
+    mode = config.tracking.wandb
+    if mode == "disabled":
+        return None
+    reason = ""
+    if mode == "online":
+        try:
+            return _told(_begin(config, run, "online"), say)
+        except Exception as error:  # wandb raises many types, not all of them its own
+            reason = f"not online ({one_line(error)}), "
+    try:
+        return _told(_begin(config, run, "offline"), say, reason)
+    except Exception as error:
+        say(f"W&B: {reason}not used ({one_line(error)})")
+        return None
+
+
+def run_name(config: Config, run: RunFolder) -> str:
+    """The folder's name, or its way from ``out_dir``: ``compare-2d/moons/nsgf-seed0``."""
+    home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
+    return path.relative_to(home).as_posix() if path.is_relative_to(home) else path.name
+
+
+def run_id(run: RunFolder) -> str:
+    """The W&B run's id, made once and kept in ``wandb_id.txt``: a resumed run has the same one.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+    file = run.path / "wandb_id.txt"
+    if not file.exists():
+        write_text(file, uuid.uuid4().hex[:12] + "\n")
+    found = file.read_text().strip()
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", found):  # wandb names folders after it
+        raise UserError(f"{file} holds no id of a W&B run; remove it for a new one")
+    return found
+
+
+def _begin(config: Config, run: RunFolder, mode: Literal["online", "offline"]) -> Any:
+    """
+    Raises:
+        Exception: wandb is missing or damaged, or there is no key, no server or no permission.
+    """
+    # reports about wandb itself wait for their server when the process ends
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    hooks = sys.exit, sys.excepthook
+    try:
+        _shut_down()  # a failed attempt still holds the run's id
+        # silence before init also rules out its prompts
+        service = wandb.setup(settings=wandb.Settings(silent=True))
+        if mode == "online":
+            _check_server(service.settings.base_url)
+        return wandb.init(
+            mode=mode,
+            project=config.tracking.project,
+            entity=config.tracking.entity,
+            name=run_name(config, run),
+            group=config.exp,
+            id=run_id(run),
+            resume="allow",
+            config=asdict(config),
+            allow_val_change=True,  # a resumed run may train longer
+            dir=str(run.path),
+            settings=wandb.Settings(
+                silent=True,
+                console="off",  # progress bars would fill its copy of the terminal
+                init_timeout=INIT_SECONDS,
+                finish_timeout=FINISH_SECONDS,
+                disable_git=True,
+                save_code=False,
+            ),
+        )
+    finally:  # how a command ends is not wandb's business; close() tells it all it needs
+        sys.exit, sys.excepthook = hooks
+
+
+def _check_server(url: str) -> None:
+    """
+    Raises:
+        ConnectionError: nothing listens there; wandb would try for as long as it is allowed to.
+    """
+    if getproxies():  # the server need not be reachable itself
+        return
+    parts = urlsplit(url)
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"{url} cannot be reached: {error.strerror or error}") from error
+
+
+def _shut_down() -> None:
+    """End wandb's service, which then has everything on the disk.
+
+    Raises:
+        ConnectionError: the service failed; it would end this process with its own exit code.
+    """
+    import wandb
+
+    try:
+        wandb.teardown()
+    except SystemExit as error:
+        raise ConnectionError(f"its service ended with code {error.code}") from error
+
+
+def _told(begun: Any, say: Callable[[str], None], reason: str = "") -> WandbMirror:
+    mirror = WandbMirror(begun)
+    if begun.url:
+        say(f"W&B: {begun.url}")
+    else:
+        say(f"W&B: {reason}kept offline; upload it with: wandb sync {Path(begun.dir).parent}")
+    return mirror

@@ -1,0 +1,1 @@
+"""Algorithms 2 and 4, their solvers, and pictures."""

@@ -1,0 +1,206 @@
+"""Pictures: sample grids, trajectories of images, scatter plots of points."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display is needed or wanted
+
+import matplotlib.pyplot as plt
+import torch
+from torch import Tensor
+
+from nsgf.sampling.sampler import Samples
+
+MAX_PATHS = 256
+FAR = 10
+"""Extents of the target, beyond which a point is not drawn: it would leave no room for others."""
+MIN_PIXELS = 600
+"""Small images are enlarged until a picture has about this width."""
+
+
+def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
+    """Images (N, C, H, W) in [-1, 1] as one PNG, nearly square unless ``columns`` is given."""
+    from torchvision.utils import make_grid, save_image  # a second to import
+
+    columns = columns or math.ceil(math.sqrt(len(images)))
+    grid = make_grid(images.clamp(-1, 1), nrow=columns, value_range=(-1, 1), normalize=True)
+    zoom = max(1, round(MIN_PIXELS / grid.shape[-1]))
+    save_image(grid.repeat_interleave(zoom, 1).repeat_interleave(zoom, 2), str(file))
+
+
+def save_image_path(path: list[Tensor], file: Path, rows: int = 8) -> None:
+    """One row per sample, one column per state along the way.
+
+    Args:
+        path: states, each (N, C, H, W) in [-1, 1].
+        file: PNG to write.
+        rows: samples shown.
+    """
+    rows = min(rows, len(path[0]))
+    columns = torch.stack([state[:rows] for state in path], dim=1)
+    save_grid(columns.flatten(0, 1), file, columns=len(path))
+
+
+def save_point_path(path: list[Tensor], target: Tensor, file: Path, title: str) -> None:
+    """Source, trajectories and samples beside the target, same axes.
+
+    Args:
+        path: states along the way, each (N, 2).
+        target: samples of mu*, (M, 2).
+        file: PNG to write.
+        title: above the left panel.
+    """
+    states = torch.stack(path, dim=1).numpy()  # (N, steps + 1, 2)
+    figure, (left, right) = _two_panels()
+    for line in states[:MAX_PATHS]:
+        left.plot(line[:, 0], line[:, 1], color="0.75", linewidth=0.5, zorder=1)
+    left.scatter(*states[:, 0].T, s=3, color="tab:blue", label="source", zorder=2)
+    left.scatter(*states[:, -1].T, s=3, color="tab:red", label="samples", zorder=3)
+    left.legend(loc="upper right")
+    _save_beside_target(figure, left, right, target, file, title)
+
+
+def save_scatter(samples: Tensor, target: Tensor, file: Path, title: str) -> None:
+    """Samples beside the target, same axes.
+
+    Args:
+        samples: (N, 2).
+        target: samples of mu*, (M, 2).
+        file: PNG to write.
+        title: above the left panel.
+    """
+    figure, (left, right) = _two_panels()
+    left.scatter(*samples.numpy().T, s=3, color="tab:red", label="samples")
+    left.legend(loc="upper right")
+    _save_beside_target(figure, left, right, target, file, title)
+
+
+def _two_panels() -> Any:
+    return plt.subplots(1, 2, figsize=(11, 5.5), sharex=True, sharey=True, layout="constrained")
+
+
+def _save_beside_target(
+    figure: Any, left: Any, right: Any, target: Tensor, file: Path, title: str
+) -> None:
+    left.set_title(title)
+    right.scatter(*target.numpy().T, s=3, color="tab:green", label="target")
+    right.set_title("target")
+    right.legend(loc="upper right")
+    left.set_aspect("equal")
+    right.set_aspect("equal")
+    figure.savefig(file, dpi=120, bbox_inches="tight")
+    plt.close(figure)
+
+
+def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
+    """Methods across; down: the way at the first setting, then the samples of each.
+
+    Args:
+        drawn: by column and row title, with paths of (N, 2) states.
+        target: samples of mu*, (M, 2), shown in a column of their own.
+        file: PNG to write.
+    """
+    settings = list(next(iter(drawn.values())))
+    rows, columns = len(settings) + 1, len(drawn) + 1
+    drawn = {
+        name: {title: _near(found, target) for title, found in samples.items()}
+        for name, samples in drawn.items()
+    }
+    states = [state for found in drawn.values() for s in found.values() for state in s.path]
+    width, height = _extent(torch.cat([*states, target]))
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(2.2 * columns, 0.4 + 2.2 * height / width * rows),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    for number, (name, samples) in enumerate(drawn.items()):
+        axes[0][number].set_title(name)
+        _show_way(axes[0][number], next(iter(samples.values())).path)
+        for panel, found in zip(axes[1:, number], samples.values(), strict=True):
+            panel.scatter(*found.x.numpy().T, s=1, color="tab:red")
+    axes[0][-1].set_title("target")
+    axes[0][-1].scatter(*target.numpy().T, s=1, color="tab:green")
+    for panel, title in zip(axes[:, 0], [f"way, {settings[0]}", *settings], strict=True):
+        panel.set_ylabel(title)
+    for panel in axes[1:, -1]:
+        panel.set_axis_off()
+    for panel in axes.flat:
+        panel.set_aspect("equal")
+    figure.savefig(file, dpi=80)
+    plt.close(figure)
+
+
+def _near(found: Samples, target: Tensor) -> Samples:
+    """The samples on the CPU; those that ran away become nan, which is not drawn."""
+    reach = FAR * float(target.abs().max())
+
+    def near(x: Tensor) -> Tensor:
+        x = x.cpu()
+        return torch.where(x.abs().amax(1, keepdim=True) <= reach, x, torch.nan)
+
+    return replace(found, x=near(found.x), path=[near(state) for state in found.path])
+
+
+def _show_way(panel: Any, path: list[Tensor]) -> None:
+    """Source, trajectories and samples; states (N, 2)."""
+    states = torch.stack(path, dim=1).numpy()  # (N, steps + 1, 2)
+    few = states[:MAX_PATHS]
+    for line in few:
+        panel.plot(line[:, 0], line[:, 1], color="0.6", linewidth=0.4, zorder=1)
+    panel.scatter(*few[:, 0].T, s=2, color="tab:blue", zorder=2)
+    panel.scatter(*few[:, -1].T, s=2, color="tab:red", zorder=3)
+
+
+def _extent(points: Tensor) -> tuple[float, float]:
+    """Width and height of a cloud (N, 2), points of nan left out."""
+    finite = points[points.isfinite().all(1)]
+    width, height = (finite.amax(0) - finite.amin(0)).tolist()
+    return width, height
+
+
+def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
+    """Methods down, settings across, a grid of samples in each place; real images below.
+
+    Args:
+        drawn: by row and column title, images (N, C, H, W) in [-1, 1].
+        target: real images, (M, C, H, W) in [-1, 1].
+        file: PNG to write.
+    """
+    titles = list(next(iter(drawn.values())))
+    figure, axes = plt.subplots(
+        len(drawn) + 1,
+        len(titles),
+        figsize=(2.2 * len(titles), 2.2 * (len(drawn) + 1)),
+        squeeze=False,
+        layout="constrained",
+    )
+    for panels, (name, samples) in zip(axes, drawn.items(), strict=False):
+        panels[0].set_ylabel(name)
+        for panel, found in zip(panels, samples.values(), strict=True):
+            _show_grid(panel, found.x)
+    axes[-1][0].set_ylabel("real")
+    _show_grid(axes[-1][0], target)
+    for panel, title in zip(axes[0], titles, strict=True):
+        panel.set_title(title)
+    for panel in axes[-1][1:]:
+        panel.set_axis_off()
+    figure.savefig(file, dpi=100)
+    plt.close(figure)
+
+
+def _show_grid(panel: Any, images: Tensor) -> None:
+    from torchvision.utils import make_grid
+
+    columns = math.ceil(math.sqrt(len(images)))
+    grid = make_grid(images.cpu().clamp(-1, 1), nrow=columns, padding=1, pad_value=1.0)
+    panel.imshow(((grid.permute(1, 2, 0) + 1) / 2).numpy())
+    panel.set_xticks([])
+    panel.set_yticks([])

@@ -1,0 +1,128 @@
+"""What this machine has: device, free memory, and what a plan needs of them."""
+
+import gc
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import torch
+
+from nsgf.system.errors import UserError
+
+PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", "torch-fidelity"]
+"""What results depend on."""
+
+
+def pick_device(name: str, card: int | None = None) -> torch.device:
+    """The device that ``name`` (auto, cpu, cuda, cuda:N) means here.
+
+    A card becomes torch's current one.
+
+    Args:
+        name: the configured device.
+        card: which one auto and cuda mean; None: torch's current one.
+
+    Raises:
+        UserError: a CUDA device that does not exist.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type != "cuda":
+        return device
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device = {name}: this machine has {torch.cuda.device_count()} CUDA devices; "
+            "use --device cpu or --device auto"
+        )
+    if device.index is None:  # some of torch's functions want a number
+        device = torch.device("cuda", torch.cuda.current_device() if card is None else card)
+    torch.cuda.set_device(device)  # for streams, events and memory that name no device
+    return device
+
+
+def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Main memory that can still be used, also under a container's limit.
+
+    A container's usage counts cached files, which give way to a pool; they are taken as free.
+    """
+    available = psutil.virtual_memory().available
+    for limit, usage, cached in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            stat = dict(line.split() for line in (cgroups / limit).with_name("memory.stat").open())
+            used = int((cgroups / usage).read_text()) - int(stat[cached])
+            available = min(available, max(0, int((cgroups / limit).read_text()) - used))
+        except (OSError, ValueError, KeyError):  # no such files, or "max"
+            continue
+    return available
+
+
+def release_memory(device: torch.device) -> None:
+    """Give what a finished phase held back to the device."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Let :func:`peak_memory` begin anew; main memory's peak cannot."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that were in use: on a card since the reset, else of the process so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # Windows, where psutil knows the peak
+        return int(vars(psutil.Process().memory_info())["peak_wset"])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def describe(device: torch.device, processes: int = 1) -> str:
+    """One line for people: the device and the free memory."""
+    free = f"{format_bytes(available_bytes())} of main memory free"
+    if device.type != "cuda":
+        together = f", {processes} processes" if processes > 1 else ""
+        return f"CPU, {os.cpu_count()} cores{together}, {free}"
+    free_cuda, total_cuda = torch.cuda.mem_get_info(device)
+    if torch.cuda.device_count() > 1:
+        free += f"; {processes} of {torch.cuda.device_count()} cards used"
+        if processes == 1:
+            free += " (torchrun --nproc-per-node N -m nsgf train uses N)"
+    return (
+        f"{torch.cuda.get_device_name(device)}, {format_bytes(free_cuda)} of "
+        f"{format_bytes(total_cuda)} free, {free}"
+    )
+
+
+def format_bytes(count: float) -> str:
+    """1536 -> '1.5 KB' (powers of 1000, as disks and memory estimates are quoted)."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def versions() -> dict[str, str]:
+    """Versions that a result depends on."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from nsgf import __version__
+
+    found = {"nsgf": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "missing"
+    return found

@@ -1,0 +1,147 @@
+"""What one update needs of the device, estimated before anything runs."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nsgf.config.schema import Config, PhaseName
+from nsgf.data import data_shape
+from nsgf.models import build_network, count_parameters
+from nsgf.models.unet import Stage
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import format_bytes
+from nsgf.training.precision import Precision, pick_precision
+
+COPIES = 5
+"""Values kept per weight while training: weight, average, gradient, two moments of Adam."""
+MARGIN = 1.3
+"""Over what autograd keeps: gradients of activations, workspaces, fragmentation."""
+
+
+class TrainingMemory(NamedTuple):
+    """Estimated bytes of one update."""
+
+    weights: int
+    """Number of trained values."""
+    fixed: int
+    """Bytes that do not depend on the batch."""
+    activations: int
+    """Bytes of the whole batch at once."""
+    samples: int
+    """Samples of that batch on this device."""
+    precision: Precision
+    """Arithmetic of the layers, which halves what they keep."""
+    accumulate: int
+    """Parts that the batch is split into."""
+
+    @property
+    def total(self) -> int:
+        """With the batch in its parts."""
+        return self.fixed + self.activations // self.accumulate
+
+    @property
+    def smallest(self) -> int:
+        """One sample at a time."""
+        return self.fixed + self.activations // self.samples
+
+
+def training_memory(
+    config: Config, phase: PhaseName, device: torch.device, processes: int = 1
+) -> TrainingMemory:
+    """What one update of a phase needs of the device.
+
+    The network runs once on torch's meta device, which computes shapes and no values; what autograd
+    would keep for the backward pass is counted, and with ``model.checkpoint_activations`` what the
+    largest stage computes once more.
+
+    Args:
+        config: the experiment.
+        phase: which phase.
+        device: where it shall run.
+        processes: how many share a batch.
+
+    Raises:
+        UserError: the precision does not exist on this device.
+    """
+    precision = pick_precision(config.train.precision, device)
+    batch = -(-getattr(config, phase).batch_size // processes)
+    weights, activations = _kept_by_autograd(config, phase, batch)
+    if precision != "fp32":
+        activations //= 2
+    return TrainingMemory(
+        weights=weights,
+        fixed=weights * 4 * COPIES,
+        activations=int(MARGIN * activations),
+        samples=batch,
+        precision=precision,
+        accumulate=min(config.train.accumulate, batch),
+    )
+
+
+def _kept_by_autograd(config: Config, phase: PhaseName, batch: int) -> tuple[int, int]:
+    """Trained values of the phase's network, and bytes it keeps for a backward pass in float32."""
+    shape = data_shape(config.data.name)
+    with torch.device("meta"):
+        model = build_network(phase, config.model, shape, seed=0)
+        inputs = [torch.empty(batch, *shape)]
+        if phase != "predictor":
+            inputs.append(torch.empty(batch))
+        activations = kept_bytes(model, *inputs)
+        if config.model.checkpoint_activations:
+            activations += _largest_stage(model, inputs)
+    return count_parameters(model), activations
+
+
+def kept_bytes(model: nn.Module, *inputs: Tensor) -> int:
+    """Bytes that autograd keeps for the backward pass of one call, the weights not counted."""
+    kept: dict[int, Tensor] = {}  # holding the tensors keeps their storages' addresses unique
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: _keep(t, kept), lambda t: t):
+        model(*inputs)
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
+
+
+def check_device_memory(
+    config: Config,
+    phase: PhaseName,
+    needed: TrainingMemory,
+    device: torch.device,
+    free: int | None = None,
+) -> None:
+    """Refuse a network that cannot train on a CUDA device, not even with a batch in many parts.
+
+    Args:
+        config: the experiment.
+        phase: which phase.
+        needed: from :func:`training_memory`.
+        device: where it shall run; only CUDA devices are checked.
+        free: free bytes there; measured when not given.
+
+    Raises:
+        UserError: one sample does not fit.
+    """
+    if free is None:
+        if device.type != "cuda":
+            return
+        free, _ = torch.cuda.mem_get_info(device)
+    if needed.smallest > free:
+        raise UserError(
+            f"{phase}: even one sample at a time needs about {format_bytes(needed.smallest)}, the "
+            f"device has {format_bytes(free)} free; try a smaller model, or another --device"
+        )
+
+
+def _largest_stage(model: nn.Module, inputs: list[Tensor]) -> int:
+    """Bytes that autograd keeps inside the largest stage of a UNet; 0 for other networks."""
+    calls: list[tuple[nn.Module, tuple[Tensor, ...]]] = []
+    for stage in model.modules():
+        if isinstance(stage, Stage):
+            stage.register_forward_pre_hook(lambda module, args: calls.append((module, args)))
+    model(*inputs)
+    return max((kept_bytes(stage, *args) for stage, args in list(calls)), default=0)
+
+
+def _keep(tensor: Tensor, kept: dict[int, Tensor]) -> Tensor:
+    kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+    return tensor

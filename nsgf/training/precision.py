@@ -1,0 +1,143 @@
+"""How a network runs on the hardware: precision, memory format, compilation, several processes."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nsgf.config.schema import TrainConfig
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+
+TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
+"""Compute capabilities from which fp16 is fast, and from which bf16 is there at all."""
+
+
+def pick_precision(wanted: str, device: torch.device) -> Precision:
+    """The arithmetic that ``train.precision`` means on a device.
+
+    ``torch.cuda.is_bf16_supported`` is not asked: it also counts a slow emulation.
+
+    Raises:
+        UserError: bf16 on a card without it.
+    """
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if wanted == "bf16" and capability and capability < BFLOAT16:
+        raise UserError(
+            f"train.precision = bf16: {torch.cuda.get_device_name(device)} (compute capability "
+            f"{capability[0]}.{capability[1]}) has none; use --precision fp16 or auto"
+        )
+    if wanted in ("fp32", "bf16", "fp16"):
+        return wanted  # type: ignore[return-value]
+    if capability is None or capability < TENSOR_CORES:
+        return "fp32"
+    return "bf16" if capability >= BFLOAT16 else "fp16"
+
+
+@contextmanager
+def device_settings(config: TrainConfig) -> Iterator[None]:
+    """cuDNN, TF32 and determinism as configured; what was set before comes back at the end."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    cudnn.benchmark = config.cudnn_benchmark and not config.deterministic
+    cudnn.allow_tf32 = matmul.allow_tf32 = config.tf32
+    torch.use_deterministic_algorithms(config.deterministic or deterministic)
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+        torch.use_deterministic_algorithms(deterministic)
+
+
+class Forward:
+    """A network as an update calls it.
+
+    ``model`` keeps its own parameters and names: what is compiled or shared among processes is a
+    cover around it, so checkpoints and averages never see the cover.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: TrainConfig, device: torch.device, world: World
+    ) -> None:
+        """
+        Args:
+            model: the network, on ``device``.
+            config: precision, memory format, compilation.
+            device: where it is.
+            world: the processes whose gradients are averaged.
+
+        Raises:
+            UserError: the precision does not exist on this device.
+        """
+        self.model, self.device = model, device
+        self.precision = pick_precision(config.precision, device)
+        self._channels_last = config.channels_last
+        if config.channels_last:
+            model.to(memory_format=torch.channels_last)
+        self._shared: DistributedDataParallel | None = None
+        self.compiled = config.compile
+        network: Any = torch.compile(model) if config.compile else model
+        if world.size > 1:
+            cards = [device] if device.type == "cuda" else None
+            network = self._shared = DistributedDataParallel(
+                network, device_ids=cards, gradient_as_bucket_view=True
+            )
+        self._network: Callable[..., Tensor] = network
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """The network's answer, float32.
+
+        Raises:
+            UserError: it cannot be compiled on this machine.
+        """
+        if self._channels_last and inputs[0].ndim == 4:
+            inputs = (inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:])
+        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
+        with torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32"):
+            return self._network(*inputs).float()
+
+    def exchanging(self, last: bool) -> AbstractContextManager[None]:
+        """Around one part of a batch: processes exchange gradients at the last one only."""
+        if self._shared is not None and not last:
+            return self._shared.no_sync()
+        return nullcontext()
+
+
+def prepare_environment(config: TrainConfig, folder: Path) -> None:
+    """Tell torch's compiler and cuBLAS what they only read once, before their first use.
+
+    Args:
+        config: whether to compile, and whether to be deterministic.
+        folder: where compiled code is kept, so that a later session finds it again; torch's own
+            folder is lost with the machine. What the user has set in the environment stays.
+    """
+    if config.compile:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.absolute()))
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Around the first call of a compiled network.
+
+    Raises:
+        UserError: this machine cannot compile.
+    """
+    from torch._dynamo.exc import TorchDynamoException
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        cause = " ".join(str(error).partition("\n\n")[0].split())
+        raise UserError(
+            f"train.compile = true: cannot compile here ({cause}); use --train.compile false"
+        ) from error

@@ -1,0 +1,109 @@
+"""The batches of a phase, on the network's device, drawn ahead where that pays."""
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.profiler import record_function
+
+from nsgf.system.distributed import World
+from nsgf.training.task import Batch, Trainer
+
+DEPTH = 2
+"""Batches drawn ahead: one ready while the next is being made."""
+
+
+class Loaded(NamedTuple):
+    """What a trainer drew, on its way to the device."""
+
+    step: int
+    tensors: tuple[Tensor, ...]
+    arrived: torch.cuda.Event | None
+    """When the copies are complete; None: they are."""
+
+
+def _thread(device: torch.device) -> ThreadPoolExecutor:
+    """A thread whose current card is the network's: each thread has one of its own."""
+    if device.type != "cuda":
+        return ThreadPoolExecutor(1, "batches")
+    return ThreadPoolExecutor(1, "batches", torch.cuda.set_device, (device,))
+
+
+class Batches:
+    """Batch k of a phase is made of samples k B .. (k + 1) B - 1, of which each process takes its
+    share. Which ones are drawn ahead changes nothing in them.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        batch_size: int,
+        device: torch.device,
+        world: World,
+        *,
+        prefetch: bool = False,
+    ) -> None:
+        """
+        Args:
+            trainer: draws.
+            batch_size: B, over all processes.
+            device: where batches shall be.
+            world: the processes.
+            prefetch: draw in a thread; on CUDA also copy from pinned memory on a stream of its own,
+                beside the computation. :meth:`close` ends it.
+        """
+        self._trainer, self._size, self._device, self._world = trainer, batch_size, device, world
+        self._thread = _thread(device) if prefetch else None
+        self._ahead: deque[tuple[int, Future[Loaded]]] = deque()
+        self._stream = torch.cuda.Stream(device) if prefetch and device.type == "cuda" else None
+
+    def at(self, step: int) -> Batch:
+        """Batch of update ``step`` (0, 1, ...); raises what drawing it raised."""
+        loaded = self._load(step) if self._thread is None else self._next(step, self._thread)
+        if loaded.arrived is not None:
+            with record_function("transfer"):  # as much of it as is not hidden by computation
+                current = torch.cuda.current_stream(self._device)
+                current.wait_event(loaded.arrived)
+                for tensor in loaded.tensors:
+                    tensor.record_stream(current)  # its memory is in use there from now on
+        return self._trainer.batch(*loaded.tensors)
+
+    def close(self) -> None:
+        """End the thread; batches drawn ahead are dropped."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        self._ahead.clear()
+
+    def _next(self, step: int, thread: ThreadPoolExecutor) -> Loaded:
+        if self._ahead and self._ahead[0][0] != step:  # a resumed run starts elsewhere
+            self._drop()
+        first = self._ahead[-1][0] + 1 if self._ahead else step
+        for number in range(first, step + 1 + DEPTH):
+            self._ahead.append((number, thread.submit(self._load, number)))
+        try:
+            return self._ahead.popleft()[1].result()
+        except BaseException:
+            self._drop()  # the failed batch is the next one again
+            raise
+
+    def _drop(self) -> None:
+        for _, future in self._ahead:
+            future.cancel()
+        self._ahead.clear()
+
+    def _load(self, step: int) -> Loaded:
+        positions = self._world.share(range(step * self._size, (step + 1) * self._size))
+        with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+            drawn = self._trainer.draw(positions)
+            with record_function("transfer"):
+                tensors = tuple(self._move(part) for part in drawn)
+            arrived = self._stream.record_event() if self._stream else None
+        return Loaded(step, tensors, arrived)
+
+    def _move(self, tensor: Tensor) -> Tensor:
+        if tensor.device.type == "cpu" and self._device.type == "cuda":
+            return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor.to(self._device)

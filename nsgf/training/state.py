@@ -1,0 +1,189 @@
+"""One optimizer update, and everything that it changes."""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch.profiler import record_function
+
+from nsgf.config.schema import OptimConfig
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
+from nsgf.system.seeding import derive_seed, seed_torch
+from nsgf.training.precision import Forward
+from nsgf.training.step_stats import Outcome
+from nsgf.training.task import Batch
+
+
+class Optimization:
+    """What changes while a phase trains: weights, average, Adam, learning rate, loss scale, step.
+
+    Nothing here waits for the device. Where loss or gradient norm are not finite, the weights and
+    Adam's moments stay as they were; that is decided on the device too.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        config: OptimConfig,
+        *,
+        seed: int = 0,
+        accumulate: int = 1,
+        world: World | None = None,
+    ) -> None:
+        """
+        Args:
+            forward: the network.
+            config: settings of the phase.
+            seed: dropout at update s follows from this seed and s.
+            accumulate: parts that a batch is split into.
+            world: the processes that share the batch.
+        """
+        self.forward, self.config, self.accumulate = forward, config, accumulate
+        self._seed, self._world = seed, world or World()
+        self._parameters = list(forward.model.parameters())
+        self.step = 0
+        # fused: one kernel, and the only Adam that can leave everything alone (found_inf)
+        self.adam = torch.optim.Adam(self._parameters, lr=config.lr, fused=True)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.adam, lambda step: lr_factor(step, config)
+        )
+        self.scaler = torch.amp.GradScaler(forward.device.type, enabled=forward.precision == "fp16")
+        self.ema = copy.deepcopy(forward.model).requires_grad_(False)
+        self._averages = list(self.ema.parameters())
+
+    def update(self, batch: Batch, *, stop: bool = False) -> Outcome:
+        """One optimizer update on this process's share of a batch.
+
+        Args:
+            batch: what to learn from.
+            stop: this process was asked to end; all learn it with the outcome, so that all end
+                after the same update.
+
+        Raises:
+            UserError: not even single samples fit into the card's memory.
+        """
+        loss = self._fitting_gradient(batch)
+        with record_function("optimizer"):
+            self.scaler.unscale_(self.adam)
+            norm = nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm or math.inf)
+            loss, asked = self._world.mean(
+                torch.stack([loss, torch.full_like(loss, float(stop))])
+            ).unbind()
+            self.adam.found_inf = (~torch.isfinite(loss + norm)).float()  # type: ignore[attr-defined]
+            self.adam.step()
+            self.scaler.update()
+            self.schedule.step()
+            self._average()
+        self.step += 1
+        return Outcome(self.step, batch, loss, norm, asked)
+
+    def rehearse(self, batch: Batch) -> None:
+        """Do all that the first update does once, such as compiling; nothing changes.
+
+        Raises:
+            UserError: not even single samples fit into the card's memory.
+        """
+        self._fitting_gradient(batch)
+        self.adam.zero_grad(set_to_none=True)
+
+    def _fitting_gradient(self, batch: Batch) -> Tensor:
+        """The gradient, in as many parts as it takes."""
+        while (loss := self._gradient(batch)) is None:
+            self._halve(batch)
+        return loss
+
+    def _gradient(self, batch: Batch) -> Tensor | None:
+        """Leave the batch's gradient in the weights; returns the loss, None: out of memory."""
+        seed = derive_seed(self._seed, "dropout", self._world.rank, self.step)
+        seed_torch(seed, self.forward.device)
+        for parameter in self._parameters:  # Adam's zero_grad takes ten times as long
+            parameter.grad = None
+        parts = batch.split(self.accumulate)
+        # processes' gradients are averaged as they are, also where one has a sample more
+        size = self.config.batch_size / self._world.size if self._world.size > 1 else None
+        total = torch.zeros((), device=batch.target.device)
+        try:
+            for number, part in enumerate(parts, start=1):
+                weight = len(part.target) / (size or len(batch.target))
+                with self.forward.exchanging(last=number == len(parts)):
+                    with record_function("forward"):
+                        answer = self.forward(*part.inputs)
+                        loss = functional.mse_loss(answer, part.target) * weight
+                    with record_function("backward"):
+                        self.scaler.scale(loss).backward()
+                total += loss.detach()
+        except torch.cuda.OutOfMemoryError:
+            return None  # the exception and with it the graph are gone before the next try
+        return total
+
+    def _halve(self, batch: Batch) -> None:
+        """Split batches into twice as many parts."""
+        size = len(batch.target)
+        if self.accumulate >= size or self._world.size > 1:
+            raise UserError(
+                f"out of memory on the card with {-(-size // self.accumulate)} samples at a time; "
+                f"try --accumulate {2 * self.accumulate}, a smaller --batch-size, "
+                "or --model.checkpoint_activations true"
+            )
+        self.accumulate = min(2 * self.accumulate, size)
+        self.adam.zero_grad(set_to_none=True)
+        torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def _average(self) -> None:
+        """Move the average towards the weights."""
+        average = get_ema_multi_avg_fn(ema_decay(self.step, self.config))
+        average(self._averages, self._parameters, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it; every random stream of a phase follows from ``step``."""
+        return {
+            "step": self.step,
+            "model": self.forward.model.state_dict(),
+            "ema": self.ema.state_dict(),
+            "optimizer": self.adam.state_dict(),
+            "scheduler": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "accumulate": self.accumulate,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`."""
+        self.step = int(state["step"])
+        self.forward.model.load_state_dict(state["model"])
+        self.ema.load_state_dict(state["ema"])
+        self.adam.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["scheduler"])
+        for group in self.adam.param_groups:  # the schedule's length may have changed
+            group["lr"] = self.config.lr * lr_factor(self.step, self.config)
+        self.accumulate = max(self.accumulate, int(state["accumulate"]))  # what did not fit before
+        if state["scaler"] and self.scaler.is_enabled():  # else the precision is another one now
+            self.scaler.load_state_dict(state["scaler"])
+
+
+def ema_decay(step: int, config: OptimConfig) -> float:
+    """Decay of the average at update ``step`` (0, 1, ...): min(decay, (1 + step) / (10 + step)).
+
+    The warm-up lets a run that is short for its decay forget the initial weights.
+    """
+    return min(config.ema_decay, (1 + step) / (10 + step))
+
+
+def lr_factor(step: int, config: OptimConfig) -> float:
+    """Learning rate of update ``step`` (0, 1, ...) divided by ``config.lr``.
+
+    Linear from 1/warmup_steps to 1, then constant, or half a cosine that would reach 0 one update
+    after the last.
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return 1.0
+    length = max(1, config.iterations - config.warmup_steps)
+    progress = min(1.0, (step - config.warmup_steps) / length)
+    return 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,0 +1,93 @@
+"""What an update came to, read without making the device wait."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nsgf.training.task import Batch
+
+
+class Reading(NamedTuple):
+    """Loss and gradient norm as numbers."""
+
+    loss: float
+    norm: float
+    stop: float = 0.0
+    """Above 0: a process was asked to end."""
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the update was done; else it was skipped."""
+        return math.isfinite(self.loss + self.norm)
+
+
+class Outcome:
+    """Loss and gradient norm of one update, and whether it shall be the last but one, on their
+    way from the device.
+
+    They are copied behind the update's own work. Whoever reads them one update later finds them
+    there, and the device, which has the next update to do, is never idle.
+    """
+
+    def __init__(
+        self, step: int, batch: Batch, loss: Tensor, norm: Tensor, stop: Tensor | None = None
+    ) -> None:
+        """
+        Args:
+            step: number of the update (1, 2, ...).
+            batch: what it saw, to be described if it went wrong.
+            loss: mean over the batch, a scalar.
+            norm: gradient norm before clipping, a scalar.
+            stop: above 0 if a process was asked to end, a scalar.
+        """
+        self.step, self.batch = step, batch
+        stop = torch.zeros_like(loss) if stop is None else stop
+        self._values = torch.stack([loss.detach(), norm, stop]).to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if loss.device.type == "cuda" else None
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(loss.device))
+
+    def read(self) -> Reading:
+        """Waits until the update is done."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return Reading(*self._values.tolist())
+
+
+def describe_batch(batch: Batch) -> str:
+    """Range, mean and spread of a batch's tensors, and how many values are not finite."""
+    names = [f"input {number}" for number in range(1, len(batch.inputs) + 1)]
+    tensors = zip([*names, "target"], [*batch.inputs, batch.target], strict=True)
+    return "; ".join(f"{name} {_statistics(tensor)}" for name, tensor in tensors)
+
+
+def _statistics(tensor: Tensor) -> str:
+    values = tensor.detach().float()
+    bad = int((~values.isfinite()).sum())
+    good = values[values.isfinite()]
+    if not len(good):
+        return f"has no finite value among {bad}"
+    spread = float(good.std(correction=0))
+    text = f"{good.min():.3g} to {good.max():.3g}, mean {good.mean():.3g}, std {spread:.3g}"
+    return f"{text}, {bad} values not finite" if bad else text
+
+
+class Window:
+    """Mean loss and gradient norm of the finite updates since the last log line."""
+
+    def __init__(self) -> None:
+        self.readings: list[Reading] = []
+
+    def add(self, reading: Reading) -> None:
+        """Take in one update."""
+        self.readings.append(reading)
+
+    def close(self) -> Reading | None:
+        """Means so far, None without any update; the window is empty again."""
+        readings, self.readings = self.readings, []
+        if not readings:
+            return None
+        losses, norms, _ = zip(*readings, strict=True)
+        return Reading(math.fsum(losses) / len(losses), math.fsum(norms) / len(norms))

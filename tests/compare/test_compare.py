@@ -1,0 +1,340 @@
+"""Small comparisons from end to end: trained once, measured once, left to others, reported."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsgf import experiment
+from nsgf.cli import main
+from nsgf.command_line import parse
+from nsgf.compare import compare as comparison
+from nsgf.compare import measure
+from nsgf.compare.compare import Work, compare, comparison_plan
+from nsgf.compare.record import Record
+from nsgf.compare.trials import cell_folder, cells, comparison_folder
+from nsgf.run.lock import only_process
+from nsgf.run.stop import Stopped, StopRequest
+from nsgf.system.errors import UserError
+from tests.conftest import shipped
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Three methods on moons."""
+    base = shipped(
+        "2d",
+        "--smoke",
+        "--compare.targets=[moons]",
+        "--compare.methods=[nsgf,nsgf++,1rf,2rf]",
+        "--model.mlp.width=16",
+        "--num-samples=32",
+        "--evaluation.w2_samples=16",
+        "--device=cpu",
+    )
+    return replace(base, out_dir=str(tmp_path))
+
+
+def run(config) -> tuple[list, list[str]]:
+    said: list[str] = []
+    return compare(config, say=said.append), said
+
+
+def test_comparison_trains_measures_and_reports(config):
+    files, said = run(config)
+    assert [file.name for file in files] == ["table.md", "table.csv", "moons.png"]
+    assert all(file.stat().st_size > 0 for file in files)
+    assert said[1] == "compare: 4 cells, 0 of them measured, 25 updates in all"
+    table = files[0].read_text()
+    assert "| 2-RF |" in table
+    assert "| floor |" in table
+
+
+def test_what_is_finished_is_not_done_again(config, monkeypatch):
+    first, _ = run(config)
+    table = first[0].read_text()
+
+    def refuse(*_, **__):
+        raise AssertionError("trained or measured again")
+
+    monkeypatch.setattr(comparison, "train", refuse)
+    monkeypatch.setattr(comparison, "measure", refuse)
+    monkeypatch.setattr(measure.PointYardstick, "floor", refuse)
+    second, said = run(config)
+    assert second[0].read_text() == table
+    assert "4 of them measured" in said[1]
+
+
+def test_other_nfe_are_measured_without_training(config, monkeypatch):
+    run(config)
+    before = [cell_folder(config, cell) / "checkpoints" for cell in cells(config)]
+    times = [file.stat().st_mtime_ns for folder in before for file in sorted(folder.iterdir())]
+    run(replace(config, compare=replace(config.compare, nfe=[3])))
+    again = [file.stat().st_mtime_ns for folder in before for file in sorted(folder.iterdir())]
+    assert times == again
+
+
+def test_floor_belongs_to_its_seed_draw_and_sample_counts(config):
+    """All of them are kept in one file."""
+    config = replace(config, compare=replace(config.compare, draws=2))
+    evaluation = config.evaluation
+    variants = [
+        config,
+        replace(config, seed=1),
+        replace(config, evaluation=replace(evaluation, num_samples=20)),
+        replace(config, evaluation=replace(evaluation, w2_samples=8)),
+    ]
+    floors = []
+    for variant in variants:
+        work = Work(variant, StopRequest(), lambda _: None)
+        assert work.finish(next(cells(variant)))
+        floors += [tuple(row.found.values.values()) for row in work.floors()]
+    assert len(set(floors)) == 8
+
+
+def test_cell_of_another_process_is_left_to_it(config):
+    work = Work(config, StopRequest(), lambda _: None)
+    cell = next(cells(config))
+    folder = cell_folder(config, cell)
+    folder.mkdir(parents=True)
+    with only_process(folder):
+        assert not work.finish(cell)
+    assert work.finish(cell)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        '{"measures": [3]}',
+        '{"seconds": {"peer": "x"}, "measures": []}',
+        '{"seconds": {}, "measures": [{"key": "", "nfe": 2, "sample_seconds": 1}]}',
+        "[" * 100_000,
+    ],
+)
+def test_damaged_record_is_measured_anew(config, damage):
+    files, _ = run(config)
+    table = files[0].read_text().splitlines()[:6]
+    for cell in cells(config):
+        (cell_folder(config, cell) / "compare.json").write_text(damage)
+    files, _ = run(config)
+    assert files[0].read_text().splitlines()[:6] == table
+
+
+def test_time_of_training_is_each_methods_own(config):
+    """1-RF and 2-RF share a folder; what reflow takes is not 1-RF's."""
+    run(config)
+    record = Record(cell_folder(config, list(cells(config))[-1]))
+    first, both = record.train_seconds(("peer",)), record.train_seconds(("peer", "reflow"))
+    assert 0 < first < both
+
+
+def test_time_that_is_not_known_is_not_guessed(tmp_path):
+    """A session that was killed has counted nothing in; what goes on has only its own share."""
+    record = Record(tmp_path)
+    record.add_train_seconds("peer", 3.0, resumed=True)
+    record.add_train_seconds("reflow", 5.0, resumed=False)
+    record.add_train_seconds("reflow", 2.0, resumed=True)
+    assert record.train_seconds(("peer", "reflow")) == 0
+    assert record.train_seconds(("reflow",)) == 7
+
+
+def test_failure_of_one_cell_leaves_the_table_of_the_others(config, monkeypatch):
+    real = comparison.train
+
+    def failing(own, folder, stop):
+        if own.phases == ["peer"]:
+            raise UserError("out of memory")
+        return real(own, folder, stop=stop)
+
+    monkeypatch.setattr(comparison, "train", failing)
+    with pytest.raises(UserError, match="out of memory"):
+        run(config)
+    table = (comparison_folder(config) / "table.md").read_text()
+    assert "| 1-RF | - (0 measures)" in table
+    assert "| NSGF++ |" in table
+    assert "| NSGF++ | - (0 measures)" not in table
+
+
+def test_pool_that_does_not_fit_is_said_before_any_work(config, monkeypatch):
+    """NSGF comes last here; the others would have been trained before it was refused."""
+    monkeypatch.setattr(comparison, "train", None)
+    pool = replace(config.pool, num_batches=10**9)
+    methods = replace(config.compare, methods=["icfm", "nsgf"])
+    with pytest.raises(UserError, match=r"pool\.num_batches"):
+        run(replace(config, pool=pool, compare=methods))
+
+
+def test_all_methods_start_from_the_same_noise_and_meet_the_same_target(config, monkeypatch):
+    targets: list[torch.Tensor] = []
+    noise: list[torch.Tensor] = []
+    real = measure.generate
+
+    def watch_target(samples, reals):
+        targets.append(reals.clone())
+        return 0.0
+
+    def watch_noise(sampler, source, n, *rest):
+        noise.append(copy.deepcopy(source).sample(n))
+        return real(sampler, source, n, *rest)
+
+    monkeypatch.setattr(measure, "w2", watch_target)
+    monkeypatch.setattr(measure, "generate", watch_noise)
+    draws = replace(config.compare, draws=2, nfe=[2], methods=["nsgf", "1rf"])
+    run(replace(config, compare=draws))
+    assert len(targets) == 2 * 2 + 2  # two methods and the floor, two draws
+    assert len(noise) == 2 * 2
+    for drawn in (targets, noise):
+        assert torch.equal(drawn[0], drawn[2])
+        assert torch.equal(drawn[1], drawn[3])
+        assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_samples_that_are_not_finite_are_diverged(config, monkeypatch):
+    real = measure.generate
+
+    def diverging(*args, **kwargs):
+        return replace(real(*args, **kwargs), finite=False)
+
+    monkeypatch.setattr(measure, "generate", diverging)
+    files, _ = run(config)
+    assert "| NSGF | **diverged** |" in files[0].read_text()
+
+
+def test_stop_between_two_measures(config):
+    hours = [0.0]
+    stop = StopRequest(1, lambda: 3600 * hours[0])
+    said: list[str] = []
+
+    def say(line):
+        said.append(line)
+        if line.startswith("compare: NFE"):
+            hours[0] = 2
+
+    with pytest.raises(Stopped):
+        compare(config, stop, say)
+    assert sum(line.startswith("compare: NFE") for line in said) == 1
+
+
+def test_stop_while_waiting_for_another_process(config):
+    hours = [0.0]
+    stop = StopRequest(1, lambda: 3600 * hours[0])
+    cell = next(cells(config))
+    only = replace(config, compare=replace(config.compare, methods=["nsgf"]))
+    folder = cell_folder(config, cell)
+    folder.mkdir(parents=True)
+    said: list[str] = []
+
+    def say(line):
+        said.append(line)
+        if "NSGF, moons" in line:
+            hours[0] = 2
+
+    with only_process(folder), pytest.raises(Stopped):
+        compare(only, stop, say)
+    assert sum("NSGF, moons" in line for line in said) == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "told"),
+    [
+        ("flow", {"steps": 7}, r"flow\.steps"),
+        ("nsgf", {"lr": 0.5}, r"nsgf\.lr"),
+        ("train", {"precision": "bf16"}, r"train\.precision: the checkpoint has auto, this"),
+        ("peer", {"iterations": 3}, r"iterations: the checkpoint has 5, this command 3"),
+        ("reflow", {"pairs": 9}, r"reflow\.pairs"),
+    ],
+)
+def test_cells_of_other_settings_are_refused_before_any_work(
+    config, monkeypatch, section, change, told
+):
+    run(config)
+    monkeypatch.setattr(comparison, "train", None)
+    other = replace(config, **{section: replace(getattr(config, section), **change)})
+    with pytest.raises(UserError, match=f"other settings .*{told}.*remove it, or name another"):
+        run(other)
+
+
+def test_damaged_checkpoint_is_no_other_setting(config):
+    """Training mends it from the one before; a comparison must not ask to throw it away."""
+    run(config)
+    for cell in cells(config):
+        for file in (cell_folder(config, cell) / "checkpoints").glob("*.earlier.pt"):
+            newest = file.with_name(file.name.replace(".earlier", ""))
+            newest.write_bytes(newest.read_bytes()[:-200])
+            comparison_plan(config)
+            return
+    raise AssertionError("no earlier checkpoint")
+
+
+def test_missing_torchcfm_is_said_before_any_work(config, monkeypatch, tmp_path):
+    def missing():
+        raise UserError("needs torchcfm")
+
+    monkeypatch.setattr(experiment, "check_installed", missing)
+    with pytest.raises(UserError, match="torchcfm"):
+        run(config)
+    assert not list(tmp_path.iterdir())
+
+
+def test_stopped_comparison_leaves_the_table_of_what_it_has(config, monkeypatch):
+    stop, real = StopRequest(), comparison.train
+
+    def stopping(own, folder, stop):
+        if own.phases == ["peer"]:
+            raise Stopped("here")
+        return real(own, folder, stop=stop)
+
+    monkeypatch.setattr(comparison, "train", stopping)
+    with pytest.raises(Stopped):
+        compare(config, stop, lambda _: None)
+    table = (comparison_folder(config) / "table.md").read_text()
+    assert "| 1-RF | - (0 measures) | - (0 measures) |" in table
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--compare.methods=[]"], "compare.methods = []: must name at least one"),
+        (["--compare.nfe=[2,2]"], "compare.nfe = [2, 2]: must not name one twice"),
+        (["--num-samples=1"], "evaluation.num_samples = 1: must be >= 2"),
+        (["--peer.iterations=2", "--compare.methods=[nsgf++]"], "peer.iterations = 2: too few"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, told):
+    words = ["compare", "--exp", "2d", "--smoke", "--out-dir", str(tmp_path), *flags]
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+    assert not list(tmp_path.glob("*/*/*/checkpoints/*"))
+
+
+def test_dataset_stands_for_the_targets():
+    request = parse(["compare", "--exp", "2d", "--dataset", "moons"])
+    assert {cell.target for cell in cells(request.config)} == {"moons"}
+
+
+def test_links_out_of_a_cell_are_refused(config, tmp_path):
+    folder = cell_folder(config, next(cells(config)))
+    folder.parent.mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    folder.mkdir()
+    (folder / "checkpoints").symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match="is a link out of the run folder"):
+        run(config)
+
+
+def test_what_ended_a_training_is_not_hidden_by_another_process(config, monkeypatch):
+    """The lock is free between training and the note of its time; another process may take it."""
+
+    def failing(own, folder, stop):
+        lock = only_process(folder.path)
+        lock.__enter__()
+        held.append(lock)
+        raise UserError("out of memory")
+
+    held: list = []
+    monkeypatch.setattr(comparison, "train", failing)
+    work = Work(config, StopRequest(), lambda _: None)
+    with pytest.raises(UserError, match="out of memory"):
+        work.finish(next(cells(config)))
+    held[0].__exit__(None, None, None)

@@ -1,0 +1,107 @@
+from dataclasses import replace
+
+import pytest
+
+from nsgf.compare.trials import Cell, at_nfe, cell_config, cell_folder, cells, updates
+from nsgf.config.schema import PHASES
+from nsgf.sampling.sampler import expected_nfe
+from nsgf.system.errors import UserError
+from tests.conftest import shipped
+
+
+def test_one_seed_is_complete_before_the_next():
+    config = shipped("2d", "--compare.seeds=2", "--compare.methods=[nsgf,icfm]")
+    order = list(cells(config))
+    assert len(order) == 2 * 5 * 2
+    assert [cell.seed for cell in order] == [0] * 10 + [1] * 10
+    assert order[:3] == [
+        Cell("8gaussians", "nsgf", 0),
+        Cell("8gaussians", "icfm", 0),
+        Cell("moons", "nsgf", 0),
+    ]
+
+
+def test_target_with_a_source_of_its_own():
+    config = cell_config(shipped("2d"), Cell("8gaussians_moons", "nsgf", 1))
+    assert (config.data.source, config.data.name, config.seed) == ("8gaussians", "moons", 1)
+
+
+def test_without_targets_the_data_section_is_meant():
+    config = shipped("2d", "--compare.targets=[]", "--dataset=moons", "--data.source=8gaussians")
+    assert {cell.target for cell in cells(config)} == {"8gaussians_moons"}
+
+
+@pytest.mark.parametrize("exp", ["2d", "digits", "mnist", "cifar10"])
+@pytest.mark.parametrize("method", ["nsgf", "nsgf++", "icfm", "otcfm", "sbcfm", "1rf"])
+def test_all_methods_have_the_same_number_of_updates(exp, method):
+    config = shipped(exp)
+    target = "moons" if exp == "2d" else exp
+    own = cell_config(config, Cell(target, method, 0))
+    assert updates(own) == config.peer.iterations
+    batch = {getattr(own, phase).batch_size for phase in own.phases}
+    assert batch == {config.peer.batch_size}
+
+
+def test_nsgf_plus_plus_keeps_the_proportion_of_its_phases():
+    config = cell_config(shipped("2d"), Cell("moons", "nsgf++", 0))
+    assert [getattr(config, phase).iterations for phase in PHASES] == [6667, 6667, 6666]
+    assert config.flow.steps == 5
+
+
+def test_noise_of_the_peers_is_that_of_their_authors_examples():
+    config = shipped("2d")
+    widths = {
+        method: cell_config(config, Cell("moons", method, 0)).peer.sigma
+        for method in ("icfm", "otcfm", "sbcfm", "1rf")
+    }
+    assert widths == {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5, "1rf": 0.0}
+    assert cell_config(shipped("digits"), Cell("digits", "otcfm", 0)).peer.sigma == 0
+
+
+def test_2rf_goes_on_in_the_folder_of_1rf():
+    config = shipped("2d")
+    one, two = (cell_folder(config, Cell("moons", method, 2)) for method in ("1rf", "2rf"))
+    assert one == two
+    assert one.name == "rf-seed2"
+
+
+@pytest.mark.parametrize("nfe", [5, 10, 20, 60])
+@pytest.mark.parametrize("method", ["nsgf", "nsgf++", "icfm"])
+def test_every_method_spends_the_network_calls_it_is_given(nfe, method):
+    config = cell_config(shipped("digits"), Cell("digits", method, 0))
+    networks = tuple(config.phases)
+    assert expected_nfe(at_nfe(config, nfe), networks) == str(nfe)
+
+
+def test_nsgf_plus_plus_splits_a_few_calls_evenly():
+    config = cell_config(shipped("digits"), Cell("digits", "nsgf++", 0))
+    few, many = at_nfe(config, 5).sampling, at_nfe(config, 60).sampling
+    assert (few.nsgf_steps, few.straight_steps) == (2, 2)
+    assert (many.nsgf_steps, many.straight_steps) == (5, 54)
+    fixed = replace(config, sampling=replace(config.sampling, tau=0.5))
+    assert at_nfe(fixed, 5).sampling.straight_steps == 3
+    heun = replace(config, sampling=replace(config.sampling, solver="heun"))
+    assert at_nfe(heun, 20).sampling.straight_steps == 7
+
+
+def test_nsgf_plus_plus_has_more_than_five_steps_only_where_they_are_allowed():
+    plain = shipped("2d", "--phases=[nsgf,nsf,predictor]", "--flow.allow_many_steps=true")
+    cell = Cell("moons", "nsgf++", 0)
+    assert cell_config(plain, cell).flow.steps == 10
+    flow = replace(plain.flow, allow_many_steps=False)
+    assert cell_config(replace(plain, flow=flow), cell).flow.steps == 5
+
+
+def test_least_calls_of_nsgf_plus_plus_are_three():
+    config = cell_config(shipped("digits"), Cell("digits", "nsgf++", 0))
+    assert expected_nfe(at_nfe(config, 1), ("nsgf", "nsf", "predictor")) == "3"
+
+
+def test_nsgf_alone_has_no_straight_flow_to_enter():
+    config = cell_config(shipped("2d", "--sampling.tau=0.5"), Cell("moons", "nsgf", 0))
+    assert at_nfe(config, 10).sampling.tau is None
+
+
+def test_target_that_the_network_does_not_fit_is_refused():
+    with pytest.raises(UserError, match=r"model\.kind"):
+        cell_config(shipped("digits"), Cell("moons", "icfm", 0))

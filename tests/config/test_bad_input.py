@@ -1,0 +1,289 @@
+"""Whatever a file or a command line says: a valid request, or one line and exit code 2."""
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from nsgf import cli
+from nsgf.checks import check, leaves
+from nsgf.command_line import SHORT_FLAGS, config_folder, parse
+from nsgf.config.files import SECTIONS
+from nsgf.config.schema import Config
+from nsgf.system.errors import UserError
+
+NAMES = ("2d", "cifar10", "digits", "mnist")
+KEYS = [key for key, _, _ in leaves(Config())]
+FEW = settings(
+    max_examples=60,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+EXECUTES = "!!python/object/apply:os.system ['touch executed']"
+
+TEXTS = [
+    *("", "x", "1e3", "1e-4", "9" * 5000, "²", "\u0663", "null", "true", "5.0", "0x" + "f" * 99),
+    *("[1,2]", "{a: 1}", "[" * 500, "&a [*a]", "- " * 500, ":".join(["1"] * 800), "? " * 200),
+    *("!!int ''", "!!timestamp x", EXECUTES, "\x00", "\ud800", "a\nb", "\x1b[31m", "~nobody/x"),
+    *("..", "../../x", "**/", "/", "a b", "--", "=", "cuda:²", "cuda:99999999999", "n.yaml"),
+]
+VALUES: list[Any] = [
+    *(None, True, False, 0, -1, 1, 10**400, -(10**400), 2**63, 1e300, 5e-324, [], {}, [[1]]),
+    *(float("nan"), float("inf"), [1] * 100, [None], {"lr": 1}, {1: 2}, b"x", *TEXTS),
+]
+SOME_VALUES = st.sampled_from(VALUES) | st.text(max_size=20) | st.integers() | st.floats()
+FLAGS = [*KEYS, *sorted(SECTIONS), *(flag[2:] for flag in SHORT_FLAGS), "config", "run", "exp"]
+FLAGS += [
+    "resume",
+    "resume-phase",
+    "smoke",
+    "print-config",
+    "nsgf.lr.x",
+    "phases+",
+    "",
+    "nsgf.help",
+]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """An empty working directory, but for a file that holds settings of a section."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "n.yaml").write_text("lr: 1\n")
+    return tmp_path
+
+
+def outcome(argv: list[str]) -> str | None:
+    """The one line that a command line ends in; None where it makes a valid request."""
+    line = None
+    try:
+        request = parse(argv)
+    except UserError as error:
+        line = str(error)
+    if line is not None:
+        assert line.isprintable()
+        assert len(line) < 2500
+        return line
+    check(request.config)
+    for (key, value, item), (_, default, _) in zip(
+        leaves(request.config), leaves(Config()), strict=True
+    ):
+        assert (
+            default is None
+            or value is None
+            or item.name in ("prefetch", "build_batch")
+            or (type(value) is type(default))
+        ), key
+    return None
+
+
+def changed(name: str, key: str, value: Any) -> bytes:
+    """A shipped file with one key set to something else."""
+    content = yaml.safe_load((config_folder() / f"{name}.yaml").read_text())
+    node, parts = content, key.split(".")
+    for part in parts[:-1]:
+        node = node.setdefault(part, {})
+    node[parts[-1]] = value
+    return yaml.safe_dump(content).encode("utf-8", "surrogatepass")
+
+
+def entries(folder: Path) -> set[str]:
+    return {entry.name for entry in folder.iterdir()}
+
+
+@FEW
+@given(st.sampled_from(NAMES), st.sampled_from([*KEYS, *sorted(SECTIONS), "speed"]), SOME_VALUES)
+@example("2d", "exp", None)
+@example("2d", "phases", None)
+@example("2d", "data.source", "!!int ''")
+@example("2d", "flow.eta", ":".join(["1"] * 800))
+@example("2d", "model.mlp.depth", 10**9)
+@example("digits", "model.unet.mult", [1] * 5000)
+@example("2d", "exp", "../x")
+def test_one_changed_key_is_valid_or_one_line(here, name, key, value):
+    (here / "c.yaml").write_bytes(changed(name, key, value))
+    outcome(["train", "--config", "c.yaml"])
+    assert entries(here) == {"n.yaml", "c.yaml"}
+
+
+@FEW
+@given(
+    st.sampled_from(NAMES),
+    st.lists(
+        st.tuples(
+            st.sampled_from(FLAGS),
+            (st.sampled_from(VALUES) | st.text(max_size=12)).map(str),
+            st.sampled_from("=,"),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
+@example("2d", [("config", "--", "=")])
+@example("2d", [("predictor.schedule", "!!timestamp x", "=")])
+@example("2d", [("nsgf", "n.yaml", "=")])
+@example("2d", [("nsgf", '{"lr": 1}', ",")])
+@example("2d", [("pool.num_batches", "null", "="), ("sinkhorn-batch", "8", "=")])
+@example("2d", [("out_dir", "~nobody/x", "=")])
+@example("2d", [("run", "~nobody/x", "="), ("resume", "", ",")])
+def test_any_flags_are_valid_or_one_line(here, name, flags):
+    argv = ["train", "--exp", name]
+    for flag, value, joined in flags:
+        argv += [f"--{flag}={value}"] if joined == "=" else [f"--{flag}", value]
+    outcome(argv)
+    assert entries(here) == {"n.yaml"}
+
+
+@FEW
+@given(st.sampled_from(NAMES), st.integers(0, 3000), st.binary(max_size=4), st.integers(0, 40))
+def test_damaged_bytes_are_valid_or_one_line(here, name, place, inserted, lost):
+    content = (config_folder() / f"{name}.yaml").read_bytes()
+    (here / "c.yaml").write_bytes(content[:place] + inserted + content[place + lost :])
+    outcome(["train", "--config", "c.yaml"])
+
+
+def bomb(levels: int, merge: bool = False) -> str:
+    """Nine references a level to the level before."""
+    lines = ["a0: &a0 [x, x, x]" if not merge else "a0: &a0 {x: 1}"]
+    for level in range(1, levels):
+        nine = ", ".join([f"*a{level - 1}"] * 9)
+        lines.append(f"a{level}: &a{level} " + (f"{{<<: [{nine}]}}" if merge else f"[{nine}]"))
+    return "\n".join(lines)
+
+
+FILES = [
+    (b"", "must hold keys"),
+    (b"# nothing\n", "must hold keys"),
+    (b"- 1\n- 2\n", "must hold keys"),
+    (b"exp: a\nexp: b\n", "exp: twice"),
+    (b"exp: a\nnsgf:\n  lr: 1\n  lr: 2\n", "lr: twice"),
+    (b"exp: a\nnsgf:\n\tlr: 1\n", "cannot be read"),
+    (b"\xff\xfe\x00exp", "cannot be read"),
+    (b"exp: a\x00b\n", "cannot be read"),
+    (b"exp: &a [*a]\n", "contains it"),
+    (b"exp: a\nnsgf: &a {<<: *a}\n", "contains it"),
+    (bomb(40).encode(), "too many values"),
+    (bomb(40, merge=True).encode(), "too many values"),
+    (b"exp: " + b"[" * 5000, "nested more than"),
+    (b"exp:\n" + b"".join(b" " * n + b"- \n" for n in range(200)), "cannot be read"),
+    (b"exp: '" + b"x" * 10**6 + b"'\n", "more than 65536 bytes"),
+    (b"exp: a\nseed: " + b"9" * 5000 + b"\n", "more than 40 digits"),
+    (f"exp: {EXECUTES}\n".encode(), "python/object"),
+    (f"exp: a\nnsgf:\n  lr: {EXECUTES}\n".encode(), "python/object"),
+    (b"exp: !!timestamp x\n", "does not suit its type"),
+    (b"exp: a\nmodel:\n  unet:\n    mult: [" + b"1," * 9999 + b"]\n", "9999 items"),
+    (b"? [1, 2]\n: 3\n", "cannot be read"),
+    (b"? {a: 1}\n: 3\n", "cannot be read"),
+    (b"exp: a\n---\nexp: b\n", "cannot be read"),
+    (b"exp: a\n1: 2\n", "unknown key"),
+    (b'exp: a\n"x\\ny": 2\n', "unknown key"),
+    (b"exp: a\nseed: true\n", "seed"),
+    (b"exp: a\nseed: 1e3\n", "seed"),
+    (b"exp: a\nnsgf:\n  lr: .nan\n", "nsgf.lr"),
+    (b"exp: a\ndata:\n  root: ''\n", "data.root"),
+    (b"exp: a\nmodel:\n  mlp:\n    depth: 1000000\n", "model.mlp.depth"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), FILES)
+def test_hostile_files_end_in_one_line_soon(here, content, words, capsys):
+    (here / "c.yaml").write_bytes(content)
+    assert cli.main(["train", "--config", "c.yaml"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("nsgf: error: ")
+    assert printed.err.count("\n") == 1
+    assert len(printed.err) < 2500
+    assert words in printed.err
+    assert entries(here) == {"n.yaml", "c.yaml"}
+
+
+def test_byte_order_mark_aliases_and_merge_keys_are_read(here):
+    text = "exp: a\nnsgf: &one {lr: 1e-4, batch_size: 7}\nnsf:\n  <<: *one\n  batch_size: 9\n"
+    (here / "c.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    config = parse(["train", "--config", "c.yaml"]).config
+    assert (config.nsf.lr, config.nsf.batch_size, config.nsgf.batch_size) == (1e-4, 9, 7)
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "0.0001", "+1e-4", "1_0e-5", "'1e-4'"])
+def test_numbers_are_read_however_they_are_written(here, text):
+    (here / "c.yaml").write_text(f"exp: a\nnsgf:\n  lr: {text}\n")
+    assert parse(["train", "--config", "c.yaml"]).config.nsgf.lr == 1e-4
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "missing", "long", "NUL"])
+def test_what_is_no_file_ends_in_one_line(here, kind):
+    name = {"long": "x" * 5000, "NUL": "a\0b"}.get(kind, "it")
+    if kind == "folder":
+        (here / name).mkdir()
+    elif kind == "pipe":
+        os.mkfifo(here / name)
+    for flag in ("--config", "--run"):
+        assert outcome(["sample", flag, name])
+
+
+def test_paths_with_signs_of_patterns_are_taken_literally(here):
+    """A parser that expands patterns would read another file, or none."""
+    folder = here / "runs[1]"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("exp: mine\nseed: 7\n")
+    assert parse(["sample", "--run", str(folder)]).config.seed == 7
+
+
+@pytest.mark.parametrize("exp", ["/abs", "**/", "../../x", "..", "", "x" * 200, "a\nb"])
+def test_names_of_experiments_are_refused_before_runs_are_looked_for(here, exp):
+    (here / "c.yaml").write_text(yaml.safe_dump({"exp": exp}))
+    line = outcome(["train", "--config", "c.yaml", "--resume"])
+    assert line
+    assert line.startswith("exp = ")
+
+
+def test_sections_are_no_flags(here):
+    assert "--nsgf is a section" in (outcome(["train", "--exp", "2d", "--nsgf", "n.yaml"]) or "")
+    assert {"nsgf", "model", "model.unet"} <= SECTIONS
+    assert all(isinstance(asdict(Config())[key], dict) for key in SECTIONS if "." not in key)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RecursionError("deep"), OSError(5, "broken")])
+def test_exhausted_while_parsing_is_one_line(here, error, monkeypatch, capsys):
+    def fails(_):
+        raise error
+
+    monkeypatch.setattr("nsgf.command_line.read_settings", fails)
+    assert cli.main(["train", "--exp", "2d"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_help_wins_over_wrong_flags(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(["train", "--help", "--nonsense", "--seed=x"])
+    assert caught.value.code == 0
+    assert "usage: nsgf train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("resumed", "named"), [(False, "2d-*"), (True, "mine")])
+def test_bugs_keep_their_traceback_and_say_what_to_report(
+    resumed, named, tiny, monkeypatch, capsys
+):
+    def broken(*_, **__):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr("nsgf.cli.train", broken)
+    argv = ["train", "--exp", "2d"]
+    if resumed:
+        from nsgf.run.checkpoint import RunFolder
+
+        mine = RunFolder.create(tiny).path.rename(Path(tiny.out_dir) / "mine")
+        argv = ["train", "--run", str(mine), "--resume"]
+    assert cli.main(argv) == 1
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[0].startswith("Traceback")
+    assert lines[-2] == "KeyError: 'a bug'"
+    assert "report" in lines[-1]
+    assert f"{named}/log.txt" in lines[-1]

@@ -1,0 +1,112 @@
+import re
+
+import pytest
+import torch
+
+from nsgf.pool import build_batch, check_pool, plan_pool, pool_bytes
+from nsgf.system.errors import UserError
+from tests.pool.conftest import CPU, build, parsed, with_pool
+
+GB = 10**9
+CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
+
+
+def test_size_is_known_before_building():
+    """The paper's pools: 2500 x 128 and 1500 x 256 flows of 5 steps, T + 1 positions each."""
+    cifar, mnist = parsed("cifar10"), parsed("mnist")
+    assert pool_bytes(cifar, CIFAR, "float32") == 2500 * 128 * 6 * 3072 * 4
+    assert pool_bytes(cifar, CIFAR, "float16") == 2500 * 128 * 6 * 3072 * 2 <= 12 * GB
+    assert pool_bytes(mnist, MNIST, "float16") == 1500 * 256 * 6 * 784 * 2 <= 4 * GB
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_estimate_is_what_the_pool_holds(config, tmp_path, dtype, storage):
+    chosen = with_pool(config, dtype=dtype, storage=storage)
+    pool = build(chosen, tmp_path / "pool")
+    assert pool.nbytes == pool_bytes(chosen, (2,))
+    if storage == "disk":
+        assert (tmp_path / "pool" / "positions.bin").stat().st_size == pool.nbytes
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+@pytest.mark.parametrize(
+    ("free", "dtype", "size"),
+    [
+        (40, "float32", "23,592,960,000 bytes (23.6 GB)"),
+        (20, "float16", "11,796,480,000 bytes (11.8 GB)"),
+    ],
+)
+def test_auto_takes_float32_where_it_fits_and_says_which(storage, free, dtype, size):
+    config = with_pool(parsed("cifar10"), storage=storage)
+    plan = plan_pool(config, CIFAR, available=free * GB)
+    assert plan.dtype == dtype
+    assert plan.nbytes == pool_bytes(config, CIFAR, dtype)
+    what = {"memory": "memory", "disk": "disk space"}[storage]
+    assert plan.text == (
+        f"2500 x 128 flows of 5 steps, {size} of {free}.0 GB of {what} free, {dtype}"
+    )
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+@pytest.mark.parametrize("dtype", ["auto", "float16", "float32"])
+def test_pool_that_does_not_fit_names_the_setting_that_does(storage, dtype):
+    config = with_pool(parsed("cifar10"), storage=storage, dtype=dtype)
+    with pytest.raises(UserError, match=r"pool\.num_batches = 2500") as caught:
+        check_pool(config, CIFAR, available=10 * GB)
+    message = str(caught.value)
+    assert f"pool.storage = {storage}" in message
+    assert "\n" not in message
+    fitting = int(re.search(r"--pool-batches (\d+) would", message).group(1))
+    assert fitting > 500
+    smaller = with_pool(config, num_batches=fitting)
+    assert check_pool(smaller, CIFAR, available=10 * GB)
+    with pytest.raises(UserError):
+        check_pool(with_pool(smaller, num_batches=fitting + 2), CIFAR, available=10 * GB)
+
+
+def test_smaller_type_is_named_when_it_would_fit():
+    config = with_pool(parsed("cifar10"), dtype="float32")
+    with pytest.raises(UserError, match=r"--pool\.dtype float16 would"):
+        check_pool(config, CIFAR, available=20 * GB)
+    assert check_pool(with_pool(config, dtype="float16"), CIFAR, available=20 * GB)
+    with pytest.raises(UserError) as caught:
+        check_pool(config, CIFAR, available=10 * GB)
+    assert "float16" not in str(caught.value)
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_even_one_batch_may_be_too_much(storage):
+    config = with_pool(parsed("cifar10"), storage=storage)
+    with pytest.raises(UserError, match="--sinkhorn-batch"):
+        check_pool(config, CIFAR, available=10**6)
+
+
+def test_type_of_a_known_pool_stays_when_less_is_free(config, tmp_path):
+    """auto must not turn a resumed run's float32 values into float16."""
+    folder = tmp_path / "pool"
+    build(config, folder)
+    tight = int(pool_bytes(config, (2,), "float16") / 0.8)
+    assert plan_pool(config, (2,), available=tight).dtype == "float16"
+    with pytest.raises(UserError, match="float32"):
+        plan_pool(config, (2,), folder, available=tight)
+    other = with_pool(config, num_batches=6)  # another pool: chosen anew
+    assert plan_pool(other, (2,), folder, available=tight).dtype == "float16"
+
+
+@pytest.mark.parametrize("name", ["2d", "digits", "mnist", "cifar10"])
+def test_flows_under_construction_stay_small(name):
+    shape = {"mnist": MNIST, "cifar10": CIFAR, "digits": (1, 8, 8), "2d": (2,)}[name]
+    config = parsed(name, "--sinkhorn-batch=128")
+    together = build_batch(config, shape, CPU)
+    n, values = config.sinkhorn.batch_size, torch.Size(shape).numel()
+    result = together * n * (config.flow.steps + 1) * values * 4
+    assert 1 < together <= config.pool.num_batches
+    assert result < 100e6
+
+
+def test_flows_together_can_be_set_and_do_not_exceed_the_pool():
+    config = parsed("cifar10")
+    assert build_batch(with_pool(config, build_batch=3), CIFAR, CPU) == 3
+    assert build_batch(with_pool(config, build_batch=30, num_batches=4), CIFAR, CPU) == 4
+    assert build_batch(with_pool(config, num_batches=2), CIFAR, CPU) == 2

@@ -1,0 +1,270 @@
+import json
+import os
+import re
+import shutil
+from collections import namedtuple
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsgf.pool import check_pool
+from nsgf.pool import storage as files
+from nsgf.system.errors import UserError
+from tests.pool.conftest import HalfWay, Killed, build, with_pool
+
+REMEDY = "remove the folder"
+
+
+@pytest.fixture
+def disk(config):
+    return with_pool(config, storage="disk", build_batch=2)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run" / "pool"
+
+
+def header(folder) -> dict:
+    return json.loads((folder / "header.json").read_text())
+
+
+def edit_header(folder, **values) -> None:
+    (folder / "header.json").write_text(json.dumps({**header(folder), **values}))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_disk_holds_what_memory_holds(disk, folder, dtype):
+    disk = with_pool(disk, dtype=dtype)
+    on_disk, in_memory = build(disk, folder), build(with_pool(disk, storage="memory"))
+    for one, other in zip(
+        *(pool.pairs(torch.arange(500)) for pool in (on_disk, in_memory)),
+        strict=True,
+    ):
+        assert torch.equal(one, other)
+    stored = torch.frombuffer(
+        bytearray((folder / "positions.bin").read_bytes()), dtype=getattr(torch, dtype)
+    )
+    assert torch.equal(stored, in_memory._positions.flatten())
+
+
+def test_finished_pool_is_used_again_without_the_solver(disk, folder):
+    built, never, said = build(disk, folder), HalfWay(fail_at=0), []
+    again = build(disk, folder, never, said.append)
+    assert never.calls == []
+    assert torch.equal(again._positions, built._positions)
+    assert "nothing to build" in said[0]
+
+
+def test_interrupted_build_goes_on_at_the_first_missing_flow(disk, folder):
+    with pytest.raises(Killed):
+        build(disk, folder, HalfWay(fail_at=2))
+    assert len(header(folder)["checksums"]) == 4
+    rest, said = HalfWay(), []
+    pool = build(disk, folder, rest, said.append)
+    assert rest.calls == [2, 1]  # seven flows, four were there
+    assert said[0] == "pool: going on after flow 4 of 7"
+    whole = build(with_pool(disk, storage="memory"))
+    assert torch.equal(pool._positions, whole._positions)
+
+
+def test_killed_build_keeps_what_a_header_vouches_for(disk, folder, monkeypatch):
+    """Without a last word: only headers written on the way count."""
+    saves = []
+    real = files.PoolFile.save
+    monkeypatch.setattr(files, "SAVE_SECONDS", 0.0)
+
+    def save(self):
+        if len(saves) < 2:
+            saves.append(real(self))
+
+    monkeypatch.setattr(files.PoolFile, "save", save)
+    with pytest.raises(Killed):
+        build(disk, folder, HalfWay(fail_at=3))
+    monkeypatch.setattr(files.PoolFile, "save", real)
+    assert len(header(folder)["checksums"]) == 4
+    rest = HalfWay()
+    build(disk, folder, rest)
+    assert rest.calls == [2, 1]
+
+
+def test_other_chunks_continue_the_same_file(disk, folder):
+    with pytest.raises(Killed):
+        build(disk, folder, HalfWay(fail_at=1))
+    rest = HalfWay()
+    pool = build(with_pool(disk, build_batch=4), folder, rest)
+    assert rest.calls == [4, 1]
+    assert torch.equal(pool._positions, build(with_pool(disk, storage="memory"))._positions)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "before", "after"),
+    [
+        ("flow", "eta", 0.2, 0.25),
+        ("sinkhorn", "blur", 0.25, 0.75),
+        ("data", "source", "gaussian", "8gaussians"),
+        ("pool", "num_batches", 7, 6),
+        ("pool", "dtype", "float32", "float16"),
+        ("", "seed", 0, 1),
+    ],
+)
+def test_pool_of_other_settings_is_refused_with_both_values(
+    disk, folder, section, key, before, after
+):
+    build(disk, folder)
+    node = replace(getattr(disk, section), **{key: after}) if section else after
+    other = replace(disk, **{section or key: node})
+    if section == "data":
+        other = replace(other, data=replace(other.data, name="moons"))
+    dotted = f"{section}.{key}".lstrip(".")
+    expected = f"{dotted}: the pool has {before}, this command {after}"
+    for attempt in (lambda: build(other, folder), lambda: check_pool(other, (2,), folder)):
+        with pytest.raises(UserError, match=re.escape(expected)) as caught:
+            attempt()
+        assert "remove that folder" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_half_finished_pool_of_other_settings_is_refused_too(disk, folder):
+    with pytest.raises(Killed):
+        build(disk, folder, HalfWay(fail_at=1))
+    with pytest.raises(UserError, match="seed: the pool has 0, this command 1"):
+        build(replace(disk, seed=1), folder)
+
+
+def test_settings_that_change_no_value_may_differ(disk, folder):
+    build(disk, folder)
+    other = replace(
+        with_pool(disk, build_batch=5), data=replace(disk.data, root="elsewhere"), device="cpu"
+    )
+    never = HalfWay(fail_at=0)
+    build(other, folder, never)
+
+
+@pytest.mark.parametrize("position", [0, 100, -1])
+def test_edited_file_is_found(disk, folder, position):
+    build(disk, folder)
+    file = folder / "positions.bin"
+    content = bytearray(file.read_bytes())
+    content[position] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UserError, match=f"{file} was changed.*{REMEDY} {folder} to build"):
+        build(disk, folder)
+
+
+def test_edit_of_an_unfinished_file_is_found(disk, folder):
+    with pytest.raises(Killed):
+        build(disk, folder, HalfWay(fail_at=1))
+    with (folder / "positions.bin").open("r+b") as stream:
+        stream.write(b"other")
+    with pytest.raises(UserError, match="mini-batch 0"):
+        build(disk, folder)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 1343])
+def test_truncated_file_is_found(disk, folder, keep):
+    build(disk, folder)
+    file = folder / "positions.bin"
+    os.truncate(file, keep)
+    with pytest.raises(UserError, match=f"has {keep} of 1344 bytes; {REMEDY}"):
+        build(disk, folder)
+    file.unlink()
+    with pytest.raises(UserError, match=f"has 0 of 1344 bytes; {REMEDY}"):
+        build(disk, folder)
+
+
+def test_removing_the_folder_is_the_remedy(disk, folder):
+    build(disk, folder)
+    os.truncate(folder / "positions.bin", 5)
+    shutil.rmtree(folder)
+    solver = HalfWay()
+    build(disk, folder, solver)
+    assert solver.report.flows == 7
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "header.json").write_text("{"),
+        lambda folder: (folder / "header.json").write_text("[]"),
+        lambda folder: edit_header(folder, format=0),
+        lambda folder: edit_header(folder, checksums=None),
+        lambda folder: edit_header(folder, dtype="int8"),
+        lambda folder: edit_header(folder, checksums=header(folder)["checksums"] * 2),
+        lambda folder: edit_header(folder, checksums=["00000000"] * 7),
+    ],
+)
+def test_damaged_header_is_refused(disk, folder, damage):
+    build(disk, folder)
+    damage(folder)
+    with pytest.raises(UserError, match=REMEDY):
+        build(disk, folder)
+
+
+def test_header_is_replaced_as_a_whole(disk, folder, monkeypatch):
+    build(disk, folder)
+    before = header(folder)
+
+    def dying(*_, **__):
+        raise Killed
+
+    monkeypatch.setattr(files.json, "dump", dying)
+    with pytest.raises(Killed):
+        files.write_header(folder, {})
+    assert header(folder) == before
+
+
+def test_space_is_checked_before_anything_is_written(disk, folder, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 500))
+    with pytest.raises(UserError, match=r"pool\.num_batches = 7.*500 B.*pool\.storage = disk"):
+        build(disk, folder)
+    assert not folder.exists()
+
+
+def test_space_of_the_pool_itself_counts_as_free(disk, folder, monkeypatch):
+    """An interrupted pool has taken its space; going on needs no more."""
+    with pytest.raises(Killed):
+        build(disk, folder, HalfWay(fail_at=1))
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 0))
+    build(disk, folder)
+
+
+def test_disk_that_fills_up_is_a_user_error(disk, folder, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "_reserve", full)
+    with pytest.raises(UserError, match=r"pool\.storage = disk.*No space left"):
+        build(disk, folder)
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_folder_that_cannot_be_made_is_a_user_error(disk, tmp_path, storage):
+    (tmp_path / "file").write_text("")
+    config = with_pool(disk, storage=storage)
+    with pytest.raises(UserError, match="cannot be written"):
+        build(config, tmp_path / "file")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_without_permission_is_a_user_error(disk, tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(UserError, match=r"pool\.storage = disk.*Permission denied"):
+            build(disk, tmp_path / "pool")
+    finally:
+        tmp_path.chmod(0o700)
+
+
+@pytest.mark.parametrize("missing", [AttributeError(), OSError(95, "not supported")])
+def test_space_is_taken_where_the_system_has_no_call_for_it(tmp_path, monkeypatch, missing):
+    def unsupported(*_):
+        raise missing
+
+    monkeypatch.setattr(files.os, "posix_fallocate", unsupported, raising=False)
+    with (tmp_path / "file").open("w+b") as stream:
+        files._reserve(stream.fileno(), (1 << 24) + 5)
+    assert (tmp_path / "file").stat().st_size == (1 << 24) + 5

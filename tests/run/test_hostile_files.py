@@ -1,0 +1,335 @@
+"""A malicious file at every entrance: nothing is executed, the end is one line and exit code 2."""
+
+import ast
+import io
+import json
+import os
+import pickle
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import nsgf
+from nsgf import cli
+from nsgf.command_line import parse
+from nsgf.experiment import train
+from nsgf.metrics.inception import check_weights
+from nsgf.pool.storage import read_header
+from nsgf.run import checkpoint
+from nsgf.run.checkpoint import RunFolder, dump_config
+from nsgf.run.log import Tracker
+from nsgf.run.wandb_mirror import run_id
+from nsgf.system.errors import UserError
+
+SOURCES = sorted(Path(nsgf.__file__).parent.rglob("*.py"))
+
+
+class Malicious:
+    """Unpickled by an ordinary reader it creates a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("executed"),)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not Path("executed").exists()
+
+
+def fails(capsys, *argv: str) -> str:
+    """The one line in which a command line ends."""
+    capsys.readouterr()
+    assert cli.main([str(word) for word in argv]) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("nsgf: error: ")
+    assert printed.count("\n") == 1
+    return printed
+
+
+def archive(content: bytes) -> bytes:
+    """What torch.save writes, with another pickle in it."""
+    stream = io.BytesIO()
+    torch.save({"x": torch.ones(2)}, stream)
+    result = io.BytesIO()
+    with zipfile.ZipFile(stream) as old, zipfile.ZipFile(result, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, content if name.endswith("data.pkl") else old.read(name))
+    return result.getvalue()
+
+
+def saved(value) -> bytes:
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    return stream.getvalue()
+
+
+PICKLE = pickle.dumps({"format": checkpoint.FORMAT, "data": Malicious()}, protocol=2)
+WEIGHTS = {
+    "pickle": PICKLE,
+    "zip": archive(PICKLE),
+    "torch": saved({"x": Malicious()}),
+    "list": saved([torch.ones(2)]),
+    "numbers": saved({"x": 3}),
+    "text": b"no weights",
+    "empty": b"",
+}
+
+
+def test_the_pickle_would_do_harm():
+    pickle.loads(PICKLE)
+    assert Path("executed").exists()
+    Path("executed").unlink()
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_checkpoints_never_execute(kind, tiny_run, capsys):
+    file = tiny_run.checkpoint_file("nsgf")
+    checkpoint.earlier(file).unlink()  # or it would be used
+    file.write_bytes(WEIGHTS[kind])
+    assert "phase1_nsgf.pt" in fails(capsys, "sample", "--run", tiny_run.path)
+    assert "phase1_nsgf.pt" in fails(capsys, "train", "--run", tiny_run.path, "--resume")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": None},
+        {"step": "many"},
+        {"config": []},
+        {"config": {}},
+        {"model": None, "ema": None},
+        {"ema": {"x": torch.ones(2)}},
+        {"ema": {"x": 3}},
+        {"ema": torch.ones(2)},
+    ],
+)
+def test_checkpoints_of_odd_content_end_in_one_line(change, tiny_run, capsys):
+    file = tiny_run.checkpoint_file("predictor")
+    torch.save({**checkpoint.load(file), **change}, file)
+    assert "phase3_predictor.pt" in fails(capsys, "sample", "--run", tiny_run.path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"optimizer": {}}, {"scheduler": None}, {"window": [[1, 2, 3, 4, 5]]}, {"model": {}}]
+)
+def test_training_states_of_odd_content_end_in_one_line(change, tiny_run, capsys):
+    file = tiny_run.checkpoint_file("predictor")
+    torch.save({**checkpoint.load(file), "step": 5, **change}, file)
+    assert "phase3_predictor.pt" in fails(capsys, "train", "--run", tiny_run.path, "--resume")
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_inception_weights_never_execute(kind):
+    Path("w.pth").write_bytes(WEIGHTS[kind])
+    with pytest.raises(UserError, match="no usable Inception weights"):
+        check_weights(Path("w.pth"))
+
+
+# --- the run folder -----------------------------------------------------------------------------
+
+GARBAGE = [
+    b"\xff\xfe\x00",
+    b"[1]\n3\nnull\n",
+    b'{"phase": "nsf", "step": "x"}\n',
+    b"[" * 10**5,
+    b"9" * 5000 + b"\n",
+    PICKLE,
+]
+
+
+@pytest.mark.parametrize("content", GARBAGE)
+def test_damaged_records_are_dropped(content, tmp_path):
+    good = json.dumps({"phase": "nsf", "step": 3})
+    (tmp_path / "metrics.jsonl").write_bytes(good.encode() + b"\n" + content)
+    tracker = Tracker(tmp_path)
+    tracker.rewind("nsf", 5)
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines()[0] == good
+    tracker.rewind("nsf", 2)
+    assert good not in (tmp_path / "metrics.jsonl").read_text(errors="replace")
+
+
+@pytest.mark.parametrize("content", ["../../x", "", "a b", "a\nb", "x" * 99, "/tmp", "\x00"])
+def test_wandb_ids_that_are_paths_are_refused(content, tmp_path):
+    (tmp_path / "wandb_id.txt").write_text(content)
+    with pytest.raises(UserError, match=r"wandb_id\.txt"):
+        run_id(RunFolder(tmp_path))
+
+
+def header(**changes) -> bytes:
+    known = {"format": 1, "dtype": "float32", "settings": {}, "report": {}, "checksums": []}
+    return json.dumps({**known, **changes}).encode()
+
+
+HEADERS = [
+    b"",
+    b"\xff\xfe",
+    b"[" * 10**5,
+    b"3",
+    b"null",
+    PICKLE,
+    header(dtype="float8"),
+    header(dtype="__class__"),
+    header(dtype=["float32"]),
+    header(format=9),
+    header(checksums={"0": 1}),
+    header(checksums=3),
+    header(settings=[]),
+    header(report={"solves": "many"}),
+    header(report={"solves": -1, "iterations": 1.0}),
+    header(report={"worst_error": [1]}),
+    header(report=None),
+]
+
+
+@pytest.mark.parametrize("content", HEADERS)
+def test_damaged_pool_headers_end_in_one_line(content, tmp_path):
+    (tmp_path / "header.json").write_bytes(content)
+    with pytest.raises(UserError, match="pool header") as caught:
+        read_header(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def pool_run(tiny) -> RunFolder:
+    """A run with its pool on disk whose phases are to be trained again."""
+    config = replace(tiny, phases=["nsgf"], pool=replace(tiny.pool, storage="disk"))
+    run = train(config)
+    run.checkpoint_file("nsgf").unlink()
+    return run
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"checksums": [1, 2, 3, 4]},
+        {"checksums": [[]] * 10**4},
+        {"checksums": [None]},
+        {"report": {"solves": "many"}},
+        {"report": {"iterations": [], "solves": -1}},
+        {"dtype": "float16"},
+    ],
+)
+def test_pools_of_odd_content_end_in_one_line(change, tiny, capsys):
+    run = pool_run(tiny)
+    file = run.pool / "header.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    if "report" in change:  # with something left to build
+        content = json.loads(file.read_text())
+        content["checksums"].pop()
+        file.write_text(json.dumps(content))
+    assert "pool" in fails(capsys, "train", "--run", run.path, "--resume")
+
+
+@pytest.mark.parametrize("content", [b"", b"x", PICKLE])
+def test_positions_of_another_size_end_in_one_line(content, tiny, capsys):
+    run = pool_run(tiny)
+    (run.pool / "positions.bin").write_bytes(content)
+    assert "positions.bin" in fails(capsys, "train", "--run", run.path, "--resume")
+
+
+@pytest.mark.parametrize(
+    "name", ["log.txt", "metrics.jsonl", "samples", "config.yaml.partial", "checkpoints/x", "wandb"]
+)
+def test_links_out_of_the_run_folder_are_refused(name, tiny_run, tmp_path, capsys):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    file = tiny_run.path / name
+    if file.exists():
+        file.rename(tmp_path / "moved")
+    file.symlink_to(victim)
+    for command in (["train", "--resume"], ["sample"], ["evaluate"]):
+        assert "is a link out of" in fails(capsys, *command, "--run", tiny_run.path)
+    argv = ["sample", "--exp", "2d", "--out-dir", tiny_run.path.parent]
+    assert "is a link out of" in fails(capsys, *argv)
+    assert victim.read_text() == "precious"
+
+
+def test_pipes_in_the_run_folder_are_refused(tiny_run, capsys):
+    (tiny_run.path / "metrics.jsonl").unlink()
+    os.mkfifo(tiny_run.path / "metrics.jsonl")
+    argv = ["train", "--run", tiny_run.path, "--resume", "--train-iters", "20"]
+    assert "no regular file" in fails(capsys, *argv)
+
+
+def test_links_inside_the_run_folder_and_those_of_wandb_are_fine(tiny_run, tmp_path):
+    (tiny_run.path / "newest").symlink_to("checkpoints")
+    (tiny_run.path / "wandb").mkdir()
+    (tiny_run.path / "wandb" / "debug.log").symlink_to(tmp_path / "elsewhere")
+    assert parse(["sample", "--run", str(tiny_run.path)]).run == tiny_run.path
+
+
+def test_a_runs_own_settings_do_not_lead_out_of_it(tiny, tiny_run, tmp_path):
+    """``out_dir`` (compiled code is kept there) and downloads into ``data.root``."""
+    outside = tmp_path / "outside"
+    hostile = replace(
+        tiny, out_dir=str(outside), data=replace(tiny.data, root=str(tmp_path.parent / "home"))
+    )
+    tiny_run.config_file.write_text(dump_config(hostile))
+    argv = ["train", "--run", str(tiny_run.path), "--resume"]
+    found = parse(argv).config
+    assert found.out_dir == str(tiny_run.path.parent)
+    assert not found.data.download
+    assert parse([*argv, "--data.download=true"]).config.data.download
+    assert parse([*argv, "--data-root", str(tmp_path.parent)]).config.data.download
+    assert cli.main([*argv, "--train-iters", "13"]) == 0
+    assert not outside.exists()
+
+
+def test_a_run_named_by_a_dot_lies_in_the_folder_above(tiny_run, monkeypatch):
+    monkeypatch.chdir(tiny_run.path)
+    assert Path(parse(["sample", "--run", "."]).config.out_dir) == tiny_run.path.parent
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"exp: [", b"exp: ../x\n", PICKLE])
+def test_hostile_settings_of_a_run_end_in_one_line(content, tiny_run, capsys):
+    tiny_run.config_file.write_bytes(content)
+    fails(capsys, "train", "--run", tiny_run.path, "--resume")
+    fails(capsys, "sample", "--run", tiny_run.path)
+
+
+def test_versions_are_only_written(tiny_run):
+    (tiny_run.path / "versions.json").write_bytes(PICKLE)
+    assert cli.main(["sample", "--run", str(tiny_run.path)]) == 0
+
+
+# --- the sources --------------------------------------------------------------------------------
+
+UNSAFE = {
+    *("np.load", "numpy.load", "pickle.load", "pickle.loads", "pickle.Unpickler", "joblib.load"),
+    *("yaml.load", "yaml.full_load", "yaml.unsafe_load", "yaml.load_all", "eval", "exec"),
+    *("marshal.loads", "os.system", "torch.jit.load", "shelve.open", "torch.hub.load"),
+}
+
+
+def calls(text: str):
+    """Calls in a source text, as (dotted name, keyword arguments as written)."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+
+
+def unsafe(text: str) -> list[str]:
+    return [
+        name
+        for name, keywords in calls(text)
+        if (name in UNSAFE and keywords.get("allow_pickle") != "False")
+        or (name == "torch.load" and keywords.get("weights_only") != "True")
+    ]
+
+
+def test_sources_read_nothing_that_can_execute():
+    assert len(SOURCES) > 40
+    found = {file.name: unsafe(file.read_text()) for file in SOURCES}
+    assert {name: names for name, names in found.items() if names} == {}
+    assert any("torch.load" in dict(calls(file.read_text())) for file in SOURCES)
+
+
+def test_the_search_of_the_sources_finds_what_it_is_for():
+    assert unsafe("torch.load(f)") == ["torch.load"]
+    assert unsafe("torch.load(f, weights_only=False)") == ["torch.load"]
+    assert unsafe("np.load(f)\npickle.load(f)\nyaml.load(f, L)\neval(x)") != []
+    assert unsafe("np.load(f, allow_pickle=False)\ntorch.load(f, weights_only=True)") == []

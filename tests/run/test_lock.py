@@ -1,0 +1,74 @@
+import subprocess
+import sys
+
+import pytest
+
+from nsgf.experiment import train
+from nsgf.run.lock import in_turn, only_process
+from nsgf.system.errors import UserError
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from nsgf.run.lock import only_process
+with only_process(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that works in ``tmp_path``."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_second_process_is_refused_and_the_first_is_named(tmp_path, holder):
+    expected = rf"process {holder.pid} on .* since .* works on it"
+    with pytest.raises(UserError, match=expected), only_process(tmp_path):
+        pass
+
+
+def test_turn_comes_when_the_other_process_ends(tmp_path, holder):
+    asked = []
+
+    def end():
+        asked.append(True)
+        holder.kill()
+        holder.wait()
+
+    with in_turn(tmp_path, end), pytest.raises(UserError), only_process(tmp_path):
+        pass
+    assert asked
+
+
+def test_wait_for_a_turn_can_be_given_up(tmp_path, holder):
+    def give_up():
+        raise KeyError
+
+    with pytest.raises(KeyError), in_turn(tmp_path, give_up):
+        raise AssertionError("not free")
+
+
+def test_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
+    holder.kill()
+    holder.wait()
+    with only_process(tmp_path):
+        assert f"process {holder.pid} " not in (tmp_path / "lock.owner").read_text()
+
+
+def test_lock_is_free_again_after_an_error(tmp_path):
+    for _ in range(2):
+        with pytest.raises(KeyError), only_process(tmp_path):
+            raise KeyError
+
+
+def test_training_holds_its_run_folder(tiny, tiny_run):
+    with only_process(tiny_run.path), pytest.raises(UserError, match="works on it"):
+        train(tiny, tiny_run)
+    train(tiny, tiny_run)

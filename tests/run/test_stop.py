@@ -1,0 +1,133 @@
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsgf.data import Data
+from nsgf.pool import build_pool
+from nsgf.run.stop import Stopped, StopRequest
+from tests.conftest import shipped
+from tests.pool.conftest import CPU, HalfWay, with_pool
+
+
+def test_nothing_asks_by_itself():
+    assert StopRequest().reason is None
+
+
+def test_time_limit_counts_hours_of_a_clock_that_never_goes_back():
+    now = [1000.0]
+    request = StopRequest(0.5, clock=lambda: now[0])
+    now[0] += 1799
+    assert request.reason is None
+    now[0] += 1
+    assert request.reason == "train.max_hours = 0.5 is over"
+    assert StopRequest(1.0)._clock is time.monotonic
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_requests_while_listening(number):
+    request, before = StopRequest(), signal.getsignal(number)
+    with request.listening():
+        os.kill(os.getpid(), number)
+        assert request.reason == number.name
+    assert signal.getsignal(number) == before
+
+
+def test_second_ctrl_c_interrupts():
+    request = StopRequest()
+    with request.listening():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+class After(StopRequest):
+    """Asks for the end once the solver has done a number of chunks."""
+
+    def __init__(self, solver: HalfWay, chunks: int) -> None:
+        super().__init__()
+        self.solver, self.chunks = solver, chunks
+
+    @property
+    def reason(self):
+        return "test" if len(self.solver.calls) >= self.chunks else None
+
+
+def test_pool_on_disk_keeps_what_it_has_when_it_stops(tmp_path):
+    config = shipped("2d", "--pool-batches=7", "--sinkhorn-batch=8", "--steps=2")
+    config = with_pool(replace(config, out_dir=str(tmp_path)), storage="disk", build_batch=2)
+    data, folder = Data(config.data, 0), tmp_path / "pool"
+
+    def built(solver, **settings):
+        source, target = data.source("p"), data.target("p")
+        return build_pool(config, source, target, solver, CPU, folder, lambda _: None, **settings)
+
+    first, second = HalfWay(), HalfWay()
+    with pytest.raises(Stopped, match="32 of 56 trajectories kept"):
+        built(first, stop=After(first, 2))
+    pool = built(second)
+    assert (first.calls, second.calls) == ([2, 2], [2, 1])
+    assert pool.filled == 56
+
+
+COMMAND = (
+    *(sys.executable, "-m", "nsgf", "train", "--exp", "2d", "--device", "cpu"),
+    *("--pool-batches", "2", "--train.log_every", "5", "--train.checkpoint_every", "100000"),
+)
+
+
+def started(folder: Path, *flags: str) -> subprocess.Popen:
+    """A long run, once it is in the middle of its updates."""
+    process = subprocess.Popen(
+        [*COMMAND, "--out-dir", str(folder), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    while not list(folder.glob("*/metrics.jsonl")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    return process
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_run_says_the_command_that_goes_on_and_it_does(tmp_path, number):
+    process = started(tmp_path)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert f"stopped ({number.name}), nsgf: step" in output
+    said = re.search(r"^    python (-m nsgf train --run .* --resume)$", output, re.MULTILINE)
+    step = int(re.search(r"nsgf: step (\d+) of 20000", output)[1])
+    command = [sys.executable, *said[1].split(), "--nsgf.iterations", str(step + 3)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"nsgf: going on after step {step} of {step + 3}" in done.stdout
+
+
+@pytest.mark.e2e
+def test_time_limit_ends_a_run_with_exit_code_0(tmp_path):
+    command = [*COMMAND, "--out-dir", str(tmp_path), "--max-hours", "1e-9"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "stopped (train.max_hours = 1e-09 is over), pool: nothing kept" in done.stdout
+    [run] = tmp_path.iterdir()
+    assert f"    python -m nsgf train --run {run} --resume\n" in done.stdout
+
+
+@pytest.mark.e2e
+def test_impatient_ctrl_c_ends_with_130(tmp_path):
+    process = started(tmp_path, "--nsgf.batch_size", "200000")  # an update takes a while
+    process.send_signal(signal.SIGINT)
+    while "SIGINT: ends after this step" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, output + errors
+    assert "Traceback" not in errors

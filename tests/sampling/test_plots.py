@@ -1,0 +1,120 @@
+import numpy as np
+import torch
+from PIL import Image
+
+from nsgf.sampling.plots import (
+    save_grid,
+    save_image_path,
+    save_image_table,
+    save_point_path,
+    save_point_table,
+    save_scatter,
+)
+from nsgf.sampling.sampler import Samples
+
+
+def pixels(file) -> np.ndarray:
+    return np.asarray(Image.open(file)).astype(int)
+
+
+def test_grid_keeps_order_and_full_contrast(tmp_path):
+    images = torch.stack([torch.full((1, 8, 8), v) for v in (-1.0, 0.0, 1.0, 3.0)])
+    save_grid(images, tmp_path / "g.png")
+    grid = pixels(tmp_path / "g.png")
+    height, width, _ = grid.shape
+    quarters = [grid[r * height // 4, c * width // 4, 0] for r in (1, 3) for c in (1, 3)]
+    assert quarters[0] == 0
+    assert 126 <= quarters[1] <= 128
+    assert quarters[2:] == [255, 255]
+    assert width >= 300
+
+
+def test_image_path_has_one_row_per_sample_and_one_column_per_state(tmp_path):
+    path = [torch.full((10, 3, 32, 32), v) for v in (-1.0, 1.0, -1.0, 1.0, 1.0)]
+    save_image_path(path, tmp_path / "p.png", rows=2)
+    picture = pixels(tmp_path / "p.png")
+    height, width, _ = picture.shape
+    middle = [picture[height // 4, (2 * c + 1) * width // 10, 0] for c in range(5)]
+    assert middle == [0, 255, 0, 255, 255]
+
+
+def test_point_path_is_drawn(tmp_path):
+    start = torch.randn(50, 2)
+    save_point_path([start, start + 3], torch.randn(60, 2), tmp_path / "s.png", "title")
+    picture = pixels(tmp_path / "s.png")
+    assert picture.shape[1] > 1000
+    assert (picture[..., :3].reshape(-1, 3) != 255).any(1).mean() > 0.01
+
+
+def test_scatter_has_samples_left_and_target_right_on_the_same_axes(tmp_path):
+    """Red samples around (0, 0) and green ones around (3, 3): centre, then up and right of it."""
+    save_scatter(0.1 * torch.randn(80, 2), 3 + 0.1 * torch.randn(80, 2), tmp_path / "s.png", "t")
+    picture = pixels(tmp_path / "s.png")[..., :3]
+    red = (picture == (214, 39, 40)).all(-1)
+    green = (picture == (44, 160, 44)).all(-1)
+    half = picture.shape[1] // 2
+    assert red[:, :half].sum() > 50 < green[:, half:].sum()
+    assert red[:, half:].sum() == green[:, :half].sum() == 0
+    rows = [np.median(np.nonzero(colour)[0]) for colour in (red, green)]
+    columns = [np.median(np.nonzero(colour)[1] % half) for colour in (red, green)]
+    assert rows[1] < rows[0] - 100
+    assert columns[1] > columns[0] + 100
+
+
+def test_titles_and_labels_of_points_are_not_cut_off(tmp_path):
+    save_scatter(torch.randn(50, 2), torch.randn(60, 2), tmp_path / "s.png", "title")
+    picture = pixels(tmp_path / "s.png")[..., :3]
+    for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):
+        assert (edge == 255).all()
+
+
+def test_samples_that_run_away_do_not_end_a_table(tmp_path):
+    start = torch.randn(40, 2)
+    away = start.clone()
+    away[0], away[1] = torch.nan, torch.tensor([0.0, 1e30])
+    found = Samples(x=away, nfe=2, path=[start, away], finite=False)
+    save_point_table({"A": {"NFE 2": found}}, torch.randn(60, 2), tmp_path / "t.png")
+    assert (tmp_path / "t.png").stat().st_size > 0
+
+
+def test_table_of_points_has_methods_across_and_settings_down(tmp_path):
+    """Samples are red, the target green in the last column and the first row alone."""
+    start = torch.randn(40, 2)
+    found = Samples(x=start + 3, nfe=2, path=[start, start + 3])
+    drawn = {name: {"NFE 2": found, "NFE 4": found} for name in ("A", "B", "C")}
+    save_point_table(drawn, torch.randn(60, 2), tmp_path / "t.png")
+    picture = pixels(tmp_path / "t.png")[..., :3]
+    height, width, _ = picture.shape
+    places = [
+        [
+            (picture == colour).all(-1)[r * height // 3 : (r + 1) * height // 3, cut].any()
+            for cut in (slice(0, 3 * width // 4), slice(3 * width // 4, width))
+        ]
+        for colour in ((214, 39, 40), (44, 160, 44))
+        for r in range(3)
+    ]
+    assert places[:3] == [[True, False]] * 3
+    assert places[3:] == [[False, True], [False, False], [False, False]]
+
+
+def test_table_of_images_keeps_each_in_its_place(tmp_path):
+    """White for A at NFE 2, black for all others, grey for the real ones below."""
+
+    def samples(value):
+        return Samples(x=torch.full((4, 1, 8, 8), value), nfe=2)
+
+    drawn = {
+        "A": {"NFE 2": samples(1.0), "NFE 4": samples(-1.0)},
+        "B": {"NFE 2": samples(-1.0), "NFE 4": samples(-1.0)},
+    }
+    save_image_table(drawn, torch.zeros(4, 1, 8, 8), tmp_path / "t.png")
+    picture = pixels(tmp_path / "t.png")[..., 0]
+    height, width = picture.shape
+    corners = [
+        (int((r + 0.45) * height / 3), int((c + 0.4) * width / 2))
+        for r in range(3)
+        for c in range(2)
+    ]
+    middle = [int(np.median(picture[y : y + 12, x : x + 12])) for y, x in corners]
+    assert middle[:4] == [255, 0, 0, 0]
+    assert 120 <= middle[4] <= 135

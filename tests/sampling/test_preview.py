@@ -1,0 +1,131 @@
+"""Pictures at the end of each phase."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsgf.config.schema import PHASES
+from nsgf.data import Data
+from nsgf.experiment import train
+from nsgf.run import checkpoint
+from nsgf.run.checkpoint import RunFolder
+from nsgf.run.resume import load_network
+from nsgf.sampling.preview import count_samples, preview_samples, save_preview
+from tests.conftest import shipped
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def small(tiny):
+    return replace(
+        tiny,
+        train=replace(tiny.train, preview=True),
+        sampling=replace(tiny.sampling, straight_steps=4),
+    )
+
+
+@pytest.fixture
+def data(tiny):
+    return Data(tiny.data, tiny.seed)
+
+
+def networks(config, run):
+    return {phase: load_network(config, run, phase, "ema", CPU).network for phase in PHASES}
+
+
+def test_every_phase_leaves_its_picture(small):
+    run = train(small)
+    names = {f"phase{number}_{phase}.png" for number, phase in enumerate(PHASES, start=1)}
+    assert {file.name for file in run.samples.iterdir()} == names
+    assert "nsf: picture of samples, " in (run.path / "log.txt").read_text()
+
+
+def test_previews_change_nothing_that_is_trained(small, tiny_run):
+    """``tiny_run`` was trained without previews; weights, optimizers and losses agree."""
+    run = train(small)
+    for phase in PHASES:
+        with_pictures = checkpoint.load(run.checkpoint_file(phase))
+        without = checkpoint.load(tiny_run.checkpoint_file(phase))
+        for part in ("model", "ema", "optimizer", "step", "window"):
+            torch.testing.assert_close(with_pictures[part], without[part], rtol=0, atol=0)
+    assert not tiny_run.samples.exists()
+
+
+def test_phase_1_shows_algorithm_2(small, tiny_run, data):
+    v, x = networks(small, tiny_run)["nsgf"], data.source("preview").sample(2048)
+    for step in range(3):
+        x = x + small.flow.eta * v(x, torch.full((2048,), step / 3))
+    shown = preview_samples(small, tiny_run, "nsgf", data, CPU)
+    torch.testing.assert_close(shown, x)
+
+
+@pytest.mark.parametrize("source", ["prior", "nsgf"])
+def test_phase_2_shows_the_whole_straight_flow_from_where_its_lines_start(small, data, source):
+    config = replace(small, nsf=replace(small.nsf, source=source))
+    run = train(replace(config, train=replace(config.train, preview=False)))
+    trained = networks(config, run)
+    x = data.source("preview").sample(2048)
+    if source == "nsgf":
+        x = preview_samples(config, run, "nsgf", data, CPU)
+    for step in range(4):
+        x = x + trained["nsf"](x, torch.full((2048,), step / 4)) / 4
+    torch.testing.assert_close(preview_samples(config, run, "nsf", data, CPU), x)
+
+
+def test_phase_3_shows_algorithm_4(small, tiny_run, data):
+    trained = networks(small, tiny_run)
+    x = preview_samples(small, tiny_run, "nsgf", data, CPU)
+    tau = trained["predictor"](x)
+    for step in range(4):
+        size = (1 - tau) / 4
+        x = x + size[:, None] * trained["nsf"](x, tau + step * size)
+    torch.testing.assert_close(preview_samples(small, tiny_run, "predictor", data, CPU), x)
+
+
+def test_batches_do_not_change_the_picture(small, tiny_run, data):
+    parts = replace(small, sampling=replace(small.sampling, batch_size=700))
+    for phase in PHASES:
+        torch.testing.assert_close(
+            preview_samples(parts, tiny_run, phase, data, CPU),
+            preview_samples(small, tiny_run, phase, data, CPU),
+        )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "count"),
+    [(1000, "cpu", 16), (1000, "cuda", 64), (9, "cpu", 9), (9, "cuda", 9)],
+)
+def test_images_are_as_many_as_asked_but_few_on_a_cpu(wanted, device, count):
+    config = shipped("digits", f"--sampling.num_samples={wanted}", "--fake-data")
+    assert count_samples(config, Data(config.data, 0), torch.device(device)) == count
+
+
+def test_points_are_many(small, data):
+    assert count_samples(small, data, CPU) == 2048
+
+
+def test_picture_that_fails_is_one_line(small, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no\nmemory")
+
+    monkeypatch.setattr("nsgf.experiment.save_preview", broken)
+    run = train(small)
+    log = (run.path / "log.txt").read_text()
+    assert log.count("no picture of samples (no memory)") == 3
+    assert all(run.checkpoint_file(phase).exists() for phase in PHASES)
+
+
+def test_memory_is_released_after_a_picture(small, tiny_run, data, monkeypatch):
+    released = []
+    monkeypatch.setattr("nsgf.sampling.preview.release_memory", released.append)
+    save_preview(small, tiny_run, "nsf", data, CPU)
+    assert released == [CPU]
+
+
+def test_run_folder_of_one_phase_needs_no_later_networks(small, data):
+    config = replace(small, phases=["nsgf"])
+    run = train(config)
+    assert isinstance(run, RunFolder)
+    assert [file.name for file in run.samples.iterdir()] == ["phase1_nsgf.png"]

@@ -1,0 +1,66 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsgf.config.schema import Config, FlowConfig, SamplingConfig, SinkhornConfig
+from nsgf.data import Data
+from nsgf.pool import build_pool
+from nsgf.sampling.sampler import NSGFSampler
+from nsgf.sinkhorn import build_solver
+from nsgf.sinkhorn.schedule import flow_time, step_sizes, time_step
+
+HARMONIC = FlowConfig(steps=4, schedule="harmonic", eta=0.7)
+
+
+def test_step_sizes():
+    assert step_sizes(HARMONIC) == [1 / 4, 1 / 3, 1 / 2, 1]
+    assert step_sizes(FlowConfig(steps=3, eta=0.2)) == [0.2, 0.2, 0.2]
+
+
+@pytest.mark.parametrize("flow", [HARMONIC, FlowConfig(steps=5, eta=0.3)])
+def test_steps_of_the_clock_make_up_the_flow(flow):
+    assert flow.steps * time_step(flow) == pytest.approx(flow_time(flow))
+
+
+def test_harmonic_particles_arrive_at_constant_speed():
+    """Exact transport: X^t = (1 - t/T) X^0 + t/T Y, and the network's velocity is Y - X^0."""
+    solver = build_solver(SinkhornConfig(solver="assignment"))
+    x = torch.randn(1, 16, 2, generator=torch.Generator().manual_seed(0))
+    y = torch.randn(1, 16, 2, generator=torch.Generator().manual_seed(1)) + 3
+    positions = solver.flows(x, y, step_sizes(HARMONIC))[0]
+    end = positions[:, 4]
+    assert torch.allclose(end.sort(0).values, y[0].sort(0).values, atol=1e-5)
+    for t in range(4):
+        expected = (1 - t / 4) * x[0] + t / 4 * end
+        assert torch.allclose(positions[:, t], expected, atol=1e-5)
+
+
+def test_harmonic_pool_and_sampler_use_one_clock():
+    """A sampler that follows a flow's own velocities ends where the flow does."""
+    config = replace(
+        Config(phases=["nsgf"]),
+        flow=HARMONIC,
+        sinkhorn=SinkhornConfig(solver="assignment", batch_size=1),
+        sampling=SamplingConfig(),
+    )
+    config.pool.num_batches = 1
+    data = Data(config.data, 0)
+    start, end = data.source("pool").at(range(1)), data.target("pool").at(range(1))
+    solver = build_solver(config.sinkhorn)
+    pool = build_pool(
+        config,
+        data.source("pool"),
+        data.target("pool"),
+        solver,
+        torch.device("cpu"),
+        say=lambda _: 0,
+    )
+    pairs = pool.pairs(torch.arange(4))
+    assert torch.allclose(pairs.v, (end - start).expand(4, 2), atol=1e-4)
+
+    class Constant(torch.nn.Module):
+        def forward(self, x, t):
+            return pairs.v[:1].expand_as(x)
+
+    assert torch.allclose(NSGFSampler(config, Constant())(start).x, end, atol=1e-4)

@@ -1,0 +1,260 @@
+"""Several processes, over gloo on this machine's CPU."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from nsgf.cli import main
+from nsgf.config.schema import TrainConfig
+from nsgf.data import Data
+from nsgf.models import build_network
+from nsgf.pool import TrajectoryPool, build_pool
+from nsgf.run import checkpoint
+from nsgf.run.checkpoint import RunFolder
+from nsgf.sinkhorn import build_solver
+from nsgf.sinkhorn.schedule import time_step
+from nsgf.system.distributed import World, check_shares, is_launched, join
+from nsgf.system.errors import UserError
+from nsgf.system.seeding import derive_seed
+from nsgf.training.precision import Forward
+from nsgf.training.state import Optimization
+from nsgf.training.task import Batch, NSGFTrainer
+from tests.conftest import shipped
+
+CPU = torch.device("cpu")
+FLAGS = (
+    *("--exp=2d", "--phases=[nsgf,nsf,predictor]", "--steps=3", "--train-iters=3"),
+    *("--batch-size=17", "--pool-batches=5", "--sinkhorn-batch=16", "--device=cpu"),
+    *("--model.mlp.width=16", "--train.log_every=1", "--lr=1e-3"),
+    *(
+        "--nsgf.schedule=constant",
+        "--nsf.schedule=constant",
+        "--predictor.schedule=constant",
+    ),
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [8, 17, 100])
+def test_shares_cover_everything_once_and_evenly(size, count):
+    shares = [World(rank, size).share(range(5, 5 + count)) for rank in range(size)]
+    assert [position for share in shares for position in share] == list(range(5, 5 + count))
+    lengths = {len(share) for share in shares}
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_process_without_work_is_refused():
+    config = shipped("2d", "--batch-size=4", "--pool-batches=3")
+    check_shares(config, ["nsgf"], 3)
+    with pytest.raises(UserError, match=r"pool\.num_batches = 3: must be >= .* 4"):
+        check_shares(config, ["nsgf"], 4)
+    check_shares(config, ["nsf"], 4)
+    with pytest.raises(UserError, match=r"nsf\.batch_size = 4"):
+        check_shares(config, ["nsf"], 5)
+
+
+def test_alone_there_is_nothing_to_agree_on(monkeypatch):
+    world = World()
+    assert world.agree("x") == "x"
+    assert float(world.mean(torch.tensor(3.0))) == 3.0
+    world.wait()
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert not is_launched()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert not is_launched()  # some clusters set this one for jobs of their own
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert is_launched()
+
+
+def test_only_training_may_be_launched(monkeypatch, capsys, tiny_run):
+    for key, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(key, value)
+    assert main(["sample", "--run", str(tiny_run.path)]) == 2
+    error = capsys.readouterr().err
+    assert (
+        error == "nsgf: error (process 1): sample: runs in one process; start it without torchrun\n"
+    )
+
+
+def test_one_card_for_several_processes_is_refused(monkeypatch):
+    for key, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(key, value)
+    with pytest.raises(UserError, match=r"device = cuda:0: .* say --device cuda"), join("cuda:0"):
+        pass
+
+
+def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess:
+    runner = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.run(
+        [*runner, f"--nproc-per-node={processes}", *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def only_run(out_dir: Path) -> RunFolder:
+    [path] = out_dir.iterdir()
+    return RunFolder(path)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> dict[int, RunFolder]:
+    """The same training by one process and by two."""
+    torch.set_num_threads(1)
+    folders = {size: tmp_path_factory.mktemp(f"by{size}") for size in (1, 2)}
+    assert main(["train", *FLAGS, f"--out-dir={folders[1]}"]) == 0
+    done = torchrun(2, "-m", "nsgf", "train", *FLAGS, f"--out-dir={folders[2]}")
+    assert done.returncode == 0, done.stderr
+    return {size: only_run(folder) for size, folder in folders.items()}
+
+
+def fresh(phase: str) -> torch.nn.Module:
+    """The phase's network as training begins with it."""
+    return build_network(
+        phase, shipped("2d", *FLAGS[1:]).model, (2,), derive_seed(0, phase, "init")
+    )
+
+
+def moved(run: RunFolder, phase: str, part: str = "model") -> torch.Tensor:
+    """How far a phase's weights went from their start, as one vector."""
+    payload, start = checkpoint.load(run.checkpoint_file(phase)), fresh(phase).state_dict()
+    return torch.cat([(payload[part][key] - start[key]).flatten() for key in start])
+
+
+def assert_close(one: torch.Tensor, other: torch.Tensor) -> None:
+    """Up to rounding, which Adam magnifies where gradients are next to nothing."""
+    assert float(one.norm()) > 0
+    assert float((one - other).norm() / one.norm()) < 1e-3
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("phase", ["nsf", "predictor"])
+def test_two_processes_update_as_one(runs, phase):
+    """The same global batch, though 17 samples are 8 and 9; also the average."""
+    for part in ("model", "ema"):
+        assert_close(moved(runs[1], phase, part), moved(runs[2], phase, part))
+
+
+@pytest.mark.e2e
+def test_losses_and_records_are_those_of_one_process(runs):
+    def records(size):
+        return [json.loads(line) for line in (runs[size].path / "metrics.jsonl").open()]
+
+    assert [(r["phase"], r["step"]) for r in records(2)] == [
+        (phase, step) for phase in ("nsgf", "nsf", "predictor") for step in (1, 2, 3)
+    ]
+    for one, two in zip(records(1)[3:], records(2)[3:], strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
+        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+    log = (runs[2].path / "log.txt").read_text()
+    assert "2 processes" in log
+    assert log.count("nsgf: done") == 1
+
+
+@pytest.mark.e2e
+def test_each_process_samples_its_own_part_of_the_pool(runs):
+    """Phase 1 by hand: five flows are two and three; both parts' samples make the batch."""
+    config = shipped("2d", *FLAGS[1:])
+    data = Data(config.data, 0)
+    solver = build_solver(config.sinkhorn)
+    whole = build_pool(config, data.source("pool"), data.target("pool"), solver, CPU)
+    parts = []
+    for rank, flows in enumerate((slice(0, 2 * 16), slice(2 * 16, 5 * 16))):
+        own = whole._positions[flows].clone()
+        pool = TrajectoryPool(
+            len(own), 3, (2,), time_step(config.flow), storage=own, filled=len(own)
+        )
+        pool.finalize()
+        trainer = NSGFTrainer(torch.nn.Identity(), pool, 0)
+        shares = [World(rank, 2).share(range(17 * step, 17 * step + 17)) for step in range(3)]
+        parts.append([trainer.batch(*trainer.draw(share)) for share in shares])
+    model = fresh("nsgf")
+    start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    state = Optimization(Forward(model, TrainConfig(), CPU, World()), config.nsgf)
+    for first, second in zip(*parts, strict=True):
+        inputs = tuple(map(torch.cat, zip(first.inputs, second.inputs, strict=True)))
+        state.update(Batch(inputs, torch.cat([first.target, second.target])))
+    expected = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - start
+    assert_close(expected, moved(runs[2], "nsgf"))
+
+
+@pytest.mark.e2e
+def test_one_process_goes_on_where_two_stopped(runs, tmp_path):
+    run = Path(shutil.copytree(runs[2].path, tmp_path / runs[2].path.name))
+    assert main(["train", "--run", str(run), "--resume", "--train-iters=6"]) == 0
+    straight = ["train", *FLAGS, f"--out-dir={tmp_path / 'one'}", "--train-iters=6"]
+    assert main(straight) == 0
+    other = only_run(tmp_path / "one")
+    for phase in ("nsf", "predictor"):
+        assert checkpoint.load(RunFolder(run).checkpoint_file(phase))["step"] == 6
+        assert_close(moved(other, phase), moved(RunFolder(run), phase))
+
+
+DYING = """
+import sys
+from nsgf.training.state import Optimization
+from nsgf.cli import main
+
+update = Optimization.update
+
+def dies(self, batch, **options):
+    if self._world.rank == 1 and self.step == 2:
+        raise RuntimeError("this process is lost")
+    return update(self, batch, **options)
+
+Optimization.update = dies
+raise SystemExit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.e2e
+def test_process_that_dies_ends_the_job_with_its_error(tmp_path):
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    done = torchrun(2, str(script), "train", *FLAGS, f"--out-dir={tmp_path}")
+    assert done.returncode != 0
+    assert "this process is lost" in done.stderr
+
+
+@pytest.mark.e2e
+def test_two_processes_stop_on_request_after_the_same_update(tmp_path):
+    runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    long = ("--nsgf.iterations=100000", "--train.checkpoint_every=100000")
+    process = subprocess.Popen(
+        [*runner, "-m", "nsgf", "train", *FLAGS, *long, f"--out-dir={tmp_path}"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not list(tmp_path.glob("*/metrics.jsonl")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    step = re.search(r"stopped \(SIGTERM\), nsgf: step (\d+) of 100000", output)
+    assert step, output + errors
+    run = only_run(tmp_path)
+    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == int(step[1])
+    assert f"torchrun --nproc-per-node 2 -m nsgf train --run {run.path} --resume" in output
+
+
+@pytest.mark.e2e
+def test_wrong_setting_under_torchrun_is_one_line_of_each_process(tmp_path):
+    done = torchrun(2, "-m", "nsgf", "train", *FLAGS, f"--out-dir={tmp_path}", "--batch-size=1")
+    assert done.returncode != 0
+    for rank in range(2):
+        assert f"nsgf: error (process {rank}): nsgf.batch_size = 1: must be >=" in done.stderr
+    assert not list(tmp_path.iterdir())

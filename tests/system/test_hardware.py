@@ -1,0 +1,84 @@
+import pytest
+import torch
+
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import (
+    available_bytes,
+    describe,
+    format_bytes,
+    peak_memory,
+    pick_device,
+    reset_peak_memory,
+    versions,
+)
+
+
+def test_device_names():
+    assert pick_device("cpu") == torch.device("cpu")
+    expected = "cuda" if torch.cuda.is_available() else "cpu"
+    assert pick_device("auto").type == expected
+
+
+def test_missing_cuda_device_is_one_line():
+    count = torch.cuda.device_count()
+    with pytest.raises(UserError, match=f"has {count} CUDA devices"):
+        pick_device(f"cuda:{count}")
+
+
+def test_free_memory_is_plausible():
+    assert 10**8 < available_bytes() < 10**14
+
+
+def test_container_limit_counts_cached_files_as_free(tmp_path):
+    (tmp_path / "memory.max").write_text("1000000\n")
+    (tmp_path / "memory.current").write_text("900000\n")
+    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 300000\n")
+    assert available_bytes(tmp_path) == 400_000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_bytes(tmp_path) > 10**8
+
+
+def test_idle_cards_are_mentioned(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 10**9, 16 * 10**9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert "1 of 2 cards used (torchrun --nproc-per-node" in describe(torch.device("cuda"))
+    assert "2 of 2 cards used" in describe(torch.device("cuda"), processes=2)
+    assert "torchrun" not in describe(torch.device("cuda"), processes=2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert "cards" not in describe(torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(999, "999 B"), (1500, "1.5 KB"), (23.6e9, "23.6 GB"), (2e15, "2000.0 TB")]
+)
+def test_bytes_for_people(count, text):
+    assert format_bytes(count) == text
+
+
+def test_cards_have_numbers_and_become_the_current_one(monkeypatch):
+    """auto and cuda mean a process's own card, or torch's current one; a named card that one."""
+    current = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(device.index))
+    wanted = (("auto",), ("cuda",), ("auto", 1), ("cuda", 0), ("cuda:1",), ("cuda:1", 0))
+    picked = [pick_device(*arguments) for arguments in wanted]
+    assert [device.index for device in picked] == current == [2, 2, 1, 0, 1, 1]
+    assert pick_device("cpu", 0) == torch.device("cpu")
+
+
+def test_peak_memory_keeps_the_highest():
+    before = peak_memory(torch.device("cpu"))
+    block = torch.ones(80 * 2**20 // 4)
+    del block
+    reset_peak_memory(torch.device("cpu"))  # main memory's peak cannot be reset
+    after = peak_memory(torch.device("cpu"))
+    assert 10**7 < before <= after
+    assert after >= 80 * 2**20
+
+
+def test_description_and_versions():
+    assert "free" in describe(torch.device("cpu"))
+    assert {"nsgf", "torch", "geomloss", "python"} <= versions().keys()

@@ -1,0 +1,181 @@
+import math
+from dataclasses import asdict, replace
+
+import pytest
+
+from nsgf.checks import FROZEN_IN_SAMPLING, check, contradictions, leaves
+from nsgf.config.schema import Config, OptimConfig
+from nsgf.system.errors import UserError
+from tests.conftest import shipped
+
+
+def test_shipped_configurations_are_valid(config_names):
+    assert config_names == ["2d", "cifar10", "digits", "mnist"]
+    for name in config_names:
+        check(shipped(name))
+
+
+WRONG = [  # experiment, flag, words of the message
+    ("2d", "--sinkhorn.batch_size=0", "sinkhorn.batch_size = 0: must be >= 1"),
+    ("2d", "--sinkhorn.blur=0", "sinkhorn.blur = 0.0: must be > 0"),
+    ("2d", "--sinkhorn.blur=1e200", "sinkhorn.blur = 1e+200: must be > 0 and <= 1000000.0"),
+    ("2d", "--sinkhorn.blur=-0.5", "sinkhorn.blur = -0.5: must be > 0"),
+    ("2d", "--sinkhorn.blur=.nan", "sinkhorn.blur"),
+    ("2d", "--sinkhorn.scaling=1", "sinkhorn.scaling = 1.0: must be > 0 and < 1"),
+    ("2d", "--sinkhorn.scaling=0", "sinkhorn.scaling = 0.0: must be > 0 and < 1"),
+    ("2d", "--flow.eta=0", "flow.eta = 0.0: must be > 0"),
+    ("2d", "--flow.eta=.inf", "flow.eta"),
+    ("2d", "--pool.num_batches=-1", "pool.num_batches = -1: must be >= 1"),
+    ("2d", "--nsgf.iterations=-1", "nsgf.iterations = -1: must be >= 0"),
+    ("2d", "--nsgf.lr=0", "nsgf.lr = 0.0: must be > 0"),
+    ("2d", "--nsgf.ema_decay=1", "nsgf.ema_decay = 1.0: must be >= 0 and < 1"),
+    ("2d", "--nsgf.clip_norm=0", "nsgf.clip_norm = 0.0: must be > 0"),
+    ("2d", "--sampling.omega=1.5", "sampling.omega = 1.5: must be >= 1e-06 and <= 1"),
+    ("2d", "--sampling.tau=1", "sampling.tau = 1.0: must be >= 0 and < 1"),
+    ("2d", "--sampling.tau=-0.1", "sampling.tau = -0.1: must be >= 0 and < 1"),
+    ("2d", "--sampling.solver=rk4", "must be one of 'euler', 'heun', 'dopri5'"),
+    ("2d", "--sampling.rtol=0", "sampling.rtol = 0.0: must be >= 1e-07 and <= 1"),
+    ("2d", "--sampling.atol=2", "sampling.atol = 2.0: must be >= 1e-07 and <= 1"),
+    ("2d", "--seed=-1", "seed = -1: must be >= 0"),
+    ("2d", "--device=gpu", "device = gpu: must be auto, cpu, cuda or cuda:N"),
+    ("2d", "--phases=[nsf]", "phases = ['nsf']: must be one of"),
+    ("2d", "--phases=[nsgf,predictor]", "must be one of"),
+    ("2d", "--phases=[nsgf,nsf,predictor]", "flow.steps = 10: must be <= 5 in NSGF++"),
+    ("2d", "--data.name=mnist", "model.kind = mlp: must be unet"),
+    ("2d", "--data.source=8gaussians", "must differ from data.name"),
+    ("2d", "--fake-data", "data.fake = true: must be false"),
+    ("2d", "--evaluation.inception=true", "evaluation.inception = true: must be false for the 2D"),
+    ("2d", "--evaluation.classifier=true", "evaluation.classifier = true: must be false for the"),
+    ("2d", "--model.mlp.time_features=7", "model.mlp.time_features = 7: must be even"),
+    ("digits", "--data.name=moons", "model.kind = unet: must be mlp"),
+    ("digits", "--data.source=8gaussians", "data.source = 8gaussians: must be gaussian"),
+    ("digits", "--model.unet.channels=48", "model.unet.channels = 48: must be a multiple of 32"),
+    ("digits", "--model.unet.attention=[16]", "model.unet.attention = [16]: must be out of [8, 4]"),
+    ("mnist", "--model.unet.attention=[16]", "must be out of [28, 14, 7]"),
+    ("mnist", "--model.unet.mult=[1,1,1,1]", "image size divisible by 8, mnist has 28"),
+    ("digits", "--model.unet.mult=[]", "model.unet.mult = []"),
+    ("digits", "--model.unet.mult=[1,0]", "model.unet.mult = [1, 0]: must be >= 1"),
+    ("digits", "--model.unet.heads=3", "model.unet.heads = 3: must divide"),
+    ("cifar10", "--model.unet.head_channels=48", "model.unet.head_channels = 48: must divide"),
+    ("digits", "--model.unet.dropout=1", "model.unet.dropout = 1.0: must be >= 0 and < 1"),
+    ("digits", "--model.predictor_channels=[8,8,8,8]", "must have 1 to 3 layers"),
+    ("digits", "--steps=6", "--flow.allow_many_steps true"),
+    ("digits", "--exp=a/b", "exp"),
+]
+
+
+@pytest.mark.parametrize(("exp", "flag", "words"), WRONG)
+def test_wrong_values_are_named_in_one_line(exp, flag, words):
+    with pytest.raises(UserError) as caught:
+        shipped(exp, flag)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_counts_have_an_upper_bound():
+    """No integer may be large enough to hang an estimate or to overflow a float."""
+    for key, value, item in leaves(Config()):
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, int) and not isinstance(number, bool):
+                assert item.metadata["maximum"] < 2**63, key
+    with pytest.raises(UserError, match=r"model\.mlp\.depth = 1001: must be >= 1 and <= 1000"):
+        shipped("2d", "--model.mlp.depth=1001")
+    assert shipped("2d", f"--seed={2**63 - 1}").seed == 2**63 - 1
+
+
+@pytest.mark.parametrize("solver", ["heun", "dopri5"])
+def test_steps_omega_belong_to_euler(solver):
+    words = rf"^sampling\.omega = 0\.1: must be null with sampling\.solver {solver}"
+    with pytest.raises(UserError, match=words):
+        shipped("2d", "--sampling.omega=0.1", f"--sampling.solver={solver}")
+    assert shipped("2d", "--sampling.omega=0.1").sampling.omega == 0.1
+    assert shipped("2d", f"--sampling.solver={solver}").sampling.solver == solver
+
+
+def test_all_problems_are_reported_at_once():
+    with pytest.raises(UserError) as caught:
+        shipped("2d", "--sinkhorn.blur=-1", "--nsgf.lr=0", "--seed=-3")
+    for key in ("sinkhorn.blur", "nsgf.lr", "seed"):
+        assert key in str(caught.value)
+
+
+def test_many_steps_can_be_asked_for():
+    assert shipped("digits", "--steps=8", "--flow.allow_many_steps=true").flow.steps == 8
+
+
+def test_every_leaf_is_reached_with_its_key():
+    keys = [key for key, _, _ in leaves(Config())]
+    assert len(keys) == len(set(keys)) > 60
+    assert {"seed", "model.unet.mult", "nsf.source", "predictor.lr"} <= set(keys)
+
+
+def test_nan_is_out_of_every_range():
+    with pytest.raises(UserError, match="finite"):
+        check(replace(Config(), nsgf=OptimConfig(lr=math.nan)))
+
+
+def saved_and_now(name: str, *flags: str):
+    return asdict(shipped(name)), shipped(name, *flags)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--model.unet.channels=64",
+        "--data.flip=true",
+        "--sinkhorn.blur=2.0",
+        "--flow.eta=0.1",
+        "--pool-batches=3",
+        "--pool.dtype=float16",
+        "--seed=1",
+    ],
+)
+def test_other_architecture_or_data_contradicts_a_checkpoint(flag):
+    saved, now = saved_and_now("digits", flag)
+    (text,) = contradictions(saved, now)
+    key = {"--pool-batches": "pool.num_batches"}.get(flag.split("=")[0], flag[2:].split("=")[0])
+    assert text.startswith(f"{key}: the checkpoint has ")
+    assert text.endswith(f"this command {now_value(now, key)}")
+
+
+def now_value(config: Config, key: str):
+    return {name: value for name, value, _ in leaves(config)}[key]
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--data-root=elsewhere",
+        "--sampling.straight_steps=3",
+        "--train.log_every=7",
+        "--nsgf.iterations=9",
+        "--nsf.lr=1",
+        "--out-dir=x",
+        "--device=cpu",
+        "--pool.storage=disk",
+        "--pool.build_batch=3",
+        "--model.checkpoint_activations=true",
+    ],
+)
+def test_what_changes_no_result_so_far_may_differ(flag):
+    saved, now = saved_and_now("digits", flag)
+    assert contradictions(saved, now, running="nsgf") == []
+
+
+def test_optimization_is_fixed_in_the_middle_of_its_phase():
+    saved, now = saved_and_now("digits", "--nsgf.lr=1e-5")
+    assert contradictions(saved, now) == []
+    (text,) = contradictions(saved, now, running="nsgf")
+    assert text == "nsgf.lr: the checkpoint has 0.001, this command 1e-05"
+
+
+def test_samples_may_have_another_seed_but_not_another_flow():
+    saved, now = saved_and_now("digits", "--seed=1", "--pool-batches=3", "--flow.eta=0.1")
+    (text,) = contradictions(saved, now, FROZEN_IN_SAMPLING)
+    assert text.startswith("flow.eta")
+
+
+def test_settings_a_checkpoint_lacks_contradict_it():
+    saved, now = saved_and_now("digits")
+    del saved["model"]
+    assert any(text.startswith("model.kind") for text in contradictions(saved, now))

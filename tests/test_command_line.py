@@ -1,0 +1,265 @@
+import dataclasses
+
+import pytest
+import yaml
+
+from nsgf.checks import leaves
+from nsgf.command_line import COMMANDS, SHORT_FLAGS, parse
+from nsgf.config.schema import PEER_PHASES, PHASES, Config
+from nsgf.run.checkpoint import RunFolder, dump_config
+from nsgf.system.errors import UserError
+from tests.conftest import shipped
+
+
+def value(config: Config, key: str):
+    return {name: found for name, found, _ in leaves(config)}[key]
+
+
+def test_order_is_defaults_then_yaml_then_flags(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("exp: mine\nnsgf:\n  lr: 5e-4\n  batch_size: 7\n")
+    config = parse(["train", "--config", str(file), "--nsgf.batch_size=9"]).config
+    assert config.exp == "mine"
+    assert config.nsgf.lr == 5e-4
+    assert config.nsgf.batch_size == 9
+    assert config.nsf.lr == Config().nsf.lr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_leaf_is_a_flag_with_help(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse([command, "--exp", "2d", "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for key, _, _ in leaves(Config()):
+        assert f"--{key} " in text
+    for flag in SHORT_FLAGS:
+        assert flag in text
+
+
+def test_every_leaf_is_documented():
+    import ast
+    import inspect
+
+    from nsgf.config import schema as config
+
+    for node in ast.parse(inspect.getsource(config)).body:
+        if isinstance(node, ast.ClassDef):
+            assert ast.get_docstring(node)
+            for this, following in zip(node.body, [*node.body[1:], None], strict=True):
+                if isinstance(this, ast.AnnAssign) and "Config" not in ast.dump(this.annotation):
+                    assert isinstance(following, ast.Expr), ast.dump(this.target)
+
+
+FAN_OUT = [
+    ("--train-iters", "5", 5, ("nsgf.iterations", "nsf.iterations", "predictor.iterations")),
+    ("--batch-size", "6", 6, ("nsgf.batch_size", "nsf.batch_size", "predictor.batch_size")),
+    ("--lr", "1e-2", 0.01, ("nsgf.lr", "nsf.lr", "predictor.lr")),
+    ("--steps", "3", 3, ("flow.steps",)),
+    ("--pool-batches", "2", 2, ("pool.num_batches",)),
+    ("--sinkhorn-batch", "16", 16, ("sinkhorn.batch_size",)),
+    ("--seed", "4", 4, ("seed",)),
+    ("--device", "cpu", "cpu", ("device",)),
+    ("--data-root", "/x", "/x", ("data.root",)),
+    ("--out-dir", "/y", "/y", ("out_dir",)),
+    ("--num-samples", "3", 3, ("sampling.num_samples", "evaluation.num_samples")),
+    ("--wandb", "offline", "offline", ("tracking.wandb",)),
+]
+
+
+@pytest.mark.parametrize(("flag", "text", "expected", "keys"), FAN_OUT)
+@pytest.mark.parametrize("join", [True, False])
+def test_short_flags_reach_every_leaf_they_mean(flag, text, expected, keys, join):
+    config = shipped("digits", *([f"{flag}={text}"] if join else [flag, text]))
+    for key in keys:
+        assert value(config, key) == expected
+
+
+def test_no_leaf_of_that_name_is_forgotten():
+    """A new phase or a new copy of a setting must join the short flag."""
+    for flag, name in (
+        ("--train-iters", "iterations"),
+        ("--batch-size", "batch_size"),
+        ("--lr", "lr"),
+    ):
+        keys = {
+            key
+            for key, _, _ in leaves(Config())
+            if key.endswith("." + name) and key.split(".")[0] in (*PHASES, *PEER_PHASES)
+        }
+        assert set(SHORT_FLAGS[flag]) == keys
+        assert len(keys) == 5
+
+
+def test_later_flags_win_over_short_ones():
+    config = shipped("digits", "--train-iters=5", "--nsf.iterations=7")
+    assert [getattr(config, p).iterations for p in ("nsgf", "nsf", "predictor")] == [5, 7, 5]
+
+
+def test_smaller_sinkhorn_batch_keeps_the_pools_total_and_says_so():
+    request = parse(["train", "--exp", "cifar10", "--sinkhorn-batch", "32"])
+    assert request.config.sinkhorn.batch_size == 32
+    assert request.config.pool.num_batches == 10_000
+    assert "2500 -> 10000" in request.notes[0]
+
+
+def test_both_given_are_both_taken():
+    request = parse(["train", "--exp", "cifar10", "--sinkhorn-batch=32", "--pool-batches=5"])
+    assert (request.config.sinkhorn.batch_size, request.config.pool.num_batches) == (32, 5)
+    assert request.notes == ()
+    request = parse(["train", "--exp", "cifar10", "--sinkhorn-batch=32", "--pool.num_batches=5"])
+    assert request.config.pool.num_batches == 5
+
+
+def test_smoke_is_small_and_explicit_flags_win():
+    config = shipped("cifar10", "--smoke")
+    assert config.nsf.iterations == config.predictor.iterations == config.nsgf.iterations == 5
+    assert config.pool.num_batches == 2
+    assert config.model == shipped("cifar10").model
+    assert not config.evaluation.inception
+    assert not config.evaluation.classifier
+    assert shipped("cifar10", "--train-iters", "3", "--smoke").nsf.iterations == 3
+
+
+def test_fake_data_and_dataset():
+    assert shipped("mnist", "--fake-data").data.fake
+    assert shipped("2d", "--dataset", "moons").data.name == "moons"
+
+
+def test_resolved_configuration_reads_back(config_names, tmp_path):
+    for name in config_names:
+        config = shipped(name, "--sinkhorn.blur=0.123")
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(dump_config(config))
+        assert parse(["train", "--config", str(file)]).config == config
+
+
+def test_shipped_files_hold_only_known_differences(config_names):
+    """A value is written down because it differs, or because its source is worth naming."""
+    from nsgf.command_line import config_folder
+
+    for name in config_names:
+        given = yaml.safe_load((config_folder() / f"{name}.yaml").read_text())
+        assert given["exp"] == name
+        known = {field.name for field in dataclasses.fields(Config)}
+        assert set(given) <= known
+
+
+WRONG = [
+    (["train", "--exp", "2d", "--nsgf.learning=1"], "learning"),
+    (["train", "--exp", "2d", "--trian-iters", "5"], "--trian-iters"),
+    (["train", "--exp", "2d", "--train", "5"], "train"),
+    (["train", "--exp", "2d", "--train-iters", "five"], "nsgf.iterations"),
+    (["train", "--exp", "2d", "--train-iters", "5.5"], "nsgf.iterations"),
+    (["train", "--exp", "2d", "--train-iters"], "--train-iters needs a value"),
+    (["train", "--exp", "2d", "--data.flip", "maybe"], "data.flip"),
+    (["train", "--exp", "2d", "--sinkhorn.solver", "magic"], "must be one of 'batched'"),
+    (
+        ["train", "--exp", "2d", "--pool.build_batch", "x"],
+        "pool.build_batch: must be int or 'auto'. Got value: x",
+    ),
+    (
+        ["train", "--exp", "2d", "--sampling.omega", "x"],
+        "sampling.omega: must be float or null. Got value: x",
+    ),
+    (["train", "--exp", "nope"], "exp = nope: must be one of 2d, cifar10, digits, mnist"),
+    (["train"], "--exp NAME"),
+    (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
+    (["train", "--exp", "2d", "--resume", "--resume-phase", "2"], "exclude each other"),
+    (["train", "--exp", "2d", "--resume-phase", "4"], "--resume-phase"),
+    (["sample"], "--run DIR"),
+    (["evaluate", "--run", "nowhere"], "nowhere: no run folder"),
+    (["paint"], "unknown command 'paint'"),
+]
+
+
+@pytest.mark.parametrize(("argv", "words"), WRONG)
+def test_wrong_command_lines_end_in_one_line(argv, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        parse(argv)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("nsgf:\n  learning_rate: 1\n", "nsgf.learning_rate: unknown key"),
+        ("model:\n  unet: 3\n", "model.unet = 3: must be a section"),
+        ("model:\n  mlp: [1]\n", "model.mlp = [1]: must be a section"),
+        ("model:\n  unet:\n", "model.unet = None: must be a section"),
+        ("print_config: true\n", "print_config: unknown key"),
+        ("seed: 1\n", "must name its experiment"),
+        ("speed: 3\n", "speed"),
+        ("exp: x\nnsgf:\n  lr: fast\n", "nsgf.lr: must be of type float. Got value: fast"),
+        ("exp: x\nseed: 1.5\n", "seed: must be of type int. Got value: 1.5"),
+        ("nsgf: 3\n", "nsgf = 3: must be a section with keys"),
+        ("just text\n", "must hold keys and values"),
+        ("", "must hold keys and values"),
+        ("nsgf: [1\n", "config"),
+    ],
+)
+def test_wrong_yaml_ends_in_one_line(text, words, tmp_path):
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        parse(["train", "--config", str(file)])
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_run_settings_are_the_base_of_later_commands(tiny):
+    run = RunFolder.create(tiny)
+    request = parse(["sample", "--run", str(run.path), "--num-samples", "3"])
+    assert request.run == run.path
+    assert request.config.model == tiny.model
+    assert request.config.sampling.num_samples == 3
+
+
+def test_steps_of_a_trained_run_are_sampling_steps(tiny):
+    run = RunFolder.create(tiny)
+    for command in ("sample", "evaluate"):
+        config = parse([command, "--run", str(run.path), "--steps", "7"]).config
+        assert config.flow.steps == tiny.flow.steps
+        assert config.sampling.nsgf_steps == 7
+
+
+def test_a_file_given_on_resume_is_laid_over_the_runs_settings(tiny, tmp_path):
+    run = RunFolder.create(tiny)
+    file = tmp_path / "wide.yaml"
+    file.write_text("exp: 2d\nmodel:\n  mlp:\n    width: 64\n")
+    argv = ["train", "--run", str(run.path), "--resume", "--config", str(file)]
+    config = parse(argv).config
+    assert config.model.mlp.width == 64
+    assert config.nsgf.batch_size == tiny.nsgf.batch_size
+
+
+def test_run_of_another_experiment_is_refused(tiny):
+    run = RunFolder.create(tiny)
+    with pytest.raises(UserError, match="another experiment"):
+        parse(["sample", "--run", str(run.path), "--exp", "mnist"])
+
+
+def test_resume_finds_the_newest_run_of_the_experiment(tiny):
+    RunFolder.create(tiny)
+    newest = RunFolder.create(tiny)
+    argv = ["train", "--exp", "2d", "--out-dir", tiny.out_dir]
+    assert parse([*argv, "--resume"]).run == newest.path
+    assert parse([*argv, "--resume-phase", "2"]).config.model == tiny.model
+    assert parse(argv).run is None
+
+
+def test_version_and_overview(capsys):
+    for argv in (["--version"], ["--help"], []):
+        with pytest.raises(SystemExit) as caught:
+            parse(argv)
+        assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in COMMANDS)
+
+
+def test_value_that_is_the_name_of_a_section_is_a_value():
+    """--nsf.source nsgf: the word after a flag is none."""
+    config = parse(["train", "--exp", "digits", "--nsf.source", "nsgf"]).config
+    assert config.nsf.source == "nsgf"

@@ -1,0 +1,125 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nsgf.config.schema import TrainConfig
+from nsgf.models import build_network
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
+from nsgf.training.precision import (
+    Forward,
+    device_settings,
+    pick_precision,
+    prepare_environment,
+)
+from tests.conftest import shipped
+from tests.training.toys import CPU, Scale
+
+CARD = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "auto"),
+    [((6, 0), "fp32"), ((7, 0), "fp16"), ((7, 5), "fp16"), ((8, 0), "bf16"), ((9, 0), "bf16")],
+)
+def test_auto_precision_follows_the_card(monkeypatch, capability, auto):
+    """A T4 (7.5) gets fp16, whatever torch's emulation of bf16 says; a P100 (6.0) fp32."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some card")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
+    assert pick_precision("auto", CARD) == auto
+    assert pick_precision("fp16", CARD) == "fp16"
+    if auto != "bf16":
+        with pytest.raises(UserError, match=r"bf16: Some card.*--precision fp16 or auto"):
+            pick_precision("bf16", CARD)
+
+
+def test_cpu_computes_in_float32_unless_told_otherwise():
+    assert pick_precision("auto", CPU) == "fp32"
+    assert pick_precision("bf16", CPU) == "bf16"
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_device_settings_hold_inside_and_are_gone_outside(deterministic):
+    def now():
+        return (
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.allow_tf32,
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.are_deterministic_algorithms_enabled(),
+        )
+
+    before = now()
+    with device_settings(TrainConfig(deterministic=deterministic)):
+        assert now() == (not deterministic, True, True, deterministic)
+    assert now() == before
+    with device_settings(TrainConfig(tf32=False, cudnn_benchmark=False)):
+        assert now() == (False, False, False, False)
+
+
+def test_environment_is_set_for_what_is_asked_and_keeps_the_users(monkeypatch, tmp_path):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    prepare_environment(TrainConfig(compile=True), tmp_path)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    prepare_environment(TrainConfig(deterministic=True), tmp_path)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    prepare_environment(TrainConfig(compile=True), tmp_path)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_answers_are_float32_and_layers_are_not(precision):
+    model, seen = Scale(), []
+    model.fault = lambda answer, call: seen.append(answer.dtype) or answer
+    answer = Forward(model, TrainConfig(precision=precision), CPU, World())(torch.ones(2, 1))
+    assert answer.dtype == torch.float32
+    expected = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    assert seen == [expected[precision]]
+
+
+def test_channels_last_changes_the_layout_and_not_the_answer():
+    def made():
+        return build_network("nsf", shipped("digits").model, (1, 8, 8), seed=0)
+
+    x, t = torch.randn(2, 1, 8, 8), torch.rand(2)
+    model = made()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05)
+    twin = made()
+    twin.load_state_dict(model.state_dict())
+    plain = Forward(model, TrainConfig(), CPU, World())(x, t)
+    other = Forward(twin, TrainConfig(channels_last=True), CPU, World())
+    torch.testing.assert_close(other(x, t), plain, rtol=1e-4, atol=1e-5)
+    assert twin.stem.weight.shape == model.stem.weight.shape
+    deep = next(p for p in twin.parameters() if p.ndim == 4 and min(p.shape) > 1)
+    assert deep.is_contiguous(memory_format=torch.channels_last)
+    assert not deep.is_contiguous()
+
+
+def test_allocator_is_configured_before_torch_is_loaded():
+    """Expandable segments have to be asked for before; what the user set stays."""
+    code = (
+        "import sys, os, runpy\n"
+        "import nsgf.__main__\n"
+        "assert 'torch' not in sys.modules\n"
+        "nsgf.__main__.configure_allocator()\n"
+        "print(os.environ['PYTORCH_CUDA_ALLOC_CONF'])"
+    )
+
+    def printed(**environment):
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    assert printed() == "expandable_segments:True"
+    own = "max_split_size_mb:64"
+    assert printed(PYTORCH_CUDA_ALLOC_CONF=own) == own

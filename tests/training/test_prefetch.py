@@ -1,0 +1,116 @@
+import threading
+import time
+from contextlib import closing
+
+import pytest
+import torch
+
+from nsgf.system.distributed import World
+from nsgf.training.prefetch import DEPTH, Batches
+from nsgf.training.task import Batch, NSGFTrainer
+from tests.pool.test_trajectories import counting_pool
+from tests.training.toys import CPU
+
+
+class Numbers:
+    """Sample i is the number i."""
+
+    model = None
+
+    def __init__(self) -> None:
+        self.drawn: list[range] = []
+        self.done = threading.Semaphore(0)
+
+    def draw(self, positions):
+        self.drawn.append(positions)
+        self.done.release()
+        return (torch.tensor(list(positions), dtype=torch.float32),)
+
+    def batch(self, *drawn):
+        return Batch((drawn[0],), -drawn[0])
+
+
+def threads() -> int:
+    return sum(thread.name.startswith("batches") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_batch_k_holds_its_samples(prefetch):
+    with closing(Batches(Numbers(), 5, CPU, World(), prefetch=prefetch)) as batches:
+        for step in (0, 1, 2, 3, 7, 8, 2, 2, 3):  # also after a jump, as when a run is resumed
+            batch = batches.at(step)
+            expected = torch.arange(5 * step, 5 * step + 5.0)
+            assert torch.equal(batch.inputs[0], expected)
+            assert torch.equal(batch.target, -expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_processes_share_each_batch_without_gap_or_overlap(size):
+    parts = [Batches(Numbers(), 7, CPU, World(rank, size)) for rank in range(size)]
+    for step in range(3):
+        together = torch.cat([part.at(step).target for part in parts])
+        assert torch.equal(together, -torch.arange(7 * step, 7 * step + 7.0))
+
+
+def test_batches_are_drawn_ahead_but_not_without_end():
+    numbers = Numbers()
+    with closing(Batches(numbers, 2, CPU, World(), prefetch=True)) as batches:
+        batches.at(0)
+        assert all(numbers.done.acquire(timeout=5) for _ in range(1 + DEPTH))
+        time.sleep(0.02)
+        assert not numbers.done.acquire(blocking=False)
+
+
+def test_errors_reach_the_caller_and_no_batch_is_skipped():
+    class Fails(Numbers):
+        failing = True
+
+        def draw(self, positions):
+            if positions.start == 4 and self.failing:
+                self.failing = False
+                raise OSError("the disk went away")
+            return super().draw(positions)
+
+    with closing(Batches(Fails(), 2, CPU, World(), prefetch=True)) as batches:
+        batches.at(0)
+        batches.at(1)
+        with pytest.raises(OSError, match="went away"):
+            batches.at(2)
+        assert batches.at(2).target.tolist() == [-4, -5]
+
+
+def test_close_ends_the_thread():
+    before = threads()
+    batches = Batches(Numbers(), 2, CPU, World(), prefetch=True)
+    batches.at(0)
+    assert threads() == before + 1
+    batches.close()
+    assert threads() == before
+
+
+def test_pool_batches_are_the_same_ahead_and_not():
+    pool = counting_pool()
+    made = []
+    for prefetch in (False, True):
+        trainer = NSGFTrainer(torch.nn.Identity(), pool, seed=3)
+        with closing(Batches(trainer, 6, CPU, World(), prefetch=prefetch)) as batches:
+            made.append([batches.at(step) for step in range(50)])
+    for direct, ahead in zip(*made, strict=True):
+        assert torch.equal(direct.target, ahead.target)
+        assert all(map(torch.equal, direct.inputs, ahead.inputs))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_batches_arrive_whole_on_the_card(prefetch):
+    class Large(Numbers):
+        def draw(self, positions):
+            return (super().draw(positions)[0].repeat_interleave(1 << 20).view(-1, 1 << 20),)
+
+    card = torch.device("cuda", 0)
+    with closing(Batches(Large(), 4, card, World(), prefetch=prefetch)) as batches:
+        for step in range(8):
+            target = batches.at(step).target
+            assert target.is_cuda
+            assert torch.equal(target.amin(1).cpu(), -torch.arange(4 * step, 4 * step + 4.0))
+            assert torch.equal(target.amin(1), target.amax(1))

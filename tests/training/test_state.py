@@ -1,0 +1,299 @@
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsgf.config.schema import OptimConfig, TrainConfig
+from nsgf.models import build_network
+from nsgf.run import checkpoint
+from nsgf.run.checkpoint import RunFolder
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
+from nsgf.training.precision import Forward
+from nsgf.training.state import Optimization, ema_decay, lr_factor
+from nsgf.training.task import Batch
+from tests.conftest import shipped
+from tests.training.toys import CPU, Quadratic, Updates, fails_at, weight
+
+
+def optim(**changes) -> OptimConfig:
+    return replace(OptimConfig(iterations=40, batch_size=8, lr=0.1, ema_decay=0.9), **changes)
+
+
+def test_learning_rate_warms_up_then_stays():
+    config = optim(warmup_steps=4)
+    factors = [lr_factor(step, config) for step in range(6)]
+    assert factors == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_learning_rate_follows_half_a_cosine():
+    config = optim(iterations=100, schedule="cosine")
+    factors = [lr_factor(step, config) for step in (0, 25, 50, 75, 100)]
+    expected = [0.5 * (1 + math.cos(math.pi * share)) for share in (0, 0.25, 0.5, 0.75, 1)]
+    assert factors == pytest.approx(expected, abs=1e-12)
+    warm = optim(iterations=110, schedule="cosine", warmup_steps=10)
+    assert lr_factor(4, warm) == 0.5
+    assert lr_factor(60, warm) == pytest.approx(0.5)
+
+
+def test_first_update_moves_by_the_learning_rate():
+    """Adam's first step has length lr: the optimizer steps, once, downhill."""
+    trainer = Quadratic()
+    Updates(trainer, optim(lr=0.01)).update()
+    assert weight(trainer) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_warmup_reaches_the_optimizer():
+    trainer = Quadratic()
+    updates = Updates(trainer, optim(lr=0.01, warmup_steps=4))
+    moved = []
+    for _ in range(4):
+        before = weight(trainer)
+        updates.update()
+        moved.append(weight(trainer) - before)
+    assert moved == pytest.approx([0.0025, 0.005, 0.0075, 0.01], rel=0.05)
+
+
+def test_gradients_do_not_add_up_over_updates():
+    trainer = Quadratic()
+    updates = Updates(trainer, optim(clip_norm=None))
+    norms = [updates.update().norm for _ in range(3)]
+    assert norms[-1] < 7.0
+    assert norms[-1] == pytest.approx(abs(trainer.model.weight.grad.item()))
+
+
+def test_gradient_is_clipped():
+    trainer = Quadratic()
+    reading = Updates(trainer, optim(clip_norm=0.5)).update()
+    assert reading.norm > 5
+    assert abs(trainer.model.weight.grad.item()) == pytest.approx(0.5, rel=1e-3)
+
+
+def test_average_follows_the_weights_with_its_decay():
+    trainer = Quadratic()
+    updates = Updates(trainer, optim(ema_decay=0.25))
+    expected = 0.0
+    for step in range(6):
+        updates.update()
+        decay = min(0.25, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * weight(trainer)
+    assert updates.state.ema.weight.item() == pytest.approx(expected, rel=1e-5)
+    assert updates.state.ema.weight.item() < weight(trainer)
+
+
+def test_average_of_a_short_run_forgets_the_initial_weights():
+    """With the plain decay 0.9999 the average of 300 updates would still be the start."""
+    trainer = Quadratic()
+    updates = Updates(trainer, optim(lr=0.05, ema_decay=0.9999))
+    for _ in range(300):
+        updates.update()
+    assert weight(trainer) == pytest.approx(3, abs=0.1)
+    assert updates.state.ema.weight.item() == pytest.approx(3, abs=0.3)
+    assert ema_decay(10**6, updates.state.config) == 0.9999
+
+
+@pytest.mark.parametrize("stop", [1, 5, 10])
+def test_interrupted_training_equals_uninterrupted(tiny, stop):
+    """N steps equal N/2, resume, N/2, bit for bit: weights, average, Adam, schedule, dropout."""
+
+    def fresh():
+        return Updates(Quadratic(dropout=0.5), optim(schedule="cosine", warmup_steps=3))
+
+    whole = fresh()
+    saved = None
+    for step in range(12):
+        whole.update()
+        if step + 1 == stop:
+            file = RunFolder.create(tiny).checkpoint_file("nsgf")
+            checkpoint.save(file, whole.state.state_dict())
+            saved = checkpoint.load(file)
+    torch.manual_seed(8)  # whatever else drew random numbers in between
+    resumed = fresh()
+    resumed.state.load_state_dict(saved)
+    assert resumed.state.step == stop
+    while resumed.state.step < 12:
+        resumed.update()
+    assert weight(whole.trainer) == weight(resumed.trainer)
+    assert torch.equal(whole.state.ema.weight, resumed.state.ema.weight)
+    assert whole.state.adam.state_dict()["state"][0]["exp_avg_sq"].equal(
+        resumed.state.adam.state_dict()["state"][0]["exp_avg_sq"]
+    )
+
+
+def unet_case(size: int = 13):
+    """A small UNet with weights that matter everywhere, and a batch for it."""
+    flags = ("--model.unet.mult=[1]", "--model.unet.dropout=0")
+    model = build_network("nsgf", shipped("digits", *flags).model, (1, 8, 8), seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
+    x, v = (torch.randn(size, 1, 8, 8, generator=generator) for _ in range(2))
+    return model, Batch((x, torch.rand(size, generator=generator)), v)
+
+
+def updated(accumulate: int, precision: str = "fp32", updates: int = 2):
+    """How far weights and average of a UNet moved on one batch, readings, and the state."""
+    model, batch = unet_case()
+    vector = torch.nn.utils.parameters_to_vector
+    before = vector(model.parameters()).detach()
+    forward = Forward(model, TrainConfig(precision=precision), CPU, World())
+    state = Optimization(forward, optim(lr=1e-3, clip_norm=0.5), accumulate=accumulate)
+    readings = [state.update(batch).read() for _ in range(updates)]
+    moved = [vector(net.parameters()).detach() - before for net in (model, state.ema)]
+    return moved, readings, state
+
+
+@pytest.mark.parametrize("accumulate", [2, 3, 5, 12])
+def test_parts_of_a_batch_give_the_update_of_the_whole(accumulate):
+    """13 samples never make equally large parts; clipping sees the whole gradient."""
+    whole, expected, _ = updated(1)
+    parts, readings, state = updated(accumulate)
+    for one, other in zip(whole, parts, strict=True):
+        assert float((one - other).norm() / one.norm()) < 2e-3  # Adam magnifies the smallest
+    for one, other in zip(expected, readings, strict=True):
+        assert one == pytest.approx(other, rel=1e-4)
+    assert readings[0].norm > 0.5  # it is clipped
+    assert state.step == state.schedule.last_epoch == 2
+    assert float(state.adam.state_dict()["state"][0]["step"]) == 2
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_sixteen_bit_updates_are_close_and_weights_stay_float32(precision):
+    _, [full], _ = updated(1, updates=1)
+    _, [half], state = updated(1, precision, updates=1)
+    assert {weight.dtype for weight in state.forward.model.parameters()} == {torch.float32}
+    assert half.loss == pytest.approx(full.loss, rel=0.02)
+    assert half.norm == pytest.approx(full.norm, rel=0.05)
+    assert half != full  # the layers did run in 16 bit
+
+
+def test_float16_gradients_are_scaled_and_the_scale_is_saved(tiny):
+    """Gradients overflow until the scale suits them, and once more at a fault."""
+    trainer = Quadratic()
+    updates = Updates(trainer, optim(), precision="fp16")
+    first = next(step for step in range(1, 20) if updates.update().is_finite)
+    assert 1 < first < 8
+    settled = updates.state.scaler.get_scale()
+    assert 1024 < settled < 65536
+    trainer.model.fault = fails_at(updates.state.step + 1, value=math.inf)
+    assert [updates.update().is_finite for _ in range(3)] == [False, True, True]
+    assert updates.state.scaler.get_scale() == settled / 2
+    file = RunFolder.create(tiny).checkpoint_file("nsgf")
+    checkpoint.save(file, updates.state.state_dict())
+    resumed = Updates(Quadratic(), optim(), precision="fp16").state
+    resumed.load_state_dict(checkpoint.load(file))
+    assert resumed.scaler.state_dict() == updates.state.scaler.state_dict()
+    other = Updates(Quadratic(), optim()).state  # a run that goes on in float32
+    other.load_state_dict(checkpoint.load(file))
+    assert not other.scaler.is_enabled()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_update_that_is_not_finite_changes_nothing(value, precision):
+    trainer = Quadratic()
+    updates = Updates(trainer, optim(clip_norm=0.5), precision=precision)
+    for _ in range(3):
+        updates.update()
+    before = copy.deepcopy(updates.state.adam.state_dict()["state"])
+    weights = weight(trainer)
+    trainer.model.fault = fails_at(4, value=value)
+    reading = updates.update()
+    assert not reading.is_finite
+    assert weight(trainer) == weights
+    after = updates.state.adam.state_dict()["state"]
+    assert all(torch.equal(before[0][key], after[0][key]) for key in before[0])
+    assert updates.state.step == 4
+    assert updates.update().is_finite
+    assert weight(trainer) != weights
+    assert updates.state.ema.weight.isfinite().all()
+
+
+def test_infinite_loss_with_a_finite_gradient_is_skipped_too():
+    """Differences of 1e20 have a square beyond float32, their gradient is not."""
+    trainer = Quadratic()
+    updates = Updates(trainer, optim(clip_norm=None))
+    trainer.model.fault = lambda answer, call: answer + 1e20
+    reading = updates.update()
+    assert reading.loss == math.inf
+    assert math.isfinite(reading.norm)
+    assert weight(trainer) == 0.0
+
+
+def test_changed_length_of_the_schedule_reaches_the_first_update_after_a_resume():
+    updates = Updates(Quadratic(), optim(schedule="cosine", iterations=10))
+    for _ in range(5):
+        updates.update()
+    config = optim(schedule="cosine", iterations=20)
+    resumed = Updates(Quadratic(), config).state
+    resumed.load_state_dict(updates.state.state_dict())
+    assert resumed.adam.param_groups[0]["lr"] == pytest.approx(config.lr * lr_factor(5, config))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_updates_on_a_card_and_those_that_are_skipped(precision):
+    card, trainer = torch.device("cuda", 0), Quadratic()
+    forward = Forward(trainer.model.to(card), TrainConfig(precision=precision), card, World())
+    state = Optimization(forward, optim())
+    batch = Batch((torch.ones(8, 1, device=card),), torch.full((8, 1), 3.0, device=card))
+    while not state.update(batch).read().is_finite:
+        assert precision == "fp16"
+    before = weight(trainer)
+    trainer.model.fault = lambda answer, call: answer * math.inf
+    assert not state.update(batch).read().is_finite
+    assert weight(trainer) == before != 0
+    trainer.model.fault = lambda answer, call: answer
+    assert state.update(batch).read().is_finite
+    assert weight(trainer) > before
+
+
+class OutOfMemory(Quadratic):
+    """A card for four samples at a time."""
+
+    def __init__(self, room: int = 4) -> None:
+        super().__init__()
+        self.model.fault = self._fault
+        self.room = room
+
+    def _fault(self, answer, call):
+        if len(answer) > self.room:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return answer
+
+
+def test_out_of_memory_halves_the_parts_and_keeps_the_update():
+    plenty, scarce = Quadratic(), OutOfMemory()
+    for trainer in (plenty, scarce):
+        updates = Updates(trainer, optim(batch_size=10))
+        readings = [updates.update() for _ in range(2)]
+    assert updates.state.accumulate == 4  # 10, 5, then 3 at a time
+    assert scarce.model.calls == [10, 5, 3, 3, 3, 1, 3, 3, 3, 1]
+    assert weight(scarce) == pytest.approx(weight(plenty), rel=1e-6)
+    assert readings[0].is_finite
+    resumed = Updates(Quadratic(), optim(batch_size=10)).state
+    resumed.load_state_dict(updates.state.state_dict())
+    assert resumed.accumulate == 4  # not found out again
+
+
+def test_out_of_memory_with_one_sample_is_an_error():
+    with pytest.raises(UserError, match=r"1 samples at a time.*checkpoint_activations"):
+        Updates(OutOfMemory(room=0), optim()).update()
+
+
+def test_dropout_differs_between_updates_and_repeats_with_the_step():
+    masks = []
+    for _ in range(2):
+        trainer = Quadratic(dropout=0.5)
+        trainer.model.fault = lambda answer, call: masks.append(answer.detach() == 0) or answer
+        updates = Updates(trainer, optim(batch_size=64))
+        with torch.no_grad():
+            trainer.model.weight.fill_(1.0)
+        updates.update()
+        updates.update()
+    assert torch.equal(masks[0], masks[2])
+    assert torch.equal(masks[1], masks[3])
+    assert not torch.equal(masks[0], masks[1])
