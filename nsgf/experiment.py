@@ -90,7 +90,7 @@ def train(
         tracker = held.enter_context(_tracker(run, world))
         session = Session(config, run, tracker, device, world, stop)
         for line in [f"run {run.path} on {describe(device, world.size)}", *plan]:
-            tracker.say(line)
+            tracker.log(line)
         if data is not None:
             _begin(session, pending.restarts)
             for phase in pending.phases:
@@ -108,7 +108,7 @@ def _train_phase(session: Session, data: Data, phase: PhaseName) -> None:
         raise
     release_memory(session.device)
     session.tracker.sort(session.config.phases)
-    session.tracker.say(f"{phase}: done, {session.run.checkpoint_file(phase)}")
+    session.tracker.log(f"{phase}: done, {session.run.checkpoint_file(phase)}")
     show_preview(session, data, phase)
 
 
@@ -122,7 +122,7 @@ def train_nsgf(session: Session, data: Data) -> None:
         build_solver(config.sinkhorn),
         session.device,
         pool_folder(session.run, session.world),
-        session.tracker.say,
+        session.tracker.log,
         session.world,
         session.stop,
     )
@@ -169,9 +169,9 @@ def show_preview(session: Session, data: Data, phase: PhaseName) -> None:
     try:
         file = save_preview(config, run, phase, data, session.device)
     except Exception as error:
-        tracker.say(f"{phase}: no picture of samples ({one_line(error)})")
+        tracker.log(f"{phase}: no picture of samples ({one_line(error)})")
         return
-    tracker.say(f"{phase}: picture of samples, {file}")
+    tracker.log(f"{phase}: picture of samples, {file}")
     tracker.picture(f"{phase}/samples", file)
 
 
@@ -223,7 +223,7 @@ def _take_over(run: RunFolder, phases: list[PhaseName], world: World, held: Exit
     if world.is_main:
         held.enter_context(only_process(run.path))
         for phase in phases:
-            mend(run.checkpoint_file(phase), Tracker(run.path).say)
+            mend(run.checkpoint_file(phase), Tracker(run.path).log)
     world.wait()
 
 
@@ -246,8 +246,8 @@ def _begin(session: Session, restarts: list[PhaseName]) -> None:
         return
     run, tracker = session.run, session.tracker
     for phase in restarts:
-        tracker.say(f"{phase}: starts anew, its earlier checkpoint is {run.set_aside(phase)}")
-    tracker.mirror_to(open_mirror(session.config, run, tracker.say))
+        tracker.log(f"{phase}: starts anew, its earlier checkpoint is {run.set_aside(phase)}")
+    tracker.mirror_to(open_mirror(session.config, run, tracker.log))
 
 
 def pool_folder(run: RunFolder, world: World) -> Path:

@@ -22,7 +22,7 @@ from nsgf.training.precision import (
     device_settings,
     prepare_environment,
 )
-from nsgf.training.state import Optimization
+from nsgf.training.state import TrainState
 from nsgf.training.task import Batch
 
 CPU_BATCH = 8
@@ -75,7 +75,7 @@ def _step_cost(config: Config, phase: PhaseName, device: torch.device) -> tuple[
     size = min(CPU_BATCH, optim.batch_size) if small else optim.batch_size
     model = build_network(phase, config.model, shape, seed=0).to(device)
     with device_settings(config.train):
-        state = Optimization(
+        state = TrainState(
             Forward(model.train(), config.train, device, World()),
             replace(optim, batch_size=size),
             accumulate=min(config.train.accumulate, size),

@@ -1,4 +1,4 @@
-"""Ablations: one setting at a time, trained and measured like a cell of `nsgf compare`.
+"""Ablations: one setting at a time, trained and measured like a trial of `nsgf compare`.
 
     python scripts/ablate.py 2d                 # what the settings of configs/2d.yaml rest on
     python scripts/ablate.py digits --seeds 3   # choices of NSGF++
@@ -14,7 +14,7 @@ from nsgf.command_line import parse
 from nsgf.compare.compare import Work, comparison_plan
 from nsgf.compare.measure import generated
 from nsgf.compare.report import by_seed, spread
-from nsgf.compare.trials import Cell, cell_config, cell_folder
+from nsgf.compare.trials import Trial, trial_config, trial_folder
 from nsgf.config.schema import Config, MethodName
 from nsgf.run.checkpoint import RunFolder, write_text
 from nsgf.run.stop import Stopped, StopRequest
@@ -103,67 +103,67 @@ def _ablate(own: argparse.Namespace, flags: list[str], results: Results) -> None
         Stopped: asked to.
     """
     todo = [
-        (label, [*flags, *VARIANTS[own.exp][label].split()], Cell(target, METHOD[own.exp], seed))
+        (label, [*flags, *VARIANTS[own.exp][label].split()], Trial(target, METHOD[own.exp], seed))
         for label in own.only or VARIANTS[own.exp]
         for seed in range(FIRST_SEED, FIRST_SEED + own.seeds)
         for target in own.targets or TARGETS[own.exp]
     ]
-    for _, words, cell in todo:
-        comparison_plan(_config(own, words, cell))
+    for _, words, trial in todo:
+        comparison_plan(_config(own, words, trial))
     stop = StopRequest(_config(own, flags, todo[0][2]).train.max_hours)
     with stop.listening():
-        for label, words, cell in todo:
-            _run(own, words, cell, stop, results.setdefault(label, {}))
+        for label, words, trial in todo:
+            _run(own, words, trial, stop, results.setdefault(label, {}))
 
 
 def _run(
     own: argparse.Namespace,
     words: list[str],
-    cell: Cell,
+    trial: Trial,
     stop: StopRequest,
     found: dict[Column, dict[tuple[int, int], dict[str, float]]],
 ) -> None:
     """One variant, target and seed."""
-    tau = _mean_tau(own, words, cell, stop) if "MEAN" in words else None
-    config = _config(own, words, cell, tau)
-    work = _finished(config, cell, stop)
+    tau = _mean_tau(own, words, trial, stop) if "MEAN" in words else None
+    config = _config(own, words, trial, tau)
+    work = _finished(config, trial, stop)
     for nfe in config.compare.nfe:
         for draw in range(config.compare.draws):
-            measured = work.found(cell, nfe, draw)
+            measured = work.found(trial, nfe, draw)
             assert measured is not None
             values = {**measured.values, "NFE": measured.nfe}
-            found.setdefault((cell.target, nfe), {})[cell.seed, draw] = values
+            found.setdefault((trial.target, nfe), {})[trial.seed, draw] = values
 
 
-def _finished(config: Config, cell: Cell, stop: StopRequest) -> Work:
+def _finished(config: Config, trial: Trial, stop: StopRequest) -> Work:
     work = Work(config, stop, print)
-    if not work.finish(cell):
-        raise UserError(f"{cell_folder(config, cell)}: another process works on it")
+    if not work.finish(trial):
+        raise UserError(f"{trial_folder(config, trial)}: another process works on it")
     return work
 
 
 def _config(
-    own: argparse.Namespace, words: list[str], cell: Cell, tau: str | None = None
+    own: argparse.Namespace, words: list[str], trial: Trial, tau: str | None = None
 ) -> Config:
-    """A comparison of this cell alone; variants that differ in sampling alone share their runs."""
+    """A comparison of this trial alone; variants that differ in sampling alone share their runs."""
     trained = re.sub(r"--sampling\.\S+ \S+", "", " ".join(words)).strip()
     folder = re.sub(r"[^a-z0-9]+", "-", trained).strip("-") or "base"
     out = Path(own.out_dir) / f"ablate-{own.exp}" / folder
     words = [(tau or "0.5") if word == "MEAN" else word for word in words]
-    cell_words = ["--compare.methods", f"[{cell.method}]", "--seed", str(cell.seed)]
+    cell_words = ["--compare.methods", f"[{trial.method}]", "--seed", str(trial.seed)]
     cell_words += ["--compare.seeds", "1", "--out-dir", str(out)]
     if own.exp == "2d":
-        cell_words += ["--compare.targets", f"[{cell.target}]"]
+        cell_words += ["--compare.targets", f"[{trial.target}]"]
     return parse(["compare", "--exp", own.exp, *words, *cell_words]).config
 
 
-def _mean_tau(own: argparse.Namespace, words: list[str], cell: Cell, stop: StopRequest) -> str:
+def _mean_tau(own: argparse.Namespace, words: list[str], trial: Trial, stop: StopRequest) -> str:
     """The mean of the tau that the run's own predictor finds."""
     position = words.index("MEAN")
-    config = _config(own, words[: position - 1] + words[position + 1 :], cell)
-    work = _finished(config, cell, stop)
-    run = RunFolder(cell_folder(config, cell))
-    samples, _ = generated(cell_config(config, cell), run, 0, 256, work.device)
+    config = _config(own, words[: position - 1] + words[position + 1 :], trial)
+    work = _finished(config, trial, stop)
+    run = RunFolder(trial_folder(config, trial))
+    samples, _ = generated(trial_config(config, trial), run, 0, 256, work.device)
     assert samples.tau is not None
     return f"{float(samples.tau.mean()):.3f}"
 

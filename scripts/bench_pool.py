@@ -150,7 +150,7 @@ def _print_extra_memory(name: str) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = status_bytes("VmRSS")
     source, target = data.source("pool"), data.target("pool")
-    pool = build_pool(config, source, target, solver, device, say=lambda _: None)
+    pool = build_pool(config, source, target, solver, device, log=lambda _: None)
     extra = status_bytes("VmHWM") - before - pool.nbytes
     print(f"{together} | {pool.nbytes / MIB:.0f} MiB | {extra / MIB:.0f} MiB")
 

@@ -20,8 +20,8 @@ from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward
 from nsgf.training.prefetch import Batches
-from nsgf.training.state import Optimization
-from nsgf.training.step_stats import Outcome
+from nsgf.training.state import TrainState
+from nsgf.training.step_stats import PendingStats
 from nsgf.training.task import (
     NSFTrainer,
     NSGFTrainer,
@@ -101,7 +101,7 @@ class Phase:
             source, target = self._data.source("pool"), self._data.target("pool")
             solver = build_solver(config.sinkhorn)
             self._pools[kind] = build_pool(
-                config, source, target, solver, self.device, say=lambda _: None
+                config, source, target, solver, self.device, log=lambda _: None
             )
         return self._pools[kind]
 
@@ -149,9 +149,9 @@ class Updates:
             trainer, optim.batch_size, phase.device, World(), prefetch=ahead and not fixed
         )
         self.forward = Forward(trainer.model.train(), config.train, phase.device, World())
-        self.state = Optimization(self.forward, optim, accumulate=config.train.accumulate)
+        self.state = TrainState(self.forward, optim, accumulate=config.train.accumulate)
         self._fixed = self._batches.at(0) if fixed else None
-        self._pending: Outcome | None = None
+        self._pending: PendingStats | None = None
         self.drawing: list[float] = []
         """Seconds that each update waited for its batch; on CUDA the CPU's part of it."""
 

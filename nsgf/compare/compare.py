@@ -16,11 +16,11 @@ from nsgf.compare.record import Record, floor_key, measure_key
 from nsgf.compare.report import Row, write_report
 from nsgf.compare.trials import (
     METHODS,
-    Cell,
-    cell_config,
-    cell_folder,
-    cells,
+    Trial,
     comparison_folder,
+    trial_config,
+    trial_folder,
+    trials,
     updates,
 )
 from nsgf.config.schema import Config, PhaseName
@@ -34,10 +34,10 @@ from nsgf.sampling.solvers import check_solver
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
-def compare(config: Config, stop: StopRequest | None = None, say: Say = print) -> list[Path]:
+def compare(config: Config, stop: StopRequest | None = None, log: Log = print) -> list[Path]:
     """Train and measure all cells, and write table and pictures.
 
     What another process works on is left to it, so the same command may run several times at
@@ -47,7 +47,7 @@ def compare(config: Config, stop: StopRequest | None = None, say: Say = print) -
     Args:
         config: the experiment and its ``compare`` section.
         stop: ends training early, after a checkpoint.
-        say: takes the lines about progress.
+        log: takes the lines about progress.
 
     Returns:
         The files of the report.
@@ -58,12 +58,12 @@ def compare(config: Config, stop: StopRequest | None = None, say: Say = print) -
             that it needs is missing.
     """
     for line in comparison_plan(config):
-        say(line)
-    work = Work(config, stop or StopRequest(config.train.max_hours), say)
-    pending, folder = list(cells(config)), comparison_folder(config)
+        log(line)
+    work = Work(config, stop or StopRequest(config.train.max_hours), log)
+    pending, folder = list(trials(config)), comparison_folder(config)
     try:
         while pending:
-            left = [cell for cell in pending if not work.finish(cell)]
+            left = [trial for trial in pending if not work.finish(trial)]
             if len(left) == len(pending):
                 time.sleep(WAIT_SECONDS)
             pending = left
@@ -84,18 +84,18 @@ def comparison_plan(config: Config) -> list[str]:
         UserError: a cell's configuration is wrong, it was trained with another one, a package is
             missing, or this machine has too little memory.
     """
-    todo = list(cells(config))
+    todo = list(trials(config))
     check_solver(config.sampling)
-    for cell in todo:
-        check_earlier(cell_config(config, cell), RunFolder(cell_folder(config, cell)))
+    for trial in todo:
+        check_earlier(trial_config(config, trial), RunFolder(trial_folder(config, trial)))
     device = pick_device(config.device)
     # of each method and target the first seed, which speaks for the others
-    for cell in {(cell.target, cell.method): cell for cell in reversed(todo)}.values():
-        _check_machine(cell_config(config, cell), RunFolder(cell_folder(config, cell)), device)
-    done = sum(_is_measured(config, cell) for cell in todo)
+    for trial in {(trial.target, trial.method): trial for trial in reversed(todo)}.values():
+        _check_machine(trial_config(config, trial), RunFolder(trial_folder(config, trial)), device)
+    done = sum(_is_measured(config, trial) for trial in todo)
     names = ", ".join(METHODS[method].title for method in config.compare.methods)
-    targets = sorted({cell.target for cell in todo})
-    total = sum(updates(cell_config(config, cell)) for cell in todo)
+    targets = sorted({trial.target for trial in todo})
+    total = sum(updates(trial_config(config, trial)) for trial in todo)
     return [
         f"compare: {names} on {', '.join(targets)}, {config.compare.seeds} seeds, "
         f"NFE {', '.join(map(str, config.compare.nfe))}",
@@ -104,7 +104,7 @@ def comparison_plan(config: Config) -> list[str]:
 
 
 def _check_machine(config: Config, run: RunFolder, device: torch.device) -> None:
-    """Refuse what is missing for training before the first cell is trained.
+    """Refuse what is missing for training before the first trial is trained.
 
     Raises:
         UserError: packages or memory are.
@@ -144,52 +144,52 @@ def check_earlier(config: Config, run: RunFolder) -> None:
         )
 
 
-def _is_measured(config: Config, cell: Cell) -> bool:
-    record, own = Record(cell_folder(config, cell)), cell_config(config, cell)
-    keys = (measure_key(cell.method, own, nfe, draw) for nfe, draw in _measures(config))
+def _is_measured(config: Config, trial: Trial) -> bool:
+    record, own = Record(trial_folder(config, trial)), trial_config(config, trial)
+    keys = (measure_key(trial.method, own, nfe, draw) for nfe, draw in _measures(config))
     return all(map(record.find, keys))
 
 
 def _measures(config: Config) -> list[tuple[int, int]]:
-    """NFE and draw of each measure of a cell."""
+    """NFE and draw of each measure of a trial."""
     return [(nfe, draw) for nfe in config.compare.nfe for draw in range(config.compare.draws)]
 
 
 class Work:
     """The cells of one comparison."""
 
-    def __init__(self, config: Config, stop: StopRequest, say: Say) -> None:
+    def __init__(self, config: Config, stop: StopRequest, log: Log) -> None:
         """
         Raises:
             UserError: something that measuring needs is missing.
         """
-        self._config, self._stop, self._say = config, stop, say
-        self._said: set[Cell] = set()
+        self._config, self._stop, self._log = config, stop, log
+        self._said: set[Trial] = set()
         self.device = pick_device(config.device)
         self._yardsticks: dict[str, Yardstick] = {}
-        for cell in cells(config):
-            self._yardstick(cell)
+        for trial in trials(config):
+            self._yardstick(trial)
 
-    def finish(self, cell: Cell) -> bool:
+    def finish(self, trial: Trial) -> bool:
         """Train and measure a cell; False: another process works on it.
 
         Raises:
             Stopped: asked to, between two measures or while training.
         """
-        if _is_measured(self._config, cell):
+        if _is_measured(self._config, trial):
             return True
         self.stop_if_asked()
-        if cell not in self._said:
-            self._say(f"compare: {METHODS[cell.method].title}, {cell.target}, seed {cell.seed}")
-            self._said.add(cell)
-        config, run = cell_config(self._config, cell), RunFolder.prepare(self._folder(cell))
+        if trial not in self._said:
+            self._log(f"compare: {METHODS[trial.method].title}, {trial.target}, seed {trial.seed}")
+            self._said.add(trial)
+        config, run = trial_config(self._config, trial), RunFolder.prepare(self._folder(trial))
         try:
             with only_process(run.path):
                 pass  # known to be free before checkpoints are read
             for count in range(1, len(config.phases) + 1):
                 self._train(replace(config, phases=config.phases[:count]), run)
             with only_process(run.path):
-                self._measure(cell, config, run)
+                self._measure(trial, config, run)
         except Busy:
             return False
         return True
@@ -208,16 +208,16 @@ class Work:
             with suppress(Busy), only_process(run.path):
                 Record(run.path).add_train_seconds(phase, seconds, resumed)
 
-    def _measure(self, cell: Cell, config: Config, run: RunFolder) -> None:
+    def _measure(self, trial: Trial, config: Config, run: RunFolder) -> None:
         record = Record(run.path)
         for nfe, draw in _measures(self._config):
-            key = measure_key(cell.method, config, nfe, draw)
+            key = measure_key(trial.method, config, nfe, draw)
             if record.find(key):
                 continue
             self.stop_if_asked()
-            found = measure(config, run, nfe, draw, self._yardstick(cell), self.device)
+            found = measure(config, run, nfe, draw, self._yardstick(trial), self.device)
             record.add(key, found)
-            self._say(f"compare: NFE {found.nfe:g}: {_in_words(found.values)}")
+            self._log(f"compare: NFE {found.nfe:g}: {_in_words(found.values)}")
 
     def stop_if_asked(self) -> None:
         """
@@ -228,51 +228,51 @@ class Work:
             raise Stopped("between two measures")
 
     def rows(self) -> list[Row]:
-        """All measures so far, a row for each cell, NFE and draw."""
+        """All measures so far, a row for each trial, NFE and draw."""
         found = []
-        for cell in cells(self._config):
-            own, record = cell_config(self._config, cell), Record(self._folder(cell))
-            seconds = record.train_seconds(METHODS[cell.method].phases)
+        for trial in trials(self._config):
+            own, record = trial_config(self._config, trial), Record(self._folder(trial))
+            seconds = record.train_seconds(METHODS[trial.method].phases)
             for nfe, draw in _measures(self._config):
-                measured = record.find(measure_key(cell.method, own, nfe, draw))
+                measured = record.find(measure_key(trial.method, own, nfe, draw))
                 if measured is not None:
-                    found.append(Row(cell, nfe, draw, updates(own), seconds, measured))
+                    found.append(Row(trial, nfe, draw, updates(own), seconds, measured))
         return found
 
     def floors(self) -> list[Row]:
         """What samples of the targets themselves would score, where something is measured."""
-        todo = {(row.cell.target, row.cell.seed, row.draw): row.cell for row in self.rows()}
+        todo = {(row.trial.target, row.trial.seed, row.draw): row.trial for row in self.rows()}
         found = []
-        for (_, _, draw), cell in tqdm(todo.items(), desc="floor", leave=False):
-            found.append(Row(cell, None, draw, 0, 0.0, self._floor(cell, draw)))
+        for (_, _, draw), trial in tqdm(todo.items(), desc="floor", leave=False):
+            found.append(Row(trial, None, draw, 0, 0.0, self._floor(trial, draw)))
         return found
 
-    def _floor(self, cell: Cell, draw: int) -> Measured:
-        record = Record(self._folder(cell).parent)
-        key = floor_key(cell_config(self._config, cell), draw)
+    def _floor(self, trial: Trial, draw: int) -> Measured:
+        record = Record(self._folder(trial).parent)
+        key = floor_key(trial_config(self._config, trial), draw)
         known = record.find(key)
         if known is None:
-            known = Measured(0, 0, self._yardstick(cell).floor(cell.seed, draw))
+            known = Measured(0, 0, self._yardstick(trial).floor(trial.seed, draw))
             record.add(key, known)
         return known
 
-    def found(self, cell: Cell, nfe: int, draw: int) -> Measured | None:
+    def found(self, trial: Trial, nfe: int, draw: int) -> Measured | None:
         """The measure of a cell; None: there is none yet."""
-        key = measure_key(cell.method, cell_config(self._config, cell), nfe, draw)
-        return Record(self._folder(cell)).find(key)
+        key = measure_key(trial.method, trial_config(self._config, trial), nfe, draw)
+        return Record(self._folder(trial)).find(key)
 
-    def _folder(self, cell: Cell) -> Path:
-        return cell_folder(self._config, cell)
+    def _folder(self, trial: Trial) -> Path:
+        return trial_folder(self._config, trial)
 
-    def _yardstick(self, cell: Cell) -> Yardstick:
-        if cell.target not in self._yardsticks:
-            config = cell_config(self._config, cell)
+    def _yardstick(self, trial: Trial) -> Yardstick:
+        if trial.target not in self._yardsticks:
+            config = trial_config(self._config, trial)
             is_points = len(data_shape(config.data.name)) == 1
             if is_points:
-                self._yardsticks[cell.target] = PointYardstick(config)
+                self._yardsticks[trial.target] = PointYardstick(config)
             else:
-                self._yardsticks[cell.target] = ImageYardstick(config, self.device, self._say)
-        return self._yardsticks[cell.target]
+                self._yardsticks[trial.target] = ImageYardstick(config, self.device, self._log)
+        return self._yardsticks[trial.target]
 
 
 def _in_words(values: dict[str, float]) -> str:

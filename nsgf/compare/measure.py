@@ -1,4 +1,4 @@
-"""Samples of a trained cell, and how far they are from the target.
+"""Samples of a trained trial, and how far they are from the target.
 
 All methods of one target, seed and draw start from the same noise and are compared with the same
 target samples, so that their differences are not those of the draws.
@@ -73,7 +73,7 @@ class ImageYardstick:
 
     names: tuple[str, ...] = ("classifier_fid", "classifier_precision", "classifier_recall")
 
-    def __init__(self, config: Config, device: torch.device, say: Callable[[str], None]) -> None:
+    def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
         """
         Raises:
             UserError: too few samples, random images, or what the classifier needs is missing.
@@ -82,7 +82,7 @@ class ImageYardstick:
         images = Data(config.data, 0).images
         assert images is not None
         self._classifier = ClassifierMetrics(
-            config.data, images, comparison_folder(config).parent, device, say
+            config.data, images, comparison_folder(config).parent, device, log
         )
         self.samples = self._classifier.used(config.evaluation.num_samples)
 
@@ -96,7 +96,7 @@ class ImageYardstick:
 
 @dataclass
 class Measured:
-    """A measure of one cell."""
+    """A measure of one trial."""
 
     nfe: float
     """Network calls for each sample that were made."""

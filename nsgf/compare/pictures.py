@@ -6,12 +6,12 @@ import torch
 
 from nsgf.compare.trials import (
     METHODS,
-    Cell,
+    Trial,
     at_nfe,
-    cell_config,
-    cell_folder,
-    cells,
     comparison_folder,
+    trial_config,
+    trial_folder,
+    trials,
 )
 from nsgf.config.schema import Config
 from nsgf.data import Data, build_source
@@ -26,24 +26,24 @@ IMAGES = 36
 
 def save_pictures(config: Config, device: torch.device) -> list[Path]:
     """``TARGET.png`` for each target, of the first seed, in the comparison's folder."""
-    first = [cell for cell in cells(config) if cell.seed == config.seed]
+    first = [trial for trial in trials(config) if trial.seed == config.seed]
     files = []
-    for target in dict.fromkeys(cell.target for cell in first):
+    for target in dict.fromkeys(trial.target for trial in first):
         file = comparison_folder(config) / f"{target}.png"
-        _save_target(config, [cell for cell in first if cell.target == target], file, device)
+        _save_target(config, [trial for trial in first if trial.target == target], file, device)
         files.append(file)
     return files
 
 
-def _save_target(config: Config, own: list[Cell], file: Path, device: torch.device) -> None:
+def _save_target(config: Config, own: list[Trial], file: Path, device: torch.device) -> None:
     """Every method at every NFE."""
     drawn = {
-        METHODS[cell.method].title: {
-            f"NFE {nfe}": _sample(config, cell, nfe, device) for nfe in config.compare.nfe
+        METHODS[trial.method].title: {
+            f"NFE {nfe}": _sample(config, trial, nfe, device) for nfe in config.compare.nfe
         }
-        for cell in own
+        for trial in own
     }
-    data = Data(cell_config(config, own[0]).data, config.seed)
+    data = Data(trial_config(config, own[0]).data, config.seed)
     target = data.target("picture")
     if data.images is None:
         save_point_table(drawn, target.sample(POINTS), file)
@@ -51,9 +51,9 @@ def _save_target(config: Config, own: list[Cell], file: Path, device: torch.devi
         save_image_table(drawn, target.sample(IMAGES), file)
 
 
-def _sample(config: Config, cell: Cell, nfe: int, device: torch.device) -> Samples:
-    own = at_nfe(cell_config(config, cell), nfe)
-    sampler, _ = load_sampler(own, RunFolder(cell_folder(config, cell)), device)
+def _sample(config: Config, trial: Trial, nfe: int, device: torch.device) -> Samples:
+    own = at_nfe(trial_config(config, trial), nfe)
+    sampler, _ = load_sampler(own, RunFolder(trial_folder(config, trial)), device)
     source = build_source(own.data, config.seed, "picture")
     count = POINTS if len(source.shape) == 1 else IMAGES
     return sampler(source.sample(count).to(device), keep_path=True)

@@ -1,4 +1,4 @@
-"""What is known of a cell: seconds of training, and measures. One file for each run folder, and
+"""What is known of a trial: seconds of training, and measures. One file for each run folder, and
 one for the floors of each target."""
 
 import json

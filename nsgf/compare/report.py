@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 from nsgf.compare.measure import Measured
-from nsgf.compare.trials import METHODS, Cell, comparison_folder
+from nsgf.compare.trials import METHODS, Trial, comparison_folder
 from nsgf.config.schema import Config, MethodName
 from nsgf.run.checkpoint import write_text
 
@@ -25,7 +25,7 @@ HIGHER_IS_BETTER = {"precision", "recall"}
 class Row(NamedTuple):
     """One measure of one cell; ``nfe`` None: the floor, samples of the target itself."""
 
-    cell: Cell
+    trial: Trial
     nfe: int | None
     draw: int
     updates: int
@@ -59,7 +59,7 @@ def markdown(config: Config, rows: Sequence[Row]) -> str:
 
 
 def table_csv(rows: Sequence[Row]) -> str:
-    """One line for each measure of each cell."""
+    """One line for each measure of each trial."""
     stream = io.StringIO()
     names = list(rows[0].found.values)
     writer = csv.writer(stream, lineterminator="\n")
@@ -78,8 +78,8 @@ def table_csv(rows: Sequence[Row]) -> str:
         ]
     )
     for row in rows:
-        method = row.cell.method if row.nfe else "floor"
-        head = [row.cell.target, method, row.cell.seed, row.draw, row.nfe or "", row.found.nfe]
+        method = row.trial.method if row.nfe else "floor"
+        head = [row.trial.target, method, row.trial.seed, row.draw, row.nfe or "", row.found.nfe]
         seconds = [row.updates, round(row.train_seconds, 1), round(row.found.sample_seconds, 2)]
         writer.writerow([*head, *seconds, *(row.found.values[name] for name in names)])
     return stream.getvalue()
@@ -103,9 +103,11 @@ def _metric_table(config: Config, rows: Sequence[Row], metric: str) -> str:
 
 
 def _remark(config: Config, rows: Sequence[Row], method: MethodName, column: Column) -> str:
-    """What sets a cell apart: fewer measures than there should be, another NFE than asked for."""
+    """Remarks on a trial: fewer measures than planned, another NFE than asked for."""
     nfe = column[1]
-    own = [row for row in rows if (row.cell.method, row.cell.target, row.nfe) == (method, *column)]
+    own = [
+        row for row in rows if (row.trial.method, row.trial.target, row.nfe) == (method, *column)
+    ]
     remarks = []
     if len(own) < config.compare.seeds * config.compare.draws:
         remarks.append(f"{len(own)} measures")
@@ -159,7 +161,7 @@ def _costs(config: Config, rows: Sequence[Row]) -> str:
     head = ["cost", "updates", "training, s", *(f"sampling at NFE {nfe}, s" for nfe in counts)]
     lines = [_line(head), _line(["---"] * len(head))]
     for method in config.compare.methods:
-        own = [row for row in rows if row.cell.method == method and row.nfe]
+        own = [row for row in rows if row.trial.method == method and row.nfe]
         if not own:
             continue
         times = [
@@ -172,7 +174,7 @@ def _costs(config: Config, rows: Sequence[Row]) -> str:
 
 
 def _columns(config: Config, rows: Sequence[Row]) -> list[Column]:
-    targets = list(dict.fromkeys(row.cell.target for row in rows))
+    targets = list(dict.fromkeys(row.trial.target for row in rows))
     return [(target, nfe) for nfe in config.compare.nfe for target in targets]
 
 
@@ -181,9 +183,9 @@ def _values(
 ) -> dict[tuple[int, int], float]:
     """By seed and draw."""
     return {
-        (row.cell.seed, row.draw): row.found.values[metric]
+        (row.trial.seed, row.draw): row.found.values[metric]
         for row in rows
-        if (row.cell.method, row.cell.target, row.nfe) == (method, *column)
+        if (row.trial.method, row.trial.target, row.nfe) == (method, *column)
     }
 
 
@@ -205,9 +207,9 @@ def by_seed(values: Mapping[tuple[int, int], float]) -> list[float]:
 def _floor(rows: Sequence[Row], target: str, metric: str) -> dict[tuple[int, int], float]:
     """By seed and draw."""
     return {
-        (row.cell.seed, row.draw): row.found.values[metric]
+        (row.trial.seed, row.draw): row.found.values[metric]
         for row in rows
-        if row.nfe is None and row.cell.target == target
+        if row.nfe is None and row.trial.target == target
     }
 
 

@@ -1,4 +1,4 @@
-"""What is compared: one cell for each method, target and seed, and its configuration.
+"""What is compared: one trial for each method, target and seed, and its configuration.
 
 Equal terms: the same data, network, batch size and number of updates ``peer.iterations`` for every
 method. NSGF++ shares them among its three networks in the proportion of their own settings. Only
@@ -41,7 +41,7 @@ SIGMA = {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5}
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """One training run of the comparison."""
 
     target: str
@@ -49,13 +49,13 @@ class Cell:
     seed: int
 
 
-def cells(config: Config) -> Iterator[Cell]:
+def trials(config: Config) -> Iterator[Trial]:
     """All cells, seed by seed: what is done when time runs out makes a table of fewer seeds."""
     targets: list[str] = [*config.compare.targets] or [target_name(config)]
     for seed in range(config.seed, config.seed + config.compare.seeds):
         for target in targets:
             for method in config.compare.methods:
-                yield Cell(target, method, seed)
+                yield Trial(target, method, seed)
 
 
 def target_name(config: Config) -> str:
@@ -69,24 +69,24 @@ def comparison_folder(config: Config) -> Path:
     return Path(config.out_dir).expanduser() / f"compare-{config.exp}"
 
 
-def cell_folder(config: Config, cell: Cell) -> Path:
+def trial_folder(config: Config, trial: Trial) -> Path:
     """The cell's run folder. 2-RF goes on in that of 1-RF."""
-    name = METHODS[cell.method].folder or cell.method
-    return comparison_folder(config) / cell.target / f"{name}-seed{cell.seed}"
+    name = METHODS[trial.method].folder or trial.method
+    return comparison_folder(config) / trial.target / f"{name}-seed{trial.seed}"
 
 
-def cell_config(config: Config, cell: Cell) -> Config:
-    """The configuration that trains a cell.
+def trial_config(config: Config, trial: Trial) -> Config:
+    """The configuration that trains a trial.
 
     Raises:
         UserError: it is not valid, e.g. a target that the network does not fit.
     """
-    method = METHODS[cell.method]
-    source, _, name = cell.target.rpartition("_")
+    method = METHODS[trial.method]
+    source, _, name = trial.target.rpartition("_")
     data: Any = {"name": name, "source": source or "gaussian"}
     found = replace(
         config,
-        seed=cell.seed,
+        seed=trial.seed,
         phases=list(method.phases),
         data=replace(config.data, **data),
         train=replace(config.train, preview=False),
@@ -95,7 +95,7 @@ def cell_config(config: Config, cell: Cell) -> Config:
         is_image = config.model.kind == "unet"
         sigma = 0.0 if is_image and method.peer != "sbcfm" else SIGMA.get(method.peer, 0.0)
         found.peer = replace(config.peer, method=method.peer, sigma=sigma)
-    elif cell.method == "nsgf":
+    elif trial.method == "nsgf":
         found.nsgf = replace(config.nsgf, iterations=config.peer.iterations)
     else:
         found = _shared_updates(found)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nsgf.config.schema import DataConfig
 from nsgf.data.images import IMAGE_SHAPES, fake_images, load_images
-from nsgf.data.points import POINT_SETS, Gaussian, Lots, PointSet, Times
+from nsgf.data.points import POINT_SETS, Gaussian, PointSet, RandomIndices, Times
 from nsgf.data.samplers import ImageSampler, PointSampler, Sampler
 from nsgf.system.seeding import derive_seed, make_generator
 
@@ -85,8 +85,8 @@ def data_shape(name: str) -> tuple[int, ...]:
 __all__ = [
     "Data",
     "ImageSampler",
-    "Lots",
     "PointSampler",
+    "RandomIndices",
     "Sampler",
     "Times",
     "build_source",

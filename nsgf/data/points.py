@@ -42,7 +42,7 @@ class Times:
         return torch.rand(n, generator=generator)
 
 
-class Lots:
+class RandomIndices:
     """Whole numbers from [0, 2^62): modulo N a choice among N, whatever N is.  int64"""
 
     shape: tuple[int, ...] = ()

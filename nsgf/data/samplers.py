@@ -35,7 +35,7 @@ class Sampler(Protocol):
 
 
 class _Stream:
-    """Reading on from a position, for whatever can be read anywhere."""
+    """Reads on from a position, for whatever can be read anywhere."""
 
     position = 0
 

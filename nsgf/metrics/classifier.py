@@ -42,7 +42,7 @@ class ClassifierMetrics:
         images: Tensor,
         out_dir: Path,
         device: torch.device,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ) -> None:
         """
         Args:
@@ -50,7 +50,7 @@ class ClassifierMetrics:
             images: its training images, uint8, (N, C, H, W), as load_images gives them.
             out_dir: the folder of run folders; classifiers are kept in ``.classifiers`` there.
             device: where the classifier runs.
-            say: takes a line about a classifier that is trained.
+            log: takes a line about a classifier that is trained.
 
         Raises:
             UserError: torch-fidelity is missing, labels are missing or damaged, or the images are
@@ -68,7 +68,7 @@ class ClassifierMetrics:
             )
         require_neighbours(len(images) // 2)
         folder = out_dir.expanduser() / ".classifiers"
-        self._trained = obtain(config.name, images, labels, folder, SEED, device, say)
+        self._trained = obtain(config.name, images, labels, folder, SEED, device, log)
         self._device = device
         order = torch.randperm(len(images), generator=make_generator(SEED, "classifier", "real"))
         size = min(MOST, len(images) // 2)

@@ -34,7 +34,7 @@ def nearest_metrics(data: Data, samples: Tensor) -> dict[str, float]:
 
 
 def classifier_part(
-    config: Config, images: Tensor, pixels: Tensor, device: torch.device, say: Callable[[str], None]
+    config: Config, images: Tensor, pixels: Tensor, device: torch.device, log: Callable[[str], None]
 ) -> dict[str, Any]:
     """Distances in the features of a small classifier, or why they were left out.
 
@@ -43,13 +43,13 @@ def classifier_part(
         images: real images, uint8, (M, C, H, W).
         pixels: generated ones, uint8, (N, C, H, W).
         device: where the classifier runs.
-        say: takes a line about its training.
+        log: takes a line about its training.
     """
     if not config.evaluation.classifier:
         return {"classifier": "left out: evaluation.classifier is false"}
     try:
         out_dir = Path(config.out_dir)
-        metrics = ClassifierMetrics(config.data, images, out_dir, device, say)
+        metrics = ClassifierMetrics(config.data, images, out_dir, device, log)
         found = metrics.measure(pixels) | metrics.floor(len(pixels))
     except UserError as error:
         return {"classifier": f"left out: {error}"}
@@ -62,11 +62,11 @@ def classifier_part(
 
 
 def inception_part(
-    config: Config, images: Tensor, pixels: Tensor, device: torch.device, say: Callable[[str], None]
+    config: Config, images: Tensor, pixels: Tensor, device: torch.device, log: Callable[[str], None]
 ) -> dict[str, Any]:
     """FID, Inception score, KID, precision and recall, or why they were left out.
 
-    Arguments as for :func:`classifier_part`; ``say`` takes a line about kept features.
+    Arguments as for :func:`classifier_part`; ``log`` takes a line about kept features.
     """
     if not config.evaluation.inception:
         return {"inception": "left out: evaluation.inception is false"}
@@ -77,6 +77,6 @@ def inception_part(
     )
     weights, batch_size = config.evaluation.inception_weights, config.sampling.batch_size
     try:
-        return inception_metrics(pixels, reference, weights, device, batch_size, say)
+        return inception_metrics(pixels, reference, weights, device, batch_size, log)
     except UserError as error:
         return {"inception": f"left out: {error}"}

@@ -81,7 +81,7 @@ def inception_metrics(
     weights: str | None,
     device: torch.device,
     batch_size: int,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """FID, Inception score, KID, precision and recall, all in Inception's features.
 
@@ -92,7 +92,7 @@ def inception_metrics(
             :func:`check_weights`; None lets it download them.
         device: where the Inception network runs.
         batch_size: images that go through it together.
-        say: takes a line about the cache.
+        log: takes a line about the cache.
 
     Returns:
         ``fid``, ``inception_score`` and ``inception_score_std`` (over 10 splits, or fewer for
@@ -107,7 +107,7 @@ def inception_metrics(
     require_neighbours(fewest)
     network = fingerprint(Path(weights)) if weights else "downloaded"
     key = reference.key(network, version)
-    _check_cache(reference, key, say)
+    _check_cache(reference, key, log)
     found = _calculate(
         input1=ByteImages(samples, "samples"),
         input2=ByteImages(reference.images, "real images"),
@@ -178,7 +178,7 @@ def _calculate(**settings: Any) -> dict[str, float]:
     }
 
 
-def _check_cache(reference: Reference, key: str, say: Callable[[str], None]) -> None:
+def _check_cache(reference: Reference, key: str, log: Callable[[str], None]) -> None:
     """Remove what torch-fidelity must not read: it would unpickle anything.
 
     Mean and covariance are kept by it too, as arrays that only a pickle can hold. They are removed
@@ -197,9 +197,9 @@ def _check_cache(reference: Reference, key: str, say: Callable[[str], None]) -> 
     except OSError as error:
         raise UserError(f"out_dir: cannot remove {error.filename} ({error.strerror})") from error
     if found:
-        say(f"features of the real images in {reference.cache} are computed again: {found[0]}")
+        log(f"features of the real images in {reference.cache} are computed again: {found[0]}")
     elif not all(map(_there, files)):
-        say(f"features of the real images are computed, and kept in {reference.cache}")
+        log(f"features of the real images are computed, and kept in {reference.cache}")
 
 
 def _there(file: Path) -> bool:

@@ -91,7 +91,7 @@ def obtain(
     folder: Path,
     seed: int,
     device: torch.device,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Trained:
     """The classifier of a data set: from its file, or trained now and kept there.
 
@@ -104,7 +104,7 @@ def obtain(
         folder: where classifiers are kept.
         seed: of the split, the initial weights and the order of the images.
         device: where it is trained and used.
-        say: takes a line about what was done.
+        log: takes a line about what was done.
     """
     key = (
         f"{name}-{len(images)}-{fingerprint(images)}-{fingerprint(labels)}-v{ARCHITECTURE}-"
@@ -112,7 +112,7 @@ def obtain(
     )
     file = folder / f"{key}.pt"
     with in_turn(folder):
-        return _obtain(file, name, images, labels, seed, device, say)
+        return _obtain(file, name, images, labels, seed, device, log)
 
 
 def _obtain(
@@ -122,18 +122,18 @@ def _obtain(
     labels: Tensor,
     seed: int,
     device: torch.device,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Trained:
     if file.is_symlink() or file.exists():
         try:
             return _read(file, images, seed, device)
         except UserError as error:
-            say(f"{error}; the classifier is trained again")
+            log(f"{error}; the classifier is trained again")
             file.unlink()  # or it would be kept as the one before
     trained = train(images, labels, EPOCHS[name], seed, device)
     state = {name: value.cpu() for name, value in trained.network.state_dict().items()}
     save(file, {"model": state, "accuracy": trained.accuracy, "seconds": trained.seconds})
-    say(
+    log(
         f"classifier of {name}: trained on {len(images) - trained.held_out} images in "
         f"{trained.seconds:.1f} s, right on {trained.accuracy:.2%} of {trained.held_out} others; "
         f"kept in {file.parent}"

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from nsgf.config.schema import PeerConfig
-from nsgf.data import Lots, PointSampler, Sampler, Times
+from nsgf.data import PointSampler, RandomIndices, Sampler, Times
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, seed_torch
-from nsgf.training.task import Batch, between
+from nsgf.training.task import Batch, interpolate
 
 PATHS = 1024
 """Walked together; a constant, since sums are rounded by what is computed together."""
@@ -110,18 +110,18 @@ class ReflowTrainer:
             seed: seed of the choice of pairs and of the times.
         """
         self.model, self._ends = model, ends
-        self._lots = PointSampler(Lots(), derive_seed(seed, "pairs"))
+        self._indices = PointSampler(RandomIndices(), derive_seed(seed, "pairs"))
         self._times = PointSampler(Times(), derive_seed(seed, "times"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """Z0, Z1 (B, *shape) and t (B,)."""
-        index = self._lots.at(positions) % len(self._ends[0])
+        index = self._indices.at(positions) % len(self._ends[0])
         start, end = (part.index_select(0, index) for part in self._ends)
         return start, end, self._times.at(positions)
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t = drawn
-        return Batch((between(start, end, t), t), end - start)
+        return Batch((interpolate(start, end, t), t), end - start)
 
 
 def reflow_ends(

@@ -59,5 +59,5 @@ def _paths(session: Session, data: Data, teacher: nn.Module) -> tuple[Tensor, Te
     def carry(x: Tensor) -> Tensor:
         return nsgf_steps(teacher, x, steps=reflow.ode_steps, flow_time=1.0)
 
-    session.tracker.say(f"reflow: {reflow.pairs} paths of {reflow.ode_steps} steps")
+    session.tracker.log(f"reflow: {reflow.pairs} paths of {reflow.ode_steps} steps")
     return reflow_ends(data.source("reflow"), carry, reflow.pairs, session.device, session.stop)

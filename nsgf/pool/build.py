@@ -22,7 +22,7 @@ from nsgf.sinkhorn.schedule import step_sizes, time_step
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass
@@ -73,7 +73,7 @@ def build_pool(
     solver: FlowSolver,
     device: torch.device,
     folder: Path | None = None,
-    say: Say = print,
+    log: Log = print,
     world: World | None = None,
     stop: StopRequest | None = None,
 ) -> TrajectoryPool:
@@ -90,7 +90,7 @@ def build_pool(
         device: where the flows are computed; the pool stays on the CPU or on the disk.
         folder: the run's folder of the pool; needed on disk, optional in memory, where it
             remembers which type ``pool.dtype: auto`` chose.
-        say: takes the lines about the pool.
+        log: takes the lines about the pool.
         world: the processes that share the pool; None: this one alone.
         stop: ends the build between two chunks; None: never.
 
@@ -106,9 +106,9 @@ def build_pool(
     file = _open(config, source.shape, dtype, folder, flows)
     pool = _allocate(config, source.shape, dtype, file, flows)
     if file and file.complete:
-        say(f"pool: {dtype} from {folder}, nothing to build{_failures(file.header['report'])}")
+        log(f"pool: {dtype} from {folder}, nothing to build{_failures(file.header['report'])}")
     else:
-        _fill(pool, file, simulation, say)
+        _fill(pool, file, simulation, log)
     if simulation.world.any(simulation.stop.reason is not None):
         kept = f"{pool.filled} of {pool.trajectories} trajectories" if file else "nothing"
         raise Stopped(f"pool: {kept} kept")
@@ -146,14 +146,14 @@ def _allocate(
     )
 
 
-def _fill(pool: TrajectoryPool, file: PoolFile | None, simulation: Simulation, say: Say) -> None:
+def _fill(pool: TrajectoryPool, file: PoolFile | None, simulation: Simulation, log: Log) -> None:
     """Simulate the missing flows, in order."""
     solver, flows = simulation.solver, simulation.share
     together = build_batch(simulation.config, simulation.source.shape, simulation.device)
     first = file.finished if file else 0
     before = dict(file.header["report"]) if file else {}
     if first:
-        say(f"pool: going on after flow {first} of {len(flows)}")
+        log(f"pool: going on after flow {first} of {len(flows)}")
     started, report = time.perf_counter(), add_reports(before, SolverReport())
     try:
         shown = simulation.world.is_main
@@ -173,7 +173,7 @@ def _fill(pool: TrajectoryPool, file: PoolFile | None, simulation: Simulation, s
         if file:
             file.save()
     seconds = time.perf_counter() - started
-    say(_summary(len(flows) - first, seconds, together, report))
+    log(_summary(len(flows) - first, seconds, together, report))
 
 
 def add_reports(before: dict[str, Any], report: SolverReport) -> dict[str, Any]:

@@ -120,11 +120,11 @@ class TrajectoryPool:
             raise ValueError(f"pool has {self._filled} of {len(self._positions)} trajectories")
         self._complete = True
 
-    def pairs(self, lots: Tensor) -> PoolBatch:
-        """The pairs that ``lots`` fall on, float32 on the CPU.
+    def pairs(self, indices: Tensor) -> PoolBatch:
+        """The pairs at these random indices, float32 on the CPU.
 
         Args:
-            lots: whole numbers, uniform and much larger than the pool; their remainder chooses.
+            indices: whole numbers, uniform and much larger than the pool; their remainder chooses.
                 (B,), int64
 
         Raises:
@@ -132,7 +132,7 @@ class TrajectoryPool:
         """
         if not self._complete:
             raise ValueError("finalize() the pool before sampling from it")
-        index = lots % len(self)
+        index = indices % len(self)
         particle, step = index // self.steps, index % self.steps
         rows = self._positions.flatten(0, 1)  # (F (T+1), *shape), a view
         row = index + particle  # particle (T + 1) + step

@@ -213,12 +213,12 @@ def damage(file: Path) -> str | None:
     return f"{broken} does not fit its checksum" if broken else None
 
 
-def mend(file: Path, say: Callable[[str], None]) -> None:
+def mend(file: Path, log: Callable[[str], None]) -> None:
     """Put the checkpoint before in the place of one that is damaged or gone.
 
     Args:
         file: the newest checkpoint of a phase, if there is one.
-        say: takes a line about what was done.
+        log: takes a line about what was done.
     """
     before = earlier(file)
     found = damage(file) if file.exists() else "it is gone"
@@ -228,7 +228,7 @@ def mend(file: Path, say: Callable[[str], None]) -> None:
     if file.exists():
         aside = f"it is kept as {file.replace(unused(file, 'damaged')).name}"
     _keep(before, file)
-    say(f"checkpoint {file} is damaged ({found}; {aside}); going on from the one before")
+    log(f"checkpoint {file} is damaged ({found}; {aside}); going on from the one before")
 
 
 def unused(file: Path, name: str) -> Path:

@@ -59,7 +59,7 @@ class Tracker:
         """Send records and pictures to ``mirror`` too, from now on; None: to the files alone."""
         self._mirror = mirror
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """One line on the terminal (above a progress bar) and, with the time, in the log."""
         tqdm.write(text, file=sys.stdout)
         with self._log.open("a") as stream:
@@ -126,7 +126,7 @@ class Tracker:
             send(self._mirror)
         except Exception as error:  # a service that is away must not end a training run
             self._mirror = None
-            self.say(f"tracking: nothing is mirrored from here on ({one_line(error)})")
+            self.log(f"tracking: nothing is mirrored from here on ({one_line(error)})")
 
 
 def _is_after(line: str, phase: str, step: int) -> bool:
@@ -146,7 +146,7 @@ def _place(line: str, phases: Sequence[str]) -> int:
 class SilentTracker(Tracker):
     """For the processes beside the first: one run, one log."""
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         pass
 
     def record(self, **values: Any) -> None:

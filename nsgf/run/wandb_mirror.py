@@ -55,7 +55,7 @@ class WandbMirror:
         _shut_down()
 
 
-def open_mirror(config: Config, run: RunFolder, say: Callable[[str], None]) -> WandbMirror | None:
+def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> WandbMirror | None:
     """The W&B run of a run folder, begun or continued.
 
     Without a server or an API key an online run is kept offline; if that fails too there is none.
@@ -64,7 +64,7 @@ def open_mirror(config: Config, run: RunFolder, say: Callable[[str], None]) -> W
     Args:
         config: the resolved configuration, stored with the W&B run; its tracking section says how.
         run: the run folder, which names the W&B run.
-        say: takes lines for people.
+        log: takes lines for people.
 
     Returns:
         The mirror; None if tracking is disabled or W&B cannot be used at all.
@@ -75,13 +75,13 @@ def open_mirror(config: Config, run: RunFolder, say: Callable[[str], None]) -> W
     reason = ""
     if mode == "online":
         try:
-            return _told(_begin(config, run, "online"), say)
+            return _told(_begin(config, run, "online"), log)
         except Exception as error:  # wandb raises many types, not all of them its own
             reason = f"not online ({one_line(error)}), "
     try:
-        return _told(_begin(config, run, "offline"), say, reason)
+        return _told(_begin(config, run, "offline"), log, reason)
     except Exception as error:
-        say(f"W&B: {reason}not used ({one_line(error)})")
+        log(f"W&B: {reason}not used ({one_line(error)})")
         return None
 
 
@@ -175,10 +175,10 @@ def _shut_down() -> None:
         raise ConnectionError(f"its service ended with code {error.code}") from error
 
 
-def _told(begun: Any, say: Callable[[str], None], reason: str = "") -> WandbMirror:
+def _told(begun: Any, log: Callable[[str], None], reason: str = "") -> WandbMirror:
     mirror = WandbMirror(begun)
     if begun.url:
-        say(f"W&B: {begun.url}")
+        log(f"W&B: {begun.url}")
     else:
-        say(f"W&B: {reason}kept offline; upload it with: wandb sync {Path(begun.dir).parent}")
+        log(f"W&B: {reason}kept offline; upload it with: wandb sync {Path(begun.dir).parent}")
     return mirror

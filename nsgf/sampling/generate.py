@@ -139,14 +139,14 @@ def sample_run(config: Config, run: RunFolder) -> list[str]:
 
 
 def evaluate_run(
-    config: Config, run: RunFolder, say: Callable[[str], None] = print
+    config: Config, run: RunFolder, log: Callable[[str], None] = print
 ) -> tuple[Path, dict[str, Any]]:
     """Measure a run and write ``metrics.json``.
 
     Args:
         config: the run's settings.
         run: its folder.
-        say: takes lines about what is computed once and kept in ``out_dir``.
+        log: takes lines about what is computed once and kept in ``out_dir``.
 
     Returns:
         The file and its content.
@@ -186,7 +186,7 @@ def evaluate_run(
     if images is not None and pixels is not None:
         found |= nearest_metrics(data, samples[0].x)
         for part in (classifier_part, inception_part):
-            found |= part(config, images, pixels, device, say)
+            found |= part(config, images, pixels, device, log)
             write_text(file, json.dumps(found, indent=2) + "\n")
     return file, found
 

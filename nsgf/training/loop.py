@@ -19,8 +19,8 @@ from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward, compiling, device_settings
 from nsgf.training.prefetch import Batches
-from nsgf.training.state import Optimization, lr_factor
-from nsgf.training.step_stats import Outcome, Reading, Window, describe_batch
+from nsgf.training.state import TrainState, lr_factor
+from nsgf.training.step_stats import PendingStats, StepStats, Window, describe_batch
 from nsgf.training.task import Batch, Trainer
 
 
@@ -52,16 +52,16 @@ def fit(phase: PhaseName, trainer: Trainer, session: Session, *, reads_disk: boo
     ):
         forward = Forward(trainer.model.train(), config, device, world)
         seed = derive_seed(session.config.seed, phase)
-        state = Optimization(forward, optim, seed=seed, accumulate=config.accumulate, world=world)
-        _Phase(phase, state, batches, session).run()
-    session.tracker.say(f"{phase}: peak memory {format_bytes(peak_memory(device))}")
+        state = TrainState(forward, optim, seed=seed, accumulate=config.accumulate, world=world)
+        PhaseLoop(phase, state, batches, session).run()
+    session.tracker.log(f"{phase}: peak memory {format_bytes(peak_memory(device))}")
 
 
-class _Phase:
+class PhaseLoop:
     """The updates of one phase, with what is logged and saved on the way."""
 
     def __init__(
-        self, name: PhaseName, state: Optimization, batches: Batches, session: Session
+        self, name: PhaseName, state: TrainState, batches: Batches, session: Session
     ) -> None:
         self.name, self.state, self.batches, self.session = name, state, batches, session
         self.config, self.optim = session.config.train, state.config
@@ -102,14 +102,14 @@ class _Phase:
 
     def _compile(self) -> None:
         """Compile before the first update, so that what takes minutes is told and timed."""
-        self.tracker.say(f"{self.name}: compiling")
+        self.tracker.log(f"{self.name}: compiling")
         started = time.perf_counter()
         with compiling(), self._splitting():
             self.state.rehearse(self.batches.at(self.state.step))
         seconds = time.perf_counter() - started
-        self.tracker.say(f"{self.name}: compiled in {seconds:.1f} s")
+        self.tracker.log(f"{self.name}: compiled in {seconds:.1f} s")
 
-    def _update(self) -> Outcome:
+    def _update(self) -> PendingStats:
         """
         Raises:
             UserError: the card's memory is full outside what can be split.
@@ -134,13 +134,13 @@ class _Phase:
         before = self.state.accumulate
         yield
         if self.state.accumulate != before:
-            self.tracker.say(
+            self.tracker.log(
                 f"{self.name}: step {self.state.step} did not fit into the card's memory; goes on "
                 f"with --accumulate {self.state.accumulate}, the same batch of "
                 f"{self.optim.batch_size} in parts"
             )
 
-    def _update_watched(self, batch: Batch, stop: bool) -> Outcome:
+    def _update_watched(self, batch: Batch, stop: bool) -> PendingStats:
         """An update in which autograd stops at the operation behind a nan."""
         scaler = self.state.scaler
         try:
@@ -157,7 +157,7 @@ class _Phase:
                 ) from error
         return self.state.update(batch, stop=stop)  # an overflow, from which the scale learns
 
-    def _settle(self, outcome: Outcome) -> None:
+    def _settle(self, outcome: PendingStats) -> None:
         """Take note of a finished update; stop after too many that had to be skipped."""
         reading = outcome.read()
         self.stopping |= reading.stop > 0
@@ -166,7 +166,7 @@ class _Phase:
             self.skipped_in_a_row = 0
             return
         self.skipped_in_a_row += 1
-        self.tracker.say(f"{self.name}: step {outcome.step} skipped, {self._why(outcome, reading)}")
+        self.tracker.log(f"{self.name}: step {outcome.step} skipped, {self._why(outcome, reading)}")
         if self.skipped_in_a_row >= self.config.max_skipped:
             self._save()
             raise UserError(
@@ -176,7 +176,7 @@ class _Phase:
                 f"({self.optim.lr:g}) in a new run; --detect-anomaly 5 names the operation"
             )
 
-    def _why(self, outcome: Outcome, reading: Reading) -> str:
+    def _why(self, outcome: PendingStats, reading: StepStats) -> str:
         scaler = self.state.scaler
         if scaler.is_enabled() and scaler.get_scale() >= 1 and math.isfinite(reading.loss):
             return f"fp16 gradients overflowed; their scale is now {scaler.get_scale():g}"
@@ -215,10 +215,10 @@ class _Phase:
         payload = checkpoint.load(self.file)
         try:
             self.state.load_state_dict(payload)
-            self.window.readings = [Reading(*pair) for pair in payload["window"]]
+            self.window.readings = [StepStats(*pair) for pair in payload["window"]]
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f"checkpoint {self.file} does not fit ({error}); remove it") from error
-        self.tracker.say(
+        self.tracker.log(
             f"{self.name}: going on after step {self.state.step} of {self.optim.iterations}"
         )
 

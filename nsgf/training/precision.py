@@ -104,7 +104,7 @@ class Forward:
         with torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32"):
             return self._network(*inputs).float()
 
-    def exchanging(self, last: bool) -> AbstractContextManager[None]:
+    def gradient_sync(self, last: bool) -> AbstractContextManager[None]:
         """Around one part of a batch: processes exchange gradients at the last one only."""
         if self._shared is not None and not last:
             return self._shared.no_sync()

@@ -15,11 +15,11 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, seed_torch
 from nsgf.training.precision import Forward
-from nsgf.training.step_stats import Outcome
+from nsgf.training.step_stats import PendingStats
 from nsgf.training.task import Batch
 
 
-class Optimization:
+class TrainState:
     """What changes while a phase trains: weights, average, Adam, learning rate, loss scale, step.
 
     Nothing here waits for the device. Where loss or gradient norm are not finite, the weights and
@@ -56,7 +56,7 @@ class Optimization:
         self.ema = copy.deepcopy(forward.model).requires_grad_(False)
         self._averages = list(self.ema.parameters())
 
-    def update(self, batch: Batch, *, stop: bool = False) -> Outcome:
+    def update(self, batch: Batch, *, stop: bool = False) -> PendingStats:
         """One optimizer update on this process's share of a batch.
 
         Args:
@@ -80,7 +80,7 @@ class Optimization:
             self.schedule.step()
             self._average()
         self.step += 1
-        return Outcome(self.step, batch, loss, norm, asked)
+        return PendingStats(self.step, batch, loss, norm, asked)
 
     def rehearse(self, batch: Batch) -> None:
         """Do all that the first update does once, such as compiling; nothing changes.
@@ -110,7 +110,7 @@ class Optimization:
         try:
             for number, part in enumerate(parts, start=1):
                 weight = len(part.target) / (size or len(batch.target))
-                with self.forward.exchanging(last=number == len(parts)):
+                with self.forward.gradient_sync(last=number == len(parts)):
                     with record_function("forward"):
                         answer = self.forward(*part.inputs)
                         loss = functional.mse_loss(answer, part.target) * weight

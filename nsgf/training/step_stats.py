@@ -9,7 +9,7 @@ from torch import Tensor
 from nsgf.training.task import Batch
 
 
-class Reading(NamedTuple):
+class StepStats(NamedTuple):
     """Loss and gradient norm as numbers."""
 
     loss: float
@@ -23,7 +23,7 @@ class Reading(NamedTuple):
         return math.isfinite(self.loss + self.norm)
 
 
-class Outcome:
+class PendingStats:
     """Loss and gradient norm of one update, and whether it shall be the last but one, on their
     way from the device.
 
@@ -49,11 +49,11 @@ class Outcome:
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(loss.device))
 
-    def read(self) -> Reading:
+    def read(self) -> StepStats:
         """Waits until the update is done."""
         if self._copied is not None:
             self._copied.synchronize()
-        return Reading(*self._values.tolist())
+        return StepStats(*self._values.tolist())
 
 
 def describe_batch(batch: Batch) -> str:
@@ -78,16 +78,16 @@ class Window:
     """Mean loss and gradient norm of the finite updates since the last log line."""
 
     def __init__(self) -> None:
-        self.readings: list[Reading] = []
+        self.readings: list[StepStats] = []
 
-    def add(self, reading: Reading) -> None:
+    def add(self, reading: StepStats) -> None:
         """Take in one update."""
         self.readings.append(reading)
 
-    def close(self) -> Reading | None:
+    def close(self) -> StepStats | None:
         """Means so far, None without any update; the window is empty again."""
         readings, self.readings = self.readings, []
         if not readings:
             return None
         losses, norms, _ = zip(*readings, strict=True)
-        return Reading(math.fsum(losses) / len(losses), math.fsum(norms) / len(norms))
+        return StepStats(math.fsum(losses) / len(losses), math.fsum(norms) / len(norms))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import NSFConfig
-from nsgf.data import Lots, PointSampler, Sampler, Times
+from nsgf.data import PointSampler, RandomIndices, Sampler, Times
 from nsgf.pool import TrajectoryPool
 from nsgf.system.seeding import derive_seed
 
@@ -64,10 +64,10 @@ class NSGFTrainer:
             seed: the run's seed.
         """
         self.model, self.pool = model, pool
-        self._lots = PointSampler(Lots(), derive_seed(seed, "nsgf", "batches"))
+        self._indices = PointSampler(RandomIndices(), derive_seed(seed, "nsgf", "batches"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        return self.pool.pairs(self._lots.at(positions))
+        return self.pool.pairs(self._indices.at(positions))
 
     def batch(self, *drawn: Tensor) -> Batch:
         x, v, t = drawn
@@ -118,11 +118,11 @@ class StraightLine:
         """
         start = self.transport(noise) if self.transport else noise
         if self.config.coupling == "ot":
-            end = end[optimal_pairs(start, end)]
-        return start, end, between(start, end, t)
+            end = end[ot_coupling(start, end)]
+        return start, end, interpolate(start, end, t)
 
 
-def between(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
+def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
     """(1 - t) X0 + t X1 for X0 and X1 (B, *shape) and t (B,).  (B, *shape)"""
     weight = t.view(-1, *[1] * (start.ndim - 1))
     return (1 - weight) * start + weight * end
@@ -156,7 +156,7 @@ class TimePredictorTrainer(_LineTrainer):
         return Batch((x,), t)
 
 
-def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
+def ot_coupling(start: Tensor, end: Tensor) -> Tensor:
     """Exact optimal transport between two equally large clouds, squared Euclidean cost.
 
     Args:

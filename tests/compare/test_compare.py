@@ -13,7 +13,7 @@ from nsgf.compare import compare as comparison
 from nsgf.compare import measure
 from nsgf.compare.compare import Work, compare, comparison_plan
 from nsgf.compare.record import Record
-from nsgf.compare.trials import cell_folder, cells, comparison_folder
+from nsgf.compare.trials import comparison_folder, trial_folder, trials
 from nsgf.run.lock import only_process
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
@@ -38,7 +38,7 @@ def config(tmp_path):
 
 def run(config) -> tuple[list, list[str]]:
     said: list[str] = []
-    return compare(config, say=said.append), said
+    return compare(config, log=said.append), said
 
 
 def test_comparison_trains_measures_and_reports(config):
@@ -68,7 +68,7 @@ def test_what_is_finished_is_not_done_again(config, monkeypatch):
 
 def test_other_nfe_are_measured_without_training(config, monkeypatch):
     run(config)
-    before = [cell_folder(config, cell) / "checkpoints" for cell in cells(config)]
+    before = [trial_folder(config, trial) / "checkpoints" for trial in trials(config)]
     times = [file.stat().st_mtime_ns for folder in before for file in sorted(folder.iterdir())]
     run(replace(config, compare=replace(config.compare, nfe=[3])))
     again = [file.stat().st_mtime_ns for folder in before for file in sorted(folder.iterdir())]
@@ -88,19 +88,19 @@ def test_floor_belongs_to_its_seed_draw_and_sample_counts(config):
     floors = []
     for variant in variants:
         work = Work(variant, StopRequest(), lambda _: None)
-        assert work.finish(next(cells(variant)))
+        assert work.finish(next(trials(variant)))
         floors += [tuple(row.found.values.values()) for row in work.floors()]
     assert len(set(floors)) == 8
 
 
 def test_cell_of_another_process_is_left_to_it(config):
     work = Work(config, StopRequest(), lambda _: None)
-    cell = next(cells(config))
-    folder = cell_folder(config, cell)
+    trial = next(trials(config))
+    folder = trial_folder(config, trial)
     folder.mkdir(parents=True)
     with only_process(folder):
-        assert not work.finish(cell)
-    assert work.finish(cell)
+        assert not work.finish(trial)
+    assert work.finish(trial)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_cell_of_another_process_is_left_to_it(config):
 def test_damaged_record_is_measured_anew(config, damage):
     files, _ = run(config)
     table = files[0].read_text().splitlines()[:6]
-    for cell in cells(config):
-        (cell_folder(config, cell) / "compare.json").write_text(damage)
+    for trial in trials(config):
+        (trial_folder(config, trial) / "compare.json").write_text(damage)
     files, _ = run(config)
     assert files[0].read_text().splitlines()[:6] == table
 
@@ -124,7 +124,7 @@ def test_damaged_record_is_measured_anew(config, damage):
 def test_time_of_training_is_each_methods_own(config):
     """1-RF and 2-RF share a folder; what reflow takes is not 1-RF's."""
     run(config)
-    record = Record(cell_folder(config, list(cells(config))[-1]))
+    record = Record(trial_folder(config, list(trials(config))[-1]))
     first, both = record.train_seconds(("peer",)), record.train_seconds(("peer", "reflow"))
     assert 0 < first < both
 
@@ -206,32 +206,32 @@ def test_stop_between_two_measures(config):
     stop = StopRequest(1, lambda: 3600 * hours[0])
     said: list[str] = []
 
-    def say(line):
+    def log(line):
         said.append(line)
         if line.startswith("compare: NFE"):
             hours[0] = 2
 
     with pytest.raises(Stopped):
-        compare(config, stop, say)
+        compare(config, stop, log)
     assert sum(line.startswith("compare: NFE") for line in said) == 1
 
 
 def test_stop_while_waiting_for_another_process(config):
     hours = [0.0]
     stop = StopRequest(1, lambda: 3600 * hours[0])
-    cell = next(cells(config))
+    trial = next(trials(config))
     only = replace(config, compare=replace(config.compare, methods=["nsgf"]))
-    folder = cell_folder(config, cell)
+    folder = trial_folder(config, trial)
     folder.mkdir(parents=True)
     said: list[str] = []
 
-    def say(line):
+    def log(line):
         said.append(line)
         if "NSGF, moons" in line:
             hours[0] = 2
 
     with only_process(folder), pytest.raises(Stopped):
-        compare(only, stop, say)
+        compare(only, stop, log)
     assert sum("NSGF, moons" in line for line in said) == 1
 
 
@@ -258,8 +258,8 @@ def test_cells_of_other_settings_are_refused_before_any_work(
 def test_damaged_checkpoint_is_no_other_setting(config):
     """Training mends it from the one before; a comparison must not ask to throw it away."""
     run(config)
-    for cell in cells(config):
-        for file in (cell_folder(config, cell) / "checkpoints").glob("*.earlier.pt"):
+    for trial in trials(config):
+        for file in (trial_folder(config, trial) / "checkpoints").glob("*.earlier.pt"):
             newest = file.with_name(file.name.replace(".earlier", ""))
             newest.write_bytes(newest.read_bytes()[:-200])
             comparison_plan(config)
@@ -310,11 +310,11 @@ def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, told):
 
 def test_dataset_stands_for_the_targets():
     request = parse(["compare", "--exp", "2d", "--dataset", "moons"])
-    assert {cell.target for cell in cells(request.config)} == {"moons"}
+    assert {trial.target for trial in trials(request.config)} == {"moons"}
 
 
 def test_links_out_of_a_cell_are_refused(config, tmp_path):
-    folder = cell_folder(config, next(cells(config)))
+    folder = trial_folder(config, next(trials(config)))
     folder.parent.mkdir(parents=True)
     (tmp_path / "outside").mkdir()
     folder.mkdir()
@@ -336,5 +336,5 @@ def test_what_ended_a_training_is_not_hidden_by_another_process(config, monkeypa
     monkeypatch.setattr(comparison, "train", failing)
     work = Work(config, StopRequest(), lambda _: None)
     with pytest.raises(UserError, match="out of memory"):
-        work.finish(next(cells(config)))
+        work.finish(next(trials(config)))
     held[0].__exit__(None, None, None)

@@ -6,7 +6,7 @@ import pytest
 
 from nsgf.compare.measure import Measured
 from nsgf.compare.report import Row, markdown, table_csv, verdict
-from nsgf.compare.trials import Cell
+from nsgf.compare.trials import Trial
 from tests.conftest import shipped
 
 CONFIG = shipped(
@@ -20,7 +20,7 @@ CONFIG = shipped(
 
 
 def row(method: str, seed: int, w2: float, nfe: int | None = 10, draw: int = 0) -> Row:
-    return Row(Cell("moons", method, seed), nfe, draw, 100, 60.0, Measured(10, 0.5, {"w2": w2}))
+    return Row(Trial("moons", method, seed), nfe, draw, 100, 60.0, Measured(10, 0.5, {"w2": w2}))
 
 
 ROWS = [
@@ -91,10 +91,10 @@ def test_verdict(differences, metric, word):
 
 def test_what_is_missing_is_said():
     """A comparison that was stopped: seeds are counted, differences taken over common ones."""
-    lines = markdown(CONFIG, [item for item in ROWS if item.cell != ROWS[5].cell]).splitlines()
+    lines = markdown(CONFIG, [item for item in ROWS if item.trial != ROWS[5].trial]).splitlines()
     assert lines[3] == "| I-CFM | 0.250 ± 0.071 (2 measures) |"
     assert "| I-CFM | -0.100 ± 0.000 ahead |" in lines
-    lines = markdown(CONFIG, [item for item in ROWS if item.cell.method == "nsgf"]).splitlines()
+    lines = markdown(CONFIG, [item for item in ROWS if item.trial.method == "nsgf"]).splitlines()
     assert lines[3] == "| I-CFM | - (0 measures) |"
     assert "| I-CFM | - |" in lines
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nsgf.data import ImageSampler, Lots, PointSampler, Times
+from nsgf.data import ImageSampler, PointSampler, RandomIndices, Times
 from nsgf.data.points import Gaussian
 
 
@@ -111,7 +111,7 @@ def test_reading_at_positions_moves_nothing(make):
     assert torch.equal(stream.sample(20), whole[10:30])
 
 
-@pytest.mark.parametrize(("law", "low", "high"), [(Times(), 0, 1), (Lots(), 0, 2**62)])
+@pytest.mark.parametrize(("law", "low", "high"), [(Times(), 0, 1), (RandomIndices(), 0, 2**62)])
 def test_times_and_lots_fill_their_range(law, low, high):
     draws = PointSampler(law, seed=1).sample(4000).double()
     assert draws.shape == (4000,)

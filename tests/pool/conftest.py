@@ -57,7 +57,7 @@ def with_pool(config: Config, **settings) -> Config:
     return replace(config, pool=replace(config.pool, **settings))
 
 
-def build(config: Config, folder=None, solver=None, say=None) -> TrajectoryPool:
+def build(config: Config, folder=None, solver=None, log=None) -> TrajectoryPool:
     data = Data(config.data, config.seed)
     said: list[str] = []
     return build_pool(
@@ -67,5 +67,5 @@ def build(config: Config, folder=None, solver=None, say=None) -> TrajectoryPool:
         solver or HalfWay(),
         CPU,
         folder,
-        say or said.append,
+        log or said.append,
     )

@@ -66,7 +66,7 @@ def test_chunks_do_not_change_the_configured_solvers_flows(config):
 def test_pool_built_on_cuda_is_the_same(config, dtype):
     data, chosen = Data(config.data, config.seed), with_pool(config, dtype=dtype)
     samplers = data.source("p"), data.target("p")
-    pool = build_pool(chosen, *samplers, HalfWay(), torch.device("cuda"), say=lambda _: None)
+    pool = build_pool(chosen, *samplers, HalfWay(), torch.device("cuda"), log=lambda _: None)
     assert pool._positions.device == CPU
     torch.testing.assert_close(pool._positions, build(chosen)._positions)
 
@@ -93,7 +93,7 @@ def test_flow_that_diverges_is_a_user_error(config):
 
 def test_report_always_shows_what_did_not_converge(config, tmp_path):
     said: list[str] = []
-    build(config, say=said.append)
+    build(config, log=said.append)
     assert re.fullmatch(r"pool: 7 flows in .* s, .* flows/s, 7 at a time", said[-1])
     build(with_pool(config, build_batch=3), None, HalfWay(unconverged=2), said.append)
     assert said[-1].endswith("3 at a time; 6 of 14 solves did not reach the tolerance")

@@ -2,13 +2,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsgf.data import Lots
+from nsgf.data import RandomIndices
 from nsgf.pool import TrajectoryPool
 from nsgf.system.errors import UserError
 
 
-def lots(n: int, seed: int = 0) -> Tensor:
-    return Lots().draw(n, torch.Generator().manual_seed(seed))
+def indices(n: int, seed: int = 0) -> Tensor:
+    return RandomIndices().draw(n, torch.Generator().manual_seed(seed))
 
 
 def counting_pool(
@@ -27,7 +27,7 @@ def counting_pool(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_pairs_are_position_velocity_and_time(dtype):
     """All these positions are exact in float16 too."""
-    batch = counting_pool(dtype=dtype).pairs(lots(2000))
+    batch = counting_pool(dtype=dtype).pairs(indices(2000))
     assert {part.dtype for part in batch} == {torch.float32}
     step = (batch.x.squeeze(1) % 100).sqrt()
     torch.testing.assert_close(batch.t, step / 4)
@@ -37,7 +37,7 @@ def test_pairs_are_position_velocity_and_time(dtype):
 
 
 def test_all_pairs_are_equally_likely():
-    x = counting_pool().pairs(lots(24_000)).x.squeeze(1)
+    x = counting_pool().pairs(indices(24_000)).x.squeeze(1)
     counts = x.unique(return_counts=True)[1]
     assert len(counts) == 24
     assert counts.min() > 850
@@ -45,7 +45,7 @@ def test_all_pairs_are_equally_likely():
 
 
 def test_lots_choose_the_pairs():
-    """24 pairs: lots that are equal modulo 24 fall on the same."""
+    """24 pairs: indices that are equal modulo 24 fall on the same."""
     pool = counting_pool()
     chosen = torch.tensor([0, 24, 5, 29, 23, 2**61 // 24 * 24])
     x = pool.pairs(chosen).x.squeeze(1)
@@ -62,7 +62,7 @@ def test_allocated_once_and_filled_in_place(dtype, size):
     for _ in range(4):
         pool.append(torch.randn(16, 3, 3))
     pool.finalize()
-    pool.pairs(lots(8))
+    pool.pairs(indices(8))
     assert pool._positions.data_ptr() == storage
     assert pool.nbytes == 64 * 3 * 3 * size
     assert len(pool) == 128
@@ -75,7 +75,7 @@ def test_incomplete_pool_is_refused():
         pool.finalize()
     pool.append(torch.zeros(1, 3, 1))
     with pytest.raises(ValueError, match="finalize"):
-        pool.pairs(lots(1))
+        pool.pairs(indices(1))
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 1), (2, 4, 1), (2, 3, 2)])
@@ -102,7 +102,7 @@ def test_float16_velocities_are_differences_in_float32():
     pool = TrajectoryPool(1, 1, (1,), 1e-6, dtype=torch.float16)
     pool.append(torch.tensor([1000.0, 1000.5]).view(1, 2, 1))
     pool.finalize()
-    v = pool.pairs(lots(1)).v
+    v = pool.pairs(indices(1)).v
     torch.testing.assert_close(v, torch.full((1, 1), 0.5 / 1e-6))
 
 

@@ -8,7 +8,7 @@ from nsgf.run.log import Tracker
 
 def test_lines_go_to_terminal_log_and_metrics(tmp_path, capsys):
     tracker = Tracker(tmp_path)
-    tracker.say("hello")
+    tracker.log("hello")
     tracker.record(phase="nsgf", step=1, loss=0.5)
     assert capsys.readouterr().out == "hello\n"
     assert (tmp_path / "log.txt").read_text().endswith(" hello\n")

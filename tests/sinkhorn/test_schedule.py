@@ -54,7 +54,7 @@ def test_harmonic_pool_and_sampler_use_one_clock():
         data.target("pool"),
         solver,
         torch.device("cpu"),
-        say=lambda _: 0,
+        log=lambda _: 0,
     )
     pairs = pool.pairs(torch.arange(4))
     assert torch.allclose(pairs.v, (end - start).expand(4, 2), atol=1e-4)

@@ -26,7 +26,7 @@ from nsgf.system.distributed import World, check_shares, is_launched, join
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward
-from nsgf.training.state import Optimization
+from nsgf.training.state import TrainState
 from nsgf.training.task import Batch, NSGFTrainer
 from tests.conftest import shipped
 
@@ -182,7 +182,7 @@ def test_each_process_samples_its_own_part_of_the_pool(runs):
         parts.append([trainer.batch(*trainer.draw(share)) for share in shares])
     model = fresh("nsgf")
     start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    state = Optimization(Forward(model, TrainConfig(), CPU, World()), config.nsgf)
+    state = TrainState(Forward(model, TrainConfig(), CPU, World()), config.nsgf)
     for first, second in zip(*parts, strict=True):
         inputs = tuple(map(torch.cat, zip(first.inputs, second.inputs, strict=True)))
         state.update(Batch(inputs, torch.cat([first.target, second.target])))
@@ -204,17 +204,17 @@ def test_one_process_goes_on_where_two_stopped(runs, tmp_path):
 
 DYING = """
 import sys
-from nsgf.training.state import Optimization
+from nsgf.training.state import TrainState
 from nsgf.cli import main
 
-update = Optimization.update
+update = TrainState.update
 
 def dies(self, batch, **options):
     if self._world.rank == 1 and self.step == 2:
         raise RuntimeError("this process is lost")
     return update(self, batch, **options)
 
-Optimization.update = dies
+TrainState.update = dies
 raise SystemExit(main(sys.argv[1:]))
 """
 

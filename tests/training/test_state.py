@@ -12,7 +12,7 @@ from nsgf.run.checkpoint import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.precision import Forward
-from nsgf.training.state import Optimization, ema_decay, lr_factor
+from nsgf.training.state import TrainState, ema_decay, lr_factor
 from nsgf.training.task import Batch
 from tests.conftest import shipped
 from tests.training.toys import CPU, Quadratic, Updates, fails_at, weight
@@ -140,7 +140,7 @@ def updated(accumulate: int, precision: str = "fp32", updates: int = 2):
     vector = torch.nn.utils.parameters_to_vector
     before = vector(model.parameters()).detach()
     forward = Forward(model, TrainConfig(precision=precision), CPU, World())
-    state = Optimization(forward, optim(lr=1e-3, clip_norm=0.5), accumulate=accumulate)
+    state = TrainState(forward, optim(lr=1e-3, clip_norm=0.5), accumulate=accumulate)
     readings = [state.update(batch).read() for _ in range(updates)]
     moved = [vector(net.parameters()).detach() - before for net in (model, state.ema)]
     return moved, readings, state
@@ -238,7 +238,7 @@ def test_changed_length_of_the_schedule_reaches_the_first_update_after_a_resume(
 def test_updates_on_a_card_and_those_that_are_skipped(precision):
     card, trainer = torch.device("cuda", 0), Quadratic()
     forward = Forward(trainer.model.to(card), TrainConfig(precision=precision), card, World())
-    state = Optimization(forward, optim())
+    state = TrainState(forward, optim())
     batch = Batch((torch.ones(8, 1, device=card),), torch.full((8, 1), 3.0, device=card))
     while not state.update(batch).read().is_finite:
         assert precision == "fp16"

@@ -2,25 +2,25 @@ import math
 
 import torch
 
-from nsgf.training.step_stats import Outcome, Reading, Window, describe_batch
+from nsgf.training.step_stats import PendingStats, StepStats, Window, describe_batch
 from nsgf.training.task import Batch
 
 
 def test_outcome_is_what_the_update_came_to():
     batch = Batch((torch.zeros(2, 3),), torch.zeros(2))
-    outcome = Outcome(7, batch, torch.tensor(0.5), torch.tensor(2.0))
-    assert outcome.read() == Reading(0.5, 2.0, 0.0)
-    stopped = Outcome(7, batch, torch.tensor(0.5), torch.tensor(2.0), torch.tensor(0.5))
+    outcome = PendingStats(7, batch, torch.tensor(0.5), torch.tensor(2.0))
+    assert outcome.read() == StepStats(0.5, 2.0, 0.0)
+    stopped = PendingStats(7, batch, torch.tensor(0.5), torch.tensor(2.0), torch.tensor(0.5))
     assert stopped.read().stop > 0
     assert (outcome.step, outcome.batch) == (7, batch)
 
 
 def test_only_finite_readings_are_finite():
-    assert Reading(1.0, 2.0).is_finite
+    assert StepStats(1.0, 2.0).is_finite
     for bad in (math.nan, math.inf, -math.inf):
-        assert not Reading(bad, 1.0).is_finite
-        assert not Reading(1.0, bad).is_finite
-    assert not Reading(math.inf, -math.inf).is_finite
+        assert not StepStats(bad, 1.0).is_finite
+        assert not StepStats(1.0, bad).is_finite
+    assert not StepStats(math.inf, -math.inf).is_finite
 
 
 def test_description_gives_range_mean_spread_and_bad_values():
@@ -36,7 +36,7 @@ def test_description_gives_range_mean_spread_and_bad_values():
 def test_window_means_and_starts_again():
     window = Window()
     assert window.close() is None
-    window.add(Reading(1.0, 2.0))
-    window.add(Reading(3.0, 6.0))
-    assert window.close() == Reading(2.0, 4.0)
+    window.add(StepStats(1.0, 2.0))
+    window.add(StepStats(3.0, 6.0))
+    assert window.close() == StepStats(2.0, 4.0)
     assert window.close() is None

@@ -13,7 +13,7 @@ from nsgf.training.task import (
     NSGFTrainer,
     StraightLine,
     TimePredictorTrainer,
-    optimal_pairs,
+    ot_coupling,
 )
 
 
@@ -125,7 +125,7 @@ def test_source_and_transport_must_agree(source, transport):
 def test_optimal_pairs_is_the_cheapest_permutation():
     torch.manual_seed(0)
     a, b = torch.randn(40, 1, 2, 2), torch.randn(40, 1, 2, 2)
-    index = optimal_pairs(a, b)
+    index = ot_coupling(a, b)
     assert sorted(index.tolist()) == list(range(40))
     cost = torch.cdist(a.flatten(1), b.flatten(1)).square()
     rows, columns = linear_sum_assignment(cost.numpy())

@@ -12,7 +12,7 @@ from nsgf.data.points import Gaussian
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from nsgf.training.precision import Forward
-from nsgf.training.state import Optimization
+from nsgf.training.state import TrainState
 from nsgf.training.task import Batch
 
 CPU = torch.device("cpu")
@@ -64,13 +64,13 @@ def fails_at(*calls: int, value: float = math.nan) -> Callable[[Tensor, int], Te
 
 
 class Updates:
-    """An :class:`Optimization` of a trainer that draws its own batches."""
+    """An :class:`TrainState` of a trainer that draws its own batches."""
 
     def __init__(self, trainer, config, world: World | None = None, **settings) -> None:
         accumulate = settings.pop("accumulate", 1)
         self.trainer = trainer
         forward = Forward(trainer.model, TrainConfig(**settings), CPU, World())
-        self.state = Optimization(forward, config, accumulate=accumulate)
+        self.state = TrainState(forward, config, accumulate=accumulate)
 
     def update(self):
         size = self.state.config.batch_size
