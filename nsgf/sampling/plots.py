@@ -1,15 +1,13 @@
-"""Pictures: sample grids, trajectories of images, scatter plots of points."""
+"""Pictures: sample grids, trajectories of images, scatter plots of points.
+
+Figures are made without pyplot, whose backend belongs to whoever imports this package.
+"""
 
 import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")  # no display is needed or wanted
-
-import matplotlib.pyplot as plt
 import torch
 from torch import Tensor
 
@@ -80,7 +78,15 @@ def save_scatter(samples: Tensor, target: Tensor, file: Path, title: str) -> Non
 
 
 def _two_panels() -> Any:
-    return plt.subplots(1, 2, figsize=(11, 5.5), sharex=True, sharey=True, layout="constrained")
+    figure = _new_figure(11, 5.5)
+    return figure, figure.subplots(1, 2, sharex=True, sharey=True)
+
+
+def _new_figure(width: float, height: float) -> Any:
+    """An empty figure, sizes in inches."""
+    from matplotlib.figure import Figure  # half a second to import
+
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _save_beside_target(
@@ -93,7 +99,6 @@ def _save_beside_target(
     left.set_aspect("equal")
     right.set_aspect("equal")
     figure.savefig(file, dpi=120, bbox_inches="tight")
-    plt.close(figure)
 
 
 def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
@@ -112,15 +117,8 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
     }
     states = [state for found in drawn.values() for s in found.values() for state in s.path]
     width, height = _extent(torch.cat([*states, target]))
-    figure, axes = plt.subplots(
-        rows,
-        columns,
-        figsize=(2.2 * columns, 0.4 + 2.2 * height / width * rows),
-        sharex=True,
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = _new_figure(2.2 * columns, 0.4 + 2.2 * height / width * rows)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for number, (name, samples) in enumerate(drawn.items()):
         axes[0][number].set_title(name)
         _show_way(axes[0][number], next(iter(samples.values())).path)
@@ -135,7 +133,6 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
     for panel in axes.flat:
         panel.set_aspect("equal")
     figure.savefig(file, dpi=80)
-    plt.close(figure)
 
 
 def _near(found: Samples, target: Tensor) -> Samples:
@@ -175,13 +172,8 @@ def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
         file: PNG to write.
     """
     titles = list(next(iter(drawn.values())))
-    figure, axes = plt.subplots(
-        len(drawn) + 1,
-        len(titles),
-        figsize=(2.2 * len(titles), 2.2 * (len(drawn) + 1)),
-        squeeze=False,
-        layout="constrained",
-    )
+    figure = _new_figure(2.2 * len(titles), 2.2 * (len(drawn) + 1))
+    axes = figure.subplots(len(drawn) + 1, len(titles), squeeze=False)
     for panels, (name, samples) in zip(axes, drawn.items(), strict=False):
         panels[0].set_ylabel(name)
         for panel, found in zip(panels, samples.values(), strict=True):
@@ -193,7 +185,6 @@ def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
     for panel in axes[-1][1:]:
         panel.set_axis_off()
     figure.savefig(file, dpi=100)
-    plt.close(figure)
 
 
 def _show_grid(panel: Any, images: Tensor) -> None:

@@ -1,3 +1,6 @@
+import subprocess
+import sys
+
 import numpy as np
 import torch
 from PIL import Image
@@ -118,3 +121,17 @@ def test_table_of_images_keeps_each_in_its_place(tmp_path):
     middle = [int(np.median(picture[y : y + 12, x : x + 12])) for y, x in corners]
     assert middle[:4] == [255, 0, 0, 0]
     assert 120 <= middle[4] <= 135
+
+
+def test_backend_of_a_notebook_is_left_alone(tmp_path):
+    """Importing loads no matplotlib; drawing loads no pyplot, which alone has a backend."""
+    script = f"""
+import sys
+import torch
+from nsgf.sampling.plots import save_scatter
+import nsgf.experiment
+assert "matplotlib" not in sys.modules
+save_scatter(torch.randn(3, 2), torch.randn(3, 2), {str(tmp_path / "s.png")!r}, "title")
+assert "matplotlib.pyplot" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
