@@ -42,16 +42,16 @@ class DataConfig:
 class SinkhornConfig:
     """Entropic optimal transport on one mini-batch, cost 1/2 |x - y|^2, eps = blur^2."""
 
-    solver: Literal["batched", "geomloss", "closed_form", "assignment"] = "batched"
+    solver: Literal["batched", "geomloss"] = "batched"
     """batched solves many flows at once to a tolerance; geomloss differentiates the library's
-    divergence; closed_form is geomloss's iteration without autograd; assignment is blur -> 0."""
+    divergence, one flow at a time."""
     batch_size: int = at_least(1, 256)
     """Particles n of one flow, and as many targets."""
     blur: float = field(default=0.5, metadata={"above": 0, "maximum": 1e6})
     """Square root of the regularization eps, in units of the data."""
     scaling: float = inside(0, 1, 0.8)
-    """Ratio of two successive blurs of the annealing of geomloss and closed_form; closer to 1 is
-    slower and more exact."""
+    """geomloss: ratio of two successive blurs of its annealing; closer to 1 is slower and more
+    exact."""
     tolerance: float = above(0, 5e-4)
     """batched: largest L1 error of a plan's marginals (1 is all the mass); smaller still, in
     proportion, where particles move by less than the blur."""

@@ -4,7 +4,7 @@ import torch
 from geomloss import SamplesLoss
 from torch import Tensor
 
-from nsgf.sinkhorn.one_by_one import OneByOneSolver
+from nsgf.sinkhorn.base import OneByOneSolver
 
 
 class GeomlossSolver(OneByOneSolver):

@@ -7,8 +7,8 @@ from nsgf.config.schema import Config, FlowConfig, SamplingConfig, SinkhornConfi
 from nsgf.data import Data
 from nsgf.pool import build_pool
 from nsgf.sampling.sampler import NSGFSampler
-from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.schedule import flow_time, step_sizes, time_step
+from tests.sinkhorn.reference_solvers import AssignmentSolver
 
 HARMONIC = FlowConfig(steps=4, schedule="harmonic", eta=0.7)
 
@@ -25,7 +25,7 @@ def test_steps_of_the_clock_make_up_the_flow(flow):
 
 def test_harmonic_particles_arrive_at_constant_speed():
     """Exact transport: X^t = (1 - t/T) X^0 + t/T Y, and the network's velocity is Y - X^0."""
-    solver = build_solver(SinkhornConfig(solver="assignment"))
+    solver = AssignmentSolver(SinkhornConfig())
     x = torch.randn(1, 16, 2, generator=torch.Generator().manual_seed(0))
     y = torch.randn(1, 16, 2, generator=torch.Generator().manual_seed(1)) + 3
     positions = solver.flows(x, y, step_sizes(HARMONIC))[0]
@@ -41,13 +41,13 @@ def test_harmonic_pool_and_sampler_use_one_clock():
     config = replace(
         Config(phases=["nsgf"]),
         flow=HARMONIC,
-        sinkhorn=SinkhornConfig(solver="assignment", batch_size=1),
+        sinkhorn=SinkhornConfig(batch_size=1),
         sampling=SamplingConfig(),
     )
     config.pool.num_batches = 1
     data = Data(config.data, 0)
     start, end = data.source("pool").at(range(1)), data.target("pool").at(range(1))
-    solver = build_solver(config.sinkhorn)
+    solver = AssignmentSolver(config.sinkhorn)
     pool = build_pool(
         config,
         data.source("pool"),
