@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs nsgf, trains NSGF++ on scikit-learn's 8x8 digits, and shows where the results are.
 set -euo pipefail
-. "$(dirname "${BASH_SOURCE[0]}")/setup.sh" ""
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh" fidelity  # evaluate needs it for the measures of digits
 
 start=$SECONDS
 "$PYTHON_VENV" -m nsgf train --exp digits

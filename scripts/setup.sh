@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv in the repository and installs nsgf into it, once. Usage: . scripts/setup.sh EXTRA, or "" for none
+# Makes .venv in the repository and installs nsgf into it, once. Usage: . scripts/setup.sh EXTRA
 # Sourced by quickstart.sh and test.sh; leaves $PYTHON_VENV.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

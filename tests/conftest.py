@@ -1,5 +1,7 @@
 """Shared by all tests: a tiny experiment, and a training run of it."""
 
+import copy
+import functools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,12 @@ from nsgf.run.checkpoint import RunFolder
 
 def shipped(name: str, *flags: str) -> Config:
     """The configuration of ``--exp NAME`` with flags."""
+    return copy.deepcopy(_parsed(name, *flags))
+
+
+@functools.cache
+def _parsed(name: str, *flags: str) -> Config:
+    """Parsed once: that takes longer than most tests."""
     return parse(["train", "--exp", name, *flags]).config
 
 
