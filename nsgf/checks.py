@@ -1,13 +1,13 @@
-"""What makes a configuration valid, and what must not change when a run is resumed."""
+"""What makes a configuration valid."""
 
-import dataclasses
 import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-from nsgf.config.schema import PEER_PHASES, PHASES, Config, PhaseName
+from nsgf.config.leaves import leaves, plain_type, range_of
+from nsgf.config.schema import PEER_PHASES, PHASES, Config
 from nsgf.data.images import IMAGE_SHAPES
 from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
@@ -35,16 +35,6 @@ def check(config: Config) -> None:
         raise UserError("; ".join(problems))
 
 
-def leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
-    """Every leaf of a configuration as (dotted key, value, field)."""
-    for item in dataclasses.fields(node):
-        value = getattr(node, item.name)
-        if dataclasses.is_dataclass(value):
-            yield from leaves(value, f"{prefix}{item.name}.")
-        else:
-            yield f"{prefix}{item.name}", value, item
-
-
 def refuse_nulls(config: Config) -> None:
     """The parser lets null through for every type.
 
@@ -54,7 +44,7 @@ def refuse_nulls(config: Config) -> None:
     found = [
         f"{key} = null: must have a value"
         for key, value, item in leaves(config)
-        if value is None and type(None) not in get_args(item.type)
+        if value is None and type(None) not in get_args(plain_type(item))
     ]
     if found:
         raise UserError("; ".join(found))
@@ -73,28 +63,14 @@ def check_places(config: Config) -> None:
 
 def _range_problems(config: Config) -> Iterator[str]:
     for key, value, item in leaves(config):
+        allowed = range_of(item)
         for number in value if isinstance(value, list) else [value]:
-            if isinstance(number, bool) or not isinstance(number, int | float):
+            if allowed is None or isinstance(number, bool) or not isinstance(number, int | float):
                 continue
-            reason = _out_of_range(number, item.metadata)
+            reason = allowed.refusal(number)
             if reason:
                 yield f"{key} = {value}: must be {reason}"
                 break
-
-
-def _out_of_range(number: float, metadata: Any) -> str | None:
-    if isinstance(number, float) and not math.isfinite(number):
-        return "a finite number"
-    bounds = {
-        "minimum": (">=", lambda bound: number >= bound),
-        "above": (">", lambda bound: number > bound),
-        "below": ("<", lambda bound: number < bound),
-        "maximum": ("<=", lambda bound: number <= bound),
-    }
-    named = {name: bound for name, bound in metadata.items() if name in bounds}
-    if all(bounds[name][1](bound) for name, bound in named.items()):
-        return None
-    return " and ".join(f"{bounds[name][0]} {bound}" for name, bound in named.items())
 
 
 def _phase_problems(config: Config) -> Iterator[str]:
@@ -225,69 +201,3 @@ def _predictor_problems(config: Config) -> Iterator[str]:
             f"model.predictor_channels = {channels}: must have 1 to {int(math.log2(size))} layers "
             f"(each halves the {size} pixels of {config.data.name})"
         )
-
-
-FROZEN_IN_TRAINING = ("seed", "data", "sinkhorn", "flow", "pool", "model")
-FROZEN_IN_SAMPLING = ("data", "flow", "model")
-FREE = {
-    *("data.root", "data.verify", "data.download", "flow.allow_many_steps"),
-    *("pool.storage", "pool.build_batch", "model.checkpoint_activations"),
-}
-"""Leaves of frozen sections that may differ: files, permissions, memory and time, not results."""
-OF_THE_FLOW = {"sinkhorn", "flow", "pool"}
-"""Sections that the methods NSGF is compared with do not use."""
-LINES = {"nsf.source", "nsf.coupling"}
-PATHS_OF_PEERS = {"peer.method", "peer.sigma"}
-LEARNT_FROM: dict[PhaseName, set[str]] = {
-    "nsf": LINES,
-    "predictor": LINES,
-    "peer": PATHS_OF_PEERS,
-    "reflow": PATHS_OF_PEERS | {"reflow.pairs", "reflow.ode_steps"},
-}
-"""What a phase's samples are made of; also phases 2 and 3 must agree in it."""
-UNFREEZE = {"iterations"}
-"""Leaves of the running phase that may change in the middle of it."""
-
-
-def contradictions(
-    saved: dict[str, Any],
-    config: Config,
-    frozen: tuple[str, ...] = FROZEN_IN_TRAINING,
-    running: PhaseName | None = None,
-    phase: PhaseName = "nsgf",
-) -> list[str]:
-    """Settings of ``config`` that a run begun with the settings ``saved`` cannot take over.
-
-    Args:
-        saved: the configuration in a checkpoint, nested plain values.
-        config: the configuration of this command.
-        frozen: sections that must agree.
-        running: the phase that goes on in its middle, whose optimization is fixed too.
-        phase: the phase that the checkpoint is of.
-
-    Returns:
-        One text per contradiction, with both values.
-    """
-    found = []
-    for key, value, item in leaves(config):
-        section, _, name = key.partition(".")
-        fixed = section in frozen and not (phase in PEER_PHASES and section in OF_THE_FLOW)
-        fixed |= section == running and name not in UNFREEZE
-        fixed |= key in LEARNT_FROM.get(phase, ())
-        before = _lookup(saved, key, _default(item))
-        if fixed and key not in FREE and before != value:
-            found.append(f"{key}: the checkpoint has {before}, this command {value}")
-    return found
-
-
-def _lookup(nested: dict[str, Any], key: str, default: Any) -> Any:
-    """The value at a dotted key; what was saved before there was such a setting has its default."""
-    *sections, name = key.split(".")
-    node: Any = nested
-    for section in sections:
-        node = node.get(section, {}) if isinstance(node, dict) else {}
-    return node.get(name, default) if isinstance(node, dict) else default
-
-
-def _default(item: dataclasses.Field[Any]) -> Any:
-    return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()

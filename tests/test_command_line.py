@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 import yaml
 
-from nsgf.checks import leaves
 from nsgf.command_line import COMMANDS, SHORT_FLAGS, parse
+from nsgf.config.leaves import leaves
 from nsgf.config.schema import PEER_PHASES, PHASES, Config
 from nsgf.run.checkpoint import RunFolder, dump_config
 from nsgf.system.errors import UserError

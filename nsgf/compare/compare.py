@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from nsgf.checks import contradictions
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
@@ -23,6 +22,7 @@ from nsgf.compare.trials import (
     trials,
     updates,
 )
+from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import data_shape
 from nsgf.experiment import train, training_plan

@@ -32,6 +32,8 @@ def in_our_words(message: str) -> str:
     union = (
         r"Does not validate against any of the Union subtypes Subtypes: \[(.*?\])?(.*?)\] Errors:"
     )
+    outer = r"Does not validate against any of the Union subtypes Subtypes: \[typing\.Annotated.*?"
+    text = re.sub(outer + "Errors: - ", "", text)
     found = re.search(union + r".* Given value: (.*)", text)
     if found:
         kinds = re.findall(r"<class '(\w+)'>|('\w+')", f"{found[1] or ''}{found[2]}")

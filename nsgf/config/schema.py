@@ -1,13 +1,13 @@
 """The typed configuration: every leaf is documented here and becomes a command-line flag.
 
-The docstring below a field is its help text; ``at_least`` and its siblings give its allowed range.
-What depends on several fields at once is checked in :mod:`nsgf.checks`.
+The docstring below a field is its help text; its annotation gives the allowed range and whether it
+may change on resume. What depends on several fields at once is checked in :mod:`nsgf.checks`.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from nsgf.config.ranges import above, at_least, inside, list_of
+from nsgf.config.leaves import FREE_ON_RESUME, Range
 
 PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow"]
 PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
@@ -26,11 +26,11 @@ class DataConfig:
     """Target mu*: four 2D sets and three image sets."""
     source: Literal["gaussian", "8gaussians"] = "gaussian"
     """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
-    root: str = "data"
+    root: Annotated[str, FREE_ON_RESUME] = "data"
     """Folder of the image sets, in torchvision's layout."""
-    verify: bool = True
+    verify: Annotated[bool, FREE_ON_RESUME] = True
     """Compare CIFAR-10's files with the published md5 sums; false takes what is there."""
-    download: bool = True
+    download: Annotated[bool, FREE_ON_RESUME] = True
     """Download an image set that is not in data.root."""
     fake: bool = False
     """Replace an image set by random images of the same shape."""
@@ -45,17 +45,17 @@ class SinkhornConfig:
     solver: Literal["batched", "geomloss"] = "batched"
     """batched solves many flows at once to a tolerance; geomloss differentiates the library's
     divergence, one flow at a time."""
-    batch_size: int = at_least(1, 256)
+    batch_size: Annotated[int, Range(1)] = 256
     """Particles n of one flow, and as many targets."""
-    blur: float = field(default=0.5, metadata={"above": 0, "maximum": 1e6})
+    blur: Annotated[float, Range(above=0, maximum=1e6)] = 0.5
     """Square root of the regularization eps, in units of the data."""
-    scaling: float = inside(0, 1, 0.8)
+    scaling: Annotated[float, Range(above=0, below=1)] = 0.8
     """geomloss: ratio of two successive blurs of its annealing; closer to 1 is slower and more
     exact."""
-    tolerance: float = above(0, 5e-4)
+    tolerance: Annotated[float, Range(above=0)] = 5e-4
     """batched: largest L1 error of a plan's marginals (1 is all the mass); smaller still, in
     proportion, where particles move by less than the blur."""
-    max_iterations: int = at_least(1, 2000)
+    max_iterations: Annotated[int, Range(1)] = 2000
     """batched: updates after which a solve short of the tolerance is cut off, and counted."""
 
 
@@ -63,14 +63,14 @@ class SinkhornConfig:
 class FlowConfig:
     """The discretized Sinkhorn gradient flow (Algorithm 1)."""
 
-    steps: int = at_least(1, 5)
+    steps: Annotated[int, Range(1)] = 5
     """Steps T of the flow, and of sampling with the velocity network."""
-    eta: float = above(0, 0.2)
+    eta: Annotated[float, Range(above=0)] = 0.2
     """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
     schedule: Literal["constant", "harmonic"] = "constant"
     """constant: eta in every step. harmonic: 1/T, 1/(T-1), ..., 1, equal parts of the way; the last
     step arrives."""
-    allow_many_steps: bool = False
+    allow_many_steps: Annotated[bool, FREE_ON_RESUME] = False
     """Let NSGF++ use more than 5 flow steps."""
 
 
@@ -78,13 +78,13 @@ class FlowConfig:
 class PoolConfig:
     """The trajectory pool."""
 
-    num_batches: int = at_least(1, 200)
+    num_batches: Annotated[int, Range(1)] = 200
     """Flows of sinkhorn.batch_size particles each that fill the pool."""
-    storage: Literal["memory", "disk"] = "memory"
+    storage: Annotated[Literal["memory", "disk"], FREE_ON_RESUME] = "memory"
     """Main memory, or a file in the run folder, which an interrupted run goes on with."""
     dtype: Literal["auto", "float32", "float16"] = "auto"
     """Type of the stored positions; auto: float32 where it fits, else float16."""
-    build_batch: int | Literal["auto"] = at_least(1, "auto")
+    build_batch: Annotated[int | Literal["auto"], Range(1), FREE_ON_RESUME] = "auto"
     """Flows simulated together while building; auto: as many as pay. No setting of the results."""
 
 
@@ -92,11 +92,11 @@ class PoolConfig:
 class MLPConfig:
     """Networks for 2D data."""
 
-    width: int = at_least(1, 256, 2**16)
+    width: Annotated[int, Range(1, 2**16)] = 256
     """Units of a hidden layer."""
-    depth: int = at_least(1, 3, 1000)
+    depth: Annotated[int, Range(1, 1000)] = 3
     """Hidden layers."""
-    time_features: int = at_least(2, 32, 2**16)
+    time_features: Annotated[int, Range(2, 2**16)] = 32
     """Sines and cosines of t that join the input; even."""
 
 
@@ -104,19 +104,19 @@ class MLPConfig:
 class UNetConfig:
     """ADM-style UNet (Dhariwal and Nichol 2021) for images."""
 
-    channels: int = at_least(1, 32, 2**14)
+    channels: Annotated[int, Range(1, 2**14)] = 32
     """Channels at full resolution, a multiple of 32 (GroupNorm has 32 groups)."""
-    res_blocks: int = at_least(1, 1, 100)
+    res_blocks: Annotated[int, Range(1, 100)] = 1
     """Residual blocks of a level on the way down; one more on the way up."""
-    mult: list[int] = list_of(1, 2, maximum=64)
+    mult: Annotated[list[int], Range(1, 64)] = field(default_factory=lambda: [1, 2])
     """Channel multiplier of each level; each further level halves the resolution."""
-    attention: list[int] = list_of()
+    attention: Annotated[list[int], Range(1)] = field(default_factory=list)
     """Resolutions in pixels with self-attention."""
-    heads: int = at_least(1, 1)
+    heads: Annotated[int, Range(1)] = 1
     """Attention heads, unless head_channels is given."""
-    head_channels: int | None = at_least(1, None)
+    head_channels: Annotated[int | None, Range(1)] = None
     """Channels of an attention head; the number of heads follows."""
-    dropout: float = inside(0, 1, 0.0, closed_low=True)
+    dropout: Annotated[float, Range(0, below=1)] = 0.0
     """Dropout probability inside residual blocks."""
     scale_shift: bool = True
     """Time enters as scale and shift of a GroupNorm; false: it is added."""
@@ -130,9 +130,11 @@ class ModelConfig:
     """mlp for 2D sets, unet for image sets."""
     mlp: MLPConfig = field(default_factory=MLPConfig)
     unet: UNetConfig = field(default_factory=UNetConfig)
-    predictor_channels: list[int] = list_of(32, 64, 128, 256, maximum=2**14)
+    predictor_channels: Annotated[list[int], Range(1, 2**14)] = field(
+        default_factory=lambda: [32, 64, 128, 256]
+    )
     """Convolution layers of the time predictor for images; each halves the resolution."""
-    checkpoint_activations: bool = False
+    checkpoint_activations: Annotated[bool, FREE_ON_RESUME] = False
     """Recompute the activations of each block of a unet in the backward pass: less memory, about a
     third more time, same results. No effect on mlp and the time predictor."""
 
@@ -141,19 +143,19 @@ class ModelConfig:
 class OptimConfig:
     """Optimization of one phase: Adam, warm-up, clipping, EMA."""
 
-    iterations: int = at_least(0, 20_000)
+    iterations: Annotated[int, Range(0)] = 20_000
     """Optimizer updates."""
-    batch_size: int = at_least(1, 256)
+    batch_size: Annotated[int, Range(1)] = 256
     """Samples of one update."""
-    lr: float = above(0, 1e-3)
+    lr: Annotated[float, Range(above=0)] = 1e-3
     """Adam's learning rate after warm-up."""
-    warmup_steps: int = at_least(0, 0)
+    warmup_steps: Annotated[int, Range(0)] = 0
     """Updates over which the rate grows linearly to lr."""
     schedule: Literal["constant", "cosine"] = "constant"
     """The rate after warm-up: constant, or half a cosine down to 0 at the last update."""
-    clip_norm: float | None = above(0, 1.0)
+    clip_norm: Annotated[float | None, Range(above=0)] = 1.0
     """Largest norm of the gradient; null: no clipping."""
-    ema_decay: float = inside(0, 1, 0.999, closed_low=True)
+    ema_decay: Annotated[float, Range(0, below=1)] = 0.999
     """Largest decay of the moving average of the weights, reached by a warm-up; 0: no average."""
 
 
@@ -177,7 +179,7 @@ class PeerConfig(OptimConfig):
     method: PeerName = "icfm"
     """Flow matching by torchcfm: independent pairs, exact transport within the batch, Schroedinger
     bridge, or rectified flow (independent pairs, no noise)."""
-    sigma: float = field(default=0.1, metadata={"minimum": 0, "maximum": 1e6})
+    sigma: Annotated[float, Range(0, 1e6)] = 0.1
     """Width of the noise around the line between a pair; sbcfm: of its bridge, and > 0."""
 
 
@@ -185,9 +187,9 @@ class PeerConfig(OptimConfig):
 class ReflowConfig(OptimConfig):
     """Phase ``reflow``: the peer's network once more, on the ends of its own paths (2-RF)."""
 
-    pairs: int = at_least(1, 65_536)
+    pairs: Annotated[int, Range(1)] = 65_536
     """Starts and ends of paths that are kept in memory."""
-    ode_steps: int = at_least(1, 100)
+    ode_steps: Annotated[int, Range(1)] = 100
     """Euler steps from a start to its end."""
 
 
@@ -195,14 +197,16 @@ class ReflowConfig(OptimConfig):
 class TrainConfig:
     """What all phases share: records, and how updates use the hardware."""
 
-    log_every: int = at_least(1, 100)
+    log_every: Annotated[int, Range(1)] = 100
     """Updates between two lines of metrics.jsonl."""
-    checkpoint_every: int = at_least(1, 1000)
+    checkpoint_every: Annotated[int, Range(1)] = 1000
     """Updates between two checkpoints inside a phase."""
+    checkpoint_minutes: Annotated[float, Range(above=0)] = 10.0
+    """Longest time between two checkpoints inside a phase, in minutes."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of the networks' layers. auto: bf16 where the card has it, fp16 on cards with
     tensor cores for it alone (T4), else fp32. Weights and losses are float32 in any case."""
-    accumulate: int = at_least(1, 1)
+    accumulate: Annotated[int, Range(1)] = 1
     """Parts that the batch of an update is split into: less memory, the same update. Doubled by
     itself where the batch does not fit the card."""
     data_on_device: bool = True
@@ -219,11 +223,11 @@ class TrainConfig:
     """Allow TF32 in float32 layers where the card has it; never in the Sinkhorn flow."""
     deterministic: bool = False
     """Only deterministic algorithms, for debugging; slower, and cudnn_benchmark is off."""
-    max_hours: float | None = above(0, None)
+    max_hours: Annotated[float | None, Range(above=0)] = None
     """Hours after which training saves a checkpoint, says how to go on, and ends; null: none."""
-    max_skipped: int = at_least(1, 20)
+    max_skipped: Annotated[int, Range(1)] = 20
     """Updates in a row without finite loss and gradient after which training stops."""
-    detect_anomaly: int = at_least(0, 0)
+    detect_anomaly: Annotated[int, Range(0)] = 0
     """First updates of each phase in which autograd names the operation behind a nan; slow."""
     preview: bool = True
     """A picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
@@ -246,26 +250,26 @@ class TrackingConfig:
 class SamplingConfig:
     """Sampling (Algorithms 2 and 4)."""
 
-    num_samples: int = at_least(1, 64)
+    num_samples: Annotated[int, Range(1)] = 64
     """Samples that `nsgf sample` draws."""
-    batch_size: int = at_least(1, 256)
+    batch_size: Annotated[int, Range(1)] = 256
     """Samples that go through the networks together."""
-    nsgf_steps: int | None = at_least(1, None)
+    nsgf_steps: Annotated[int | None, Range(1)] = None
     """Euler steps with the velocity network over the whole flow time; null: flow.steps."""
-    tau: float | None = inside(0, 1, None, closed_low=True)
+    tau: Annotated[float | None, Range(0, below=1)] = None
     """Time at which all samples enter the straight flow, without a time predictor; null: each at
     its predicted time."""
     solver: Literal["euler", "heun", "dopri5"] = "euler"
     """Of the straight flow. heun: second order, two network calls a step; dopri5: adaptive steps
     (rtol, atol); both need the extra `ode` (torchdiffeq)."""
-    straight_steps: int = at_least(1, 10)
+    straight_steps: Annotated[int, Range(1)] = 10
     """Equal steps of each sample from its time tau to 1; with dopri5 only the states shown."""
-    omega: float | None = field(default=None, metadata={"minimum": 1e-6, "maximum": 1})
+    omega: Annotated[float | None, Range(1e-6, 1)] = None
     """Fixed step of euler instead of straight_steps; steps then differ by sample."""
-    rtol: float = field(default=1e-5, metadata={"minimum": 1e-7, "maximum": 1})
+    rtol: Annotated[float, Range(1e-7, 1)] = 1e-5
     """dopri5: error of a step relative to the state, over the batch. 1e-5 for both as in flow
     matching (Lipman et al. 2023); float32 has no more than 7 digits."""
-    atol: float = field(default=1e-5, metadata={"minimum": 1e-7, "maximum": 1})
+    atol: Annotated[float, Range(1e-7, 1)] = 1e-5
     """dopri5: error of a step in units of the data, besides rtol's."""
     weights: Literal["ema", "last"] = "ema"
     """Averaged weights or those of the last update."""
@@ -275,11 +279,11 @@ class SamplingConfig:
 class EvaluationConfig:
     """What `nsgf evaluate` measures."""
 
-    num_samples: int = at_least(1, 4096)
+    num_samples: Annotated[int, Range(1)] = 4096
     """Generated samples, per repetition."""
-    repeats: int = at_least(1, 3)
+    repeats: Annotated[int, Range(1)] = 3
     """Repetitions with other random numbers, for mean and standard deviation of W2."""
-    w2_samples: int = at_least(1, 4096)
+    w2_samples: Annotated[int, Range(1)] = 4096
     """Largest number of samples of an exact W2, whose cost grows with its cube."""
     inception: bool = False
     """Measure FID, Inception score, KID, precision and recall in the features of the Inception
@@ -305,12 +309,12 @@ class CompareConfig:
     noise is that of torchcfm's examples, whatever peer.sigma is."""
     targets: list[TargetName] = field(default_factory=list)
     """2D sets, 8gaussians_moons from 8gaussians instead of noise; empty: the data section's own."""
-    seeds: int = at_least(1, 5, 1000)
+    seeds: Annotated[int, Range(1, 1000)] = 5
     """Runs of each method, with seeds seed, seed + 1, ..."""
-    draws: int = at_least(1, 1, 1000)
+    draws: Annotated[int, Range(1, 1000)] = 1
     """Draws of noise and target that each run is measured with; tables show the mean and
     spread of the seeds' means, with one seed those of its draws."""
-    nfe: list[int] = list_of(10, 100)
+    nfe: Annotated[list[int], Range(1)] = field(default_factory=lambda: [10, 100])
     """Network calls for each sample."""
 
 
@@ -323,12 +327,15 @@ class Config:
     phases: list[PhaseName] = field(default_factory=lambda: list(PHASES))
     """What is trained, in this order: nsgf; nsgf, nsf; or nsgf, nsf, predictor. For comparison:
     peer; or peer, reflow."""
-    seed: int = at_least(0, 0, 2**63 - 1)
+    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Every random number of the run follows from it."""
     device: str = "auto"
     """auto (cuda if there is one), cpu, cuda or cuda:N."""
     out_dir: str = "runs"
     """Folder that holds the run folders."""
+    smoke: bool = False
+    """A run that only tries whether everything works (set by --smoke): its folder is named so, and
+    it is never taken for the newest run unless --smoke is given."""
     data: DataConfig = field(default_factory=DataConfig)
     sinkhorn: SinkhornConfig = field(default_factory=SinkhornConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from nsgf.checks import FREE, leaves
+from nsgf.config.leaves import is_free, leaves
 from nsgf.config.schema import Config
 from nsgf.pool.storage import free_disk_bytes, read_header, refuse_mismatch
 from nsgf.system.errors import UserError
@@ -116,8 +116,8 @@ def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict
     """Everything that determines the values of a pool, by dotted key."""
     settings: dict[str, object] = {
         key: value
-        for key, value, _ in leaves(config)
-        if key.partition(".")[0] in ("seed", "data", "sinkhorn", "flow") and key not in FREE
+        for key, value, item in leaves(config)
+        if key.partition(".")[0] in ("seed", "data", "sinkhorn", "flow") and not is_free(item)
     }
     return {
         **settings,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from nsgf.checks import FROZEN_IN_SAMPLING, contradictions
+from nsgf.config.resume_rules import FROZEN_IN_SAMPLING, contradictions
 from nsgf.config.schema import PHASES, Config, PhaseName
 from nsgf.data import data_shape
 from nsgf.models import build_network

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from nsgf import cli
-from nsgf.checks import check, leaves
+from nsgf.checks import check
 from nsgf.command_line import SHORT_FLAGS, config_folder, parse
 from nsgf.config.files import SECTIONS
+from nsgf.config.leaves import leaves
 from nsgf.config.schema import Config
 from nsgf.system.errors import UserError
 

@@ -1,0 +1,101 @@
+"""What the schema says of a leaf besides its type and default: its range, and what may change.
+
+Both stand in the annotation, ``iterations: Annotated[int, Range(0)] = 20_000``.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, get_args
+
+MANY = 10**9
+"""Largest value of a number that names none of its own: more than any run could ever use."""
+
+
+class FreeOnResume:
+    """Marks a leaf that changes files, permissions, memory or time, but no result."""
+
+
+FREE_ON_RESUME: Final = FreeOnResume()
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers that a leaf may have; of a list it holds for each item."""
+
+    minimum: float | None = None
+    """Smallest value."""
+    maximum: float = MANY
+    """Largest value; no bound of its own where ``below`` is given."""
+    above: float | None = None
+    """Values are larger than this."""
+    below: float | None = None
+    """Values are smaller than this."""
+
+    def refusal(self, number: float) -> str | None:
+        """What a number out of the range must be instead; None: it is inside."""
+        if isinstance(number, float) and not math.isfinite(number):
+            return "a finite number"
+        inside = (
+            (self.minimum is None or number >= self.minimum)
+            and (self.above is None or number > self.above)
+            and (self.below is None or number < self.below)
+            and number <= self.maximum
+        )
+        return None if inside else str(self)
+
+    def __str__(self) -> str:
+        bounds = [(">=", self.minimum), (">", self.above), ("<", self.below)]
+        if self.below is None:
+            bounds.append(("<=", self.maximum))
+        return " and ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
+
+
+class Leaf(NamedTuple):
+    """A setting of a configuration."""
+
+    key: str
+    """Dotted, as in a flag."""
+    value: Any
+    field: "dataclasses.Field[Any]"
+    """Its type, default and annotations."""
+
+
+def leaves(node: Any, prefix: str = "") -> Iterator[Leaf]:
+    """Every leaf of a configuration, or of a section of it.
+
+    Args:
+        node: a dataclass of the schema.
+        prefix: goes before each key, ``model.`` for that section.
+    """
+    for item in dataclasses.fields(node):
+        value = getattr(node, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from leaves(value, f"{prefix}{item.name}.")
+        else:
+            yield Leaf(f"{prefix}{item.name}", value, item)
+
+
+def range_of(item: "dataclasses.Field[Any]") -> Range | None:
+    """The range in a leaf's annotation, if it has one."""
+    return next((note for note in _notes(item) if isinstance(note, Range)), None)
+
+
+def is_free(item: "dataclasses.Field[Any]") -> bool:
+    """Whether a leaf may change on resume although its section may not."""
+    return any(isinstance(note, FreeOnResume) for note in _notes(item))
+
+
+def plain_type(item: "dataclasses.Field[Any]") -> Any:
+    """A leaf's type without what its annotation adds."""
+    return get_args(item.type)[0] if _notes(item) else item.type
+
+
+def default_of(item: "dataclasses.Field[Any]") -> Any:
+    """The value of a leaf that nothing sets."""
+    return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+
+
+def _notes(item: "dataclasses.Field[Any]") -> tuple[Any, ...]:
+    return getattr(item.type, "__metadata__", ())
