@@ -62,7 +62,7 @@ class Solution:
     velocity: Tensor  # (B, N, D)
     speed: Tensor  # (B,) root mean square of |v_i|
     g: Tensor  # (B, M) potential of the targets
-    iterations: Tensor  # (B,) updates of the pair (f, g), annealing included
+    iterations: Tensor  # (B,) int64, updates of the pair (f, g), annealing included
     error: Tensor  # (B,) L1 error of the marginals, the larger of P's and Q's
     converged: Tensor  # (B,) whether the error is within the tolerance
 
@@ -123,23 +123,24 @@ class BatchedSolver:
         self._check_precision(cost)
         if start is None:
             g, iterations = self._annealed(cost)
-            goal = torch.full_like(iterations, self._tolerance)
+            goal = torch.full_like(cost[:, 0, 0], self._tolerance)
         else:
-            g, iterations = start.g, torch.zeros_like(start.speed)
+            g, iterations = start.g, torch.zeros_like(start.iterations)
             goal = self._goal(start.speed)
         own, self_error = self._self_projection(x)
-        error = torch.full_like(goal, math.inf)
-        while True:
-            g, error, iterations = self._converged(cost, g, error, goal, iterations)
+        error, finished = torch.full_like(goal, math.inf), torch.zeros_like(goal, dtype=torch.bool)
+        while not finished.all():  # each turn updates what is left: at most cap / UPDATES turns
+            before = iterations
+            g, error, iterations = self._updated(cost, g, error, goal, iterations)
             plan = torch.softmax(_exponent(cost, g, self._eps), dim=2)
             v = torch.baddbmm(own, plan, y, beta=-1)
             speed = torch.linalg.vector_norm(v, dim=(1, 2)) / math.sqrt(v.shape[1])
             needed = self._goal(speed)
             converged = torch.maximum(error, self_error) <= needed
-            if bool((converged | (iterations >= self._cap)).all()):
-                break
+            # Where no update was due, the error that is too large is Q's: updates of P go nowhere.
+            finished = converged | (iterations >= self._cap) | (iterations == before)
             # v is slower than was guessed; a little below, since it may be slower still.
-            goal = torch.where(converged, math.inf, torch.minimum(needed, goal) * 0.8)
+            goal = torch.where(finished, math.inf, torch.minimum(needed, goal) * 0.8)
         error = torch.maximum(error, self_error)
         self.report.record(iterations, error, converged)
         return Solution(v, speed, g, iterations, error, converged)
@@ -150,7 +151,7 @@ class BatchedSolver:
 
     def _check_precision(self, cost: Tensor) -> None:
         largest = float(cost.amax()) / self._eps
-        if largest > FLOAT32_LIMIT:
+        if not largest <= FLOAT32_LIMIT:  # nan, where distances overflow, is refused too
             raise ValueError(
                 f"sinkhorn.blur = {self._blur} is too small for float32: cost / blur^2 reaches "
                 f"{largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
@@ -160,7 +161,7 @@ class BatchedSolver:
         """A first g (B, M) and the updates spent on it (B,): eps falls from the spread of C."""
         g = torch.zeros_like(cost[:, 0])
         spread = (2 * cost.mean((1, 2)) / self._eps).clamp_min(1.0)
-        stages = (spread.log() / math.log(ANNEALING_RATIO)).ceil()
+        stages = (spread.log() / math.log(ANNEALING_RATIO)).ceil().long()
         for k in range(int(stages.max()), 0, -1):
             live = (stages >= k).nonzero()[:, 0]
             eps, live_cost = self._eps * ANNEALING_RATIO**k, _rows_of(cost, live)
@@ -171,10 +172,14 @@ class BatchedSolver:
             _, g[live] = correction.absorbed()
         return g, stages * ANNEALING_UPDATES
 
-    def _converged(
+    def _updated(
         self, cost: Tensor, g: Tensor, error: Tensor, goal: Tensor, iterations: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Updates the flows whose error exceeds their goal (B,).  -> g, error, iterations"""
+        """Update the flows whose error exceeds their goal (B,).  -> g, error, iterations
+
+        A correction is small before its first update, so that each turn of either loop counts
+        towards the cap; counts are whole numbers, which grow whatever becomes of the error.
+        """
         f, g = _enter(cost, g, self._eps)
         omega, error, iterations = (
             torch.full_like(f[:, :1], OMEGA),

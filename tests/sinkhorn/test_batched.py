@@ -221,6 +221,57 @@ def test_a_cap_that_is_hit_is_counted():
     assert (solution.iterations < 30 + 3 * batched.UPDATES).all()
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("blur", [0.5, 100.0, 1000.0])
+@pytest.mark.parametrize("tolerance", [1e-6, 1e-38])
+def test_every_solve_ends_whatever_rounding_allows(n, blur, tolerance, monkeypatch):
+    """Tolerances that float32 cannot reach; for P, for Q, or for either."""
+    turns, real = [], BatchedSolver._updated
+
+    def counted(self, *arguments):
+        turns.append(1)
+        assert len(turns) <= 3 * (60 // batched.UPDATES + 1), "endless"
+        return real(self, *arguments)
+
+    monkeypatch.setattr(BatchedSolver, "_updated", counted)
+    flows = solver(blur=blur, tolerance=tolerance, max_iterations=60)
+    positions = flows.flows(noise(2, n, 2), noise(2, n, 2, seed=1) + 1, [0.5] * 3)
+    assert positions.isfinite().all()
+    assert flows.report.iterations <= 60 + 2 * batched.UPDATES
+
+
+def test_an_error_of_the_self_term_alone_is_not_converged(monkeypatch):
+    """More updates of P cannot mend it: the solve ends, and says so."""
+    x, y = points(2, 32)
+    expected = solver().solve(x, y)
+    monkeypatch.setattr(batched, "SELF_UPDATES", 2)
+    flows = solver()
+    solution = flows.solve(x, y)
+    assert not solution.converged.any()
+    assert (solution.error > 3 * DEFAULT.tolerance).all()
+    assert flows.report.unconverged == 2
+    assert flows.report.worst_error == float(solution.error.max())
+    assert (solution.iterations <= expected.iterations + 2 * batched.UPDATES).all()
+
+
+def test_cut_off_flows_do_not_depend_on_the_others_in_their_chunk():
+    """The third, whose slow particles get a finer plan, goes on after them."""
+    x, y = points(3, 48)
+    x[2] = y[2] + 0.03 * x[2]
+    flows = solver(blur=0.05, max_iterations=60)
+    alone = torch.cat([flows.solve(x[k : k + 1], y[k : k + 1]).iterations for k in range(3)])
+    together = flows.solve(x, y)
+    assert together.converged.tolist() == [False, False, True]
+    assert torch.equal(together.iterations, alone)
+
+
+def test_positions_beyond_float32_are_refused():
+    """Distances of infinite clouds are not even infinite, but not a number."""
+    x, y = points(1, 4)
+    with pytest.raises(ValueError, match="reaches nan"):
+        solver().flows(x, y, [3e38] * 3)
+
+
 def test_small_blur_converges_or_says_so():
     x, y = points(2, 64)
     flows = solver(blur=0.03)
