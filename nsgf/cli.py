@@ -10,7 +10,7 @@ from nsgf.command_line import Request, parse
 from nsgf.compare.compare import compare
 from nsgf.experiment import train
 from nsgf.preflight import preflight
-from nsgf.run.checkpoint import RunFolder, dump_config
+from nsgf.run.folder import RunFolder, dump_config
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import evaluate_run, sample_run
 from nsgf.system.distributed import is_launched, join

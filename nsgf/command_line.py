@@ -17,8 +17,7 @@ from nsgf.checks import check, check_places, expanded, refuse_nulls
 from nsgf.config.files import SECTIONS, config_folder, merged, read_settings, refuse_costly
 from nsgf.config.parsers import ControlParser, Parser
 from nsgf.config.schema import PEER_PHASES, PHASES, Config
-from nsgf.run.checkpoint import RunFolder
-from nsgf.run.trust import at_home, check_links
+from nsgf.run.folder import RunFolder, at_home, check_links
 from nsgf.system.errors import UserError
 
 

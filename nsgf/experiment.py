@@ -20,7 +20,8 @@ from nsgf.data import Data, data_shape
 from nsgf.phases.flow_matching import check_installed
 from nsgf.phases.reflow import train_peer, train_reflow
 from nsgf.pool import build_pool, check_pool
-from nsgf.run.checkpoint import RunFolder, mend
+from nsgf.run.checkpoint import mend
+from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
 from nsgf.run.log import SilentTracker, Tracker
 from nsgf.run.resume import Pending, load_network, new_network, pending_phases

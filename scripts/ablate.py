@@ -16,7 +16,7 @@ from nsgf.compare.measure import generated
 from nsgf.compare.report import by_seed, spread
 from nsgf.compare.trials import Trial, trial_config, trial_folder
 from nsgf.config.schema import Config, MethodName
-from nsgf.run.checkpoint import RunFolder, write_text
+from nsgf.run.folder import RunFolder, write_text
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 

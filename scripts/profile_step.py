@@ -40,7 +40,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import Data
 from nsgf.experiment import TRAIN_PHASE
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.system.hardware import pick_device

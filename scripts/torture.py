@@ -28,7 +28,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nsgf.config.schema import PHASES
-from nsgf.run.checkpoint import RunFolder, load
+from nsgf.run.checkpoint import load
+from nsgf.run.folder import RunFolder
 
 SETTINGS = {
     "2d": (

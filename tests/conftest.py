@@ -12,7 +12,7 @@ import torch
 from nsgf.command_line import config_folder, parse
 from nsgf.config.schema import Config
 from nsgf.experiment import train
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 
 
 def shipped(name: str, *flags: str) -> Config:

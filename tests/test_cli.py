@@ -184,7 +184,7 @@ def test_print_config_trains_nothing(capsys, tmp_path, monkeypatch):
 
 
 def test_finished_run_is_not_trained_without_being_asked(tiny, capsys):
-    from nsgf.run.checkpoint import RunFolder
+    from nsgf.run.folder import RunFolder
 
     run = RunFolder.create(tiny)
     assert main(["train", "--run", str(run.path)]) == 2
@@ -192,7 +192,7 @@ def test_finished_run_is_not_trained_without_being_asked(tiny, capsys):
 
 
 def test_resume_phase_needs_the_phases_before(tiny, capsys):
-    from nsgf.run.checkpoint import RunFolder
+    from nsgf.run.folder import RunFolder
 
     run = RunFolder.create(tiny)
     assert main(["train", "--run", str(run.path), "--resume-phase", "2"]) == 2
@@ -202,7 +202,7 @@ def test_resume_phase_needs_the_phases_before(tiny, capsys):
 def test_resume_phase_beyond_the_experiment(tiny, capsys, tmp_path):
     from dataclasses import replace
 
-    from nsgf.run.checkpoint import RunFolder
+    from nsgf.run.folder import RunFolder
 
     run = RunFolder.create(replace(tiny, phases=["nsgf"]))
     assert main(["train", "--run", str(run.path), "--resume-phase", "2"]) == 2
@@ -210,7 +210,7 @@ def test_resume_phase_beyond_the_experiment(tiny, capsys, tmp_path):
 
 
 def test_training_ends_by_naming_the_next_commands(tiny, capsys):
-    from nsgf.run.checkpoint import RunFolder
+    from nsgf.run.folder import RunFolder
 
     run = RunFolder.create(tiny)
     assert main(["train", "--run", str(run.path), "--resume"]) == 0

@@ -6,7 +6,7 @@ import yaml
 from nsgf.command_line import COMMANDS, SHORT_FLAGS, parse
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import PEER_PHASES, PHASES, Config
-from nsgf.run.checkpoint import RunFolder, dump_config
+from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 

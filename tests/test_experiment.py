@@ -11,7 +11,7 @@ from nsgf import experiment
 from nsgf.config.schema import Config
 from nsgf.experiment import train, training_plan
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 from nsgf.run.resume import load_network, pending_phases
 from nsgf.run.session import Session

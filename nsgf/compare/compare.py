@@ -26,10 +26,10 @@ from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import data_shape
 from nsgf.experiment import train, training_plan
-from nsgf.run.checkpoint import RunFolder, load_good
+from nsgf.run.checkpoint import load_good
+from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.run.trust import check_links
 from nsgf.sampling.solvers import check_solver
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device

@@ -19,7 +19,7 @@ from nsgf.data import Data, build_source
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.inception import require_neighbours
 from nsgf.metrics.wasserstein import energy_distance, w2
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import generate, load_sampler
 from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError

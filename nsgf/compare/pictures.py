@@ -15,7 +15,7 @@ from nsgf.compare.trials import (
 )
 from nsgf.config.schema import Config
 from nsgf.data import Data, build_source
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import load_sampler
 from nsgf.sampling.plots import save_image_table, save_point_table
 from nsgf.sampling.sampler import Samples

@@ -9,7 +9,7 @@ from typing import Any
 from nsgf.compare.measure import Measured
 from nsgf.compare.trials import at_nfe
 from nsgf.config.schema import Config, MethodName, PhaseName
-from nsgf.run.checkpoint import write_text
+from nsgf.run.folder import write_text
 
 FORMAT = 1
 """Raised when a measure of the same name is computed in another way."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from nsgf.compare.measure import Measured
 from nsgf.compare.trials import METHODS, Trial, comparison_folder
 from nsgf.config.schema import Config, MethodName
-from nsgf.run.checkpoint import write_text
+from nsgf.run.folder import write_text
 
 LEGEND = (
     "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "

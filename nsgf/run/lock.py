@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from nsgf.run.checkpoint import write_text
+from nsgf.run.folder import write_text
 from nsgf.system.errors import UserError
 
 WAIT_SECONDS = 1.0

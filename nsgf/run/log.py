@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from nsgf.run.checkpoint import write_text
+from nsgf.run.folder import write_text
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import one_line
 

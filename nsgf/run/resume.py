@@ -10,7 +10,7 @@ from nsgf.config.schema import PHASES, Config, PhaseName
 from nsgf.data import data_shape
 from nsgf.models import build_network
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 
 from nsgf.config.schema import Config
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 from nsgf.run.stop import StopRequest
 from nsgf.system.distributed import World

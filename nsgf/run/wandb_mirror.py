@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from nsgf.config.schema import PEER_PHASES, PHASES, Config
-from nsgf.run.checkpoint import RunFolder, write_text
+from nsgf.run.folder import RunFolder, write_text
 from nsgf.system.errors import UserError, one_line
 
 CONNECT_SECONDS = 5.0

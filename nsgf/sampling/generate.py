@@ -16,7 +16,7 @@ from nsgf.data.images import to_bytes
 from nsgf.metrics.evaluate import NEAREST, classifier_part, inception_part, nearest_metrics
 from nsgf.metrics.inception import check_weights
 from nsgf.metrics.wasserstein import w2, w2_floor
-from nsgf.run.checkpoint import RunFolder, write_text
+from nsgf.run.folder import RunFolder, write_text
 from nsgf.run.resume import load_network
 from nsgf.sampling.plots import save_grid, save_image_path, save_point_path
 from nsgf.sampling.sampler import (

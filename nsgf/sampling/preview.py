@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nsgf.config.schema import PHASES, Config, PhaseName
 from nsgf.data import Data
-from nsgf.run.checkpoint import RunFolder, phase_stem
+from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.resume import load_network
 from nsgf.sampling.plots import save_grid, save_scatter
 from nsgf.sampling.sampler import NSGFSampler, straight_flow

@@ -278,7 +278,7 @@ def test_bugs_keep_their_traceback_and_say_what_to_report(
     monkeypatch.setattr("nsgf.cli.train", broken)
     argv = ["train", "--exp", "2d"]
     if resumed:
-        from nsgf.run.checkpoint import RunFolder
+        from nsgf.run.folder import RunFolder
 
         mine = RunFolder.create(tiny).path.rename(Path(tiny.out_dir) / "mine")
         argv = ["train", "--run", str(mine), "--resume"]

@@ -11,7 +11,7 @@ from nsgf.experiment import train
 from nsgf.pool import build_pool
 from nsgf.pool.build import add_reports
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.sinkhorn import SolverReport, build_solver
 from nsgf.sinkhorn.schedule import step_sizes
 from nsgf.system.errors import UserError

@@ -6,7 +6,7 @@ import torch
 
 from nsgf.command_line import parse
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import RunFolder, dump_config
+from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError
 
 

@@ -1,9 +1,8 @@
-"""A malicious file at every entrance: nothing is executed, the end is one line and exit code 2."""
+"""No file that is read can run code or write outside its run folder."""
 
 import ast
 import io
 import json
-import os
 import pickle
 import zipfile
 from dataclasses import replace
@@ -19,7 +18,7 @@ from nsgf.experiment import train
 from nsgf.metrics.inception import check_weights
 from nsgf.pool.storage import read_header
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import RunFolder, dump_config
+from nsgf.run.folder import RunFolder, dump_config, earlier
 from nsgf.run.log import Tracker
 from nsgf.run.wandb_mirror import run_id
 from nsgf.system.errors import UserError
@@ -89,38 +88,10 @@ def test_the_pickle_would_do_harm():
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_checkpoints_never_execute(kind, tiny_run, capsys):
     file = tiny_run.checkpoint_file("nsgf")
-    checkpoint.earlier(file).unlink()  # or it would be used
+    earlier(file).unlink()  # or it would be used
     file.write_bytes(WEIGHTS[kind])
     assert "phase1_nsgf.pt" in fails(capsys, "sample", "--run", tiny_run.path)
     assert "phase1_nsgf.pt" in fails(capsys, "train", "--run", tiny_run.path, "--resume")
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"step": None},
-        {"step": "many"},
-        {"config": []},
-        {"config": {}},
-        {"model": None, "ema": None},
-        {"ema": {"x": torch.ones(2)}},
-        {"ema": {"x": 3}},
-        {"ema": torch.ones(2)},
-    ],
-)
-def test_checkpoints_of_odd_content_end_in_one_line(change, tiny_run, capsys):
-    file = tiny_run.checkpoint_file("predictor")
-    torch.save({**checkpoint.load(file), **change}, file)
-    assert "phase3_predictor.pt" in fails(capsys, "sample", "--run", tiny_run.path)
-
-
-@pytest.mark.parametrize(
-    "change", [{"optimizer": {}}, {"scheduler": None}, {"window": [[1, 2, 3, 4, 5]]}, {"model": {}}]
-)
-def test_training_states_of_odd_content_end_in_one_line(change, tiny_run, capsys):
-    file = tiny_run.checkpoint_file("predictor")
-    torch.save({**checkpoint.load(file), "step": 5, **change}, file)
-    assert "phase3_predictor.pt" in fails(capsys, "train", "--run", tiny_run.path, "--resume")
 
 
 @pytest.mark.parametrize("kind", WEIGHTS)
@@ -132,14 +103,7 @@ def test_inception_weights_never_execute(kind):
 
 # --- the run folder -----------------------------------------------------------------------------
 
-GARBAGE = [
-    b"\xff\xfe\x00",
-    b"[1]\n3\nnull\n",
-    b'{"phase": "nsf", "step": "x"}\n',
-    b"[" * 10**5,
-    b"9" * 5000 + b"\n",
-    PICKLE,
-]
+GARBAGE = [b"\xff\xfe\x00", b"[1]\n3\nnull\n", b'{"phase": "nsf", "step": "x"}\n', PICKLE]
 
 
 @pytest.mark.parametrize("content", GARBAGE)
@@ -165,25 +129,7 @@ def header(**changes) -> bytes:
     return json.dumps({**known, **changes}).encode()
 
 
-HEADERS = [
-    b"",
-    b"\xff\xfe",
-    b"[" * 10**5,
-    b"3",
-    b"null",
-    PICKLE,
-    header(dtype="float8"),
-    header(dtype="__class__"),
-    header(dtype=["float32"]),
-    header(format=9),
-    header(checksums={"0": 1}),
-    header(checksums=3),
-    header(settings=[]),
-    header(report={"solves": "many"}),
-    header(report={"solves": -1, "iterations": 1.0}),
-    header(report={"worst_error": [1]}),
-    header(report=None),
-]
+HEADERS = [b"", b"\xff\xfe", b"3", PICKLE, header(dtype="__class__"), header(format=9)]
 
 
 @pytest.mark.parametrize("content", HEADERS)
@@ -200,28 +146,6 @@ def pool_run(tiny) -> RunFolder:
     run = train(config)
     run.checkpoint_file("nsgf").unlink()
     return run
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"checksums": [1, 2, 3, 4]},
-        {"checksums": [[]] * 10**4},
-        {"checksums": [None]},
-        {"report": {"solves": "many"}},
-        {"report": {"iterations": [], "solves": -1}},
-        {"dtype": "float16"},
-    ],
-)
-def test_pools_of_odd_content_end_in_one_line(change, tiny, capsys):
-    run = pool_run(tiny)
-    file = run.pool / "header.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-    if "report" in change:  # with something left to build
-        content = json.loads(file.read_text())
-        content["checksums"].pop()
-        file.write_text(json.dumps(content))
-    assert "pool" in fails(capsys, "train", "--run", run.path, "--resume")
 
 
 @pytest.mark.parametrize("content", [b"", b"x", PICKLE])
@@ -246,13 +170,6 @@ def test_links_out_of_the_run_folder_are_refused(name, tiny_run, tmp_path, capsy
     argv = ["sample", "--exp", "2d", "--out-dir", tiny_run.path.parent]
     assert "is a link out of" in fails(capsys, *argv)
     assert victim.read_text() == "precious"
-
-
-def test_pipes_in_the_run_folder_are_refused(tiny_run, capsys):
-    (tiny_run.path / "metrics.jsonl").unlink()
-    os.mkfifo(tiny_run.path / "metrics.jsonl")
-    argv = ["train", "--run", tiny_run.path, "--resume", "--train-iters", "20"]
-    assert "no regular file" in fails(capsys, *argv)
 
 
 def test_links_inside_the_run_folder_and_those_of_wandb_are_fine(tiny_run, tmp_path):
@@ -284,16 +201,11 @@ def test_a_run_named_by_a_dot_lies_in_the_folder_above(tiny_run, monkeypatch):
     assert Path(parse(["sample", "--run", "."]).config.out_dir) == tiny_run.path.parent
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"exp: [", b"exp: ../x\n", PICKLE])
+@pytest.mark.parametrize("content", [b"", b"exp: ../x\n", PICKLE])
 def test_hostile_settings_of_a_run_end_in_one_line(content, tiny_run, capsys):
     tiny_run.config_file.write_bytes(content)
     fails(capsys, "train", "--run", tiny_run.path, "--resume")
     fails(capsys, "sample", "--run", tiny_run.path)
-
-
-def test_versions_are_only_written(tiny_run):
-    (tiny_run.path / "versions.json").write_bytes(PICKLE)
-    assert cli.main(["sample", "--run", str(tiny_run.path)]) == 0
 
 
 # --- the sources --------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import torch
 from nsgf.cli import main
 from nsgf.experiment import train
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder, earlier
 from nsgf.run.resume import load_network
 from nsgf.sampling.generate import sample_run
 from tests.test_experiment import assert_equal
@@ -38,10 +38,10 @@ def pair(tmp_path) -> Path:
 
 def test_the_last_two_are_kept(pair):
     assert checkpoint.load(pair)["step"] == 2
-    assert checkpoint.load(checkpoint.earlier(pair))["step"] == 1
+    assert checkpoint.load(earlier(pair))["step"] == 1
     checkpoint.save(pair, {"step": 3})
     assert checkpoint.load(pair)["step"] == 3
-    assert checkpoint.load(checkpoint.earlier(pair))["step"] == 2
+    assert checkpoint.load(earlier(pair))["step"] == 2
     assert len(list(pair.parent.iterdir())) == 2
 
 
@@ -51,7 +51,7 @@ def test_file_system_without_links_keeps_copies(pair, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuses)
     checkpoint.save(pair, {"step": 3})
-    assert checkpoint.load(checkpoint.earlier(pair))["step"] == 2
+    assert checkpoint.load(earlier(pair))["step"] == 2
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
@@ -67,7 +67,7 @@ def test_truncated_checkpoint_is_put_aside_for_the_one_before(pair, share):
     assert "is damaged" in said[0]
     assert (pair.parent / "phase1_nsgf.damaged1.pt").exists()
     checkpoint.save(pair, {"step": 5})  # the good one is the one before now
-    assert checkpoint.load(checkpoint.earlier(pair))["step"] == 1
+    assert checkpoint.load(earlier(pair))["step"] == 1
 
 
 def test_no_flipped_bit_passes_for_another_value(pair):
@@ -136,7 +136,7 @@ def test_clock_that_went_back_leaves_the_new_run_the_newest(tiny, monkeypatch):
             return datetime(2099, 1, 2, 3, 4, 5)
 
     with monkeypatch.context() as patch:
-        patch.setattr("nsgf.run.checkpoint.datetime", Later)
+        patch.setattr("nsgf.run.folder.datetime", Later)
         first = RunFolder.create(tiny)
     second = RunFolder.create(tiny)
     assert first.path.name == "2d-20990102_030405"

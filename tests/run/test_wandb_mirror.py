@@ -19,7 +19,7 @@ from nsgf.cli import main
 from nsgf.config.schema import PEER_PHASES, PHASES, Config, TrackingConfig
 from nsgf.experiment import train
 from nsgf.run import wandb_mirror as wandb_run
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.run.wandb_mirror import open_mirror
 from tests.conftest import tiny_config
 

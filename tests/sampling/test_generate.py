@@ -15,7 +15,7 @@ from nsgf.metrics.inception import EXTRACTOR
 from nsgf.models import build_network
 from nsgf.preflight import format_hours, preflight
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import evaluate_run, generate, load_sampler, sample_run
 from nsgf.sampling.sampler import NSGFSampler, Samples
 from nsgf.system.errors import UserError

@@ -9,7 +9,7 @@ from nsgf.config.schema import PHASES
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.run.resume import load_network
 from nsgf.sampling.preview import count_samples, preview_samples, save_preview
 from tests.conftest import shipped

@@ -19,7 +19,7 @@ from nsgf.data import Data
 from nsgf.models import build_network
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.schedule import time_step
 from nsgf.system.distributed import World, check_shares, is_launched, join

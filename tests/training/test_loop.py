@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError

@@ -8,7 +8,7 @@ import torch
 from nsgf.config.schema import OptimConfig, TrainConfig
 from nsgf.models import build_network
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.precision import Forward

@@ -1,0 +1,212 @@
+"""The run folder: its files by name, and how small ones are written.
+
+A run folder holds ``config.yaml``, ``versions.json``, ``checkpoints/``, ``pool/``,
+``metrics.jsonl``, ``costs.jsonl``, ``log.txt``, ``samples/`` and, later, ``metrics.json``.
+"""
+
+import json
+import os
+import re
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
+
+import yaml
+
+from nsgf.config.schema import PEER_PHASES, PHASES, Config, PhaseName
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import versions
+
+
+class RunFolder:
+    """Paths of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.yaml"
+
+    @property
+    def pool(self) -> Path:
+        """Folder of the trajectory pool."""
+        return self.path / "pool"
+
+    @property
+    def samples(self) -> Path:
+        """Folder of pictures and generated samples."""
+        return self.path / "samples"
+
+    def checkpoint_file(self, phase: PhaseName) -> Path:
+        """Checkpoint of a phase, e.g. ``checkpoints/phase2_nsf.pt``."""
+        return self.path / "checkpoints" / f"{phase_stem(phase)}.pt"
+
+    @classmethod
+    def create(cls, config: Config) -> "RunFolder":
+        """A new folder ``OUT_DIR/EXP-YYYYmmdd_HHMMSS`` with the configuration in it.
+
+        It is named as the newest one there, also where the clock went back since the last.
+
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        base, now = Path(config.out_dir).expanduser(), f"{datetime.now():%Y%m%d_%H%M%S}"
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            others = [_started(path, config.exp) for path in base.iterdir()]
+            stem = f"{config.exp}-{max([now, *(started[0] for started in others if started)])}"
+            for suffix in ("", *(f"_{count}" for count in range(2, 100))):
+                run = cls(base / (stem + suffix))
+                if not run.path.exists():
+                    break
+            (run.path / "checkpoints").mkdir(parents=True)
+            run.write_config(config)
+        except OSError as error:
+            raise UserError(
+                f"out_dir = {config.out_dir}: cannot be written ({error.strerror}); "
+                "name another folder with --out-dir DIR"
+            ) from error
+        return run
+
+    @classmethod
+    def prepare(cls, path: Path) -> "RunFolder":
+        """The run folder at this path, made if there is none.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        try:
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"out_dir: {path} cannot be written ({error.strerror}); "
+                "name another folder with --out-dir DIR"
+            ) from error
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """An existing run folder.
+
+        Raises:
+            UserError: it is none.
+        """
+        run = cls(path.expanduser())
+        if not run.config_file.is_file():
+            raise UserError(f"run = {path}: no run folder (it has no config.yaml)")
+        return run
+
+    @classmethod
+    def newest(cls, out_dir: Path, exp: str) -> "RunFolder":
+        """The newest run of an experiment.
+
+        Raises:
+            UserError: there is none.
+        """
+        runs = {
+            path: started
+            for path in out_dir.expanduser().glob(f"{exp}-*")
+            if (path / "config.yaml").is_file() and (started := _started(path, exp))
+        }
+        if not runs:
+            raise UserError(
+                f"no run of {exp} in {out_dir}: train one, or name its folder with --run DIR"
+            )
+        return cls(max(runs, key=runs.__getitem__))
+
+    def write_config(self, config: Config) -> None:
+        """Save the resolved configuration and the versions beside it."""
+        write_text(self.config_file, dump_config(config))
+        write_text(self.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
+
+    def set_aside(self, phase: PhaseName) -> Path:
+        """Rename a phase's checkpoint to the first free ``*.previousN.pt``."""
+        file = self.checkpoint_file(phase)
+        earlier(file).unlink(missing_ok=True)  # or it would be taken for the new one's
+        return file.replace(unused(file, "previous"))
+
+
+def earlier(file: Path) -> Path:
+    """Where the checkpoint before the newest is: ``phase2_nsf.earlier.pt``."""
+    return file.with_suffix(".earlier.pt")
+
+
+def unused(file: Path, name: str) -> Path:
+    """The first free ``*.NAME1.pt``, ``*.NAME2.pt``, ... beside a checkpoint."""
+    number = 1
+    while (free := file.with_suffix(f".{name}{number}.pt")).exists():
+        number += 1
+    return free
+
+
+def phase_stem(phase: PhaseName) -> str:
+    """Beginning of the names of a phase's files, e.g. ``phase2_nsf`` or ``phase1_peer``."""
+    family = PHASES if phase in PHASES else PEER_PHASES
+    return f"phase{family.index(phase) + 1}_{phase}"
+
+
+def dump_config(config: Config) -> str:
+    """The configuration as YAML."""
+    return yaml.safe_dump(asdict(config), sort_keys=False)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a small file as a whole: to a temporary one first, then renamed."""
+    partial = file.with_name(file.name + ".partial")
+    with partial.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)
+
+
+def _started(path: Path, exp: str) -> tuple[str, int] | None:
+    """When a run of ``exp`` was started: time in its name, number within that second."""
+    stamp = re.fullmatch(re.escape(exp) + r"-(\d{8}_\d{6})(?:_(\d+))?", path.name)
+    return (stamp[1], int(stamp[2] or 1)) if stamp else None
+
+
+FOREIGN = "wandb"
+"""Folder that wandb fills, with links to its own logs; this program writes nothing in it."""
+
+
+def check_links(run: RunFolder) -> RunFolder:
+    """The run folder, once nothing in it leads out of it: ``log.txt`` must not be appended to
+    whatever a link of that name points to.
+
+    Raises:
+        UserError: it holds a link to a place outside.
+    """
+    home = run.path.resolve()
+    for folder, folders, files in os.walk(run.path):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            if path.is_symlink() and not path.resolve().is_relative_to(home):
+                raise UserError(
+                    f"run = {run.path}: {path.relative_to(run.path)} is a link out of the run "
+                    "folder; put what it points to in its place"
+                )
+        if Path(folder) == run.path:
+            folders[:] = [name for name in folders if name != FOREIGN]
+    return run
+
+
+def at_home(config: Config, run: RunFolder, asked: set[str]) -> Config:
+    """The configuration of a run that exists, without the places that only its own file names.
+
+    ``out_dir`` is where the run lies now. Images are not downloaded into a folder outside of the
+    working directory unless this command names the folder or asks for the download.
+
+    Args:
+        config: the run's settings with this command's on top.
+        run: the run folder.
+        asked: keys that this command sets: ``data.root``, ``data.download``.
+    """
+    path = run.path if run.path.name not in ("", "..") else run.path.resolve()
+    config = replace(config, out_dir=str(path.parent))
+    root = Path(os.path.abspath(Path(config.data.root).expanduser()))
+    if asked or root.is_relative_to(Path.cwd()):
+        return config
+    return replace(config, data=replace(config.data, download=False))
