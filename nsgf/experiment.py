@@ -19,7 +19,7 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.data import Data, data_shape
 from nsgf.phases.flow_matching import check_installed
 from nsgf.phases.reflow import train_peer, train_reflow
-from nsgf.pool import build_pool, check_pool
+from nsgf.pool import build_pool, check_pool, pool_folder
 from nsgf.run.checkpoint import mend
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
@@ -30,7 +30,6 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.run.wandb_mirror import open_mirror
 from nsgf.sampling.preview import save_preview
 from nsgf.sampling.sampler import nsgf_steps
-from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.schedule import flow_time
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import one_line
@@ -116,17 +115,7 @@ def _train_phase(session: Session, data: Data, phase: PhaseName) -> None:
 def train_nsgf(session: Session, data: Data) -> None:
     """Phase 1 (Algorithm 1): build the pool, regress its velocities."""
     config = session.config
-    pool = build_pool(
-        config,
-        data.source("pool"),
-        data.target("pool"),
-        build_solver(config.sinkhorn),
-        session.device,
-        pool_folder(session.run, session.world),
-        session.tracker.log,
-        session.world,
-        session.stop,
-    )
+    pool = build_pool(session, data.source("pool"), data.target("pool"))
     release_memory(session.device)
     trainer = NSGFTrainer(new_network(session.config, "nsgf", session.device), pool, config.seed)
     fit("nsgf", trainer, session, reads_disk=config.pool.storage == "disk")
@@ -215,7 +204,7 @@ def training_plan(
         )
     if "nsgf" in phases:
         folder = pool_folder(run, world) if run else None
-        lines.append(f"pool: {check_pool(config, data_shape(config.data.name), folder)}")
+        lines.append(f"pool: {check_pool(config, data_shape(config.data.name), device, folder)}")
     return lines
 
 
@@ -249,13 +238,6 @@ def _begin(session: Session, restarts: list[PhaseName]) -> None:
     for phase in restarts:
         tracker.log(f"{phase}: starts anew, its earlier checkpoint is {run.set_aside(phase)}")
     tracker.mirror_to(open_mirror(session.config, run, tracker.log))
-
-
-def pool_folder(run: RunFolder, world: World) -> Path:
-    """Folder of this process's part of the pool."""
-    if world.size == 1:
-        return run.pool
-    return run.pool / f"part{world.rank + 1}of{world.size}"
 
 
 def _tracker(run: RunFolder, world: World) -> Tracker:

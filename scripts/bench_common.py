@@ -20,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from nsgf.command_line import parse
 from nsgf.config.schema import Config
 from nsgf.data.images import IMAGE_SHAPES
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import SilentTracker
+from nsgf.run.session import Session
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import versions
 from nsgf.training.precision import prepare_environment
@@ -47,6 +50,11 @@ def machine(device: torch.device, note: str) -> str:
     named = ", ".join(f"{key} {versions()[key]}" for key in ("nsgf", "python", "torch", "geomloss"))
     command = " ".join([Path("scripts", Path(sys.argv[0]).name).as_posix(), *sys.argv[1:]])
     return f"`python {command}`: {what}; {named}; {note}."
+
+
+def quiet_session(config: Config, device: torch.device, folder: Path) -> Session:
+    """A session without a log, whose run lives in ``folder``."""
+    return Session(config, RunFolder(folder), SilentTracker(folder), device)
 
 
 def clock(device: torch.device) -> float:

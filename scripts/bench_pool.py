@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from bench_common import clock, machine, status_bytes
+from bench_common import clock, machine, quiet_session, status_bytes
 
 from nsgf.command_line import parse
 from nsgf.config.schema import Config
@@ -146,11 +146,11 @@ def _print_extra_memory(name: str) -> None:
     together = build_batch(config, data.shape, device)
     batches = min(3 * together, config.pool.num_batches)
     config = replace(config, pool=replace(config.pool, num_batches=batches, dtype="float16"))
-    solver = build_solver(config.sinkhorn)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = status_bytes("VmRSS")
     source, target = data.source("pool"), data.target("pool")
-    pool = build_pool(config, source, target, solver, device, log=lambda _: None)
+    with tempfile.TemporaryDirectory() as folder:
+        pool = build_pool(quiet_session(config, device, Path(folder)), source, target)
     extra = status_bytes("VmHWM") - before - pool.nbytes
     print(f"{together} | {pool.nbytes / MIB:.0f} MiB | {extra / MIB:.0f} MiB")
 

@@ -2,9 +2,12 @@
 
 import copy
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 import torch
+from bench_common import quiet_session
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,7 +17,6 @@ from nsgf.data import Data, Sampler, data_shape
 from nsgf.models import build_network
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.sampling.sampler import nsgf_steps
-from nsgf.sinkhorn import build_solver
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed
@@ -99,10 +101,9 @@ class Phase:
         kind = config.pool.dtype
         if kind not in self._pools:
             source, target = self._data.source("pool"), self._data.target("pool")
-            solver = build_solver(config.sinkhorn)
-            self._pools[kind] = build_pool(
-                config, source, target, solver, self.device, log=lambda _: None
-            )
+            with TemporaryDirectory() as folder:
+                session = quiet_session(config, self.device, Path(folder))
+                self._pools[kind] = build_pool(session, source, target)
         return self._pools[kind]
 
     def _transport(self, config: Config) -> Transport:

@@ -53,7 +53,7 @@ def test_all_phases_leave_their_checkpoints_and_records(tiny, finished):
         (phase, step) for phase in ("nsgf", "nsf", "predictor") for step in (4, 8, 12)
     ]
     log = (finished.path / "log.txt").read_text()
-    assert "pool: 4 x 16 flows of 3 steps, 2,048 bytes" in log
+    assert "pool: 4 flows of 16 particles, 3 steps each, 2,048 bytes" in log
 
 
 def test_same_seed_same_run_other_seed_other_run(tiny, finished):
@@ -136,7 +136,7 @@ def test_nothing_is_set_aside_when_training_is_refused(tiny, finished, monkeypat
     with pytest.raises(UserError, match="CUDA devices"):
         train(replace(tiny, device="cuda:99"), finished, "nsgf")
     monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 1000)
-    with pytest.raises(UserError, match=r"pool\.num_batches"):
+    with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 16: .* of free main memory"):
         train(tiny, finished, "nsgf")
     assert not [name for name in _files(finished) if "previous" in name]
 
@@ -225,7 +225,7 @@ def test_lines_from_the_nsgf_output_train_too(tiny):
 
 def test_pool_and_missing_data_are_refused_before_a_folder_exists(tiny, monkeypatch):
     monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 1000)
-    with pytest.raises(UserError, match=r"pool\.num_batches"):
+    with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 16: .* of free main memory"):
         train(tiny)
     assert not Path(tiny.out_dir).exists()
 
@@ -234,7 +234,9 @@ def test_plan_names_pool_size_updates_and_weights(tiny):
     plan = training_plan(tiny, ["nsgf"], torch.device("cpu"))
     assert plan[0].startswith("nsgf: 12 updates of 16")
     assert plan[1] == "nsf: done already"
-    assert plan[-1].startswith("pool: 4 x 16 flows of 3 steps, 2,048 bytes (2.0 KB) of ")
+    assert plan[-1].startswith(
+        "pool: 4 flows of 16 particles, 3 steps each, 2,048 bytes (2.0 KB) of "
+    )
 
 
 def test_memory_is_released_after_each_phase(tiny, monkeypatch):

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +12,63 @@ from tqdm import tqdm
 
 from nsgf.config.schema import Config
 from nsgf.data import Sampler
-from nsgf.pool.plan import DTYPES, build_batch, content_settings, plan_pool
+from nsgf.pool.plan import DTYPES, build_batch, content_settings, plan_pool, pool_folder
 from nsgf.pool.storage import PoolFile, new_header, read_header, write_header
 from nsgf.pool.trajectories import TrajectoryPool
-from nsgf.run.stop import Stopped, StopRequest
-from nsgf.sinkhorn import FlowSolver, SolverReport
+from nsgf.run.session import Session
+from nsgf.run.stop import Stopped
+from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
 from nsgf.sinkhorn.schedule import step_sizes, time_step
-from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 
-Log = Callable[[str], None]
+
+def build_pool(session: Session, source: Sampler, target: Sampler) -> TrajectoryPool:
+    """Algorithm 1, lines before the regression: many independent flows.
+
+    Flows are computed on the session's device; the pool stays in main memory or on the disk. Of
+    several processes each builds a part. With ``pool.storage: disk`` what the run folder has
+    already is kept; in memory the folder only remembers which type ``pool.dtype: auto`` chose.
+
+    Args:
+        session: the run, its device and processes.
+        source: sampler of mu0.
+        target: sampler of mu*.
+
+    Raises:
+        Stopped: asked to, between two chunks; a pool on disk keeps what it has.
+        UserError: pool or solver do not fit, the folder cannot be used, or a flow diverges.
+    """
+    config, world, log = session.config, session.world, session.tracker.log
+    folder = pool_folder(session.run, world)
+    dtype = world.agree(plan_pool(config, source.shape, session.device, folder).dtype)
+    share = world.share(range(config.pool.num_batches))
+    file = _open(config, source.shape, dtype, folder, len(share))
+    pool = _allocate(config, source.shape, dtype, file, len(share))
+    if file and file.complete:
+        log(f"pool: {dtype} from {folder}, nothing to build{_failures(file.header['report'])}")
+    else:
+        solver = build_solver(config.sinkhorn)
+        simulation = Simulation(config, source, target, solver, session.device)
+        _fill(pool, file, simulation, share, session)
+    if world.any(session.stop.reason is not None):
+        done = pool.filled // config.sinkhorn.batch_size
+        raise Stopped(f"pool: {f'{done} of {_flows(len(share))}' if file else 'nothing'} kept")
+    pool.finalize()
+    return pool
 
 
 @dataclass
 class Simulation:
-    """What flows are made of."""
+    """Flows by their number, from two samplers and a solver."""
 
     config: Config
     source: Sampler
     target: Sampler
     solver: FlowSolver
     device: torch.device
-    world: World = field(default_factory=World)
-    stop: StopRequest = field(default_factory=StopRequest)
-
-    @property
-    def share(self) -> range:
-        """Numbers of the flows that this process simulates."""
-        return self.world.share(range(self.config.pool.num_batches))
 
     def flows(self, numbers: range) -> Tensor:
-        """Trajectories of the flows with these numbers.  (len(numbers) n, T+1, *shape)
+        """All trajectories of the flows with these numbers.  (len(numbers) n, T+1, *shape)
 
         Flow k starts from position k n of both samplers (n particles each), so any part of the
         pool can be built again, alone or with others.
@@ -66,104 +91,56 @@ class Simulation:
             ) from error
 
 
-def build_pool(
-    config: Config,
-    source: Sampler,
-    target: Sampler,
-    solver: FlowSolver,
-    device: torch.device,
-    folder: Path | None = None,
-    log: Log = print,
-    world: World | None = None,
-    stop: StopRequest | None = None,
-) -> TrajectoryPool:
-    """Algorithm 1, lines before the regression: many independent flows.
-
-    Of several processes each builds a part, in memory or in a folder of its own. With
-    ``pool.storage: disk`` what ``folder`` has already is kept.
-
-    Args:
-        config: the experiment.
-        source: sampler of mu0.
-        target: sampler of mu*.
-        solver: simulates flows.
-        device: where the flows are computed; the pool stays on the CPU or on the disk.
-        folder: the run's folder of the pool; needed on disk, optional in memory, where it
-            remembers which type ``pool.dtype: auto`` chose.
-        log: takes the lines about the pool.
-        world: the processes that share the pool; None: this one alone.
-        stop: ends the build between two chunks; None: never.
-
-    Raises:
-        Stopped: asked to; a pool on disk keeps what it has.
-        UserError: the pool does not fit, its folder cannot be used, or a flow diverges.
-    """
-    simulation = Simulation(
-        config, source, target, solver, device, world or World(), stop or StopRequest()
-    )
-    dtype = simulation.world.agree(plan_pool(config, source.shape, folder).dtype)
-    flows = len(simulation.share)
-    file = _open(config, source.shape, dtype, folder, flows)
-    pool = _allocate(config, source.shape, dtype, file, flows)
-    if file and file.complete:
-        log(f"pool: {dtype} from {folder}, nothing to build{_failures(file.header['report'])}")
-    else:
-        _fill(pool, file, simulation, log)
-    if simulation.world.any(simulation.stop.reason is not None):
-        kept = f"{pool.filled} of {pool.trajectories} trajectories" if file else "nothing"
-        raise Stopped(f"pool: {kept} kept")
-    pool.finalize()
-    return pool
-
-
 def _open(
-    config: Config, shape: tuple[int, ...], dtype: str, folder: Path | None, flows: int
+    config: Config, shape: tuple[int, ...], dtype: str, folder: Path, flows: int
 ) -> PoolFile | None:
     """The pool's file, or None in memory; notes the settings in the folder in both cases."""
     header = new_header(content_settings(config, shape, dtype), dtype)
-    if config.pool.storage == "disk":
-        if folder is None:
-            raise ValueError("a pool on disk needs its folder")
-        rows, row_shape = config.sinkhorn.batch_size, (config.flow.steps + 1, *shape)
-        return PoolFile(folder, header, flows, rows, row_shape)
-    if folder is not None:
+    if config.pool.storage == "memory":
         _remember(folder, header)
-    return None
+        return None
+    trajectory = (config.flow.steps + 1, *shape)
+    return PoolFile(folder, header, flows, config.sinkhorn.batch_size, trajectory)
 
 
 def _allocate(
     config: Config, shape: tuple[int, ...], dtype: str, file: PoolFile | None, flows: int
 ) -> TrajectoryPool:
-    rows, flow = config.sinkhorn.batch_size, config.flow
+    """The pool with what its file holds already, if any."""
+    n, flow = config.sinkhorn.batch_size, config.flow
     return TrajectoryPool(
-        flows * rows,
+        flows * n,
         flow.steps,
         shape,
         time_step(flow),
         dtype=DTYPES[dtype],
         storage=file.positions if file else None,
-        filled=file.finished * rows if file else 0,
+        filled=file.finished * n if file else 0,
     )
 
 
-def _fill(pool: TrajectoryPool, file: PoolFile | None, simulation: Simulation, log: Log) -> None:
-    """Simulate the missing flows, in order."""
-    solver, flows = simulation.solver, simulation.share
-    together = build_batch(simulation.config, simulation.source.shape, simulation.device)
+def _fill(
+    pool: TrajectoryPool,
+    file: PoolFile | None,
+    simulation: Simulation,
+    share: range,
+    session: Session,
+) -> None:
+    """Simulate the missing flows of this process's share, in order, until asked to stop."""
+    config, solver = simulation.config, simulation.solver
+    together = build_batch(config, simulation.source.shape, simulation.device)
     first = file.finished if file else 0
     before = dict(file.header["report"]) if file else {}
     if first:
-        log(f"pool: going on after flow {first} of {len(flows)}")
+        session.tracker.log(f"pool: going on after {first} of {_flows(len(share))}")
     started, report = time.perf_counter(), add_reports(before, SolverReport())
     try:
-        shown = simulation.world.is_main
-        with tqdm(
-            total=len(flows), initial=first, desc="pool", unit="flow", disable=not shown
-        ) as bar:
-            for start in range(first, len(flows), together):
-                if simulation.stop.reason is not None:
+        hidden = not session.world.is_main
+        with tqdm(total=len(share), initial=first, desc="pool", unit="flow", disable=hidden) as bar:
+            for start in range(first, len(share), together):
+                if session.stop.reason is not None:
                     break
-                numbers = flows[start : start + together]
+                numbers = share[start : start + together]
                 pool.append(simulation.flows(numbers))
                 report = add_reports(before, solver.report)
                 if file:
@@ -172,8 +149,8 @@ def _fill(pool: TrajectoryPool, file: PoolFile | None, simulation: Simulation, l
     finally:
         if file:
             file.save()
-    seconds = time.perf_counter() - started
-    log(_summary(len(flows) - first, seconds, together, report))
+    built = pool.filled // config.sinkhorn.batch_size - first
+    session.tracker.log(_summary(built, time.perf_counter() - started, together, report))
 
 
 def add_reports(before: dict[str, Any], report: SolverReport) -> dict[str, Any]:
@@ -200,21 +177,25 @@ def add_reports(before: dict[str, Any], report: SolverReport) -> dict[str, Any]:
 def _summary(flows: int, seconds: float, together: int, report: dict[str, Any]) -> str:
     """What was built, how fast, and how well the solver converged."""
     parts = [
-        f"pool: {flows} flows in {seconds:.1f} s, {flows / max(seconds, 1e-9):.3g} flows/s, "
+        f"pool: {_flows(flows)} in {seconds:.1f} s, {flows / max(seconds, 1e-9):.3g} flows/s, "
         f"{together} at a time"
     ]
     if report["iterations"]:
-        parts.append(f"{report['iterations']:.1f} updates a solve")
+        parts.append(f"{report['iterations']:.1f} updates a step")
     if report["worst_error"] is not None:
         parts.append(f"largest marginal error {report['worst_error']:.1e}")
     return "; ".join(parts) + _failures(report)
 
 
+def _flows(count: int) -> str:
+    return "1 flow" if count == 1 else f"{count} flows"
+
+
 def _failures(report: dict[str, Any]) -> str:
-    """Solves that hit the cap on updates, if any."""
+    """Steps whose transport problem was not solved to the tolerance, if any."""
     if not report.get("unconverged"):
         return ""
-    return f"; {report['unconverged']} of {report['solves']} solves did not reach the tolerance"
+    return f"; {report['unconverged']} of {report['solves']} steps did not reach sinkhorn.tolerance"
 
 
 def _remember(folder: Path, header: dict[str, Any]) -> None:

@@ -1,4 +1,8 @@
-"""What a pool takes, and where it fits: known before anything is computed."""
+"""What a pool takes and where it fits, known before anything is computed.
+
+A *flow* is the simulation of one mini-batch, a *trajectory* the path of one of its particles. The
+pool holds ``pool.num_batches`` flows of ``sinkhorn.batch_size`` trajectories each.
+"""
 
 import math
 from pathlib import Path
@@ -9,11 +13,13 @@ import torch
 from nsgf.config.leaves import is_free, leaves
 from nsgf.config.schema import Config
 from nsgf.pool.storage import free_disk_bytes, read_header, refuse_mismatch
+from nsgf.run.folder import RunFolder
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import available_bytes, format_bytes
 
 MEMORY_SHARE = 0.85
-"""Share of the free memory that a pool may take; the rest is for networks and batches."""
+"""Share of the free memory that pool and solver may take; the rest is for networks and batches."""
 DISK_SHARE = 0.95
 """Share of the free disk space that a pool may take; the rest is for checkpoints."""
 BUILD_BYTES = 80 * 10**6
@@ -21,7 +27,10 @@ BUILD_BYTES = 80 * 10**6
 BUILD_BYTES_CUDA, BUILD_SHARE_CUDA = 4 * 10**9, 0.25
 """The same on a graphics card, and the largest share of its memory."""
 CLOUDS, MATRICES = 10, 10
-"""Arrays of n x D and of n x n values that one flow needs at a time, besides its positions."""
+"""Arrays of n x D and of n x n values that one flow takes besides its positions; generous, for the
+choice of how many flows are simulated together."""
+SOLVER_CLOUDS, SOLVER_MATRICES = 4, {"batched": 5, "geomloss": 8}
+"""The same as measured, for what must fit."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -37,6 +46,13 @@ class PoolPlan(NamedTuple):
     """One line for people."""
 
 
+def pool_folder(run: RunFolder, world: World) -> Path:
+    """Folder of this process's part of the pool."""
+    if world.size == 1:
+        return run.pool
+    return run.pool / f"part{world.rank + 1}of{world.size}"
+
+
 def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str | None = None) -> int:
     """Bytes of the configured pool.
 
@@ -47,14 +63,25 @@ def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str | None = None)
     """
     name = dtype or config.pool.dtype
     itemsize = DTYPES.get(name, torch.float32).itemsize
-    particles = config.pool.num_batches * config.sinkhorn.batch_size
-    return particles * (config.flow.steps + 1) * math.prod(shape) * itemsize
+    trajectories = config.pool.num_batches * config.sinkhorn.batch_size
+    return trajectories * (config.flow.steps + 1) * math.prod(shape) * itemsize
+
+
+def solver_bytes(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
+    """Bytes that the flows simulated together take on ``device`` while the pool is built."""
+    linear, square = _solver_terms(config, shape)
+    n = config.sinkhorn.batch_size
+    return build_batch(config, shape, device) * (linear * n + square * n**2)
 
 
 def plan_pool(
-    config: Config, shape: tuple[int, ...], folder: Path | None = None, available: int | None = None
+    config: Config,
+    shape: tuple[int, ...],
+    device: torch.device,
+    folder: Path | None = None,
+    available: int | None = None,
 ) -> PoolPlan:
-    """Type and place of the pool.
+    """Choose type and place of the pool, and check that pool and solver fit.
 
     A pool that ``folder`` already knows keeps its type under ``pool.dtype: auto``, whatever is free
     now: a resumed run must see the same values.
@@ -62,6 +89,7 @@ def plan_pool(
     Args:
         config: the experiment.
         shape: shape of one sample.
+        device: where the flows are computed.
         folder: the run's folder of the pool; None: a new run in ``config.out_dir``.
         available: free bytes of the storage; measured when not given.
 
@@ -72,15 +100,17 @@ def plan_pool(
     if available is None:
         place = folder or Path(config.out_dir).expanduser()
         available = free_disk_bytes(place) if on_disk else available_bytes()
+    _check_solver_memory(config, shape, device, None if on_disk else available)
     budget = int((DISK_SHARE if on_disk else MEMORY_SHARE) * available)
+    if not on_disk and device.type == "cpu":
+        budget -= solver_bytes(config, shape, device)
     dtype = _known_dtype(config, shape, folder)
     if dtype is None:
         dtype = "float32" if pool_bytes(config, shape, "float32") <= budget else "float16"
     needed = pool_bytes(config, shape, dtype)
-    batches, n = config.pool.num_batches, config.sinkhorn.batch_size
     size = (
-        f"{batches} x {n} flows of {config.flow.steps} steps, {needed:,} bytes"
-        f" ({format_bytes(needed)})"
+        f"{config.pool.num_batches} flows of {config.sinkhorn.batch_size} particles, "
+        f"{config.flow.steps} steps each, {needed:,} bytes ({format_bytes(needed)})"
     )
     if needed > budget:
         raise UserError(_does_not_fit(config, shape, f"{size} in {dtype}", budget, available))
@@ -89,27 +119,15 @@ def plan_pool(
     return PoolPlan(dtype, needed, text)
 
 
-def _known_dtype(config: Config, shape: tuple[int, ...], folder: Path | None) -> str | None:
-    """The type that settings or the pool in ``folder`` demand; None: free to choose.
-
-    Raises:
-        UserError: the folder holds a pool of other settings.
-    """
-    known = read_header(folder) if folder else None
-    if known:
-        settings = content_settings(config, shape, known["dtype"])
-        if config.pool.storage == "disk":
-            refuse_mismatch(known, folder, settings)
-        if known["settings"] == settings:
-            return str(known["dtype"])
-    return None if config.pool.dtype == "auto" else config.pool.dtype
-
-
 def check_pool(
-    config: Config, shape: tuple[int, ...], folder: Path | None = None, available: int | None = None
+    config: Config,
+    shape: tuple[int, ...],
+    device: torch.device,
+    folder: Path | None = None,
+    available: int | None = None,
 ) -> str:
     """What the pool will take, in one line; arguments and errors of :func:`plan_pool`."""
-    return plan_pool(config, shape, folder, available).text
+    return plan_pool(config, shape, device, folder, available).text
 
 
 def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict[str, object]:
@@ -145,10 +163,69 @@ def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) ->
     return max(1, min(config.pool.num_batches, int(budget // flow)))
 
 
+def _solver_terms(config: Config, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Bytes of one flow under construction, as factors of n and of n^2."""
+    values = math.prod(shape)
+    return (
+        4 * (config.flow.steps + 1 + SOLVER_CLOUDS) * values,
+        4 * SOLVER_MATRICES[config.sinkhorn.solver],
+    )
+
+
+def _check_solver_memory(
+    config: Config, shape: tuple[int, ...], device: torch.device, available: int | None
+) -> None:
+    """Compare what the solver takes with the card's memory, or with main memory.
+
+    Args:
+        config: the experiment.
+        shape: shape of one sample.
+        device: where the flows are computed.
+        available: free main memory; None: measured.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    if device.type == "cuda":
+        free, where = torch.cuda.mem_get_info(device)[0], f"memory of {device}"
+    else:
+        free, where = available_bytes() if available is None else available, "main memory"
+    needed, budget = solver_bytes(config, shape, device), int(MEMORY_SHARE * free)
+    if needed <= budget:
+        return
+    together, n = build_batch(config, shape, device), config.sinkhorn.batch_size
+    linear, square = _solver_terms(config, shape)
+    fitting = int((math.sqrt(linear**2 + 4 * square * budget) - linear) / (2 * square))
+    what = "a flow needs" if together == 1 else f"{together} flows together need"
+    affordable = budget * together // needed
+    remedy = f"--pool.build_batch {affordable}" if affordable else f"--sinkhorn-batch {fitting}"
+    raise UserError(
+        f"sinkhorn.batch_size = {n}: the transport plans are {n} x {n} matrices, and {what} about "
+        f"{format_bytes(needed)} for them, more than {MEMORY_SHARE:.0%} of the "
+        f"{format_bytes(free)} of free {where}; try {remedy}"
+    )
+
+
+def _known_dtype(config: Config, shape: tuple[int, ...], folder: Path | None) -> str | None:
+    """The type that settings or the pool in ``folder`` demand; None: free to choose.
+
+    Raises:
+        UserError: the folder holds a pool of other settings.
+    """
+    known = read_header(folder) if folder else None
+    if known:
+        settings = content_settings(config, shape, known["dtype"])
+        if config.pool.storage == "disk":
+            refuse_mismatch(known, folder, settings)
+        if known["settings"] == settings:
+            return str(known["dtype"])
+    return None if config.pool.dtype == "auto" else config.pool.dtype
+
+
 def _does_not_fit(
     config: Config, shape: tuple[int, ...], size: str, budget: int, available: int
 ) -> str:
-    """The settings that would fit, smallest change first."""
+    """The message for a pool that does not fit, with the settings that would, if any."""
     on_disk = config.pool.storage == "disk"
     smallest = pool_bytes(config, shape, "float16")
     fitting = int(budget * config.pool.num_batches / smallest)

@@ -2,6 +2,9 @@
 
 import functools
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -9,8 +12,13 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Data
-from nsgf.pool import TrajectoryPool, build_pool
-from nsgf.sinkhorn import SolverReport
+from nsgf.pool import TrajectoryPool, build_pool, pool_folder
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import SilentTracker
+from nsgf.run.session import Session
+from nsgf.run.stop import StopRequest
+from nsgf.sinkhorn import FlowSolver, SolverReport
+from nsgf.system.distributed import World
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -57,15 +65,34 @@ def with_pool(config: Config, **settings) -> Config:
     return replace(config, pool=replace(config.pool, **settings))
 
 
-def build(config: Config, folder=None, solver=None, log=None) -> TrajectoryPool:
+class Lines(SilentTracker):
+    """Keeps what is logged."""
+
+    def __init__(self, folder: Path, lines: list[str]) -> None:
+        super().__init__(folder)
+        self.log = lines.append
+
+
+def build(
+    config: Config,
+    folder: Path | None = None,
+    solver: FlowSolver | None = None,
+    lines: list[str] | None = None,
+    *,
+    device: torch.device = CPU,
+    world: World | None = None,
+    stop: StopRequest | None = None,
+) -> TrajectoryPool:
+    """The pool of an experiment, built by ``solver`` (exact, unless it is given) in ``folder``.
+
+    ``lines`` takes what is logged. A folder is needed where a test looks at it, or builds twice.
+    """
     data = Data(config.data, config.seed)
-    said: list[str] = []
-    return build_pool(
-        config,
-        data.source("p"),
-        data.target("p"),
-        solver or HalfWay(),
-        CPU,
-        folder,
-        log or said.append,
-    )
+    with TemporaryDirectory() as somewhere, patch("nsgf.pool.build.build_solver") as make:
+        make.return_value = solver or HalfWay()
+        path = folder.parent if folder else Path(somewhere)
+        run = RunFolder(path.parent if world and folder else path)
+        assert folder in (None, pool_folder(run, world or World()))
+        tracker = Lines(run.path, [] if lines is None else lines)
+        session = Session(config, run, tracker, device, world or World(), stop or StopRequest())
+        return build_pool(session, data.source("p"), data.target("p"))

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsgf import experiment
 from nsgf.data import Data
 from nsgf.experiment import train
-from nsgf.pool import build_pool
+from nsgf.pool import pool_folder
 from nsgf.pool.build import add_reports
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.sinkhorn import SolverReport, build_solver
 from nsgf.sinkhorn.schedule import step_sizes
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
@@ -24,7 +24,7 @@ from tests.training.test_prefetch import threads
 def test_built_pool_holds_the_flows_of_its_samplers(name):
     config = shipped(name, "--pool-batches=3", "--sinkhorn-batch=8", "--steps=2")
     data, solver = Data(config.data, 0), build_solver(config.sinkhorn)
-    pool = build_pool(config, data.source("p"), data.target("p"), solver, CPU)
+    pool = build(config, solver=solver)
     source, target = data.source("p"), data.target("p")
     for batch in range(3):
         x, y = source.sample(8), target.sample(8)
@@ -43,7 +43,7 @@ def test_chunks_change_nothing(config, together):
     assert torch.equal(pool._positions, build(with_pool(config, build_batch=1))._positions)
 
 
-@pytest.mark.parametrize("flag", ["--flow.eta=1e30", "--sinkhorn.blur=1e-20"])
+@pytest.mark.parametrize("flag", ["--flow.eta=1e9", "--sinkhorn.blur=1e-20"])
 @pytest.mark.parametrize("solver", ["batched", "geomloss"])
 def test_flows_that_fail_numerically_name_their_settings(flag, solver):
     flags = ["--pool-batches=1", "--sinkhorn-batch=8", f"--sinkhorn.solver={solver}"]
@@ -64,9 +64,8 @@ def test_chunks_do_not_change_the_configured_solvers_flows(config):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_pool_built_on_cuda_is_the_same(config, dtype):
-    data, chosen = Data(config.data, config.seed), with_pool(config, dtype=dtype)
-    samplers = data.source("p"), data.target("p")
-    pool = build_pool(chosen, *samplers, HalfWay(), torch.device("cuda"), log=lambda _: None)
+    chosen = with_pool(config, dtype=dtype)
+    pool = build(chosen, device=torch.device("cuda"))
     assert pool._positions.device == CPU
     torch.testing.assert_close(pool._positions, build(chosen)._positions)
 
@@ -78,6 +77,32 @@ def test_every_flow_is_seeded_by_its_number(config):
     assert torch.equal(large[:5], small)
     for part in (large[:, :, 0], large[:, :, 2]):
         assert len(part.flatten(1).unique(dim=0)) == 7
+
+
+class Apart(World):
+    """One of two processes, which agree without asking each other."""
+
+    def agree(self, value):
+        return value
+
+    def any(self, flag):
+        return flag
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_processes_build_different_parts_of_one_pool(config, tmp_path, storage):
+    chosen = with_pool(config, storage=storage, build_batch=2)
+    worlds, solvers = [Apart(rank, 2) for rank in range(2)], [HalfWay(), HalfWay()]
+    folders = [pool_folder(RunFolder(tmp_path), world) for world in worlds]
+    assert [folder.name for folder in folders] == ["part1of2", "part2of2"]
+    parts = [
+        build(chosen, folder, solver, world=world)
+        for folder, solver, world in zip(folders, solvers, worlds, strict=True)
+    ]
+    assert [solver.calls for solver in solvers] == [[2, 1], [2, 2]]
+    whole = torch.cat([part._positions for part in parts])
+    assert torch.equal(whole, build(config)._positions)
+    assert all((folder / "header.json").is_file() for folder in folders)
 
 
 def test_pool_in_memory_is_built_to_the_same_values_again(config, tmp_path):
@@ -93,10 +118,10 @@ def test_flow_that_diverges_is_a_user_error(config):
 
 def test_report_always_shows_what_did_not_converge(config, tmp_path):
     said: list[str] = []
-    build(config, log=said.append)
+    build(config, lines=said)
     assert re.fullmatch(r"pool: 7 flows in .* s, .* flows/s, 7 at a time", said[-1])
-    build(with_pool(config, build_batch=3), None, HalfWay(unconverged=2), said.append)
-    assert said[-1].endswith("3 at a time; 6 of 14 solves did not reach the tolerance")
+    build(with_pool(config, build_batch=3), None, HalfWay(unconverged=2), said)
+    assert said[-1].endswith("3 at a time; 6 of 14 steps did not reach sinkhorn.tolerance")
 
 
 def test_report_of_interrupted_sessions_adds_up(config, tmp_path):
@@ -104,10 +129,10 @@ def test_report_of_interrupted_sessions_adds_up(config, tmp_path):
     with pytest.raises(Killed):
         build(disk, tmp_path / "pool", HalfWay(fail_at=2, unconverged=1))
     said: list[str] = []
-    build(disk, tmp_path / "pool", HalfWay(), said.append)
-    assert said[-1].endswith("2 of 14 solves did not reach the tolerance")
-    build(disk, tmp_path / "pool", HalfWay(), said.append)
-    assert said[-1].endswith("nothing to build; 2 of 14 solves did not reach the tolerance")
+    build(disk, tmp_path / "pool", HalfWay(), said)
+    assert said[-1].endswith("2 of 14 steps did not reach sinkhorn.tolerance")
+    build(disk, tmp_path / "pool", HalfWay(), said)
+    assert said[-1].endswith("nothing to build; 2 of 14 steps did not reach sinkhorn.tolerance")
 
 
 def test_reports_are_combined():
@@ -134,14 +159,14 @@ def run_config(tiny):
 
 
 def counted(monkeypatch) -> list[HalfWay]:
-    """Every solver that an experiment builds from now on."""
+    """Every solver that is built from now on."""
     solvers: list[HalfWay] = []
 
     def make(_):
         solvers.append(HalfWay())
         return solvers[-1]
 
-    monkeypatch.setattr(experiment, "build_solver", make)
+    monkeypatch.setattr("nsgf.pool.build.build_solver", make)
     return solvers
 
 
@@ -159,7 +184,7 @@ def test_training_from_disk_with_prefetch_equals_training_from_memory(run_config
     assert same(from_disk, weights(train(with_pool(run_config, storage="memory"))))
 
 
-@pytest.mark.parametrize(("storage", "rebuilt"), [("disk", 0), ("memory", 4)])
+@pytest.mark.parametrize(("storage", "rebuilt"), [("disk", []), ("memory", [4])])
 def test_run_resumed_inside_phase_1_reuses_the_pool_on_disk(
     run_config, storage, rebuilt, monkeypatch
 ):
@@ -177,7 +202,7 @@ def test_run_resumed_inside_phase_1_reuses_the_pool_on_disk(
         with pytest.raises(Killed):
             train(config, run)
     train(config, run)
-    assert [solver.report.flows for solver in solvers] == [4, 4, rebuilt]
+    assert [solver.report.flows for solver in solvers] == [4, 4, *rebuilt]
     assert same(weights(run), whole)
 
 

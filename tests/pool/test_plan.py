@@ -1,9 +1,12 @@
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
-from nsgf.pool import build_batch, check_pool, plan_pool, pool_bytes
+from nsgf.data import data_shape
+from nsgf.pool import build_batch, check_pool, plan, plan_pool, pool_bytes
+from nsgf.pool.plan import solver_bytes
 from nsgf.system.errors import UserError
 from tests.pool.conftest import CPU, build, parsed, with_pool
 
@@ -39,12 +42,12 @@ def test_estimate_is_what_the_pool_holds(config, tmp_path, dtype, storage):
 )
 def test_auto_takes_float32_where_it_fits_and_says_which(storage, free, dtype, size):
     config = with_pool(parsed("cifar10"), storage=storage)
-    plan = plan_pool(config, CIFAR, available=free * GB)
-    assert plan.dtype == dtype
-    assert plan.nbytes == pool_bytes(config, CIFAR, dtype)
+    chosen = plan_pool(config, CIFAR, CPU, available=free * GB)
+    assert chosen.dtype == dtype
+    assert chosen.nbytes == pool_bytes(config, CIFAR, dtype)
     what = {"memory": "memory", "disk": "disk space"}[storage]
-    assert plan.text == (
-        f"2500 x 128 flows of 5 steps, {size} of {free}.0 GB of {what} free, {dtype}"
+    assert chosen.text == (
+        f"2500 flows of 128 particles, 5 steps each, {size} of {free}.0 GB of {what} free, {dtype}"
     )
 
 
@@ -53,25 +56,25 @@ def test_auto_takes_float32_where_it_fits_and_says_which(storage, free, dtype, s
 def test_pool_that_does_not_fit_names_the_setting_that_does(storage, dtype):
     config = with_pool(parsed("cifar10"), storage=storage, dtype=dtype)
     with pytest.raises(UserError, match=r"pool\.num_batches = 2500") as caught:
-        check_pool(config, CIFAR, available=10 * GB)
+        check_pool(config, CIFAR, CPU, available=10 * GB)
     message = str(caught.value)
     assert f"pool.storage = {storage}" in message
     assert "\n" not in message
     fitting = int(re.search(r"--pool-batches (\d+) would", message).group(1))
     assert fitting > 500
     smaller = with_pool(config, num_batches=fitting)
-    assert check_pool(smaller, CIFAR, available=10 * GB)
+    assert check_pool(smaller, CIFAR, CPU, available=10 * GB)
     with pytest.raises(UserError):
-        check_pool(with_pool(smaller, num_batches=fitting + 2), CIFAR, available=10 * GB)
+        check_pool(with_pool(smaller, num_batches=fitting + 2), CIFAR, CPU, available=10 * GB)
 
 
 def test_smaller_type_is_named_when_it_would_fit():
     config = with_pool(parsed("cifar10"), dtype="float32")
     with pytest.raises(UserError, match=r"--pool\.dtype float16 would"):
-        check_pool(config, CIFAR, available=20 * GB)
-    assert check_pool(with_pool(config, dtype="float16"), CIFAR, available=20 * GB)
+        check_pool(config, CIFAR, CPU, available=20 * GB)
+    assert check_pool(with_pool(config, dtype="float16"), CIFAR, CPU, available=20 * GB)
     with pytest.raises(UserError) as caught:
-        check_pool(config, CIFAR, available=10 * GB)
+        check_pool(config, CIFAR, CPU, available=10 * GB)
     assert "float16" not in str(caught.value)
 
 
@@ -79,19 +82,84 @@ def test_smaller_type_is_named_when_it_would_fit():
 def test_even_one_batch_may_be_too_much(storage):
     config = with_pool(parsed("cifar10"), storage=storage)
     with pytest.raises(UserError, match="--sinkhorn-batch"):
-        check_pool(config, CIFAR, available=10**6)
+        check_pool(config, CIFAR, CPU, available=10**6)
+
+
+@pytest.mark.parametrize(("storage", "share"), [("memory", 0.85), ("disk", 0.95)])
+def test_a_part_of_what_is_free_stays_free(config, storage, share):
+    """What is left is for networks and batches, or for checkpoints."""
+    chosen = with_pool(config, storage=storage, dtype="float32", num_batches=1000)
+    needed = pool_bytes(chosen, (2,))
+    if storage == "memory":
+        needed += solver_bytes(chosen, (2,), CPU)
+    check_pool(chosen, (2,), CPU, available=int(needed / share) + 2)
+    with pytest.raises(UserError, match=f"does not fit into {share:.0%} of the"):
+        check_pool(chosen, (2,), CPU, available=int(needed / share) - 2)
+
+
+@pytest.mark.parametrize("name", ["2d", "digits", "mnist", "cifar10"])
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+@pytest.mark.parametrize("solver", ["batched", "geomloss"])
+def test_plans_of_a_hundred_thousand_particles_are_refused(name, storage, solver, monkeypatch):
+    """Five matrices of 100000 x 100000 floats: 200 GB, whatever the data."""
+    config = parsed(name, "--sinkhorn-batch=100000", f"--sinkhorn.solver={solver}")
+    config, shape = with_pool(config, storage=storage, num_batches=1), data_shape(config.data.name)
+    monkeypatch.setattr(plan, "available_bytes", lambda: 100 * GB)
+    monkeypatch.setattr(plan, "free_disk_bytes", lambda _: 1000 * GB)
+    with pytest.raises(UserError, match=r"^sinkhorn\.batch_size = 100000: ") as caught:
+        check_pool(config, shape, CPU)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "85% of the 100.0 GB of free main memory" in message
+    fitting = int(re.search(r"try --sinkhorn-batch (\d+)$", message)[1])
+    smaller = replace(config, sinkhorn=replace(config.sinkhorn, batch_size=fitting))
+    assert 0.99 < solver_bytes(smaller, shape, CPU) / (85 * GB) <= 1
+    more = replace(config, sinkhorn=replace(config.sinkhorn, batch_size=fitting + 1))
+    assert solver_bytes(more, shape, CPU) > 85 * GB
+
+
+def test_solver_of_a_card_must_fit_there(config, monkeypatch):
+    """And leaves main memory to the pool."""
+    free = []
+    monkeypatch.setattr(plan.torch.cuda, "mem_get_info", lambda _: (free[-1], 80 * GB))
+    card = torch.device("cuda:1")
+    chosen = with_pool(config, build_batch=7)
+    needed, pool = solver_bytes(chosen, (2,), card), pool_bytes(chosen, (2,))
+    main = int(pool / 0.85) + 2
+    free.append(int(needed / 0.85) + 2)
+    assert check_pool(chosen, (2,), card, available=main)
+    free.append(int(needed / 0.85) - 2)
+    with pytest.raises(UserError, match=r"7 flows .* of free memory of cuda:1; try --pool.build_b"):
+        check_pool(chosen, (2,), card, available=main)
+    with pytest.raises(UserError, match="free main memory"):
+        check_pool(chosen, (2,), CPU, available=main)
+
+
+def test_fewer_flows_at_a_time_are_proposed_where_they_fit(config):
+    chosen = with_pool(config, build_batch=7)
+    needed = solver_bytes(chosen, (2,), CPU)
+    with pytest.raises(UserError, match=r"7 flows together need .* try --pool\.build_batch 4$"):
+        check_pool(chosen, (2,), CPU, available=int(4.5 / 7 * needed / 0.85))
+
+
+@pytest.mark.parametrize(("solver", "matrices"), [("batched", 5), ("geomloss", 8)])
+def test_memory_of_the_solver_counts_matrices_and_clouds(config, solver, matrices):
+    """Positions at T + 1 = 3 times and four more clouds; seven flows together."""
+    chosen = replace(config, sinkhorn=replace(config.sinkhorn, solver=solver))
+    assert solver_bytes(chosen, (3, 5), CPU) == 7 * 4 * 8 * ((3 + 4) * 15 + matrices * 8)
 
 
 def test_type_of_a_known_pool_stays_when_less_is_free(config, tmp_path):
     """auto must not turn a resumed run's float32 values into float16."""
-    folder = tmp_path / "pool"
+    folder, config = tmp_path / "pool", with_pool(config, build_batch=1)
     build(config, folder)
-    tight = int(pool_bytes(config, (2,), "float16") / 0.8)
-    assert plan_pool(config, (2,), available=tight).dtype == "float16"
+    half = pool_bytes(config, (2,), "float16")
+    tight = int((half + solver_bytes(config, (2,), CPU)) / 0.84)
+    assert plan_pool(config, (2,), CPU, available=tight).dtype == "float16"
     with pytest.raises(UserError, match="float32"):
-        plan_pool(config, (2,), folder, available=tight)
+        plan_pool(config, (2,), CPU, folder, available=tight)
     other = with_pool(config, num_batches=6)  # another pool: chosen anew
-    assert plan_pool(other, (2,), folder, available=tight).dtype == "float16"
+    assert plan_pool(other, (2,), CPU, folder, available=tight).dtype == "float16"
 
 
 @pytest.mark.parametrize("name", ["2d", "digits", "mnist", "cifar10"])

@@ -11,7 +11,7 @@ import torch
 from nsgf.pool import check_pool
 from nsgf.pool import storage as files
 from nsgf.system.errors import UserError
-from tests.pool.conftest import HalfWay, Killed, build, with_pool
+from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
 
 REMEDY = "remove the folder"
 
@@ -51,7 +51,7 @@ def test_disk_holds_what_memory_holds(disk, folder, dtype):
 
 def test_finished_pool_is_used_again_without_the_solver(disk, folder):
     built, never, said = build(disk, folder), HalfWay(fail_at=0), []
-    again = build(disk, folder, never, said.append)
+    again = build(disk, folder, never, said)
     assert never.calls == []
     assert torch.equal(again._positions, built._positions)
     assert "nothing to build" in said[0]
@@ -62,9 +62,9 @@ def test_interrupted_build_goes_on_at_the_first_missing_flow(disk, folder):
         build(disk, folder, HalfWay(fail_at=2))
     assert len(header(folder)["checksums"]) == 4
     rest, said = HalfWay(), []
-    pool = build(disk, folder, rest, said.append)
+    pool = build(disk, folder, rest, said)
     assert rest.calls == [2, 1]  # seven flows, four were there
-    assert said[0] == "pool: going on after flow 4 of 7"
+    assert said[0] == "pool: going on after 4 of 7 flows"
     whole = build(with_pool(disk, storage="memory"))
     assert torch.equal(pool._positions, whole._positions)
 
@@ -119,7 +119,7 @@ def test_pool_of_other_settings_is_refused_with_both_values(
         other = replace(other, data=replace(other.data, name="moons"))
     dotted = f"{section}.{key}".lstrip(".")
     expected = f"{dotted}: the pool has {before}, this command {after}"
-    for attempt in (lambda: build(other, folder), lambda: check_pool(other, (2,), folder)):
+    for attempt in (lambda: build(other, folder), lambda: check_pool(other, (2,), CPU, folder)):
         with pytest.raises(UserError, match=re.escape(expected)) as caught:
             attempt()
         assert "remove that folder" in str(caught.value)
@@ -243,10 +243,10 @@ def test_disk_that_fills_up_is_a_user_error(disk, folder, monkeypatch):
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_folder_that_cannot_be_made_is_a_user_error(disk, tmp_path, storage):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "pool").write_text("")
     config = with_pool(disk, storage=storage)
     with pytest.raises(UserError, match="cannot be written"):
-        build(config, tmp_path / "file")
+        build(config, tmp_path / "pool")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nsgf.data import Data
-from nsgf.pool import build_pool
 from nsgf.run.stop import Stopped, StopRequest
 from tests.conftest import shipped
-from tests.pool.conftest import CPU, HalfWay, with_pool
+from tests.pool.conftest import HalfWay, build, with_pool
 
 
 def test_nothing_asks_by_itself():
@@ -62,16 +60,11 @@ class After(StopRequest):
 def test_pool_on_disk_keeps_what_it_has_when_it_stops(tmp_path):
     config = shipped("2d", "--pool-batches=7", "--sinkhorn-batch=8", "--steps=2")
     config = with_pool(replace(config, out_dir=str(tmp_path)), storage="disk", build_batch=2)
-    data, folder = Data(config.data, 0), tmp_path / "pool"
-
-    def built(solver, **settings):
-        source, target = data.source("p"), data.target("p")
-        return build_pool(config, source, target, solver, CPU, folder, lambda _: None, **settings)
-
-    first, second = HalfWay(), HalfWay()
-    with pytest.raises(Stopped, match="32 of 56 trajectories kept"):
-        built(first, stop=After(first, 2))
-    pool = built(second)
+    folder, first, second, lines = tmp_path / "pool", HalfWay(), HalfWay(), []
+    with pytest.raises(Stopped, match="4 of 7 flows kept"):
+        build(config, folder, first, lines, stop=After(first, 2))
+    assert lines[-1].startswith("pool: 4 flows in ")
+    pool = build(config, folder, second)
     assert (first.calls, second.calls) == ([2, 2], [2, 1])
     assert pool.filled == 56
 

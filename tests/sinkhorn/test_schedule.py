@@ -5,9 +5,9 @@ import torch
 
 from nsgf.config.schema import Config, FlowConfig, SamplingConfig, SinkhornConfig
 from nsgf.data import Data
-from nsgf.pool import build_pool
 from nsgf.sampling.sampler import NSGFSampler
 from nsgf.sinkhorn.schedule import flow_time, step_sizes, time_step
+from tests.pool.conftest import build
 from tests.sinkhorn.reference_solvers import AssignmentSolver
 
 HARMONIC = FlowConfig(steps=4, schedule="harmonic", eta=0.7)
@@ -46,16 +46,8 @@ def test_harmonic_pool_and_sampler_use_one_clock():
     )
     config.pool.num_batches = 1
     data = Data(config.data, 0)
-    start, end = data.source("pool").at(range(1)), data.target("pool").at(range(1))
-    solver = AssignmentSolver(config.sinkhorn)
-    pool = build_pool(
-        config,
-        data.source("pool"),
-        data.target("pool"),
-        solver,
-        torch.device("cpu"),
-        log=lambda _: 0,
-    )
+    start, end = data.source("p").at(range(1)), data.target("p").at(range(1))
+    pool = build(config, solver=AssignmentSolver(config.sinkhorn))
     pairs = pool.pairs(torch.arange(4))
     assert torch.allclose(pairs.v, (end - start).expand(4, 2), atol=1e-4)
 

@@ -20,7 +20,8 @@ from nsgf.models import build_network
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.sinkhorn import build_solver
+from nsgf.run.log import SilentTracker
+from nsgf.run.session import Session
 from nsgf.sinkhorn.schedule import time_step
 from nsgf.system.distributed import World, check_shares, is_launched, join
 from nsgf.system.errors import UserError
@@ -164,12 +165,13 @@ def test_losses_and_records_are_those_of_one_process(runs):
 
 
 @pytest.mark.e2e
-def test_each_process_samples_its_own_part_of_the_pool(runs):
+def test_each_process_samples_its_own_part_of_the_pool(runs, tmp_path):
     """Phase 1 by hand: five flows are two and three; both parts' samples make the batch."""
     config = shipped("2d", *FLAGS[1:])
     data = Data(config.data, 0)
-    solver = build_solver(config.sinkhorn)
-    whole = build_pool(config, data.source("pool"), data.target("pool"), solver, CPU)
+    run = RunFolder(tmp_path)
+    session = Session(config, run, SilentTracker(run.path), CPU)
+    whole = build_pool(session, data.source("pool"), data.target("pool"))
     parts = []
     for rank, flows in enumerate((slice(0, 2 * 16), slice(2 * 16, 5 * 16))):
         own = whole._positions[flows].clone()
