@@ -8,7 +8,7 @@ from typing import get_args
 
 from nsgf.config.leaves import leaves, plain_type, range_of
 from nsgf.config.schema import PEER_PHASES, PHASES, Config
-from nsgf.data.images import IMAGE_SHAPES
+from nsgf.data import data_shape, is_image_set
 from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
 
@@ -29,7 +29,7 @@ def check(config: Config) -> None:
     problems = [*_range_problems(config), *_phase_problems(config), *_data_problems(config)]
     problems += [*_flow_problems(config), *_name_problems(config), *_text_problems(config)]
     problems += [*_sampling_problems(config), *_compare_problems(config)]
-    if config.model.kind == "unet" and config.data.name in IMAGE_SHAPES:
+    if config.model.kind == "unet" and is_image_set(config.data.name):
         problems += [*_unet_problems(config), *_predictor_problems(config)]
     if problems:
         raise UserError("; ".join(problems))
@@ -115,7 +115,7 @@ def expanded(key: str, path: str) -> str:
 
 
 def _data_problems(config: Config) -> Iterator[str]:
-    is_image = config.data.name in IMAGE_SHAPES
+    is_image = is_image_set(config.data.name)
     needed = "unet" if is_image else "mlp"
     if config.model.kind != needed:
         yield f"model.kind = {config.model.kind}: must be {needed} for data.name {config.data.name}"
@@ -164,7 +164,7 @@ def _compare_problems(config: Config) -> Iterator[str]:
 
 
 def _unet_problems(config: Config) -> Iterator[str]:
-    unet, size = config.model.unet, IMAGE_SHAPES[config.data.name][1]
+    unet, size = config.model.unet, data_shape(config.data.name)[1]
     if not unet.mult:
         yield "model.unet.mult = []: must have at least one level"
         return
@@ -195,7 +195,7 @@ def _unet_problems(config: Config) -> Iterator[str]:
 
 
 def _predictor_problems(config: Config) -> Iterator[str]:
-    channels, size = config.model.predictor_channels, IMAGE_SHAPES[config.data.name][1]
+    channels, size = config.model.predictor_channels, data_shape(config.data.name)[1]
     if not channels or size >> len(channels) < 1:
         yield (
             f"model.predictor_channels = {channels}: must have 1 to {int(math.log2(size))} layers "

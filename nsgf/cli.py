@@ -9,10 +9,11 @@ from pathlib import Path
 from nsgf.command_line import Request, parse
 from nsgf.compare.compare import compare
 from nsgf.experiment import train
+from nsgf.metrics.evaluate import evaluate_run, report
 from nsgf.preflight import preflight
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.sampling.generate import evaluate_run, sample_run
+from nsgf.sampling.generate import sample_run
 from nsgf.system.distributed import is_launched, join
 from nsgf.system.errors import UserError, one_line
 
@@ -111,10 +112,9 @@ def _sample(request: Request) -> None:
 
 def _evaluate(request: Request) -> None:
     assert request.run is not None
-    file, found = evaluate_run(request.config, RunFolder(request.run))
-    for key, value in found.items():
-        if key != "versions":
-            print(f"{key:24} {value:.4g}" if isinstance(value, float) else f"{key:24} {value}")
+    file, metrics = evaluate_run(request.config, RunFolder(request.run))
+    for line in report(metrics):
+        print(line)
     print(file)
 
 

@@ -14,7 +14,7 @@ from nsgf.command_line import parse
 from nsgf.compare.compare import Work, comparison_plan
 from nsgf.compare.measure import generated
 from nsgf.compare.report import by_seed, spread
-from nsgf.compare.trials import Trial, trial_config, trial_folder
+from nsgf.compare.trials import Trial, named_target, trial_config, trial_folder
 from nsgf.config.schema import Config, MethodName
 from nsgf.run.folder import RunFolder, write_text
 from nsgf.run.stop import Stopped, StopRequest
@@ -103,7 +103,11 @@ def _ablate(own: argparse.Namespace, flags: list[str], results: Results) -> None
         Stopped: asked to.
     """
     todo = [
-        (label, [*flags, *VARIANTS[own.exp][label].split()], Trial(target, METHOD[own.exp], seed))
+        (
+            label,
+            [*flags, *VARIANTS[own.exp][label].split()],
+            Trial(named_target(target), METHOD[own.exp], seed),
+        )
         for label in own.only or VARIANTS[own.exp]
         for seed in range(FIRST_SEED, FIRST_SEED + own.seeds)
         for target in own.targets or TARGETS[own.exp]
@@ -129,10 +133,10 @@ def _run(
     work = _finished(config, trial, stop)
     for nfe in config.compare.nfe:
         for draw in range(config.compare.draws):
-            measured = work.found(trial, nfe, draw)
+            measured = work.measured(trial, nfe, draw)
             assert measured is not None
             values = {**measured.values, "NFE": measured.nfe}
-            found.setdefault((trial.target, nfe), {})[trial.seed, draw] = values
+            found.setdefault((trial.target.label, nfe), {})[trial.seed, draw] = values
 
 
 def _finished(config: Config, trial: Trial, stop: StopRequest) -> Work:
@@ -153,7 +157,7 @@ def _config(
     cell_words = ["--compare.methods", f"[{trial.method}]", "--seed", str(trial.seed)]
     cell_words += ["--compare.seeds", "1", "--out-dir", str(out)]
     if own.exp == "2d":
-        cell_words += ["--compare.targets", f"[{trial.target}]"]
+        cell_words += ["--compare.targets", f"[{trial.target.label}]"]
     return parse(["compare", "--exp", own.exp, *words, *cell_words]).config
 
 

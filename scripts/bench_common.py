@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nsgf.command_line import parse
 from nsgf.config.schema import Config
-from nsgf.data.images import IMAGE_SHAPES
+from nsgf.data import data_set
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import SilentTracker
 from nsgf.run.session import Session
@@ -125,7 +125,7 @@ def experiment(name: str, flags: list[str]) -> Config:
     base = ["--exp", name, "--pool-batches", str(FEW_FLOWS)]
     config = parse(["train", *base, *flags]).config
     prepare_environment(config.train, Path(config.out_dir).expanduser() / ".compiled")
-    if real or config.data.name not in IMAGE_SHAPES or config.data.name == "digits":
+    if real or "root" not in data_set(config.data.name).uses:
         return config
     return parse(["train", *base, "--fake-data", *flags]).config
 

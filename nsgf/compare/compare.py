@@ -12,9 +12,10 @@ from tqdm import tqdm
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
-from nsgf.compare.report import Row, write_report
+from nsgf.compare.report import Row, counted, write_report
 from nsgf.compare.trials import (
     METHODS,
+    Target,
     Trial,
     comparison_folder,
     trial_config,
@@ -24,7 +25,7 @@ from nsgf.compare.trials import (
 )
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import data_shape
+from nsgf.data import is_image_set
 from nsgf.experiment import train, training_plan
 from nsgf.run.checkpoint import load_good
 from nsgf.run.folder import RunFolder, check_links
@@ -38,7 +39,7 @@ Log = Callable[[str], None]
 
 
 def compare(config: Config, stop: StopRequest | None = None, log: Log = print) -> list[Path]:
-    """Train and measure all cells, and write table and pictures.
+    """Train and measure all trials, and write table and pictures.
 
     What another process works on is left to it, so the same command may run several times at
     once; each ends when all is done. What is finished is not done again. A comparison that is
@@ -54,8 +55,8 @@ def compare(config: Config, stop: StopRequest | None = None, log: Log = print) -
 
     Raises:
         Stopped: asked to.
-        UserError: a cell's configuration is wrong, it was trained with another one, or something
-            that it needs is missing.
+        UserError: a trial's configuration is wrong, it was trained with another one, or
+            something that it needs is missing.
     """
     for line in comparison_plan(config):
         log(line)
@@ -81,7 +82,7 @@ def comparison_plan(config: Config) -> list[str]:
     """What a comparison is going to do.
 
     Raises:
-        UserError: a cell's configuration is wrong, it was trained with another one, a package is
+        UserError: a trial's configuration is wrong, it was trained with another one, a package is
             missing, or this machine has too little memory.
     """
     todo = list(trials(config))
@@ -94,12 +95,13 @@ def comparison_plan(config: Config) -> list[str]:
         _check_machine(trial_config(config, trial), RunFolder(trial_folder(config, trial)), device)
     done = sum(_is_measured(config, trial) for trial in todo)
     names = ", ".join(METHODS[method].title for method in config.compare.methods)
-    targets = sorted({trial.target for trial in todo})
+    targets = sorted({trial.target.label for trial in todo})
     total = sum(updates(trial_config(config, trial)) for trial in todo)
     return [
-        f"compare: {names} on {', '.join(targets)}, {config.compare.seeds} seeds, "
+        f"compare: {names} on {', '.join(targets)}, {counted(config.compare.seeds, 'seed')}, "
         f"NFE {', '.join(map(str, config.compare.nfe))}",
-        f"compare: {len(todo)} cells, {done} of them measured, {total} updates in all",
+        f"compare: {counted(len(todo), 'trial')}, {done} measured, "
+        f"{counted(total, 'update')} in all",
     ]
 
 
@@ -124,23 +126,24 @@ def check_earlier(config: Config, run: RunFolder) -> None:
         UserError: a phase was trained with other settings, or its folder leads out of itself.
     """
     check_links(run)
-    found = []
+    differences: list[str] = []
     for phase in config.phases:
         file = run.checkpoint_file(phase)
         if not file.exists():
             continue
         saved = load_good(file)[0]["config"]
-        found += contradictions(saved, config, running=phase, phase=phase)
-        before, now = saved[phase].get("iterations"), getattr(config, phase).iterations
-        if before != now:
-            found.append(f"{phase}.iterations: the checkpoint has {before}, this command {now}")
-        before, now = saved["train"].get("precision"), config.train.precision
-        if before != now:
-            found.append(f"train.precision: the checkpoint has {before}, this command {now}")
-    if found:
+        differences += contradictions(saved, config, running=phase, phase=phase)
+        optim = getattr(config, phase)
+        for key, before, now in (
+            (f"{phase}.iterations", saved[phase].get("iterations"), optim.iterations),
+            ("train.precision", saved["train"].get("precision"), config.train.precision),
+        ):
+            if before != now:
+                differences.append(f"{key}: the checkpoint has {before}, this command {now}")
+    if differences:
         raise UserError(
-            f"{run.path} was trained with other settings ({'; '.join(found)}); remove it, or name "
-            "another --out-dir"
+            f"{run.path} was trained with other settings ({'; '.join(differences)}); "
+            "remove it, or name another --out-dir"
         )
 
 
@@ -156,7 +159,7 @@ def _measures(config: Config) -> list[tuple[int, int]]:
 
 
 class Work:
-    """The cells of one comparison."""
+    """The trials of one comparison."""
 
     def __init__(self, config: Config, stop: StopRequest, log: Log) -> None:
         """
@@ -166,12 +169,12 @@ class Work:
         self._config, self._stop, self._log = config, stop, log
         self._said: set[Trial] = set()
         self.device = pick_device(config.device)
-        self._yardsticks: dict[str, Yardstick] = {}
+        self._yardsticks: dict[Target, Yardstick] = {}
         for trial in trials(config):
             self._yardstick(trial)
 
     def finish(self, trial: Trial) -> bool:
-        """Train and measure a cell; False: another process works on it.
+        """Train and measure a trial; False: another process works on it.
 
         Raises:
             Stopped: asked to, between two measures or while training.
@@ -180,7 +183,8 @@ class Work:
             return True
         self.stop_if_asked()
         if trial not in self._said:
-            self._log(f"compare: {METHODS[trial.method].title}, {trial.target}, seed {trial.seed}")
+            title, target = METHODS[trial.method].title, trial.target.label
+            self._log(f"compare: {title}, {target}, seed {trial.seed}")
             self._said.add(trial)
         config, run = trial_config(self._config, trial), RunFolder.prepare(self._folder(trial))
         try:
@@ -215,9 +219,9 @@ class Work:
             if record.find(key):
                 continue
             self.stop_if_asked()
-            found = measure(config, run, nfe, draw, self._yardstick(trial), self.device)
-            record.add(key, found)
-            self._log(f"compare: NFE {found.nfe:g}: {_in_words(found.values)}")
+            measured = measure(config, run, nfe, draw, self._yardstick(trial), self.device)
+            record.add(key, measured)
+            self._log(f"compare: NFE {measured.nfe:g}: {_in_words(measured.values)}")
 
     def stop_if_asked(self) -> None:
         """
@@ -229,23 +233,23 @@ class Work:
 
     def rows(self) -> list[Row]:
         """All measures so far, a row for each trial, NFE and draw."""
-        found = []
+        rows = []
         for trial in trials(self._config):
             own, record = trial_config(self._config, trial), Record(self._folder(trial))
             seconds = record.train_seconds(METHODS[trial.method].phases)
             for nfe, draw in _measures(self._config):
                 measured = record.find(measure_key(trial.method, own, nfe, draw))
                 if measured is not None:
-                    found.append(Row(trial, nfe, draw, updates(own), seconds, measured))
-        return found
+                    rows.append(Row(trial, nfe, draw, updates(own), seconds, measured))
+        return rows
 
     def floors(self) -> list[Row]:
         """What samples of the targets themselves would score, where something is measured."""
         todo = {(row.trial.target, row.trial.seed, row.draw): row.trial for row in self.rows()}
-        found = []
-        for (_, _, draw), trial in tqdm(todo.items(), desc="floor", leave=False):
-            found.append(Row(trial, None, draw, 0, 0.0, self._floor(trial, draw)))
-        return found
+        return [
+            Row(trial, None, draw, 0, 0.0, self._floor(trial, draw))
+            for (_, _, draw), trial in tqdm(todo.items(), desc="floor", leave=False)
+        ]
 
     def _floor(self, trial: Trial, draw: int) -> Measured:
         record = Record(self._folder(trial).parent)
@@ -256,8 +260,8 @@ class Work:
             record.add(key, known)
         return known
 
-    def found(self, trial: Trial, nfe: int, draw: int) -> Measured | None:
-        """The measure of a cell; None: there is none yet."""
+    def measured(self, trial: Trial, nfe: int, draw: int) -> Measured | None:
+        """A measure of a trial; None: there is none yet."""
         key = measure_key(trial.method, trial_config(self._config, trial), nfe, draw)
         return Record(self._folder(trial)).find(key)
 
@@ -267,11 +271,10 @@ class Work:
     def _yardstick(self, trial: Trial) -> Yardstick:
         if trial.target not in self._yardsticks:
             config = trial_config(self._config, trial)
-            is_points = len(data_shape(config.data.name)) == 1
-            if is_points:
-                self._yardsticks[trial.target] = PointYardstick(config)
-            else:
+            if is_image_set(trial.target.name):
                 self._yardsticks[trial.target] = ImageYardstick(config, self.device, self._log)
+            else:
+                self._yardsticks[trial.target] = PointYardstick(config)
         return self._yardsticks[trial.target]
 
 

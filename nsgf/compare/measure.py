@@ -90,8 +90,8 @@ class ImageYardstick:
         return self._classifier.measure(samples)
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
-        found = self._classifier.floor(self.samples)
-        return {name.removesuffix("_floor"): value for name, value in found.items()}
+        floor = self._classifier.floor(self.samples)
+        return {name.removesuffix("_floor"): value for name, value in floor.items()}
 
 
 @dataclass
@@ -116,7 +116,7 @@ def measure(
     """Sample a trained run with ``nfe`` network calls and measure the samples.
 
     Args:
-        config: the cell's configuration.
+        config: the trial's configuration.
         run: its folder.
         nfe: network calls for each sample.
         draw: number of the draw of noise and target.

@@ -29,7 +29,7 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
     first = [trial for trial in trials(config) if trial.seed == config.seed]
     files = []
     for target in dict.fromkeys(trial.target for trial in first):
-        file = comparison_folder(config) / f"{target}.png"
+        file = comparison_folder(config) / f"{target.label}.png"
         _save_target(config, [trial for trial in first if trial.target == target], file, device)
         files.append(file)
     return files

@@ -35,8 +35,8 @@ class Record:
         self._seconds = {str(name): float(value) for name, value in content["seconds"].items()}
         for row in content["measures"]:
             values = {str(name): float(value) for name, value in row["values"].items()}
-            found = Measured(float(row["nfe"]), float(row["sample_seconds"]), values)
-            self._measures[str(row["key"])] = found
+            seconds = float(row["sample_seconds"])
+            self._measures[str(row["key"])] = Measured(float(row["nfe"]), seconds, values)
 
     def train_seconds(self, phases: tuple[PhaseName, ...]) -> float:
         """Seconds that training these phases took; 0: not known of all of them."""
@@ -62,13 +62,13 @@ class Record:
         """The measure of this key; None: not measured yet."""
         return self._measures.get(key)
 
-    def add(self, key: str, found: Measured) -> None:
+    def add(self, key: str, measured: Measured) -> None:
         """Keep a measure."""
-        self._measures[key] = found
+        self._measures[key] = measured
         self._save()
 
     def _save(self) -> None:
-        measures = [{"key": key, **asdict(found)} for key, found in self._measures.items()]
+        measures = [{"key": key, **asdict(measured)} for key, measured in self._measures.items()]
         content = {"seconds": self._seconds, "measures": measures}
         write_text(self._file, json.dumps(content, indent=1) + "\n")
 

@@ -23,18 +23,18 @@ HIGHER_IS_BETTER = {"precision", "recall"}
 
 
 class Row(NamedTuple):
-    """One measure of one cell; ``nfe`` None: the floor, samples of the target itself."""
+    """One measure of one trial; ``nfe`` None: the floor, samples of the target itself."""
 
     trial: Trial
     nfe: int | None
     draw: int
     updates: int
     train_seconds: float
-    found: Measured
+    measured: Measured
 
 
 Column = tuple[str, int]
-"""Target and NFE."""
+"""Label of the target, and NFE."""
 
 
 def write_report(config: Config, rows: Sequence[Row]) -> list[Path]:
@@ -49,10 +49,10 @@ def write_report(config: Config, rows: Sequence[Row]) -> list[Path]:
 def markdown(config: Config, rows: Sequence[Row]) -> str:
     """All tables: one for each measure, the differences, and what it took."""
     parts = []
-    for metric in rows[0].found.values:
+    for metric in rows[0].measured.values:
         parts += [_metric_table(config, rows, metric), ""]
     parts += [LEGEND, ""]
-    for metric in rows[0].found.values:
+    for metric in rows[0].measured.values:
         parts += [_differences(config, rows, metric), ""]
     parts += [_costs(config, rows), ""]
     return "\n".join(parts)
@@ -61,7 +61,7 @@ def markdown(config: Config, rows: Sequence[Row]) -> str:
 def table_csv(rows: Sequence[Row]) -> str:
     """One line for each measure of each trial."""
     stream = io.StringIO()
-    names = list(rows[0].found.values)
+    names = list(rows[0].measured.values)
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(
         [
@@ -78,10 +78,13 @@ def table_csv(rows: Sequence[Row]) -> str:
         ]
     )
     for row in rows:
-        method = row.trial.method if row.nfe else "floor"
-        head = [row.trial.target, method, row.trial.seed, row.draw, row.nfe or "", row.found.nfe]
-        seconds = [row.updates, round(row.train_seconds, 1), round(row.found.sample_seconds, 2)]
-        writer.writerow([*head, *seconds, *(row.found.values[name] for name in names)])
+        trial, measured = row.trial, row.measured
+        kind: list[object] = [trial.method, row.nfe, measured.nfe]
+        if row.nfe is None:  # samples of the target itself, which no network was called for
+            kind = ["floor", "", ""]
+        head = [trial.target.label, kind[0], trial.seed, row.draw, *kind[1:], row.updates]
+        seconds = [round(row.train_seconds, 1), round(measured.sample_seconds, 2)]
+        writer.writerow([*head, *seconds, *(measured.values[name] for name in names)])
     return stream.getvalue()
 
 
@@ -106,12 +109,14 @@ def _remark(config: Config, rows: Sequence[Row], method: MethodName, column: Col
     """Remarks on a trial: fewer measures than planned, another NFE than asked for."""
     nfe = column[1]
     own = [
-        row for row in rows if (row.trial.method, row.trial.target, row.nfe) == (method, *column)
+        row
+        for row in rows
+        if (row.trial.method, row.trial.target.label, row.nfe) == (method, *column)
     ]
     remarks = []
     if len(own) < config.compare.seeds * config.compare.draws:
-        remarks.append(f"{len(own)} measures")
-    taken = mean([row.found.nfe for row in own] or [nfe])
+        remarks.append(counted(len(own), "measure"))
+    taken = mean([row.measured.nfe for row in own] or [nfe])
     if abs(taken - nfe) > 0.05:
         remarks.append(f"NFE {taken:.3g}")
     return f" ({', '.join(remarks)})" if remarks else ""
@@ -156,7 +161,7 @@ def verdict(differences: Sequence[float], metric: str) -> str:
 
 
 def _costs(config: Config, rows: Sequence[Row]) -> str:
-    """Updates, training time and sampling time, means over the cells that were timed."""
+    """Updates, training time and sampling time, means over the trials that were timed."""
     counts = config.compare.nfe
     head = ["cost", "updates", "training, s", *(f"sampling at NFE {nfe}, s" for nfe in counts)]
     lines = [_line(head), _line(["---"] * len(head))]
@@ -164,17 +169,16 @@ def _costs(config: Config, rows: Sequence[Row]) -> str:
         own = [row for row in rows if row.trial.method == method and row.nfe]
         if not own:
             continue
-        times = [
-            f"{mean([row.found.sample_seconds for row in own if row.nfe == nfe] or [math.nan]):.2f}"
-            for nfe in counts
-        ]
-        seconds = mean([row.train_seconds for row in own if row.train_seconds] or [math.nan])
-        lines.append(_line([METHODS[method].title, str(own[0].updates), f"{seconds:.0f}", *times]))
+        times = [[row.measured.sample_seconds for row in own if row.nfe == nfe] for nfe in counts]
+        sampling = [f"{mean(seconds or [math.nan]):.2f}" for seconds in times]
+        training = mean([row.train_seconds for row in own if row.train_seconds] or [math.nan])
+        head = [METHODS[method].title, str(own[0].updates), f"{training:.0f}"]
+        lines.append(_line([*head, *sampling]))
     return "\n".join(lines)
 
 
 def _columns(config: Config, rows: Sequence[Row]) -> list[Column]:
-    targets = list(dict.fromkeys(row.trial.target for row in rows))
+    targets = list(dict.fromkeys(row.trial.target.label for row in rows))
     return [(target, nfe) for nfe in config.compare.nfe for target in targets]
 
 
@@ -183,9 +187,9 @@ def _values(
 ) -> dict[tuple[int, int], float]:
     """By seed and draw."""
     return {
-        (row.trial.seed, row.draw): row.found.values[metric]
+        (row.trial.seed, row.draw): row.measured.values[metric]
         for row in rows
-        if (row.trial.method, row.trial.target, row.nfe) == (method, *column)
+        if (row.trial.method, row.trial.target.label, row.nfe) == (method, *column)
     }
 
 
@@ -207,9 +211,9 @@ def by_seed(values: Mapping[tuple[int, int], float]) -> list[float]:
 def _floor(rows: Sequence[Row], target: str, metric: str) -> dict[tuple[int, int], float]:
     """By seed and draw."""
     return {
-        (row.trial.seed, row.draw): row.found.values[metric]
+        (row.trial.seed, row.draw): row.measured.values[metric]
         for row in rows
-        if row.nfe is None and row.trial.target == target
+        if row.nfe is None and row.trial.target.label == target
     }
 
 
@@ -234,6 +238,11 @@ def spread(values: Sequence[float]) -> str:
     if len(set(values)) < 2:
         return f"{values[0]:.3f}" if values else "-"
     return f"{mean(values):.3f} ± {stdev(values):.3f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 seed``, ``5 seeds``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _line(cells: Sequence[str]) -> str:

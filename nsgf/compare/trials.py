@@ -12,6 +12,7 @@ from typing import Any
 
 from nsgf.checks import MAX_STEPS_PLUS_PLUS, check
 from nsgf.config.schema import PEER_PHASES, PHASES, Config, MethodName, PeerName, PhaseName
+from nsgf.data import DATA_SETS, NOISE
 from nsgf.system.errors import UserError
 
 
@@ -41,27 +42,56 @@ SIGMA = {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5}
 
 
 @dataclass(frozen=True)
+class Target:
+    """What a trial is to reach, and from where."""
+
+    name: str
+    """``data.name``."""
+    source: str = NOISE
+    """``data.source``."""
+
+    @property
+    def label(self) -> str:
+        """Its name in tables, files and ``compare.targets``: ``moons``, or ``8gaussians_moons``
+        for moons from another source than noise."""
+        return self.name if self.source == NOISE else f"{self.source}_{self.name}"
+
+
+@dataclass(frozen=True)
 class Trial:
     """One training run of the comparison."""
 
-    target: str
+    target: Target
     method: MethodName
     seed: int
 
 
 def trials(config: Config) -> Iterator[Trial]:
-    """All cells, seed by seed: what is done when time runs out makes a table of fewer seeds."""
-    targets: list[str] = [*config.compare.targets] or [target_name(config)]
+    """All trials, seed by seed: what is done when time runs out makes a table of fewer seeds."""
+    own = Target(config.data.name, config.data.source)
+    targets = [named_target(label) for label in config.compare.targets] or [own]
     for seed in range(config.seed, config.seed + config.compare.seeds):
         for target in targets:
             for method in config.compare.methods:
                 yield Trial(target, method, seed)
 
 
-def target_name(config: Config) -> str:
-    """``moons``, or ``8gaussians_moons`` for moons from another source than noise."""
-    data = config.data
-    return data.name if data.source == "gaussian" else f"{data.source}_{data.name}"
+def named_target(label: str) -> Target:
+    """The target of this label, found among all that there are: names may have underscores.
+
+    Raises:
+        UserError: there is none.
+    """
+    sources = [NOISE, *(one.name for one in DATA_SETS.values() if one.is_source)]
+    for source in sources:
+        for name in DATA_SETS:
+            target = Target(name, source)
+            if target.label == label:
+                return target
+    raise UserError(
+        f"compare.targets = {label}: must be a data set, or SOURCE_NAME with a source out of "
+        f"{', '.join(sources)}"
+    )
 
 
 def comparison_folder(config: Config) -> Path:
@@ -70,9 +100,9 @@ def comparison_folder(config: Config) -> Path:
 
 
 def trial_folder(config: Config, trial: Trial) -> Path:
-    """The cell's run folder. 2-RF goes on in that of 1-RF."""
+    """The trial's run folder. 2-RF goes on in that of 1-RF."""
     name = METHODS[trial.method].folder or trial.method
-    return comparison_folder(config) / trial.target / f"{name}-seed{trial.seed}"
+    return comparison_folder(config) / trial.target.label / f"{name}-seed{trial.seed}"
 
 
 def trial_config(config: Config, trial: Trial) -> Config:
@@ -82,9 +112,8 @@ def trial_config(config: Config, trial: Trial) -> Config:
         UserError: it is not valid, e.g. a target that the network does not fit.
     """
     method = METHODS[trial.method]
-    source, _, name = trial.target.rpartition("_")
-    data: Any = {"name": name, "source": source or "gaussian"}
-    found = replace(
+    data: dict[str, Any] = {"name": trial.target.name, "source": trial.target.source}
+    own = replace(
         config,
         seed=trial.seed,
         phases=list(method.phases),
@@ -94,13 +123,13 @@ def trial_config(config: Config, trial: Trial) -> Config:
     if method.peer:
         is_image = config.model.kind == "unet"
         sigma = 0.0 if is_image and method.peer != "sbcfm" else SIGMA.get(method.peer, 0.0)
-        found.peer = replace(config.peer, method=method.peer, sigma=sigma)
+        own.peer = replace(config.peer, method=method.peer, sigma=sigma)
     elif trial.method == "nsgf":
-        found.nsgf = replace(config.nsgf, iterations=config.peer.iterations)
+        own.nsgf = replace(config.nsgf, iterations=config.peer.iterations)
     else:
-        found = _shared_updates(found)
-    check(found)
-    return found
+        own = _shared_updates(own)
+    check(own)
+    return own
 
 
 def _shared_updates(config: Config) -> Config:

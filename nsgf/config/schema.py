@@ -16,15 +16,19 @@ PEER_PHASES: tuple[PhaseName, ...] = ("peer", "reflow")
 """What it is compared with."""
 
 
+PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
+ImageName = Literal["digits", "mnist", "cifar10"]
+SourceName = Literal["gaussian", "8gaussians"]
+"""Names of data sets, whose records are in :mod:`nsgf.data`."""
+
+
 @dataclass
 class DataConfig:
     """Source mu0 and target mu*."""
 
-    name: Literal["8gaussians", "moons", "scurve", "checkerboard", "digits", "mnist", "cifar10"] = (
-        "8gaussians"
-    )
-    """Target mu*: four 2D sets and three image sets."""
-    source: Literal["gaussian", "8gaussians"] = "gaussian"
+    name: Literal[PointName, ImageName] = "8gaussians"
+    """Target mu*: a 2D set or an image set."""
+    source: SourceName = "gaussian"
     """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
     root: Annotated[str, FREE_ON_RESUME] = "data"
     """Folder of the image sets, in torchvision's layout."""
@@ -297,7 +301,7 @@ class EvaluationConfig:
 
 
 MethodName = Literal["nsgf", "nsgf++", "icfm", "otcfm", "sbcfm", "1rf", "2rf"]
-TargetName = Literal["8gaussians", "moons", "scurve", "checkerboard", "8gaussians_moons"]
+TargetName = Literal[PointName, "8gaussians_moons"]
 
 
 @dataclass

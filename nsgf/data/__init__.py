@@ -1,18 +1,47 @@
-"""Samplers of the source mu0 and of the target mu*."""
+"""The data sets, and samplers of the source mu0 and of the target mu*.
 
-from pathlib import Path
+Each set states all that is its own in one record, a :class:`PointSet` in points.py or an
+:class:`ImageSet` in images.py; everything else asks the record and knows no set by its name.
+"""
 
 import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.data.images import IMAGE_SHAPES, fake_images, load_images
-from nsgf.data.points import POINT_SETS, Gaussian, PointSet, RandomIndices, Times
+from nsgf.data.images import IMAGE_SETS, Files, ImageSet
+from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
 from nsgf.data.samplers import ImageSampler, PointSampler, Sampler
+from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, make_generator
 
+DataSet = PointSet | ImageSet
+DATA_SETS: dict[str, DataSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}
+NOISE = "gaussian"
+"""``data.source`` for the standard Gaussian, which has the shape of the target."""
 DEVICE_SHARE = 0.1
 """Largest share of a card's free memory that an image set may take (CIFAR-10 has 154 MB)."""
+
+
+def data_set(name: str) -> DataSet:
+    """The record of a data set.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    try:
+        return DATA_SETS[name]
+    except KeyError:
+        raise UserError(f"data.name = {name}: must be one of {', '.join(DATA_SETS)}") from None
+
+
+def is_image_set(name: str) -> bool:
+    """Whether the set holds images; else points in the plane."""
+    return isinstance(data_set(name), ImageSet)
+
+
+def data_shape(name: str) -> tuple[int, ...]:
+    """Shape of one sample of the set, known without loading it."""
+    return data_set(name).shape
 
 
 class Data:
@@ -29,25 +58,19 @@ class Data:
         Raises:
             UserError: the target's files are missing or damaged.
         """
-        self._config = config
-        self._seed = seed
+        self._config, self._seed = config, seed
+        self._target = data_set(config.name)
+        self.shape: tuple[int, ...] = self._target.shape
         self.images: Tensor | None = None
-        if config.name in IMAGE_SHAPES:
+        """The training images, uint8, (N, C, H, W); None for points."""
+        if isinstance(self._target, ImageSet):
             self.images = (
-                fake_images(config.name, make_generator(seed, "fake"))
+                self._target.fake_images(make_generator(seed, "fake"))
                 if config.fake
-                else load_images(
-                    config.name,
-                    Path(config.root).expanduser(),
-                    verify=config.verify,
-                    download=config.download,
-                )
+                else self._target.images(Files.of(config))
             )
             if device is not None and fits_beside_training(self.images, device):
                 self.images = self.images.to(device)
-            self.shape: tuple[int, ...] = tuple(self.images.shape[1:])
-        else:
-            self.shape = PointSet.shape
 
     def source(self, *stream: str) -> Sampler:
         """Sampler of mu0 with a random stream of its own."""
@@ -56,9 +79,10 @@ class Data:
     def target(self, *stream: str) -> Sampler:
         """Sampler of mu* with a random stream of its own."""
         seed = derive_seed(self._seed, "target", *stream)
-        if self.images is not None:
-            return ImageSampler(self.images, seed, flip=self._config.flip)
-        return PointSampler(PointSet(POINT_SETS[self._config.name]), seed)
+        if isinstance(self._target, PointSet):
+            return PointSampler(self._target, seed)
+        assert self.images is not None
+        return ImageSampler(self.images, seed, flip=self._config.flip)
 
 
 def fits_beside_training(images: Tensor, device: torch.device) -> bool:
@@ -70,25 +94,35 @@ def fits_beside_training(images: Tensor, device: torch.device) -> bool:
 
 
 def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:
-    """Sampler of mu0 with a random stream of its own; needs no files of the target."""
-    stream_seed = derive_seed(seed, "source", *stream)
-    if config.source == "gaussian":
-        return PointSampler(Gaussian(data_shape(config.name)), stream_seed)
-    return PointSampler(PointSet(POINT_SETS[config.source]), stream_seed)
+    """Sampler of mu0 with a random stream of its own; needs no files of the target.
 
-
-def data_shape(name: str) -> tuple[int, ...]:
-    """Shape of one sample of the set ``name``, known without loading it."""
-    return IMAGE_SHAPES.get(name, PointSet.shape)
+    Raises:
+        UserError: ``data.source`` is neither noise nor a set that can be a source.
+    """
+    law: Distribution = Gaussian(data_shape(config.name))
+    if config.source != NOISE:
+        named = data_set(config.source)
+        if not (isinstance(named, PointSet) and named.is_source):
+            raise UserError(f"data.source = {config.source}: cannot be a source")
+        law = named
+    return PointSampler(law, derive_seed(seed, "source", *stream))
 
 
 __all__ = [
+    "DATA_SETS",
+    "NOISE",
     "Data",
+    "DataSet",
+    "Files",
     "ImageSampler",
+    "ImageSet",
     "PointSampler",
+    "PointSet",
     "RandomIndices",
     "Sampler",
     "Times",
     "build_source",
+    "data_set",
     "data_shape",
+    "is_image_set",
 ]

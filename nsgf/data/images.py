@@ -1,5 +1,11 @@
-"""Image sets, held as uint8 tensors (N, C, H, W) in main memory."""
+"""Image sets, held as uint8 tensors (N, C, H, W) in main memory.
 
+All that the program knows of a set is its :class:`ImageSet`. To add one: its reading functions and
+its record here, its name in config/schema.py, and its settings in configs/.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +13,105 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.data.cifar import read_batch
-from nsgf.system.errors import UserError
+from nsgf.config.schema import DataConfig
+from nsgf.data.cifar import read_batch, read_labels
+from nsgf.system.errors import UserError, one_line
 
-IMAGE_SHAPES: dict[str, tuple[int, int, int]] = {
-    "digits": (1, 8, 8),
-    "mnist": (1, 28, 28),
-    "cifar10": (3, 32, 32),
-}
 FAKE_IMAGES = 512
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the files of a set are, and what may be done with them."""
+
+    root: Path
+    verify: bool
+    """Compare with published checksums."""
+    download: bool
+    """Fetch what is missing."""
+
+    @classmethod
+    def of(cls, config: DataConfig) -> "Files":
+        """The files that the section ``data`` names."""
+        return cls(Path(config.root).expanduser(), config.verify, config.download)
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A set of training images."""
+
+    name: str
+    """``data.name``."""
+    shape: tuple[int, int, int]
+    """(C, H, W), square."""
+    read_images: Callable[[Files], Tensor]
+    """uint8, (N, C, H, W); may raise anything."""
+    read_labels: Callable[[Files], Tensor] | None = None
+    """int64, (N,), in [0, classes - 1], in the order of the images; may raise anything."""
+    classes: int = 10
+    classifier_epochs: int = 8
+    """Epochs of training of the small classifier (:mod:`nsgf.metrics.network`)."""
+    uses: frozenset[str] = frozenset({"root", "fake", "flip"})
+    """Settings of the section ``data`` that mean something for it, besides its name: ``root`` if
+    it reads files, ``verify`` if they have published checksums, ``download`` if they can be
+    fetched, ``fake`` and ``flip``."""
+    files: str = "its files"
+    """What ``data.root`` holds, for messages."""
+
+    is_source = False
+
+    def images(self, files: Files) -> Tensor:
+        """The training images.  uint8, (N, C, H, W)
+
+        Raises:
+            UserError: the files are missing, damaged, of another shape, or cannot be downloaded.
+        """
+        images = self._read(self.read_images, files)
+        if images.shape[1:] != self.shape or images.dtype != torch.uint8 or not len(images):
+            raise UserError(
+                f"data.root = {files.root}: {self.name} has images {tuple(images.shape)} of "
+                f"{images.dtype}, must be (N, {', '.join(map(str, self.shape))}) of torch.uint8"
+            )
+        return images
+
+    def labels(self, files: Files) -> Tensor:
+        """The labels of the training images, in their order.  int64, (N,)
+
+        Raises:
+            UserError: there are none, or the files are missing, damaged or cannot be downloaded.
+        """
+        if self.read_labels is None:
+            raise UserError(f"data.name = {self.name}: has no labels")
+        labels = self._read(self.read_labels, files)
+        if labels.ndim != 1 or not len(labels) or labels.min() < 0 or labels.max() >= self.classes:
+            problem = ValueError(f"labels are not one of 0 to {self.classes - 1} for each image")
+            raise UserError(self._unusable(files, problem)) from problem
+        return labels.long()
+
+    def fake_images(self, generator: torch.Generator) -> Tensor:
+        """Random images of the set's shape, to try the machinery with.  uint8, (N, C, H, W)"""
+        shape = (FAKE_IMAGES, *self.shape)
+        return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+
+    def _read(self, read: Callable[[Files], Tensor], files: Files) -> Tensor:
+        try:
+            return read(files)
+        except Exception as error:  # for damaged files torchvision and pickle raise anything
+            raise UserError(self._unusable(files, error)) from error
+
+    def _unusable(self, files: Files, error: Exception) -> str:
+        """One line about files that are missing or damaged, with what can be done."""
+        remedies = [f"put {self.files} there"]
+        if "download" in self.uses and not files.download:
+            remedies.append("allow the download with --data.download true")
+        if "verify" in self.uses and files.verify:
+            remedies.append("accept a copy with other md5 sums with --data.verify false")
+        remedies.append("name another folder with --data-root DIR")
+        remedies.append("try the machinery with --fake-data")
+        return (
+            f"data.root = {files.root}: no usable {self.name} ({one_line(error)}); "
+            f"{', or '.join(remedies)}"
+        )
 
 
 def to_unit_range(images: Tensor) -> Tensor:
@@ -30,104 +126,108 @@ def to_bytes(images: Tensor) -> Tensor:
     return images.clamp(-1, 1).add(1.0).mul(127.5).round().to(torch.uint8)
 
 
-def load_images(name: str, root: Path, *, verify: bool, download: bool) -> Tensor:
-    """Training images of the set ``name``.
-
-    Args:
-        name: ``digits``, ``mnist`` or ``cifar10``.
-        root: folder in torchvision's layout; unused for digits.
-        verify: compare CIFAR-10's files with the published md5 sums.
-        download: fetch what is missing.
-
-    Returns:
-        uint8, (N, C, H, W).
-
-    Raises:
-        UserError: the files are not there, are damaged, or could not be downloaded.
-    """
-    if name == "digits":
-        return _digits()
-    loader = _mnist if name == "mnist" else _cifar10
-    try:
-        images = loader(root, verify, download)
-    except Exception as error:  # damaged files make torchvision and pickle raise nearly anything
-        raise UserError(unusable(name, root, verify, download, error)) from error
-    _, height, width = IMAGE_SHAPES[name]
-    if images.ndim != 4 or tuple(images.shape[2:]) != (height, width) or not len(images):
-        raise UserError(f"data.root = {root}: {name} has images of shape {tuple(images.shape)}")
-    return images
+# --- scikit-learn's 8x8 digits, which come with it -----------------------------------------------
 
 
-def fake_images(name: str, generator: torch.Generator) -> Tensor:
-    """Random images with the shape of the set ``name``: for tests of the machinery.  uint8"""
-    shape = (FAKE_IMAGES, *IMAGE_SHAPES[name])
-    return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
-
-
-def _digits() -> Tensor:
+def _digits_images(_: Files) -> Tensor:
     from sklearn.datasets import load_digits
 
     grey = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)  # 0..16 as published
     return torch.from_numpy(grey).unsqueeze(1)
 
 
-def published_mnist(root: Path, download: bool) -> Any:
-    """torchvision's training set, with ``data`` and ``targets``.
+def _digits_labels(_: Files) -> Tensor:
+    from sklearn.datasets import load_digits
 
-    Raises:
-        Exception: nearly any, if files are missing or damaged.
-    """
+    return torch.from_numpy(load_digits().target)
+
+
+# --- MNIST, in torchvision's layout --------------------------------------------------------------
+
+
+def _mnist(files: Files) -> Any:
+    """torchvision's training set, with ``data`` and ``targets``."""
     from torchvision.datasets import MNIST as PUBLISHED
 
     class MNIST(PUBLISHED):  # torchvision names the folder after the class
         def _check_legacy_exist(self) -> bool:
             return False  # pickles of old versions, preferred by torchvision where they exist
 
-    return MNIST(str(root), train=True, download=download)
+    return MNIST(str(files.root), train=True, download=files.download)
 
 
-def published_cifar10(root: Path, verify: bool, download: bool) -> Any:
-    """torchvision's training set with ``data`` (N, H, W, C) and ``targets``, its md5 sums compared.
-
-    None where the files are there and ``verify`` is false: they are read by :mod:`nsgf.data.cifar`
-    from :func:`cifar10_files`.
-
-    Raises:
-        Exception: nearly any, if files are missing or damaged.
-    """
-    from torchvision.datasets import CIFAR10
-
-    if verify or (download and not all(file.is_file() for file in cifar10_files(root))):
-        return CIFAR10(str(root), train=True, download=download)
-    return None
+def _mnist_images(files: Files) -> Tensor:
+    return _mnist(files).data.unsqueeze(1)
 
 
-def cifar10_files(root: Path) -> list[Path]:
-    """The five batches of the training set."""
+def _mnist_labels(files: Files) -> Tensor:
+    return _mnist(files).targets
+
+
+# --- CIFAR-10, in torchvision's layout -----------------------------------------------------------
+
+
+def _cifar10_batches(root: Path) -> list[Path]:
+    """The five files of the training set."""
     from torchvision.datasets import CIFAR10
 
     return [root / CIFAR10.base_folder / name for name, _ in CIFAR10.train_list]
 
 
-def _mnist(root: Path, verify: bool, download: bool) -> Tensor:
-    return published_mnist(root, download).data.unsqueeze(1)
+def _verified_cifar10(files: Files) -> Any:
+    """torchvision's training set with ``data`` (N, H, W, C) and ``targets``, its md5 sums compared.
+
+    None where the files are there and need not be verified: :mod:`nsgf.data.cifar` reads them.
+    """
+    from torchvision.datasets import CIFAR10
+
+    there = all(file.is_file() for file in _cifar10_batches(files.root))
+    if files.verify or (files.download and not there):
+        return CIFAR10(str(files.root), train=True, download=files.download)
+    return None
 
 
-def _cifar10(root: Path, verify: bool, download: bool) -> Tensor:
-    published = published_cifar10(root, verify, download)
-    if published is None:
-        return torch.from_numpy(np.concatenate([read_batch(file) for file in cifar10_files(root)]))
-    return torch.from_numpy(published.data).permute(0, 3, 1, 2).contiguous()
+def _cifar10_images(files: Files) -> Tensor:
+    verified = _verified_cifar10(files)
+    if verified is None:
+        batches = [read_batch(file) for file in _cifar10_batches(files.root)]
+        return torch.from_numpy(np.concatenate(batches))
+    return torch.from_numpy(verified.data).permute(0, 3, 1, 2).contiguous()
 
 
-def unusable(name: str, root: Path, verify: bool, download: bool, error: Exception) -> str:
-    """The one line about files that are missing or damaged, with what can be done."""
-    cause = " ".join(str(error).split())
-    remedies = [f"put torchvision's {name} files there"]
-    if not download:
-        remedies.append("allow the download with --data.download true")
-    if name == "cifar10" and verify:
-        remedies.append("accept a copy with other md5 sums with --data.verify false")
-    remedies.append("name another folder with --data-root DIR")
-    remedies.append("try the machinery with --fake-data")
-    return f"data.root = {root}: no usable {name} ({cause}); " + ", or ".join(remedies)
+def _cifar10_labels(files: Files) -> Tensor:
+    verified = _verified_cifar10(files)
+    if verified is None:
+        batches = [read_labels(file) for file in _cifar10_batches(files.root)]
+        return torch.from_numpy(np.concatenate(batches))
+    return torch.tensor(verified.targets)
+
+
+IMAGE_SETS = (
+    ImageSet(
+        name="digits",
+        shape=(1, 8, 8),
+        read_images=_digits_images,
+        read_labels=_digits_labels,
+        classifier_epochs=30,
+        uses=frozenset({"fake", "flip"}),
+    ),
+    ImageSet(
+        name="mnist",
+        shape=(1, 28, 28),
+        read_images=_mnist_images,
+        read_labels=_mnist_labels,
+        classifier_epochs=4,
+        uses=frozenset({"root", "download", "fake", "flip"}),
+        files="torchvision's mnist files",
+    ),
+    ImageSet(
+        name="cifar10",
+        shape=(3, 32, 32),
+        read_images=_cifar10_images,
+        read_labels=_cifar10_labels,
+        classifier_epochs=8,
+        uses=frozenset({"root", "verify", "download", "fake", "flip"}),
+        files="torchvision's cifar10 files",
+    ),
+)

@@ -5,7 +5,8 @@ Shapes: n points, D = 2 coordinates.
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 class Distribution(Protocol):
     """A law that can be sampled without end."""
 
-    shape: tuple[int, ...]
-    """Shape of one sample."""
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        ...
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         """``n`` independent samples, (n, *shape)."""
@@ -51,16 +54,23 @@ class RandomIndices:
         return torch.randint(2**62, (n,), generator=generator)
 
 
+@dataclass(frozen=True)
 class PointSet:
-    """A two-dimensional law given by a function of (n, generator)."""
+    """A two-dimensional law, and all that the program knows of it."""
 
-    shape: tuple[int, ...] = (2,)
+    name: str
+    """``data.name``."""
+    points: Callable[[int, torch.Generator], Tensor]
+    """(n, generator) -> n independent points, float32, (n, 2)."""
+    is_source: bool = False
+    """Whether ``data.source`` may name it."""
 
-    def __init__(self, draw: Callable[[int, torch.Generator], Tensor]) -> None:
-        self._draw = draw
+    shape: ClassVar[tuple[int, ...]] = (2,)
+    uses: ClassVar[frozenset[str]] = frozenset({"source"})
+    """Settings of the section ``data`` that mean something for it, besides its name."""
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        return self._draw(n, generator)
+        return self.points(n, generator)
 
 
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
@@ -99,13 +109,14 @@ def checkerboard(n: int, generator: torch.Generator) -> Tensor:
     return corner + 2.0 * torch.rand(n, 2, generator=generator)
 
 
-POINT_SETS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
-    "8gaussians": eight_gaussians,
-    "moons": moons,
-    "scurve": scurve,
-    "checkerboard": checkerboard,
-}
-
-
 def _numpy_seed(generator: torch.Generator) -> int:
     return int(torch.randint(2**31 - 1, (1,), generator=generator))
+
+
+POINT_SETS = (
+    PointSet("8gaussians", eight_gaussians, is_source=True),
+    PointSet("moons", moons),
+    PointSet("scurve", scurve),
+    PointSet("checkerboard", checkerboard),
+)
+"""Every set. To add one: its function above, its record here, its name in config/schema.py."""

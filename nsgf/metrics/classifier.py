@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
+from nsgf.data import Files, ImageSet, data_set
 from nsgf.data.images import to_bytes
-from nsgf.data.labels import load_labels
 from nsgf.metrics.inception import NEIGHBOURS, PRC_BATCH, require_neighbours
 from nsgf.metrics.network import obtain
 from nsgf.metrics.shared import require_fidelity
@@ -47,7 +47,7 @@ class ClassifierMetrics:
         """
         Args:
             config: the data set, and where its labels are.
-            images: its training images, uint8, (N, C, H, W), as load_images gives them.
+            images: all its training images, uint8, (N, C, H, W), in their published order.
             out_dir: the folder of run folders; classifiers are kept in ``.classifiers`` there.
             device: where the classifier runs.
             log: takes a line about a classifier that is trained.
@@ -59,8 +59,9 @@ class ClassifierMetrics:
         require_fidelity("evaluation.classifier")
         if config.fake:
             raise UserError("evaluation.classifier = true: random images have no labels")
-        root = Path(config.root).expanduser()
-        labels = load_labels(config.name, root, verify=config.verify, download=config.download)
+        kind = data_set(config.name)
+        assert isinstance(kind, ImageSet)
+        labels = kind.labels(Files.of(config))
         if len(labels) != len(images):
             raise UserError(
                 f"data.root = {config.root}: {len(labels)} labels of {len(images)} images; "
@@ -68,7 +69,7 @@ class ClassifierMetrics:
             )
         require_neighbours(len(images) // 2)
         folder = out_dir.expanduser() / ".classifiers"
-        self._trained = obtain(config.name, images, labels, folder, SEED, device, log)
+        self._trained = obtain(kind, images, labels, folder, SEED, device, log)
         self._device = device
         order = torch.randperm(len(images), generator=make_generator(SEED, "classifier", "real"))
         size = min(MOST, len(images) // 2)

@@ -1,21 +1,101 @@
-"""What is measured of generated images, besides W2."""
+"""What is measured of a trained run, and the file and lines that tell it."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from nsgf.config.schema import Config
-from nsgf.data import Data
+from nsgf.data import Data, is_image_set
 from nsgf.metrics.classifier import ClassifierMetrics
-from nsgf.metrics.inception import Reference, inception_metrics
-from nsgf.metrics.wasserstein import nearest_distance
+from nsgf.metrics.inception import Reference, check_weights, inception_metrics
+from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
+from nsgf.run.checkpoint import RunFolder, write_text
+from nsgf.sampling.generate import generate, load_sampler, results_folder, writable
+from nsgf.sampling.sampler import FlowSampler, Samples, expected_nfe
 from nsgf.system.errors import UserError
+from nsgf.system.hardware import pick_device, versions
 
 NEAREST = 2048
 """Largest number of samples whose nearest real image is looked for, and of those real images."""
+
+
+def evaluate_run(
+    config: Config, run: RunFolder, log: Callable[[str], None] = print
+) -> tuple[Path, dict[str, Any]]:
+    """Measure a run and write ``metrics.json``.
+
+    Args:
+        config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
+            that holds the run, the file goes to ``OUT_DIR/RUN``: the run may be read-only.
+        run: its folder.
+        log: takes a line about what is going to be measured, and lines about what is computed once
+            and kept in ``out_dir``.
+
+    Returns:
+        The file and its content.
+
+    Raises:
+        UserError: checkpoints, data or a given weights file are missing or damaged, or a folder
+            cannot be written, which is found out before sampling.
+    """
+    folder = _check_folders(config, run)
+    device = pick_device(config.device)
+    if config.evaluation.inception and config.evaluation.inception_weights is not None:
+        check_weights(Path(config.evaluation.inception_weights))
+    sampler, progress = load_sampler(config, run, device)
+    data = Data(config.data, config.seed)
+    log(plan(config, sampler))
+    samples = _samples(config, data, sampler, device)
+    if not all(part.finite for part in samples):
+        raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
+    metrics = _description(config, sampler, progress, samples)
+    metrics |= _w2_metrics(config, data, [part.x for part in samples])
+    metrics["versions"] = versions()
+    file = folder / "metrics.json"
+    _write(file, metrics)
+    images, pixels = data.images, samples[0].pixels
+    if images is not None and pixels is not None:
+        metrics |= nearest_metrics(data, samples[0].x)
+        for part in (classifier_part, inception_part):
+            metrics |= part(config, images, pixels, device, log)
+            _write(file, metrics)
+    return file, metrics
+
+
+def plan(config: Config, sampler: FlowSampler) -> str:
+    """One line about what an evaluation is going to draw and measure."""
+    evaluation, measures = config.evaluation, [f"W2 of {config.evaluation.w2_samples} at most"]
+    if is_image_set(config.data.name):
+        measures.append("nearest real images")
+        measures += ["features of a small classifier"] * evaluation.classifier
+        measures += ["Inception features"] * evaluation.inception
+    elif evaluation.repeats > 1:
+        measures[0] += f", {evaluation.repeats} times"
+    return (
+        f"evaluate: {evaluation.num_samples} samples at NFE "
+        f"{expected_nfe(config, sampler.networks)}; {', '.join(measures)}"
+    )
+
+
+def report(metrics: dict[str, Any]) -> list[str]:
+    """The measures as aligned lines for people, without the versions."""
+    shown = {key: _in_words(value) for key, value in metrics.items() if key != "versions"}
+    width = max(map(len, shown))
+    return [f"{key:{width}}  {words}" for key, words in shown.items()]
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_in_words(part)}" for key, part in value.items())
+    return str(value)
 
 
 def nearest_metrics(data: Data, samples: Tensor) -> dict[str, float]:
@@ -49,14 +129,14 @@ def classifier_part(
         return {"classifier": "left out: evaluation.classifier is false"}
     try:
         out_dir = Path(config.out_dir)
-        metrics = ClassifierMetrics(config.data, images, out_dir, device, log)
-        found = metrics.measure(pixels) | metrics.floor(len(pixels))
+        classifier = ClassifierMetrics(config.data, images, out_dir, device, log)
+        metrics = classifier.measure(pixels) | classifier.floor(len(pixels))
     except UserError as error:
         return {"classifier": f"left out: {error}"}
-    return found | {
-        "classifier_accuracy": metrics.accuracy,
-        "classifier_samples": metrics.used(len(pixels)),
-        "classifier_reference": f"{metrics.reference_size} images of {config.data.name} train, "
+    return metrics | {
+        "classifier_accuracy": classifier.accuracy,
+        "classifier_samples": classifier.used(len(pixels)),
+        "classifier_reference": f"{classifier.reference_size} images of {config.data.name} train, "
         "features of a small CNN trained on that set: not Inception FID",
     }
 
@@ -80,3 +160,84 @@ def inception_part(
         return inception_metrics(pixels, reference, weights, device, batch_size, log)
     except UserError as error:
         return {"inception": f"left out: {error}"}
+
+
+def _check_folders(config: Config, run: RunFolder) -> Path:
+    """The folder of ``metrics.json``, once all that an evaluation writes to can be written.
+
+    Raises:
+        UserError: something cannot.
+    """
+    folder, shared = writable(results_folder(config, run)), Path(config.out_dir).expanduser()
+    if config.evaluation.classifier:
+        writable(shared / ".classifiers")
+    if config.evaluation.inception:
+        writable(shared / ".fidelity")
+    return folder
+
+
+def _description(
+    config: Config, sampler: FlowSampler, progress: dict[str, str], samples: list[Samples]
+) -> dict[str, Any]:
+    """What was sampled, and how."""
+    description: dict[str, Any] = {
+        "exp": config.exp,
+        "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
+        "seed": config.seed,
+        "updates": progress,
+        "weights": config.sampling.weights,
+        "num_samples": config.evaluation.num_samples,
+        "expected_nfe": _as_number(expected_nfe(config, sampler.networks)),
+        "nfe": float(np.mean([part.nfe for part in samples])),
+    }
+    if sampler.networks != ("nsgf",):
+        description["solver"] = config.sampling.solver
+    if "peer" in config.phases:
+        description["method"] = config.peer.method
+    tau = samples[0].tau
+    if tau is not None:
+        description |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std())}
+    return description
+
+
+def _as_number(words: str) -> int | str:
+    """The number behind ``11``; ``at most 70`` and ``adaptive`` stay words."""
+    return int(words) if words.isdigit() else words
+
+
+def _samples(
+    config: Config, data: Data, sampler: FlowSampler, device: torch.device
+) -> list[Samples]:
+    """Of points for each repetition anew; of images once, floats only as many as are compared."""
+    n, size = config.evaluation.num_samples, config.sampling.batch_size
+    if data.images is not None:
+        keep = max(config.evaluation.w2_samples, NEAREST)
+        return [generate(sampler, data.source("evaluate", "0"), n, size, device, keep)]
+    return [
+        generate(sampler, data.source("evaluate", str(repeat)), n, size, device)
+        for repeat in range(config.evaluation.repeats)
+    ]
+
+
+def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, Any]:
+    """Exact W2 to fresh target samples, and the floor, over the repetitions."""
+    n = min(config.evaluation.w2_samples, len(samples[0]))
+    if data.images is not None:
+        n = min(n, len(data.images) // 2)  # two disjoint halves for the floor
+    distances, floors = [], []
+    for repeat in tqdm(range(config.evaluation.repeats), desc="W2", leave=False):
+        target = data.target("evaluate", str(repeat))
+        distances.append(w2(samples[repeat % len(samples)][:n], target.sample(n)))
+        floors.append(w2_floor(data.target("floor", str(repeat)), n))
+    return {
+        "w2": float(np.mean(distances)),
+        "w2_std": float(np.std(distances)),
+        "w2_floor": float(np.mean(floors)),
+        "w2_floor_std": float(np.std(floors)),
+        "w2_samples": n,
+        "repeats": config.evaluation.repeats,
+    }
+
+
+def _write(file: Path, metrics: dict[str, Any]) -> None:
+    write_text(file, json.dumps(metrics, indent=2) + "\n")

@@ -1,5 +1,6 @@
 """The small classifier whose features samples are compared in: network, training, its file."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,19 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nsgf.data.images import to_unit_range
-from nsgf.data.labels import CLASSES
+from nsgf.data.images import ImageSet, to_unit_range
 from nsgf.metrics.shared import fingerprint
-from nsgf.run.checkpoint import load, save
+from nsgf.run.checkpoint import damage
 from nsgf.run.lock import in_turn
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed, make_generator
 
+FORMAT = 1
+"""Of a classifier's file; those of another format are not used."""
 ARCHITECTURE = 1
 """To be raised with any change of the network or of its training: files of others are not used."""
 FEATURES = 64
 TRAINED_SHARE = 0.8
-EPOCHS = {"digits": 30, "mnist": 4, "cifar10": 8}
 BATCH = 128
 PEAK_RATE = 3e-3
 INFERENCE_BATCH = 1000
@@ -30,10 +31,11 @@ INFERENCE_BATCH = 1000
 class SmallCNN(nn.Module):
     """Two convolutions, a layer of FEATURES, and a linear one for the classes."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         """
         Args:
             shape: of an image, (C, H, W), square.
+            classes: kinds of images.
         """
         super().__init__()
         channels, size, _ = shape
@@ -48,10 +50,10 @@ class SmallCNN(nn.Module):
             nn.Linear(64 * side * side, FEATURES),
             nn.ReLU(),
         )
-        self.head = nn.Linear(FEATURES, CLASSES)
+        self.head = nn.Linear(FEATURES, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, C, H, W) in [-1, 1] -> logits (B, CLASSES)."""
+        """x (B, C, H, W) in [-1, 1] -> logits (B, classes)."""
         return self.head(self.body(x))
 
 
@@ -85,7 +87,7 @@ def split(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def obtain(
-    name: str,
+    kind: ImageSet,
     images: Tensor,
     labels: Tensor,
     folder: Path,
@@ -98,7 +100,7 @@ def obtain(
     The file serves all devices: distances that were taken on two of them are of one instrument.
 
     Args:
-        name: of the set, a key of EPOCHS.
+        kind: the data set's record.
         images: uint8, (N, C, H, W).
         labels: int64, (N,).
         folder: where classifiers are kept.
@@ -107,17 +109,17 @@ def obtain(
         log: takes a line about what was done.
     """
     key = (
-        f"{name}-{len(images)}-{fingerprint(images)}-{fingerprint(labels)}-v{ARCHITECTURE}-"
-        f"{EPOCHS[name]}x{BATCH}-seed{seed}"
+        f"{kind.name}-{len(images)}-{fingerprint(images)}-{fingerprint(labels)}-v{ARCHITECTURE}-"
+        f"{kind.classifier_epochs}x{BATCH}-seed{seed}"
     )
     file = folder / f"{key}.pt"
     with in_turn(folder):
-        return _obtain(file, name, images, labels, seed, device, log)
+        return _obtain(file, kind, images, labels, seed, device, log)
 
 
 def _obtain(
     file: Path,
-    name: str,
+    kind: ImageSet,
     images: Tensor,
     labels: Tensor,
     seed: int,
@@ -126,33 +128,33 @@ def _obtain(
 ) -> Trained:
     if file.is_symlink() or file.exists():
         try:
-            return _read(file, images, seed, device)
+            return _read(file, kind, len(images), seed, device)
         except UserError as error:
             log(f"{error}; the classifier is trained again")
-            file.unlink()  # or it would be kept as the one before
-    trained = train(images, labels, EPOCHS[name], seed, device)
-    state = {name: value.cpu() for name, value in trained.network.state_dict().items()}
-    save(file, {"model": state, "accuracy": trained.accuracy, "seconds": trained.seconds})
+    trained = train(kind, images, labels, seed, device)
+    _write(file, trained)
     log(
-        f"classifier of {name}: trained on {len(images) - trained.held_out} images in "
+        f"classifier of {kind.name}: trained on {len(images) - trained.held_out} images in "
         f"{trained.seconds:.1f} s, right on {trained.accuracy:.2%} of {trained.held_out} others; "
         f"kept in {file.parent}"
     )
     return trained
 
 
-def train(images: Tensor, labels: Tensor, epochs: int, seed: int, device: torch.device) -> Trained:
+def train(
+    kind: ImageSet, images: Tensor, labels: Tensor, seed: int, device: torch.device
+) -> Trained:
     """A classifier trained on four fifths of the images and tried on the others.
 
     The same numbers follow from the same arguments; torch's global generator is left as it was.
     """
     start = time.perf_counter()
     fitted, held_out = split(len(images), seed)
-    network = _initial(tuple(images.shape[1:]), seed).to(device)
-    batches = -(-len(fitted) // BATCH)
+    network = _initial(kind, seed).to(device)
+    updates = kind.classifier_epochs * -(-len(fitted) // BATCH)
     optimizer = torch.optim.Adam(network.parameters(), lr=PEAK_RATE)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_RATE, total_steps=epochs * batches)
-    for epoch in range(epochs):
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_RATE, total_steps=updates)
+    for epoch in range(kind.classifier_epochs):
         generator = make_generator(seed, "classifier", "epoch", epoch)
         order = fitted[torch.randperm(len(fitted), generator=generator)]
         for rows in order.split(BATCH):
@@ -171,26 +173,47 @@ def train(images: Tensor, labels: Tensor, epochs: int, seed: int, device: torch.
     return Trained(network, accuracy, len(held_out), time.perf_counter() - start)
 
 
-def _initial(shape: tuple[int, ...], seed: int) -> SmallCNN:
+def _initial(kind: ImageSet, seed: int) -> SmallCNN:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "classifier", "weights"))
-        return SmallCNN(shape)
+        return SmallCNN(kind.shape, kind.classes)
 
 
-def _read(file: Path, images: Tensor, seed: int, device: torch.device) -> Trained:
+def _write(file: Path, trained: Trained) -> None:
+    """Keep a classifier in its file, written to a temporary one first and then renamed."""
+    state = {name: value.cpu() for name, value in trained.network.state_dict().items()}
+    payload = {"model": state, "accuracy": trained.accuracy, "seconds": trained.seconds}
+    partial = file.with_name(file.name + ".partial")
+    partial.unlink(missing_ok=True)
+    try:
+        with partial.open("xb") as stream:
+            torch.save({"format": FORMAT, **payload}, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _read(file: Path, kind: ImageSet, images: int, seed: int, device: torch.device) -> Trained:
     """A classifier from its file.
 
     Raises:
-        UserError: it is damaged or none.
+        UserError: it is damaged, of another format, or none.
     """
-    payload = load(file)
-    network = _initial(tuple(images.shape[1:]), seed)
+    network = _initial(kind, seed)
     try:
+        if problem := damage(file):
+            raise ValueError(problem)
+        payload = torch.load(file, map_location="cpu", weights_only=True)
+        if payload["format"] != FORMAT:
+            raise ValueError(f"format {payload['format']}, not {FORMAT}")
         network.load_state_dict(payload["model"])
         accuracy, seconds = float(payload["accuracy"]), float(payload["seconds"])
         if not all(value.isfinite().all() for value in network.state_dict().values()):
             raise ValueError("weights that are not finite")
     except Exception as error:  # a foreign file may hold anything under these names
-        raise UserError(f"{file} is no classifier of this program") from error
+        cause = one_line(error)[:100]
+        raise UserError(f"{file} is no classifier of this program ({cause})") from error
     network.to(device).eval().requires_grad_(False)
-    return Trained(network, accuracy, len(split(len(images), seed)[1]), seconds)
+    return Trained(network, accuracy, len(split(images, seed)[1]), seconds)

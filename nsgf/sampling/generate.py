@@ -1,22 +1,18 @@
-"""What is done with a trained run: draw samples, make pictures, measure."""
+"""Samples of a trained run, and their files and pictures."""
 
-import json
-from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from nsgf.config.schema import PEER_PHASES, Config
-from nsgf.data import Data, Sampler, build_source, data_shape
+from nsgf.config.files import read_settings
+from nsgf.config.schema import PEER_PHASES, Config, SamplingConfig
+from nsgf.data import Data, Sampler, build_source, is_image_set
 from nsgf.data.images import to_bytes
-from nsgf.metrics.evaluate import NEAREST, classifier_part, inception_part, nearest_metrics
-from nsgf.metrics.inception import check_weights
-from nsgf.metrics.wasserstein import w2, w2_floor
-from nsgf.run.folder import RunFolder, write_text
+from nsgf.run.folder import RunFolder
 from nsgf.run.resume import load_network
 from nsgf.sampling.plots import save_grid, save_image_path, save_point_path
 from nsgf.sampling.sampler import (
@@ -24,11 +20,10 @@ from nsgf.sampling.sampler import (
     NSGFSampler,
     PeerSampler,
     Samples,
-    expected_nfe,
     straight_flow_networks,
 )
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import pick_device, versions
+from nsgf.system.hardware import pick_device
 
 PATH_SAMPLES = 8
 POINT_SAMPLES = 2048
@@ -106,124 +101,95 @@ def generate(
 
 
 def sample_run(config: Config, run: RunFolder) -> list[str]:
-    """Draw samples into ``samples/``: an .npz, a grid or scatter PNG, a trajectory PNG.
+    """Draw samples into ``samples/``: an .npz, a grid of images, a picture of their way.
+
+    The files are ``samples.npz``, ``grid.png`` (images alone) and ``trajectory.png``; what this
+    command sets differently from the run's own configuration is added to the names, as in
+    ``samples-seed1-solver_heun.npz``, so that samples of other settings stay.
+
+    Args:
+        config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
+            that holds the run, the files go to ``OUT_DIR/RUN/samples``: the run may be read-only.
+        run: its folder.
 
     Returns:
-        One line per file, and the NFE.
+        One line about the samples, and one for each file.
+
+    Raises:
+        UserError: checkpoints are missing or damaged, or the files cannot be written, which is
+            found out before sampling.
     """
+    folder = writable(results_folder(config, run) / "samples")
     device = pick_device(config.device)
     sampler, progress = load_sampler(config, run, device)
-    data = Data(config.data, config.seed) if _is_points(config) else None
+    data = None if is_image_set(config.data.name) else Data(config.data, config.seed)
     source = build_source(config.data, config.seed, "sample")
     samples = generate(
         sampler, source, config.sampling.num_samples, config.sampling.batch_size, device
     )
-    run.samples.mkdir(exist_ok=True)
-    files = {name: run.samples / name for name in ("samples.npz", "grid.png", "trajectory.png")}
+    suffix = changed_settings(config, run)
+    arrays, grid, trajectory = (
+        folder / f"{stem}{suffix}{kind}"
+        for stem, kind in (("samples", ".npz"), ("grid", ".png"), ("trajectory", ".png"))
+    )
     tau = np.empty(0) if samples.tau is None else samples.tau.numpy()
-    np.savez(files["samples.npz"], x=samples.x.numpy(), tau=tau, nfe=samples.nfe)
+    np.savez(arrays, x=samples.x.numpy(), tau=tau, nfe=samples.nfe)
 
     shown = POINT_SAMPLES if data else PATH_SAMPLES
     start = build_source(config.data, config.seed, "path").sample(shown).to(device)
     path = [state.cpu() for state in sampler(start, keep_path=True).path]
+    files = [arrays, trajectory]
     if data:
-        del files["grid.png"]
         target = data.target("path").sample(POINT_SAMPLES)
-        save_point_path(path, target, files["trajectory.png"], f"NFE {samples.nfe:g}")
+        save_point_path(path, target, trajectory, f"NFE {samples.nfe:g}")
     else:
-        save_grid(samples.x, files["grid.png"])
-        save_image_path(path, files["trajectory.png"])
+        files.insert(1, grid)
+        save_grid(samples.x, grid)
+        save_image_path(path, trajectory)
     networks = ", ".join(f"{phase} ({updates} updates)" for phase, updates in progress.items())
     count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, with {networks}"
-    return [count, *map(str, files.values())]
+    return [count, *map(str, files)]
 
 
-def evaluate_run(
-    config: Config, run: RunFolder, log: Callable[[str], None] = print
-) -> tuple[Path, dict[str, Any]]:
-    """Measure a run and write ``metrics.json``.
+def results_folder(config: Config, run: RunFolder) -> Path:
+    """Where the results of a run are written: into its folder, or to ``OUT_DIR/RUN`` where
+    ``out_dir`` is not the folder that holds it."""
+    home, out = run.path.resolve(), Path(config.out_dir).expanduser()
+    return run.path if out.resolve() == home.parent else out / home.name
 
-    Args:
-        config: the run's settings.
-        run: its folder.
-        log: takes lines about what is computed once and kept in ``out_dir``.
 
-    Returns:
-        The file and its content.
+def writable(folder: Path) -> Path:
+    """The folder, made if it is not there, once a file can be written in it.
 
     Raises:
-        UserError: checkpoints, data or a given weights file are missing or damaged.
+        UserError: none can.
     """
-    device = pick_device(config.device)
-    if config.evaluation.inception and config.evaluation.inception_weights is not None:
-        check_weights(Path(config.evaluation.inception_weights))
-    sampler, progress = load_sampler(config, run, device)
-    data = Data(config.data, config.seed)
-    samples = _samples(config, data, sampler, device)
-    if not all(part.finite for part in samples):
-        raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
-    found: dict[str, Any] = {
-        "exp": config.exp,
-        "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
-        "seed": config.seed,
-        "updates": progress,
-        "weights": config.sampling.weights,
-        "num_samples": config.evaluation.num_samples,
-        "expected_nfe": expected_nfe(config, sampler.networks),
-        "nfe": float(np.mean([part.nfe for part in samples])),
-    }
-    if sampler.networks != ("nsgf",):
-        found["solver"] = config.sampling.solver
-    if "peer" in config.phases:
-        found["method"] = config.peer.method
-    if samples[0].tau is not None:
-        found |= {"tau_mean": float(samples[0].tau.mean()), "tau_std": float(samples[0].tau.std())}
-    found |= _w2_metrics(config, data, [part.x for part in samples])
-    found["versions"] = versions()
-    file = run.path / "metrics.json"
-    write_text(file, json.dumps(found, indent=2) + "\n")
-    images, pixels = data.images, samples[0].pixels
-    if images is not None and pixels is not None:
-        found |= nearest_metrics(data, samples[0].x)
-        for part in (classifier_part, inception_part):
-            found |= part(config, images, pixels, device, log)
-            write_text(file, json.dumps(found, indent=2) + "\n")
-    return file, found
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as probe:
+            probe.write(b"x")
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}); name a folder for the results with "
+            "--out-dir DIR, or copy the run folder to where you may write"
+        ) from error
+    return folder
 
 
-def _samples(
-    config: Config, data: Data, sampler: FlowSampler, device: torch.device
-) -> list[Samples]:
-    """Of points for each repetition anew; of images once, floats only as many as are compared."""
-    n, size = config.evaluation.num_samples, config.sampling.batch_size
-    if data.images is not None:
-        keep = max(config.evaluation.w2_samples, NEAREST)
-        return [generate(sampler, data.source("evaluate", "0"), n, size, device, keep)]
-    return [
-        generate(sampler, data.source("evaluate", str(repeat)), n, size, device)
-        for repeat in range(config.evaluation.repeats)
+def changed_settings(config: Config, run: RunFolder) -> str:
+    """What the names of samples say of settings that are not the run's own, e.g. ``-seed1``.
+
+    Args:
+        config: of this command.
+        run: whose ``config.yaml`` holds its own settings.
+    """
+    saved = read_settings(run.config_file)
+    own = {**asdict(SamplingConfig()), **saved.get("sampling", {})}
+    own["seed"] = saved.get("seed", Config().seed)
+    now = {"seed": config.seed, **asdict(config.sampling)}
+    parts = [
+        f"-{key}{'' if isinstance(value, int | float) else '_'}{'null' if value is None else value}"
+        for key, value in now.items()
+        if key != "batch_size" and value != own[key]  # the size of a batch changes no sample
     ]
-
-
-def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, Any]:
-    """Exact W2 to fresh target samples, and the floor, over the repetitions."""
-    n = min(config.evaluation.w2_samples, len(samples[0]))
-    if data.images is not None:
-        n = min(n, len(data.images) // 2)  # two disjoint halves for the floor
-    distances, floors = [], []
-    for repeat in tqdm(range(config.evaluation.repeats), desc="W2", leave=False):
-        target = data.target("evaluate", str(repeat))
-        distances.append(w2(samples[repeat % len(samples)][:n], target.sample(n)))
-        floors.append(w2_floor(data.target("floor", str(repeat)), n))
-    return {
-        "w2": float(np.mean(distances)),
-        "w2_std": float(np.std(distances)),
-        "w2_floor": float(np.mean(floors)),
-        "w2_floor_std": float(np.std(floors)),
-        "w2_samples": n,
-        "repeats": config.evaluation.repeats,
-    }
-
-
-def _is_points(config: Config) -> bool:
-    return len(data_shape(config.data.name)) == 1
+    return "".join(parts)

@@ -45,7 +45,7 @@ def test_comparison_trains_measures_and_reports(config):
     files, said = run(config)
     assert [file.name for file in files] == ["table.md", "table.csv", "moons.png"]
     assert all(file.stat().st_size > 0 for file in files)
-    assert said[1] == "compare: 4 cells, 0 of them measured, 25 updates in all"
+    assert said[1] == "compare: 4 trials, 0 measured, 25 updates in all"
     table = files[0].read_text()
     assert "| 2-RF |" in table
     assert "| floor |" in table
@@ -63,7 +63,7 @@ def test_what_is_finished_is_not_done_again(config, monkeypatch):
     monkeypatch.setattr(measure.PointYardstick, "floor", refuse)
     second, said = run(config)
     assert second[0].read_text() == table
-    assert "4 of them measured" in said[1]
+    assert "4 measured" in said[1]
 
 
 def test_other_nfe_are_measured_without_training(config, monkeypatch):
@@ -310,7 +310,7 @@ def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, told):
 
 def test_dataset_stands_for_the_targets():
     request = parse(["compare", "--exp", "2d", "--dataset", "moons"])
-    assert {trial.target for trial in trials(request.config)} == {"moons"}
+    assert {trial.target.label for trial in trials(request.config)} == {"moons"}
 
 
 def test_links_out_of_a_cell_are_refused(config, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from nsgf.compare.measure import Measured
 from nsgf.compare.report import Row, markdown, table_csv, verdict
-from nsgf.compare.trials import Trial
+from nsgf.compare.trials import Target, Trial
 from tests.conftest import shipped
 
 CONFIG = shipped(
@@ -20,7 +20,9 @@ CONFIG = shipped(
 
 
 def row(method: str, seed: int, w2: float, nfe: int | None = 10, draw: int = 0) -> Row:
-    return Row(Trial("moons", method, seed), nfe, draw, 100, 60.0, Measured(10, 0.5, {"w2": w2}))
+    return Row(
+        Trial(Target("moons"), method, seed), nfe, draw, 100, 60.0, Measured(10, 0.5, {"w2": w2})
+    )
 
 
 ROWS = [
@@ -43,7 +45,9 @@ def test_differences_are_taken_seed_by_seed():
     text = markdown(CONFIG, ROWS)
     assert "| I-CFM | -0.103 ± 0.003 ahead |" in text
     both = [
-        item._replace(found=Measured(10, 0.5, {"w2": 0, "energy": 2 * item.found.values["w2"]}))
+        item._replace(
+            measured=Measured(10, 0.5, {"w2": 0, "energy": 2 * item.measured.values["w2"]})
+        )
         for item in ROWS
     ]
     assert "| NSGF minus, w2 |" in markdown(CONFIG, both)
@@ -114,13 +118,15 @@ def test_csv_has_a_line_for_each_measure():
         "sample_seconds": "0.5",
         "w2": "0.3",
     }
-    assert lines[-1]["method"] == "floor"
+    floor = lines[-1]
+    assert (floor["method"], floor["nfe"], floor["calls"]) == ("floor", "", "")
+    assert float(floor["w2"]) == 0.05
 
 
 def test_other_nfe_than_asked_for_is_said():
     """Heun's steps take two calls, dopri5 what it needs."""
     rows = [
-        item._replace(found=Measured(9, 0.5, item.found.values)) if item.nfe else item
+        item._replace(measured=Measured(9, 0.5, item.measured.values)) if item.nfe else item
         for item in ROWS
     ]
     assert "| NSGF | **0.200 ± 0.100 (NFE 9)** |" in markdown(CONFIG, rows)

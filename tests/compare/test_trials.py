@@ -2,8 +2,20 @@ from dataclasses import replace
 
 import pytest
 
-from nsgf.compare.trials import Trial, at_nfe, trial_config, trial_folder, trials, updates
+from nsgf.compare.trials import (
+    Target,
+    Trial,
+    at_nfe,
+    comparison_folder,
+    named_target,
+    trial_config,
+    trial_folder,
+    trials,
+    updates,
+)
 from nsgf.config.schema import PHASES
+from nsgf.data import DATA_SETS, PointSet
+from nsgf.data.points import moons
 from nsgf.sampling.sampler import expected_nfe
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -15,20 +27,55 @@ def test_one_seed_is_complete_before_the_next():
     assert len(order) == 2 * 5 * 2
     assert [trial.seed for trial in order] == [0] * 10 + [1] * 10
     assert order[:3] == [
-        Trial("8gaussians", "nsgf", 0),
-        Trial("8gaussians", "icfm", 0),
-        Trial("moons", "nsgf", 0),
+        Trial(Target("8gaussians"), "nsgf", 0),
+        Trial(Target("8gaussians"), "icfm", 0),
+        Trial(Target("moons"), "nsgf", 0),
     ]
 
 
 def test_target_with_a_source_of_its_own():
-    config = trial_config(shipped("2d"), Trial("8gaussians_moons", "nsgf", 1))
+    config = trial_config(shipped("2d"), Trial(Target("moons", "8gaussians"), "nsgf", 1))
     assert (config.data.source, config.data.name, config.seed) == ("8gaussians", "moons", 1)
+
+
+@pytest.mark.parametrize(
+    ("label", "target"),
+    [
+        ("moons", Target("moons")),
+        ("8gaussians_moons", Target("moons", "8gaussians")),
+        ("pin_wheel", Target("pin_wheel")),
+        ("8gaussians_pin_wheel", Target("pin_wheel", "8gaussians")),
+        ("far_off_moons", Target("moons", "far_off")),
+        ("far_off_pin_wheel", Target("pin_wheel", "far_off")),
+    ],
+)
+def test_labels_are_looked_up_and_never_taken_apart(label, target, monkeypatch):
+    """Names of sets and of sources may have underscores."""
+    monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
+    monkeypatch.setitem(DATA_SETS, "far_off", PointSet("far_off", moons, is_source=True))
+    assert named_target(label) == target
+    assert target.label == label
+
+
+@pytest.mark.parametrize("label", ["moon", "moons_8gaussians", "gaussian_moons", ""])
+def test_unknown_targets_are_refused(label):
+    with pytest.raises(UserError, match=rf"compare\.targets = {label}: must be"):
+        named_target(label)
+
+
+def test_a_set_with_an_underscore_is_configured_under_its_whole_name(monkeypatch):
+    monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
+    base = shipped("2d", "--compare.targets=[]", "--compare.methods=[nsgf]")
+    config = replace(base, data=replace(base.data, name="pin_wheel"))
+    trial = next(trials(config))
+    own = trial_config(config, trial)
+    assert (own.data.name, own.data.source) == ("pin_wheel", "gaussian")
+    assert trial_folder(config, trial) == comparison_folder(config) / "pin_wheel/nsgf-seed0"
 
 
 def test_without_targets_the_data_section_is_meant():
     config = shipped("2d", "--compare.targets=[]", "--dataset=moons", "--data.source=8gaussians")
-    assert {trial.target for trial in trials(config)} == {"8gaussians_moons"}
+    assert {trial.target for trial in trials(config)} == {Target("moons", "8gaussians")}
 
 
 @pytest.mark.parametrize("exp", ["2d", "digits", "mnist", "cifar10"])
@@ -36,14 +83,14 @@ def test_without_targets_the_data_section_is_meant():
 def test_all_methods_have_the_same_number_of_updates(exp, method):
     config = shipped(exp)
     target = "moons" if exp == "2d" else exp
-    own = trial_config(config, Trial(target, method, 0))
+    own = trial_config(config, Trial(Target(target), method, 0))
     assert updates(own) == config.peer.iterations
     batch = {getattr(own, phase).batch_size for phase in own.phases}
     assert batch == {config.peer.batch_size}
 
 
 def test_nsgf_plus_plus_keeps_the_proportion_of_its_phases():
-    config = trial_config(shipped("2d"), Trial("moons", "nsgf++", 0))
+    config = trial_config(shipped("2d"), Trial(Target("moons"), "nsgf++", 0))
     assert [getattr(config, phase).iterations for phase in PHASES] == [6667, 6667, 6666]
     assert config.flow.steps == 5
 
@@ -51,16 +98,18 @@ def test_nsgf_plus_plus_keeps_the_proportion_of_its_phases():
 def test_noise_of_the_peers_is_that_of_their_authors_examples():
     config = shipped("2d")
     widths = {
-        method: trial_config(config, Trial("moons", method, 0)).peer.sigma
+        method: trial_config(config, Trial(Target("moons"), method, 0)).peer.sigma
         for method in ("icfm", "otcfm", "sbcfm", "1rf")
     }
     assert widths == {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5, "1rf": 0.0}
-    assert trial_config(shipped("digits"), Trial("digits", "otcfm", 0)).peer.sigma == 0
+    assert trial_config(shipped("digits"), Trial(Target("digits"), "otcfm", 0)).peer.sigma == 0
 
 
 def test_2rf_goes_on_in_the_folder_of_1rf():
     config = shipped("2d")
-    one, two = (trial_folder(config, Trial("moons", method, 2)) for method in ("1rf", "2rf"))
+    one, two = (
+        trial_folder(config, Trial(Target("moons"), method, 2)) for method in ("1rf", "2rf")
+    )
     assert one == two
     assert one.name == "rf-seed2"
 
@@ -68,13 +117,13 @@ def test_2rf_goes_on_in_the_folder_of_1rf():
 @pytest.mark.parametrize("nfe", [5, 10, 20, 60])
 @pytest.mark.parametrize("method", ["nsgf", "nsgf++", "icfm"])
 def test_every_method_spends_the_network_calls_it_is_given(nfe, method):
-    config = trial_config(shipped("digits"), Trial("digits", method, 0))
+    config = trial_config(shipped("digits"), Trial(Target("digits"), method, 0))
     networks = tuple(config.phases)
     assert expected_nfe(at_nfe(config, nfe), networks) == str(nfe)
 
 
 def test_nsgf_plus_plus_splits_a_few_calls_evenly():
-    config = trial_config(shipped("digits"), Trial("digits", "nsgf++", 0))
+    config = trial_config(shipped("digits"), Trial(Target("digits"), "nsgf++", 0))
     few, many = at_nfe(config, 5).sampling, at_nfe(config, 60).sampling
     assert (few.nsgf_steps, few.straight_steps) == (2, 2)
     assert (many.nsgf_steps, many.straight_steps) == (5, 54)
@@ -86,22 +135,22 @@ def test_nsgf_plus_plus_splits_a_few_calls_evenly():
 
 def test_nsgf_plus_plus_has_more_than_five_steps_only_where_they_are_allowed():
     plain = shipped("2d", "--phases=[nsgf,nsf,predictor]", "--flow.allow_many_steps=true")
-    trial = Trial("moons", "nsgf++", 0)
+    trial = Trial(Target("moons"), "nsgf++", 0)
     assert trial_config(plain, trial).flow.steps == 10
     flow = replace(plain.flow, allow_many_steps=False)
     assert trial_config(replace(plain, flow=flow), trial).flow.steps == 5
 
 
 def test_least_calls_of_nsgf_plus_plus_are_three():
-    config = trial_config(shipped("digits"), Trial("digits", "nsgf++", 0))
+    config = trial_config(shipped("digits"), Trial(Target("digits"), "nsgf++", 0))
     assert expected_nfe(at_nfe(config, 1), ("nsgf", "nsf", "predictor")) == "3"
 
 
 def test_nsgf_alone_has_no_straight_flow_to_enter():
-    config = trial_config(shipped("2d", "--sampling.tau=0.5"), Trial("moons", "nsgf", 0))
+    config = trial_config(shipped("2d", "--sampling.tau=0.5"), Trial(Target("moons"), "nsgf", 0))
     assert at_nfe(config, 10).sampling.tau is None
 
 
 def test_target_that_the_network_does_not_fit_is_refused():
     with pytest.raises(UserError, match=r"model\.kind"):
-        trial_config(shipped("digits"), Trial("moons", "icfm", 0))
+        trial_config(shipped("digits"), Trial(Target("moons"), "icfm", 0))

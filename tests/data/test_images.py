@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import Data, data_shape
-from nsgf.data.images import IMAGE_SHAPES, load_images, to_bytes, to_unit_range
+from nsgf.data import Data, Files, data_set, data_shape
+from nsgf.data.images import IMAGE_SETS, to_bytes, to_unit_range
 from nsgf.system.errors import UserError
 
 
@@ -33,7 +33,7 @@ def write_cifar10(root, images: np.ndarray) -> None:
 
 
 def load(name, root, *, verify=True):
-    return load_images(name, root, verify=verify, download=False)
+    return data_set(name).images(Files(root, verify=verify, download=False))
 
 
 def test_digits_are_bundled_and_use_the_whole_range(tmp_path):
@@ -98,7 +98,7 @@ def test_bytes_and_unit_range_are_inverse():
     assert to_bytes(torch.tensor([-3.0, 3.0])).tolist() == [0, 255]
 
 
-@pytest.mark.parametrize("name", IMAGE_SHAPES)
+@pytest.mark.parametrize("name", [one.name for one in IMAGE_SETS])
 def test_fake_data_has_the_shape_of_the_real_set(name, tmp_path):
     data = Data(DataConfig(name=name, fake=True, root=str(tmp_path)), seed=0)
     batch = data.target("x").sample(5)

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
+from nsgf.data import Files, data_set
 from nsgf.data.cifar import read_labels
-from nsgf.data.labels import load_labels
 from nsgf.system.errors import UserError
 from tests.data.test_hostile_images import BATCHES
 from tests.data.test_images import write_cifar10, write_mnist
@@ -14,7 +14,7 @@ from tests.run.test_hostile_files import Malicious, _nothing_is_executed  # noqa
 
 
 def load(name, root, *, verify=True):
-    return load_labels(name, root, verify=verify, download=False)
+    return data_set(name).labels(Files(root, verify=verify, download=False))
 
 
 def write_batch(root, number: int, content: dict) -> None:

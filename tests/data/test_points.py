@@ -3,22 +3,22 @@ import math
 import pytest
 import torch
 
-from nsgf.data.points import POINT_SETS, Gaussian, PointSet, eight_gaussians, moons
+from nsgf.data.points import POINT_SETS, Gaussian, checkerboard, eight_gaussians, moons, scurve
 from nsgf.system.seeding import make_generator
 
 
-@pytest.mark.parametrize("name", POINT_SETS)
+@pytest.mark.parametrize("law", POINT_SETS, ids=lambda law: law.name)
 @pytest.mark.parametrize("n", [1, 2, 257])
-def test_any_number_of_points(name, n):
-    points = PointSet(POINT_SETS[name]).draw(n, make_generator(0))
+def test_any_number_of_points(law, n):
+    points = law.draw(n, make_generator(0))
     assert points.shape == (n, 2)
     assert points.dtype == torch.float32
     assert points.isfinite().all()
 
 
-@pytest.mark.parametrize("name", POINT_SETS)
-def test_draws_follow_the_generator(name):
-    draw = POINT_SETS[name]
+@pytest.mark.parametrize("law", POINT_SETS, ids=lambda law: law.name)
+def test_draws_follow_the_generator(law):
+    draw = law.draw
     assert torch.equal(draw(64, make_generator(1)), draw(64, make_generator(1)))
     assert not torch.equal(draw(64, make_generator(1)), draw(64, make_generator(2)))
 
@@ -49,7 +49,7 @@ def test_single_moon_points_come_from_both_moons():
 
 
 def test_checkerboard_fills_half_of_the_squares():
-    x = POINT_SETS["checkerboard"](8000, make_generator(0))
+    x = checkerboard(8000, make_generator(0))
     assert x.abs().max() <= 4
     square = ((x + 4) / 2).floor().long()
     assert ((square[:, 0] + square[:, 1]) % 2 == 0).all()
@@ -59,6 +59,6 @@ def test_checkerboard_fills_half_of_the_squares():
 
 
 def test_scurve_has_its_extent():
-    x = POINT_SETS["scurve"](5000, make_generator(0))
+    x = scurve(5000, make_generator(0))
     assert 1.9 < float(x[:, 0].abs().max()) < 2.6
     assert 3.8 < float(x[:, 1].abs().max()) < 4.6

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from nsgf.config.schema import DataConfig
-from nsgf.data.images import load_images, to_unit_range
-from nsgf.data.labels import load_labels
+from nsgf.data import Files, data_set
+from nsgf.data.images import to_unit_range
 from nsgf.metrics import classifier
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.system.errors import UserError
@@ -15,13 +15,13 @@ CONFIG = DataConfig(name="digits")
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory) -> torch.Tensor:
-    return load_images("digits", tmp_path_factory.mktemp("x"), verify=True, download=False)
+def images() -> torch.Tensor:
+    return data_set("digits").images(Files.of(CONFIG))
 
 
 @pytest.fixture(scope="module")
-def labels(tmp_path_factory) -> torch.Tensor:
-    return load_labels("digits", tmp_path_factory.mktemp("x"), verify=True, download=False)
+def labels() -> torch.Tensor:
+    return data_set("digits").labels(Files.of(CONFIG))
 
 
 @pytest.fixture(scope="module")

@@ -1,26 +1,26 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
-from nsgf.data.images import load_images, to_unit_range
-from nsgf.data.labels import load_labels
+from nsgf.config.schema import DataConfig
+from nsgf.data import Files, data_set
+from nsgf.data.images import IMAGE_SETS, to_unit_range
 from nsgf.metrics import network
 from nsgf.metrics.network import FEATURES, SmallCNN, obtain, split, train
 from tests.run.test_hostile_files import WEIGHTS, _nothing_is_executed  # noqa: F401
 
 CPU = torch.device("cpu")
+DIGITS = data_set("digits")
+SHORT = replace(DIGITS, classifier_epochs=1)
+"""Trained in a tenth of a second."""
+BRIEF = replace(DIGITS, classifier_epochs=3)
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory) -> tuple[torch.Tensor, torch.Tensor]:
-    root = tmp_path_factory.mktemp("none")
-    options = {"verify": True, "download": False}
-    return load_images("digits", root, **options), load_labels("digits", root, **options)
-
-
-@pytest.fixture
-def short(monkeypatch):
-    """Trainings of a tenth of a second."""
-    monkeypatch.setattr(network, "EPOCHS", {"digits": 1})
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    files = Files.of(DataConfig(name="digits"))
+    return DIGITS.images(files), DIGITS.labels(files)
 
 
 class Kept:
@@ -31,11 +31,11 @@ class Kept:
         self.folder = folder
         self.said: list[str] = []
 
-    def obtain(self, seed=0, images=None, labels=None):
+    def obtain(self, seed=0, images=None, labels=None, kind=SHORT):
         self.said.clear()
         chosen = self.images if images is None else images
         named = self.labels if labels is None else labels
-        return obtain("digits", chosen, named, self.folder, seed, CPU, self.said.append)
+        return obtain(kind, chosen, named, self.folder, seed, CPU, self.said.append)
 
     def file(self):
         (file,) = self.folder.glob("*.pt")
@@ -43,7 +43,7 @@ class Kept:
 
 
 @pytest.fixture
-def kept(digits, tmp_path, short) -> Kept:
+def kept(digits, tmp_path) -> Kept:
     return Kept(digits, tmp_path / ".classifiers")
 
 
@@ -54,16 +54,16 @@ def same(one, other) -> bool:
 
 @pytest.mark.e2e
 def test_digits_are_told_apart(digits):
-    found = train(*digits, network.EPOCHS["digits"], 0, CPU)
+    found = train(DIGITS, *digits, 0, CPU)
     assert found.accuracy >= 0.97
     assert found.held_out == 360
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("shape", [one.shape for one in IMAGE_SETS])
 def test_every_image_set_fits(shape):
-    cnn = SmallCNN(shape)
+    cnn = SmallCNN(shape, 7)
     x = torch.rand(2, *shape)
-    assert cnn(x).shape == (2, 10)
+    assert cnn(x).shape == (2, 7)
     assert cnn.body(x).shape == (2, FEATURES)
 
 
@@ -78,7 +78,7 @@ def test_accuracy_is_on_images_without_influence_on_the_weights(digits):
     """Wrong labels of held-out images change the accuracy alone; those of others the weights."""
     images, labels = digits
     fitted, held_out = split(len(images), 0)
-    honest = train(images, labels, 3, 0, CPU)
+    honest = train(BRIEF, images, labels, 0, CPU)
     with torch.no_grad():
         answers = honest.network(images[held_out].float() / 127.5 - 1).argmax(1)
     assert honest.accuracy == pytest.approx(float((answers == labels[held_out]).float().mean()))
@@ -86,7 +86,7 @@ def test_accuracy_is_on_images_without_influence_on_the_weights(digits):
     for rows, unchanged in ((held_out, True), (fitted[:100], False)):
         wrong = labels.clone()
         wrong[rows] = (wrong[rows] + 1) % 10
-        other = train(images, wrong, 3, 0, CPU)
+        other = train(BRIEF, images, wrong, 0, CPU)
         assert same(honest, other) == unchanged
         if unchanged:
             assert other.accuracy < 0.3
@@ -95,7 +95,7 @@ def test_accuracy_is_on_images_without_influence_on_the_weights(digits):
 def test_features_are_the_layer_before_the_answer_of_what_it_was_trained_on(digits):
     """Over more than one batch, the answer from the features is the network's own."""
     images, labels = digits
-    found = train(images, labels, 3, 0, CPU)
+    found = train(BRIEF, images, labels, 0, CPU)
     features = found.features(images[:1200], CPU)
     assert features.shape == (1200, FEATURES)
     answers = found.network.head(features)
@@ -105,7 +105,7 @@ def test_features_are_the_layer_before_the_answer_of_what_it_was_trained_on(digi
 
 def test_training_follows_the_seed_and_leaves_torchs_generator(digits):
     before = torch.random.get_rng_state()
-    one, again, other = (train(*digits, 1, seed, CPU) for seed in (0, 0, 1))
+    one, again, other = (train(SHORT, *digits, seed, CPU) for seed in (0, 0, 1))
     assert torch.equal(before, torch.random.get_rng_state())
     assert same(one, again)
     assert one.accuracy == again.accuracy
@@ -132,8 +132,7 @@ def test_what_changes_it_changes_its_file(kept, monkeypatch):
     kept.obtain(labels=kept.labels.flip(0))
     monkeypatch.setattr(network, "ARCHITECTURE", 99)
     kept.obtain()
-    monkeypatch.setattr(network, "EPOCHS", {"digits": 2})
-    kept.obtain()
+    kept.obtain(kind=replace(DIGITS, classifier_epochs=2))
     assert len(list(kept.folder.glob("*.pt"))) == 7
 
 
@@ -143,6 +142,7 @@ BAD = [
     {"model": {"x": torch.ones(2)}},
     {"accuracy": "high"},
     {"accuracy": None},
+    {"format": 2},
     "nan",
 ]
 

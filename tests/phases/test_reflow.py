@@ -7,8 +7,9 @@ import torch
 
 from nsgf.cli import main
 from nsgf.experiment import train
+from nsgf.metrics.evaluate import evaluate_run
 from nsgf.run import checkpoint
-from nsgf.sampling.generate import evaluate_run, load_sampler, sample_run
+from nsgf.sampling.generate import load_sampler, sample_run
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")

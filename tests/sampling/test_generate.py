@@ -1,22 +1,30 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch_fidelity import registry
 
-from nsgf.config.schema import DataConfig
+from nsgf.config.schema import DataConfig, SamplingConfig
 from nsgf.data import Data, build_source
 from nsgf.data.images import to_bytes
 from nsgf.experiment import train
+from nsgf.metrics.evaluate import evaluate_run
 from nsgf.metrics.inception import EXTRACTOR
 from nsgf.models import build_network
 from nsgf.preflight import format_hours, preflight
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.generate import evaluate_run, generate, load_sampler, sample_run
+from nsgf.sampling.generate import (
+    changed_settings,
+    generate,
+    load_sampler,
+    results_folder,
+    sample_run,
+)
 from nsgf.sampling.sampler import NSGFSampler, Samples
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -32,6 +40,13 @@ def small(tiny):
         sampling=replace(tiny.sampling, num_samples=20, batch_size=8, straight_steps=4),
         evaluation=replace(tiny.evaluation, num_samples=24, repeats=2),
     )
+
+
+@pytest.fixture
+def tiny_run(small, tiny_run):
+    """The finished run, with ``small`` as its own settings."""
+    tiny_run.write_config(small)
+    return tiny_run
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +101,13 @@ def test_fixed_time_needs_no_predictor(small, tiny_run):
         assert line == (
             "20 samples, NFE 11, with nsgf (12 of 12 updates), nsf (12 of 12 updates)"  # 3 + 2 x 4
         )
-        saved = np.load(tiny_run.samples / "samples.npz")
+        saved = np.load(tiny_run.samples / "samples-tau0.25-solver_heun.npz")
         assert (saved["tau"] == 0.25).all()
         drawn.append(saved["x"])
         tiny_run.checkpoint_file("predictor").unlink(missing_ok=True)
     assert np.array_equal(*drawn)
     _, found = evaluate_run(fixed, tiny_run)
-    assert (found["nfe"], found["expected_nfe"], found["solver"]) == (11, "11", "heun")
+    assert (found["nfe"], found["expected_nfe"], found["solver"]) == (11, 11, "heun")
     assert (found["tau_mean"], found["tau_std"]) == (0.25, 0)
     assert set(found["updates"]) == {"nsgf", "nsf"}
     assert load_sampler(small, tiny_run, CPU)[0].networks == ("nsgf",)
@@ -106,7 +121,8 @@ def test_fixed_time_without_a_straight_flow_is_refused(small, tiny_run):
 
 
 def test_missing_torchdiffeq_is_noticed_before_sampling(small, tiny_run, monkeypatch):
-    monkeypatch.setattr("nsgf.sampling.generate.generate", lambda *_: pytest.fail("sampled first"))
+    for module in ("sampling.generate", "metrics.evaluate"):
+        monkeypatch.setattr(f"nsgf.{module}.generate", lambda *_: pytest.fail("sampled first"))
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     config = replace(small, sampling=replace(small.sampling, solver="dopri5"))
     for command in (sample_run, evaluate_run):
@@ -164,7 +180,7 @@ def test_w2_compares_samples_with_the_target(small, tiny_run, monkeypatch):
     for name in ("target", "source"):
         cloud = getattr(data, name)("elsewhere").sample(400)
         monkeypatch.setattr(
-            "nsgf.sampling.generate.generate", lambda *_, cloud=cloud: Samples(x=cloud, nfe=1.0)
+            "nsgf.metrics.evaluate.generate", lambda *_, cloud=cloud: Samples(x=cloud, nfe=1.0)
         )
         scores[name] = evaluate_run(config, tiny_run)[1]
     assert scores["target"]["w2"] < 2 * scores["target"]["w2_floor"]
@@ -206,17 +222,107 @@ def test_images_are_gathered_as_bytes_and_only_the_first_as_floats():
 
 def test_samples_follow_the_seed_of_the_command(small, tiny_run):
 
-    def drawn(seed):
+    def drawn(seed, name):
         sample_run(replace(small, seed=seed), tiny_run)
-        return np.load(tiny_run.samples / "samples.npz")["x"]
+        return np.load(tiny_run.samples / name)["x"]
 
-    assert np.array_equal(drawn(0), drawn(0))
-    assert not np.array_equal(drawn(0), drawn(1))
+    first = drawn(0, "samples.npz")
+    assert not np.array_equal(first, drawn(1, "samples-seed1.npz"))
+    assert np.array_equal(first, drawn(0, "samples.npz"))
+
+
+def test_samples_of_other_settings_get_names_of_their_own(small, tiny_run):
+    """None overwrites those of the run's own settings; the size of a batch changes no sample."""
+    own = small.sampling
+    names = {
+        changed_settings(replace(small, sampling=sampling), tiny_run)
+        for sampling in (
+            replace(own, batch_size=5),
+            replace(own, nsgf_steps=10),
+            replace(own, num_samples=3, weights="last"),
+            replace(own, tau=0.5, omega=0.1, straight_steps=3),
+        )
+    }
+    assert names == {
+        "",
+        "-nsgf_steps10",
+        "-num_samples3-weights_last",
+        "-tau0.5-straight_steps3-omega0.1",
+    }
+    tiny_run.write_config(replace(small, sampling=replace(own, tau=0.5)))
+    assert changed_settings(small, tiny_run) == "-tau_null"
+
+
+def test_names_are_known_where_an_old_run_has_fewer_settings(small, tiny_run):
+    tiny_run.config_file.write_text("exp: 2d\nseed: 0\n")
+    alone = replace(small, sampling=SamplingConfig(num_samples=3))
+    assert changed_settings(alone, tiny_run) == "-num_samples3"
+
+
+def blocked(folder):
+    """A file stands where a folder is to be: as for a read-only folder, whoever runs the test."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.write_text("")
+
+
+@pytest.mark.parametrize("command", [sample_run, evaluate_run])
+def test_folders_that_cannot_be_written_are_known_before_sampling(
+    command, small, tiny_run, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("nsgf.sampling.generate.load_sampler", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("nsgf.metrics.evaluate.load_sampler", lambda *_: pytest.fail("loaded"))
+
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("nsgf.sampling.generate.TemporaryFile", refuse)
+    with pytest.raises(UserError, match=r"cannot be written \(Permission denied\); .*--out-dir"):
+        command(small, tiny_run)
+    monkeypatch.undo()
+    blocked(tmp_path / "out")
+    with pytest.raises(UserError, match=r"out.*cannot be written .*copy the run folder"):
+        command(replace(small, out_dir=str(tmp_path / "out")), tiny_run)
+
+
+@pytest.mark.parametrize("name", [".classifiers", ".fidelity"])
+def test_caches_that_cannot_be_written_are_known_before_sampling(
+    name, digits_run, monkeypatch, tmp_path
+):
+    config, run = digits_run
+    monkeypatch.setattr("nsgf.metrics.evaluate.load_sampler", lambda *_: pytest.fail("loaded"))
+    evaluation = replace(config.evaluation, classifier=True, inception=True)
+    blocked(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name} cannot be written"):
+        evaluate_run(replace(config, evaluation=evaluation, out_dir=str(tmp_path)), run)
+
+
+def test_results_of_a_read_only_run_go_to_another_folder(small, tiny_run, tmp_path):
+    """Nothing is written in the run folder."""
+    before = {path: path.stat().st_mtime_ns for path in sorted(tiny_run.path.rglob("*"))}
+    other = replace(small, out_dir=str(tmp_path / "mine"))
+    lines = sample_run(other, tiny_run)
+    folder = tmp_path / "mine" / tiny_run.path.name
+    assert [str(folder / "samples" / name) for name in ("samples.npz", "trajectory.png")] == lines[
+        1:
+    ]
+    file, _ = evaluate_run(other, tiny_run)
+    assert file == folder / "metrics.json"
+    assert file.is_file()
+    assert {path: path.stat().st_mtime_ns for path in sorted(tiny_run.path.rglob("*"))} == before
+
+
+def test_results_go_into_the_run_however_its_folder_is_named(small, tiny_run, monkeypatch):
+    monkeypatch.chdir(tiny_run.path.parent)
+    here = replace(small, out_dir=".")
+    assert results_folder(here, RunFolder(Path(tiny_run.path.name))) == Path(tiny_run.path.name)
+    assert results_folder(here, tiny_run) == tiny_run.path
 
 
 def test_images_are_sampled_to_a_grid(digits_run):
     config, run = digits_run
-    sample_run(config, run)
+    lines = sample_run(config, run)
+    files = [run.samples / name for name in ("samples.npz", "grid.png", "trajectory.png")]
+    assert lines[1:] == list(map(str, files))
     assert np.load(run.samples / "samples.npz")["x"].shape == (9, 1, 8, 8)
     names = {path.name for path in run.samples.iterdir()}
     pictures = {"phase1_nsgf.png", "phase2_nsf.png", "phase3_predictor.png"}
@@ -233,7 +339,7 @@ def test_evaluation_of_images(digits_run):
 
 def test_mistyped_inception_weights_are_noticed_before_sampling(digits_run, monkeypatch):
     config, run = digits_run
-    monkeypatch.setattr("nsgf.sampling.generate.generate", lambda *_: pytest.fail("sampled first"))
+    monkeypatch.setattr("nsgf.metrics.evaluate.generate", lambda *_: pytest.fail("sampled first"))
     evaluation = replace(config.evaluation, inception=True, inception_weights="nowhere.pth")
     with pytest.raises(UserError, match=r"nowhere\.pth: no such file"):
         evaluate_run(replace(config, evaluation=evaluation), run)
@@ -266,9 +372,10 @@ def test_inception_metrics_are_told_with_what_they_depend_on(digits_run, monkeyp
     assert found["inception_samples"] == 16
     assert found["inception_reference"].startswith("digits train, 1797 images, 8x8 grey replicated")
     assert found["inception_weights"] == "downloaded"
-    assert len(said) == 1
+    assert said[0].endswith("W2 of 4 at most, nearest real images, Inception features")
+    assert len(said) == 2
     assert evaluate_run(config, run, said.append)[1] == found
-    assert len(said) == 1
+    assert len(said) == 3
 
 
 def test_classifier_metrics_are_beside_their_floor(digits_run, monkeypatch):
@@ -283,11 +390,11 @@ def test_classifier_metrics_are_beside_their_floor(digits_run, monkeypatch):
     assert found["classifier_accuracy"] > 0.97
     assert "not Inception FID" in found["classifier_reference"]
     assert "898 images of digits" in found["classifier_reference"]
-    assert len(said) == 1
+    assert len(said) == 2
     assert (run.path.parent / ".classifiers").is_dir()
     again = evaluate_run(config, run, said.append)[1]
     assert again == found
-    assert len(said) == 1
+    assert len(said) == 3
 
 
 def test_classifier_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatch):

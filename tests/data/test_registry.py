@@ -1,0 +1,114 @@
+"""Each data set has one record, and the configuration names the same sets."""
+
+from dataclasses import replace
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+
+from nsgf.config.schema import CompareConfig, DataConfig
+from nsgf.data import (
+    DATA_SETS,
+    NOISE,
+    Data,
+    Files,
+    ImageSet,
+    PointSet,
+    build_source,
+    data_set,
+    data_shape,
+    is_image_set,
+)
+from nsgf.data.points import moons
+from nsgf.system.errors import UserError
+
+LEAVES = set(DataConfig.__dataclass_fields__)
+
+
+def test_configuration_and_records_name_the_same_sets():
+    hints = get_type_hints(DataConfig)
+    assert set(get_args(hints["name"])) == set(DATA_SETS)
+    assert set(get_args(hints["source"])) == {
+        NOISE,
+        *(name for name, one in DATA_SETS.items() if one.is_source),
+    }
+    points = {name for name in DATA_SETS if not is_image_set(name)}
+    (labels,) = get_args(get_type_hints(CompareConfig)["targets"])
+    assert set(get_args(labels)) == points | {"8gaussians_moons"}
+
+
+@pytest.mark.parametrize("name", DATA_SETS)
+def test_records_are_whole(name):
+    record = DATA_SETS[name]
+    assert record.name == name
+    assert record.uses <= LEAVES - {"name"}
+    assert data_shape(name) == record.shape
+    assert len(record.shape) == (3 if is_image_set(name) else 1)
+    if isinstance(record, ImageSet):
+        assert record.shape[1] == record.shape[2]
+        assert record.read_labels is not None
+        assert "source" not in record.uses
+    else:
+        assert record.uses == {"source"}
+
+
+def test_only_sets_with_files_use_their_folder():
+    assert {name for name, one in DATA_SETS.items() if "root" in one.uses} == {"mnist", "cifar10"}
+    assert {name for name, one in DATA_SETS.items() if "verify" in one.uses} == {"cifar10"}
+
+
+def test_unknown_sets_are_refused_with_the_known_ones():
+    with pytest.raises(UserError, match=r"data\.name = moon: must be one of 8gaussians, moons"):
+        data_set("moon")
+
+
+@pytest.mark.parametrize("source", ["moons", "digits"])
+def test_sets_that_are_no_source_are_refused(source):
+    with pytest.raises(UserError, match=rf"data\.source = {source}: cannot be a source"):
+        build_source(DataConfig(name="scurve", source=source), 0, "x")
+
+
+def test_an_own_set_of_points_needs_its_record_alone(monkeypatch):
+    monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
+    data = Data(DataConfig(name="pin_wheel"), seed=0)
+    assert data.target("x").sample(5).shape == data.source("x").sample(5).shape == (5, 2)
+
+
+@pytest.fixture
+def own(monkeypatch) -> ImageSet:
+    """A set of 30 images 4x4 without labels."""
+    images = torch.arange(30 * 16).remainder(256).to(torch.uint8).view(30, 1, 4, 4)
+    record = ImageSet("own_set", (1, 4, 4), read_images=lambda files: images)
+    monkeypatch.setitem(DATA_SETS, "own_set", record)
+    return record
+
+
+def test_an_own_image_set_needs_its_record_alone(own):
+    data = Data(DataConfig(name="own_set"), seed=0)
+    assert data.shape == (1, 4, 4)
+    assert data.target("x").sample(5).shape == data.source("x").sample(5).shape == (5, 1, 4, 4)
+    with pytest.raises(UserError, match=r"data\.name = own_set: has no labels"):
+        own.labels(Files.of(DataConfig()))
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.zeros(0, 1, 4, 4, dtype=torch.uint8),
+        torch.zeros(3, 1, 4, 5, dtype=torch.uint8),
+        torch.zeros(3, 2, 4, 4, dtype=torch.uint8),
+        torch.zeros(3, 4, 4, dtype=torch.uint8),
+        torch.zeros(3, 1, 4, 4),
+    ],
+)
+def test_images_of_another_shape_or_type_are_refused(own, images):
+    other = replace(own, read_images=lambda files: images)
+    with pytest.raises(UserError, match=r"must be \(N, 1, 4, 4\) of torch\.uint8"):
+        other.images(Files.of(DataConfig()))
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 3], [-1, 0, 0], [], [[0], [1]]])
+def test_labels_outside_of_the_classes_are_refused(own, labels):
+    other = replace(own, classes=3, read_labels=lambda files: torch.tensor(labels))
+    with pytest.raises(UserError, match="labels are not one of 0 to 2"):
+        other.labels(Files.of(DataConfig()))
