@@ -89,7 +89,7 @@ def test_floor_belongs_to_its_seed_draw_and_sample_counts(config):
     for variant in variants:
         work = Work(variant, StopRequest(), lambda _: None)
         assert work.finish(next(trials(variant)))
-        floors += [tuple(row.found.values.values()) for row in work.floors()]
+        floors += [tuple(row.measured.values.values()) for row in work.floors()]
     assert len(set(floors)) == 8
 
 
