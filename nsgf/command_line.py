@@ -122,7 +122,10 @@ def _parse(argv: list[str]) -> Request:
         config, notes = _keep_pool_total(config, _read(command, base, []))
     check(config)
     if run:
-        config = at_home(config, run, asked=_asked(flags, control))
+        asked = _asked(flags, control)
+        if command in ("sample", "evaluate") and _given(flags, "--out_dir"):
+            asked.add("out_dir")
+        config = at_home(config, run, asked)
     return Request(
         command=command,
         config=config,

@@ -15,7 +15,7 @@ from nsgf.data import Data, is_image_set
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.inception import Reference, check_weights, inception_metrics
 from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
-from nsgf.run.checkpoint import RunFolder, write_text
+from nsgf.run.folder import RunFolder, write_text
 from nsgf.sampling.generate import generate, load_sampler, results_folder, writable
 from nsgf.sampling.sampler import FlowSampler, Samples, expected_nfe
 from nsgf.system.errors import UserError

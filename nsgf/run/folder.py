@@ -202,11 +202,13 @@ def at_home(config: Config, run: RunFolder, asked: set[str]) -> Config:
     Args:
         config: the run's settings with this command's on top.
         run: the run folder.
-        asked: keys that this command sets: ``data.root``, ``data.download``.
+        asked: keys that this command sets: ``data.root``, ``data.download``; ``out_dir`` where
+            results may go elsewhere.
     """
-    path = run.path if run.path.name not in ("", "..") else run.path.resolve()
-    config = replace(config, out_dir=str(path.parent))
+    if "out_dir" not in asked:
+        path = run.path if run.path.name not in ("", "..") else run.path.resolve()
+        config = replace(config, out_dir=str(path.parent))
     root = Path(os.path.abspath(Path(config.data.root).expanduser()))
-    if asked or root.is_relative_to(Path.cwd()):
+    if asked - {"out_dir"} or root.is_relative_to(Path.cwd()):
         return config
     return replace(config, data=replace(config.data, download=False))

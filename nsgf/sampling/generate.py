@@ -155,7 +155,8 @@ def results_folder(config: Config, run: RunFolder) -> Path:
     """Where the results of a run are written: into its folder, or to ``OUT_DIR/RUN`` where
     ``out_dir`` is not the folder that holds it."""
     home, out = run.path.resolve(), Path(config.out_dir).expanduser()
-    return run.path if out.resolve() == home.parent else out / home.name
+    parents = {home.parent, run.path.absolute().parent.resolve()}  # of what a link stands for, too
+    return run.path if out.resolve() in parents else out / home.name
 
 
 def writable(folder: Path) -> Path:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch_fidelity import registry
 
+from nsgf.command_line import parse
 from nsgf.config.schema import DataConfig, SamplingConfig
 from nsgf.data import Data, build_source
 from nsgf.data.images import to_bytes
@@ -311,9 +312,25 @@ def test_results_of_a_read_only_run_go_to_another_folder(small, tiny_run, tmp_pa
     assert {path: path.stat().st_mtime_ns for path in sorted(tiny_run.path.rglob("*"))} == before
 
 
+@pytest.mark.parametrize("command", ["sample", "evaluate", "train"])
+def test_the_command_line_names_another_place_for_results_alone(command, tiny_run, tmp_path):
+    """Training goes on where the run is."""
+    words = [command, "--run", str(tiny_run.path), *["--resume"] * (command == "train")]
+    out = parse([*words, "--out-dir", str(tmp_path / "mine")]).config.out_dir
+    assert Path(out) == (tiny_run.path.parent if command == "train" else tmp_path / "mine")
+    assert Path(parse(words).config.out_dir) == tiny_run.path.parent
+
+
 def test_results_go_into_the_run_however_its_folder_is_named(small, tiny_run, monkeypatch):
     monkeypatch.chdir(tiny_run.path.parent)
     here = replace(small, out_dir=".")
+    link = tiny_run.path.with_name("link")
+    link.symlink_to(tiny_run.path)
+    assert results_folder(here, RunFolder(link)) == link
+    (tiny_run.path.parents[1] / "elsewhere").mkdir()
+    link = link.replace(tiny_run.path.parents[1] / "elsewhere" / "link")
+    linked = replace(small, out_dir=str(link.parent))
+    assert results_folder(linked, RunFolder(link)) == link
     assert results_folder(here, RunFolder(Path(tiny_run.path.name))) == Path(tiny_run.path.name)
     assert results_folder(here, tiny_run) == tiny_run.path
 
