@@ -102,8 +102,9 @@ def test_a_part_of_what_is_free_stays_free(config, storage, share):
 @pytest.mark.parametrize("solver", ["batched", "geomloss"])
 def test_plans_of_a_hundred_thousand_particles_are_refused(name, storage, solver, monkeypatch):
     """Five matrices of 100000 x 100000 floats: 200 GB, whatever the data."""
-    config = parsed(name, "--sinkhorn-batch=100000", f"--sinkhorn.solver={solver}")
-    config, shape = with_pool(config, storage=storage, num_batches=1), data_shape(config.data.name)
+    config = with_pool(parsed(name), storage=storage, num_batches=1)
+    many = replace(config.sinkhorn, batch_size=100_000, solver=solver)
+    config, shape = replace(config, sinkhorn=many), data_shape(config.data.name)
     monkeypatch.setattr(plan, "available_bytes", lambda: 100 * GB)
     monkeypatch.setattr(plan, "free_disk_bytes", lambda _: 1000 * GB)
     with pytest.raises(UserError, match=r"^sinkhorn\.batch_size = 100000: ") as caught:
@@ -165,7 +166,8 @@ def test_type_of_a_known_pool_stays_when_less_is_free(config, tmp_path):
 @pytest.mark.parametrize("name", ["2d", "digits", "mnist", "cifar10"])
 def test_flows_under_construction_stay_small(name):
     shape = {"mnist": MNIST, "cifar10": CIFAR, "digits": (1, 8, 8), "2d": (2,)}[name]
-    config = parsed(name, "--sinkhorn-batch=128")
+    base = parsed(name)
+    config = replace(base, sinkhorn=replace(base.sinkhorn, batch_size=128))
     together = build_batch(config, shape, CPU)
     n, values = config.sinkhorn.batch_size, torch.Size(shape).numel()
     result = together * n * (config.flow.steps + 1) * values * 4
