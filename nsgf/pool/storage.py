@@ -1,10 +1,10 @@
 """A pool on disk: one mapped file of positions, and a header that says what it is.
 
-    pool/positions.bin   (mini-batch, particle, time, *shape), the bytes of the tensor
-    pool/header.json     format, settings that determine the values, one checksum per mini-batch
+    pool/positions.bin   (flow, particle, time, *shape), the bytes of the tensor
+    pool/header.json     format, settings that determine the values, one checksum per flow
 
-The header is replaced as a whole after the bytes it vouches for are on the disk, so what it lists
-is complete whenever the process ends.
+The header is replaced as a whole, after the flows that it lists are on the disk: whenever the
+process ends, they are complete.
 """
 
 import errno
@@ -26,71 +26,61 @@ from nsgf.system.errors import UserError
 
 FORMAT = 1
 SAVE_SECONDS = 5.0
-"""Time between two headers; an end of the program by force loses no more than this."""
+"""Least time between two headers; a process that is killed loses no more than this."""
 
 Header = dict[str, Any]
-"""format, settings, dtype, checksums of the finished mini-batches, report of the solver."""
+"""format, settings, dtype, checksums of the finished flows, report of the solver."""
 
 
 class PoolFile:
-    """The positions of all mini-batches, mapped into memory."""
+    """The positions of all flows, mapped into memory."""
 
     def __init__(
-        self, folder: Path, header: Header, batches: int, rows: int, row_shape: tuple[int, ...]
+        self, folder: Path, header: Header, flows: int, n: int, trajectory: tuple[int, ...]
     ) -> None:
         """Open or begin the pool in ``folder``.
 
         Args:
             folder: the run's folder of the pool; made if missing.
             header: from :func:`new_header`; a matching header on disk takes its place.
-            batches: mini-batches of this file: all, or one process's part.
-            rows: trajectories of one mini-batch.
-            row_shape: shape of one trajectory, (T+1, *shape).
+            flows: number of flows in this file: all, or one process's part.
+            n: trajectories of one flow.
+            trajectory: shape of one trajectory, (T+1, *shape).
 
         Raises:
             UserError: no permission or space, another pool, or a damaged file.
         """
         self._folder, self._file = folder, folder / "positions.bin"
-        self._batches = batches
-        dtype: torch.dtype = getattr(torch, header["dtype"])
-        nbytes = self._batches * rows * math.prod(row_shape) * dtype.itemsize
+        self._flows = flows
         known = read_header(folder)
         if known:
             refuse_mismatch(known, folder, header["settings"])
         self.header = known if known and known["settings"] == header["settings"] else header
-        try:
-            if not self.header["checksums"]:
-                self._begin(nbytes)
-            elif self._size() != nbytes:
-                raise self._damaged(f"has {self._size()} of {nbytes} bytes")
-            mapped = np.memmap(self._file, dtype=np.uint8, mode="r+")
-        except OSError as error:
-            raise UserError(
-                f"pool.storage = disk: {self._file} cannot be written ({error.strerror}); name "
-                "another folder with --out-dir DIR, or use --pool.storage memory"
-            ) from error
-        self._map, self._bytes = mapped, mapped.reshape(self._batches, -1)
-        flat = torch.from_numpy(mapped).view(dtype)
-        self.positions: Tensor = flat.view(self._batches * rows, *row_shape)
+        dtype: torch.dtype = getattr(torch, self.header["dtype"])
+        self._map = self._mapped(flows * n * math.prod(trajectory) * dtype.itemsize)
+        self._bytes = self._map.reshape(flows, -1)
+        self.positions: Tensor = (
+            torch.from_numpy(self._map).view(dtype).view(flows * n, *trajectory)
+        )
         self._unsaved, self._saved_at = 0, time.monotonic()
         self._verify()
 
     @property
     def finished(self) -> int:
-        """Mini-batches that are complete, from the first on."""
+        """Number of flows that are complete, from the first on."""
         return len(self.header["checksums"])
 
     @property
     def complete(self) -> bool:
-        """Whether every mini-batch is there."""
-        return self.finished == self._batches
+        """Whether every flow is there."""
+        return self.finished == self._flows
 
     def commit(self, finished: int, report: dict[str, Any]) -> None:
-        """Take note that the first ``finished`` mini-batches are in ``positions``.
+        """Note that the first ``finished`` flows are in ``positions``.
 
         Args:
             finished: counted from the beginning.
-            report: what the solver says of them, plain values; kept in the header.
+            report: of the solver that made them, as plain values; kept in the header.
         """
         for index in range(self.finished, finished):
             self.header["checksums"].append(self._checksum(index))
@@ -100,15 +90,33 @@ class PoolFile:
             self.save()
 
     def save(self) -> None:
-        """Bring positions, then the header, to the disk."""
+        """Write positions, then the header, to the disk."""
         if not self._unsaved:
             return
         self._map.flush()
         write_header(self._folder, self.header)
         self._unsaved, self._saved_at = 0, time.monotonic()
 
+    def _mapped(self, nbytes: int) -> np.memmap[Any, np.dtype[np.uint8]]:
+        """The file of positions, taken over or begun, as bytes in memory.
+
+        Raises:
+            UserError: it has another size, or cannot be written.
+        """
+        try:
+            if not self.header["checksums"]:
+                self._begin(nbytes)
+            elif self._size() != nbytes:
+                raise self._damaged(f"has {self._size()} of {nbytes} bytes")
+            return np.memmap(self._file, dtype=np.uint8, mode="r+")
+        except OSError as error:
+            raise UserError(
+                f"pool.storage = disk: {self._file} cannot be written ({error.strerror}); name "
+                "another folder with --out-dir DIR, or use --pool.storage memory"
+            ) from error
+
     def _begin(self, nbytes: int) -> None:
-        """Header first, so that no file of positions is without one; then all of the space."""
+        """Write a header, so that no file of positions is without one; then reserve the space."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_header(self._folder, self.header)
         with self._file.open("r+b" if self._file.exists() else "w+b") as stream:
@@ -116,13 +124,17 @@ class PoolFile:
             _reserve(stream.fileno(), nbytes)
 
     def _verify(self) -> None:
-        """Compare what the header lists with the file."""
-        if self.finished > self._batches:
-            raise self._damaged(f"has more than {self._batches} checksums in its header")
+        """Compare the flows that the header lists with its checksums.
+
+        Raises:
+            UserError: one was changed, or there are too many.
+        """
+        if self.finished > self._flows:
+            raise self._damaged(f"has more than {self._flows} checksums in its header")
         indices = range(self.finished)
         for index in tqdm(indices, desc="pool: checking", unit="flow", leave=False, delay=1):
             if self._checksum(index) != self.header["checksums"][index]:
-                raise self._damaged(f"was changed or cut off (mini-batch {index})")
+                raise self._damaged(f"was changed or cut off (flow {index})")
 
     def _checksum(self, index: int) -> str:
         return f"{zlib.crc32(self._bytes[index]):08x}"
@@ -137,7 +149,7 @@ class PoolFile:
 
 
 def new_header(settings: dict[str, object], dtype: str) -> Header:
-    """The header of a pool without any mini-batch."""
+    """The header of a pool without any flow."""
     plain = json.loads(json.dumps(settings))  # as it will be read again: tuples are lists
     return {"format": FORMAT, "dtype": dtype, "settings": plain, "report": {}, "checksums": []}
 
@@ -153,13 +165,17 @@ def read_header(folder: Path) -> Header | None:
         return None
     try:
         header = json.loads(file.read_text(encoding="utf-8"))
-        known = isinstance(header, dict) and header.get("format") == FORMAT
-        known = known and isinstance(header["checksums"], list)
-        known = known and header["dtype"] in ("float32", "float16")
-        known = known and isinstance(header["settings"], dict) and _is_report(header["report"])
+        valid = (
+            isinstance(header, dict)
+            and header.get("format") == FORMAT
+            and isinstance(header["checksums"], list)
+            and header["dtype"] in ("float32", "float16")
+            and isinstance(header["settings"], dict)
+            and _is_report(header["report"])
+        )
     except (OSError, ValueError, KeyError, RecursionError):
-        known = False
-    if not known:
+        valid = False
+    if not valid:
         raise UserError(
             f"pool header {file} is damaged or of another format than {FORMAT}; "
             f"remove the folder {folder} to build the pool again"
@@ -168,7 +184,7 @@ def read_header(folder: Path) -> Header | None:
 
 
 def _is_report(report: Any) -> bool:
-    """Whether it is what :meth:`PoolFile.commit` keeps: nothing yet, or counts by name."""
+    """Whether ``report`` is what :meth:`PoolFile.commit` keeps: empty, or numbers by name."""
     if not isinstance(report, dict):
         return False
     counts = {key: value for key, value in report.items() if key != "worst_error"}
@@ -189,26 +205,28 @@ def write_header(folder: Path, header: Header) -> None:
 
 
 def refuse_mismatch(known: Header, folder: Path | None, settings: dict[str, object]) -> None:
-    """
+    """Refuse to go on with a pool of other settings.
+
     Raises:
-        UserError: the finished part of a pool was built with other settings.
+        UserError: some of its flows are finished, and were built with other settings.
     """
     before = known["settings"]
-    found = [
+    differences = [
         f"{key}: the pool has {before.get(key)}, this command {settings.get(key)}"
         for key in {**before, **settings}
         if before.get(key) != settings.get(key)
     ]
-    if known["checksums"] and found:
+    if known["checksums"] and differences:
         raise UserError(
-            f"pool {folder} was built otherwise: {'; '.join(found)}; give it the same settings, "
-            "or remove that folder to build it again"
+            f"pool {folder} was built with other settings: {'; '.join(differences)}; use the same "
+            "settings, or remove that folder to build it again"
         )
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Bytes that a pool in ``folder`` may take: free ones, and those that it, or the parts of it
-    that other processes have beside ``folder``, took already.
+    """Free bytes for a pool in ``folder``, together with those that it takes already.
+
+    So do the parts of other processes, which lie beside ``folder``.
     """
     place = folder.absolute()
     while not place.exists():
@@ -222,12 +240,12 @@ def _reserve(descriptor: int, nbytes: int) -> None:
     """Take the disk space now: a mapped file that finds none later kills the process.
 
     Raises:
-        OSError: there is none.
+        OSError: there is not enough of it.
     """
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
         return
-    except AttributeError:  # not on this system
+    except AttributeError:  # this system has no such call
         pass
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):

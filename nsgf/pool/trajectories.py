@@ -1,10 +1,10 @@
-"""The pool itself: allocated once, filled in place, sampled at a cost of the batch alone.
+"""The pool itself: allocated once, filled in place, sampled at a cost that only the batch sets.
 
 Only positions are kept. A pair (x, v) of the paper is X^t and (X^{t+1} - X^t) / h, so T + 1
 positions stand for T pairs, in about half the memory; h is the length of a step on the clock of
 the velocity network (:mod:`nsgf.sinkhorn.schedule`), eta where steps are constant.
 
-Shapes: F trajectories of single particles (mini-batches x n), T flow steps, B pairs.
+Shapes: F trajectories (n of each flow), T flow steps, B pairs.
 """
 
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class TrajectoryPool:
     ) -> None:
         """
         Args:
-            trajectories: number of particles F over all mini-batches.
+            trajectories: their number F over all flows.
             steps: T.
             shape: shape of one particle.
             time_step: h.
@@ -79,14 +79,14 @@ class TrajectoryPool:
         return self._positions.numel() * self._positions.element_size()
 
     def append(self, positions: Tensor) -> None:
-        """Store finished trajectories.
+        """Store the trajectories of finished flows.
 
         Args:
             positions: (n, T+1, *shape), any device.
 
         Raises:
             ValueError: they do not fit.
-            UserError: they are not finite, or not in the pool's type.
+            UserError: they are not finite, or beyond the range of the pool's type.
         """
         end = self._filled + len(positions)
         if end > len(self._positions) or positions.shape[1:] != self._positions.shape[1:]:

@@ -36,7 +36,7 @@ UPDATES = 10
 OMEGA, OMEGA_MAX = 1.8, 1.95
 """Over-relaxation at the start of a solve, and the most it is raised to where progress is slow."""
 LARGEST_CORRECTION = 2.3
-"""A marginal is corrected by a factor 10 at most per update: over-relaxation cannot run away."""
+"""Logarithm of 10, the largest factor of one update: over-relaxation cannot run away."""
 ANNEALING_RATIO, ANNEALING_UPDATES = 6.25, 3
 """Ratio of two successive eps of the annealing, and updates at each."""
 SELF_UPDATES = 14
@@ -44,20 +44,21 @@ SELF_UPDATES = 14
 LOWEST, HIGHEST = -60.0, 20.0
 """Range of log K. Denormal numbers, below -87, would make each product several times slower."""
 SMALL = 10.0
-"""Corrections (logarithms) up to this are not worth the time of computing K anew."""
+"""Corrections (logarithms) below this leave K as it is: computing it anew takes longer."""
 ISOLATED = -16.0
-"""Particles whose kernel entries sum to less than exp of this are at rest in Q, as in float32."""
+"""Particles whose kernel entries sum to less than exp of this stay where they are under Q: next to
+the 1 on the diagonal, float32 would round the sum away."""
 HIDDEN = -30.0
 """A column of K whose largest entry is below exp of this is updated in the log domain."""
 FINEST = 0.01
-"""The tolerance shrinks with the speed down to this factor; slower particles count as at rest."""
+"""Smallest factor on the tolerance of slow particles; slower still, they count as at rest."""
 FLOAT32_LIMIT = 0.1 * 2**24
 """Largest C / eps: above it, rounding changes the entries of a plan by more than 10 %."""
 
 
 @dataclass
 class Solution:
-    """The problems (x, y) of B flows, solved."""
+    """The transport problems (x, y) of B flows, solved."""
 
     velocity: Tensor  # (B, N, D)
     speed: Tensor  # (B,) root mean square of |v_i|
@@ -68,7 +69,7 @@ class Solution:
 
 
 class BatchedSolver:
-    """See the module's docstring. Between two calls it keeps nothing but its report.
+    """A FlowSolver for many flows at once. Between two calls it keeps nothing but its report.
 
     The tolerance bounds the L1 error of a plan's marginals. Where particles move by less than the
     blur it is multiplied by rms |v| / blur, because an error of the plan moves v by an amount that
@@ -86,10 +87,17 @@ class BatchedSolver:
 
     @torch.no_grad()
     def solve(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
-        """One step of B flows: particles (B, N, *shape), targets (B, M, *shape).
+        """Solve the transport problems of one step of B flows.
 
-        `start` is a guess of the solution, of which only `g` and `speed` are used. It saves
-        updates and changes nothing beyond the tolerance.
+        Args:
+            x: particles, (B, N, *shape).
+            y: targets, (B, M, *shape).
+            start: a guess of the solution, of which only `g` and `speed` are used; it saves
+                updates and changes nothing beyond the tolerance.
+
+        Raises:
+            ValueError: clouds that are empty, not finite or of different shapes, or a blur too
+                small for float32.
         """
         x, y = as_clouds(x, y)
         origin = y.mean(1, keepdim=True)
@@ -121,19 +129,14 @@ class BatchedSolver:
         """`solve` on clouds that are moved to the mean of y."""
         cost = half_squared_distances(x, y)
         self._check_precision(cost)
-        if start is None:
-            g, iterations = self._annealed(cost)
-            goal = torch.full_like(cost[:, 0, 0], self._tolerance)
-        else:
-            g, iterations = start.g, torch.zeros_like(start.iterations)
-            goal = self._goal(start.speed)
+        g, iterations, goal = self._begin(cost, start)
         own, self_error = self._self_projection(x)
         error, finished = torch.full_like(goal, math.inf), torch.zeros_like(goal, dtype=torch.bool)
         while not finished.all():  # each turn updates what is left: at most cap / UPDATES turns
             before = iterations
             g, error, iterations = self._updated(cost, g, error, goal, iterations)
             plan = torch.softmax(_exponent(cost, g, self._eps), dim=2)
-            v = torch.baddbmm(own, plan, y, beta=-1)
+            v = torch.baddbmm(own, plan, y, beta=-1)  # P y - Q x
             speed = torch.linalg.vector_norm(v, dim=(1, 2)) / math.sqrt(v.shape[1])
             needed = self._goal(speed)
             converged = torch.maximum(error, self_error) <= needed
@@ -145,11 +148,22 @@ class BatchedSolver:
         self.report.record(iterations, error, converged)
         return Solution(v, speed, g, iterations, error, converged)
 
+    def _begin(self, cost: Tensor, start: Solution | None) -> tuple[Tensor, Tensor, Tensor]:
+        """First g (B, M), the updates spent on it (B,), and the error to reach (B,)."""
+        if start is None:
+            g, iterations = self._annealed(cost)
+            return g, iterations, torch.full_like(cost[:, 0, 0], self._tolerance)
+        return start.g, torch.zeros_like(start.iterations), self._goal(start.speed)
+
     def _goal(self, speed: Tensor) -> Tensor:
         """The marginal error that is small enough for particles of this speed.  (B,)"""
         return self._tolerance * (speed / self._blur).clamp(FINEST, 1.0)
 
     def _check_precision(self, cost: Tensor) -> None:
+        """
+        Raises:
+            ValueError: costs (B, N, M) are too large, next to eps, for plans in float32.
+        """
         largest = float(cost.amax()) / self._eps
         if not largest <= FLOAT32_LIMIT:  # nan, where distances overflow, is refused too
             raise ValueError(
@@ -165,7 +179,7 @@ class BatchedSolver:
         for k in range(int(stages.max()), 0, -1):
             live = (stages >= k).nonzero()[:, 0]
             eps, live_cost = self._eps * ANNEALING_RATIO**k, _rows_of(cost, live)
-            f, h = _enter(live_cost, g[live], eps)
+            f, h = _balanced(live_cost, g[live], eps)
             omega = torch.full_like(f[:, :1], OMEGA)
             correction = _Correction(live_cost, f, h, eps)
             correction.update(omega, ANNEALING_UPDATES)
@@ -180,7 +194,7 @@ class BatchedSolver:
         A correction is small before its first update, so that each turn of either loop counts
         towards the cap; counts are whole numbers, which grow whatever becomes of the error.
         """
-        f, g = _enter(cost, g, self._eps)
+        f, g = _balanced(cost, g, self._eps)
         omega, error, iterations = (
             torch.full_like(f[:, :1], OMEGA),
             error.clone(),
@@ -221,6 +235,7 @@ class BatchedSolver:
 
 
 def _rows_of(cost: Tensor, live: Tensor) -> Tensor:
+    """Costs of the flows `live`; without a copy if these are all."""
     return cost if len(live) == len(cost) else cost[live]
 
 
@@ -234,10 +249,10 @@ def _times(kernel: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(b.unsqueeze(1), kernel.mT).squeeze(1)
 
 
-def _enter(cost: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _balanced(cost: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The f for which the rows of K have mean 1, in the log domain, and g.  (B, N), (B, M)
 
-    Columns of K that would underflow next to the others are updated first, in the log domain too.
+    The entries of g whose columns of K would underflow next to the others are updated first.
     """
     z = _exponent(cost, g, eps)
     log_sum = torch.logsumexp(z, 2)

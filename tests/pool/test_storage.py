@@ -158,7 +158,7 @@ def test_edit_of_an_unfinished_file_is_found(disk, folder):
         build(disk, folder, HalfWay(fail_at=1))
     with (folder / "positions.bin").open("r+b") as stream:
         stream.write(b"other")
-    with pytest.raises(UserError, match="mini-batch 0"):
+    with pytest.raises(UserError, match="flow 0"):
         build(disk, folder)
 
 

@@ -196,7 +196,7 @@ def test_hidden_columns_are_updated_in_the_log_domain(monkeypatch):
     g = solution.g.clone()
     g[0, 3] -= 2000.0
     cost = 0.5 * torch.cdist(x, y).square()
-    _, repaired = batched._enter(cost, g, 0.25)
+    _, repaired = batched._balanced(cost, g, 0.25)
     assert repaired[0, 3] > g[0, 3] + 1900
     others = torch.arange(32) != 3
     assert torch.equal(repaired[0, others], g[0, others])
