@@ -27,7 +27,7 @@ from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import is_image_set
 from nsgf.experiment import train, training_plan
-from nsgf.run.checkpoint import load_good
+from nsgf.run.checkpoint import good_header, mend
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
 from nsgf.run.stop import Stopped, StopRequest
@@ -117,7 +117,9 @@ def _check_machine(config: Config, run: RunFolder, device: torch.device) -> None
 
 def _is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     file = run.checkpoint_file(phase)
-    return file.exists() and load_good(file)[0]["step"] >= getattr(config, phase).iterations
+    return (
+        run.has_checkpoint(phase) and good_header(file)["step"] >= getattr(config, phase).iterations
+    )
 
 
 def check_earlier(config: Config, run: RunFolder) -> None:
@@ -129,9 +131,9 @@ def check_earlier(config: Config, run: RunFolder) -> None:
     differences: list[str] = []
     for phase in config.phases:
         file = run.checkpoint_file(phase)
-        if not file.exists():
+        if not run.has_checkpoint(phase):
             continue
-        saved = load_good(file)[0]["config"]
+        saved = good_header(file)["config"]
         differences += contradictions(saved, config, running=phase, phase=phase)
         optim = getattr(config, phase)
         for key, before, now in (
@@ -189,7 +191,8 @@ class Work:
         config, run = trial_config(self._config, trial), RunFolder.prepare(self._folder(trial))
         try:
             with only_process(run.path):
-                pass  # known to be free before checkpoints are read
+                for phase in config.phases:
+                    mend(run.checkpoint_file(phase), self._log)
             for count in range(1, len(config.phases) + 1):
                 self._train(replace(config, phases=config.phases[:count]), run)
             with only_process(run.path):

@@ -7,9 +7,12 @@ A run folder holds ``config.yaml``, ``versions.json``, ``checkpoints/``, ``pool/
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
+from typing import BinaryIO
 
 import yaml
 
@@ -42,6 +45,11 @@ class RunFolder:
     def checkpoint_file(self, phase: PhaseName) -> Path:
         """Checkpoint of a phase, e.g. ``checkpoints/phase2_nsf.pt``."""
         return self.path / "checkpoints" / f"{phase_stem(phase)}.pt"
+
+    def has_checkpoint(self, phase: PhaseName) -> bool:
+        """Whether there is a checkpoint of a phase, be it only the one before the newest."""
+        file = self.checkpoint_file(phase)
+        return file.exists() or earlier(file).exists()
 
     @classmethod
     def create(cls, config: Config) -> "RunFolder":
@@ -153,13 +161,37 @@ def dump_config(config: Config) -> str:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a small file as a whole: to a temporary one first, then renamed."""
+    """Write a small file as a whole."""
+    with replacing(file) as stream:
+        stream.write(text.encode())
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """A stream for a new version of a file, which takes the old one's place when it is whole on
+    the disk. What fails leaves nothing behind; a link in the way is removed, never followed.
+    """
     partial = file.with_name(file.name + ".partial")
-    with partial.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)
+    partial.unlink(missing_ok=True)
+    try:
+        with partial.open("x+b") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(file)
+        _sync_folder(file.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a rename to the disk, where the system can."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _started(path: Path, exp: str) -> tuple[str, int] | None:

@@ -71,9 +71,10 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     file = run.checkpoint_file(phase)
     if not file.exists():
         return False
-    payload = checkpoint.check_content(file, checkpoint.load(file))
-    done = int(payload["step"]) >= getattr(config, phase).iterations
-    found = contradictions(payload["config"], config, running=None if done else phase, phase=phase)
+    header = checkpoint.read_header(file)
+    checkpoint.check_phase(file, header, phase)
+    done = int(header["step"]) >= getattr(config, phase).iterations
+    found = contradictions(header["config"], config, running=None if done else phase, phase=phase)
     if found:
         raise UserError(f"cannot resume {file}: " + "; ".join(found))
     return done
@@ -102,7 +103,7 @@ def load_network(
     """
     file = run.checkpoint_file(phase)
     payload, remark = checkpoint.load_good(file)
-    checkpoint.check_content(file, payload)
+    checkpoint.check_phase(file, payload, phase)
     found = contradictions(payload["config"], config, FROZEN_IN_SAMPLING, phase=phase)
     if found:
         raise UserError(f"cannot use {file}: " + "; ".join(found))

@@ -49,9 +49,9 @@ def load_sampler(
         peer = load_network(config, run, phase, weights, device)
         return PeerSampler(config, peer.network, phase), {phase: peer.progress}
     phases, tau = straight_flow_networks(config.sampling), config.sampling.tau
-    if not all(run.checkpoint_file(phase).exists() for phase in phases):
+    if not all(run.has_checkpoint(phase) for phase in phases):
         phases = ("nsgf",)
-        if tau is not None and not run.checkpoint_file("nsf").exists():
+        if tau is not None and not run.has_checkpoint("nsf"):
             raise UserError(
                 f"sampling.tau = {tau}: needs phase nsf, of which {run.path} has no checkpoint; "
                 "train that phase first, or say --sampling.tau null"

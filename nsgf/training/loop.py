@@ -14,7 +14,7 @@ from nsgf.config.schema import OptimConfig, PhaseName
 from nsgf.run import checkpoint
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward, compiling, device_settings
@@ -213,11 +213,14 @@ class PhaseLoop:
         if not self.file.exists():
             return
         payload = checkpoint.load(self.file)
+        checkpoint.check_phase(self.file, payload, self.name)
         try:
             self.state.load_state_dict(payload)
             self.window.readings = [StepStats(*pair) for pair in payload["window"]]
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"checkpoint {self.file} does not fit ({error}); remove it") from error
+            raise UserError(
+                f"checkpoint {self.file} does not fit ({one_line(error)}); remove it"
+            ) from error
         self.tracker.log(
             f"{self.name}: going on after step {self.state.step} of {self.optim.iterations}"
         )

@@ -1,3 +1,7 @@
+import errno
+import io
+import json
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,7 +10,8 @@ import torch
 
 from nsgf.command_line import parse
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, dump_config
+from nsgf.run.folder import RunFolder, dump_config, write_text
+from nsgf.run.resume import load_network, pending_phases
 from nsgf.system.errors import UserError
 
 
@@ -40,9 +45,21 @@ class Malicious:
         return Path.touch, (Path("executed"),)
 
 
+def serialized(payload) -> bytes:
+    stream = io.BytesIO()
+    torch.save(payload, stream)
+    return stream.getvalue()
+
+
+def craft(file: Path, content: bytes, **header) -> None:
+    """A checkpoint whose header and checksums are right, whatever its content is."""
+    text = json.dumps(header).encode()
+    file.write_bytes(checkpoint._lead(text, len(content), zlib.crc32(content)) + text + content)
+
+
 def test_checkpoint_cannot_execute_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.save({"format": checkpoint.FORMAT, "x": Malicious()}, tmp_path / "bad.pt")
+    craft(tmp_path / "bad.pt", serialized({"x": Malicious()}), step=1)
     with pytest.raises(UserError, match="cannot be read"):
         checkpoint.load(tmp_path / "bad.pt")
     assert not (tmp_path / "executed").exists()
@@ -67,10 +84,124 @@ def test_truncated_checkpoint_is_refused(tmp_path):
         checkpoint.load(file)
 
 
-def test_foreign_file_is_refused(tmp_path):
-    torch.save({"state_dict": {}}, tmp_path / "a.pt")
-    with pytest.raises(UserError, match="none of this program's"):
-        checkpoint.load(tmp_path / "a.pt")
+def test_foreign_and_older_files_are_refused(tmp_path):
+    file = tmp_path / "a.pt"
+    file.write_bytes(b"GIF89a" * 100)
+    with pytest.raises(UserError, match="no header of format 3"):
+        checkpoint.load(file)
+    torch.save({"format": 2, "step": 3}, file)
+    for read in (
+        checkpoint.load,
+        checkpoint.read_header,
+        lambda file: checkpoint.mend(file, print),
+    ):
+        with pytest.raises(UserError, match="of format 2 or older, this program reads 3"):
+            read(file)
+    assert file.exists()
+
+
+def test_how_far_a_phase_is_stands_in_the_first_kilobytes(tmp_path, monkeypatch):
+    file = tmp_path / "a.pt"
+    payload = {"phase": "nsf", "step": 7, "config": {"seed": 1, "lr": 1e-4}, "model": {}}
+    checkpoint.save(file, {**payload, "w": torch.randn(10**5)})
+    with file.open("r+b") as stream:  # the content is damaged, and nobody looks at it
+        stream.seek(-(10**5), 2)
+        stream.write(bytes(8))
+    header = checkpoint.read_header(file)
+    assert {key: header[key] for key in ("phase", "step", "config")} == {
+        key: payload[key] for key in ("phase", "step", "config")
+    }
+    assert checkpoint.damage(file) == "its content does not fit its checksum"
+
+
+def test_weights_that_are_not_finite_are_damage(tmp_path):
+    file = tmp_path / "a.pt"
+    checkpoint.save(file, {"step": 1, "ema": {"w": torch.ones(3), "n": torch.tensor(3)}})
+    checkpoint.save(file, {"step": 2, "ema": {"w": torch.tensor([1.0, float("nan")])}})
+    with pytest.raises(UserError, match="ema has values that are not finite"):
+        checkpoint.load(file)
+    payload, remark = checkpoint.load_good(file)
+    assert payload["step"] == 1
+    assert "a.pt is damaged, this is the one before" in remark
+
+
+def test_content_that_torch_cannot_read_falls_back_to_the_one_before(tmp_path):
+    file = tmp_path / "a.pt"
+    checkpoint.save(file, {"step": 1})
+    checkpoint.save(file, {"step": 2})
+    file.unlink()
+    craft(file, b"no archive", step=2)
+    assert checkpoint.damage(file) is None
+    assert checkpoint.load_good(file)[0]["step"] == 1
+
+
+def test_checkpoint_that_is_gone_is_told_and_the_one_before_used(tmp_path):
+    file = tmp_path / "a.pt"
+    checkpoint.save(file, {"step": 1})
+    checkpoint.save(file, {"step": 2})
+    file.unlink()
+    payload, remark = checkpoint.load_good(file)
+    assert (payload["step"], remark) == (1, "; a.pt is gone, this is the one before")
+    assert checkpoint.good_header(file)["step"] == 1
+
+
+def test_checkpoint_of_another_phase_is_refused(tiny, tiny_run):
+    for phase, other in (("nsf", "nsgf"), ("nsgf", "predictor")):
+        file = tiny_run.checkpoint_file(phase)
+        file.write_bytes(tiny_run.checkpoint_file(other).read_bytes())
+        for use in (
+            lambda phase=phase: load_network(tiny, tiny_run, phase, "ema", torch.device("cpu")),
+            lambda: pending_phases(tiny, tiny_run),
+        ):
+            with pytest.raises(UserError, match=f"is of phase {other}, not of {phase}"):
+                use()
+
+
+def test_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
+    """Torch hides the system's error behind one of its own, e.g. ``unexpected pos 704 vs 598``."""
+    file = tmp_path / "a.pt"
+    checkpoint.save(file, {"step": 1})
+    written = 0
+
+    def write(self, data):
+        nonlocal written
+        written += len(data)
+        if written > 3000:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(data)
+
+    monkeypatch.setattr(checkpoint._Summed, "_put", write)
+    with pytest.raises(UserError, match=r"a\.pt cannot be written \(No space left on device\)"):
+        checkpoint.save(file, {"step": 2, "w": torch.randn(10**4)})
+    assert checkpoint.load(file)["step"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_unreadable_file_is_no_damaged_one(tmp_path, monkeypatch):
+    file = tmp_path / "a.pt"
+    for step in (1, 2):
+        checkpoint.save(file, {"step": step})
+
+    def refuses(self, *_):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuses)
+    with pytest.raises(UserError, match="Permission denied"):
+        checkpoint.mend(file, print)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.earlier.pt", "a.pt"]
+
+
+def test_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    for name in ("a.pt.partial", "a.earlier.pt.partial", "note.txt.partial"):
+        (tmp_path / name).symlink_to(victim)
+    for step in (1, 2):
+        checkpoint.save(tmp_path / "a.pt", {"step": step})
+    write_text(tmp_path / "note.txt", "hello")
+    assert victim.read_text() == "precious"
+    assert (tmp_path / "note.txt").read_text() == "hello"
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_run_folder_holds_configuration_and_versions(tiny):
