@@ -23,7 +23,7 @@ from nsgf.pool import build_pool, check_pool, pool_folder
 from nsgf.run.checkpoint import mend
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
-from nsgf.run.log import SilentTracker, Tracker
+from nsgf.run.log import Tracker
 from nsgf.run.resume import Pending, load_network, new_network, pending_phases
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
@@ -241,7 +241,7 @@ def _begin(session: Session, restarts: list[PhaseName]) -> None:
 
 
 def _tracker(run: RunFolder, world: World) -> Tracker:
-    return Tracker(run.path) if world.is_main else SilentTracker(run.path)
+    return Tracker(run.path, quiet=not world.is_main)
 
 
 def _straight_line(session: Session, data: Data, phase: PhaseName) -> StraightLine:

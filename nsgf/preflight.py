@@ -15,7 +15,14 @@ from nsgf.models import build_network
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.schedule import step_sizes
 from nsgf.system.distributed import World
-from nsgf.system.hardware import describe, format_bytes, peak_memory, pick_device, reset_peak_memory
+from nsgf.system.hardware import (
+    describe,
+    format_bytes,
+    format_hours,
+    peak_memory,
+    pick_device,
+    reset_peak_memory,
+)
 from nsgf.training.precision import (
     Forward,
     compiling,
@@ -49,13 +56,6 @@ def preflight(config: Config) -> list[str]:
             f"{format_hours(seconds * getattr(config, phase).iterations)}{memory}"
         )
     return [*lines, f"all phases: about {format_hours(total)} (measured on a few steps each)"]
-
-
-def format_hours(seconds: float) -> str:
-    """90 -> '1.5 min'."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def _flow_seconds(config: Config, device: torch.device) -> float:

@@ -151,7 +151,7 @@ def load(file: Path) -> dict[str, Any]:
     if not isinstance(payload, dict):
         raise _unreadable(file, "it holds no dictionary")
     for part in ("model", "ema"):
-        if not _finite(payload.get(part)):
+        if not is_finite(payload.get(part)):
             raise _unreadable(file, f"{part} has values that are not finite")
     return {**payload, **header}
 
@@ -222,7 +222,7 @@ def _check(file: Path, stream: BinaryIO, checksum: int) -> None:
         raise _unreadable(file, "its content does not fit its checksum")
 
 
-def _finite(state: Any) -> bool:
+def is_finite(state: Any) -> bool:
     """Whether all values of a network's state are; what is no state is left to others."""
     if not isinstance(state, Mapping):
         return True

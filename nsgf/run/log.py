@@ -5,8 +5,10 @@ service that may be away, and nothing depends on it.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +17,7 @@ from typing import Any, Protocol
 from tqdm import tqdm
 
 from nsgf.run.folder import write_text
+from nsgf.run.progress import is_terminal
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import one_line
 
@@ -38,7 +41,13 @@ class Mirror(Protocol):
 class Tracker:
     """Appends to the run folder's ``log.txt`` and ``metrics.jsonl``; as a context closes itself."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, quiet: bool = False) -> None:
+        """
+        Args:
+            folder: the run folder.
+            quiet: nothing is written: a process beside the first, which does that for all.
+        """
+        self._quiet = quiet
         self._log = folder / "log.txt"
         self._metrics = folder / "metrics.jsonl"
         self._costs = folder / "costs.jsonl"
@@ -61,8 +70,21 @@ class Tracker:
 
     def log(self, text: str) -> None:
         """One line on the terminal (above a progress bar) and, with the time, in the log."""
-        tqdm.write(text, file=sys.stdout)
-        with self._log.open("a") as stream:
+        if self._quiet:
+            return
+        show(text)
+        self._append_line(text)
+
+    def log_progress(self, text: str) -> None:
+        """One line in the log, and where no bar is drawn on a terminal, on stdout."""
+        if self._quiet:
+            return
+        if not is_terminal():
+            show(text)
+        self._append_line(text)
+
+    def _append_line(self, text: str) -> None:
+        with self._log.open("a", encoding="utf-8") as stream:
             stream.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
     def record(self, **values: Any) -> None:
@@ -74,6 +96,8 @@ class Tracker:
         self._append(self._costs, values)
 
     def _append(self, file: Path, values: dict[str, Any]) -> None:
+        if self._quiet:
+            return
         with file.open("a") as stream:
             stream.write(json.dumps(values) + "\n")
         self._mirrored(lambda mirror: mirror.record(values))
@@ -96,12 +120,16 @@ class Tracker:
         self._mirrored(lambda mirror: mirror.close(failed))
         self._mirror = None
 
+    @property
+    def _records(self) -> list[Path]:
+        return [] if self._quiet else [self._metrics, self._costs]
+
     def rewind(self, phase: str, step: int) -> None:
         """Drop the records of ``phase`` after ``step``: a resumed run writes them again.
 
         A mirror keeps what it got; a resumed run sends it the same values for the same steps.
         """
-        for file in (self._metrics, self._costs):
+        for file in self._records:
             if file.exists():
                 lines = file.read_text(errors="replace").splitlines()
                 kept = [line for line in lines if not _is_after(line, phase, step)]
@@ -112,7 +140,7 @@ class Tracker:
         """Bring the records into the order of ``phases``, where one was trained after a later one:
         the file then is the one of a run that was never interrupted.
         """
-        for file in (self._metrics, self._costs):
+        for file in self._records:
             if file.exists():
                 lines = file.read_text(errors="replace").splitlines()
                 ordered = sorted(lines, key=lambda line: _place(line, phases))
@@ -129,6 +157,16 @@ class Tracker:
             self.log(f"tracking: nothing is mirrored from here on ({one_line(error)})")
 
 
+def show(text: str) -> None:
+    """One line on stdout, at once; a reader or terminal that went away is no reason to end."""
+    try:
+        tqdm.write(text, file=sys.stdout)
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):  # or the interpreter fails at its own end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _is_after(line: str, phase: str, step: int) -> bool:
     try:
         record = json.loads(line)
@@ -141,22 +179,3 @@ def _is_after(line: str, phase: str, step: int) -> bool:
 def _place(line: str, phases: Sequence[str]) -> int:
     phase = json.loads(line)["phase"]
     return phases.index(phase) if phase in phases else len(phases)
-
-
-class SilentTracker(Tracker):
-    """For the processes beside the first: one run, one log."""
-
-    def log(self, text: str) -> None:
-        pass
-
-    def record(self, **values: Any) -> None:
-        pass
-
-    def record_cost(self, **values: Any) -> None:
-        pass
-
-    def rewind(self, phase: str, step: int) -> None:
-        pass
-
-    def sort(self, phases: Sequence[str]) -> None:
-        pass

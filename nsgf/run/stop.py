@@ -4,9 +4,13 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 
 
 class Stopped(Exception):
@@ -39,14 +43,19 @@ class StopRequest:
             return self._limit
         return self._signal
 
+    def follow(self) -> None:
+        """Another process was asked to end, so this one ends too."""
+        if self.reason is None:
+            self._signal = "another process was asked to end"
+
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGINT (Ctrl-C) and SIGTERM for requests; a Ctrl-C after either interrupts at once.
+        """Take SIGINT (Ctrl-C), SIGTERM and SIGHUP (the terminal is gone) for requests; a Ctrl-C
+        after any of them interrupts at once.
 
         Must be called in the main thread.
         """
-        signals = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._take) for number in signals}
+        before = {number: signal.signal(number, self._take) for number in SIGNALS}
         try:
             yield
         finally:
@@ -59,4 +68,6 @@ class StopRequest:
             raise KeyboardInterrupt
         self._signal = name
         # not print: what was interrupted may be in the middle of printing
-        os.write(2, f"\nnsgf: {name}: ends after this step; Ctrl-C ends at once\n".encode())
+        line = f"\nnsgf: {name}: ends after this step and saves; Ctrl-C now ends without saving\n"
+        with suppress(OSError):  # nobody reads it any more
+            os.write(2, line.encode())

@@ -112,6 +112,13 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def format_hours(seconds: float) -> str:
+    """90 -> '1.5 min'."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
 def versions() -> dict[str, str]:
     """Versions that a result depends on."""
     import platform

@@ -2,16 +2,16 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from nsgf.config.schema import OptimConfig, PhaseName
 from nsgf.run import checkpoint
+from nsgf.run.progress import Progress
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, one_line
@@ -24,7 +24,14 @@ from nsgf.training.step_stats import PendingStats, StepStats, Window, describe_b
 from nsgf.training.task import Batch, Trainer
 
 
-def fit(phase: PhaseName, trainer: Trainer, session: Session, *, reads_disk: bool = False) -> None:
+def fit(
+    phase: PhaseName,
+    trainer: Trainer,
+    session: Session,
+    *,
+    reads_disk: bool = False,
+    now: Callable[[], float] = time.monotonic,
+) -> None:
     """Train one phase to its last update and leave its checkpoint in the run folder.
 
     Goes on from the phase's checkpoint if there is one.
@@ -34,6 +41,7 @@ def fit(phase: PhaseName, trainer: Trainer, session: Session, *, reads_disk: boo
         trainer: network and batches.
         session: where and how to train.
         reads_disk: drawing a batch waits for a disk; then, and for a card, it is done ahead.
+        now: seconds that never go backwards.
 
     Raises:
         Stopped: asked to by ``session.stop``, after a checkpoint.
@@ -53,7 +61,7 @@ def fit(phase: PhaseName, trainer: Trainer, session: Session, *, reads_disk: boo
         forward = Forward(trainer.model.train(), config, device, world)
         seed = derive_seed(session.config.seed, phase)
         state = TrainState(forward, optim, seed=seed, accumulate=config.accumulate, world=world)
-        PhaseLoop(phase, state, batches, session).run()
+        PhaseLoop(phase, state, batches, session, now).run()
     session.tracker.log(f"{phase}: peak memory {format_bytes(peak_memory(device))}")
 
 
@@ -61,15 +69,30 @@ class PhaseLoop:
     """The updates of one phase, with what is logged and saved on the way."""
 
     def __init__(
-        self, name: PhaseName, state: TrainState, batches: Batches, session: Session
+        self,
+        name: PhaseName,
+        state: TrainState,
+        batches: Batches,
+        session: Session,
+        now: Callable[[], float],
     ) -> None:
+        """
+        Args:
+            name: the phase.
+            state: what changes with every update.
+            batches: what they learn from.
+            session: where and how to train.
+            now: seconds that never go backwards.
+        """
         self.name, self.state, self.batches, self.session = name, state, batches, session
         self.config, self.optim = session.config.train, state.config
         self.tracker = session.tracker
         self.file = session.run.checkpoint_file(name)
         self.window = Window()
         self.skipped_in_a_row = 0
-        self.stopping = False
+        self.mean_loss: float | None = None
+        self.now, self.saved_at = now, now()
+        self.saved_step: int | None = None
 
     def run(self) -> None:
         self._resume()
@@ -77,28 +100,33 @@ class PhaseLoop:
         if self.state.forward.compiled and self.state.step < self.optim.iterations:
             self._compile()
         clock, pending = _Clock(self.state.step), None
-        with self._progress_bar() as bar:
-            while self.state.step < self.optim.iterations:
+        with self._progress() as progress:
+            while not (stopping := self._is_asked()) and self.state.step < self.optim.iterations:
                 # queue an update, then read the one before, which is done by now
                 outcome = self._update()
-                if pending is not None:
-                    self._settle(pending)
+                self._settle(pending, progress)
                 pending = outcome
-                bar.update()
 
-                logs = self._is_due(self.config.log_every)
-                saves = self._is_due(self.config.checkpoint_every)
-                if logs or saves or self.stopping:
-                    self._settle(pending)
+                logs, saves = self._is_due(self.config.log_every), self._is_save_due()
+                if logs or saves:
+                    self._settle(pending, progress)
                     pending = None
                 if logs:
-                    bar.set_postfix(loss=self._log(clock))
-                if saves or self.stopping:
+                    self._log(clock)
+                if saves:
                     self._save()
-                if self.stopping:
-                    raise Stopped(f"{self.name}: step {self.state.step} of {self.optim.iterations}")
-        if not self.file.exists():  # a phase of no updates hands over its initial weights
+            self._settle(pending, progress)
+        if self.saved_step != self.state.step:
             self._save()
+        if stopping:
+            raise Stopped(f"{self.name}: step {self.state.step} of {self.optim.iterations}")
+
+    def _is_asked(self) -> bool:
+        """Whether one of the processes was asked to end: all learn it before the same update."""
+        asked = self.session.world.any(self.session.stop.reason is not None)
+        if asked:
+            self.session.stop.follow()
+        return asked
 
     def _compile(self) -> None:
         """Compile before the first update, so that what takes minutes is told and timed."""
@@ -114,14 +142,14 @@ class PhaseLoop:
         Raises:
             UserError: the card's memory is full outside what can be split.
         """
-        step, stop = self.state.step, self.session.stop.reason is not None
+        step = self.state.step
         try:
             with torch.profiler.record_function("sample"):
                 batch = self.batches.at(step)
             with self._splitting():
                 if step < self.config.detect_anomaly:
-                    return self._update_watched(batch, stop)
-                return self.state.update(batch, stop=stop)
+                    return self._update_watched(batch)
+                return self.state.update(batch)
         except torch.cuda.OutOfMemoryError as error:
             raise UserError(
                 f"{self.name}: out of memory on the card beside the network's own work, at step "
@@ -140,12 +168,12 @@ class PhaseLoop:
                 f"{self.optim.batch_size} in parts"
             )
 
-    def _update_watched(self, batch: Batch, stop: bool) -> PendingStats:
+    def _update_watched(self, batch: Batch) -> PendingStats:
         """An update in which autograd stops at the operation behind a nan."""
         scaler = self.state.scaler
         try:
             with torch.autograd.set_detect_anomaly(True):
-                return self.state.update(batch, stop=stop)
+                return self.state.update(batch)
         except RuntimeError as error:
             if "returned nan" not in str(error):
                 raise
@@ -155,16 +183,19 @@ class PhaseLoop:
                     f"{self.state.step + 1}: {error} The trace above ends at the operation; batch: "
                     f"{describe_batch(batch)}"
                 ) from error
-        return self.state.update(batch, stop=stop)  # an overflow, from which the scale learns
+        return self.state.update(batch)  # an overflow, from which the scale learns
 
-    def _settle(self, outcome: PendingStats) -> None:
+    def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
         """Take note of a finished update; stop after too many that had to be skipped."""
+        if outcome is None:
+            return
         reading = outcome.read()
-        self.stopping |= reading.stop > 0
         if reading.is_finite:
             self.window.add(reading)
             self.skipped_in_a_row = 0
+            progress.update(loss=reading.loss if self.mean_loss is None else self.mean_loss)
             return
+        progress.update()
         self.skipped_in_a_row += 1
         self.tracker.log(f"{self.name}: step {outcome.step} skipped, {self._why(outcome, reading)}")
         if self.skipped_in_a_row >= self.config.max_skipped:
@@ -188,12 +219,17 @@ class PhaseLoop:
     def _is_due(self, every: int) -> bool:
         return self.state.step == self.optim.iterations or self.state.step % every == 0
 
-    def _log(self, clock: "_Clock") -> str:
-        """Write one line of metrics; returns the loss for the progress bar."""
+    def _is_save_due(self) -> bool:
+        late = self.now() - self.saved_at >= 60 * self.config.checkpoint_minutes
+        return late or self._is_due(self.config.checkpoint_every)
+
+    def _log(self, clock: "_Clock") -> None:
+        """Write one line of metrics."""
         step, means = self.state.step, self.window.close()
         speed = clock.speed(step)
         if means is None:
-            return "none finite"
+            return
+        self.mean_loss = means.loss
         self.tracker.record(
             phase=self.name,
             step=step,
@@ -207,7 +243,6 @@ class PhaseLoop:
             steps_per_second=round(speed, 3),
             peak_memory=peak_memory(self.session.device),
         )
-        return f"{means.loss:.4g}"
 
     def _resume(self) -> None:
         if not self.file.exists():
@@ -221,13 +256,26 @@ class PhaseLoop:
             raise UserError(
                 f"checkpoint {self.file} does not fit ({one_line(error)}); remove it"
             ) from error
+        self.saved_step = self.state.step
         self.tracker.log(
             f"{self.name}: going on after step {self.state.step} of {self.optim.iterations}"
         )
 
     def _save(self) -> None:
+        """
+        Raises:
+            UserError: the weights are not finite: what was saved before is better.
+        """
+        payload, step = self._payload(), self.state.step
+        if not all(checkpoint.is_finite(payload[part]) for part in ("model", "ema")):
+            kept = "nothing" if self.saved_step is None else f"the checkpoint of {self.saved_step}"
+            raise UserError(
+                f"{self.name}: the weights are not finite after step {step}; {kept} is kept; try a "
+                f"lower {self.name}.lr ({self.optim.lr:g}) in a new run"
+            )
         if self.session.world.is_main:
-            checkpoint.save(self.file, self._payload())
+            checkpoint.save(self.file, payload)
+        self.saved_step, self.saved_at = step, self.now()
 
     def _payload(self) -> dict[str, Any]:
         return {
@@ -237,13 +285,16 @@ class PhaseLoop:
             **self.state.state_dict(),
         }
 
-    def _progress_bar(self) -> Any:
-        return tqdm(
-            total=self.optim.iterations,
-            initial=self.state.step,
-            desc=self.name,
-            unit="step",
-            disable=not self.session.world.is_main,
+    def _progress(self) -> Progress:
+        return Progress(
+            self.name,
+            self.optim.iterations,
+            "step",
+            done=self.state.step,
+            line=self.tracker.log_progress,
+            early=True,
+            shown=self.session.world.is_main,
+            clock=self.now,
         )
 
 

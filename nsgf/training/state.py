@@ -56,13 +56,11 @@ class TrainState:
         self.ema = copy.deepcopy(forward.model).requires_grad_(False)
         self._averages = list(self.ema.parameters())
 
-    def update(self, batch: Batch, *, stop: bool = False) -> PendingStats:
+    def update(self, batch: Batch) -> PendingStats:
         """One optimizer update on this process's share of a batch.
 
         Args:
             batch: what to learn from.
-            stop: this process was asked to end; all learn it with the outcome, so that all end
-                after the same update.
 
         Raises:
             UserError: not even single samples fit into the card's memory.
@@ -71,16 +69,14 @@ class TrainState:
         with record_function("optimizer"):
             self.scaler.unscale_(self.adam)
             norm = nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm or math.inf)
-            loss, asked = self._world.mean(
-                torch.stack([loss, torch.full_like(loss, float(stop))])
-            ).unbind()
+            loss = self._world.mean(loss)
             self.adam.found_inf = (~torch.isfinite(loss + norm)).float()  # type: ignore[attr-defined]
             self.adam.step()
             self.scaler.update()
             self.schedule.step()
             self._average()
         self.step += 1
-        return PendingStats(self.step, batch, loss, norm, asked)
+        return PendingStats(self.step, batch, loss, norm)
 
     def rehearse(self, batch: Batch) -> None:
         """Do all that the first update does once, such as compiling; nothing changes.

@@ -14,8 +14,6 @@ class StepStats(NamedTuple):
 
     loss: float
     norm: float
-    stop: float = 0.0
-    """Above 0: a process was asked to end."""
 
     @property
     def is_finite(self) -> bool:
@@ -24,27 +22,22 @@ class StepStats(NamedTuple):
 
 
 class PendingStats:
-    """Loss and gradient norm of one update, and whether it shall be the last but one, on their
-    way from the device.
+    """Loss and gradient norm of one update on their way from the device.
 
     They are copied behind the update's own work. Whoever reads them one update later finds them
     there, and the device, which has the next update to do, is never idle.
     """
 
-    def __init__(
-        self, step: int, batch: Batch, loss: Tensor, norm: Tensor, stop: Tensor | None = None
-    ) -> None:
+    def __init__(self, step: int, batch: Batch, loss: Tensor, norm: Tensor) -> None:
         """
         Args:
             step: number of the update (1, 2, ...).
             batch: what it saw, to be described if it went wrong.
             loss: mean over the batch, a scalar.
             norm: gradient norm before clipping, a scalar.
-            stop: above 0 if a process was asked to end, a scalar.
         """
         self.step, self.batch = step, batch
-        stop = torch.zeros_like(loss) if stop is None else stop
-        self._values = torch.stack([loss.detach(), norm, stop]).to("cpu", non_blocking=True)
+        self._values = torch.stack([loss.detach(), norm]).to("cpu", non_blocking=True)
         self._copied = torch.cuda.Event() if loss.device.type == "cuda" else None
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(loss.device))
@@ -89,5 +82,5 @@ class Window:
         readings, self.readings = self.readings, []
         if not readings:
             return None
-        losses, norms, _ = zip(*readings, strict=True)
+        losses, norms = zip(*readings, strict=True)
         return StepStats(math.fsum(losses) / len(losses), math.fsum(norms) / len(norms))

@@ -84,9 +84,13 @@ class Dies(Quadratic):
         return super().draw(positions)
 
 
-def test_fit_goes_on_from_its_checkpoint(tiny):
-    """A run stopped between two checkpoints goes on from the last one; its log is the same."""
-    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=12))
+@pytest.mark.parametrize("log_every", [1, 4])
+def test_fit_goes_on_from_its_checkpoint(tiny, log_every):
+    """A run stopped between two checkpoints goes on from the last one; its log is the same, also
+    where lines were written after the checkpoint.
+    """
+    train = replace(tiny.train, log_every=log_every)
+    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=12), train=train)
     run = RunFolder.create(config)
     with pytest.raises(KeyboardInterrupt):
         run_fit(config, Dies(), run)
@@ -100,6 +104,64 @@ def test_fit_goes_on_from_its_checkpoint(tiny):
     assert weight(resumed) == weight(whole)
     metrics = [(one.path / "metrics.jsonl").read_bytes() for one in (run, other)]
     assert metrics[0] == metrics[1]  # also the window of step 8, which began before the stop
+
+
+def test_logged_rate_is_the_one_of_that_update(tiny):
+    run = run_fit(tiny, Quadratic(), iterations=8, lr=0.8, warmup_steps=8, schedule="constant")
+    assert [record["lr"] for record in records(run)] == pytest.approx([0.4, 0.8])
+
+
+def hundred_seconds_each(trainer: Quadratic):
+    """A clock by which every update takes that long."""
+    return lambda: 100.0 * len(trainer.drawn)
+
+
+def test_time_between_checkpoints_is_bounded(tiny, monkeypatch):
+    saved, save = [], checkpoint.save
+
+    def noted(file, payload):
+        saved.append(payload["step"])
+        save(file, payload)
+
+    monkeypatch.setattr(checkpoint, "save", noted)
+    train = replace(tiny.train, checkpoint_every=1000, checkpoint_minutes=10.0)
+    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=15), train=train)
+    run, trainer = RunFolder.create(config), Quadratic()
+    here = session(config, run, Tracker(run.path))
+    fit("nsgf", trainer, here, now=hundred_seconds_each(trainer))
+    assert saved == [6, 12, 15]
+
+
+def test_log_has_a_line_at_the_first_update_and_every_half_minute(tiny):
+    config = replace(
+        tiny,
+        nsgf=replace(tiny.nsgf, iterations=4, lr=1e-9),
+        train=replace(tiny.train, log_every=1000),
+    )
+    run, trainer = RunFolder.create(config), Quadratic()
+    here = session(config, run, Tracker(run.path))
+    fit("nsgf", trainer, here, now=hundred_seconds_each(trainer))
+    lines = [line.split(" ", 2)[2] for line in log(run).splitlines() if "loss" in line]
+    assert [line.split(",")[0] for line in lines] == [f"nsgf: step {n} of 4" for n in (1, 2, 3, 4)]
+    assert all(re.search(r"loss [89]\.\d", line) for line in lines)
+    assert lines[1].endswith("0.01/s, 3.3 min left")
+
+
+def test_weights_that_are_not_finite_are_not_saved(tiny):
+    """An update with a finite loss and gradient may still leave them."""
+    run = run_fit(tiny, Quadratic(), iterations=5)
+    trainer = Quadratic()
+    trainer.model.fault = lambda answer, call: _spoilt(trainer, call, answer)
+    with pytest.raises(UserError, match=r"not finite after step 10; the checkpoint of 5 is kept"):
+        run_fit(tiny, trainer, run, iterations=12)
+    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 5
+
+
+def _spoilt(trainer: Quadratic, call: int, answer: torch.Tensor) -> torch.Tensor:
+    if call == 4:
+        with torch.no_grad():
+            trainer.model.weight.data = torch.full_like(trainer.model.weight, math.inf)
+    return answer
 
 
 class Asked(StopRequest):
@@ -123,7 +185,7 @@ def test_stop_on_request_saves_and_goes_on_the_same(tiny, calls):
     first = Quadratic(dropout=0.5)
     with pytest.raises(Stopped, match=r"nsgf: step \d+ of 12"):
         fit("nsgf", first, replace(session(config, run, Tracker(run.path)), stop=Asked(calls)))
-    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == len(first.drawn) <= calls + 3
+    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == len(first.drawn) == calls
     second, both = Quadratic(dropout=0.5), Quadratic(dropout=0.5)
     run_fit(config, second, run)
     run_fit(config, both, whole)
@@ -136,7 +198,7 @@ def test_stop_on_request_saves_and_goes_on_the_same(tiny, calls):
 def test_request_at_the_last_update_leaves_a_finished_phase(tiny):
     run = RunFolder.create(tiny)
     config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=6))
-    asked = replace(session(config, run, Tracker(run.path)), stop=Asked(5))
+    asked = replace(session(config, run, Tracker(run.path)), stop=Asked(6))
     with pytest.raises(Stopped, match="step 6 of 6"):
         fit("nsgf", Quadratic(), asked)
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 6

@@ -1,0 +1,127 @@
+"""How far long work is: a bar where there is a terminal, a plain line now and then everywhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+from tqdm import tqdm
+
+from nsgf.system.hardware import format_hours
+
+LINE_SECONDS = 30.0
+DRAW_SECONDS = 0.2
+
+Item = TypeVar("Item")
+
+
+def is_terminal() -> bool:
+    """Whether somebody watches stderr, where bars are drawn."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # none, or closed
+        return False
+
+
+class Progress:
+    """Counts units of work; as a context it ends with its last line."""
+
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        unit: str,
+        *,
+        done: int = 0,
+        line: Callable[[str], None] | None = None,
+        early: bool = False,
+        shown: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            title: what is done.
+            total: units of all the work.
+            unit: what is counted, e.g. ``step``.
+            done: units that were done before.
+            line: takes a plain line every LINE_SECONDS; None: stderr, unless a bar is drawn there.
+            early: the first unit and the last have a line of their own.
+            shown: False: nothing is said at all.
+            clock: seconds that never go backwards.
+        """
+        self._title, self._total, self._unit, self._done = title, total, unit, done
+        self._line = line or _to_stderr
+        self._early, self._shown, self._clock = early, shown, clock
+        self._loss: float | None = None
+        self._said, self._said_at, self._drawn_at = done, clock(), clock()
+        self._lines = 0
+        self._bar = tqdm(
+            total=total,
+            initial=done,
+            desc=title,
+            unit=unit,
+            leave=early,
+            delay=0 if early else 1,
+            mininterval=DRAW_SECONDS,
+            disable=not (shown and is_terminal()),
+        )
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None and self._done > self._said and (self._early or self._lines):
+            self._say(self._clock())
+        self._draw(self._bar.close)
+
+    def update(self, count: int = 1, loss: float | None = None) -> None:
+        """Take note of finished units, and of the loss to show."""
+        self._done += count
+        self._loss = self._loss if loss is None else loss
+        now = self._clock()
+        if self._loss is not None and now - self._drawn_at >= DRAW_SECONDS:
+            self._drawn_at = now
+            self._bar.set_postfix(loss=f"{self._loss:.4g}", refresh=False)
+        self._draw(lambda: self._bar.update(count))
+        if now - self._said_at >= LINE_SECONDS or (self._early and not self._lines):
+            self._say(now)
+
+    def _draw(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except (OSError, ValueError):  # the terminal is gone
+            self._bar.disable = True
+
+    def _say(self, now: float) -> None:
+        """One line: units, loss, units a second since the line before, time left."""
+        parts = [f"{self._title}: {self._unit} {self._done} of {self._total}"]
+        if self._loss is not None:
+            parts.append(f"loss {self._loss:.4g}")
+        seconds = now - self._said_at
+        if seconds > 0 and (self._lines or not self._early):  # the first unit is a slow one
+            speed = (self._done - self._said) / seconds
+            parts.append(f"{speed:.3g}/s")
+            if self._done < self._total:
+                parts.append(f"{format_hours((self._total - self._done) / speed)} left")
+        self._said, self._said_at, self._lines = self._done, now, self._lines + 1
+        if self._shown:
+            self._line(", ".join(parts))
+
+
+def track(things: Sequence[Item], title: str, unit: str) -> Iterator[Item]:
+    """The things one after the other, counted."""
+    with Progress(title, len(things), unit) as progress:
+        for thing in things:
+            yield thing
+            progress.update()
+
+
+def _to_stderr(text: str) -> None:
+    if not is_terminal():
+        print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,95 @@
+import io
+
+import pytest
+
+from nsgf.run import progress
+from nsgf.run.progress import Progress, track
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def work(clock: Clock, seconds: list[float], said: list[str], **settings) -> None:
+    """A unit of work after each of these times."""
+    settings = {"line": said.append, "clock": clock, **settings}
+    with Progress("pool", 100, "flow", **settings) as bar:
+        for each in seconds:
+            clock.seconds += each
+            bar.update(10)
+
+
+def test_a_line_every_half_minute_with_speed_and_time_left(clock):
+    said: list[str] = []
+    work(clock, [10] * 7, said)
+    assert said == [
+        "pool: flow 30 of 100, 1/s, 1.2 min left",
+        "pool: flow 60 of 100, 1/s, 40.0 s left",
+        "pool: flow 70 of 100, 1/s, 30.0 s left",
+    ]
+
+
+def test_speed_is_that_since_the_line_before(clock):
+    said: list[str] = []
+    work(clock, [30, 60], said)
+    assert [line.split(", ")[1] for line in said] == ["0.333/s", "0.167/s"]
+
+
+def test_short_work_has_no_line_unless_an_early_one_is_wanted(clock):
+    said: list[str] = []
+    work(clock, [1, 1], said)
+    assert said == []
+    work(clock, [1, 1, 1], said, early=True)
+    assert said == ["pool: flow 10 of 100", "pool: flow 30 of 100, 10/s, 7.0 s left"]
+
+
+def test_what_was_done_before_is_no_speed(clock):
+    said: list[str] = []
+    work(clock, [30], said, done=50)
+    assert said == ["pool: flow 60 of 100, 0.333/s, 2.0 min left"]
+
+
+def test_other_processes_say_nothing(clock):
+    said: list[str] = []
+    work(clock, [100], said, shown=False)
+    assert said == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bars_are_for_terminals_only(clock, monkeypatch):
+    for stream, drawn in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr("sys.stderr", stream)
+        work(clock, [100], [], early=True)
+        assert ("pool:  10%" in stream.getvalue()) == drawn
+
+
+def test_without_a_taker_lines_go_to_stderr_where_there_is_no_bar(monkeypatch):
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    for stream, expected in ((Terminal(), 0), (io.StringIO(), 3)):
+        monkeypatch.setattr("sys.stderr", stream)
+        assert list(track(range(3), "W2", "draw")) == [0, 1, 2]
+        assert stream.getvalue().count("W2: draw") == expected
+
+
+def test_terminal_that_goes_away_does_not_end_the_work(clock, monkeypatch):
+    class Gone(Terminal):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    said: list[str] = []
+    monkeypatch.setattr("sys.stderr", Gone())
+    work(clock, [100, 100], said, early=True)
+    assert len(said) == 2
