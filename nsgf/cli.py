@@ -1,6 +1,7 @@
 """The command line: ``nsgf train | sample | evaluate | compare | preflight``."""
 
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run, report
 from nsgf.preflight import preflight
 from nsgf.run.folder import RunFolder, dump_config
+from nsgf.run.log import show
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import sample_run
 from nsgf.system.distributed import is_launched, join
@@ -33,9 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         where = f" {error.filename}" if error.filename else ""
         return _fail(f"cannot use{where}: {error.strerror or error}")
     except KeyboardInterrupt:
-        print(
-            "nsgf: interrupted; train goes on from its last checkpoint with --resume, compare as is"
-        )
+        print("nsgf: interrupted")
         return 130
     except Exception:
         traceback.print_exc()
@@ -95,13 +95,15 @@ def _train(request: Request) -> None:
             run = train(config, run, first, world, stop)
         except Stopped as stopped:
             if world.is_main:
-                print(f"stopped ({stop.reason}), {stopped}; go on with:")
-                runner = f"torchrun --nproc-per-node {world.size}" if world.size > 1 else "python"
-                print(f"    {runner} -m nsgf train --run {stopped.folder} --resume")
+                show(f"stopped ({stop.reason}), {stopped}; go on with:")
+                program = "python -m nsgf"
+                if world.size > 1:  # which takes --run for a flag of its own unless told
+                    program = f"torchrun --nproc-per-node {world.size} -m nsgf --"
+                show(f"    {program} train --run {shlex.quote(str(stopped.folder))} --resume")
             return
         if world.is_main:
             for command in ("sample", "evaluate"):
-                print(f"next: python -m nsgf {command} --run {run.path}")
+                show(f"next: python -m nsgf {command} --run {shlex.quote(str(run.path))}")
 
 
 def _sample(request: Request) -> None:

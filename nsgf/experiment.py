@@ -20,7 +20,7 @@ from nsgf.data import Data, data_shape
 from nsgf.phases.flow_matching import check_installed
 from nsgf.phases.reflow import train_peer, train_reflow
 from nsgf.pool import build_pool, check_pool, pool_folder
-from nsgf.run.checkpoint import mend
+from nsgf.run.checkpoint import mend, what_is_lost
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
 from nsgf.run.log import Tracker
@@ -105,6 +105,9 @@ def _train_phase(session: Session, data: Data, phase: PhaseName) -> None:
         TRAIN_PHASE[phase](session, data)
     except Stopped as stopped:
         stopped.folder = session.run.path
+        raise
+    except KeyboardInterrupt:
+        session.tracker.log(what_is_lost(session.run.checkpoint_file(phase), phase))
         raise
     release_memory(session.device)
     session.tracker.sort(session.config.phases)

@@ -21,7 +21,7 @@ from nsgf.command_line import parse
 from nsgf.config.schema import Config
 from nsgf.data import data_set
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import SilentTracker
+from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import versions
@@ -54,7 +54,7 @@ def machine(device: torch.device, note: str) -> str:
 
 def quiet_session(config: Config, device: torch.device, folder: Path) -> Session:
     """A session without a log, whose run lives in ``folder``."""
-    return Session(config, RunFolder(folder), SilentTracker(folder), device)
+    return Session(config, RunFolder(folder), Tracker(folder, quiet=True), device)
 
 
 def clock(device: torch.device) -> float:

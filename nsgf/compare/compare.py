@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
@@ -30,6 +29,7 @@ from nsgf.experiment import train, training_plan
 from nsgf.run.checkpoint import good_header, mend
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
+from nsgf.run.progress import track
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.solvers import check_solver
 from nsgf.system.errors import UserError
@@ -251,7 +251,7 @@ class Work:
         todo = {(row.trial.target, row.trial.seed, row.draw): row.trial for row in self.rows()}
         return [
             Row(trial, None, draw, 0, 0.0, self._floor(trial, draw))
-            for (_, _, draw), trial in tqdm(todo.items(), desc="floor", leave=False)
+            for (_, _, draw), trial in track(list(todo.items()), "floor", "draw")
         ]
 
     def _floor(self, trial: Trial, draw: int) -> Measured:

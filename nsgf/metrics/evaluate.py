@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from nsgf.config.schema import Config
 from nsgf.data import Data, is_image_set
@@ -16,6 +15,7 @@ from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.inception import Reference, check_weights, inception_metrics
 from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
 from nsgf.run.folder import RunFolder, write_text
+from nsgf.run.progress import track
 from nsgf.sampling.generate import generate, load_sampler, results_folder, writable
 from nsgf.sampling.sampler import FlowSampler, Samples, expected_nfe
 from nsgf.system.errors import UserError
@@ -225,7 +225,7 @@ def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, 
     if data.images is not None:
         n = min(n, len(data.images) // 2)  # two disjoint halves for the floor
     distances, floors = [], []
-    for repeat in tqdm(range(config.evaluation.repeats), desc="W2", leave=False):
+    for repeat in track(range(config.evaluation.repeats), "W2", "repeat"):
         target = data.target("evaluate", str(repeat))
         distances.append(w2(samples[repeat % len(samples)][:n], target.sample(n)))
         floors.append(w2_floor(data.target("floor", str(repeat)), n))

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from nsgf.metrics.shared import fingerprint, require_fidelity
+from nsgf.run.progress import Progress
 from nsgf.system.errors import UserError, one_line
 
 EXTRACTOR = "inception-v3-compat"
@@ -35,7 +35,7 @@ class ByteImages(Dataset[Tensor]):
 
     def __init__(self, images: Tensor, title: str = "images") -> None:
         self._images = images if images.shape[1] == 3 else images.expand(-1, 3, -1, -1)
-        self._bar = tqdm(total=len(images), desc=title, unit="image", leave=False, delay=1)
+        self._bar = Progress(title, len(images), "image")
 
     def __len__(self) -> int:
         return len(self._images)

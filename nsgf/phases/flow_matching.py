@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from nsgf.config.schema import PeerConfig
 from nsgf.data import PointSampler, RandomIndices, Sampler, Times
+from nsgf.run.progress import track
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, seed_torch
@@ -135,7 +135,7 @@ def reflow_ends(
     starts = source.at(range(pairs))
     ends = torch.empty_like(starts)
     batches = zip(starts.split(PATHS), ends.split(PATHS), strict=True)
-    for start, end in tqdm(list(batches), desc="reflow paths", unit="batch"):
+    for start, end in track(list(batches), "reflow paths", "batch"):
         if stop.reason is not None:
             raise Stopped("reflow: before its first step")
         end.copy_(carry(start.to(device)))

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from nsgf.config.schema import Config
 from nsgf.data import Sampler
 from nsgf.pool.plan import DTYPES, build_batch, content_settings, plan_pool, pool_folder
 from nsgf.pool.storage import PoolFile, new_header, read_header, write_header
 from nsgf.pool.trajectories import TrajectoryPool
+from nsgf.run.progress import Progress
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
@@ -51,6 +51,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         simulation = Simulation(config, source, target, solver, session.device)
         _fill(pool, file, simulation, share, session)
     if world.any(session.stop.reason is not None):
+        session.stop.follow()
         done = pool.filled // config.sinkhorn.batch_size
         raise Stopped(f"pool: {f'{done} of {_flows(len(share))}' if file else 'nothing'} kept")
     pool.finalize()
@@ -135,8 +136,7 @@ def _fill(
         session.tracker.log(f"pool: going on after {first} of {_flows(len(share))}")
     started, report = time.perf_counter(), add_reports(before, SolverReport())
     try:
-        hidden = not session.world.is_main
-        with tqdm(total=len(share), initial=first, desc="pool", unit="flow", disable=hidden) as bar:
+        with _progress(session, len(share), first) as progress:
             for start in range(first, len(share), together):
                 if session.stop.reason is not None:
                     break
@@ -145,12 +145,17 @@ def _fill(
                 report = add_reports(before, solver.report)
                 if file:
                     file.commit(start + len(numbers), report)
-                bar.update(len(numbers))
+                progress.update(len(numbers))
     finally:
         if file:
             file.save()
     built = pool.filled // config.sinkhorn.batch_size - first
     session.tracker.log(_summary(built, time.perf_counter() - started, together, report))
+
+
+def _progress(session: Session, flows: int, done: int) -> Progress:
+    line, main = session.tracker.log_progress, session.world.is_main
+    return Progress("pool", flows, "flow", done=done, line=line, early=True, shown=main)
 
 
 def add_reports(before: dict[str, Any], report: SolverReport) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from nsgf.run.progress import track
 from nsgf.system.errors import UserError
 
 FORMAT = 1
@@ -132,7 +132,7 @@ class PoolFile:
         if self.finished > self._flows:
             raise self._damaged(f"has more than {self._flows} checksums in its header")
         indices = range(self.finished)
-        for index in tqdm(indices, desc="pool: checking", unit="flow", leave=False, delay=1):
+        for index in track(indices, "pool: checking", "flow"):
             if self._checksum(index) != self.header["checksums"][index]:
                 raise self._damaged(f"was changed or cut off (flow {index})")
 

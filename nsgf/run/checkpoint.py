@@ -292,3 +292,12 @@ def check_phase(file: Path, header: dict[str, Any], phase: str) -> None:
         raise UserError(
             f"checkpoint {file} is of phase {header.get('phase')}, not of {phase}; remove it"
         )
+
+
+def what_is_lost(file: Path, phase: str) -> str:
+    """A line for people about a phase that is interrupted without saving."""
+    try:
+        step = good_header(file)["step"]
+    except UserError:
+        return f"{phase}: interrupted; there is no checkpoint of it yet, --resume begins it anew"
+    return f"{phase}: interrupted; updates after {step} are lost, --resume goes on from {file}"

@@ -6,13 +6,13 @@ from tempfile import TemporaryFile
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from nsgf.config.files import read_settings
 from nsgf.config.schema import PEER_PHASES, Config, SamplingConfig
 from nsgf.data import Data, Sampler, build_source, is_image_set
 from nsgf.data.images import to_bytes
 from nsgf.run.folder import RunFolder
+from nsgf.run.progress import track
 from nsgf.run.resume import load_network
 from nsgf.sampling.plots import save_grid, save_image_path, save_point_path
 from nsgf.sampling.sampler import (
@@ -81,7 +81,7 @@ def generate(
             all as floats.
     """
     xs, pixels, taus, evaluations, finite = [], [], [], 0.0, True
-    for first in tqdm(range(0, n, batch_size), desc="sample", unit="batch", leave=False):
+    for first in track(range(0, n, batch_size), "sample", "batch"):
         part = sampler(source.sample(min(batch_size, n - first)).to(device))
         finite = finite and bool(part.x.isfinite().all())
         evaluations += part.nfe * len(part.x)

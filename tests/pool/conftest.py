@@ -14,7 +14,7 @@ from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.pool import TrajectoryPool, build_pool, pool_folder
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import SilentTracker
+from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.run.stop import StopRequest
 from nsgf.sinkhorn import FlowSolver, SolverReport
@@ -65,11 +65,11 @@ def with_pool(config: Config, **settings) -> Config:
     return replace(config, pool=replace(config.pool, **settings))
 
 
-class Lines(SilentTracker):
+class Lines(Tracker):
     """Keeps what is logged."""
 
     def __init__(self, folder: Path, lines: list[str]) -> None:
-        super().__init__(folder)
+        super().__init__(folder, quiet=True)
         self.log = lines.append
 
 

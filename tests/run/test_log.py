@@ -1,3 +1,4 @@
+import io
 import json
 from pathlib import Path
 
@@ -17,6 +18,38 @@ def test_lines_go_to_terminal_log_and_metrics(tmp_path, capsys):
         "step": 1,
         "loss": 0.5,
     }
+
+
+def test_process_beside_the_first_writes_nothing(tmp_path, capsys):
+    tracker = Tracker(tmp_path, quiet=True)
+    tracker.log("hello")
+    tracker.log_progress("hello")
+    tracker.record(phase="nsgf", step=1)
+    tracker.record_cost(phase="nsgf", step=1)
+    tracker.rewind("nsgf", 0)
+    tracker.sort(["nsgf"])
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_in_the_log_and_printed_where_there_is_no_bar(
+    tmp_path, capsys, monkeypatch, terminal
+):
+    monkeypatch.setattr("nsgf.run.log.is_terminal", lambda: terminal)
+    Tracker(tmp_path).log_progress("nsgf: step 3 of 9")
+    assert (tmp_path / "log.txt").read_text().endswith(" nsgf: step 3 of 9\n")
+    assert capsys.readouterr().out == ("" if terminal else "nsgf: step 3 of 9\n")
+
+
+def test_log_goes_on_when_nobody_reads_stdout(tmp_path, monkeypatch):
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("sys.stdout", Gone())
+    Tracker(tmp_path).log("hello")
+    assert (tmp_path / "log.txt").read_text().endswith(" hello\n")
 
 
 def test_rewind_drops_what_will_be_written_again(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nsgf.run import checkpoint
 from nsgf.run.stop import Stopped, StopRequest
 from tests.conftest import shipped
 from tests.pool.conftest import HalfWay, build, with_pool
@@ -28,7 +29,7 @@ def test_time_limit_counts_hours_of_a_clock_that_never_goes_back():
     assert StopRequest(1.0)._clock is time.monotonic
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_requests_while_listening(number):
     request, before = StopRequest(), signal.getsignal(number)
     with request.listening():
@@ -43,6 +44,33 @@ def test_second_ctrl_c_interrupts():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_what_an_interruption_loses_names_a_checkpoint_only_if_there_is_one(tmp_path):
+    file = tmp_path / "phase2_nsf.pt"
+    assert "no checkpoint of it yet" in checkpoint.what_is_lost(file, "nsf")
+    checkpoint.save(file, {"step": 40})
+    line = checkpoint.what_is_lost(file, "nsf")
+    assert line.endswith(f"updates after 40 are lost, --resume goes on from {file}")
+
+
+def test_request_to_another_process_is_a_reason_too():
+    request = StopRequest()
+    request.follow()
+    assert request.reason == "another process was asked to end"
+    limited = StopRequest(0.0)
+    limited.follow()
+    assert limited.reason == "train.max_hours = 0 is over"
+
+
+def test_request_without_a_reader_is_one_too(monkeypatch):
+    def refuses(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "write", refuses)
+    request = StopRequest()
+    request._take(signal.SIGHUP, None)
+    assert request.reason == "SIGHUP"
 
 
 class After(StopRequest):
@@ -99,7 +127,7 @@ def test_stopped_run_says_the_command_that_goes_on_and_it_does(tmp_path, number)
     assert process.returncode == 0
     assert f"stopped ({number.name}), nsgf: step" in output
     said = re.search(r"^    python (-m nsgf train --run .* --resume)$", output, re.MULTILINE)
-    step = int(re.search(r"nsgf: step (\d+) of 20000", output)[1])
+    step = int(re.search(r"stopped .*, nsgf: step (\d+) of 20000", output)[1])
     command = [sys.executable, *said[1].split(), "--nsgf.iterations", str(step + 3)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert f"nsgf: going on after step {step} of {step + 3}" in done.stdout
@@ -123,4 +151,5 @@ def test_impatient_ctrl_c_ends_with_130(tmp_path):
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, output + errors
+    assert "nsgf: interrupted; there is no checkpoint of it yet" in output
     assert "Traceback" not in errors

@@ -20,7 +20,7 @@ from nsgf.models import build_network
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import SilentTracker
+from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.sinkhorn.schedule import time_step
 from nsgf.system.distributed import World, check_shares, is_launched, join
@@ -170,7 +170,7 @@ def test_each_process_samples_its_own_part_of_the_pool(runs, tmp_path):
     config = shipped("2d", *FLAGS[1:])
     data = Data(config.data, 0)
     run = RunFolder(tmp_path)
-    session = Session(config, run, SilentTracker(run.path), CPU)
+    session = Session(config, run, Tracker(run.path, quiet=True), CPU)
     whole = build_pool(session, data.source("pool"), data.target("pool"))
     parts = []
     for rank, flows in enumerate((slice(0, 2 * 16), slice(2 * 16, 5 * 16))):
@@ -250,7 +250,7 @@ def test_two_processes_stop_on_request_after_the_same_update(tmp_path):
     assert step, output + errors
     run = only_run(tmp_path)
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == int(step[1])
-    assert f"torchrun --nproc-per-node 2 -m nsgf train --run {run.path} --resume" in output
+    assert f"torchrun --nproc-per-node 2 -m nsgf -- train --run {run.path} --resume" in output
 
 
 @pytest.mark.e2e
