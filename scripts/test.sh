@@ -7,14 +7,16 @@ set -euo pipefail
 export OMP_NUM_THREADS=1  # threads that spin for each other on a busy machine cost a factor of ten
 unit="not e2e and not slow"
 e2e="e2e and not slow"
+examples=quick
 if [ "${1:-}" = --all ]; then
     shift
     unit="not e2e"
     e2e="e2e"
+    examples=all
 fi
 
 "$PYTHON_VENV" -m ruff format --check .
 "$PYTHON_VENV" -m ruff check .
 "$PYTHON_VENV" -m mypy
-"$PYTHON_VENV" -m pytest -q -n 2 --dist loadfile -m "$unit" --durations 5
-"$PYTHON_VENV" -m pytest -q -n 2 --dist loadfile -m "$e2e" --durations 5 "$@"
+"$PYTHON_VENV" -m pytest -q -n 2 --hypothesis-profile "$examples" --dist loadfile -m "$unit" --durations 5
+"$PYTHON_VENV" -m pytest -q -n 2 --hypothesis-profile "$examples" --dist loadfile -m "$e2e" --durations 5 "$@"

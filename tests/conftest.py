@@ -8,11 +8,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from nsgf.command_line import config_folder, parse
 from nsgf.config.schema import Config
 from nsgf.experiment import train
 from nsgf.run.folder import RunFolder
+
+for _name, _examples in (("quick", 10), ("all", 200)):  # scripts/test.sh --all takes the latter
+    settings.register_profile(
+        _name,
+        max_examples=_examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+settings.load_profile("quick")
 
 
 def shipped(name: str, *flags: str) -> Config:

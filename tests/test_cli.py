@@ -1,21 +1,28 @@
-"""Every experiment through the real command line, each command in a process of its own."""
+"""Every experiment through the command line; what a fresh process changes has one of its own."""
 
 import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from nsgf.cli import main
 from nsgf.config.schema import PHASES
+from nsgf.run import checkpoint
 
 LOCAL_IMAGES = ("mnist", "cifar10")
+NARROW = {"cifar10": ("--model.unet.channels=64", "--model.unet.head_channels=32")}
+"""A checkpoint of the whole network of CIFAR-10 has 600 MB: it has one test of its own."""
 
 
-def nsgf(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
+def process(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess:
+    """A command as a user starts it."""
     done = subprocess.run(
         [sys.executable, "-m", "nsgf", *map(str, arguments)],
         capture_output=True,
@@ -26,6 +33,17 @@ def nsgf(*arguments: str, code: int = 0) -> subprocess.CompletedProcess:
     )
     assert done.returncode == code, done.stderr
     return done
+
+
+@pytest.fixture
+def nsgf(capsys) -> Callable[..., str]:
+    """A command in this process, which has loaded torch already; what it printed."""
+
+    def run(*arguments: str | Path) -> str:
+        assert main([str(word) for word in arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
 
 
 def only_run(folder: Path) -> Path:
@@ -41,13 +59,13 @@ def records(run: Path) -> list[tuple[str, int]]:
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("exp", ["2d", "digits", "mnist", "cifar10"])
-def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path):
-    """Train the first phase, resume the others, then use the run; real networks, all phases."""
+def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path, nsgf):
+    """Train the first phase, resume the others, then use the run."""
     flags = ["--out-dir", tmp_path / "runs", "--smoke", "--device", "cpu"]
-    flags += ["--sampling.straight_steps", "2", "--steps", "3"]
+    flags += ["--sampling.straight_steps", "2", "--steps", "3", *NARROW.get(exp, ())]
     if exp in LOCAL_IMAGES:
         flags.append("--fake-data")
-    nsgf("train", "--exp", exp, *flags, "--phases", "[nsgf]")
+    process("train", "--exp", exp, *flags, "--phases", "[nsgf]")
     run = only_run(tmp_path / "runs")
     files = {file.name for file in (run / "checkpoints").iterdir()}
     assert files == {"phase1_nsgf.pt", "phase1_nsgf.earlier.pt"}
@@ -58,8 +76,7 @@ def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path):
     assert (run / "checkpoints" / "phase1_nsgf.pt").read_bytes() == before
     assert records(run) == [(phase, step) for phase in PHASES for step in range(1, 6)]
 
-    kept = nsgf("train", *where, "--resume-phase", "3").stdout
-    assert "phase3_predictor.pt" in kept
+    assert "phase3_predictor.pt" in nsgf("train", *where, "--resume-phase", "3")
     assert records(run).count(("predictor", 5)) == 1
     assert records(run).count(("nsf", 5)) == 1
 
@@ -74,61 +91,62 @@ def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path):
 
 
 @pytest.mark.e2e
+def test_whole_network_of_cifar10_trains_and_samples(tmp_path, nsgf):
+    flags = ["--smoke", "--fake-data", "--train-iters=1", "--batch-size=2", "--phases=[nsgf]"]
+    nsgf("train", "--exp", "cifar10", *flags, "--device", "cpu", "--out-dir", tmp_path)
+    run = only_run(tmp_path)
+    nsgf("sample", "--run", run, "--num-samples", "2", "--steps", "1")
+    saved = np.load(run / "samples" / "samples.npz", allow_pickle=False)
+    assert saved["x"].shape == (2, 3, 32, 32)
+
+
+@pytest.mark.e2e
 @pytest.mark.parametrize("exp", ["2d", "digits", "mnist"])
-def test_short_flags_alone_make_a_quick_run(exp, tmp_path):
+def test_short_flags_alone_make_a_quick_run(exp, tmp_path, nsgf):
     """`--train-iters 5 --pool-batches 2` must reach every phase and end soon."""
     flags = ["--out-dir", tmp_path, "--train-iters", "5", "--pool-batches", "2", "--device", "cpu"]
-    if exp in LOCAL_IMAGES:
-        flags.append("--fake-data")
+    if exp == "mnist":
+        flags += ["--fake-data", "--batch-size=8", "--sinkhorn-batch=32"]
+        flags += ["--sampling.straight_steps=4"]
     nsgf("train", "--exp", exp, *flags)
     phases = PHASES[:1] if exp == "2d" else PHASES
     assert records(only_run(tmp_path)) == [(phase, 5) for phase in phases]
 
 
 @pytest.mark.e2e
-def test_killed_run_goes_on_from_its_step_checkpoint(tmp_path):
+def test_killed_run_goes_on_from_its_step_checkpoint(tmp_path, nsgf):
     """SIGKILL in the middle of a phase; the resumed run ends where an undisturbed one does."""
-    flags = ["--exp", "2d", "--train-iters", "1500", "--pool-batches", "2", "--device", "cpu"]
-    flags += ["--train.checkpoint_every", "100", "--train.log_every", "100"]
+    flags = ["--exp", "2d", "--train-iters", "700", "--pool-batches", "2", "--device", "cpu"]
+    flags += ["--steps", "3"]
+    flags += ["--train.checkpoint_every", "50", "--train.log_every", "50"]
     command = [sys.executable, "-m", "nsgf", "train", *flags, "--out-dir", str(tmp_path / "killed")]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    _wait_for(tmp_path / "killed", "nsgf", 200, process)
-    process.kill()
-    process.wait()
-    done = nsgf("train", "--exp", "2d", "--out-dir", tmp_path / "killed", "--resume")
-    assert "going on after step" in done.stdout
+    training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _wait_for(tmp_path / "killed", "nsgf", 100, training)
+    training.kill()
+    training.wait()
+    printed = nsgf("train", "--exp", "2d", "--out-dir", tmp_path / "killed", "--resume")
+    assert "going on after step" in printed
     nsgf("train", *flags, "--out-dir", tmp_path / "whole")
-
-    import torch
-
-    from nsgf.run import checkpoint
 
     ends = [
         checkpoint.load(only_run(tmp_path / name) / "checkpoints" / "phase1_nsgf.pt")
         for name in ("killed", "whole")
     ]
-    assert ends[0]["step"] == ends[1]["step"] == 1500
+    assert ends[0]["step"] == ends[1]["step"] == 700
     for part in ("model", "ema"):
         for name, tensor in ends[0][part].items():
             assert torch.equal(tensor, ends[1][part][name]), (part, name)
     steps = [step for _, step in records(only_run(tmp_path / "killed"))]
-    assert steps == list(range(100, 1501, 100))
+    assert steps == list(range(50, 701, 50))
 
 
-def _wait_for(folder: Path, phase: str, step: int, process: subprocess.Popen) -> None:
+def _wait_for(folder: Path, phase: str, step: int, training: subprocess.Popen) -> None:
     """Until the run has recorded that step; a process that ends before has failed."""
-    import time
-
     for _ in range(3000):
         files = list(folder.glob("*/metrics.jsonl"))
         if files and any(r[0] == phase and r[1] >= step for r in records(files[0].parent)):
             return
-        assert process.poll() is None, "training ended before it could be killed"
+        assert training.poll() is None, "training ended before it could be killed"
         time.sleep(0.02)
     raise AssertionError("training never got there")
 
@@ -157,12 +175,14 @@ def test_installed_wheel_finds_its_configurations(tmp_path):
 
 
 @pytest.mark.e2e
-def test_errors_are_one_line_and_exit_code_two(tmp_path):
-    done = nsgf("train", "--exp", "2d", "--sinkhorn.blur", "-1", code=2)
+def test_errors_are_one_line_and_exit_code_two(tmp_path, capsys):
+    done = process("train", "--exp", "2d", "--sinkhorn.blur", "-1", code=2)
     assert done.stderr == "nsgf: error: sinkhorn.blur = -1.0: must be > 0 and <= 1000000.0\n"
-    done = nsgf("train", "--exp", "mnist", "--data-root", tmp_path, "--data.download=false", code=2)
-    assert done.stderr.count("\n") == 1
-    assert "--data-root" in done.stderr
+    where = ["--data-root", str(tmp_path), "--data.download=false"]
+    assert main(["train", "--exp", "mnist", *where]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "--data-root" in error
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,9 +1,7 @@
 """The benchmark scripts, each in a setting of seconds."""
 
-import os
 import re
 import runpy
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,17 +22,23 @@ def scripts(monkeypatch):
     return lambda name: runpy.run_path(str(SCRIPTS / f"{name}.py"))
 
 
-def output(script: str, *flags: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / f"{script}.py"), "--device", "cpu", *flags],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    return done.stdout if code == 0 else done.stderr
+@pytest.fixture
+def output(scripts, monkeypatch, capsys):
+    """What a script prints, or where it ends with exit code 2, its complaint."""
+
+    def run(script: str, *flags: str, code: int = 0) -> str:
+        module = scripts(script)
+        monkeypatch.setattr(sys, "argv", [f"{script}.py", "--device", "cpu", *flags])
+        try:
+            module["bench_common"].finish(module["main"])
+            ended = 0
+        except SystemExit as exit_:
+            ended = exit_.code
+        printed = capsys.readouterr()
+        assert ended == code, printed.err
+        return printed.out if code == 0 else printed.err
+
+    return run
 
 
 def table(text: str) -> list[list[str]]:
@@ -44,7 +48,7 @@ def table(text: str) -> list[list[str]]:
 
 
 @pytest.mark.e2e
-def test_profile_step_divides_a_step_among_its_stages(tmp_path):
+def test_profile_step_divides_a_step_among_its_stages(tmp_path, output):
     trace = tmp_path / "trace.json"
     text = output(
         *("profile_step", "--exp", "2d", "--steps", "40", "--trace", str(trace)),
@@ -69,7 +73,7 @@ def test_profile_step_divides_a_step_among_its_stages(tmp_path):
 
 
 @pytest.mark.e2e
-def test_profile_step_reaches_the_networks_before_the_phase():
+def test_profile_step_reaches_the_networks_before_the_phase(output):
     """Phase 2 from the output of phase 1, whose network is then made without training."""
     text = output(
         "profile_step", "--exp", "2d", "--phase", "nsf", "--steps=8", "--nsf.source=nsgf", *SMALL
@@ -112,7 +116,7 @@ def test_marks_are_as_they_were_after_the_stop_watch(scripts):
 
 
 @pytest.mark.e2e
-def test_bench_train_compares_all_combinations():
+def test_bench_train_compares_all_combinations(output):
     text = output(
         *("bench_train", "--exp", "2d", "--batch", "8,32", "--pool-dtype", "float32,float16"),
         *("--overfit", "--steps=3", "--repeats=3", "--warm-up=2", "--peak-tflops=1"),
@@ -137,13 +141,13 @@ def test_bench_train_compares_all_combinations():
 
 
 @pytest.mark.e2e
-def test_bench_train_doubles_the_batch_up_to_its_limit():
+def test_bench_train_doubles_the_batch_up_to_its_limit(output):
     flags = ("--exp", "2d", "--sweep", "--max-batch=70", "--steps=2", "--warm-up=2", *SMALL)
     assert [row[0] for row in table(output("bench_train", *flags))] == ["16", "32", "64"]
 
 
 @pytest.mark.e2e
-def test_bench_train_compares_both_ends_of_a_run():
+def test_bench_train_compares_both_ends_of_a_run(output):
     text = output("bench_train", "--exp", "2d", "--phase", "predictor", "--steady=30", *SMALL)
     rows = table(text)
     assert [row[0] for row in rows] == ["first 10 of 30", "last 10", "last / first"]
@@ -159,7 +163,7 @@ def test_bench_train_compares_both_ends_of_a_run():
         (["--phase=nsf", "--pool-dtype=float32,float16"], "only phase nsgf samples from a pool"),
     ],
 )
-def test_bench_train_refuses_in_one_line(flags, message):
+def test_bench_train_refuses_in_one_line(flags, message, output):
     text = output("bench_train", "--exp", "2d", *flags, code=2)
     assert message in text
     assert "Traceback" not in text

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsgf import cli
@@ -20,13 +20,6 @@ from nsgf.system.errors import UserError
 
 NAMES = ("2d", "cifar10", "digits", "mnist")
 KEYS = [key for key, _, _ in leaves(Config())]
-FEW = settings(
-    max_examples=60,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 EXECUTES = "!!python/object/apply:os.system ['touch executed']"
 
 TEXTS = [
@@ -99,7 +92,6 @@ def entries(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir()}
 
 
-@FEW
 @given(st.sampled_from(NAMES), st.sampled_from([*KEYS, *sorted(SECTIONS), "speed"]), SOME_VALUES)
 @example("2d", "exp", None)
 @example("2d", "phases", None)
@@ -114,7 +106,6 @@ def test_one_changed_key_is_valid_or_one_line(here, name, key, value):
     assert entries(here) == {"n.yaml", "c.yaml"}
 
 
-@FEW
 @given(
     st.sampled_from(NAMES),
     st.lists(
@@ -142,7 +133,6 @@ def test_any_flags_are_valid_or_one_line(here, name, flags):
     assert entries(here) == {"n.yaml"}
 
 
-@FEW
 @given(st.sampled_from(NAMES), st.integers(0, 3000), st.binary(max_size=4), st.integers(0, 40))
 def test_damaged_bytes_are_valid_or_one_line(here, name, place, inserted, lost):
     content = (config_folder() / f"{name}.yaml").read_bytes()

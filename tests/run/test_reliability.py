@@ -221,10 +221,11 @@ def test_garbage_in_the_logs_does_not_stop_a_resume(tiny, tiny_run):
     assert all(isinstance(json.loads(line), dict) for line in lines)
 
 
-TORTURE = Path(__file__).resolve().parents[1] / "scripts" / "torture.py"
+TORTURE = Path(__file__).resolve().parents[2] / "scripts" / "torture.py"
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_runs_that_are_killed_end_as_the_undisturbed_one():
     command = [sys.executable, TORTURE, "--exp", "2d", "--kills", "5", "--lives", "5"]
