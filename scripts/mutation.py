@@ -35,12 +35,12 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
 MODULES = ("sinkhorn", "pool", "phases", "training", "sampling", "data", "run/checkpoint.py")
-TEST_SECONDS = 40.0
+TEST_SECONDS = 30.0
 """Tests of a mutant end here, by the time they took unchanged: the nearest and fastest go first."""
 HEAVY = ("torchvision", "matplotlib.pyplot", "sklearn.datasets", "scipy.stats", "ot")
 HEAVY += ("geomloss", "jsonargparse", "hypothesis", "torchdiffeq", "torch_fidelity", "tqdm")
 PYTEST = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not e2e and not slow")
-NO_TESTS = int(pytest.ExitCode.NO_TESTS_COLLECTED)
+UNNOTICED = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
 @dataclass
@@ -196,21 +196,24 @@ class Tests:
             for line, contexts in lines.items():
                 mine.setdefault(int(line), set()).update(filter(None, contexts))
 
-    def of(self, mutant: Mutant) -> list[str]:
-        """Those that execute the mutant's statement; all of its file's where that is at import."""
+    def of(self, mutant: Mutant) -> tuple[list[str], list[str]]:
+        """Those that execute the mutant's statement: beside its module, and elsewhere.
+
+        Where the statement runs at import, all tests of the module.
+        """
         lines, (first, last) = self._lines.get(mutant.file, {}), mutant.lines
         found = set().union(*(lines.get(line, ()) for line in range(first, last + 1)))
         found = found or set().union(*lines.values())
-        near = str(Path(mutant.file.replace("nsgf", "tests", 1)).parent)
-        chosen, seconds = [], 0.0
-        for name in sorted(self.all, key=lambda n: (near not in n, self.all[n]["seconds"])):
+        beside = str(Path(mutant.file.replace("nsgf", "tests", 1)).parent) + "/"
+        near, far, seconds = [], [], 0.0
+        for name in sorted(self.all, key=lambda n: (beside not in n, self.all[n]["seconds"])):
             test = self.all[name]
             if test["passed"] and (name in found or not found.isdisjoint(test["contexts"])):
                 seconds += test["seconds"]
-                if seconds > TEST_SECONDS and chosen:
+                if seconds > TEST_SECONDS and near + far:
                     break
-                chosen.append(name)
-        return chosen
+                (near if beside in name else far).append(name)
+        return near, far
 
 
 class Workers:
@@ -254,8 +257,8 @@ class Workers:
                 if not ended:
                     os.killpg(process, signal.SIGKILL)
                     os.waitpid(process, 0)
-                unnoticed = ended and os.waitstatus_to_exitcode(status) in (0, NO_TESTS)
-                mutant.result = "survived" if unnoticed else "noticed"
+                unnoticed = os.waitstatus_to_exitcode(status) in UNNOTICED
+                mutant.result = "timeout" if not ended else "survived" if unnoticed else "noticed"
                 (tree / mutant.file).write_text(original)
                 del busy[tree]
                 yield mutant
@@ -263,16 +266,21 @@ class Workers:
 
     @staticmethod
     def _start(tree: Path, mutant: Mutant, tests: Tests) -> tuple[int, Mutant, float, str]:
-        names = tests.of(mutant)
+        stages = tests.of(mutant)
         original = (tree / mutant.file).read_text()
         (tree / mutant.file).write_text(mutant.code)
-        files = list(dict.fromkeys(name.split("::")[0] for name in names))
-        arguments = [*PYTEST, "-x", f"--basetemp={tree}.tmp", *files]
 
         def work() -> int:
-            return pytest.main(arguments, plugins=[Selection(names)]) if names else NO_TESTS
+            """Import the tests of other modules only if those beside this one notice nothing."""
+            for names in filter(None, stages):
+                files = dict.fromkeys(name.split("::")[0] for name in names)
+                arguments = [*PYTEST, "-x", f"--basetemp={tree}.tmp", *files]
+                code = pytest.main(arguments, plugins=[Selection(names)])
+                if code not in UNNOTICED:
+                    return code
+            return 0
 
-        limit = 60 + 5 * sum(tests.all[name]["seconds"] for name in names)
+        limit = 60 + 5 * sum(tests.all[name]["seconds"] for names in stages for name in names)
         process = forked(tree, work, Path(f"{tree}.log"))
         return process, mutant, time.monotonic() + limit, original
 
@@ -296,7 +304,7 @@ def report(done: list[Mutant]) -> str:
     for mutant in counted:
         groups["/".join(mutant.file.split("/")[:2])].append(mutant)
     for name, group in [*groups.items(), ("all", counted)]:
-        noticed = sum(mutant.result == "noticed" for mutant in group)
+        noticed = sum(mutant.result != "survived" for mutant in group)
         share = f"{100 * noticed / max(1, len(group)):.1f} %"
         text += f"| {name} | {len(group)} | {noticed} | {len(group) - noticed} | {share} |\n"
     text += f"\n{len(done) - len(counted)} more are listed as equivalent.\n"
