@@ -1,5 +1,7 @@
-import subprocess
-import sys
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import pytest
 
@@ -7,25 +9,24 @@ from nsgf.experiment import train
 from nsgf.run.lock import in_turn, only_process
 from nsgf.system.errors import UserError
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from nsgf.run.lock import only_process
-with only_process(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(60)
-"""
+
+def hold(folder: Path, ready: Connection) -> None:
+    with only_process(folder):
+        ready.send(True)
+        time.sleep(60)
 
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that works in ``tmp_path``."""
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
+    """Another process that works in ``tmp_path``; forked, as starting one takes seconds."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    process = context.Process(target=hold, args=(tmp_path, there), daemon=True)
+    process.start()
+    assert here.poll(30)
     yield process
     process.kill()
-    process.wait()
+    process.join()
 
 
 def test_second_process_is_refused_and_the_first_is_named(tmp_path, holder):
@@ -40,7 +41,7 @@ def test_turn_comes_when_the_other_process_ends(tmp_path, holder):
     def end():
         asked.append(True)
         holder.kill()
-        holder.wait()
+        holder.join()
 
     with in_turn(tmp_path, end), pytest.raises(UserError), only_process(tmp_path):
         pass
@@ -57,7 +58,7 @@ def test_wait_for_a_turn_can_be_given_up(tmp_path, holder):
 
 def test_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
     holder.kill()
-    holder.wait()
+    holder.join()
     with only_process(tmp_path):
         assert f"process {holder.pid} " not in (tmp_path / "lock.owner").read_text()
 
