@@ -19,13 +19,15 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.data import Data, data_shape
 from nsgf.phases.flow_matching import check_installed
 from nsgf.phases.reflow import train_peer, train_reflow
-from nsgf.pool import build_pool, check_pool, pool_folder
+from nsgf.pool import build_pool, plan_pool, pool_folder
+from nsgf.pool.storage import drop_positions, taken_bytes
 from nsgf.run.checkpoint import mend, what_is_lost
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
 from nsgf.run.log import Tracker
 from nsgf.run.resume import Pending, load_network, new_network, pending_phases
 from nsgf.run.session import Session
+from nsgf.run.space import check_space
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.run.wandb_mirror import open_mirror
 from nsgf.sampling.preview import save_preview
@@ -93,6 +95,8 @@ def train(
             tracker.log(line)
         if data is not None:
             _begin(session, pending.restarts)
+            if "nsgf" not in pending.phases:
+                _drop_pool(session)
             for phase in pending.phases:
                 _train_phase(session, data, phase)
     return run
@@ -109,10 +113,21 @@ def _train_phase(session: Session, data: Data, phase: PhaseName) -> None:
     except KeyboardInterrupt:
         session.tracker.log(what_is_lost(session.run.checkpoint_file(phase), phase))
         raise
+    if phase == "nsgf":
+        _drop_pool(session)
     release_memory(session.device)
     session.tracker.sort(session.config.phases)
     session.tracker.log(f"{phase}: done, {session.run.checkpoint_file(phase)}")
     show_preview(session, data, phase)
+
+
+def _drop_pool(session: Session) -> None:
+    """Free the disk of a pool that phase 1 has learnt from; nothing else needs it."""
+    session.world.wait()
+    if session.world.is_main and (freed := drop_positions(session.run.pool)):
+        session.tracker.log(
+            f"pool: removed from the disk ({format_bytes(freed)}); a longer phase 1 builds it again"
+        )
 
 
 def train_nsgf(session: Session, data: Data) -> None:
@@ -186,13 +201,14 @@ def training_plan(
 
     Raises:
         UserError: the pool does not fit this machine, the run has one of other settings, an update
-            does not fit into the device's memory, or a process would have nothing to do.
+            does not fit into the device's memory, checkpoints do not fit on the disk, or a process
+            would have nothing to do.
     """
     world = world or World()
     check_shares(config, phases, world.size)
     if "peer" in phases:
         check_installed()
-    lines = []
+    lines, weights, pool_on_disk = [], {}, 0
     for phase in config.phases:
         if phase not in phases:
             lines.append(f"{phase}: done already")
@@ -200,6 +216,7 @@ def training_plan(
         optim = getattr(config, phase)
         needed = training_memory(config, phase, device, world.size)
         check_device_memory(config, phase, needed, device)
+        weights[phase] = needed.weights
         lines.append(
             f"{phase}: {optim.iterations} updates of {optim.batch_size}, "
             f"{needed.weights / 1e6:.2f} M weights, {needed.precision}, "
@@ -207,7 +224,11 @@ def training_plan(
         )
     if "nsgf" in phases:
         folder = pool_folder(run, world) if run else None
-        lines.append(f"pool: {check_pool(config, data_shape(config.data.name), device, folder)}")
+        pool = plan_pool(config, data_shape(config.data.name), device, folder)
+        lines.append(f"pool: {pool.text}")
+        if config.pool.storage == "disk":
+            pool_on_disk = max(0, pool.nbytes - taken_bytes(run.pool)) if run else pool.nbytes
+    check_space(weights, pool_on_disk, run or RunFolder(Path(config.out_dir).expanduser()))
     return lines
 
 

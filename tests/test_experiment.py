@@ -267,3 +267,19 @@ def test_pool_is_gone_when_the_next_phase_starts(tiny, monkeypatch):
     monkeypatch.setitem(experiment.TRAIN_PHASE, "nsf", check_then_train)
     train(tiny)
     assert len(alive) == 1
+
+
+def test_pool_on_disk_is_removed_when_phase_one_is_done(tiny):
+    config = replace(tiny, pool=replace(tiny.pool, storage="disk"))
+    run = train(with_phases(config, 1))
+    assert not list(run.path.rglob("positions.bin"))
+    log = (run.path / "log.txt").read_text()
+    assert (
+        "pool: removed from the disk (2.0 KB" in log or "pool: removed from the disk (4.1 KB" in log
+    )
+    (run.pool / "positions.bin").write_bytes(b"left behind by a stop at the last update")
+    train(config, run)
+    assert not list(run.path.rglob("positions.bin"))
+    longer = replace(config, nsgf=replace(config.nsgf, iterations=14))
+    train(longer, run)
+    assert weights(run)["nsgf"]["step"] == 14

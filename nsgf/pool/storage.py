@@ -231,9 +231,31 @@ def free_disk_bytes(folder: Path) -> int:
     place = folder.absolute()
     while not place.exists():
         place = place.parent
-    files = folder.parent.glob("*/positions.bin")
-    taken = sum(getattr(file.stat(), "st_blocks", 0) * 512 for file in files)
-    return shutil.disk_usage(place).free + taken
+    return shutil.disk_usage(place).free + taken_bytes(folder.parent)
+
+
+def taken_bytes(folder: Path) -> int:
+    """Bytes on the disk of the pools below ``folder``, one or the parts of several processes."""
+    return sum(getattr(file.stat(), "st_blocks", 0) * 512 for file in _positions(folder))
+
+
+def drop_positions(folder: Path) -> int:
+    """Remove the positions of the pools in ``folder``, and return the bytes that were freed.
+
+    Their headers stay, without checksums: a pool that is built again there has the same values.
+    """
+    freed = taken_bytes(folder)
+    for file in _positions(folder):
+        header = read_header(file.parent)
+        if header:
+            write_header(file.parent, {**header, "checksums": [], "report": {}})
+        file.unlink()
+    return freed
+
+
+def _positions(folder: Path) -> list[Path]:
+    """A pool's own file, and those of its parts."""
+    return [*folder.glob("positions.bin"), *folder.glob("*/positions.bin")]
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:

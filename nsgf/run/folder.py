@@ -18,7 +18,7 @@ import yaml
 
 from nsgf.config.schema import PEER_PHASES, PHASES, Config, PhaseName
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import versions
+from nsgf.system.hardware import provenance
 
 
 class RunFolder:
@@ -127,7 +127,7 @@ class RunFolder:
     def write_config(self, config: Config) -> None:
         """Save the resolved configuration and the versions beside it."""
         write_text(self.config_file, dump_config(config))
-        write_text(self.path / "versions.json", json.dumps(versions(), indent=2) + "\n")
+        write_text(self.path / "versions.json", json.dumps(provenance(), indent=2) + "\n")
 
     def set_aside(self, phase: PhaseName) -> Path:
         """Rename a phase's checkpoint to the first free ``*.previousN.pt``."""

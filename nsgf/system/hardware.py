@@ -2,6 +2,7 @@
 
 import gc
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -117,6 +118,37 @@ def format_hours(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def provenance() -> dict[str, object]:
+    """Where a result comes from: versions, commit if this is a checkout, and the machine."""
+    import platform
+
+    cards = [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())]
+    return {
+        **versions(),
+        "commit": _commit(Path(__file__).resolve().parents[2]),
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "memory": format_bytes(psutil.virtual_memory().total),
+            "cards": cards,
+        },
+    }
+
+
+def _commit(checkout: Path) -> str | None:
+    """Commit of a checkout, with ``-dirty`` where files differ from it; None: it is none."""
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(
+            [*command, "--exclude=*"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
+        return None
+    return done.stdout.strip()
 
 
 def versions() -> dict[str, str]:

@@ -14,7 +14,6 @@ import torch
 import nsgf
 from nsgf import cli
 from nsgf.command_line import parse
-from nsgf.experiment import train
 from nsgf.metrics.inception import check_weights
 from nsgf.pool.storage import read_header
 from nsgf.run import checkpoint
@@ -133,21 +132,6 @@ def test_damaged_pool_headers_end_in_one_line(content, tmp_path):
     with pytest.raises(UserError, match="pool header") as caught:
         read_header(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def pool_run(tiny) -> RunFolder:
-    """A run with its pool on disk whose phases are to be trained again."""
-    config = replace(tiny, phases=["nsgf"], pool=replace(tiny.pool, storage="disk"))
-    run = train(config)
-    run.checkpoint_file("nsgf").unlink()
-    return run
-
-
-@pytest.mark.parametrize("content", [b"", b"x", PICKLE])
-def test_positions_of_another_size_end_in_one_line(content, tiny, capsys):
-    run = pool_run(tiny)
-    (run.pool / "positions.bin").write_bytes(content)
-    assert "positions.bin" in fails(capsys, "train", "--run", run.path, "--resume")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,21 @@
+import os
+import re
+import subprocess
+from types import SimpleNamespace
+
+import psutil
 import pytest
 import torch
 
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import (
+    _commit,
     available_bytes,
     describe,
     format_bytes,
     peak_memory,
     pick_device,
+    provenance,
     reset_peak_memory,
     versions,
 )
@@ -77,6 +85,40 @@ def test_peak_memory_keeps_the_highest():
     after = peak_memory(torch.device("cpu"))
     assert 10**7 < before <= after
     assert after >= 80 * 2**20
+
+
+def test_provenance_names_commit_and_machine(tmp_path):
+    known = provenance()
+    assert {"torch", "python", "commit"} <= known.keys()
+    assert known["machine"]["cores"] == os.cpu_count()
+    assert _commit(tmp_path) is None
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "a").write_text("1")
+    subprocess.run([*git, "add", "a"], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    commit = _commit(tmp_path)
+    assert re.fullmatch("[0-9a-f]{40}", commit)
+    (tmp_path / "a").write_text("2")
+    assert _commit(tmp_path) == f"{commit}-dirty"
+
+
+def test_old_control_groups_limit_memory_too(tmp_path):
+    (tmp_path / "memory").mkdir()
+    for name, text in (
+        ("memory.limit_in_bytes", "5000"),
+        ("memory.usage_in_bytes", "4500"),
+        ("memory.stat", "total_inactive_file 1000"),
+    ):
+        (tmp_path / "memory" / name).write_text(text)
+    assert available_bytes(tmp_path) == 1500
+    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("9000")
+    assert available_bytes(tmp_path) == 0
+
+
+def test_free_memory_is_what_the_system_says_is_available(monkeypatch, tmp_path):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=3, total=9))
+    assert available_bytes(tmp_path) == 3
 
 
 def test_description_and_versions():
