@@ -4,26 +4,20 @@ wandb is imported only here, and only by a run that asks for it. Its files lie i
 ``wandb/``; what is shown there is a copy of both ``.jsonl`` files and of the pictures.
 """
 
-import os
 import re
-import socket
-import sys
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from nsgf.config.schema import PEER_PHASES, PHASES, Config
 from nsgf.run.folder import RunFolder, write_text
 from nsgf.system.errors import UserError, one_line
 
-CONNECT_SECONDS = 5.0
 INIT_SECONDS = 15.0
-"""Longest waits for a connection to the W&B server, and for its answers, before a run is kept
-offline."""
+"""Longest wait for the W&B server before a run is kept offline."""
 FINISH_SECONDS = 60.0
 """Longest wait at the end for what is not uploaded yet; it stays in the run folder."""
 
@@ -52,7 +46,6 @@ class WandbMirror:
     def close(self, failed: bool) -> None:
         """Finish the W&B run, as failed where training did not get to its end."""
         self._run.finish(exit_code=int(failed))
-        _shut_down()
 
 
 def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> WandbMirror | None:
@@ -69,19 +62,19 @@ def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> W
     Returns:
         The mirror; None if tracking is disabled or W&B cannot be used at all.
     """
-    mode = config.tracking.wandb
+    mode, failure = config.tracking.wandb, ""
     if mode == "disabled":
         return None
-    reason = ""
-    if mode == "online":
-        try:
-            return _told(_begin(config, run, "online"), log)
-        except Exception as error:  # wandb raises many types, not all of them its own
-            reason = f"not online ({one_line(error)}), "
     try:
-        return _told(_begin(config, run, "offline"), log, reason)
+        if mode == "online":
+            try:
+                return _mirror(_begin(config, run, "online"), log)
+            except Exception as error:  # wandb raises many types, not all of them its own
+                failure = f"not online ({one_line(error)}), "
+                _forget()
+        return _mirror(_begin(config, run, "offline"), log, failure)
     except Exception as error:
-        log(f"W&B: {reason}not used ({one_line(error)})")
+        log(f"W&B: {failure}not used ({one_line(error)})")
         return None
 
 
@@ -111,74 +104,44 @@ def _begin(config: Config, run: RunFolder, mode: Literal["online", "offline"]) -
     Raises:
         Exception: wandb is missing or damaged, or there is no key, no server or no permission.
     """
-    # reports about wandb itself wait for their server when the process ends
-    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     import wandb
 
-    hooks = sys.exit, sys.excepthook
-    try:
-        _shut_down()  # a failed attempt still holds the run's id
-        # silence before init also rules out its prompts
-        service = wandb.setup(settings=wandb.Settings(silent=True))
-        if mode == "online":
-            _check_server(service.settings.base_url)
-        return wandb.init(
-            mode=mode,
-            project=config.tracking.project,
-            entity=config.tracking.entity,
-            name=run_name(config, run),
-            group=config.exp,
-            id=run_id(run),
-            resume="allow",
-            config=asdict(config),
-            allow_val_change=True,  # a resumed run may train longer
-            dir=str(run.path),
-            settings=wandb.Settings(
-                silent=True,
-                console="off",  # progress bars would fill its copy of the terminal
-                init_timeout=INIT_SECONDS,
-                finish_timeout=FINISH_SECONDS,
-                disable_git=True,
-                save_code=False,
-            ),
-        )
-    finally:  # how a command ends is not wandb's business; close() tells it all it needs
-        sys.exit, sys.excepthook = hooks
+    # silence before init also rules out its prompts
+    wandb.setup(settings=wandb.Settings(silent=True))
+    return wandb.init(
+        mode=mode,
+        project=config.tracking.project,
+        entity=config.tracking.entity,
+        name=run_name(config, run),
+        group=config.exp,
+        id=run_id(run),
+        resume="allow",
+        config=asdict(config),
+        allow_val_change=True,  # a resumed run may train longer
+        dir=str(run.path),
+        settings=wandb.Settings(
+            silent=True,
+            console="off",  # progress bars would fill its copy of the terminal
+            init_timeout=INIT_SECONDS,
+            finish_timeout=FINISH_SECONDS,
+            disable_git=True,
+            save_code=False,
+        ),
+    )
 
 
-def _check_server(url: str) -> None:
-    """
-    Raises:
-        ConnectionError: nothing listens there; wandb would try for as long as it is allowed to.
-    """
-    if getproxies():  # the server need not be reachable itself
-        return
-    parts = urlsplit(url)
-    port = parts.port or (80 if parts.scheme == "http" else 443)
-    try:
-        socket.create_connection((parts.hostname or "", port), timeout=CONNECT_SECONDS).close()
-    except OSError as error:
-        raise ConnectionError(f"{url} cannot be reached: {error.strerror or error}") from error
-
-
-def _shut_down() -> None:
-    """End wandb's service, which then has everything on the disk.
-
-    Raises:
-        ConnectionError: the service failed; it would end this process with its own exit code.
-    """
+def _forget() -> None:
+    """End a failed attempt, which still holds the run's id."""
     import wandb
 
-    try:
+    with suppress(Exception, SystemExit):
         wandb.teardown()
-    except SystemExit as error:
-        raise ConnectionError(f"its service ended with code {error.code}") from error
 
 
-def _told(begun: Any, log: Callable[[str], None], reason: str = "") -> WandbMirror:
+def _mirror(begun: Any, log: Callable[[str], None], failure: str = "") -> WandbMirror:
     mirror = WandbMirror(begun)
     if begun.url:
         log(f"W&B: {begun.url}")
     else:
-        log(f"W&B: {reason}kept offline; upload it with: wandb sync {Path(begun.dir).parent}")
+        log(f"W&B: {failure}kept offline; upload it with: wandb sync {Path(begun.dir).parent}")
     return mirror
