@@ -1,293 +1,167 @@
-"""The W&B mirror with W&B itself in its offline mode: what is in the files that it keeps."""
+"""The W&B mirror: against a stand-in that notes its calls, and once against W&B offline."""
 
 import json
 import os
-import signal
-import socket
-import struct
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from nsgf.cli import main
 from nsgf.config.schema import PEER_PHASES, PHASES, Config, TrackingConfig
 from nsgf.experiment import train
-from nsgf.run import wandb_mirror as wandb_run
 from nsgf.run.folder import RunFolder
-from nsgf.run.wandb_mirror import open_mirror
-from tests.conftest import tiny_config
-
-BLOCK = 32768
-NOBODY = "http://127.0.0.1:1"
-"""A W&B server that refuses every connection."""
-KEY = "0" * 40
-
-
-class Kept(NamedTuple):
-    """An offline W&B folder, read back."""
-
-    folder: Path
-    records: list
-
-    def kind(self, name: str) -> list:
-        """The records of one kind, in their order."""
-        found = [r for r in self.records if r.WhichOneof("record_type") == name]
-        return [getattr(record, name) for record in found]
-
-    def history(self) -> list[dict]:
-        """What was logged, call by call."""
-        return [
-            {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in row.item}
-            for row in self.kind("history")
-        ]
-
-
-def kept_offline(run: Path) -> list[Kept]:
-    """The offline W&B folders in a run folder, oldest first."""
-    return [
-        Kept(file.parent, list(read_records(file)))
-        for file in sorted(run.glob("wandb/offline-run-*/run-*.wandb"))
-    ]
-
-
-def read_records(file: Path) -> Iterator:
-    """A .wandb file: after 7 bytes, records in LevelDB's log format (checksums are not looked at).
-
-    A record is cut into parts where a block of 32,768 bytes ends; a part has a header of checksum
-    (4 bytes), length (2) and kind (1: whole, 2: first, 3: middle, 4: last).
-    """
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    content, position, parts = file.read_bytes(), 7, b""
-    while position + 7 <= len(content):
-        if BLOCK - position % BLOCK < 7:  # too short for a header: padding
-            position += BLOCK - position % BLOCK
-            continue
-        length, kind = struct.unpack_from("<HB", content, position + 4)
-        parts += content[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):
-            yield Record.FromString(parts)
-            parts = b""
+from nsgf.run.wandb_mirror import open_mirror, run_name
 
 
 def tracked(config: Config, mode: str) -> Config:
-    return replace(
-        config,
-        tracking=TrackingConfig(wandb=mode, project="the-project"),
-        train=replace(config.train, preview=True),
-    )
+    return replace(config, tracking=TrackingConfig(wandb=mode, project="the-project"))
 
 
-@pytest.fixture(autouse=True)
-def _nobodys_settings(tmp_path_factory, monkeypatch):
-    """W&B as for a new user without a network."""
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("NETRC", str(home / "netrc"))
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(home))
-    monkeypatch.setenv("WANDB_BASE_URL", NOBODY)
-    monkeypatch.setattr(wandb_run, "getproxies", dict)
+class StandIn:
+    """A module ``wandb`` that notes what it is asked for; ``failing`` modes raise."""
+
+    def __init__(self, *failing: str) -> None:
+        self.failing = failing
+        self.begun: list[dict[str, Any]] = []
+        self.logged: list[dict[str, Any]] = []
+        self.axes: dict[str, str | None] = {}
+        self.exit_codes: list[int] = []
+        self.forgotten = 0
+
+    def setup(self, settings: Any) -> None:
+        assert settings["silent"]
+
+    def Settings(self, **settings: Any) -> dict[str, Any]:
+        return settings
+
+    def Image(self, file: str) -> str:
+        return f"image {file}"
+
+    def teardown(self) -> None:
+        self.forgotten += 1
+
+    def init(self, **settings: Any) -> Any:
+        self.begun.append(settings)
+        if settings["mode"] in self.failing:
+            raise ConnectionError("no way\nout")
+        url = "https://wandb.ai/x" if settings["mode"] == "online" else ""
+        return SimpleNamespace(
+            url=url,
+            dir=f"{settings['dir']}/wandb/offline-run-1/files",
+            log=self.logged.append,
+            define_metric=lambda name, step_metric=None: self.axes.update({name: step_metric}),
+            finish=lambda exit_code: self.exit_codes.append(exit_code),
+        )
 
 
-@pytest.fixture(scope="session")
-def resumed_run(tmp_path_factory) -> Path:
-    """A run tracked offline: phase 1, then resumed for phases 2 and 3. Never written to."""
-    whole = tracked(tiny_config(tmp_path_factory.mktemp("tracked")), "offline")
+@pytest.fixture
+def wandb(monkeypatch) -> StandIn:
+    module = StandIn()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_resumed_run_is_the_same_wandb_run_with_its_settings(tiny, wandb):
+    whole = tracked(tiny, "online")
     run = train(replace(whole, phases=["nsgf"]))
-    time.sleep(1.1)  # W&B names its folders by the second
-    return train(whole, run).path
+    train(whole, run)
+    first, second = wandb.begun
+    assert first["id"] == second["id"] == (run.path / "wandb_id.txt").read_text().strip()
+    assert (first["name"], first["group"], first["project"]) == (run.path.name, "2d", "the-project")
+    assert first["config"]["nsgf"]["iterations"] == 12
+    assert first["dir"] == str(run.path)
+    assert wandb.exit_codes == [0, 0]
+    assert (run.path / "log.txt").read_text().count("W&B: https://wandb.ai/x") == 2
 
 
-def test_run_is_named_and_grouped_after_its_folder_with_its_settings(resumed_run):
-    first = kept_offline(resumed_run)[0]
-    (begun,) = first.kind("run")
-    assert begun.display_name == resumed_run.name
-    assert begun.run_group == "2d"
-    assert begun.project == "the-project"
-    settings = {item.key: json.loads(item.value_json) for item in begun.config.update}
-    assert settings["nsgf"]["iterations"] == 12
-    assert settings["model"]["mlp"]["width"] == 16
-    assert settings["seed"] == 0
-
-
-def test_runs_of_a_comparison_are_told_apart_by_their_targets(tmp_path):
-    config = tiny_config(tmp_path / "runs")
-    run = RunFolder(tmp_path / "runs" / "compare-2d" / "moons" / "nsgf-seed0")
-    assert wandb_run.run_name(config, run) == "compare-2d/moons/nsgf-seed0"
-    assert wandb_run.run_name(config, RunFolder(tmp_path / "copied")) == "copied"
-
-
-def test_resumed_run_is_the_same_wandb_run(resumed_run):
-    first, second = kept_offline(resumed_run)
-    ids = {kept.kind("run")[0].run_id for kept in (first, second)}
-    assert ids == {(resumed_run / "wandb_id.txt").read_text().strip()}
-    assert first.folder.name < second.folder.name
-
-
-def test_history_is_that_of_metrics_jsonl_under_each_phase(resumed_run):
-    rows = [row for kept in kept_offline(resumed_run) for row in kept.history()]
-    lines = [json.loads(line) for line in (resumed_run / "metrics.jsonl").open()]
-    assert [line["phase"] for line in lines] == [phase for phase in PHASES for _ in range(3)]
+def test_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
+    config = tracked(tiny, "offline")
+    run = train(replace(config, train=replace(config.train, preview=True)))
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").open()]
     for phase in PHASES:
         expected = [line for line in lines if line["phase"] == phase]
-        logged = [row for row in rows if f"{phase}/loss" in row]
+        rows = [row for row in wandb.logged if f"{phase}/loss" in row]
         for key in ("step", "loss", "grad_norm", "lr"):
-            assert [row[f"{phase}/{key}"] for row in logged] == [line[key] for line in expected]
-    assert not any("phase" in row for row in rows)
+            assert [row[f"{phase}/{key}"] for row in rows] == [line[key] for line in expected]
+        shown = [row[f"{phase}/samples"] for row in wandb.logged if f"{phase}/samples" in row]
+        assert len(shown) == 1
+        assert shown[0].startswith("image ")
+    for phase in (*PHASES, *PEER_PHASES):
+        assert wandb.axes[f"{phase}/*"] == f"{phase}/step"
+    assert not any("phase" in row for row in wandb.logged)
 
 
-def test_every_phase_has_its_own_step_axis(resumed_run):
-    for kept in kept_offline(resumed_run):
-        axes = {axis.glob_name: axis.step_metric for axis in kept.kind("metric") if axis.glob_name}
-        assert axes == {f"{phase}/*": f"{phase}/step" for phase in (*PHASES, *PEER_PHASES)}
+def test_runs_of_a_comparison_are_told_apart_by_their_targets(tiny, tmp_path):
+    run = RunFolder(tmp_path / "runs" / "compare-2d" / "moons" / "nsgf-seed0")
+    assert run_name(tiny, run) == "compare-2d/moons/nsgf-seed0"
+    assert run_name(tiny, RunFolder(tmp_path / "copied")) == "copied"
 
 
-def test_pictures_are_shown_at_the_last_step_of_each_phase(resumed_run):
-    shown = {}
-    for kept in kept_offline(resumed_run):
-        for row in kept.history():
-            for phase in PHASES:
-                if f"{phase}/samples._type" in row:
-                    assert row[f"{phase}/samples._type"] == "image-file"
-                    assert row[f"{phase}/step"] == 12
-                    shown[phase] = kept.folder / "files" / row[f"{phase}/samples.path"]
-    assert list(shown) == list(PHASES)
-    for number, phase in enumerate(PHASES, start=1):
-        picture = resumed_run / f"samples/phase{number}_{phase}.png"
-        assert shown[phase].read_bytes() == picture.read_bytes()
-
-
-def test_finished_and_interrupted_runs_are_told_apart(resumed_run, tiny, monkeypatch, capsys):
-    assert [kept.kind("exit")[0].exit_code for kept in kept_offline(resumed_run)] == [0, 0]
-
+def test_run_that_ends_by_an_error_is_a_failed_one(tiny, wandb, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
     run = RunFolder.create(tracked(tiny, "offline"))
-    monkeypatch.setitem(train.__globals__["TRAIN_PHASE"], "nsgf", interrupted)
-    before = sys.exit, sys.excepthook
-    assert main(["train", "--run", str(run.path), "--resume"]) == 130
-    assert (sys.exit, sys.excepthook) == before
-    assert kept_offline(run.path)[0].kind("exit")[0].exit_code == 1
-    assert "interrupted" in capsys.readouterr().out
-
-
-@pytest.fixture
-def silent_server():
-    """A W&B server that takes connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setattr("nsgf.training.loop.PhaseLoop.run", interrupted)
+    argv = ["train", "--run", str(run.path), "--resume", "--wandb", "offline"]
+    assert main(argv) == 130
+    assert wandb.exit_codes == [1]
 
 
 @pytest.mark.parametrize(
-    ("key", "listening", "reason"),
+    ("mode", "failing", "line"),
     [
-        (KEY, False, f"{NOBODY} cannot be reached: Connection refused"),
-        (None, True, "No API key"),
-        ("short", True, "40"),
-        (KEY, True, "Failed to get"),
+        ("online", ["online"], "W&B: not online (no way out), kept offline; upload it with: wandb"),
+        ("online", ["online", "offline"], "W&B: not online (no way out), not used (no way out)"),
+        ("offline", ["offline"], "W&B: not used (no way out)"),
     ],
 )
-def test_online_run_that_cannot_be_is_kept_offline_in_one_line(
-    tiny, monkeypatch, capfd, silent_server, key, listening, reason
-):
-    monkeypatch.setattr(wandb_run, "INIT_SECONDS", 1.0)
-    if listening:
-        monkeypatch.setenv("WANDB_BASE_URL", silent_server)
-    if key:
-        monkeypatch.setenv("WANDB_API_KEY", key)
-    config, said = tracked(tiny, "online"), []
-    run = RunFolder.create(config)
-    mirror = open_mirror(config, run, said.append)
-    mirror.record({"phase": "nsf", "step": 3, "loss": 0.5})
-    mirror.close(False)
-    (line,) = said
-    assert line.startswith("W&B: not online (")
-    assert reason in line
-    assert "\n" not in line
-    (kept,) = kept_offline(run.path)
-    assert line.endswith(f"kept offline; upload it with: wandb sync {kept.folder}")
-    assert kept.history()[0]["nsf/loss"] == 0.5
-    assert capfd.readouterr() == ("", "")
+def test_what_cannot_be_is_one_line(tiny, wandb, mode, failing, line):
+    wandb.failing, said = failing, []
+    run = RunFolder.create(tiny)
+    mirror = open_mirror(tracked(tiny, mode), run, said.append)
+    assert len(said) == 1
+    assert said[0].startswith(line)
+    assert (mirror is None) == ("offline" in failing)
+    assert wandb.forgotten == (mode == "online")
+    assert wandb.begun[0]["settings"]["init_timeout"] <= 15
 
 
-@pytest.mark.parametrize("mode", ["online", "offline"])
-def test_training_goes_on_without_wandb(tiny, monkeypatch, mode):
+def test_training_goes_on_without_wandb(tiny, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    run = train(tracked(replace(tiny, phases=["nsgf"]), mode))
-    log = (run.path / "log.txt").read_text()
-    assert log.count("W&B: ") == 1
-    assert "not used (" in log
+    run = train(tracked(replace(tiny, phases=["nsgf"]), "online"))
+    assert (run.path / "log.txt").read_text().count("W&B: ") == 1
     assert run.checkpoint_file("nsgf").exists()
 
 
-def test_run_that_is_not_tracked_says_nothing_of_it(tiny, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
+def test_run_that_is_not_tracked_says_nothing_of_it(tiny, wandb):
     run = train(replace(tiny, phases=["nsgf"]))
     assert "W&B" not in (run.path / "log.txt").read_text()
-
-
-@pytest.mark.e2e
-def test_run_that_is_not_tracked_does_not_import_wandb(tiny):
-    run = RunFolder.create(replace(tiny, phases=["nsgf"]))
-    code = (
-        "import sys; from nsgf.cli import main; "
-        f"code = main(['train', '--run', {str(run.path)!r}, '--resume']); "
-        "sys.exit(code or 10 * ('wandb' in sys.modules))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
-    assert run.checkpoint_file("nsgf").exists()
-    assert not (run.path / "wandb").exists()
+    assert wandb.begun == []
     assert not (run.path / "wandb_id.txt").exists()
 
 
-def _start(folder: Path, *flags: str, **pipes) -> subprocess.Popen:
+@pytest.mark.e2e
+def test_wandb_itself_keeps_a_run_offline(tmp_path):
     command = [sys.executable, "-m", "nsgf", "train", "--exp", "2d", "--pool-batches", "2"]
-    command += ["--device", "cpu", "--train.log_every", "5", "--out-dir", str(folder), *flags]
-    return subprocess.Popen(command, text=True, start_new_session=True, **pipes)
-
-
-@pytest.mark.e2e
-def test_exit_codes_are_this_programs_own(tmp_path):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    bad = ("--lr", "1e30", "--nsgf.clip_norm", "null", "--train-iters", "50")
-    process = _start(tmp_path / "bad", "--wandb", "offline", *bad, **pipes)
-    assert (
-        "nsgf: error: nsgf: no finite update"
-        in process.communicate(timeout=100)[1].splitlines()[-1]
+    command += ["--device", "cpu", "--train-iters", "5", "--wandb", "offline"]
+    done = subprocess.run(
+        [*command, "--out-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**_environment(), "WANDB_CONFIG_DIR": str(tmp_path), "HOME": str(tmp_path)},
     )
-    assert process.returncode == 2
-
-    process = _start(tmp_path / "long", "--wandb", "offline", **pipes)
-    while not list((tmp_path / "long").glob("*/metrics.jsonl")):
-        assert process.poll() is None
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    out, errors = process.communicate(timeout=100)
-    assert process.returncode == 0
-    assert "Traceback" not in errors
-    assert "stopped (SIGINT)" in out
-    assert "--resume" in out.splitlines()[-1]
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("W&B: kept offline")]
+    [file] = Path(line.split("wandb sync ")[1]).glob("run-*.wandb")
+    assert file.stat().st_size > 1000
 
 
-@pytest.mark.e2e
-def test_nothing_is_asked_at_a_terminal_without_a_key(tmp_path, monkeypatch, silent_server):
-    """With a terminal on all sides W&B would ask for a key and wait."""
-    monkeypatch.setenv("WANDB_BASE_URL", silent_server)
-    ours, theirs = os.openpty()
-    terminal = {"stdin": theirs, "stdout": subprocess.PIPE, "stderr": theirs}
-    process = _start(tmp_path, "--train-iters", "5", "--wandb", "online", **terminal)
-    out, _ = process.communicate(timeout=100)
-    os.close(theirs)
-    os.close(ours)
-    assert process.returncode == 0
-    assert out.count("W&B: not online (No API key") == 1
+def _environment() -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    return {**kept, "OMP_NUM_THREADS": "1"}
