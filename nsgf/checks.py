@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import get_args
 
 from nsgf.config.leaves import leaves, plain_type, range_of
-from nsgf.config.schema import PEER_PHASES, PHASES, Config
-from nsgf.data import data_shape, is_image_set
+from nsgf.config.schema import PEER_PHASES, PHASES, Config, DataConfig
+from nsgf.data import data_set, data_shape, is_image_set
 from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
 
@@ -28,7 +28,7 @@ def check(config: Config) -> None:
     refuse_nulls(config)
     problems = [*_range_problems(config), *_phase_problems(config), *_data_problems(config)]
     problems += [*_flow_problems(config), *_name_problems(config), *_text_problems(config)]
-    problems += [*_sampling_problems(config), *_compare_problems(config)]
+    problems += [*_sampling_problems(config), *_compare_problems(config), *_unused_problems(config)]
     if config.model.kind == "unet" and is_image_set(config.data.name):
         problems += [*_unet_problems(config), *_predictor_problems(config)]
     if problems:
@@ -133,6 +133,18 @@ def _data_problems(config: Config) -> Iterator[str]:
         yield "peer.sigma = 0: must be > 0 for peer.method sbcfm"
     if config.model.mlp.time_features % 2:
         yield f"model.mlp.time_features = {config.model.mlp.time_features}: must be even"
+
+
+def _unused_problems(config: Config) -> Iterator[str]:
+    """Settings that would silently have no effect."""
+    root, usual = config.data.root, DataConfig().root
+    if root != usual and "root" not in data_set(config.data.name).uses:
+        yield f"data.root = {root}: must be {usual}, {config.data.name} reads no files"
+    for phase in config.phases:
+        parts, size = config.train.accumulate, getattr(config, phase).batch_size
+        if parts > size >= 1:
+            yield f"train.accumulate = {parts}: must be <= {phase}.batch_size = {size}"
+            break
 
 
 def _flow_problems(config: Config) -> Iterator[str]:

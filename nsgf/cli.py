@@ -1,4 +1,7 @@
-"""The command line: ``nsgf train | sample | evaluate | compare | preflight``."""
+"""The command line: ``nsgf train | sample | evaluate | compare | preflight``.
+
+Each command loads what it needs when it runs: help and refusals come without torch's seconds.
+"""
 
 import os
 import shlex
@@ -8,16 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nsgf.command_line import Request, parse
-from nsgf.compare.compare import compare
-from nsgf.experiment import train
-from nsgf.metrics.evaluate import evaluate_run, report
-from nsgf.preflight import preflight
-from nsgf.run.folder import RunFolder, dump_config
-from nsgf.run.log import show
-from nsgf.run.stop import Stopped, StopRequest
-from nsgf.sampling.generate import sample_run
-from nsgf.system.distributed import is_launched, join
+from nsgf.help import help_text
 from nsgf.system.errors import UserError, one_line
+from nsgf.system.launch import is_launched
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,8 +22,13 @@ def main(argv: list[str] | None = None) -> int:
     0; 1 after the traceback of a bug; 2 for what the user can mend; 130 for Ctrl-C.
     """
     request = None
+    words = sys.argv[1:] if argv is None else argv
     try:
-        request = parse(sys.argv[1:] if argv is None else argv)
+        text = help_text(words)
+        if text is not None:
+            print(text)
+            return 0
+        request = parse(words)
         return _execute(request)
     except UserError as error:
         return _fail(str(error))
@@ -61,6 +62,8 @@ def _fail(line: str) -> int:
 
 def _execute(request: Request) -> int:
     if request.print_config:
+        from nsgf.run.folder import dump_config
+
         print(dump_config(request.config), end="")
         return 0
     if is_launched() and request.command != "train":
@@ -79,6 +82,12 @@ def _execute(request: Request) -> int:
 
 
 def _train(request: Request) -> None:
+    from nsgf.experiment import train
+    from nsgf.run.folder import RunFolder
+    from nsgf.run.log import show
+    from nsgf.run.stop import Stopped, StopRequest
+    from nsgf.system.distributed import join
+
     config, first = request.config, None
     run = RunFolder(request.run) if request.run else None
     if request.resume_phase is not None:
@@ -96,23 +105,37 @@ def _train(request: Request) -> None:
         except Stopped as stopped:
             if world.is_main:
                 show(f"stopped ({stop.reason}), {stopped}; go on with:")
-                program = "python -m nsgf"
-                if world.size > 1:  # which takes --run for a flag of its own unless told
-                    program = f"torchrun --nproc-per-node {world.size} -m nsgf --"
-                show(f"    {program} train --run {shlex.quote(str(stopped.folder))} --resume")
+                show(f"    {_resume_command(Path(stopped.folder or ''), world.size)}")
             return
         if world.is_main:
             for command in ("sample", "evaluate"):
                 show(f"next: python -m nsgf {command} --run {shlex.quote(str(run.path))}")
 
 
+def _resume_command(folder: Path, processes: int) -> str:
+    """The command that goes on with a run, for a shell.
+
+    The -- keeps torchrun from taking --run for an abbreviation of its own --run-path.
+    """
+    runner = "python -m nsgf"
+    if processes > 1:
+        runner = f"torchrun --nproc-per-node {processes} -m nsgf --"
+    return f"{runner} train --run {shlex.quote(str(folder))} --resume"
+
+
 def _sample(request: Request) -> None:
+    from nsgf.run.folder import RunFolder
+    from nsgf.sampling.generate import sample_run
+
     assert request.run is not None
     for line in sample_run(request.config, RunFolder(request.run)):
         print(line)
 
 
 def _evaluate(request: Request) -> None:
+    from nsgf.metrics.evaluate import evaluate_run, report
+    from nsgf.run.folder import RunFolder
+
     assert request.run is not None
     file, metrics = evaluate_run(request.config, RunFolder(request.run))
     for line in report(metrics):
@@ -121,6 +144,9 @@ def _evaluate(request: Request) -> None:
 
 
 def _compare(request: Request) -> None:
+    from nsgf.compare.compare import compare
+    from nsgf.run.stop import Stopped, StopRequest
+
     stop = StopRequest(request.config.train.max_hours)
     with stop.listening():
         try:
@@ -134,5 +160,7 @@ def _compare(request: Request) -> None:
 
 
 def _preflight(request: Request) -> None:
+    from nsgf.preflight import preflight
+
     for line in preflight(request.config):
         print(line)

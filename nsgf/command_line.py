@@ -1,28 +1,48 @@
 """From a command line to a :class:`Request`.
 
-Settings come from the dataclasses' defaults, then the YAML file (or the run's saved configuration),
-then flags. Every leaf of the configuration is a flag; short flags stand for one or more leaves.
+Settings come in layers, later ones on top: defaults; the section ``optim`` of a file, or
+``--optim.KEY``; what a phase sets itself in that file; --smoke; flags for several leaves at once;
+flags for one leaf. In place of the file stands a run's saved configuration where a command works on
+a run; there each phase has its own values already.
 """
 
-import argparse
+import difflib
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
-
-from nsgf import __version__
-from nsgf.checks import check, check_places, expanded, refuse_nulls
-from nsgf.config.files import SECTIONS, config_folder, merged, read_settings, refuse_costly
-from nsgf.config.parsers import ControlParser, Parser
-from nsgf.config.schema import PEER_PHASES, PHASES, Config
-from nsgf.run.folder import RunFolder, at_home, check_links
+from nsgf.config.files import (
+    OF_PHASES,
+    Content,
+    config_folder,
+    inherited,
+    merged,
+    nested,
+    read_settings,
+    resolved,
+    with_type,
+)
+from nsgf.config.leaves import leaves, plain_type
+from nsgf.config.schema import PHASES, Config, Settings
+from nsgf.config.types import from_text
 from nsgf.system.errors import UserError
+
+if TYPE_CHECKING:
+    from nsgf.run.folder import RunFolder
+
+COMMANDS = {
+    "train": "train the phases of an experiment, or go on with them",
+    "sample": "draw samples and pictures from a trained run",
+    "evaluate": "measure a trained run: W2, FID, precision and recall",
+    "compare": "train and measure NSGF and other methods on equal terms, resumable",
+    "preflight": "say what training would take on this machine, without training",
+}
+WITHOUT_RUN = ("compare", "preflight")
 
 
 def _of_all_phases(name: str) -> tuple[str, ...]:
-    return tuple(f"{phase}.{name}" for phase in (*PHASES, *PEER_PHASES))
+    return tuple(f"{phase}.{name}" for phase in OF_PHASES)
 
 
 SHORT_FLAGS: dict[str, tuple[str, ...]] = {
@@ -44,30 +64,19 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--wandb": ("tracking.wandb",),
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
-
-SWITCHES: dict[str, tuple[str, ...]] = {
-    "--fake-data": ("--data.fake", "true"),
-    "--smoke": (
-        *("--train-iters", "5", "--pool-batches", "2", "--sinkhorn-batch", "8"),
-        *("--batch-size", "4", "--num-samples", "4", "--evaluation.repeats", "1"),
-        *("--train.log_every", "1", "--train.checkpoint_every", "3"),
-        *("--evaluation.inception", "false", "--evaluation.classifier", "false"),
-        *("--sampling.straight_steps", "2", "--evaluation.w2_samples", "4"),
-        *("--compare.seeds", "1", "--compare.nfe", "[2,4]"),
-        *("--reflow.pairs", "16", "--reflow.ode_steps", "2"),
-    ),
+SWITCHES = {"--fake-data": "data.fake", "--smoke": "smoke", "--resume": "", "--print-config": ""}
+"""Flags without a value, and the leaf that they make true, if they are settings."""
+SMOKE: dict[str, Any] = {
+    **dict.fromkeys(_of_all_phases("iterations"), 5),
+    **dict.fromkeys(_of_all_phases("batch_size"), 4),
+    **{"pool.num_batches": 2, "sinkhorn.batch_size": 8, "train.accumulate": 1},
+    **{"train.log_every": 1, "train.checkpoint_every": 3},
+    **{"sampling.num_samples": 4, "sampling.straight_steps": 2, "evaluation.num_samples": 4},
+    **{"evaluation.repeats": 1, "evaluation.w2_samples": 4},
+    **{"evaluation.inception": False, "evaluation.classifier": False},
+    **{"compare.seeds": 1, "compare.nfe": [2, 4], "reflow.pairs": 16, "reflow.ode_steps": 2},
 }
-"""Flags without a value and what they stand for; explicit flags win over --smoke."""
-
-COMMANDS = ("train", "sample", "evaluate", "compare", "preflight")
-WITHOUT_RUN = ("compare", "preflight")
-COMMAND_HELP = {
-    "train": "train the phases of an experiment, or go on with them",
-    "sample": "draw samples and pictures from a trained run",
-    "evaluate": "measure a trained run: W2, FID, precision and recall",
-    "compare": "train and measure NSGF and other methods on equal terms, resumable",
-    "preflight": "say what training would take on this machine, without training",
-}
+"""What --smoke sets besides ``smoke``; explicit flags win."""
 
 
 @dataclass
@@ -83,15 +92,40 @@ class Request:
     notes: tuple[str, ...] = ()
 
 
+@dataclass
+class Control:
+    """Flags that are no settings: which file, which run, what to do with it."""
+
+    config: str | None = None
+    run: str | None = None
+    resume: bool = False
+    resume_phase: int | None = None
+    print_config: bool = False
+
+    @property
+    def resumes(self) -> bool:
+        return self.resume or self.resume_phase is not None
+
+
+CONTROL = {
+    **dict.fromkeys(COMMANDS, ("config", "print_config", "run")),
+    **dict.fromkeys(WITHOUT_RUN, ("config", "print_config")),
+    "train": ("config", "print_config", "run", "resume", "resume_phase"),
+}
+"""Fields of :class:`Control` that are flags of a command."""
+
+
 def parse(argv: list[str]) -> Request:
     """The request behind a command line.
 
     Raises:
         UserError: anything wrong with it, in one line.
-        SystemExit: after printing help or the version.
     """
     try:
-        return _parse(argv)
+        if not argv or argv[0] not in COMMANDS:
+            named = repr(argv[0]) if argv else "missing"
+            raise UserError(f"unknown command {named}: must be one of {', '.join(COMMANDS)}")
+        return _parse(argv[0], argv[1:])
     except OSError as error:
         raise UserError(f"cannot use {error.filename or 'a path'}: {error.strerror}") from error
     except (MemoryError, RecursionError) as error:
@@ -99,236 +133,214 @@ def parse(argv: list[str]) -> Request:
         raise UserError(f"command line or configuration: too large or nested ({kind})") from error
 
 
-def _parse(argv: list[str]) -> Request:
-    command = _command(argv)
-    if "--help" in argv or "-h" in argv:
-        _config_parser(command).print_help()
-        raise SystemExit(0)
-    control, _ = _control_parser(command).parse_known_args(argv[1:])
-    for key, value in vars(control).items():
-        if isinstance(value, list):  # what argparse makes of --key=--
-            raise UserError(f"--{key} needs a value")
-    if command == "train" and control.resume and control.resume_phase:
-        raise UserError("--resume and --resume-phase exclude each other")
-    run = _find_run(command, control, argv)
-    base = _base_files(control, run)
-    flags = _expand(argv[1:], command)
-    config = _read(command, base, flags)
-    if run and control.exp not in (None, _read(command, base[:1], []).exp):
-        raise UserError(f"exp = {control.exp}: {run.path} is a run of another experiment")
+def _parse(command: str, words: list[str]) -> Request:
+    from nsgf.checks import check
+    from nsgf.run.folder import at_home
+
+    given = _flags(command, words)
+    control, flags = _typed(command, given)
+    file = _file(control, flags)
+    run = _find_run(command, control, flags, file)
+    base, own = _base(run, file, flags, laid_over_run=control.config is not None)
+    smoke = nested(SMOKE) if flags.get("smoke") else {}
+    config = resolved(merged(merged(base, smoke), flags), base.get("phases"))
     notes: tuple[str, ...] = ()
-    kept = ("--pool-batches", "--pool.num_batches", "--smoke")
-    if _given(argv, "--sinkhorn-batch") and not _given(argv, *kept):
-        config, notes = _keep_pool_total(config, _read(command, base, []))
+    if "--sinkhorn-batch" in given and not (smoke or "num_batches" in flags.get("pool", {})):
+        config, notes = _keep_pool_total(config, resolved(base))
     check(config)
     if run:
-        asked = _asked(flags, control)
-        if command in ("sample", "evaluate") and _given(flags, "--out_dir"):
+        asked = {*own.get("data", {}), *flags.get("data", {})} & {"root", "download"}
+        asked = {f"data.{key}" for key in asked}
+        if command in ("sample", "evaluate") and "out_dir" in flags:
             asked.add("out_dir")
         config = at_home(config, run, asked)
     return Request(
-        command=command,
-        config=config,
-        run=run.path if run else None,
-        resume=getattr(control, "resume", False),
-        resume_phase=getattr(control, "resume_phase", None),
-        print_config=control.print_config,
-        notes=notes,
+        command,
+        config,
+        run.path if run else None,
+        control.resume,
+        control.resume_phase,
+        control.print_config,
+        notes,
     )
-
-
-# --- what to read -------------------------------------------------------------------------------
-
-
-def _command(argv: list[str]) -> str:
-    if argv and argv[0] in COMMANDS:
-        return argv[0]
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_overview())
-        raise SystemExit(0)
-    if argv[0] == "--version":
-        print(__version__)
-        raise SystemExit(0)
-    raise UserError(f"unknown command {argv[0]!r}: must be one of {', '.join(COMMANDS)}")
-
-
-def _overview() -> str:
-    lines = ["usage: nsgf COMMAND [flags]", "", "Neural Sinkhorn Gradient Flow (NSGF++).", ""]
-    lines += [f"  {name:10} {text}" for name, text in COMMAND_HELP.items()]
-    return "\n".join([*lines, "", "nsgf COMMAND --help lists the flags of a command."])
-
-
-def _find_run(command: str, control: argparse.Namespace, argv: list[str]) -> RunFolder | None:
-    """The run folder that the command works on; None for a new run."""
-    if command in WITHOUT_RUN:
-        return None
-    if control.run is not None:
-        return check_links(RunFolder.open(Path(expanded("run", control.run))))
-    resumes = command == "train" and (control.resume or control.resume_phase is not None)
-    if command == "train" and not resumes:
-        return None
-    if control.exp is None and control.config is None:
-        raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
-    where = _only(argv, "--out-dir", "--out_dir", "--exp")
-    config = _read(command, [_config_file(control)], where)
-    check_places(config)
-    return check_links(RunFolder.newest(Path(config.out_dir), config.exp))
-
-
-def _base_files(control: argparse.Namespace, run: RunFolder | None) -> list[Path]:
-    """The files below the flags: the run's own settings with --config FILE on top, or one YAML."""
-    if run is None:
-        return [_config_file(control)]
-    return [run.config_file, *([_config_file(control)] if control.config else [])]
-
-
-def _config_file(control: argparse.Namespace) -> Path:
-    """The YAML file behind --config FILE or --exp NAME."""
-    if control.config is not None:
-        file = Path(control.config)
-        if not file.is_file():
-            raise UserError(f"--config {file}: no such file")
-        return file
-    folder = config_folder()
-    names = sorted(file.stem for file in folder.glob("*.yaml"))
-    if control.exp is None:
-        raise UserError(f"say --exp NAME ({', '.join(names)}) or --config FILE")
-    if control.exp not in names:
-        raise UserError(f"exp = {control.exp}: must be one of {', '.join(names)}, or use --config")
-    return folder / f"{control.exp}.yaml"
 
 
 # --- flags --------------------------------------------------------------------------------------
 
 
-def _expand(arguments: list[str], command: str = "train") -> list[str]:
-    """Command line with short flags replaced by the leaves they mean, --smoke's first."""
-    smoke = list(SWITCHES["--smoke"]) if "--smoke" in arguments else []
-    words = smoke + [word for word in arguments if word != "--smoke"]
-    expanded: list[str] = []
-    while words:
-        word = words.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag.startswith("--") and flag.rstrip("+")[2:] in SECTIONS:
-            raise UserError(f"{flag} is a section; set its keys: {flag}.KEY VALUE")
-        if flag in SWITCHES and not equals:
-            expanded += SWITCHES[flag]
-        elif flag in SHORT_FLAGS:
-            if not equals:
-                if not words or words[0].startswith("--"):
-                    raise UserError(f"{flag} needs a value")
-                value = words.pop(0)
-            leaves = SHORT_FLAGS[flag]
-            if flag == "--steps" and command in ("sample", "evaluate"):
-                leaves = ("sampling.nsgf_steps",)
-            if flag == "--dataset" and command == "compare":
-                expanded.append("--compare.targets=[]")
-            expanded += [f"--{leaf}={value}" for leaf in leaves]
-        else:
-            expanded.append(word)
-    return expanded
+def _flags(command: str, words: list[str]) -> dict[str, str]:
+    """The flags of a command line with their values, each once; switches have ``true``.
+
+    Raises:
+        UserError: a flag that there is not, twice, without its value, or a word that is no flag.
+    """
+    given: dict[str, str] = {}
+    left = list(words)
+    while left:
+        flag, equals, value = left.pop(0).partition("=")
+        _check_flag(command, flag)
+        if flag in given:
+            raise UserError(f"{flag}: given twice")
+        if flag in SWITCHES:
+            if equals:
+                raise UserError(f"{flag} takes no value")
+            value = "true"
+        elif not equals:
+            if not left or left[0].startswith("--"):
+                raise UserError(f"{flag} needs a value")
+            value = left.pop(0)
+        given[flag] = value
+    return given
+
+
+def _check_flag(command: str, flag: str) -> None:
+    known = _known(command)
+    if flag in known:
+        return
+    if not flag.startswith("--"):
+        raise UserError(f"{flag}: no flag; flags begin with --")
+    if any(key.startswith(f"{flag}.") for key in known):
+        raise UserError(f"{flag} is a section; set its keys: {flag}.KEY VALUE")
+    nearest = difflib.get_close_matches(flag, sorted(known), 1)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"nsgf {command} --help lists them"
+    raise UserError(f"{flag}: unknown flag; {hint}")
+
+
+@functools.cache
+def _known(command: str) -> frozenset[str]:
+    control = ["--" + name.replace("_", "-") for name in CONTROL[command]]
+    settings = [flag for flag, key in SWITCHES.items() if key]
+    return frozenset([*control, *settings, *SHORT_FLAGS, *(f"--{key}" for key in _types())])
+
+
+def _typed(command: str, given: dict[str, str]) -> tuple[Control, Content]:
+    """Flags with values of the schema's types: those of :class:`Control`, and settings."""
+    control: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    if command == "compare" and "--dataset" in given:
+        settings["compare.targets"] = []
+    by_reach = sorted(given, key=lambda flag: flag not in SHORT_FLAGS)  # those of one leaf last
+    for flag in by_reach:
+        name = flag[2:].replace("-", "_")
+        if name in CONTROL[command]:
+            control[name] = True if flag in SWITCHES else given[flag]
+            continue
+        for key in _leaves_of(command, flag):
+            settings[key] = with_type(key, given[flag], _types()[key], from_text)
+    return _control(control), nested(settings)
+
+
+def _leaves_of(command: str, flag: str) -> tuple[str, ...]:
+    """The leaves that a flag sets; where a flow is trained, --steps are those of sampling."""
+    if flag == "--steps" and command in ("sample", "evaluate"):
+        return ("sampling.nsgf_steps",)
+    return SHORT_FLAGS.get(flag) or (SWITCHES.get(flag) or flag[2:],)
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    """The type of each leaf, by dotted key."""
+    return {key: plain_type(item) for key, _, item in leaves(Settings())}
+
+
+def _control(values: dict[str, Any]) -> Control:
+    number = values.get("resume_phase")
+    if number is not None:
+        if number not in map(str, range(1, len(PHASES) + 1)):
+            raise UserError(f"--resume-phase {number}: must be 1 to {len(PHASES)}")
+        values["resume_phase"] = int(number)
+    control = Control(**values)
+    if control.resume and control.resume_phase:
+        raise UserError("--resume and --resume-phase exclude each other")
+    return control
+
+
+# --- files and runs -----------------------------------------------------------------------------
+
+
+def _file(control: Control, flags: Content) -> Path | None:
+    """The file behind --config FILE or --exp NAME, if the command line names one.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if control.config is not None:
+        return Path(control.config)
+    exp = flags.get("exp")
+    if exp is None or control.run is not None:
+        return None
+    folder = config_folder()
+    names = sorted(file.stem for file in folder.glob("*.yaml"))
+    if exp not in names:
+        raise UserError(f"exp = {exp}: must be one of {', '.join(names)}, or use --config")
+    return folder / f"{exp}.yaml"
+
+
+def _find_run(
+    command: str, control: Control, flags: Content, file: Path | None
+) -> "RunFolder | None":
+    """The run folder that the command works on; None for a new run.
+
+    Raises:
+        UserError: there is none, or it is a run of another experiment.
+    """
+    from nsgf.checks import check_places, expanded
+    from nsgf.run.folder import RunFolder, check_links
+
+    if command in WITHOUT_RUN or (command == "train" and not (control.run or control.resumes)):
+        return None
+    if control.run is not None:
+        return check_links(RunFolder.open(Path(expanded("run", control.run))))
+    if file is None:
+        raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
+    config = resolved(merged(_without_optim(read_settings(file)), _without_optim(flags)))
+    check_places(config)
+    return check_links(RunFolder.newest(Path(config.out_dir), config.exp, smoke=config.smoke))
+
+
+def _base(
+    run: "RunFolder | None", file: Path | None, flags: Content, *, laid_over_run: bool
+) -> tuple[Content, Content]:
+    """The settings below the flags, and of those what --config FILE says.
+
+    ``--optim.KEY`` is taken out of the flags: it stands below what a phase sets itself.
+
+    Raises:
+        UserError: there is no file, or ``--optim.KEY`` would have no effect.
+    """
+    optim = {"optim": flags.pop("optim")} if "optim" in flags else {}
+    if run is None:
+        if file is None:
+            names = ", ".join(sorted(file.stem for file in config_folder().glob("*.yaml")))
+            raise UserError(f"say --exp NAME ({names}) or --config FILE")
+        content = read_settings(file)
+        return inherited(merged(content, optim)), content
+    if optim:
+        key = next(iter(optim["optim"]))
+        raise UserError(
+            f"--optim.{key}: in a run each phase has values of its own; "
+            f"say --nsgf.{key} or that of another phase"
+        )
+    saved = read_settings(run.config_file)
+    if flags.get("exp") not in (None, saved["exp"]):
+        raise UserError(f"exp = {flags['exp']}: {run.path} is a run of another experiment")
+    own = inherited(read_settings(file)) if file is not None and laid_over_run else {}
+    return merged(inherited(saved), own), own
+
+
+def _without_optim(content: Content) -> Content:
+    return {key: value for key, value in content.items() if key != "optim"}
 
 
 def _keep_pool_total(config: Config, base: Config) -> tuple[Config, tuple[str, ...]]:
     """More batches for a smaller --sinkhorn-batch, so that the pool keeps its total."""
     total = base.sinkhorn.batch_size * base.pool.num_batches
     n = config.sinkhorn.batch_size
-    if n < 1:
+    if n is None or n < 1:
         return config, ()
     batches = -(-total // n)
     note = (
         f"--sinkhorn-batch {n}: pool.num_batches {base.pool.num_batches} -> {batches}, which keeps "
-        f"the pool's total of {total} flows (another number: --pool-batches)"
+        f"the pool's total of {total} trajectories (another number: --pool-batches)"
     )
     return replace(config, pool=replace(config.pool, num_batches=batches)), (note,)
-
-
-def _given(argv: list[str], *flags: str) -> bool:
-    return any(word.partition("=")[0] in flags for word in argv)
-
-
-def _asked(flags: list[str], control: argparse.Namespace) -> set[str]:
-    """Keys about the place of images that this command itself sets, not the run's own settings."""
-    keys = {key for key in ("data.root", "data.download") if _given(flags, f"--{key}")}
-    if control.config is not None:
-        keys |= {f"data.{key}" for key in read_settings(Path(control.config)).get("data", {})}
-    return keys
-
-
-def _only(argv: list[str], *flags: str) -> list[str]:
-    """The named flags of a command line with their values, expanded."""
-    kept: list[str] = []
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
-        if word.partition("=")[0] in flags:
-            kept += [word] if "=" in word else [word, following]
-    return _expand(kept)
-
-
-# --- parsers ------------------------------------------------------------------------------------
-
-
-def _add_control_arguments(parser: Any, command: str) -> None:
-    """What says which run and which file; everything else is configuration."""
-    parser.add_argument("--config", metavar="FILE", help="YAML file instead of --exp NAME")
-    parser.add_argument(
-        "--print-config", action="store_true", help="print the resolved configuration and stop"
-    )
-    if command in WITHOUT_RUN:
-        return
-    parser.add_argument("--run", metavar="DIR", help="run folder; default: the newest of --exp")
-    if command == "train":
-        parser.add_argument(
-            "--resume", action="store_true", help="go on from the newest checkpoint of the run"
-        )
-        parser.add_argument(
-            "--resume-phase",
-            type=int,
-            choices=range(1, len(PHASES) + 1),
-            metavar="N",
-            help="go on at phase N after phase N-1; anew where phase N is finished",
-        )
-
-
-def _control_parser(command: str) -> argparse.ArgumentParser:
-    parser = ControlParser(add_help=False, allow_abbrev=False)
-    _add_control_arguments(parser, command)
-    parser.add_argument("--exp")
-    return parser
-
-
-@functools.cache  # half the time of a command line; nothing of one stays in it
-def _config_parser(command: str) -> ArgumentParser:
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    parser = Parser(
-        prog=f"nsgf {command}",
-        description=COMMAND_HELP[command],
-        epilog=_short_flag_help(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    _add_control_arguments(parser, command)
-    parser.add_class_arguments(Config)
-    return parser
-
-
-def _short_flag_help() -> str:
-    lines = ["short flags:"]
-    lines += [f"  {flag} VALUE: {', '.join(leaves)}" for flag, leaves in SHORT_FLAGS.items()]
-    lines += [f"  {flag}: {' '.join(words)}" for flag, words in SWITCHES.items()]
-    lines.append("  --sinkhorn-batch keeps the pool's total unless --pool-batches is given too")
-    return "\n".join(lines)
-
-
-def _read(command: str, base: list[Path], flags: list[str]) -> Config:
-    """The configuration in the files ``base`` with ``flags`` on top, not yet checked for ranges."""
-    content: dict[str, Any] = {}
-    for file in base:
-        content = merged(content, read_settings(file))
-    for flag in flags:
-        refuse_costly(flag.partition("=")[2] or flag, flag.partition("=")[0])
-    parser = _config_parser(command)
-    parsed = parser.parse_args(flags, namespace=parser.parse_object(content))
-    found: Namespace = parser.instantiate(parsed)
-    config = Config(**{name: getattr(found, name) for name in Config.__dataclass_fields__})
-    refuse_nulls(config)
-    return config

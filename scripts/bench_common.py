@@ -117,17 +117,35 @@ class PeakMemory:
         return peak - self._before
 
 
+def last_of_each(words: list[str]) -> dict[str, list[str]]:
+    """Each flag with its words; of a flag that stands there twice, the last: a script's own flags
+    come after the user's.
+    """
+    given: dict[str, list[str]] = {}
+    flag = ""
+    for word in words:
+        if word.startswith("--"):
+            flag = word.partition("=")[0]
+            given[flag] = [word]
+        else:
+            given.setdefault(flag, []).append(word)
+    return given
+
+
 def experiment(name: str, flags: list[str]) -> Config:
     """The configuration of an experiment with a small pool; images are random ones unless a
     folder of real ones is named.
     """
-    real = any(word.partition("=")[0] in ("--data-root", "--data.root") for word in flags)
-    base = ["--exp", name, "--pool-batches", str(FEW_FLOWS)]
-    config = parse(["train", *base, *flags]).config
+    given = last_of_each(["--pool-batches", str(FEW_FLOWS), *flags])
+    if "--pool.num_batches" in given:
+        del given["--pool-batches"]
+    words = ["train", "--exp", name, *(word for part in given.values() for word in part)]
+    real = not given.keys().isdisjoint({"--data-root", "--data.root", "--fake-data"})
+    config = parse(words).config
     prepare_environment(config.train, Path(config.out_dir).expanduser() / ".compiled")
     if real or "root" not in data_set(config.data.name).uses:
         return config
-    return parse(["train", *base, "--fake-data", *flags]).config
+    return parse([*words, "--fake-data"]).config
 
 
 def parser(text: str | None) -> argparse.ArgumentParser:

@@ -38,7 +38,7 @@ MODULES = ("sinkhorn", "pool", "phases", "training", "sampling", "data", "run/ch
 TEST_SECONDS = 30.0
 """Tests of a mutant end here, by the time they took unchanged: the nearest and fastest go first."""
 HEAVY = ("torchvision", "matplotlib.pyplot", "sklearn.datasets", "scipy.stats", "ot")
-HEAVY += ("geomloss", "jsonargparse", "hypothesis", "torchdiffeq", "torch_fidelity", "tqdm")
+HEAVY += ("geomloss", "hypothesis", "torchdiffeq", "torch_fidelity", "tqdm")
 PYTEST = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not e2e and not slow")
 UNNOTICED = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 

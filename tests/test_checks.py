@@ -34,7 +34,7 @@ WRONG = [  # experiment, flag, words of the message
     ("2d", "--sampling.omega=1.5", "sampling.omega = 1.5: must be >= 1e-06 and <= 1"),
     ("2d", "--sampling.tau=1", "sampling.tau = 1.0: must be >= 0 and < 1"),
     ("2d", "--sampling.tau=-0.1", "sampling.tau = -0.1: must be >= 0 and < 1"),
-    ("2d", "--sampling.solver=rk4", "must be one of 'euler', 'heun', 'dopri5'"),
+    ("2d", "--sampling.solver=rk4", "sampling.solver = rk4: must be one of euler, heun, dopri5"),
     ("2d", "--sampling.rtol=0", "sampling.rtol = 0.0: must be >= 1e-07 and <= 1"),
     ("2d", "--sampling.atol=2", "sampling.atol = 2.0: must be >= 1e-07 and <= 1"),
     ("2d", "--seed=-1", "seed = -1: must be >= 0"),
@@ -60,6 +60,9 @@ WRONG = [  # experiment, flag, words of the message
     ("cifar10", "--model.unet.head_channels=48", "model.unet.head_channels = 48: must divide"),
     ("digits", "--model.unet.dropout=1", "model.unet.dropout = 1.0: must be >= 0 and < 1"),
     ("digits", "--model.predictor_channels=[8,8,8,8]", "must have 1 to 3 layers"),
+    ("digits", "--data-root=x", "data.root = x: must be data, digits reads no files"),
+    ("2d", "--data-root=x", "data.root = x: must be data, 8gaussians reads no files"),
+    ("digits", "--accumulate=1000", "train.accumulate = 1000: must be <= nsgf.batch_size = 128"),
     ("digits", "--steps=6", "--flow.allow_many_steps true"),
     ("digits", "--exp=a/b", "exp"),
 ]
@@ -108,6 +111,15 @@ def test_every_leaf_is_reached_with_its_key():
     keys = [key for key, _, _ in leaves(Config())]
     assert len(keys) == len(set(keys)) > 60
     assert {"seed", "model.unet.mult", "nsf.source", "predictor.lr"} <= set(keys)
+
+
+def test_data_root_is_taken_by_sets_of_files():
+    assert shipped("mnist", "--data-root=x").data.root == "x"
+
+
+def test_parts_of_a_batch_concern_the_phases_that_are_trained():
+    config = shipped("2d", "--nsf.batch_size=4", "--accumulate=8")
+    assert (config.phases, config.train.accumulate) == (["nsgf"], 8)
 
 
 def test_nan_is_out_of_every_range():

@@ -71,7 +71,7 @@ def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path, nsgf):
     assert files == {"phase1_nsgf.pt", "phase1_nsgf.earlier.pt"}
     before = (run / "checkpoints" / "phase1_nsgf.pt").read_bytes()
 
-    where = ["--exp", exp, "--out-dir", tmp_path / "runs"]
+    where = ["--exp", exp, "--out-dir", tmp_path / "runs", "--smoke"]
     nsgf("train", *where, "--resume", "--phases", "[nsgf,nsf,predictor]")
     assert (run / "checkpoints" / "phase1_nsgf.pt").read_bytes() == before
     assert records(run) == [(phase, step) for phase in PHASES for step in range(1, 6)]
@@ -190,7 +190,7 @@ def test_interruption_names_the_way_on(monkeypatch, capsys):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nsgf.cli.preflight", interrupted)
+    monkeypatch.setattr("nsgf.preflight.preflight", interrupted)
     assert main(["preflight", "--exp", "2d"]) == 130
     assert "--resume" in capsys.readouterr().out
 

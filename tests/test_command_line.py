@@ -1,11 +1,14 @@
 import dataclasses
+from dataclasses import asdict
 
 import pytest
 import yaml
 
+from nsgf.cli import main
 from nsgf.command_line import COMMANDS, SHORT_FLAGS, parse
+from nsgf.config.files import OF_PHASES, config_folder
 from nsgf.config.leaves import leaves
-from nsgf.config.schema import PEER_PHASES, PHASES, Config
+from nsgf.config.schema import PEER_PHASES, PHASES, Config, OptimConfig, Settings
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -26,15 +29,21 @@ def test_order_is_defaults_then_yaml_then_flags(tmp_path):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_leaf_is_a_flag_with_help(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse([command, "--exp", "2d", "--help"])
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
-    for key, _, _ in leaves(Config()):
-        assert f"--{key} " in text
-    for flag in SHORT_FLAGS:
-        assert flag in text
+def test_help_has_one_line_for_each_leaf_and_short_flag(command, capsys):
+    assert main([command, "--exp", "2d", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 200
+    assert max(map(len, lines)) <= 100
+    flags = [line.split()[0] for line in lines if line.startswith("  --")]
+    for key, _, _ in leaves(Settings()):
+        section, _, name = key.rpartition(".")
+        inherits = section in OF_PHASES and name in asdict(OptimConfig())
+        if not inherits:
+            assert flags.count(f"--{key}") == 1, key
+    assert "nsgf, nsf, predictor, peer, reflow" in "\n".join(lines)
+    for flag in (*SHORT_FLAGS, "--smoke", "--fake-data"):
+        assert flag in flags[:30]
+    assert lines[-3:] != [""] * 3
 
 
 def test_every_leaf_is_documented():
@@ -60,7 +69,7 @@ FAN_OUT = [
     ("--sinkhorn-batch", "16", 16, ("sinkhorn.batch_size",)),
     ("--seed", "4", 4, ("seed",)),
     ("--device", "cpu", "cpu", ("device",)),
-    ("--data-root", "/x", "/x", ("data.root",)),
+    ("--precision", "bf16", "bf16", ("train.precision",)),
     ("--out-dir", "/y", "/y", ("out_dir",)),
     ("--num-samples", "3", 3, ("sampling.num_samples", "evaluation.num_samples")),
     ("--wandb", "offline", "offline", ("tracking.wandb",)),
@@ -94,6 +103,55 @@ def test_no_leaf_of_that_name_is_forgotten():
 def test_later_flags_win_over_short_ones():
     config = shipped("digits", "--train-iters=5", "--nsf.iterations=7")
     assert [getattr(config, p).iterations for p in ("nsgf", "nsf", "predictor")] == [5, 7, 5]
+
+
+def test_a_flag_of_one_leaf_wins_wherever_it_stands():
+    config = shipped("digits", "--nsf.iterations=7", "--train-iters=5")
+    assert [getattr(config, p).iterations for p in ("nsgf", "nsf", "predictor")] == [5, 7, 5]
+
+
+RESOLVED = [  # experiment, key, value: worth what it was when every phase had a block of its own
+    ("2d", "reflow.schedule", "cosine"),
+    ("2d", "peer.iterations", 20_000),
+    ("digits", "peer.iterations", 1800),
+    ("digits", "predictor.ema_decay", 0.995),
+    ("mnist", "reflow.iterations", 240_000),
+    ("cifar10", "nsf.warmup_steps", 5000),
+    ("cifar10", "predictor.warmup_steps", 0),
+    ("cifar10", "predictor.lr", 1e-4),
+    ("cifar10", "peer.ema_decay", 0.9999),
+    ("cifar10", "reflow.iterations", 80_000),
+]
+
+
+@pytest.mark.parametrize(("exp", "key", "expected"), RESOLVED)
+def test_phases_inherit_what_they_do_not_set(exp, key, expected):
+    assert value(shipped(exp), key) == expected
+
+
+def test_optim_lies_below_what_a_phase_sets_and_lr_above():
+    config = shipped("cifar10", "--optim.lr=3e-3")
+    assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3, 3e-3, 1e-4, 3e-3, 3e-3]
+    config = shipped("cifar10", "--lr=3e-3", "--optim.lr=1")
+    assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3] * 5
+    assert "optim" not in asdict(config)
+
+
+def test_peers_get_the_updates_of_the_phases_they_are_compared_with(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "exp: mine\nphases: [nsgf, nsf]\noptim: {iterations: 7}\npeer: {iterations: null}\n"
+    )
+
+    def updates(*flags: str) -> tuple[int, int]:
+        config = parse(["train", "--config", str(file), *flags]).config
+        return config.peer.iterations, config.reflow.iterations
+
+    assert updates() == (14, 14)
+    assert updates("--phases=[peer]") == (14, 14)
+    assert updates("--phases=[nsgf,nsf,predictor]", "--nsf.iterations=1") == (15, 15)
+    assert updates("--peer.iterations=3") == (3, 3)
+    assert updates("--peer.iterations=null", "--reflow.iterations=2") == (14, 2)
 
 
 def test_smaller_sinkhorn_batch_keeps_the_pools_total_and_says_so():
@@ -136,31 +194,37 @@ def test_resolved_configuration_reads_back(config_names, tmp_path):
 
 def test_shipped_files_hold_only_known_differences(config_names):
     """A value is written down because it differs, or because its source is worth naming."""
-    from nsgf.command_line import config_folder
-
     for name in config_names:
         given = yaml.safe_load((config_folder() / f"{name}.yaml").read_text())
         assert given["exp"] == name
-        known = {field.name for field in dataclasses.fields(Config)}
+        known = {field.name for field in dataclasses.fields(Settings)}
         assert set(given) <= known
 
 
 WRONG = [
     (["train", "--exp", "2d", "--nsgf.learning=1"], "learning"),
-    (["train", "--exp", "2d", "--trian-iters", "5"], "--trian-iters"),
-    (["train", "--exp", "2d", "--train", "5"], "train"),
+    (["train", "--exp", "2d", "--trian-iters", "5"], "did you mean --train-iters?"),
+    (["train", "--exp", "2d", "--nsf.leraning=1"], "--nsf.leraning: unknown flag; did you mean"),
+    (["train", "--exp", "2d", "--train", "5"], "train is a section"),
+    (["train", "--exp", "2d", "--qqq"], "--qqq: unknown flag; nsgf train --help lists them"),
+    (["sample", "--exp", "2d", "--resume"], "--resume: unknown flag"),
+    (["train", "--exp", "2d", "moons"], "moons: no flag; flags begin with --"),
+    (["train", "--exp", "2d", "--lr", "1", "--seed=2", "--lr=3"], "--lr: given twice"),
+    (["train", "--exp", "2d", "--smoke", "--smoke"], "--smoke: given twice"),
+    (["train", "--exp", "2d", "--smoke=3"], "--smoke takes no value"),
+    (["train", "--exp", "2d", "--optim.lr", "-1"], "nsgf.lr = -1.0: must be > 0"),
     (["train", "--exp", "2d", "--train-iters", "five"], "nsgf.iterations"),
     (["train", "--exp", "2d", "--train-iters", "5.5"], "nsgf.iterations"),
     (["train", "--exp", "2d", "--train-iters"], "--train-iters needs a value"),
     (["train", "--exp", "2d", "--data.flip", "maybe"], "data.flip"),
-    (["train", "--exp", "2d", "--sinkhorn.solver", "magic"], "must be one of 'batched'"),
+    (["train", "--exp", "2d", "--sinkhorn.solver", "magic"], "must be one of batched, geomloss"),
     (
         ["train", "--exp", "2d", "--pool.build_batch", "x"],
-        "pool.build_batch: must be int or 'auto'. Got value: x",
+        "pool.build_batch = x: must be an integer or auto",
     ),
     (
         ["train", "--exp", "2d", "--sampling.omega", "x"],
-        "sampling.omega: must be float or null. Got value: x",
+        "sampling.omega = x: must be a number or null",
     ),
     (["train", "--exp", "nope"], "exp = nope: must be one of 2d, cifar10, digits, mnist"),
     (["train"], "--exp NAME"),
@@ -192,8 +256,8 @@ def test_wrong_command_lines_end_in_one_line(argv, words, tmp_path, monkeypatch)
         ("print_config: true\n", "print_config: unknown key"),
         ("seed: 1\n", "must name its experiment"),
         ("speed: 3\n", "speed"),
-        ("exp: x\nnsgf:\n  lr: fast\n", "nsgf.lr: must be of type float. Got value: fast"),
-        ("exp: x\nseed: 1.5\n", "seed: must be of type int. Got value: 1.5"),
+        ("exp: x\nnsgf:\n  lr: fast\n", "nsgf.lr = fast: must be a number"),
+        ("exp: x\nseed: 1.5\n", "seed = 1.5: must be an integer"),
         ("nsgf: 3\n", "nsgf = 3: must be a section with keys"),
         ("just text\n", "must hold keys and values"),
         ("", "must hold keys and values"),
@@ -235,6 +299,43 @@ def test_a_file_given_on_resume_is_laid_over_the_runs_settings(tiny, tmp_path):
     assert config.nsgf.batch_size == tiny.nsgf.batch_size
 
 
+def test_a_runs_phases_have_values_of_their_own(tiny, tmp_path):
+    """--optim.KEY would lie below all of them and change nothing; in a file on top it does."""
+    run = RunFolder.create(tiny)
+    argv = ["train", "--run", str(run.path), "--resume"]
+    with pytest.raises(UserError, match=r"--optim\.lr: in a run each phase has values of its own"):
+        parse([*argv, "--optim.lr=1"])
+    file = tmp_path / "slow.yaml"
+    file.write_text("exp: 2d\noptim: {lr: 1e-5}\nnsf: {lr: 2e-5}\n")
+    config = parse([*argv, "--config", str(file)]).config
+    assert [getattr(config, p).lr for p in OF_PHASES] == [1e-5, 2e-5, 1e-5, 1e-5, 1e-5]
+    assert config.peer.iterations == tiny.peer.iterations
+
+
+def test_settings_of_a_run_before_there_were_some_leaves_are_read(tiny):
+    run = RunFolder.create(tiny)
+    content = yaml.safe_load(run.config_file.read_text())
+    del content["smoke"], content["train"]["checkpoint_minutes"]
+    run.config_file.write_text(yaml.safe_dump(content))
+    config = parse(["sample", "--run", str(run.path)]).config
+    assert config == tiny
+
+
+def test_the_newest_run_is_no_smoke_run_unless_asked_for(tiny):
+    run = RunFolder.create(tiny)
+    smoke = RunFolder.create(dataclasses.replace(tiny, smoke=True))
+    assert smoke.path.name.startswith("2d-smoke-")
+    argv = ["--exp", "2d", "--out-dir", tiny.out_dir]
+    assert parse(["sample", *argv]).run == run.path
+    assert parse(["train", *argv, "--resume"]).run == run.path
+    assert parse(["train", *argv, "--resume", "--smoke"]).run == smoke.path
+    request = parse(["sample", "--run", str(smoke.path)])
+    assert (request.run, request.config.smoke) == (smoke.path, True)
+    run.config_file.unlink()
+    with pytest.raises(UserError, match="no run of 2d in"):
+        parse(["sample", *argv])
+
+
 def test_run_of_another_experiment_is_refused(tiny):
     run = RunFolder.create(tiny)
     with pytest.raises(UserError, match="another experiment"):
@@ -252,9 +353,7 @@ def test_resume_finds_the_newest_run_of_the_experiment(tiny):
 
 def test_version_and_overview(capsys):
     for argv in (["--version"], ["--help"], []):
-        with pytest.raises(SystemExit) as caught:
-            parse(argv)
-        assert caught.value.code == 0
+        assert main(argv) == 0
     text = capsys.readouterr().out
     assert all(command in text for command in COMMANDS)
 

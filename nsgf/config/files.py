@@ -1,32 +1,32 @@
-"""A configuration file as nested plain values, with every key known."""
+"""A configuration file as nested plain values, and settings laid over each other.
 
-import stat
-from collections.abc import Iterator
-from dataclasses import asdict
+Settings come in layers: defaults, a file, flags. Within a file the section ``optim`` holds for
+every phase that does not set a value of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import yaml
-
-from nsgf.config import yaml_text
-from nsgf.config.schema import Config
+from nsgf.config.leaves import plain_type
+from nsgf.config.schema import PEER_PHASES, PHASES, Config, OptimConfig, Settings
+from nsgf.config.types import type_words, typed
+from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError
 
-MAX_ITEMS = 32
-"""Of a list."""
-MAX_BYTES = 64 * 1024
+MAX_BYTES = 2**20
 """Of a file; the shipped ones have 3 KB."""
 
-
-def _sections(schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in schema.items():
-        if isinstance(value, dict):
-            yield prefix + key
-            yield from _sections(value, f"{prefix}{key}.")
-
-
-SECTIONS = frozenset(_sections(asdict(Config())))
-"""Dotted keys of what holds keys itself."""
+Content = dict[str, Any]
+"""Nested sections of a configuration with the values that are given, and no others."""
+Schema = TypeVar("Schema")
+OF_PHASES = tuple(
+    item.name
+    for item in fields(Config)
+    if isinstance(item.type, type) and issubclass(item.type, OptimConfig)
+)
+"""Sections that inherit from ``optim``, one for each phase."""
 
 
 def config_folder() -> Path:
@@ -36,50 +36,76 @@ def config_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
-def read_settings(file: Path) -> dict[str, Any]:
-    """What a configuration file says, nested as it stands there.
+def read_settings(file: Path) -> Content:
+    """What a configuration file says, nested as it stands there, with values of the right types.
 
     Args:
         file: YAML in UTF-8.
 
     Raises:
         UserError: it cannot be read, is too large, is no YAML of plain values, has an unknown key
-            or a value for a section, or names no experiment.
+            or a value of a wrong type, or names no experiment.
     """
+    if not file.is_file():
+        raise UserError(f"config {file}: no such file")
+    if file.stat().st_size > MAX_BYTES:
+        raise UserError(f"config {file}: must have at most {MAX_BYTES} bytes")
     try:
-        content = yaml_text.load(_text(file))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        content = load_yaml(file.read_text(encoding="utf-8-sig"))
+    except Exception as error:  # yaml's constructors raise many types for a value of a wrong tag
         raise UserError(f"config {file}: cannot be read ({error})") from error
     if not isinstance(content, dict):
         raise UserError(f"config {file}: must hold keys and values, not {content!r}")
-    _check_sections(content, asdict(Config()), "")
+    content = _checked(content, Settings, "")
     if "exp" not in content:
         raise UserError(f"config {file}: must name its experiment, for example exp: {file.stem}")
     return content
 
 
-def refuse_costly(text: str, key: str) -> None:
-    """Refuse a value that would cost more than its length: the parser reads any text as YAML.
+def _checked(content: Content, schema: Any, prefix: str) -> Content:
+    """A section with known keys, and values of their types."""
+    known = {item.name: item for item in fields(schema)}
+    result: Content = {}
+    for key, value in content.items():
+        if key not in known:
+            raise UserError(f"{prefix}{key}: unknown key; known here are {', '.join(known)}")
+        section = known[key].type
+        if not is_dataclass(section):
+            result[key] = with_type(f"{prefix}{key}", value, plain_type(known[key]), typed)
+            continue
+        if not isinstance(value, dict):
+            keys = ", ".join(item.name for item in fields(section))
+            raise UserError(f"{prefix}{key} = {value!r}: must be a section with keys {keys}")
+        result[key] = _checked(value, section, f"{prefix}{key}.")
+    return result
+
+
+def with_type(key: str, value: Any, kind: Any, read: Callable[[Any, Any], Any]) -> Any:
+    """The value of a leaf as ``read`` makes it.
 
     Raises:
-        UserError: it is too long, deep or large.
+        UserError: it is of another type.
     """
     try:
-        _refuse_long(yaml_text.load(text), key)
-    except yaml_text.Refused as error:
-        raise UserError(f"{key} = {text[:40]} ...: cannot be read ({error})") from error
-    except yaml.YAMLError:  # a plain text then, which the parser takes or refuses
-        return
+        return read(value, kind)
+    except ValueError as error:
+        raise UserError(f"{key} = {value}: must be {type_words(kind)}") from error
 
 
-def _refuse_long(value: Any, key: str) -> None:
-    """The parser takes minutes for a list of thousands."""
-    if isinstance(value, list | dict) and len(value) > MAX_ITEMS:
-        raise UserError(f"{key}: has {len(value)} items, must have at most {MAX_ITEMS}")
+def nested(flat: dict[str, Any]) -> Content:
+    """``{"nsgf.lr": 1}`` -> ``{"nsgf": {"lr": 1}}``."""
+    content: Content = {}
+    for key, value in flat.items():
+        *sections, name = key.split(".")
+        node = content
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    return content
 
 
-def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Nested settings with others laid over them, leaf by leaf."""
+def merged(below: Content, above: Content) -> Content:
+    """Settings with others laid over them, leaf by leaf."""
     result = dict(below)
     for key, value in above.items():
         inside = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -87,28 +113,50 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _text(file: Path) -> str:
-    if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for its other end
-        raise OSError("no regular file")
-    with file.open("rb") as stream:
-        content = stream.read(MAX_BYTES + 1)
-    if len(content) > MAX_BYTES:
-        raise yaml_text.Refused(f"more than {MAX_BYTES} bytes")
-    return content.decode("utf-8-sig")
+def inherited(content: Content) -> Content:
+    """Settings in which each phase has the values of ``optim`` that it does not set itself.
+
+    The updates of peers follow from those of other phases (see :func:`resolved`).
+    """
+    result = dict(content)
+    base = result.pop("optim", {})
+    for phase in OF_PHASES if base else ():
+        left_out = ("iterations",) if phase in PEER_PHASES else ()
+        taken = {key: value for key, value in base.items() if key not in left_out}
+        result[phase] = {**taken, **content.get(phase, {})}
+    return result
 
 
-def _check_sections(content: dict[Any, Any], schema: dict[str, Any], prefix: str) -> None:
-    for key, value in content.items():
-        if key not in schema:
-            known = ", ".join(schema)
-            raise UserError(f"{prefix}{key}: unknown key; known here are {known}")
-        if isinstance(schema[key], dict):
-            if not isinstance(value, dict):
-                raise UserError(
-                    f"{prefix}{key} = {value!r}: must be a section with keys {list(schema[key])}"
-                )
-            _check_sections(value, schema[key], f"{prefix}{key}.")
-        _refuse_long(value, f"{prefix}{key}")
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str):
-                refuse_costly(text, f"{prefix}{key}")
+def resolved(content: Content, compared: Sequence[str] | None = None) -> Config:
+    """The configuration in which every value is filled in.
+
+    ``peer.iterations`` that is null or not given is the sum of the phases that the peer is compared
+    with, ``reflow.iterations`` that of the peer.
+
+    Args:
+        content: values of the schema's types, without a section ``optim``.
+        compared: the phases that peers are compared with where ``phases`` names peers alone;
+            None: all of NSGF++.
+    """
+    config = build(Config, content)
+    for phases in (config.phases, compared, PHASES):
+        others = [name for name in phases or () if name in PHASES]
+        if others:
+            break
+    total = sum(getattr(config, name).iterations or 0 for name in others)
+    for phase in PEER_PHASES:
+        if content.get(phase, {}).get("iterations") is None:
+            getattr(config, phase).iterations = total
+        total = getattr(config, phase).iterations
+    return config
+
+
+def build(schema: type[Schema], content: Content) -> Schema:
+    """A dataclass of the schema with the given values, and defaults for the others."""
+    kinds: dict[str, Any] = {item.name: item.type for item in fields(schema)}  # type: ignore[arg-type]
+    return schema(
+        **{
+            key: build(kinds[key], value) if is_dataclass(kinds[key]) else value
+            for key, value in content.items()
+        }
+    )

@@ -145,7 +145,8 @@ class ModelConfig:
 
 @dataclass
 class OptimConfig:
-    """Optimization of one phase: Adam, warm-up, clipping, EMA."""
+    """Optimization: Adam, warm-up, clipping, EMA. The section optim holds for every phase that does
+    not set a value of its own."""
 
     iterations: Annotated[int, Range(0)] = 20_000
     """Optimizer updates."""
@@ -180,6 +181,8 @@ PeerName = Literal["icfm", "otcfm", "sbcfm", "rf"]
 class PeerConfig(OptimConfig):
     """A method that NSGF is compared with, phase ``peer`` (extra `compare`)."""
 
+    iterations: Annotated[int, Range(0)] = 20_000
+    """Optimizer updates; null or not given: as many as the phases of NSGF have together."""
     method: PeerName = "icfm"
     """Flow matching by torchcfm: independent pairs, exact transport within the batch, Schroedinger
     bridge, or rectified flow (independent pairs, no noise)."""
@@ -191,6 +194,8 @@ class PeerConfig(OptimConfig):
 class ReflowConfig(OptimConfig):
     """Phase ``reflow``: the peer's network once more, on the ends of its own paths (2-RF)."""
 
+    iterations: Annotated[int, Range(0)] = 20_000
+    """Optimizer updates; null or not given: as many as the phase peer has."""
     pairs: Annotated[int, Range(1)] = 65_536
     """Starts and ends of paths that are kept in memory."""
     ode_steps: Annotated[int, Range(1)] = 100
@@ -355,3 +360,10 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+
+
+@dataclass
+class Settings(Config):
+    """What a file and flags may say: a configuration, and what its phases have in common."""
+
+    optim: OptimConfig = field(default_factory=OptimConfig)

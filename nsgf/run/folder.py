@@ -55,6 +55,8 @@ class RunFolder:
     def create(cls, config: Config) -> "RunFolder":
         """A new folder ``OUT_DIR/EXP-YYYYmmdd_HHMMSS`` with the configuration in it.
 
+        That of a smoke run is ``OUT_DIR/EXP-smoke-YYYYmmdd_HHMMSS``.
+
         It is named as the newest one there, also where the clock went back since the last.
 
         Raises:
@@ -63,8 +65,9 @@ class RunFolder:
         base, now = Path(config.out_dir).expanduser(), f"{datetime.now():%Y%m%d_%H%M%S}"
         try:
             base.mkdir(parents=True, exist_ok=True)
-            others = [_started(path, config.exp) for path in base.iterdir()]
-            stem = f"{config.exp}-{max([now, *(started[0] for started in others if started)])}"
+            name = _folder_name(config.exp, config.smoke)
+            others = [_started(path, name) for path in base.iterdir()]
+            stem = f"{name}-{max([now, *(started[0] for started in others if started)])}"
             for suffix in ("", *(f"_{count}" for count in range(2, 100))):
                 run = cls(base / (stem + suffix))
                 if not run.path.exists():
@@ -107,20 +110,26 @@ class RunFolder:
         return run
 
     @classmethod
-    def newest(cls, out_dir: Path, exp: str) -> "RunFolder":
+    def newest(cls, out_dir: Path, exp: str, smoke: bool = False) -> "RunFolder":
         """The newest run of an experiment.
+
+        Args:
+            out_dir: folder that holds the run folders.
+            exp: name of the experiment.
+            smoke: look among smoke runs, and only there; else they are passed over.
 
         Raises:
             UserError: there is none.
         """
+        name = _folder_name(exp, smoke)
         runs = {
             path: started
-            for path in out_dir.expanduser().glob(f"{exp}-*")
-            if (path / "config.yaml").is_file() and (started := _started(path, exp))
+            for path in out_dir.expanduser().glob(f"{name}-*")
+            if (path / "config.yaml").is_file() and (started := _started(path, name))
         }
         if not runs:
             raise UserError(
-                f"no run of {exp} in {out_dir}: train one, or name its folder with --run DIR"
+                f"no run of {name} in {out_dir}: train one, or name its folder with --run DIR"
             )
         return cls(max(runs, key=runs.__getitem__))
 
@@ -192,6 +201,11 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _folder_name(exp: str, smoke: bool) -> str:
+    """Beginning of the names of an experiment's run folders."""
+    return f"{exp}-smoke" if smoke else exp
 
 
 def _started(path: Path, exp: str) -> tuple[str, int] | None:

@@ -16,6 +16,7 @@ from torch import Tensor, distributed
 
 from nsgf.config.schema import Config, PhaseName
 from nsgf.system.errors import UserError
+from nsgf.system.launch import is_launched
 
 Value = TypeVar("Value")
 
@@ -82,11 +83,6 @@ def check_shares(config: Config, phases: list[PhaseName], size: int) -> None:
     for key, count in counts.items():
         if count < size:
             raise UserError(f"{key} = {count}: must be >= the number of processes, {size}")
-
-
-def is_launched() -> bool:
-    """Whether torchrun started this process beside others."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Whatever a file or a command line says: a valid request, or one line and exit code 2."""
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +11,41 @@ from hypothesis import strategies as st
 
 from nsgf import cli
 from nsgf.checks import check
-from nsgf.command_line import SHORT_FLAGS, config_folder, parse
-from nsgf.config.files import SECTIONS
+from nsgf.command_line import SHORT_FLAGS, parse
+from nsgf.config.describe import sections
+from nsgf.config.files import config_folder
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import Config
 from nsgf.system.errors import UserError
 
 NAMES = ("2d", "cifar10", "digits", "mnist")
 KEYS = [key for key, _, _ in leaves(Config())]
+SECTIONS = sorted(section.key for section in sections() if section.key)
 EXECUTES = "!!python/object/apply:os.system ['touch executed']"
 
 TEXTS = [
-    *("", "x", "1e3", "1e-4", "9" * 5000, "²", "\u0663", "null", "true", "5.0", "0x" + "f" * 99),
-    *("[1,2]", "{a: 1}", "[" * 500, "&a [*a]", "- " * 500, ":".join(["1"] * 800), "? " * 200),
-    *("!!int ''", "!!timestamp x", EXECUTES, "\x00", "\ud800", "a\nb", "\x1b[31m", "~nobody/x"),
-    *("..", "../../x", "**/", "/", "a b", "--", "=", "cuda:²", "cuda:99999999999", "n.yaml"),
+    *("", "x", "1e3", "1e-4", "no", "9" * 5000, "²", "null", "true", "5.0", "0x10", "010"),
+    *("[1,2]", "{a: 1}", "[" * 500, "&a [*a]", "!!int ''", "!!timestamp x", EXECUTES, "\x00"),
+    *(
+        "a\nb",
+        "\x1b[31m",
+        "~nobody/x",
+        "..",
+        "../../x",
+        "**/",
+        "a b",
+        "--",
+        "=",
+        "cuda:²",
+        "n.yaml",
+    ),
 ]
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1, 10**400, -(10**400), 2**63, 1e300, 5e-324, [], {}, [[1]]),
-    *(float("nan"), float("inf"), [1] * 100, [None], {"lr": 1}, {1: 2}, b"x", *TEXTS),
+    *(float("nan"), float("inf"), [None], {"lr": 1}, {1: 2}, b"x", *TEXTS),
 ]
 SOME_VALUES = st.sampled_from(VALUES) | st.text(max_size=20) | st.integers() | st.floats()
-FLAGS = [*KEYS, *sorted(SECTIONS), *(flag[2:] for flag in SHORT_FLAGS), "config", "run", "exp"]
+FLAGS = [*KEYS, *SECTIONS, *(flag[2:] for flag in SHORT_FLAGS), "config", "run", "exp"]
 FLAGS += [
     "resume",
     "resume-phase",
@@ -92,13 +104,11 @@ def entries(folder: Path) -> set[str]:
     return {entry.name for entry in folder.iterdir()}
 
 
-@given(st.sampled_from(NAMES), st.sampled_from([*KEYS, *sorted(SECTIONS), "speed"]), SOME_VALUES)
+@given(st.sampled_from(NAMES), st.sampled_from([*KEYS, *SECTIONS, "speed"]), SOME_VALUES)
 @example("2d", "exp", None)
 @example("2d", "phases", None)
 @example("2d", "data.source", "!!int ''")
-@example("2d", "flow.eta", ":".join(["1"] * 800))
 @example("2d", "model.mlp.depth", 10**9)
-@example("digits", "model.unet.mult", [1] * 5000)
 @example("2d", "exp", "../x")
 def test_one_changed_key_is_valid_or_one_line(here, name, key, value):
     (here / "c.yaml").write_bytes(changed(name, key, value))
@@ -133,22 +143,6 @@ def test_any_flags_are_valid_or_one_line(here, name, flags):
     assert entries(here) == {"n.yaml"}
 
 
-@given(st.sampled_from(NAMES), st.integers(0, 3000), st.binary(max_size=4), st.integers(0, 40))
-def test_damaged_bytes_are_valid_or_one_line(here, name, place, inserted, lost):
-    content = (config_folder() / f"{name}.yaml").read_bytes()
-    (here / "c.yaml").write_bytes(content[:place] + inserted + content[place + lost :])
-    outcome(["train", "--config", "c.yaml"])
-
-
-def bomb(levels: int, merge: bool = False) -> str:
-    """Nine references a level to the level before."""
-    lines = ["a0: &a0 [x, x, x]" if not merge else "a0: &a0 {x: 1}"]
-    for level in range(1, levels):
-        nine = ", ".join([f"*a{level - 1}"] * 9)
-        lines.append(f"a{level}: &a{level} " + (f"{{<<: [{nine}]}}" if merge else f"[{nine}]"))
-    return "\n".join(lines)
-
-
 FILES = [
     (b"", "must hold keys"),
     (b"# nothing\n", "must hold keys"),
@@ -158,25 +152,21 @@ FILES = [
     (b"exp: a\nnsgf:\n\tlr: 1\n", "cannot be read"),
     (b"\xff\xfe\x00exp", "cannot be read"),
     (b"exp: a\x00b\n", "cannot be read"),
-    (b"exp: &a [*a]\n", "contains it"),
-    (b"exp: a\nnsgf: &a {<<: *a}\n", "contains it"),
-    (bomb(40).encode(), "too many values"),
-    (bomb(40, merge=True).encode(), "too many values"),
-    (b"exp: " + b"[" * 5000, "nested more than"),
-    (b"exp:\n" + b"".join(b" " * n + b"- \n" for n in range(200)), "cannot be read"),
-    (b"exp: '" + b"x" * 10**6 + b"'\n", "more than 65536 bytes"),
-    (b"exp: a\nseed: " + b"9" * 5000 + b"\n", "more than 40 digits"),
+    (b"exp: &a [*a]\n", "an alias"),
+    (b"exp: a\nnsgf: &one {lr: 1}\nnsf: *one\n", "use the section optim"),
+    (b"exp: a\nnsgf: {<<: {lr: 1}}\n", "nsgf.<<: unknown key"),
+    (b"exp: '" + b"x" * 2**20 + b"'\n", "at most 1048576 bytes"),
     (f"exp: {EXECUTES}\n".encode(), "python/object"),
     (f"exp: a\nnsgf:\n  lr: {EXECUTES}\n".encode(), "python/object"),
-    (b"exp: !!timestamp x\n", "does not suit its type"),
-    (b"exp: a\nmodel:\n  unet:\n    mult: [" + b"1," * 9999 + b"]\n", "9999 items"),
+    (b"exp: !!timestamp x\n", "cannot be read"),
     (b"? [1, 2]\n: 3\n", "cannot be read"),
-    (b"? {a: 1}\n: 3\n", "cannot be read"),
     (b"exp: a\n---\nexp: b\n", "cannot be read"),
     (b"exp: a\n1: 2\n", "unknown key"),
     (b'exp: a\n"x\\ny": 2\n', "unknown key"),
-    (b"exp: a\nseed: true\n", "seed"),
-    (b"exp: a\nseed: 1e3\n", "seed"),
+    (b"exp: a\nseed: true\n", "seed = True: must be an integer"),
+    (b"exp: a\nseed: 1e3\n", "seed = 1000.0: must be an integer"),
+    (b"exp: a\nseed: 010\n", "seed = 10.0: must be an integer"),
+    (b"exp: a\ndata:\n  flip: no\n", "data.flip = no: must be true or false"),
     (b"exp: a\nnsgf:\n  lr: .nan\n", "nsgf.lr"),
     (b"exp: a\ndata:\n  root: ''\n", "data.root"),
     (b"exp: a\nmodel:\n  mlp:\n    depth: 1000000\n", "model.mlp.depth"),
@@ -184,7 +174,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("content", "words"), FILES)
-def test_hostile_files_end_in_one_line_soon(here, content, words, capsys):
+def test_files_that_are_wrong_end_in_one_line(here, content, words, capsys):
     (here / "c.yaml").write_bytes(content)
     assert cli.main(["train", "--config", "c.yaml"]) == 2
     printed = capsys.readouterr()
@@ -195,14 +185,22 @@ def test_hostile_files_end_in_one_line_soon(here, content, words, capsys):
     assert entries(here) == {"n.yaml", "c.yaml"}
 
 
-def test_byte_order_mark_aliases_and_merge_keys_are_read(here):
-    text = "exp: a\nnsgf: &one {lr: 1e-4, batch_size: 7}\nnsf:\n  <<: *one\n  batch_size: 9\n"
-    (here / "c.yaml").write_bytes(b"\xef\xbb\xbf" + text.encode())
-    config = parse(["train", "--config", "c.yaml"]).config
-    assert (config.nsf.lr, config.nsf.batch_size, config.nsgf.batch_size) == (1e-4, 9, 7)
+def test_a_byte_order_mark_is_passed_over(here):
+    (here / "c.yaml").write_bytes(b"\xef\xbb\xbfexp: a\nseed: 7\n")
+    assert parse(["train", "--config", "c.yaml"]).config.seed == 7
 
 
-@pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "0.0001", "+1e-4", "1_0e-5", "'1e-4'"])
+def test_no_is_a_text_and_never_false(here):
+    """YAML 1.1, which PyYAML reads, takes it for false."""
+    (here / "c.yaml").write_text("exp: no\n")
+    config = parse(["train", "--config", "c.yaml", "--tracking.project=no"])
+    assert (config.config.exp, config.config.tracking.project) == ("no", "no")
+    for value in ("no", "yes", "off"):
+        line = outcome(["train", "--exp", "mnist", "--data.flip", value])
+        assert line == f"data.flip = {value}: must be true or false"
+
+
+@pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "0.0001", "+1e-4", "1_0e-5"])
 def test_numbers_are_read_however_they_are_written(here, text):
     (here / "c.yaml").write_text(f"exp: a\nnsgf:\n  lr: {text}\n")
     assert parse(["train", "--config", "c.yaml"]).config.nsgf.lr == 1e-4
@@ -237,8 +235,7 @@ def test_names_of_experiments_are_refused_before_runs_are_looked_for(here, exp):
 
 def test_sections_are_no_flags(here):
     assert "--nsgf is a section" in (outcome(["train", "--exp", "2d", "--nsgf", "n.yaml"]) or "")
-    assert {"nsgf", "model", "model.unet"} <= SECTIONS
-    assert all(isinstance(asdict(Config())[key], dict) for key in SECTIONS if "." not in key)
+    assert {"nsgf", "model", "model.unet", "optim"} <= set(SECTIONS)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RecursionError("deep"), OSError(5, "broken")])
@@ -252,9 +249,7 @@ def test_exhausted_while_parsing_is_one_line(here, error, monkeypatch, capsys):
 
 
 def test_help_wins_over_wrong_flags(capsys):
-    with pytest.raises(SystemExit) as caught:
-        parse(["train", "--help", "--nonsense", "--seed=x"])
-    assert caught.value.code == 0
+    assert cli.main(["train", "--help", "--nonsense", "--seed=x"]) == 0
     assert "usage: nsgf train" in capsys.readouterr().out
 
 
@@ -265,7 +260,7 @@ def test_bugs_keep_their_traceback_and_say_what_to_report(
     def broken(*_, **__):
         raise KeyError("a bug")
 
-    monkeypatch.setattr("nsgf.cli.train", broken)
+    monkeypatch.setattr("nsgf.experiment.train", broken)
     argv = ["train", "--exp", "2d"]
     if resumed:
         from nsgf.run.folder import RunFolder

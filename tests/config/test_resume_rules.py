@@ -39,7 +39,7 @@ def now_value(config: Config, key: str):
 @pytest.mark.parametrize(
     "flag",
     [
-        "--data-root=elsewhere",
+        "--data.download=false",
         "--sampling.straight_steps=3",
         "--train.log_every=7",
         "--nsgf.iterations=9",

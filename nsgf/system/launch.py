@@ -1,0 +1,8 @@
+"""How this process was started."""
+
+import os
+
+
+def is_launched() -> bool:
+    """Whether torchrun started this process beside others."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
