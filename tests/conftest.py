@@ -82,6 +82,37 @@ def tiny_run(tiny: Config, trained_once: Path) -> RunFolder:
     return RunFolder(Path(shutil.copytree(trained_once, Path(tiny.out_dir) / trained_once.name)))
 
 
+@pytest.fixture
+def small(tiny: Config) -> Config:
+    """``tiny``, with few samples to draw and to measure."""
+    return replace(
+        tiny,
+        sampling=replace(tiny.sampling, num_samples=20, batch_size=8, straight_steps=4),
+        evaluation=replace(tiny.evaluation, num_samples=24, repeats=2),
+    )
+
+
+@pytest.fixture
+def small_run(small: Config, tiny_run: RunFolder) -> RunFolder:
+    """The finished run, with ``small`` as its own settings."""
+    tiny_run.write_config(small)
+    return tiny_run
+
+
+@pytest.fixture(scope="session")
+def digits_run(tmp_path_factory) -> tuple[Config, RunFolder]:
+    """A smoke run of NSGF++ on images; its samples and measures may be written anew."""
+    config = shipped(
+        "digits",
+        "--smoke",
+        "--device=cpu",
+        "--sampling.num_samples=9",
+        "--evaluation.num_samples=16",
+        f"--out-dir={tmp_path_factory.mktemp('runs')}",
+    )
+    return config, train(config)
+
+
 @pytest.fixture(autouse=True)
 def _same_numbers_everywhere() -> None:
     """One thread, so that a busy machine stays fast, and a known state of torch's generator."""

@@ -112,3 +112,23 @@ def test_labels_outside_of_the_classes_are_refused(own, labels):
     other = replace(own, classes=3, read_labels=lambda files: torch.tensor(labels))
     with pytest.raises(UserError, match="labels are not one of 0 to 2"):
         other.labels(Files.of(DataConfig()))
+
+
+def test_source_and_target_draw_from_seeds_of_their_own(monkeypatch):
+    """A target with the law of the source: what shares a seed would be the same points."""
+    law = PointSet("noise", lambda n, generator: torch.randn(n, 2, generator=generator))
+    monkeypatch.setitem(DATA_SETS, "noise", law)
+    data = Data(DataConfig(name="noise"), seed=0)
+    clouds = [getattr(data, end)(stream) for end in ("source", "target") for stream in ("a", "b")]
+    clouds += [Data(DataConfig(name="noise"), seed=1).source("a"), data.source("a", "b")]
+    assert len({cloud.sample(9).numpy().tobytes() for cloud in clouds}) == len(clouds)
+
+
+def test_images_are_flipped_where_the_settings_say_so_alone(own):
+    plain, mirrored = (
+        Data(DataConfig(name="own_set", flip=flip), seed=0).target("x").sample(30)
+        for flip in (False, True)
+    )
+    same = (plain == mirrored).flatten(1).all(1)
+    assert 3 < int(same.sum()) < 27
+    assert torch.equal(mirrored[~same], plain[~same].flip(-1))

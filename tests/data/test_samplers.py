@@ -3,6 +3,7 @@ import torch
 
 from nsgf.data import ImageSampler, PointSampler, RandomIndices, Times
 from nsgf.data.points import Gaussian
+from nsgf.data.samplers import BLOCK
 
 
 def numbered(count: int) -> torch.Tensor:
@@ -126,3 +127,41 @@ def test_images_on_the_card_give_the_same_batches():
     on_card = ImageSampler(images.cuda(), 5, flip=True).sample(120)
     assert on_card.is_cuda
     assert torch.equal(on_card.cpu(), ImageSampler(images, 5, flip=True).sample(120))
+
+
+def test_no_block_of_noise_comes_twice():
+    """Each block has draws of its own, also read backwards."""
+    sampler = PointSampler(Gaussian((1,)), seed=0)
+    first, second, third = sampler.sample(3 * BLOCK).split(BLOCK)
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+    assert not torch.equal(first, third)
+    assert torch.equal(sampler.at(range(BLOCK)), first)
+    assert len(torch.cat([first, second, third]).unique()) > 3 * BLOCK - 5
+
+
+def flips(epochs: int, count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numbers of the images of some epochs, and whether each was mirrored: (epochs, count)."""
+    images = torch.stack([torch.arange(count), torch.full((count,), 255)], dim=-1)
+    sampler = ImageSampler(images.to(torch.uint8).view(count, 1, 1, 2), seed=0, flip=True)
+    levels = ((sampler.sample(epochs * count).flatten(1) + 1) * 127.5).round()
+    return levels.amin(1).long().view(epochs, count), (levels[:, 0] == 255).view(epochs, count)
+
+
+def test_coins_of_a_flip_do_not_follow_the_order_of_the_images():
+    """Else an epoch would mirror the first images of the set, or always the same ones."""
+    order, mirrored = flips(epochs=8)
+    for numbers, coins in zip(order.double(), mirrored, strict=True):
+        assert 70 < int(coins.sum()) < 130
+        # a mean of 100 of the numbers 0 to 199, which spread by 58: its error is 6
+        assert abs(float(numbers[coins].mean() - numbers[~coins].mean())) < 35
+        places = torch.arange(200.0)
+        assert abs(float(places[coins].mean() - places[~coins].mean())) < 35
+    for one in range(8):
+        for other in range(one):
+            assert (mirrored[one] == mirrored[other]).float().mean() < 0.7
+    by_image = torch.stack(
+        [coins[row.argsort()] for row, coins in zip(order, mirrored, strict=True)]
+    )
+    times = by_image.sum(0)
+    assert 0.5 < float(times.double().var()) / 2 < 2  # binomial: 8 x 1/4

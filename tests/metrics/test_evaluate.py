@@ -1,0 +1,217 @@
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch_fidelity import registry
+
+from nsgf.data import Data
+from nsgf.metrics import evaluate, wasserstein
+from nsgf.metrics.evaluate import evaluate_run
+from nsgf.metrics.inception import EXTRACTOR
+from nsgf.sampling.sampler import NSGFSampler, Samples
+from nsgf.system.errors import UserError
+from tests.conftest import shipped
+from tests.metrics.test_inception_cache import Tiny
+from tests.sampling.test_generate import blocked
+
+
+def test_evaluation_of_points(small, small_run):
+    file, found = evaluate_run(small, small_run)
+    assert json.loads(file.read_text()) == found
+    assert found["nfe"] == 8
+    assert found["repeats"] == 2
+    assert found["w2_samples"] == 24
+    assert found["w2"] > found["w2_floor"] > 0
+    assert found["w2_std"] > 0
+    assert "nearest_real" not in found
+
+
+def test_adaptive_steps_are_counted(small, small_run):
+    config = replace(small, sampling=replace(small.sampling, solver="dopri5"))
+    _, found = evaluate_run(config, small_run)
+    assert found["expected_nfe"] == "adaptive"
+    assert found["nfe"] > 3 + 1 + 2
+
+
+def test_w2_compares_samples_with_the_target(small, small_run, monkeypatch):
+    """Samples that are draws of the target score about the floor; draws of the source do not."""
+    config = replace(small, evaluation=replace(small.evaluation, num_samples=400))
+    data = Data(config.data, 99)
+    scores = {}
+    for name in ("target", "source"):
+        cloud = getattr(data, name)("elsewhere").sample(400)
+        monkeypatch.setattr(
+            "nsgf.metrics.evaluate.generate", lambda *_, cloud=cloud: Samples(x=cloud, nfe=1.0)
+        )
+        scores[name] = evaluate_run(config, small_run)[1]
+    assert scores["target"]["w2"] < 2 * scores["target"]["w2_floor"]
+    assert scores["source"]["w2"] > 2.5
+
+
+def test_diverged_networks_are_refused(small, small_run, monkeypatch):
+    monkeypatch.setattr(
+        NSGFSampler, "__call__", lambda _, x: Samples(x=torch.where(x > 1, torch.nan, x), nfe=1.0)
+    )
+    with pytest.raises(UserError, match="diverged"):
+        evaluate_run(small, small_run)
+
+
+@pytest.mark.parametrize("name", [".classifiers", ".fidelity"])
+def test_caches_that_cannot_be_written_are_known_before_sampling(
+    name, digits_run, monkeypatch, tmp_path
+):
+    config, run = digits_run
+    monkeypatch.setattr("nsgf.metrics.evaluate.load_sampler", lambda *_: pytest.fail("loaded"))
+    evaluation = replace(config.evaluation, classifier=True, inception=True)
+    blocked(tmp_path / name)
+    with pytest.raises(UserError, match=f"{name} cannot be written"):
+        evaluate_run(replace(config, evaluation=evaluation, out_dir=str(tmp_path)), run)
+
+
+def test_evaluation_of_images(digits_run):
+    config, run = digits_run
+    _, found = evaluate_run(config, run)
+    assert found["w2"] > found["w2_floor"] > 0
+    assert found["nearest_real"] > found["nearest_real_among_real"] > 1.5
+    assert found["inception"] == "left out: evaluation.inception is false"
+
+
+def test_mistyped_inception_weights_are_noticed_before_sampling(digits_run, monkeypatch):
+    config, run = digits_run
+    monkeypatch.setattr("nsgf.metrics.evaluate.generate", lambda *_: pytest.fail("sampled first"))
+    evaluation = replace(config.evaluation, inception=True, inception_weights="nowhere.pth")
+    with pytest.raises(UserError, match=r"nowhere\.pth: no such file"):
+        evaluate_run(replace(config, evaluation=evaluation), run)
+
+
+def test_inception_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatch):
+    config, run = digits_run
+
+    def unreachable(*_):
+        raise UserError("no route to host")
+
+    monkeypatch.setattr("nsgf.metrics.evaluate.inception_metrics", unreachable)
+    evaluation = replace(config.evaluation, inception=True)
+    file, found = evaluate_run(replace(config, evaluation=evaluation), run)
+    assert found["inception"] == "left out: no route to host"
+    assert json.loads(file.read_text())["w2"] == found["w2"]
+    assert "fid" not in found
+
+
+def test_inception_metrics_are_told_with_what_they_depend_on(digits_run, monkeypatch):
+    """A small network stands in for Inception's, which reads the real images once."""
+    monkeypatch.setitem(registry.FEATURE_EXTRACTORS_REGISTRY, EXTRACTOR, Tiny)
+    config, run = digits_run
+    config = replace(config, evaluation=replace(config.evaluation, inception=True))
+    said: list[str] = []
+    file, found = evaluate_run(config, run, said.append)
+    assert json.loads(file.read_text()) == found
+    assert found["fid"] > 0
+    assert found.keys() >= {"inception_score", "kid", "kid_std", "precision", "recall"}
+    assert found["inception_samples"] == 16
+    assert found["inception_reference"].startswith("digits train, 1797 images, 8x8 grey replicated")
+    assert found["inception_weights"] == "downloaded"
+    assert said[0].endswith("W2 of 4 at most, nearest real images, Inception features")
+    assert len(said) == 2
+    assert evaluate_run(config, run, said.append)[1] == found
+    assert len(said) == 3
+
+
+def test_classifier_metrics_are_beside_their_floor(digits_run, monkeypatch):
+    config, run = digits_run
+    config = replace(config, evaluation=replace(config.evaluation, classifier=True))
+    said: list[str] = []
+    file, found = evaluate_run(config, run, said.append)
+    assert json.loads(file.read_text()) == found
+    assert found["classifier_fid"] > found["classifier_fid_floor"] > 0  # 16 samples, large both
+    assert found["classifier_precision"] < 0.5 < found["classifier_precision_floor"]
+    assert found["classifier_samples"] == 16
+    assert found["classifier_accuracy"] > 0.97
+    assert "not Inception FID" in found["classifier_reference"]
+    assert "898 images of digits" in found["classifier_reference"]
+    assert len(said) == 2
+    assert (run.path.parent / ".classifiers").is_dir()
+    again = evaluate_run(config, run, said.append)[1]
+    assert again == found
+    assert len(said) == 3
+
+
+def test_classifier_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatch):
+    config, run = digits_run
+    evaluate = replace(config.evaluation, classifier=True)
+    _, found = evaluate_run(config, run)
+    assert found["classifier"] == "left out: evaluation.classifier is false"
+    monkeypatch.setitem(sys.modules, "torch_fidelity", None)
+    _, found = evaluate_run(replace(config, evaluation=evaluate), run)
+    assert found["classifier"].startswith("left out: evaluation.classifier = true: needs torch-fid")
+    assert found["w2"] > 0
+    assert "classifier_fid" not in found
+
+
+def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch):
+    """Their spread would be that of nothing."""
+    config = replace(small, evaluation=replace(small.evaluation, repeats=3))
+    data, compared = Data(config.data, 0), []
+    monkeypatch.setattr(
+        evaluate, "generate", lambda _, source, n, *__: Samples(source.sample(n), 1)
+    )
+    drawn = [part.x for part in evaluate._samples(config, data, None, torch.device("cpu"))]
+
+    def watch(x, y):
+        compared.append((x, y))
+        return 0.0
+
+    monkeypatch.setattr(evaluate, "w2", watch)
+    monkeypatch.setattr(evaluate, "w2_floor", lambda target, n: watch(target.sample(n), drawn[0]))
+    evaluate._w2_metrics(config, data, drawn)
+    assert len(drawn) == 3
+    assert len(compared) == 6
+    clouds = [*drawn, *(y for _, y in compared[::2]), *(x for x, _ in compared[1::2])]
+    assert len({cloud.numpy().tobytes() for cloud in clouds}) == 9
+    assert all(torch.equal(x, own) for (x, _), own in zip(compared[::2], drawn, strict=True))
+
+
+def test_halves_of_a_floor_have_no_image_in_common(monkeypatch):
+    """With more than half of the images the second half would begin the set anew."""
+    config = shipped("digits", "--evaluation.w2_samples=1500", "--num-samples=1500")
+    data, halves = Data(config.data, 0), []
+    monkeypatch.setattr(evaluate, "w2", lambda x, y: 0.0)
+    monkeypatch.setattr(wasserstein, "w2", lambda x, y: halves.extend([x, y]) or 0.0)
+    metrics = evaluate._w2_metrics(config, data, [torch.zeros(1500, 1, 8, 8)])
+    assert metrics["w2_samples"] == 898
+    one, other = ({image.numpy().tobytes() for image in half} for half in halves)
+    assert len(one) == len(other) == 898
+    assert not one & other
+
+
+def test_report_is_in_columns_whatever_the_length_of_a_key():
+    lines = evaluate.report(
+        {
+            "exp": "2d",
+            "updates": {"nsgf": "12 of 12", "nsf": "3 of 12"},
+            "nfe": 10,
+            "a_key_of_more_than_24_letters": 0.123456,
+            "versions": {"torch": "2"},
+        }
+    )
+    assert lines == [
+        "exp                            2d",
+        "updates                        nsgf 12 of 12, nsf 3 of 12",
+        "nfe                            10",
+        "a_key_of_more_than_24_letters  0.1235",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "value"), [("11", 11), ("at most 70", "at most 70"), ("adaptive", "adaptive")]
+)
+def test_calls_that_are_expected_are_a_number_where_they_are_one(words, value):
+    assert evaluate._as_number(words) == value
+
+
+def test_what_is_measured_is_said_first(small, small_run):
+    said: list[str] = []
+    evaluate_run(small, small_run, said.append)
+    assert said == ["evaluate: 24 samples at NFE 8; W2 of 4096 at most, 2 times"]
