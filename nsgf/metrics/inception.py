@@ -4,7 +4,6 @@ Features of the real images are kept by torch-fidelity's own cache, which writes
 (temporary file, then rename) but unpickles what it finds: here each file is checked before.
 """
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from nsgf.metrics.shared import fingerprint, require_fidelity
+from nsgf.metrics.shared import damage, fingerprint, require_fidelity
 from nsgf.run.progress import Progress
 from nsgf.system.errors import UserError, one_line
 
@@ -210,7 +209,7 @@ def _problem(file: Path, count: int) -> str | None:
     """Why a file is no features of ``count`` images; None: it is."""
     if not file.is_file():
         return f"{file.name} is no file"
-    broken = _damage(file)
+    broken = damage(file)
     if broken:
         return f"{file.name} is damaged ({broken})"
     try:
@@ -222,16 +221,6 @@ def _problem(file: Path, count: int) -> str | None:
     except Exception as error:  # torch raises many types for damaged or foreign files
         return f"{file.name} cannot be used ({one_line(error)[:100]})"
     return None
-
-
-def _damage(file: Path) -> str | None:
-    """What is wrong with an archive of torch's, which does not check them itself; None: nothing."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            broken = archive.testzip()
-    except Exception as error:  # a damaged directory makes zipfile raise nearly anything
-        return one_line(error)
-    return f"{broken} does not fit its checksum" if broken else None
 
 
 def check_weights(file: Path) -> None:

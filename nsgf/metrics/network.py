@@ -1,6 +1,5 @@
 """The small classifier whose features samples are compared in: network, training, its file."""
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nsgf.data.images import ImageSet, to_unit_range
-from nsgf.metrics.shared import fingerprint
-from nsgf.run.checkpoint import damage
+from nsgf.metrics.shared import damage, fingerprint
+from nsgf.run.folder import replacing
 from nsgf.run.lock import in_turn
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed, make_generator
@@ -180,19 +179,11 @@ def _initial(kind: ImageSet, seed: int) -> SmallCNN:
 
 
 def _write(file: Path, trained: Trained) -> None:
-    """Keep a classifier in its file, written to a temporary one first and then renamed."""
+    """Keep a classifier in its file."""
     state = {name: value.cpu() for name, value in trained.network.state_dict().items()}
     payload = {"model": state, "accuracy": trained.accuracy, "seconds": trained.seconds}
-    partial = file.with_name(file.name + ".partial")
-    partial.unlink(missing_ok=True)
-    try:
-        with partial.open("xb") as stream:
-            torch.save({"format": FORMAT, **payload}, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(file) as stream:
+        torch.save({"format": FORMAT, **payload}, stream)
 
 
 def _read(file: Path, kind: ImageSet, images: int, seed: int, device: torch.device) -> Trained:

@@ -1,11 +1,12 @@
-"""torch-fidelity, which may be missing, and short names for what a number was measured against."""
+"""torch-fidelity, which may be missing, and the files that measures are kept in."""
 
 import hashlib
+import zipfile
 from pathlib import Path
 
 from torch import Tensor
 
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, one_line
 
 NEEDED = (0, 4)
 """First version of torch-fidelity with precision and recall."""
@@ -46,3 +47,13 @@ def fingerprint(content: Tensor | Path) -> str:
             while block := stream.read(2**20):
                 digest.update(block)
     return digest.hexdigest()[:12]
+
+
+def damage(file: Path) -> str | None:
+    """What is wrong with an archive of torch's, which does not check them itself; None: nothing."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            broken = archive.testzip()
+    except Exception as error:  # a damaged directory makes zipfile raise nearly anything
+        return one_line(error)
+    return f"{broken} does not fit its checksum" if broken else None
