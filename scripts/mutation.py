@@ -35,6 +35,8 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
 MODULES = ("sinkhorn", "pool", "phases", "training", "sampling", "data", "run/checkpoint.py")
+UNSEEN = ("plots.py", "pictures.py")
+"""How a picture looks is for the eye."""
 TEST_SECONDS = 30.0
 """Tests of a mutant end here, by the time they took unchanged: the nearest and fastest go first."""
 HEAVY = ("torchvision", "matplotlib.pyplot", "sklearn.datasets", "scipy.stats", "ot")
@@ -90,16 +92,21 @@ def _text(node: cst.CSTNode) -> str:
     return cst.Module([]).code_for_node(node)
 
 
-def mutants(root: Path, file: str) -> list[Mutant]:
-    before = (root / file).read_text()
-    wrapper, proposals, found = MetadataWrapper(cst.parse_module(before)), Proposals(), {}
-    wrapper.visit(proposals)
-    for node, changed, lines in proposals.found:
-        code = wrapper.module.deep_replace(node, changed).code
-        diff = list(difflib.unified_diff(before.splitlines(), code.splitlines(), n=0, lineterm=""))
-        if diff:
-            found[code] = Mutant(file, lines, code, diff[2:])
-    return list(found.values())
+class Source:
+    """A module and what may be changed in it."""
+
+    def __init__(self, root: Path, file: Path) -> None:
+        self.name = str(file.relative_to(root))
+        self._text = file.read_text()
+        wrapper, proposals = MetadataWrapper(cst.parse_module(self._text)), Proposals()
+        wrapper.visit(proposals)
+        self._module, self.proposals = wrapper.module, proposals.found
+
+    def mutant(self, number: int) -> Mutant:
+        node, changed, lines = self.proposals[number]
+        code = self._module.deep_replace(node, changed).code
+        texts = self._text.splitlines(), code.splitlines()
+        return Mutant(self.name, lines, code, [*difflib.unified_diff(*texts, n=0, lineterm="")][2:])
 
 
 class Recorder:
@@ -315,15 +322,21 @@ def report(done: list[Mutant]) -> str:
 
 
 def chosen(options: argparse.Namespace, root: Path) -> list[Mutant]:
-    files = [f for name in options.modules for f in sorted((root / "nsgf").glob(name))]
-    files = [f for file in files for f in (sorted(file.rglob("*.py")) if file.is_dir() else [file])]
-    every = [m for file in files for m in mutants(root, str(file.relative_to(root)))]
-    print(f"{len(every)} mutants of {len(files)} files", flush=True)
-    if options.again:
-        kept = json.loads(Path(options.again).read_text())
-        wanted = {(m["file"], _key(m["diff"])) for m in kept if m["result"] == "survived"}
-        return [mutant for mutant in every if (mutant.file, _key(mutant.diff)) in wanted]
-    return random.Random(options.seed).sample(every, min(options.sample, len(every)))
+    """A sample of all changes; or those that survived in an earlier report, all of them."""
+    kept = json.loads(Path(options.again).read_text()) if options.again else []
+    wanted = {(m["file"], _key(m["diff"])) for m in kept if m["result"] == "survived"}
+    places = [place for name in options.modules for place in sorted((root / "nsgf").glob(name))]
+    files = [f for place in places for f in ([place] if place.is_file() else place.rglob("*.py"))]
+    sources = [Source(root, file) for file in sorted(files) if file.name not in UNSEEN]
+    if wanted:
+        named = {file for file, _ in wanted}
+        sources = [source for source in sources if source.name in named]
+    every = [(source, n) for source in sources for n in range(len(source.proposals))]
+    print(f"{len(every)} possible changes of {len(sources)} files", flush=True)
+    if not wanted:
+        every = random.Random(options.seed).sample(every, min(options.sample, len(every)))
+    made = (source.mutant(number) for source, number in every)
+    return [m for m in made if not wanted or (m.file, _key(m.diff)) in wanted]
 
 
 def main() -> None:
