@@ -47,12 +47,13 @@ def from_text(text: str, kind: Any) -> Any:
     Raises:
         ValueError: no value of the type.
     """
+    if kind is str or str in get_args(kind):
+        return None if text == "null" and kind is not str else text
     try:
         value = load_yaml(text)
-    except Exception:  # no YAML: a text with signs of it
-        value = text
-    takes_text = kind is str or str in get_args(kind)
-    return text if takes_text and value is not None else typed(value, kind)
+    except Exception:  # no YAML, so no value either
+        raise ValueError(text) from None
+    return typed(value, kind)
 
 
 def type_words(kind: Any) -> str:

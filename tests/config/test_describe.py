@@ -1,0 +1,32 @@
+import runpy
+from dataclasses import asdict
+from pathlib import Path
+
+from nsgf.config.describe import sections
+from nsgf.config.files import OF_PHASES
+from nsgf.config.leaves import leaves
+from nsgf.config.schema import Config, OptimConfig, Settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_leaf_is_described_once_but_for_what_phases_inherit():
+    described = [entry.key for section in sections() for entry in section.entries]
+    inherited = {f"{phase}.{name}" for phase in OF_PHASES for name in asdict(OptimConfig())}
+    own = {"peer.iterations", "reflow.iterations"}
+    assert sorted(described) == sorted(
+        key for key, _, _ in leaves(Settings()) if key not in inherited - own
+    )
+    assert all(entry.meaning.endswith(".") for part in sections() for entry in part.entries)
+
+
+def test_the_page_of_the_configuration_is_the_one_that_the_schema_gives():
+    script = runpy.run_path(str(ROOT / "scripts" / "write_configuration_doc.py"))
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == script["document"](), "python scripts/write_configuration_doc.py"
+    rows = {line.split("`")[1]: line for line in page.splitlines() if line.startswith("| `")}
+    ends = {key: row.rpartition(" | ")[2].strip(" |") for key, row in rows.items()}
+    assert ends["seed"] == ends["model.unet.mult"] == ends["nsf.coupling"] == "no"
+    assert ends["optim.lr"] == "after the phase"
+    assert ends["data.root"] == ends["train.log_every"] == ends["optim.iterations"] == "yes"
+    assert {key for key, _, _ in leaves(Config()) if key.startswith("train.")} <= set(rows)
