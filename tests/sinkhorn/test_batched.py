@@ -189,22 +189,51 @@ def test_flows_start_each_step_from_the_last():
     assert fresh.report.iterations > 1.3 * flows.report.iterations
 
 
-def test_hidden_columns_are_updated_in_the_log_domain(monkeypatch):
+def test_the_speed_to_come_is_foreseen_along_a_flow(monkeypatch):
+    """The plan of each step is fine enough at the first look: speeds shrink by 1 - eta."""
+    looks, real = [], BatchedSolver._updated
+
+    def counted(self, *arguments):
+        looks.append(1)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(BatchedSolver, "_updated", counted)
+    solver(blur=1.0).flows(*points(3, 32), [0.5] * 8)
+    assert len(looks) == 8
+
+
+def test_over_relaxation_is_raised_where_progress_is_slow(monkeypatch):
+    x, y = points(2, 64)
+    raised = solver(blur=0.05).solve(x, y)
+    monkeypatch.setattr(batched, "OMEGA_MAX", batched.OMEGA)
+    assert (solver(blur=0.05).solve(x, y).iterations > 3 * raised.iterations).all()
+
+
+@pytest.mark.parametrize("distance", [3.0, 4.0])
+def test_points_that_hardly_see_each_other_still_do(distance):
+    """Their kernel entries of exp(-4.5) and exp(-8) belong to Q: without, equal clouds move."""
+    grid = distance * torch.cartesian_prod(torch.arange(2.0), torch.arange(2.0))
+    v = solver(blur=1.0).velocity(grid, grid)
+    assert v.abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("depth", [12.0, 2000.0])
+def test_hidden_columns_are_updated_in_the_log_domain(depth, monkeypatch):
     """A potential so low that its column of the kernel underflows, and with it the target."""
     x, y = points(1, 32)
     solution = solver().solve(x, y)
     g = solution.g.clone()
-    g[0, 3] -= 2000.0
+    g[0, 3] -= depth
     cost = 0.5 * torch.cdist(x, y).square()
     _, repaired = batched._balanced(cost, g, 0.25)
-    assert repaired[0, 3] > g[0, 3] + 1900
+    assert repaired[0, 3] > g[0, 3] + 0.95 * depth
     others = torch.arange(32) != 3
     assert torch.equal(repaired[0, others], g[0, others])
     warm = solver().solve(x, y, replace(solution, g=g))
     torch.testing.assert_close(warm.velocity, solution.velocity, atol=0.02, rtol=5e-3)
     monkeypatch.setattr(batched, "HIDDEN", -math.inf)  # without it: the hard way
     slow = solver().solve(x, y, replace(solution, g=g))
-    assert (slow.iterations > 2 * warm.iterations).all()
+    assert (slow.iterations > warm.iterations).all()
 
 
 def test_a_cap_that_is_hit_is_counted():
