@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from nsgf.config.leaves import leaves, plain_type, range_of
-from nsgf.config.schema import PEER_PHASES, PHASES, Config, DataConfig
+from nsgf.config.schema import FAMILIES, PHASES, Config, DataConfig
 from nsgf.data import data_set, data_shape, is_image_set
 from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
@@ -74,8 +74,7 @@ def _range_problems(config: Config) -> Iterator[str]:
 
 
 def _phase_problems(config: Config) -> Iterator[str]:
-    families = (PHASES, PEER_PHASES)
-    allowed = [list(names[:count]) for names in families for count in range(1, len(names) + 1)]
+    allowed = [list(names[:count]) for names in FAMILIES for count in range(1, len(names) + 1)]
     if config.phases not in allowed:
         yield f"phases = {config.phases}: must be one of {', '.join(map(str, allowed))}"
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", config.device):
@@ -149,7 +148,7 @@ def _unused_problems(config: Config) -> Iterator[str]:
 
 def _flow_problems(config: Config) -> Iterator[str]:
     flow = config.flow
-    plus_plus = "nsf" in config.phases
+    plus_plus = config.phases[:2] == list(PHASES[:2])
     if plus_plus and flow.steps > MAX_STEPS_PLUS_PLUS and not flow.allow_many_steps:
         yield (
             f"flow.steps = {flow.steps}: must be <= {MAX_STEPS_PLUS_PLUS} in NSGF++, "

@@ -8,12 +8,10 @@ from statistics import median
 
 import torch
 
-from nsgf.config.schema import Config, PhaseName
-from nsgf.data import build_source, data_shape
-from nsgf.experiment import training_plan
-from nsgf.models import build_network
-from nsgf.sinkhorn import build_solver
-from nsgf.sinkhorn.schedule import step_sizes
+from nsgf.config.schema import Config
+from nsgf.data import data_shape
+from nsgf.phases import Phase, get_phases
+from nsgf.run.plan import training_plan
 from nsgf.system.distributed import World
 from nsgf.system.hardware import (
     describe,
@@ -30,7 +28,6 @@ from nsgf.training.precision import (
     prepare_environment,
 )
 from nsgf.training.state import TrainState
-from nsgf.training.task import Batch
 
 CPU_BATCH = 8
 """Largest batch that is timed on a CPU; its time is scaled to the configured batch."""
@@ -45,42 +42,36 @@ def preflight(config: Config) -> list[str]:
     prepare_environment(config.train, Path(config.out_dir).expanduser() / ".compiled")
     device = pick_device(config.device)
     lines = [f"machine: {describe(device)}", *training_plan(config, config.phases, device)]
-    pool_seconds = _flow_seconds(config, device) * config.pool.num_batches
-    lines.append(f"pool: about {format_hours(pool_seconds)}")
-    total = pool_seconds
-    for phase in config.phases:
+    total = 0.0
+    for phase in get_phases(config.phases):
+        preparation = phase.preparation(config, device)
+        if preparation is not None:
+            seconds = _median_seconds(preparation.unit, device) * preparation.units
+            lines.append(f"{preparation.name}: about {format_hours(seconds)}")
+            total += seconds
         seconds, memory = _step_cost(config, phase, device)
-        total += seconds * getattr(config, phase).iterations
+        whole = seconds * phase.optim(config).iterations
+        total += whole
         lines.append(
-            f"{phase}: {seconds:.3g} s an update, about "
-            f"{format_hours(seconds * getattr(config, phase).iterations)}{memory}"
+            f"{phase.name}: {seconds:.3g} s an update, about {format_hours(whole)}{memory}"
         )
     return [*lines, f"all phases: about {format_hours(total)} (measured on a few steps each)"]
 
 
-def _flow_seconds(config: Config, device: torch.device) -> float:
-    """Seconds of one mini-batch of flows; noise stands in for the data."""
-    n, flow = config.sinkhorn.batch_size, config.flow
-    source = build_source(config.data, config.seed, "preflight")
-    x = source.sample(n).to(device).unsqueeze(0)
-    y = source.sample(n).to(device).unsqueeze(0).tanh()
-    solver = build_solver(config.sinkhorn)
-    return _median_seconds(lambda: solver.flows(x, y, step_sizes(flow)), device)
-
-
-def _step_cost(config: Config, phase: PhaseName, device: torch.device) -> tuple[float, str]:
+def _step_cost(config: Config, phase: Phase, device: torch.device) -> tuple[float, str]:
     """Seconds of one update, and the measured peak on a CUDA device in words."""
-    optim, shape = getattr(config, phase), data_shape(config.data.name)
+    optim, shape = phase.optim(config), data_shape(config.data.name)
     small = device.type == "cpu" and config.model.kind == "unet"
     size = min(CPU_BATCH, optim.batch_size) if small else optim.batch_size
-    model = build_network(phase, config.model, shape, seed=0).to(device)
+    model = phase.build(config.model, shape, seed=0).to(device)
     with device_settings(config.train):
         state = TrainState(
             Forward(model.train(), config.train, device, World()),
             replace(optim, batch_size=size),
             accumulate=min(config.train.accumulate, size),
         )
-        batch = _noise(phase, size, shape, device)
+        with device:
+            batch = phase.example(size, shape)
         if config.train.compile:
             with compiling():
                 state.rehearse(batch)
@@ -89,12 +80,6 @@ def _step_cost(config: Config, phase: PhaseName, device: torch.device) -> tuple[
     if device.type != "cuda":
         return seconds, ""
     return seconds, f"; peak {format_bytes(peak_memory(device))} on the card"
-
-
-def _noise(phase: PhaseName, size: int, shape: tuple[int, ...], device: torch.device) -> Batch:
-    """A batch of the phase's shapes."""
-    x, t = torch.randn((size, *shape), device=device), torch.rand(size, device=device)
-    return Batch((x,), t) if phase == "predictor" else Batch((x, t), torch.randn_like(x))
 
 
 def _median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:

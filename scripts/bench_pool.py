@@ -23,6 +23,7 @@ from bench_common import clock, machine, quiet_session, status_bytes
 from nsgf.command_line import parse
 from nsgf.config.schema import Config
 from nsgf.data import Data, data_shape
+from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, pool_bytes
 from nsgf.pool.build import Simulation
 from nsgf.pool.storage import PoolFile, new_header
@@ -30,7 +31,6 @@ from nsgf.sinkhorn import build_solver
 from nsgf.system.distributed import World
 from nsgf.system.hardware import format_bytes, pick_device
 from nsgf.training.prefetch import Batches
-from nsgf.training.task import NSGFTrainer
 
 EXPERIMENTS = ("2d", "digits", "mnist", "cifar10")
 CIFAR = (3, 32, 32)
@@ -170,8 +170,8 @@ def _simulation(config: Config, data: Data, solver: str, device: torch.device) -
 
 def _draw_times(pool: TrajectoryPool, repeats: int, ahead: bool) -> tuple[float, float]:
     """Median and 90th percentile of the seconds for one batch, 20 batches a repeat."""
-    trainer = NSGFTrainer(torch.nn.Identity(), pool, seed=0)
-    batches = Batches(trainer, 128, torch.device("cpu"), World(), prefetch=ahead)
+    task = NSGFTask(torch.nn.Identity(), pool, seed=0)
+    batches = Batches(task, 128, torch.device("cpu"), World(), prefetch=ahead)
     seconds = []
     for turn in range(20 * repeats + 5):
         if ahead:

@@ -14,7 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nsgf.config.schema import Config, PhaseName, TrainConfig
 from nsgf.data import Data, Sampler, data_shape
-from nsgf.models import build_network
+from nsgf.phases import get_phase
+from nsgf.phases.lines import StraightLine, Transport
+from nsgf.phases.nsf import NSFTask
+from nsgf.phases.nsgf import NSGFTask
+from nsgf.phases.predictor import TimePredictorTask
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.sampling.sampler import nsgf_steps
 from nsgf.system.distributed import World
@@ -24,21 +28,14 @@ from nsgf.training.precision import Forward
 from nsgf.training.prefetch import Batches
 from nsgf.training.state import TrainState
 from nsgf.training.step_stats import PendingStats
-from nsgf.training.task import (
-    NSFTrainer,
-    NSGFTrainer,
-    StraightLine,
-    TimePredictorTrainer,
-    Trainer,
-    Transport,
-)
+from nsgf.training.task import Task
 
 NO_RESOLUTION = 1 << 20
 """What torchcfm's network is told instead of no resolution with attention."""
 
 
 class Phase:
-    """Data and pool of one phase, from which any number of its trainers can be made."""
+    """Data and pool of one phase, from which any number of its tasks can be made."""
 
     def __init__(self, name: PhaseName, config: Config, device: torch.device) -> None:
         """
@@ -57,14 +54,14 @@ class Phase:
         self.sample_flops = 0.0
 
     def prepare(self, config: Config) -> None:
-        """Make and load what is kept between trainers, so that none pays for it; see ``flops``."""
+        """Make and load what is kept between tasks, so that none pays for it; see ``flops``."""
         self.sample_flops = self.flops(config)
 
-    def trainer(self, config: Config) -> Trainer:
+    def task(self, config: Config) -> Task:
         """A fresh network and its batches, as :mod:`nsgf.experiment` joins them."""
-        model = self._network(config, self.name)
+        model = get_phase(self.name).start(config, self.device)
         if self.name == "nsgf":
-            return NSGFTrainer(model, self._pool(config), config.seed)
+            return NSGFTask(model, self._pool(config), config.seed)
         line = StraightLine(
             self._data.source(self.name),
             self._data.target(self.name),
@@ -72,7 +69,7 @@ class Phase:
             self._transport(config) if config.nsf.source == "nsgf" else None,
             derive_seed(config.seed, self.name),
         )
-        return (NSFTrainer if self.name == "nsf" else TimePredictorTrainer)(model, line)
+        return (NSFTask if self.name == "nsf" else TimePredictorTask)(model, line)
 
     def targets(self) -> Sampler:
         """Samples of the data set."""
@@ -84,18 +81,12 @@ class Phase:
         Matrix products, convolutions and attention only, as torch counts them, in fp32 and without
         compilation: what other settings compute is the same.
         """
-        trainer = self.trainer(config)
-        forward = Forward(
-            trainer.model.train(), TrainConfig(precision="fp32"), self.device, World()
-        )
-        batch = Batches(trainer, 2, self.device, World()).at(0)
+        task = self.task(config)
+        forward = Forward(task.model.train(), TrainConfig(precision="fp32"), self.device, World())
+        batch = Batches(task, 2, self.device, World()).at(0)
         with FlopCounterMode(display=False) as counter:
-            functional.mse_loss(forward(*batch.inputs), batch.target).backward()
+            task.loss(forward, batch).backward()
         return counter.get_total_flops() / len(batch.target)
-
-    def _network(self, config: Config, phase: PhaseName) -> nn.Module:
-        seed, shape = derive_seed(config.seed, phase, "init"), data_shape(config.data.name)
-        return build_network(phase, config.model, shape, seed).to(self.device)
 
     def _pool(self, config: Config) -> TrajectoryPool:
         kind = config.pool.dtype
@@ -108,7 +99,7 @@ class Phase:
 
     def _transport(self, config: Config) -> Transport:
         """Steps with an untrained network, which take as long as with a trained one."""
-        velocity = self._network(config, "nsgf").eval().requires_grad_(False)
+        velocity = get_phase("nsgf").start(config, self.device).eval().requires_grad_(False)
         steps, length = config.flow.steps, config.flow.steps * config.flow.eta
 
         @torch.no_grad()
@@ -142,15 +133,17 @@ class Updates:
             config: how; the phase's settings, ``train`` and ``pool`` count.
             fixed: every update sees the first batch again.
         """
-        optim, trainer = getattr(config, phase.name), phase.trainer(config)
+        optim, task = getattr(config, phase.name), phase.task(config)
         prefetch = config.train.prefetch
         ahead = phase.device.type == "cuda" if prefetch == "auto" else bool(prefetch)
         self.batch_size: int = optim.batch_size
         self._batches = Batches(
-            trainer, optim.batch_size, phase.device, World(), prefetch=ahead and not fixed
+            task, optim.batch_size, phase.device, World(), prefetch=ahead and not fixed
         )
-        self.forward = Forward(trainer.model.train(), config.train, phase.device, World())
-        self.state = TrainState(self.forward, optim, accumulate=config.train.accumulate)
+        self.forward = Forward(task.model.train(), config.train, phase.device, World())
+        self.state = TrainState(
+            self.forward, optim, loss=task.loss, accumulate=config.train.accumulate
+        )
         self._fixed = self._batches.at(0) if fixed else None
         self._pending: PendingStats | None = None
         self.drawing: list[float] = []

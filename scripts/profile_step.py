@@ -38,10 +38,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import Data
-from nsgf.experiment import TRAIN_PHASE
+from nsgf.experiment import train_phase
+from nsgf.phases import get_phase
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
+from nsgf.run.opening import load_data
 from nsgf.run.session import Session
 from nsgf.system.hardware import pick_device
 
@@ -199,16 +200,15 @@ def train(
     """The phase as `nsgf train` does it, with ``steps`` updates, its lines on stderr."""
     parts = {name: replace(getattr(config, name), iterations=0) for name in ("nsgf", "nsf")}
     parts[phase] = replace(getattr(config, phase), iterations=steps)
-    loop = replace(config.train, log_every=log_every, checkpoint_every=NEVER)
+    loop = replace(config.train, log_every=log_every, checkpoint_every=NEVER, preview=False)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         config = replace(config, out_dir=folder, train=loop, **parts)
         run = RunFolder.create(config)
         session = Session(config, run, Tracker(run.path), device)
-        keeps = config.train.data_on_device and device.type == "cuda"
-        data = Data(config.data, config.seed, device if keeps else None)
-        if phase != "nsgf" and config.nsf.source == "nsgf":
-            TRAIN_PHASE["nsgf"](session, data)  # no updates: it only hands over a network
-        TRAIN_PHASE[phase](session, data)
+        data = load_data(config, device)
+        for needed in get_phase(phase).needs(config):
+            train_phase(needed, session, data)  # no updates: it only hands over a network
+        train_phase(get_phase(phase), session, data)
 
 
 def describe(config: Config, phase: PhaseName) -> str:

@@ -9,11 +9,16 @@ import torch
 
 from nsgf import experiment
 from nsgf.config.schema import Config
-from nsgf.experiment import train, training_plan
+from nsgf.experiment import train
+from nsgf.phases import get_phase
+from nsgf.phases.lines import nsgf_transport
+from nsgf.phases.nsf import NSF
+from nsgf.pool import build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
-from nsgf.run.resume import load_network, pending_phases
+from nsgf.run.plan import training_plan
+from nsgf.run.resume import pending_phases
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
 
@@ -75,9 +80,7 @@ def test_resume_trains_nothing_twice(tiny, finished, monkeypatch):
     def forbidden(*_):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(
-        experiment, "TRAIN_PHASE", dict.fromkeys(("nsgf", "nsf", "predictor"), forbidden)
-    )
+    monkeypatch.setattr(experiment, "fit", forbidden)
     before = (finished.path / "metrics.jsonl").read_text()
     train(tiny, finished)
     assert (finished.path / "metrics.jsonl").read_text() == before
@@ -176,11 +179,11 @@ def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, finished):
     """The transport of phase 2 covers the flow time T eta in T steps."""
     lab = Session(tiny, finished, Tracker(finished.path), torch.device("cpu"))
     x = torch.randn(5, 2)
-    network = load_network(tiny, finished, "nsgf", "ema", torch.device("cpu")).network
+    network = get_phase("nsgf").load(tiny, finished, "ema", torch.device("cpu")).network
     expected = x
     for step in range(3):
         expected = expected + tiny.flow.eta * network(expected, torch.full((5,), step / 3))
-    torch.testing.assert_close(experiment._nsgf_transport(lab)(x), expected)
+    torch.testing.assert_close(nsgf_transport(lab)(x), expected)
 
 
 def test_each_phase_has_its_own_optimizer_and_network(finished):
@@ -201,12 +204,12 @@ def test_another_architecture_is_refused_with_both_values(tiny, finished):
     ):
         train(wider, finished)
     with pytest.raises(UserError, match=r"model\.mlp\.width"):
-        load_network(wider, finished, "nsgf", "ema", torch.device("cpu"))
+        get_phase("nsgf").load(wider, finished, "ema", torch.device("cpu"))
 
 
 def test_loaded_network_is_the_average_in_eval_mode_without_gradients(tiny, finished):
     ema, last = (
-        load_network(tiny, finished, "nsf", kind, torch.device("cpu")).network
+        get_phase("nsf").load(tiny, finished, kind, torch.device("cpu")).network
         for kind in ("ema", "last")
     )
     payload = weights(finished)["nsf"]
@@ -241,7 +244,8 @@ def test_plan_names_pool_size_updates_and_weights(tiny):
 
 def test_memory_is_released_after_each_phase(tiny, monkeypatch):
     released = []
-    monkeypatch.setattr(experiment, "release_memory", lambda device: released.append(device))
+    monkeypatch.setattr(experiment, "release_memory", released.append)
+    monkeypatch.setattr("nsgf.phases.nsgf.release_memory", released.append)
     train(tiny)
     assert len(released) == 4  # after the pool and after each of three phases
 
@@ -251,7 +255,7 @@ def test_pool_is_gone_when_the_next_phase_starts(tiny, monkeypatch):
     import weakref
 
     alive: list[weakref.ref] = []
-    real_build, real_nsf = experiment.build_pool, experiment.train_nsf
+    real_build, real_task = build_pool, NSF.task
 
     def build(*arguments):
         pool = real_build(*arguments)
@@ -261,10 +265,10 @@ def test_pool_is_gone_when_the_next_phase_starts(tiny, monkeypatch):
     def check_then_train(*arguments):
         gc.collect()
         assert alive[0]() is None
-        real_nsf(*arguments)
+        return real_task(*arguments)
 
-    monkeypatch.setattr(experiment, "build_pool", build)
-    monkeypatch.setitem(experiment.TRAIN_PHASE, "nsf", check_then_train)
+    monkeypatch.setattr("nsgf.phases.nsgf.build_pool", build)
+    monkeypatch.setattr(NSF, "task", check_then_train)
     train(tiny)
     assert len(alive) == 1
 

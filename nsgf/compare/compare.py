@@ -25,10 +25,12 @@ from nsgf.compare.trials import (
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import is_image_set
-from nsgf.experiment import train, training_plan
+from nsgf.experiment import train
+from nsgf.phases import get_phase
 from nsgf.run.checkpoint import good_header, mend
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
+from nsgf.run.plan import training_plan
 from nsgf.run.progress import track
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.solvers import check_solver
@@ -134,7 +136,7 @@ def check_earlier(config: Config, run: RunFolder) -> None:
         if not run.has_checkpoint(phase):
             continue
         saved = good_header(file)["config"]
-        differences += contradictions(saved, config, running=phase, phase=phase)
+        differences += contradictions(saved, config, get_phase(phase).follows, running=phase)
         optim = getattr(config, phase)
         for key, before, now in (
             (f"{phase}.iterations", saved[phase].get("iterations"), optim.iterations),

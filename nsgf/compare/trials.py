@@ -13,6 +13,9 @@ from typing import Any
 from nsgf.checks import MAX_STEPS_PLUS_PLUS, check
 from nsgf.config.schema import PEER_PHASES, PHASES, Config, MethodName, PeerName, PhaseName
 from nsgf.data import DATA_SETS, NOISE
+from nsgf.phases import sampled_phases
+from nsgf.sampling.sampler import EntryTimes, NSGFSteps, StraightFlow
+from nsgf.sampling.solvers import steps_within
 from nsgf.system.errors import UserError
 
 
@@ -124,8 +127,6 @@ def trial_config(config: Config, trial: Trial) -> Config:
         is_image = config.model.kind == "unet"
         sigma = 0.0 if is_image and method.peer != "sbcfm" else SIGMA.get(method.peer, 0.0)
         own.peer = replace(config.peer, method=method.peer, sigma=sigma)
-    elif trial.method == "nsgf":
-        own.nsgf = replace(config.nsgf, iterations=config.peer.iterations)
     else:
         own = _shared_updates(own)
     check(own)
@@ -133,19 +134,22 @@ def trial_config(config: Config, trial: Trial) -> Config:
 
 
 def _shared_updates(config: Config) -> Config:
-    """NSGF++ with as many updates in all as the other methods, and as many steps as it may have
-    (``flow.allow_many_steps`` lets it have more).
+    """NSGF or NSGF++ with as many updates in all as the other methods; NSGF++ also with as many
+    steps as it may have (``flow.allow_many_steps`` lets it have more).
 
     Raises:
         UserError: there are not enough updates for three networks.
     """
-    counts = [getattr(config, phase).iterations for phase in PHASES]
+    phases = config.phases
+    counts = [getattr(config, phase).iterations for phase in phases]
     total, left = config.peer.iterations, config.peer.iterations
     shares = {}
-    for phase, count in zip(PHASES, counts, strict=True):
-        own = left if phase == PHASES[-1] else round(count * total / max(1, sum(counts)))
+    for phase, count in zip(phases, counts, strict=True):
+        own = left if phase == phases[-1] else round(count * total / max(1, sum(counts)))
         shares[phase] = replace(getattr(config, phase), iterations=own)
         left -= own
+    if len(phases) == 1:
+        return replace(config, **shares)
     if min(optim.iterations for optim in shares.values()) < 1:
         raise UserError(f"peer.iterations = {total}: too few for the three networks of NSGF++")
     most = config.flow.steps if config.flow.allow_many_steps else MAX_STEPS_PLUS_PLUS
@@ -166,12 +170,13 @@ def at_nfe(config: Config, nfe: int) -> Config:
     dopri5 takes what it needs.
     """
     sampling = replace(config.sampling, omega=None)
-    if config.phases == ["nsgf"]:
-        return replace(config, sampling=replace(sampling, nsgf_steps=nfe, tau=None))
-    if config.phases[0] == "nsgf":
-        nfe -= sampling.tau is None
-        sampling = replace(sampling, nsgf_steps=max(1, min(config.flow.steps, nfe // 2)))
-        nfe -= sampling.nsgf_steps or 0
-    per_step = 2 if sampling.solver == "heun" else 1
-    steps = max(1, nfe // per_step)
-    return replace(config, sampling=replace(sampling, straight_steps=steps))
+    free = replace(config, sampling=replace(sampling, tau=None))
+    phases = sampled_phases(free, lambda name: name in config.phases)
+    legs = [phase.leg for phase in phases]
+    if StraightFlow not in legs:
+        return replace(free, sampling=replace(free.sampling, nsgf_steps=nfe))
+    nfe -= sum(phase.leg is EntryTimes and phase.is_called(sampling) for phase in phases)
+    if NSGFSteps in legs:
+        steps = max(1, min(config.flow.steps, nfe // 2))
+        sampling, nfe = replace(sampling, nsgf_steps=steps), nfe - steps
+    return replace(config, sampling=replace(sampling, straight_steps=steps_within(sampling, nfe)))

@@ -14,6 +14,13 @@ PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
 """NSGF++."""
 PEER_PHASES: tuple[PhaseName, ...] = ("peer", "reflow")
 """What it is compared with."""
+FAMILIES = (PHASES, PEER_PHASES)
+"""Phases that one experiment may train, in their order, which numbers their files."""
+
+
+def family(phase: PhaseName) -> tuple[PhaseName, ...]:
+    """The phases that this one is trained beside, in their order."""
+    return next(names for names in FAMILIES if phase in names)
 
 
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]

@@ -14,10 +14,11 @@ from nsgf.data import Data, is_image_set
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.inception import Reference, check_weights, inception_metrics
 from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
+from nsgf.phases import get_phases
 from nsgf.run.folder import RunFolder, write_text
 from nsgf.run.progress import track
 from nsgf.sampling.generate import generate, load_sampler, results_folder, writable
-from nsgf.sampling.sampler import FlowSampler, Samples, expected_nfe
+from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device, versions
 
@@ -77,10 +78,8 @@ def plan(config: Config, sampler: FlowSampler) -> str:
         measures += ["Inception features"] * evaluation.inception
     elif evaluation.repeats > 1:
         measures[0] += f", {evaluation.repeats} times"
-    return (
-        f"evaluate: {evaluation.num_samples} samples at NFE "
-        f"{expected_nfe(config, sampler.networks)}; {', '.join(measures)}"
-    )
+    nfe = sampler.expected_nfe or "as the samples need"
+    return f"evaluate: {evaluation.num_samples} samples, NFE {nfe}; {', '.join(measures)}"
 
 
 def report(metrics: dict[str, Any]) -> list[str]:
@@ -187,22 +186,17 @@ def _description(
         "updates": progress,
         "weights": config.sampling.weights,
         "num_samples": config.evaluation.num_samples,
-        "expected_nfe": _as_number(expected_nfe(config, sampler.networks)),
+        "expected_nfe": sampler.expected_nfe,
         "nfe": float(np.mean([part.nfe for part in samples])),
     }
-    if sampler.networks != ("nsgf",):
+    if sampler.has_straight_flow:
         description["solver"] = config.sampling.solver
-    if "peer" in config.phases:
-        description["method"] = config.peer.method
+    for phase in get_phases(config.phases):
+        description |= phase.described(config)
     tau = samples[0].tau
     if tau is not None:
         description |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std())}
     return description
-
-
-def _as_number(words: str) -> int | str:
-    """The number behind ``11``; ``at most 70`` and ``adaptive`` stay words."""
-    return int(words) if words.isdigit() else words
 
 
 def _samples(

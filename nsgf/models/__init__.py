@@ -1,34 +1,25 @@
-"""The networks of NSGF++ and of the methods it is compared with."""
+"""Networks for points and images; which of them a phase trains is said by the phase."""
 
-import torch
 from torch import nn
 
-from nsgf.config.schema import ModelConfig, PhaseName
+from nsgf.config.schema import ModelConfig
 from nsgf.models.mlp import TimePredictorMLP, VelocityMLP
 from nsgf.models.time_predictor import TimePredictorCNN
 from nsgf.models.unet import UNet
 
 
-def build_network(
-    phase: PhaseName, config: ModelConfig, shape: tuple[int, ...], seed: int
-) -> nn.Module:
-    """The network that a phase trains, initialised from ``seed``.
+def velocity_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
+    """A network of x and t that answers a velocity, for samples of this shape."""
+    if config.kind == "mlp":
+        return VelocityMLP(shape[0], config.mlp)
+    return UNet(shape, config.unet, checkpoint_activations=config.checkpoint_activations)
 
-    Args:
-        phase: ``predictor`` t_phi; all others have a velocity network of one architecture.
-        config: architecture.
-        shape: shape of one sample.
-        seed: seed of the initial weights; torch's global generator is left as it was.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if phase == "predictor":
-            if config.kind == "mlp":
-                return TimePredictorMLP(shape[0], config.mlp)
-            return TimePredictorCNN(shape, config.predictor_channels)
-        if config.kind == "mlp":
-            return VelocityMLP(shape[0], config.mlp)
-        return UNet(shape, config.unet, checkpoint_activations=config.checkpoint_activations)
+
+def time_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
+    """A network of x that answers a time, for samples of this shape."""
+    if config.kind == "mlp":
+        return TimePredictorMLP(shape[0], config.mlp)
+    return TimePredictorCNN(shape, config.predictor_channels)
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -36,4 +27,4 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-__all__ = ["build_network", "count_parameters"]
+__all__ = ["count_parameters", "time_network", "velocity_network"]

@@ -1,1 +1,104 @@
-"""One file for each phase: network, inputs, loss, what it needs, its picture."""
+"""The phases, one file each: network, inputs, loss, what it needs, its picture.
+
+This list is all that a new phase is entered in, besides its name, its place and its settings in
+:mod:`nsgf.config.schema`. Everything else asks :func:`get_phase`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from nsgf.config.schema import Config, PhaseName
+from nsgf.phases.base import Phase, Preparation, Trained
+from nsgf.phases.flow_matching import Peer
+from nsgf.phases.nsf import NSF
+from nsgf.phases.nsgf import NSGF
+from nsgf.phases.predictor import Predictor
+from nsgf.phases.reflow import Reflow
+from nsgf.run.folder import RunFolder
+from nsgf.sampling.sampler import FlowSampler
+from nsgf.system.errors import UserError
+
+_ALL: tuple[Phase, ...] = (NSGF(), NSF(), Predictor(), Peer(), Reflow())
+_BY_NAME = {phase.name: phase for phase in _ALL}
+_ALGORITHM_4: tuple[Phase, ...] = (NSGF(), Predictor(), NSF())
+"""In the order in which a sample meets their networks."""
+
+
+def get_phase(name: PhaseName) -> Phase:
+    """The phase of this name."""
+    return _BY_NAME[name]
+
+
+def get_phases(names: list[PhaseName] | tuple[PhaseName, ...]) -> list[Phase]:
+    """The phases of these names, in their order."""
+    return [get_phase(name) for name in names]
+
+
+def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> tuple[Phase, ...]:
+    """Phases whose legs carry a sample, in the order of the way.
+
+    Of NSGF++ all of Algorithm 4, or Algorithm 2 where a network is not trained yet; of a method
+    that it is compared with the last one.
+
+    Args:
+        config: ``phases`` and the sampling section.
+        is_trained: whether a phase has a checkpoint.
+
+    Raises:
+        UserError: ``sampling.tau`` asks for the straight flow, which is not trained.
+    """
+    last = get_phase(config.phases[-1])
+    if last not in _ALGORITHM_4:
+        return (last,)
+    called = [phase for phase in _ALGORITHM_4 if phase.is_called(config.sampling)]
+    if all(is_trained(phase.name) for phase in called):
+        return _ALGORITHM_4
+    if config.sampling.tau is not None and not is_trained(NSF.name):
+        raise UserError(
+            f"sampling.tau = {config.sampling.tau}: needs phase {NSF.name}, which has no "
+            "checkpoint; train that phase first, or say --sampling.tau null"
+        )
+    return _ALGORITHM_4[:1]
+
+
+def load_legs(
+    config: Config, run: RunFolder, phases: Sequence[Phase], weights: str, device: torch.device
+) -> tuple[FlowSampler, dict[str, str]]:
+    """The sampler of these phases' legs.
+
+    Args:
+        config: the experiment.
+        run: the run folder.
+        phases: in the order of the way, e.g. :func:`sampled_phases`.
+        weights: ``ema`` or ``last``.
+        device: where the networks go.
+
+    Returns:
+        The sampler, and the training progress of the networks that it calls, by phase.
+
+    Raises:
+        UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
+    """
+    legs, progress = [], dict[str, str]()
+    for phase in phases:
+        network: nn.Module = nn.Identity()  # never called
+        if phase.is_called(config.sampling):
+            network, progress[phase.name] = phase.load(config, run, weights, device)
+        legs.append(phase.leg(config, network))
+    ordered: dict[str, str] = {
+        phase.name: progress[phase.name] for phase in _ALL if phase.name in progress
+    }
+    return FlowSampler(legs), ordered
+
+
+__all__ = [
+    "Phase",
+    "Preparation",
+    "Trained",
+    "get_phase",
+    "get_phases",
+    "load_legs",
+    "sampled_phases",
+]

@@ -1,4 +1,4 @@
-"""The methods that NSGF is compared with: flow matching through torchcfm, and reflow.
+"""Phase ``peer``: flow matching through torchcfm, which NSGF is compared with.
 
     icfm    independent pairs, a Gaussian of width sigma around the line (Lipman et al. 2023,
             Tong et al. 2024)
@@ -7,30 +7,23 @@
             takes the exact plan for the Schroedinger bridge's entropic one, as it advises
     rf      independent pairs, width 0: rectified flow (Liu et al. 2023)
 
-Reflow trains a rectified flow once more, on the pairs that its own straight lines join: the
-start of each line and where the trained flow carries it (2-rectified flow).
-
 Shapes: B batch, *shape one sample.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import PeerConfig
-from nsgf.data import PointSampler, RandomIndices, Sampler, Times
-from nsgf.run.progress import track
-from nsgf.run.stop import Stopped, StopRequest
+from nsgf.config.schema import Config, PeerConfig
+from nsgf.data import Data, PointSampler, Sampler, Times
+from nsgf.phases.base import Phase, PhasePlan
+from nsgf.run.folder import RunFolder
+from nsgf.run.session import Session
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, seed_torch
-from nsgf.training.task import Batch, interpolate
-
-PATHS = 1024
-"""Walked together; a constant, since sums are rounded by what is computed together."""
-Carry = Callable[[Tensor], Tensor]
-"""A trained flow as a function of its start, (B, *shape) -> (B, *shape)."""
+from nsgf.training.task import Batch, Task
 
 
 def check_installed() -> None:
@@ -58,7 +51,7 @@ def build_matcher(config: PeerConfig) -> Any:
     return cfm.ConditionalFlowMatcher(sigma=sigma)
 
 
-class PeerTrainer:
+class PeerTask(Task):
     """u(x, t) regresses the conditional velocity of a torchcfm matcher.
 
     The matcher draws for the batch of each process as a whole, so with several processes its noise
@@ -99,44 +92,27 @@ class PeerTrainer:
         seed_torch(seed, device)
 
 
-class ReflowTrainer:
-    """u(x, t) regresses Z1 - Z0 on the line between the two ends of a trained flow's paths."""
+class Peer(Phase):
+    """u learns the straight lines or bridges of another method, from noise to data."""
 
-    def __init__(self, model: nn.Module, ends: tuple[Tensor, Tensor], seed: int) -> None:
-        """
-        Args:
-            model: u.
-            ends: Z0 and Z1, each (N, *shape), on the CPU.
-            seed: seed of the choice of pairs and of the times.
-        """
-        self.model, self._ends = model, ends
-        self._indices = PointSampler(RandomIndices(), derive_seed(seed, "pairs"))
-        self._times = PointSampler(Times(), derive_seed(seed, "times"))
+    name = "peer"
+    follows = ("seed", "data", "model", "peer.method", "peer.sigma")
 
-    def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """Z0, Z1 (B, *shape) and t (B,)."""
-        index = self._indices.at(positions) % len(self._ends[0])
-        start, end = (part.index_select(0, index) for part in self._ends)
-        return start, end, self._times.at(positions)
+    def task(self, session: Session, data: Data) -> Task:
+        config = session.config
+        return PeerTask(
+            self.start(config, session.device),
+            data.source(self.name),
+            data.target(self.name),
+            config.peer,
+            derive_seed(config.seed, self.name),
+        )
 
-    def batch(self, *drawn: Tensor) -> Batch:
-        start, end, t = drawn
-        return Batch((interpolate(start, end, t), t), end - start)
+    def described(self, config: Config) -> dict[str, str]:
+        return {"method": config.peer.method}
 
-
-def reflow_ends(
-    source: Sampler, carry: Carry, pairs: int, device: torch.device, stop: StopRequest
-) -> tuple[Tensor, Tensor]:
-    """Starts Z0 ~ mu0 and the ends Z1 where ``carry`` takes them, each (pairs, *shape), CPU.
-
-    Raises:
-        Stopped: asked to; nothing of the paths is kept.
-    """
-    starts = source.at(range(pairs))
-    ends = torch.empty_like(starts)
-    batches = zip(starts.split(PATHS), ends.split(PATHS), strict=True)
-    for start, end in track(list(batches), "reflow paths", "batch"):
-        if stop.reason is not None:
-            raise Stopped("reflow: before its first step")
-        end.copy_(carry(start.to(device)))
-    return starts, ends
+    def plan(
+        self, config: Config, device: torch.device, run: RunFolder | None, world: World
+    ) -> PhasePlan:
+        check_installed()
+        return PhasePlan()

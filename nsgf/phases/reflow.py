@@ -1,54 +1,98 @@
-"""The phases of the methods that NSGF is compared with, trained by the same loop.
+"""Phase ``reflow``: a rectified flow once more, on the pairs that its own straight lines join
+(2-rectified flow, Liu et al. 2023): the start of each line and where the trained flow carries it.
 
-peer     flow matching: straight lines or bridges from noise to data
-reflow   the peer's network once more, on the ends of its own paths (2-rectified flow)
+Shapes: B batch, *shape one sample.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from nsgf.data import Data
-from nsgf.phases.flow_matching import PeerTrainer, ReflowTrainer, reflow_ends
-from nsgf.run.resume import load_network, new_network
+from nsgf.config.schema import Config
+from nsgf.data import Data, PointSampler, RandomIndices, Sampler, Times
+from nsgf.phases.base import Phase
+from nsgf.phases.flow_matching import Peer
+from nsgf.phases.lines import interpolate
+from nsgf.run.progress import track
 from nsgf.run.session import Session
+from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.sampler import nsgf_steps
 from nsgf.system.seeding import derive_seed
-from nsgf.training.loop import fit
+from nsgf.training.task import Batch, Task
+
+PATHS = 1024
+"""Walked together; a constant, since sums are rounded by what is computed together."""
+Carry = Callable[[Tensor], Tensor]
+"""A trained flow as a function of its start, (B, *shape) -> (B, *shape)."""
 
 
-def train_peer(session: Session, data: Data) -> None:
-    """I-CFM, OT-CFM, SB-CFM or rectified flow, through torchcfm.
+class ReflowTask(Task):
+    """u(x, t) regresses Z1 - Z0 on the line between the two ends of a trained flow's paths."""
+
+    def __init__(self, model: nn.Module, ends: tuple[Tensor, Tensor], seed: int) -> None:
+        """
+        Args:
+            model: u.
+            ends: Z0 and Z1, each (N, *shape), on the CPU.
+            seed: seed of the choice of pairs and of the times.
+        """
+        self.model, self._ends = model, ends
+        self._indices = PointSampler(RandomIndices(), derive_seed(seed, "pairs"))
+        self._times = PointSampler(Times(), derive_seed(seed, "times"))
+
+    def draw(self, positions: range) -> tuple[Tensor, ...]:
+        """Z0, Z1 (B, *shape) and t (B,)."""
+        index = self._indices.at(positions) % len(self._ends[0])
+        start, end = (part.index_select(0, index) for part in self._ends)
+        return start, end, self._times.at(positions)
+
+    def batch(self, *drawn: Tensor) -> Batch:
+        start, end, t = drawn
+        return Batch((interpolate(start, end, t), t), end - start)
+
+
+def reflow_ends(
+    source: Sampler, carry: Carry, pairs: int, device: torch.device, stop: StopRequest
+) -> tuple[Tensor, Tensor]:
+    """Starts Z0 ~ mu0 and the ends Z1 where ``carry`` takes them, each (pairs, *shape), CPU.
 
     Raises:
-        UserError: torchcfm is not installed.
+        Stopped: asked to; nothing of the paths is kept.
     """
-    config = session.config
-    trainer = PeerTrainer(
-        new_network(config, "peer", session.device),
-        data.source("peer"),
-        data.target("peer"),
-        config.peer,
-        derive_seed(config.seed, "peer"),
-    )
-    fit("peer", trainer, session)
+    starts = source.at(range(pairs))
+    ends = torch.empty_like(starts)
+    batches = zip(starts.split(PATHS), ends.split(PATHS), strict=True)
+    for start, end in track(list(batches), "reflow paths", "batch"):
+        if stop.reason is not None:
+            raise Stopped("reflow: before its first step")
+        end.copy_(carry(start.to(device)))
+    return starts, ends
 
 
-def train_reflow(session: Session, data: Data) -> None:
-    """Reflow: starts from the peer's averaged weights, as published (Liu et al. 2023).
+class Reflow(Phase):
+    """The peer's network learns the straight lines between the ends of its own paths."""
 
-    The paths are walked again when an interrupted reflow goes on, to the same ends.
+    name = "reflow"
+    follows = (*Peer.follows, "reflow.pairs", "reflow.ode_steps")
 
-    Raises:
-        Stopped: asked to, while the paths are walked.
-        UserError: the peer is not trained.
-    """
-    config = session.config
-    teacher = load_network(config, session.run, "peer", "ema", session.device).network
-    student = new_network(config, "reflow", session.device)
-    student.load_state_dict(teacher.state_dict())
-    ends = _paths(session, data, teacher)
-    del teacher  # its memory is the student's from here on
-    fit("reflow", ReflowTrainer(student, ends, derive_seed(config.seed, "reflow")), session)
+    def task(self, session: Session, data: Data) -> Task:
+        """Starts from the peer's averaged weights, as published. The paths are walked again when
+        an interrupted reflow goes on, to the same ends.
+
+        Raises:
+            Stopped: asked to, while the paths are walked.
+            UserError: the peer is not trained.
+        """
+        config = session.config
+        teacher = Peer().load(config, session.run, "ema", session.device).network
+        student = self.start(config, session.device)
+        student.load_state_dict(teacher.state_dict())
+        ends = _paths(session, data, teacher)
+        return ReflowTask(student, ends, derive_seed(config.seed, self.name))
+
+    def needs(self, config: Config) -> tuple[Phase, ...]:
+        return (Peer(),)
 
 
 def _paths(session: Session, data: Data, teacher: nn.Module) -> tuple[Tensor, Tensor]:

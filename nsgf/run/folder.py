@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import yaml
 
-from nsgf.config.schema import PEER_PHASES, PHASES, Config, PhaseName
+from nsgf.config.schema import Config, PhaseName, family
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import provenance
 
@@ -160,8 +160,7 @@ def unused(file: Path, name: str) -> Path:
 
 def phase_stem(phase: PhaseName) -> str:
     """Beginning of the names of a phase's files, e.g. ``phase2_nsf`` or ``phase1_peer``."""
-    family = PHASES if phase in PHASES else PEER_PHASES
-    return f"phase{family.index(phase) + 1}_{phase}"
+    return f"phase{family(phase).index(phase) + 1}_{phase}"
 
 
 def dump_config(config: Config) -> str:

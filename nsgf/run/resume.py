@@ -1,18 +1,13 @@
-"""How phases hand over: what is finished, and the networks in its checkpoints."""
+"""What is finished of a run, and what is left to train."""
 
 from typing import NamedTuple
 
-import torch
-from torch import nn
-
-from nsgf.config.resume_rules import FROZEN_IN_SAMPLING, contradictions
-from nsgf.config.schema import PHASES, Config, PhaseName
-from nsgf.data import data_shape
-from nsgf.models import build_network
+from nsgf.config.resume_rules import contradictions
+from nsgf.config.schema import Config, PhaseName, family
+from nsgf.phases import get_phase, get_phases
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
-from nsgf.system.seeding import derive_seed
 
 
 class Pending(NamedTuple):
@@ -22,14 +17,6 @@ class Pending(NamedTuple):
     """Phases to train, in order."""
     restarts: list[PhaseName]
     """Those of them that are finished and shall start anew."""
-
-
-class Trained(NamedTuple):
-    """A network and how far its training got."""
-
-    network: nn.Module
-    progress: str
-    """Updates done of those configured when it was saved, e.g. ``300 of 100000``."""
 
 
 def pending_phases(config: Config, run: RunFolder, first: PhaseName | None = None) -> Pending:
@@ -58,12 +45,7 @@ def pending_phases(config: Config, run: RunFolder, first: PhaseName | None = Non
             restarts.append(phase)
         if not done or number >= begin:
             pending.append(phase)
-    later = [phase for phase in PHASES[1:] if run.checkpoint_file(phase).exists()]
-    if config.nsf.source == "nsgf" and "nsgf" in pending and set(later) - set(restarts):
-        raise UserError(
-            f"nsgf.iterations = {config.nsgf.iterations}: phase 1 would change under {later}, "
-            "whose lines start from its output (nsf.source: nsgf); --resume-phase 1 trains all anew"
-        )
+    _refuse_new_ground(config, run, Pending(pending, restarts))
     return Pending(pending, restarts)
 
 
@@ -73,44 +55,31 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
         return False
     header = checkpoint.read_header(file)
     checkpoint.check_phase(file, header, phase)
-    done = int(header["step"]) >= getattr(config, phase).iterations
-    found = contradictions(header["config"], config, running=None if done else phase, phase=phase)
-    if found:
-        raise UserError(f"cannot resume {file}: " + "; ".join(found))
+    done = int(header["step"]) >= get_phase(phase).optim(config).iterations
+    follows, running = get_phase(phase).follows, None if done else phase
+    texts = contradictions(header["config"], config, follows, running)
+    if texts:
+        raise UserError(f"cannot resume {file}: " + "; ".join(texts))
     return done
 
 
-def new_network(config: Config, phase: PhaseName, device: torch.device) -> nn.Module:
-    """A phase's network with its own seeded start."""
-    seed, shape = derive_seed(config.seed, phase, "init"), data_shape(config.data.name)
-    return build_network(phase, config.model, shape, seed).to(device)
-
-
-def load_network(
-    config: Config, run: RunFolder, phase: PhaseName, weights: str, device: torch.device
-) -> Trained:
-    """A phase's trained network, in eval mode and without gradients.
-
-    Args:
-        config: the experiment, compared with the checkpoint.
-        run: the run folder.
-        phase: which network.
-        weights: ``ema`` or ``last``.
-        device: where to put it.
-
-    Raises:
-        UserError: no checkpoint, or one of another architecture.
+def _refuse_new_ground(config: Config, run: RunFolder, pending: Pending) -> None:
     """
-    file = run.checkpoint_file(phase)
-    payload, remark = checkpoint.load_good(file)
-    checkpoint.check_phase(file, payload, phase)
-    found = contradictions(payload["config"], config, FROZEN_IN_SAMPLING, phase=phase)
-    if found:
-        raise UserError(f"cannot use {file}: " + "; ".join(found))
-    model = build_network(phase, config.model, data_shape(config.data.name), seed=0)
-    try:
-        model.load_state_dict(payload["ema" if weights == "ema" else "model"])
-        progress = f"{payload['step']} of {payload['config'][phase]['iterations']}{remark}"
-    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"checkpoint {file} does not fit the network ({error})") from error
-    return Trained(model.to(device).eval().requires_grad_(False), progress)
+    Raises:
+        UserError: a phase would change under later ones whose samples come from its network.
+    """
+    started = [name for name in family(config.phases[-1]) if run.checkpoint_file(name).exists()]
+    for name in pending.phases:
+        later = [
+            phase.name
+            for phase in get_phases(started)
+            if phase.name not in pending.restarts
+            and name in [needed.name for needed in phase.needs(config)]
+        ]
+        if later:
+            number = config.phases.index(name) + 1
+            raise UserError(
+                f"{name}.iterations = {get_phase(name).optim(config).iterations}: phase {number} "
+                f"would change under {later}, whose samples come from its output; "
+                f"--resume-phase {number} trains all anew"
+            )

@@ -9,10 +9,11 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from nsgf.config.schema import PEER_PHASES, PHASES, Config
+from nsgf.config.schema import FAMILIES, Config
 from nsgf.run.folder import RunFolder, write_text
 from nsgf.system.errors import UserError, one_line
 
@@ -27,7 +28,7 @@ class WandbMirror:
 
     def __init__(self, run: Any) -> None:
         self._run = run
-        for phase in (*PHASES, *PEER_PHASES):
+        for phase in chain(*FAMILIES):
             run.define_metric(f"{phase}/step")
             run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
 

@@ -8,20 +8,14 @@ import numpy as np
 import torch
 
 from nsgf.config.files import read_settings
-from nsgf.config.schema import PEER_PHASES, Config, SamplingConfig
+from nsgf.config.schema import Config, SamplingConfig
 from nsgf.data import Data, Sampler, build_source, is_image_set
 from nsgf.data.images import to_bytes
+from nsgf.phases import load_legs, sampled_phases
 from nsgf.run.folder import RunFolder
 from nsgf.run.progress import track
-from nsgf.run.resume import load_network
 from nsgf.sampling.plots import save_grid, save_image_path, save_point_path
-from nsgf.sampling.sampler import (
-    FlowSampler,
-    NSGFSampler,
-    PeerSampler,
-    Samples,
-    straight_flow_networks,
-)
+from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 
@@ -32,10 +26,10 @@ POINT_SAMPLES = 2048
 def load_sampler(
     config: Config, run: RunFolder, device: torch.device
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """Algorithm 4 with all three networks, or Algorithm 2 with the first alone.
+    """The sampler of a run: Algorithm 4 with all its networks, or Algorithm 2 with the first.
 
-    With ``sampling.tau`` Algorithm 4 uses the first two, and the third is not read. Of a method
-    that NSGF is compared with, the network that was trained last.
+    With ``sampling.tau`` Algorithm 4 asks no time predictor, which is not read. Of a method that
+    NSGF is compared with, the network that was trained last.
 
     Returns:
         The sampler, and the training progress of the networks it uses, by phase.
@@ -43,22 +37,8 @@ def load_sampler(
     Raises:
         UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
     """
-    weights = config.sampling.weights
-    if config.phases[-1] in PEER_PHASES:
-        phase = config.phases[-1]
-        peer = load_network(config, run, phase, weights, device)
-        return PeerSampler(config, peer.network, phase), {phase: peer.progress}
-    phases, tau = straight_flow_networks(config.sampling), config.sampling.tau
-    if not all(run.has_checkpoint(phase) for phase in phases):
-        phases = ("nsgf",)
-        if tau is not None and not run.has_checkpoint("nsf"):
-            raise UserError(
-                f"sampling.tau = {tau}: needs phase nsf, of which {run.path} has no checkpoint; "
-                "train that phase first, or say --sampling.tau null"
-            )
-    trained = [load_network(config, run, phase, weights, device) for phase in phases]
-    sampler = NSGFSampler(config, *[part.network for part in trained])
-    return sampler, {phase: part.progress for phase, part in zip(phases, trained, strict=True)}
+    phases = sampled_phases(config, run.has_checkpoint)
+    return load_legs(config, run, phases, config.sampling.weights, device)
 
 
 def generate(

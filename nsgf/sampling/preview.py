@@ -5,12 +5,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import PHASES, Config, PhaseName
+from nsgf.config.schema import Config
 from nsgf.data import Data
+from nsgf.phases import Phase, load_legs
 from nsgf.run.folder import RunFolder, phase_stem
-from nsgf.run.resume import load_network
+from nsgf.run.session import Session
 from nsgf.sampling.plots import save_grid, save_scatter
-from nsgf.sampling.sampler import NSGFSampler, straight_flow
+from nsgf.system.errors import one_line
 from nsgf.system.hardware import release_memory
 
 POINTS = 2048
@@ -19,8 +20,26 @@ IMAGES_ON_CPU = 16
 """A sample of a large UNet takes seconds on a CPU."""
 
 
+def show_preview(session: Session, data: Data, phase: Phase) -> None:
+    """A picture of samples after a phase, if ``train.preview`` asks for it.
+
+    One that cannot be made is one line: what is trained is saved already.
+    """
+    config, run, tracker = session.config, session.run, session.tracker
+    wanted = config.train.preview and session.stop.reason is None
+    if not (wanted and session.world.is_main):
+        return
+    try:
+        file = save_preview(config, run, phase, data, session.device)
+    except Exception as error:
+        tracker.log(f"{phase.name}: no picture of samples ({one_line(error)})")
+        return
+    tracker.log(f"{phase.name}: picture of samples, {file}")
+    tracker.picture(f"{phase.name}/samples", file)
+
+
 def save_preview(
-    config: Config, run: RunFolder, phase: PhaseName, data: Data, device: torch.device
+    config: Config, run: RunFolder, phase: Phase, data: Data, device: torch.device
 ) -> Path:
     """Draw ``samples/phaseN_PHASE.png``: a grid of images, or points beside the target.
 
@@ -41,11 +60,11 @@ def save_preview(
         UserError: a checkpoint is missing.
         OSError: the picture cannot be written.
     """
-    file = run.samples / f"{phase_stem(phase)}.png"
+    file = run.samples / f"{phase_stem(phase.name)}.png"
     run.samples.mkdir(exist_ok=True)
     x = preview_samples(config, run, phase, data, device)
     if data.images is None:
-        save_scatter(x, data.target("preview").sample(POINTS), file, f"after phase {phase}")
+        save_scatter(x, data.target("preview").sample(POINTS), file, f"after phase {phase.name}")
     else:
         save_grid(x, file)
     release_memory(device)
@@ -53,38 +72,18 @@ def save_preview(
 
 
 def preview_samples(
-    config: Config, run: RunFolder, phase: PhaseName, data: Data, device: torch.device
+    config: Config, run: RunFolder, phase: Phase, data: Data, device: torch.device
 ) -> Tensor:
-    """What a phase's picture shows, with averaged weights.
-
-    nsgf: the NSGF steps (Algorithm 2). nsf: the whole straight flow, from time 0 and from where its
-    lines start (``nsf.source``); so peer and reflow. predictor: both legs (Algorithm 4), entered at
-    ``sampling.tau`` where that is given. ``sampling.solver`` and its steps hold.
+    """What a phase's picture shows, with averaged weights: samples that have passed the legs of
+    :meth:`nsgf.phases.base.Phase.pictured`. The settings of ``sampling`` hold.
 
     Returns:
         Samples on the CPU, (n, *shape).
     """
-    sampling = config.sampling
-    needed: dict[PhaseName, tuple[PhaseName, ...]] = {
-        "nsgf": ("nsgf",),
-        "nsf": ("nsgf", "nsf") if config.nsf.source == "nsgf" else ("nsf",),
-        "predictor": PHASES,
-        "peer": ("peer",),
-        "reflow": ("reflow",),
-    }
-    networks = {
-        part: load_network(config, run, part, "ema", device).network for part in needed[phase]
-    }
-
-    def carry(x: Tensor) -> Tensor:
-        if phase in ("nsgf", "predictor"):
-            return NSGFSampler(config, *networks.values())(x).x
-        if "nsgf" in networks:
-            x = NSGFSampler(config, networks["nsgf"])(x).x
-        return straight_flow(networks[phase], x, torch.zeros(len(x), device=device), sampling)
-
+    sampler, _ = load_legs(config, run, phase.pictured(config), "ema", device)
     noise = data.source("preview").sample(count_samples(config, data, device))
-    return torch.cat([carry(x.to(device)).cpu() for x in noise.split(sampling.batch_size)])
+    batches = noise.split(config.sampling.batch_size)
+    return torch.cat([sampler(x.to(device)).x.cpu() for x in batches])
 
 
 def count_samples(config: Config, data: Data, device: torch.device) -> int:

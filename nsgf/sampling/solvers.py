@@ -1,9 +1,11 @@
-"""Solvers of torchdiffeq for an ordinary differential equation over the unit interval.
+"""Ordinary differential equations: carry samples along a velocity field, whatever the solver.
 
-A slope is dx/ds, called with the time s as a tensor without dimensions and the state (B, *shape).
+Shapes: B batch, *shape one sample. A velocity is dx/dt = u(x, t) with x (B, *shape) and t (B,):
+each sample starts at a time of its own, and all end at time 1.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +14,25 @@ from torch import Tensor
 from nsgf.config.schema import SamplingConfig
 from nsgf.system.errors import UserError
 
-Slope = Callable[[Tensor, Tensor], Tensor]
-METHODS = {"heun": "heun2", "dopri5": "dopri5"}
-"""``sampling.solver`` and torchdiffeq's name of it."""
+Velocity = Callable[[Tensor, Tensor], Tensor]
+Observer = Callable[[Tensor], None]
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A value of ``sampling.solver``."""
+
+    calls_per_step: int | None
+    """Network calls of one step; None: the solver chooses its steps as it goes."""
+    torchdiffeq: str | None = None
+    """torchdiffeq's name of it; None: the steps are written here."""
+
+
+SOLVERS: dict[str, Solver] = {
+    "euler": Solver(1),
+    "heun": Solver(2, "heun2"),
+    "dopri5": Solver(None, "dopri5"),
+}
 CANNOT_GO_ON = ("underflow in dt", "non-finite values")
 """How the assertions begin by which torchdiffeq gives up."""
 
@@ -24,44 +42,117 @@ def check_solver(config: SamplingConfig) -> None:
     Raises:
         UserError: the solver needs torchdiffeq, which is not installed or too old.
     """
-    if config.solver in METHODS:
+    if SOLVERS[config.solver].torchdiffeq:
         _load_odeint(config.solver)
 
 
-def integrate(
-    slope: Slope,
-    x: Tensor,
-    config: SamplingConfig,
-    observe: Callable[[Tensor], None] | None = None,
-) -> Tensor:
-    """Carry x from s = 0 to s = 1 along dx/ds = slope(s, x), without gradients.
-
-    heun takes ``straight_steps`` equal steps of two calls each. dopri5 (Dormand and Prince 1980)
-    chooses its steps for the whole batch together: the root mean square, over all values of all
-    samples, of error / (atol + rtol |x|) stays below 1 in each step. It calls the slope twice to
-    find its first step, and 6 times for each step, also for one that it takes back. No step ends
-    behind s = 1, but the search for the first one may look there.
+def expected_calls(config: SamplingConfig, start: float | None) -> int | None:
+    """Network calls for each sample that :func:`integrate` will make.
 
     Args:
-        slope: dx/ds.
-        x: state at s = 0, (B, *shape); the result has its type.
-        config: ``solver`` (heun or dopri5), ``straight_steps``, ``rtol`` and ``atol``.
-        observe: called with the states at ``straight_steps`` equally spaced s, the last one 1;
-            those of dopri5 are interpolated, which takes no calls of the slope.
+        config: ``solver``, ``straight_steps`` and ``omega``.
+        start: the time at which all samples start; None: each has its own, not known yet.
+
+    Returns:
+        The number; None where it depends on the samples.
+    """
+    per_step = SOLVERS[config.solver].calls_per_step
+    if per_step is None:
+        return None
+    if config.omega is None:
+        return per_step * config.straight_steps
+    if start is None:
+        return None
+    return per_step * int(_steps_of_omega(torch.tensor(start), config.omega))
+
+
+def steps_within(config: SamplingConfig, calls: int) -> int:
+    """The largest ``straight_steps`` that take at most this many calls, and at least 1."""
+    return max(1, calls // (SOLVERS[config.solver].calls_per_step or 1))
+
+
+def integrate(
+    velocity: Velocity,
+    x: Tensor,
+    start: Tensor,
+    config: SamplingConfig,
+    observe: Observer | None = None,
+) -> Tensor:
+    """Carry each sample from its own time to 1 along dx/dt = velocity(x, t), without gradients.
+
+    euler and heun take ``straight_steps`` equal steps of each sample's way; euler with ``omega``
+    takes steps of that size instead, as many as each sample needs. dopri5 (Dormand and Prince 1980)
+    chooses its steps for the whole batch together: the root mean square, over all values of all
+    samples, of error / (atol + rtol |x|) stays below 1 in each step. It calls the velocity twice to
+    find its first step, and 6 times for each step, also for one that it takes back.
+
+    Args:
+        velocity: u.
+        x: states at their own times, (B, *shape); the result has their type.
+        start: those times, in [0, 1], (B,).
+        config: ``solver`` and what it reads: ``straight_steps``, ``omega``, ``rtol``, ``atol``.
+        observe: called with the states after each round of steps; with dopri5 with those at
+            ``straight_steps`` equally spaced parts of the way, interpolated without calls.
+
+    Returns:
+        The states at time 1, (B, *shape).
 
     Raises:
-        UserError: torchdiffeq is missing, or dopri5 cannot reach its tolerances.
+        UserError: torchdiffeq is needed and missing, or dopri5 cannot reach its tolerances.
     """
+    with torch.no_grad():
+        if SOLVERS[config.solver].torchdiffeq is None:
+            return _euler(velocity, x, start, config, observe)
+        return _odeint(velocity, x, start, config, observe)
+
+
+def _euler(
+    velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
+) -> Tensor:
+    """The paper's steps; the last step of ``omega`` is cut to end at 1."""
+    if config.omega is None:
+        omega = (1 - start) / config.straight_steps
+        rounds = torch.full_like(start, config.straight_steps, dtype=torch.long)
+    else:
+        omega = torch.full_like(start, config.omega)
+        rounds = _steps_of_omega(start, config.omega)
+    for count in range(int(rounds.max())):
+        active = rounds > count
+        t = start[active] + count * omega[active]
+        step = torch.minimum(omega[active], 1 - t)
+        moved = x[active] + step.view(-1, *[1] * (x.ndim - 1)) * velocity(x[active], t)
+        x = x.clone()
+        x[active] = moved
+        if observe:
+            observe(x)
+    return x
+
+
+def _steps_of_omega(start: Tensor, omega: float) -> Tensor:
+    """Steps of size ``omega`` from ``start`` to 1, long; a remainder of rounding takes none."""
+    return ((1 - start) / omega - 1e-6).ceil().long()
+
+
+def _odeint(
+    velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
+) -> Tensor:
+    """A solver of torchdiffeq, over s from 0 to 1 for all samples: t = start + s (1 - start)."""
     odeint = _load_odeint(config.solver)
+    span = 1 - start
+    factor = span.view(-1, *[1] * (x.ndim - 1))
+
+    def slope(s: Tensor, state: Tensor) -> Tensor:
+        # the search for a first step may look behind the end, where no network was trained
+        return factor * velocity(state, start + s.clamp(max=1) * span)
+
     grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=torch.float64, device=x.device)
     options: dict[str, Any] = {"grid_constructor": lambda *_: grid}
-    if config.solver == "dopri5":
+    if SOLVERS[config.solver].calls_per_step is None:
         options = {"step_t": grid[-1:]}  # else the last step may end far behind 1
     wanted = grid if observe else grid[[0, -1]]  # all states of a batch may be too many
-    method, tolerances = METHODS[config.solver], {"rtol": config.rtol, "atol": config.atol}
+    settings = {"method": SOLVERS[config.solver].torchdiffeq, "options": options}
     try:
-        with torch.no_grad():
-            states = odeint(slope, x, wanted, method=method, options=options, **tolerances)
+        states = odeint(slope, x, wanted, rtol=config.rtol, atol=config.atol, **settings)
     except AssertionError as error:
         if not str(error).startswith(CANNOT_GO_ON):
             raise
@@ -69,18 +160,19 @@ def integrate(
             f"sampling.solver = {config.solver}: the straight flow is not finite, or needs steps "
             "that are too small; use larger sampling.rtol and sampling.atol, or euler"
         ) from error
-    for state in states[1:]:
-        if observe:
+    if observe:
+        for state in states[1:]:
             observe(state)
     return states[-1]
 
 
 def _load_odeint(solver: str) -> Callable[..., Tensor]:
     """torchdiffeq's function, tried once: versions differ in the methods that they have."""
+    method = SOLVERS[solver].torchdiffeq
     try:
         from torchdiffeq import odeint
 
-        odeint(lambda s, x: x, torch.zeros(1), torch.tensor([0.0, 1.0]), method=METHODS[solver])
+        odeint(lambda s, x: x, torch.zeros(1), torch.tensor([0.0, 1.0]), method=method)
     except (ImportError, ValueError) as error:
         raise UserError(
             f"sampling.solver = {solver}: needs torchdiffeq 0.2.5 or newer "

@@ -14,7 +14,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, distributed
 
-from nsgf.config.schema import Config, PhaseName
 from nsgf.system.errors import UserError
 from nsgf.system.launch import is_launched
 
@@ -72,14 +71,15 @@ class World:
             distributed.barrier()
 
 
-def check_shares(config: Config, phases: list[PhaseName], size: int) -> None:
+def check_shares(counts: dict[str, int], size: int) -> None:
     """
+    Args:
+        counts: how many things are shared, samples or flows, by the setting that says so.
+        size: the number of processes.
+
     Raises:
-        UserError: there are more processes than samples of a batch, or than flows of the pool.
+        UserError: there are more processes than things.
     """
-    counts = {f"{phase}.batch_size": getattr(config, phase).batch_size for phase in phases}
-    if "nsgf" in phases:
-        counts["pool.num_batches"] = config.pool.num_batches
     for key, count in counts.items():
         if count < size:
             raise UserError(f"{key} = {count}: must be >= the number of processes, {size}")

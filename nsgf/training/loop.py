@@ -21,15 +21,14 @@ from nsgf.training.precision import Forward, compiling, device_settings
 from nsgf.training.prefetch import Batches
 from nsgf.training.state import TrainState, lr_factor
 from nsgf.training.step_stats import PendingStats, StepStats, Window, describe_batch
-from nsgf.training.task import Batch, Trainer
+from nsgf.training.task import Batch, Task
 
 
 def fit(
     phase: PhaseName,
-    trainer: Trainer,
+    task: Task,
     session: Session,
     *,
-    reads_disk: bool = False,
     now: Callable[[], float] = time.monotonic,
 ) -> None:
     """Train one phase to its last update and leave its checkpoint in the run folder.
@@ -38,9 +37,8 @@ def fit(
 
     Args:
         phase: which phase; names its settings, checkpoint and records.
-        trainer: network and batches.
+        task: network, batches and loss.
         session: where and how to train.
-        reads_disk: drawing a batch waits for a disk; then, and for a card, it is done ahead.
         now: seconds that never go backwards.
 
     Raises:
@@ -52,15 +50,22 @@ def fit(
     optim: OptimConfig = getattr(session.config, phase)
     prefetch = config.prefetch
     if prefetch == "auto":
-        prefetch = reads_disk or device.type == "cuda"
+        prefetch = task.reads_disk or device.type == "cuda"
     reset_peak_memory(device)
     with (
         device_settings(config),
-        closing(Batches(trainer, optim.batch_size, device, world, prefetch=prefetch)) as batches,
+        closing(Batches(task, optim.batch_size, device, world, prefetch=prefetch)) as batches,
     ):
-        forward = Forward(trainer.model.train(), config, device, world)
+        forward = Forward(task.model.train(), config, device, world)
         seed = derive_seed(session.config.seed, phase)
-        state = TrainState(forward, optim, seed=seed, accumulate=config.accumulate, world=world)
+        state = TrainState(
+            forward,
+            optim,
+            loss=task.loss,
+            seed=seed,
+            accumulate=config.accumulate,
+            world=world,
+        )
         PhaseLoop(phase, state, batches, session, now).run()
     session.tracker.log(f"{phase}: peak memory {format_bytes(peak_memory(device))}")
 

@@ -1,22 +1,40 @@
 """What one update needs of the device, estimated before anything runs."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.schema import Config, ModelConfig, PhaseName
 from nsgf.data import data_shape
-from nsgf.models import build_network, count_parameters
+from nsgf.models import count_parameters
 from nsgf.models.unet import Stage
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes
 from nsgf.training.precision import Precision, pick_precision
+from nsgf.training.task import Batch
 
 COPIES = 5
 """Values kept per weight while training: weight, average, gradient, two moments of Adam."""
 MARGIN = 1.3
 """Over what autograd keeps: gradients of activations, workspaces, fragmentation."""
+
+
+class Trainable(Protocol):
+    """What the estimate needs to know of a phase."""
+
+    @property
+    def name(self) -> PhaseName:
+        """Names its settings."""
+        ...
+
+    def network(self, config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
+        """What it trains."""
+        ...
+
+    def example(self, size: int, shape: tuple[int, ...]) -> Batch:
+        """A batch in the shapes of a real one, on torch's default device."""
+        ...
 
 
 class TrainingMemory(NamedTuple):
@@ -47,7 +65,7 @@ class TrainingMemory(NamedTuple):
 
 
 def training_memory(
-    config: Config, phase: PhaseName, device: torch.device, processes: int = 1
+    config: Config, phase: Trainable, device: torch.device, processes: int = 1
 ) -> TrainingMemory:
     """What one update of a phase needs of the device.
 
@@ -65,7 +83,7 @@ def training_memory(
         UserError: the precision does not exist on this device.
     """
     precision = pick_precision(config.train.precision, device)
-    batch = -(-getattr(config, phase).batch_size // processes)
+    batch = -(-getattr(config, phase.name).batch_size // processes)
     weights, activations = _kept_by_autograd(config, phase, batch)
     if precision != "fp32":
         activations //= 2
@@ -79,14 +97,11 @@ def training_memory(
     )
 
 
-def _kept_by_autograd(config: Config, phase: PhaseName, batch: int) -> tuple[int, int]:
+def _kept_by_autograd(config: Config, phase: Trainable, batch: int) -> tuple[int, int]:
     """Trained values of the phase's network, and bytes it keeps for a backward pass in float32."""
     shape = data_shape(config.data.name)
     with torch.device("meta"):
-        model = build_network(phase, config.model, shape, seed=0)
-        inputs = [torch.empty(batch, *shape)]
-        if phase != "predictor":
-            inputs.append(torch.empty(batch))
+        model, inputs = phase.network(config.model, shape), phase.example(batch, shape).inputs
         activations = kept_bytes(model, *inputs)
         if config.model.checkpoint_activations:
             activations += _largest_stage(model, inputs)
@@ -103,17 +118,12 @@ def kept_bytes(model: nn.Module, *inputs: Tensor) -> int:
 
 
 def check_device_memory(
-    config: Config,
-    phase: PhaseName,
-    needed: TrainingMemory,
-    device: torch.device,
-    free: int | None = None,
+    phase: PhaseName, needed: TrainingMemory, device: torch.device, free: int | None = None
 ) -> None:
     """Refuse a network that cannot train on a CUDA device, not even with a batch in many parts.
 
     Args:
-        config: the experiment.
-        phase: which phase.
+        phase: its name.
         needed: from :func:`training_memory`.
         device: where it shall run; only CUDA devices are checked.
         free: free bytes there; measured when not given.
@@ -132,7 +142,7 @@ def check_device_memory(
         )
 
 
-def _largest_stage(model: nn.Module, inputs: list[Tensor]) -> int:
+def _largest_stage(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     """Bytes that autograd keeps inside the largest stage of a UNet; 0 for other networks."""
     calls: list[tuple[nn.Module, tuple[Tensor, ...]]] = []
     for stage in model.modules():

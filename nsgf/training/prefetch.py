@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from nsgf.system.distributed import World
-from nsgf.training.task import Batch, Trainer
+from nsgf.training.task import Batch, Task
 
 DEPTH = 2
 """Batches drawn ahead: one ready while the next is being made."""
 
 
 class Loaded(NamedTuple):
-    """What a trainer drew, on its way to the device."""
+    """What a task drew, on its way to the device."""
 
     step: int
     tensors: tuple[Tensor, ...]
@@ -39,7 +39,7 @@ class Batches:
 
     def __init__(
         self,
-        trainer: Trainer,
+        task: Task,
         batch_size: int,
         device: torch.device,
         world: World,
@@ -48,14 +48,14 @@ class Batches:
     ) -> None:
         """
         Args:
-            trainer: draws.
+            task: draws.
             batch_size: B, over all processes.
             device: where batches shall be.
             world: the processes.
             prefetch: draw in a thread; on CUDA also copy from pinned memory on a stream of its own,
                 beside the computation. :meth:`close` ends it.
         """
-        self._trainer, self._size, self._device, self._world = trainer, batch_size, device, world
+        self._task, self._size, self._device, self._world = task, batch_size, device, world
         self._thread = _thread(device) if prefetch else None
         self._ahead: deque[tuple[int, Future[Loaded]]] = deque()
         self._stream = torch.cuda.Stream(device) if prefetch and device.type == "cuda" else None
@@ -69,7 +69,7 @@ class Batches:
                 current.wait_event(loaded.arrived)
                 for tensor in loaded.tensors:
                     tensor.record_stream(current)  # its memory is in use there from now on
-        return self._trainer.batch(*loaded.tensors)
+        return self._task.batch(*loaded.tensors)
 
     def close(self) -> None:
         """End the thread; batches drawn ahead are dropped."""
@@ -97,7 +97,7 @@ class Batches:
     def _load(self, step: int) -> Loaded:
         positions = self._world.share(range(step * self._size, (step + 1) * self._size))
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-            drawn = self._trainer.draw(positions)
+            drawn = self._task.draw(positions)
             with record_function("transfer"):
                 tensors = tuple(self._move(part) for part in drawn)
             arrived = self._stream.record_event() if self._stream else None

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.profiler import record_function
 
@@ -16,7 +15,7 @@ from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, seed_torch
 from nsgf.training.precision import Forward
 from nsgf.training.step_stats import PendingStats
-from nsgf.training.task import Batch
+from nsgf.training.task import Batch, Loss, squared_error
 
 
 class TrainState:
@@ -31,6 +30,7 @@ class TrainState:
         forward: Forward,
         config: OptimConfig,
         *,
+        loss: Loss = squared_error,
         seed: int = 0,
         accumulate: int = 1,
         world: World | None = None,
@@ -39,12 +39,13 @@ class TrainState:
         Args:
             forward: the network.
             config: settings of the phase.
+            loss: what its updates make smaller.
             seed: dropout at update s follows from this seed and s.
             accumulate: parts that a batch is split into.
             world: the processes that share the batch.
         """
         self.forward, self.config, self.accumulate = forward, config, accumulate
-        self._seed, self._world = seed, world or World()
+        self._loss, self._seed, self._world = loss, seed, world or World()
         self._parameters = list(forward.model.parameters())
         self.step = 0
         # fused: one kernel, and the only Adam that can leave everything alone (found_inf)
@@ -108,8 +109,7 @@ class TrainState:
                 weight = len(part.target) / (size or len(batch.target))
                 with self.forward.gradient_sync(last=number == len(parts)):
                     with record_function("forward"):
-                        answer = self.forward(*part.inputs)
-                        loss = functional.mse_loss(answer, part.target) * weight
+                        loss = self._loss(self.forward, part) * weight
                     with record_function("backward"):
                         self.scaler.scale(loss).backward()
                 total += loss.detach()

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsgf import experiment
 from nsgf.cli import main
 from nsgf.command_line import parse
 from nsgf.compare import compare as comparison
@@ -271,7 +270,7 @@ def test_missing_torchcfm_is_said_before_any_work(config, monkeypatch, tmp_path)
     def missing():
         raise UserError("needs torchcfm")
 
-    monkeypatch.setattr(experiment, "check_installed", missing)
+    monkeypatch.setattr("nsgf.phases.flow_matching.check_installed", missing)
     with pytest.raises(UserError, match="torchcfm"):
         run(config)
     assert not list(tmp_path.iterdir())

@@ -3,9 +3,13 @@ from dataclasses import asdict
 import pytest
 
 from nsgf.config.leaves import is_free, leaves
-from nsgf.config.resume_rules import FROZEN_IN_SAMPLING, contradictions
+from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config
+from nsgf.phases import get_phase
+from nsgf.phases.base import FREE_IN_SAMPLING
 from tests.conftest import shipped
+
+FROZEN = get_phase("nsgf").follows
 
 
 def saved_and_now(name: str, *flags: str):
@@ -26,7 +30,7 @@ def saved_and_now(name: str, *flags: str):
 )
 def test_other_architecture_or_data_contradicts_a_checkpoint(flag):
     saved, now = saved_and_now("digits", flag)
-    (text,) = contradictions(saved, now)
+    (text,) = contradictions(saved, now, FROZEN)
     key = {"--pool-batches": "pool.num_batches"}.get(flag.split("=")[0], flag[2:].split("=")[0])
     assert text.startswith(f"{key}: the checkpoint has ")
     assert text.endswith(f"this command {now_value(now, key)}")
@@ -53,26 +57,26 @@ def now_value(config: Config, key: str):
 )
 def test_what_changes_no_result_so_far_may_differ(flag):
     saved, now = saved_and_now("digits", flag)
-    assert contradictions(saved, now, running="nsgf") == []
+    assert contradictions(saved, now, FROZEN, running="nsgf") == []
 
 
 def test_optimization_is_fixed_in_the_middle_of_its_phase():
     saved, now = saved_and_now("digits", "--nsgf.lr=1e-5")
-    assert contradictions(saved, now) == []
-    (text,) = contradictions(saved, now, running="nsgf")
+    assert contradictions(saved, now, FROZEN) == []
+    (text,) = contradictions(saved, now, FROZEN, running="nsgf")
     assert text == "nsgf.lr: the checkpoint has 0.001, this command 1e-05"
 
 
 def test_samples_may_have_another_seed_but_not_another_flow():
     saved, now = saved_and_now("digits", "--seed=1", "--pool-batches=3", "--flow.eta=0.1")
-    (text,) = contradictions(saved, now, FROZEN_IN_SAMPLING)
+    (text,) = contradictions(saved, now, set(FROZEN) - FREE_IN_SAMPLING)
     assert text.startswith("flow.eta")
 
 
 def test_settings_a_checkpoint_lacks_contradict_it():
     saved, now = saved_and_now("digits")
     del saved["model"]
-    assert any(text.startswith("model.kind") for text in contradictions(saved, now))
+    assert any(text.startswith("model.kind") for text in contradictions(saved, now, FROZEN))
 
 
 def test_leaves_that_may_change_are_marked_in_the_schema():

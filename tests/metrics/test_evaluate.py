@@ -10,7 +10,7 @@ from nsgf.data import Data
 from nsgf.metrics import evaluate, wasserstein
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.metrics.inception import EXTRACTOR
-from nsgf.sampling.sampler import NSGFSampler, Samples
+from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.metrics.test_inception_cache import Tiny
@@ -52,7 +52,7 @@ def test_w2_compares_samples_with_the_target(small, small_run, monkeypatch):
 
 def test_diverged_networks_are_refused(small, small_run, monkeypatch):
     monkeypatch.setattr(
-        NSGFSampler, "__call__", lambda _, x: Samples(x=torch.where(x > 1, torch.nan, x), nfe=1.0)
+        FlowSampler, "__call__", lambda _, x: Samples(x=torch.where(x > 1, torch.nan, x), nfe=1.0)
     )
     with pytest.raises(UserError, match="diverged"):
         evaluate_run(small, small_run)

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from nsgf.models import build_network, count_parameters
+from nsgf.models import count_parameters
+from nsgf.phases import get_phase
 from tests.conftest import shipped
 
 
@@ -11,7 +12,7 @@ def test_networks_of_an_experiment(name, shape, phase):
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first, again, other = (
-        build_network(phase, shipped(name).model, shape, seed) for seed in (0, 0, 1)
+        get_phase(phase).build(shipped(name).model, shape, seed) for seed in (0, 0, 1)
     )
     assert torch.equal(before, torch.get_rng_state())
     weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in (first, again, other)]

@@ -6,7 +6,8 @@ from torch import nn
 
 from nsgf.config.schema import PeerConfig
 from nsgf.data import PointSampler
-from nsgf.phases.flow_matching import PeerTrainer, ReflowTrainer, check_installed, reflow_ends
+from nsgf.phases.flow_matching import PeerTask, check_installed
+from nsgf.phases.reflow import ReflowTask, reflow_ends
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 
@@ -24,13 +25,13 @@ class Grid:
         return places + self.shift
 
 
-def trainer(method: str, sigma: float = 0.0, seed: int = 3) -> PeerTrainer:
+def task(method: str, sigma: float = 0.0, seed: int = 3) -> PeerTask:
     source, target = PointSampler(Grid(0.0), 1), PointSampler(Grid(100.0), 2)
-    return PeerTrainer(nn.Identity(), source, target, PeerConfig(method=method, sigma=sigma), seed)
+    return PeerTask(nn.Identity(), source, target, PeerConfig(method=method, sigma=sigma), seed)
 
 
 def drawn(method: str, sigma: float = 0.0, seed: int = 3):
-    peer = trainer(method, sigma, seed)
+    peer = task(method, sigma, seed)
     return peer, peer.draw(range(64)), peer.batch(*peer.draw(range(64)))
 
 
@@ -75,7 +76,7 @@ def test_batches_follow_seed_and_position(method):
     peer, _, expected = drawn(method, sigma=0.2)
     torch.rand(3)
     peer.batch(*peer.draw(range(64, 128)))
-    again = trainer(method, sigma=0.2)
+    again = task(method, sigma=0.2)
     batch = again.batch(*again.draw(range(64)))
     assert torch.equal(batch.target, expected.target)
     assert torch.equal(batch.inputs[0], expected.inputs[0])
@@ -94,7 +95,7 @@ def test_reflow_learns_the_straight_line_between_the_ends_of_a_path():
         PointSampler(Grid(0.0), 1), lambda x: 2 * x + 50, 10, torch.device("cpu"), StopRequest()
     )
     assert len(ends[0]) == len(ends[1]) == 10
-    reflow = ReflowTrainer(nn.Identity(), ends, seed=5)
+    reflow = ReflowTask(nn.Identity(), ends, seed=5)
     start, end, t = reflow.draw(range(32))
     torch.testing.assert_close(end, 2 * start + 50)
     batch = reflow.batch(start, end, t)
@@ -111,7 +112,7 @@ def test_stop_while_paths_are_walked():
 
 def test_noise_is_another_one_for_each_batch_and_seed():
     def noise(seed: int, first: int) -> torch.Tensor:
-        peer = trainer("icfm", 0.3, seed)
+        peer = task("icfm", 0.3, seed)
         start, end, t, position = peer.draw(range(first, first + 64))
         x = peer.batch(start, end, t, position).inputs[0]
         return x - ((1 - t[:, None]) * start + t[:, None] * end)

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from nsgf.command_line import parse
+from nsgf.phases import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config, write_text
-from nsgf.run.resume import load_network, pending_phases
+from nsgf.run.resume import pending_phases
 from nsgf.system.errors import UserError
 
 
@@ -150,7 +151,7 @@ def test_checkpoint_of_another_phase_is_refused(tiny, tiny_run):
         file = tiny_run.checkpoint_file(phase)
         file.write_bytes(tiny_run.checkpoint_file(other).read_bytes())
         for use in (
-            lambda phase=phase: load_network(tiny, tiny_run, phase, "ema", torch.device("cpu")),
+            lambda phase=phase: get_phase(phase).load(tiny, tiny_run, "ema", torch.device("cpu")),
             lambda: pending_phases(tiny, tiny_run),
         ):
             with pytest.raises(UserError, match=f"is of phase {other}, not of {phase}"):

@@ -19,9 +19,9 @@ import torch
 
 from nsgf.cli import main
 from nsgf.experiment import train
+from nsgf.phases import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
-from nsgf.run.resume import load_network
 from nsgf.sampling.generate import sample_run
 from tests.run.test_checkpoint import craft, serialized
 from tests.test_experiment import assert_equal
@@ -106,7 +106,7 @@ def test_run_with_a_damaged_checkpoint_ends_as_it_would_have(tiny, tiny_run):
     content[len(content) // 2] ^= 1
     file.unlink()
     file.write_bytes(content)
-    assert "is damaged" in load_network(tiny, tiny_run, "nsf", "ema", CPU).progress
+    assert "is damaged" in get_phase("nsf").load(tiny, tiny_run, "ema", CPU).progress
     metrics = (tiny_run.path / "metrics.jsonl").read_bytes()
     train(tiny, tiny_run)
     log = (tiny_run.path / "log.txt").read_text()

@@ -12,7 +12,7 @@ from nsgf.data import build_source
 from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.models import build_network
+from nsgf.phases import get_phase
 from nsgf.preflight import format_hours, preflight
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -66,7 +66,7 @@ def test_fixed_time_needs_no_predictor(small, small_run):
     assert (found["nfe"], found["expected_nfe"], found["solver"]) == (11, 11, "heun")
     assert (found["tau_mean"], found["tau_std"]) == (0.25, 0)
     assert set(found["updates"]) == {"nsgf", "nsf"}
-    assert load_sampler(small, small_run, CPU)[0].networks == ("nsgf",)
+    assert list(load_sampler(small, small_run, CPU)[1]) == ["nsgf"]
 
 
 def test_fixed_time_without_a_straight_flow_is_refused(small, small_run):
@@ -102,10 +102,10 @@ def test_weights_setting_chooses_average_or_last(small, small_run):
     def drawn(weights):
         config = replace(small, sampling=replace(small.sampling, weights=weights))
         sampler, _ = load_sampler(config, small_run, CPU)
-        return sampler.velocity(x, torch.zeros(5))
+        return sampler.legs[0].network(x, torch.zeros(5))
 
     payload = checkpoint.load(small_run.checkpoint_file("nsgf"))
-    network = build_network("nsgf", small.model, (2,), 0)
+    network = get_phase("nsgf").build(small.model, (2,), 0)
     for weights, part in (("ema", "ema"), ("last", "model")):
         network.load_state_dict(payload[part])
         assert torch.equal(drawn(weights), network(x, torch.zeros(5)))

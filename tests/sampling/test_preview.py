@@ -8,9 +8,9 @@ import torch
 from nsgf.config.schema import PHASES
 from nsgf.data import Data
 from nsgf.experiment import train
+from nsgf.phases import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.resume import load_network
 from nsgf.sampling.preview import count_samples, preview_samples, save_preview
 from tests.conftest import shipped
 
@@ -32,7 +32,7 @@ def data(tiny):
 
 
 def networks(config, run):
-    return {phase: load_network(config, run, phase, "ema", CPU).network for phase in PHASES}
+    return {phase: get_phase(phase).load(config, run, "ema", CPU).network for phase in PHASES}
 
 
 def test_every_phase_leaves_its_picture(small):
@@ -57,7 +57,7 @@ def test_phase_1_shows_algorithm_2(small, tiny_run, data):
     v, x = networks(small, tiny_run)["nsgf"], data.source("preview").sample(2048)
     for step in range(3):
         x = x + small.flow.eta * v(x, torch.full((2048,), step / 3))
-    shown = preview_samples(small, tiny_run, "nsgf", data, CPU)
+    shown = preview_samples(small, tiny_run, get_phase("nsgf"), data, CPU)
     torch.testing.assert_close(shown, x)
 
 
@@ -68,28 +68,30 @@ def test_phase_2_shows_the_whole_straight_flow_from_where_its_lines_start(small,
     trained = networks(config, run)
     x = data.source("preview").sample(2048)
     if source == "nsgf":
-        x = preview_samples(config, run, "nsgf", data, CPU)
+        x = preview_samples(config, run, get_phase("nsgf"), data, CPU)
     for step in range(4):
         x = x + trained["nsf"](x, torch.full((2048,), step / 4)) / 4
-    torch.testing.assert_close(preview_samples(config, run, "nsf", data, CPU), x)
+    torch.testing.assert_close(preview_samples(config, run, get_phase("nsf"), data, CPU), x)
 
 
 def test_phase_3_shows_algorithm_4(small, tiny_run, data):
     trained = networks(small, tiny_run)
-    x = preview_samples(small, tiny_run, "nsgf", data, CPU)
+    x = preview_samples(small, tiny_run, get_phase("nsgf"), data, CPU)
     tau = trained["predictor"](x)
     for step in range(4):
         size = (1 - tau) / 4
         x = x + size[:, None] * trained["nsf"](x, tau + step * size)
-    torch.testing.assert_close(preview_samples(small, tiny_run, "predictor", data, CPU), x)
+    torch.testing.assert_close(
+        preview_samples(small, tiny_run, get_phase("predictor"), data, CPU), x
+    )
 
 
 def test_batches_do_not_change_the_picture(small, tiny_run, data):
     parts = replace(small, sampling=replace(small.sampling, batch_size=700))
     for phase in PHASES:
         torch.testing.assert_close(
-            preview_samples(parts, tiny_run, phase, data, CPU),
-            preview_samples(small, tiny_run, phase, data, CPU),
+            preview_samples(parts, tiny_run, get_phase(phase), data, CPU),
+            preview_samples(small, tiny_run, get_phase(phase), data, CPU),
         )
 
 
@@ -110,7 +112,7 @@ def test_picture_that_fails_is_one_line(small, monkeypatch):
     def broken(*_):
         raise RuntimeError("no\nmemory")
 
-    monkeypatch.setattr("nsgf.experiment.save_preview", broken)
+    monkeypatch.setattr("nsgf.sampling.preview.save_preview", broken)
     run = train(small)
     log = (run.path / "log.txt").read_text()
     assert log.count("no picture of samples (no memory)") == 3
@@ -120,7 +122,7 @@ def test_picture_that_fails_is_one_line(small, monkeypatch):
 def test_memory_is_released_after_a_picture(small, tiny_run, data, monkeypatch):
     released = []
     monkeypatch.setattr("nsgf.sampling.preview.release_memory", released.append)
-    save_preview(small, tiny_run, "nsf", data, CPU)
+    save_preview(small, tiny_run, get_phase("nsf"), data, CPU)
     assert released == [CPU]
 
 

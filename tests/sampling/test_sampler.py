@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from nsgf.config.schema import PHASES, Config, FlowConfig, SamplingConfig
-from nsgf.sampling.sampler import NSGFSampler, expected_nfe, nsgf_steps, straight_flow
+from nsgf.config.schema import Config, FlowConfig, SamplingConfig
+from nsgf.sampling.sampler import EntryTimes, FlowSampler, NSGFSteps, StraightFlow, nsgf_steps
+from nsgf.sampling.solvers import integrate
 from nsgf.system.errors import UserError
 
 SOLVERS = ("euler", "heun", "dopri5")
@@ -29,6 +30,18 @@ class Function(nn.Module):
 
 def config(steps=5, eta=0.2, **sampling) -> Config:
     return Config(flow=FlowConfig(steps=steps, eta=eta), sampling=SamplingConfig(**sampling))
+
+
+def plus_plus(config, velocity, straight=None, predictor=None) -> FlowSampler:
+    """Algorithm 4, or Algorithm 2 with the velocity alone."""
+    legs = [NSGFSteps(config, velocity)]
+    if straight is not None:
+        legs += [EntryTimes(config, predictor or never), StraightFlow(config, straight)]
+    return FlowSampler(legs)
+
+
+def never(x):
+    raise RuntimeError("the predictor was called")
 
 
 def test_nsgf_takes_t_euler_steps_of_eta_at_the_pools_times():
@@ -54,7 +67,7 @@ def test_other_step_counts_cover_the_same_flow_time():
 @pytest.mark.parametrize("sampling", [{"straight_steps": 4}, {"omega": 0.3}])
 def test_straight_flow_covers_tau_to_one_for_each_sample(sampling):
     tau = torch.tensor([0.0, 0.25, 0.9, 1.0])
-    x = straight_flow(
+    x = integrate(
         Function(lambda x, t: torch.ones_like(x)),
         torch.zeros(4, 2),
         tau,
@@ -66,14 +79,14 @@ def test_straight_flow_covers_tau_to_one_for_each_sample(sampling):
 def test_equal_steps_ask_at_the_samples_own_times():
     straight = Function(lambda x, t: torch.ones_like(x))
     tau = torch.tensor([0.0, 0.6])
-    straight_flow(straight, torch.zeros(2, 2), tau, SamplingConfig(straight_steps=2))
+    integrate(straight, torch.zeros(2, 2), tau, SamplingConfig(straight_steps=2))
     torch.testing.assert_close(torch.stack(straight.times), torch.tensor([[0.0, 0.6], [0.5, 0.8]]))
 
 
 def test_fixed_omega_takes_as_many_steps_as_each_sample_needs():
     straight = Function(lambda x, t: torch.ones_like(x))
     tau = torch.tensor([0.0, 0.5, 0.7])
-    straight_flow(straight, torch.zeros(3, 2), tau, SamplingConfig(omega=0.25))
+    integrate(straight, torch.zeros(3, 2), tau, SamplingConfig(omega=0.25))
     times = [t.tolist() for t in straight.times]
     expected = [[0.0, 0.5, 0.7], [0.25, 0.75, 0.95], [0.5], [0.75]]
     for found, wanted in zip(times, expected, strict=True):
@@ -91,7 +104,7 @@ def test_half_the_step_divides_the_error_by_two_to_the_order(solver, order):
     errors = []
     for n in (32, 64, 128):
         config = SamplingConfig(solver=solver, straight_steps=n)
-        x = straight_flow(Function(growing), torch.ones(2, 1, dtype=torch.float64), tau, config)
+        x = integrate(Function(growing), torch.ones(2, 1, dtype=torch.float64), tau, config)
         errors.append((x[:, 0] - (1 - tau**2).exp()).abs())
     for coarse, fine in pairwise(errors):
         torch.testing.assert_close(
@@ -103,14 +116,14 @@ def test_half_the_step_divides_the_error_by_two_to_the_order(solver, order):
 def test_samples_go_from_their_own_times_to_one(solver, error):
     tau = torch.tensor([0.0, 0.25, 0.9, 1.0])
     config = SamplingConfig(solver=solver, straight_steps=1000)
-    x = straight_flow(Function(growing), torch.ones(4, 2, 3, 3), tau, config)
+    x = integrate(Function(growing), torch.ones(4, 2, 3, 3), tau, config)
     exact = (1 - tau**2).exp().view(4, 1, 1, 1).expand(4, 2, 3, 3)
     torch.testing.assert_close(x, exact, rtol=error, atol=0)
 
 
 def test_euler_is_the_sum_written_out_bit_for_bit():
     x, tau = torch.randn(5, 3), torch.rand(5)
-    found = straight_flow(Function(growing), x, tau, SamplingConfig(straight_steps=7))
+    found = integrate(Function(growing), x, tau, SamplingConfig(straight_steps=7))
     omega = (1 - tau) / 7
     for count in range(7):
         t = tau + count * omega
@@ -121,7 +134,7 @@ def test_euler_is_the_sum_written_out_bit_for_bit():
 def test_heun_asks_at_both_ends_of_the_samples_own_steps():
     straight = Function(lambda x, t: torch.ones_like(x))
     config = SamplingConfig(solver="heun", straight_steps=2)
-    straight_flow(straight, torch.zeros(2, 2), torch.tensor([0.0, 0.6]), config)
+    integrate(straight, torch.zeros(2, 2), torch.tensor([0.0, 0.6]), config)
     expected = torch.tensor([[0.0, 0.6], [0.5, 0.8], [0.5, 0.8], [1.0, 1.0]])
     torch.testing.assert_close(torch.stack(straight.times), expected)
 
@@ -130,7 +143,7 @@ def test_heun_asks_at_both_ends_of_the_samples_own_steps():
 def test_dopri5_asks_at_no_time_before_or_behind_the_way(times):
     """Where little is left to go its search for a first step looks far ahead."""
     straight, tau = Function(growing), torch.tensor(times)
-    straight_flow(straight, torch.ones(2, 2), tau, SamplingConfig(solver="dopri5"))
+    integrate(straight, torch.ones(2, 2), tau, SamplingConfig(solver="dopri5"))
     times = torch.stack(straight.times)
     assert torch.equal(times[0], tau)
     assert (times >= tau).all()
@@ -139,44 +152,40 @@ def test_dopri5_asks_at_no_time_before_or_behind_the_way(times):
 
 
 def test_nfe_counts_every_network_call():
-    def sample(**parts):
-        networks = {
-            "velocity": Function(lambda x, t: 0 * x),
-            "straight": Function(lambda x, t: 0 * x),
-            "predictor": Function(lambda x: torch.full((len(x),), 0.5)),
-        }
-        chosen = {name: networks[name] for name in parts.pop("use")}
-        return NSGFSampler(config(**parts), **chosen)(torch.zeros(6, 2))
+    half = Function(lambda x: torch.full((len(x),), 0.5))
 
-    everything = ("velocity", "straight", "predictor")
-    assert sample(use=("velocity",)).nfe == 5
-    assert sample(use=everything, straight_steps=10).nfe == 16  # 5 + 1 + 10
-    assert sample(use=everything, straight_steps=10, nsgf_steps=3).nfe == 14
-    assert sample(use=everything, omega=0.1).nfe == 11  # 5 + 1 + half of 10
-    assert expected_nfe(config(straight_steps=10), PHASES) == "16"
-    assert expected_nfe(config(), ("nsgf",)) == "5"
+    def sample(straight=True, **parts):
+        still = Function(lambda x, t: 0 * x)
+        sampler = plus_plus(config(**parts), still, still if straight else None, half)
+        return sampler(torch.zeros(6, 2)).nfe, sampler.expected_nfe
+
+    assert sample(straight=False) == (5, 5)
+    assert sample(straight_steps=10) == (16, 16)  # 5 + 1 + 10
+    assert sample(straight_steps=10, nsgf_steps=3) == (14, 14)
+    assert sample(omega=0.1) == (11, None)  # 5 + 1 + half of 10, by predicted times
+
+
+def test_nfe_is_that_of_one_call_of_the_sampler():
+    sampler = plus_plus(config(), Function(lambda x, t: 0 * x))
+    assert [sampler(torch.zeros(6, 2)).nfe for _ in range(2)] == [5, 5]
 
 
 def sampler_of(straight, predictor=None, **sampling):
     velocity = Function(lambda x, t: torch.ones_like(x))
-    return NSGFSampler(config(steps=3, **sampling), velocity, straight, predictor)
-
-
-def never(x):
-    raise RuntimeError("the predictor was called")
+    return plus_plus(config(steps=3, **sampling), velocity, straight, predictor)
 
 
 def test_nfe_of_other_solvers_counts_every_network_call():
     half = Function(lambda x: torch.full((len(x),), 0.5))
     heun = {"solver": "heun", "straight_steps": 10}
-    assert sampler_of(Function(growing), half, **heun)(torch.zeros(6, 2)).nfe == 3 + 1 + 20
-    assert expected_nfe(config(**heun), PHASES) == "26"
-    assert expected_nfe(config(tau=0.5, **heun), ("nsgf", "nsf")) == "25"
+    sampler = sampler_of(Function(growing), half, **heun)
+    assert sampler(torch.zeros(6, 2)).nfe == sampler.expected_nfe == 3 + 1 + 20
+    assert sampler_of(Function(growing), tau=0.5, **heun).expected_nfe == 3 + 20
     straight = Function(growing)
-    samples = sampler_of(straight, half, solver="dopri5")(torch.zeros(6, 2))
-    assert samples.nfe == 3 + 1 + len(straight.times)
-    assert expected_nfe(config(solver="dopri5"), PHASES) == "adaptive"
-    assert expected_nfe(config(solver="dopri5"), ("nsgf",)) == "5"
+    sampler = sampler_of(straight, half, solver="dopri5")
+    assert sampler(torch.zeros(6, 2)).nfe == 3 + 1 + len(straight.times)
+    assert sampler.expected_nfe is None
+    assert sampler_of(None, solver="dopri5").expected_nfe == 3
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -192,7 +201,6 @@ def test_fixed_time_replaces_the_predictor(solver):
     predicted = sampler_of(Function(growing), same, **settings)(torch.ones(2, 2))
     assert torch.equal(samples.x, predicted.x)
     assert samples.nfe == predicted.nfe - 1
-    assert fixed.networks == ("nsgf", "nsf")
 
 
 def test_time_zero_is_a_fixed_time():
@@ -202,19 +210,24 @@ def test_time_zero_is_a_fixed_time():
 
 
 def test_nfe_that_is_expected_of_a_fixed_time():
-    assert expected_nfe(config(tau=0.5), ("nsgf", "nsf")) == "15"
-    assert expected_nfe(config(tau=0.5, omega=0.25), ("nsgf", "nsf")) == "at most 7"
-    assert expected_nfe(config(omega=0.25), PHASES) == "at most 10"
+    assert sampler_of(Function(growing), tau=0.5).expected_nfe == 3 + 10
     stepped = sampler_of(Function(growing), tau=0.5, omega=0.25)
-    assert stepped(torch.ones(2, 2)).nfe == 3 + 2
+    assert stepped(torch.ones(2, 2)).nfe == stepped.expected_nfe == 3 + 2
 
 
-def test_networks_that_are_called_are_named():
-    both = Function(growing), Function(lambda x: x[:, 0])
-    assert sampler_of(*both).networks == ("nsgf", "nsf", "predictor")
-    assert sampler_of(both[0], tau=0.5).networks == ("nsgf", "nsf")
-    assert sampler_of(both[0]).networks == ("nsgf",)
-    assert sampler_of(None, tau=0.5).networks == ("nsgf",)
+def test_straight_flow_alone_starts_at_time_zero_whatever_tau_says():
+    """All that the methods NSGF is compared with do; with u = 1 a sample moves by 1."""
+    own = config(tau=0.5, omega=0.25)
+    sampler = FlowSampler([StraightFlow(own, Function(lambda x, t: torch.ones_like(x)))])
+    samples = sampler(torch.zeros(2, 2))
+    torch.testing.assert_close(samples.x, torch.ones(2, 2))
+    assert samples.tau is None
+    assert samples.nfe == sampler.expected_nfe == 4
+
+
+def test_straight_flow_is_known():
+    assert sampler_of(Function(growing), tau=0.5).has_straight_flow
+    assert not sampler_of(None).has_straight_flow
 
 
 def test_missing_torchdiffeq_is_told_before_anything_is_sampled(monkeypatch):
@@ -225,7 +238,7 @@ def test_missing_torchdiffeq_is_told_before_anything_is_sampled(monkeypatch):
 
 
 def test_nfe_is_averaged_over_samples_that_differ():
-    sampler = NSGFSampler(
+    sampler = plus_plus(
         config(steps=1, omega=0.25),
         Function(lambda x, t: 0 * x),
         Function(lambda x, t: 0 * x),
@@ -236,7 +249,7 @@ def test_nfe_is_averaged_over_samples_that_differ():
 
 def test_predicted_time_decides_where_the_straight_flow_starts():
     """With u = 1 a sample moves by 1 - tau, so an unused tau would show."""
-    sampler = NSGFSampler(
+    sampler = plus_plus(
         config(steps=2, eta=0.5),
         Function(lambda x, t: torch.ones_like(x)),
         Function(lambda x, t: torch.ones_like(x)),
@@ -247,18 +260,9 @@ def test_predicted_time_decides_where_the_straight_flow_starts():
     torch.testing.assert_close(samples.x[:, 0], torch.tensor([1 + 0.9, 5 + 0.5]))
 
 
-def test_without_predictor_the_straight_flow_is_left_out():
-    sampler = NSGFSampler(
-        config(), Function(lambda x, t: 0 * x), straight=Function(lambda x, t: x + 1)
-    )
-    samples = sampler(torch.zeros(2, 2))
-    assert samples.tau is None
-    assert not samples.x.any()
-
-
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_path_holds_start_and_every_step_on_request(solver):
-    sampler = NSGFSampler(
+    sampler = plus_plus(
         config(steps=3, straight_steps=4, solver=solver),
         Function(lambda x, t: torch.ones_like(x)),
         Function(lambda x, t: torch.ones_like(x)),

@@ -5,25 +5,34 @@ import pytest
 import torch
 
 from nsgf.config.schema import SamplingConfig
-from nsgf.sampling.solvers import check_solver, integrate
+from nsgf.sampling.solvers import check_solver, expected_calls, integrate, steps_within
 from nsgf.system.errors import UserError
 
 
+def as_column(t, x):
+    """Times (B,) to be multiplied with states (B, *shape)."""
+    return t.view(-1, *[1] * (x.ndim - 1))
+
+
 class Slope:
-    """dx/ds = 3 s^2 x, so x(s) = x(0) exp(s^3); keeps the times it was asked for."""
+    """dx/dt = 3 t^2 x, so x(t) = x(0) exp(t^3); keeps the times it was asked for."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def __call__(self, s, x):
-        assert s.ndim == 0
-        self.times.append(float(s))
-        return 3 * s**2 * x
+    def __call__(self, x, t):
+        assert t.shape == x.shape[:1]
+        self.times.append(float(t[0]))
+        return 3 * as_column(t, x) ** 2 * x
+
+
+def from_zero(x):
+    return x.new_zeros(len(x))
 
 
 def solved(x, **sampling):
     slope, states = Slope(), []
-    end = integrate(slope, x, SamplingConfig(**sampling), states.append)
+    end = integrate(slope, x, from_zero(x), SamplingConfig(**sampling), states.append)
     return end, states, slope.times
 
 
@@ -75,7 +84,7 @@ def test_dopri5_shows_states_between_its_steps_for_nothing():
         exact = torch.full((2, 1), (number / 5) ** 3).exp()
         torch.testing.assert_close(state, exact, rtol=1e-3, atol=0)
     unseen = Slope()
-    alone = integrate(unseen, x, SamplingConfig(solver="dopri5", straight_steps=5))
+    alone = integrate(unseen, x, from_zero(x), SamplingConfig(solver="dopri5", straight_steps=5))
     assert len(states) == 5
     assert torch.equal(states[-1], end)
     assert torch.equal(alone, end)
@@ -88,11 +97,11 @@ def test_no_step_ends_behind_the_end(speed):
     for solver in ("heun", "dopri5"):
         times = []
 
-        def slope(s, x, times=times):
-            times.append(float(s))
+        def slope(x, t, times=times):
+            times.append(float(t[0]))
             return speed * torch.ones_like(x)
 
-        end = integrate(slope, torch.zeros(2, 1), SamplingConfig(solver=solver))
+        end = integrate(slope, torch.zeros(2, 1), torch.zeros(2), SamplingConfig(solver=solver))
         torch.testing.assert_close(end, torch.full((2, 1), speed), atol=1e-4, rtol=1e-4)
         assert max(times) == pytest.approx(1, abs=1e-6)
 
@@ -108,19 +117,19 @@ def test_result_has_the_type_of_the_state(solver, dtype):
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("since", [0.0, 0.5])
 def test_dopri5_that_cannot_go_on_is_one_line(value, since):
-    def slope(s, x):
-        return torch.full_like(x, value if s >= since else 1.0)
+    def slope(x, t):
+        return torch.full_like(x, value if t[0] >= since else 1.0)
 
     with pytest.raises(UserError, match=r"sampling\.solver = dopri5: .* use larger sampling\.rtol"):
-        integrate(slope, torch.ones(2, 1), SamplingConfig(solver="dopri5"))
+        integrate(slope, torch.ones(2, 1), torch.zeros(2), SamplingConfig(solver="dopri5"))
 
 
 def test_failed_assertions_of_networks_stay_what_they_are():
-    def slope(s, x):
+    def slope(x, t):
         raise AssertionError("a bug")
 
     with pytest.raises(AssertionError, match="a bug"):
-        integrate(slope, torch.ones(2, 1), SamplingConfig(solver="dopri5"))
+        integrate(slope, torch.ones(2, 1), torch.zeros(2), SamplingConfig(solver="dopri5"))
 
 
 def too_old(*_, **__):
@@ -134,3 +143,27 @@ def test_torchdiffeq_missing_or_too_old_is_one_line(module, monkeypatch):
         with pytest.raises(UserError, match=f"{solver}: needs torchdiffeq.*pip install torchdiff"):
             check_solver(SamplingConfig(solver=solver))
     check_solver(SamplingConfig(solver="euler"))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"straight_steps": 7}, {"solver": "heun", "straight_steps": 4}, {"omega": 0.3}],
+)
+@pytest.mark.parametrize("start", [0.0, 0.25, 0.9])
+def test_expected_calls_are_those_that_are_made(settings, start):
+    slope, config = Slope(), SamplingConfig(**settings)
+    integrate(slope, torch.ones(3, 2), torch.full((3,), start), config)
+    assert expected_calls(config, start) == len(slope.times)
+
+
+def test_calls_that_depend_on_the_samples_are_not_expected():
+    assert expected_calls(SamplingConfig(solver="dopri5"), 0.0) is None
+    assert expected_calls(SamplingConfig(omega=0.1), None) is None
+    assert expected_calls(SamplingConfig(solver="heun", straight_steps=3), None) == 6
+
+
+@pytest.mark.parametrize(("solver", "steps"), [("euler", 9), ("heun", 4)])
+def test_steps_within_a_number_of_calls(solver, steps):
+    config = SamplingConfig(solver=solver)
+    assert steps_within(config, 9) == steps
+    assert steps_within(config, 0) == 1

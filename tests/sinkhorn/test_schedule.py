@@ -5,7 +5,7 @@ import torch
 
 from nsgf.config.schema import Config, FlowConfig, SamplingConfig, SinkhornConfig
 from nsgf.data import Data
-from nsgf.sampling.sampler import NSGFSampler
+from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn.schedule import flow_time, step_sizes, time_step
 from tests.pool.conftest import build
 from tests.sinkhorn.reference_solvers import AssignmentSolver
@@ -55,4 +55,4 @@ def test_harmonic_pool_and_sampler_use_one_clock():
         def forward(self, x, t):
             return pairs.v[:1].expand_as(x)
 
-    assert torch.allclose(NSGFSampler(config, Constant())(start).x, end, atol=1e-4)
+    assert torch.allclose(FlowSampler([NSGFSteps(config, Constant())])(start).x, end, atol=1e-4)

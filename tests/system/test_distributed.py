@@ -16,7 +16,8 @@ import torch
 from nsgf.cli import main
 from nsgf.config.schema import TrainConfig
 from nsgf.data import Data
-from nsgf.models import build_network
+from nsgf.phases import get_phase
+from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -28,7 +29,7 @@ from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward
 from nsgf.training.state import TrainState
-from nsgf.training.task import Batch, NSGFTrainer
+from nsgf.training.task import Batch
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -55,12 +56,13 @@ def test_shares_cover_everything_once_and_evenly(size, count):
 
 def test_process_without_work_is_refused():
     config = shipped("2d", "--batch-size=4", "--pool-batches=3")
-    check_shares(config, ["nsgf"], 3)
+    nsgf, nsf = (get_phase(name).shared_counts(config) for name in ("nsgf", "nsf"))
+    check_shares(nsgf, 3)
     with pytest.raises(UserError, match=r"pool\.num_batches = 3: must be >= .* 4"):
-        check_shares(config, ["nsgf"], 4)
-    check_shares(config, ["nsf"], 4)
+        check_shares(nsgf, 4)
+    check_shares(nsf, 4)
     with pytest.raises(UserError, match=r"nsf\.batch_size = 4"):
-        check_shares(config, ["nsf"], 5)
+        check_shares(nsf, 5)
 
 
 def test_alone_there_is_nothing_to_agree_on(monkeypatch):
@@ -123,9 +125,8 @@ def runs(tmp_path_factory) -> dict[int, RunFolder]:
 
 def fresh(phase: str) -> torch.nn.Module:
     """The phase's network as training begins with it."""
-    return build_network(
-        phase, shipped("2d", *FLAGS[1:]).model, (2,), derive_seed(0, phase, "init")
-    )
+    seed = derive_seed(0, phase, "init")
+    return get_phase(phase).build(shipped("2d", *FLAGS[1:]).model, (2,), seed)
 
 
 def moved(run: RunFolder, phase: str, part: str = "model") -> torch.Tensor:
@@ -179,9 +180,9 @@ def test_each_process_samples_its_own_part_of_the_pool(runs, tmp_path):
             len(own), 3, (2,), time_step(config.flow), storage=own, filled=len(own)
         )
         pool.finalize()
-        trainer = NSGFTrainer(torch.nn.Identity(), pool, 0)
+        task = NSGFTask(torch.nn.Identity(), pool, 0)
         shares = [World(rank, 2).share(range(17 * step, 17 * step + 17)) for step in range(3)]
-        parts.append([trainer.batch(*trainer.draw(share)) for share in shares])
+        parts.append([task.batch(*task.draw(share)) for share in shares])
     model = fresh("nsgf")
     start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
     state = TrainState(Forward(model, TrainConfig(), CPU, World()), config.nsgf)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nsgf.models import build_network
+from nsgf.phases import get_phase
 from nsgf.system.errors import UserError
 from nsgf.training.memory import check_device_memory, kept_bytes, training_memory
 from tests.conftest import shipped
@@ -12,7 +12,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def test_estimate_counts_weights_and_kept_activations_of_a_known_network():
     """MLP of width 8 and depth 1 on points: what SiLU and the linear maps keep is known."""
     config = shipped("2d", "--model.mlp.width=8", "--model.mlp.depth=1", "--batch-size=10")
-    needed = training_memory(config, "nsgf", CPU)
+    needed = training_memory(config, get_phase("nsgf"), CPU)
     assert needed.weights == (34 * 8 + 8) + (8 * 2 + 2)
     kept = needed.total - needed.weights * 20
     assert 10 * (34 + 8 + 8) * 4 <= kept <= 10 * (34 + 8 + 8 + 32 + 32 + 2) * 4 * 1.3
@@ -20,7 +20,7 @@ def test_estimate_counts_weights_and_kept_activations_of_a_known_network():
 
 def test_activations_grow_with_the_batch_and_weights_do_not():
     small, large = (
-        training_memory(shipped("cifar10", f"--batch-size={batch}"), "nsf", CPU)
+        training_memory(shipped("cifar10", f"--batch-size={batch}"), get_phase("nsf"), CPU)
         for batch in (8, 16)
     )
     assert 38e6 < small.weights == large.weights < 38.6e6
@@ -30,7 +30,7 @@ def test_activations_grow_with_the_batch_and_weights_do_not():
 
 def test_parts_precision_and_processes_divide_the_activations():
     def needed(*flags, processes=1):
-        return training_memory(shipped("digits", *flags), "nsf", CPU, processes)
+        return training_memory(shipped("digits", *flags), get_phase("nsf"), CPU, processes)
 
     whole = needed()
     assert needed("--accumulate=4").total == whole.fixed + whole.activations // 4
@@ -40,18 +40,18 @@ def test_parts_precision_and_processes_divide_the_activations():
 
 
 def test_cifar10_at_the_papers_batch_needs_more_than_weights_alone():
-    assert 5e9 < training_memory(shipped("cifar10"), "nsgf", CPU).total < 30e9
+    assert 5e9 < training_memory(shipped("cifar10"), get_phase("nsgf"), CPU).total < 30e9
 
 
 def test_recomputed_activations_leave_the_inputs_of_stages_and_the_largest_stage():
     """One level, one block: the stage in the middle that has attention is the largest of five."""
     flags = ("--model.unet.mult=[1]", "--batch-size=64")
-    plain = training_memory(shipped("digits", *flags), "nsgf", CPU)
+    plain = training_memory(shipped("digits", *flags), get_phase("nsgf"), CPU)
     recompute = "--model.checkpoint_activations=true"
-    less = training_memory(shipped("digits", *flags, recompute), "nsgf", CPU)
+    less = training_memory(shipped("digits", *flags, recompute), get_phase("nsgf"), CPU)
     kept, kept_less = (needed.activations / 1.3 for needed in (plain, less))
     with torch.device("meta"):
-        largest = build_network("nsgf", shipped("digits", *flags).model, (1, 8, 8), 0).middle[0]
+        largest = get_phase("nsgf").build(shipped("digits", *flags).model, (1, 8, 8), 0).middle[0]
         stage = kept_bytes(largest, torch.empty(64, 32, 8, 8), torch.empty(64, 128))
     tensor = 64 * 32 * 8 * 8 * 4
     assert stage + 5 * tensor < kept_less < stage + 10 * tensor < 0.6 * kept
@@ -59,21 +59,21 @@ def test_recomputed_activations_leave_the_inputs_of_stages_and_the_largest_stage
 
 def test_estimate_draws_no_random_numbers():
     before = torch.get_rng_state()
-    training_memory(shipped("digits"), "predictor", CPU)
+    training_memory(shipped("digits"), get_phase("predictor"), CPU)
     assert torch.equal(before, torch.get_rng_state())
-    assert next(build_network("nsgf", shipped("digits").model, (1, 8, 8), 0).parameters()).is_cpu
+    assert next(get_phase("nsgf").build(shipped("digits").model, (1, 8, 8), 0).parameters()).is_cpu
 
 
 def test_network_that_does_not_fit_with_one_sample_is_refused():
     """What fits in parts is left to training, which splits the batch by itself."""
     config = shipped("cifar10")
-    needed = training_memory(config, "nsf", CPU)
-    check_device_memory(config, "nsf", needed, CUDA, free=needed.smallest)
+    needed = training_memory(config, get_phase("nsf"), CPU)
+    check_device_memory("nsf", needed, CUDA, free=needed.smallest)
     assert needed.smallest < needed.total / 5
     with pytest.raises(UserError, match="nsf: even one sample at a time needs about"):
-        check_device_memory(config, "nsf", needed, CUDA, free=needed.smallest - 1)
+        check_device_memory("nsf", needed, CUDA, free=needed.smallest - 1)
 
 
 def test_main_memory_is_not_the_devices():
-    needed = training_memory(shipped("cifar10"), "nsf", CPU)._replace(fixed=10**15)
-    check_device_memory(shipped("cifar10"), "nsf", needed, CPU)
+    needed = training_memory(shipped("cifar10"), get_phase("nsf"), CPU)._replace(fixed=10**15)
+    check_device_memory("nsf", needed, CPU)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import TrainConfig
-from nsgf.models import build_network
+from nsgf.phases import get_phase
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.precision import (
@@ -86,7 +86,7 @@ def test_answers_are_float32_and_layers_are_not(precision):
 
 def test_channels_last_changes_the_layout_and_not_the_answer():
     def made():
-        return build_network("nsf", shipped("digits").model, (1, 8, 8), seed=0)
+        return get_phase("nsf").build(shipped("digits").model, (1, 8, 8), seed=0)
 
     x, t = torch.randn(2, 1, 8, 8), torch.rand(2)
     model = made()

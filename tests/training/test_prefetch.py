@@ -5,9 +5,10 @@ from contextlib import closing
 import pytest
 import torch
 
+from nsgf.phases.nsgf import NSGFTask
 from nsgf.system.distributed import World
 from nsgf.training.prefetch import DEPTH, Batches
-from nsgf.training.task import Batch, NSGFTrainer
+from nsgf.training.task import Batch
 from tests.pool.test_trajectories import counting_pool
 from tests.training.toys import CPU
 
@@ -92,7 +93,7 @@ def test_pool_batches_are_the_same_ahead_and_not():
     pool = counting_pool()
     made = []
     for prefetch in (False, True):
-        trainer = NSGFTrainer(torch.nn.Identity(), pool, seed=3)
+        trainer = NSGFTask(torch.nn.Identity(), pool, seed=3)
         with closing(Batches(trainer, 6, CPU, World(), prefetch=prefetch)) as batches:
             made.append([batches.at(step) for step in range(50)])
     for direct, ahead in zip(*made, strict=True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import OptimConfig, TrainConfig
-from nsgf.models import build_network
+from nsgf.phases import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
@@ -125,7 +125,7 @@ def test_interrupted_training_equals_uninterrupted(tiny, stop):
 def unet_case(size: int = 13):
     """A small UNet with weights that matter everywhere, and a batch for it."""
     flags = ("--model.unet.mult=[1]", "--model.unet.dropout=0")
-    model = build_network("nsgf", shipped("digits", *flags).model, (1, 8, 8), seed=0)
+    model = get_phase("nsgf").build(shipped("digits", *flags).model, (1, 8, 8), seed=0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

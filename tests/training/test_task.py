@@ -1,101 +1,7 @@
 import pytest
 import torch
-from scipy.optimize import linear_sum_assignment
-from torch import nn
 
-from nsgf.config.schema import NSFConfig
-from nsgf.data import ImageSampler, PointSampler
-from nsgf.data.points import Gaussian
-from nsgf.pool import TrajectoryPool
-from nsgf.training.task import (
-    Batch,
-    NSFTrainer,
-    NSGFTrainer,
-    StraightLine,
-    TimePredictorTrainer,
-    ot_coupling,
-)
-
-
-class Constant(PointSampler):
-    """A sampler whose every sample is one value."""
-
-    def __init__(self, value: float) -> None:
-        super().__init__(Gaussian((2,)), 0)
-        self.value = value
-
-    def at(self, positions):
-        return 0 * super().at(positions) + self.value
-
-
-def line(mu0=None, target=None, transport=None, **config) -> StraightLine:
-    return StraightLine(
-        mu0 or Constant(-1.0), target or Constant(3.0), NSFConfig(**config), transport, 0
-    )
-
-
-def batch(trainer, n: int) -> Batch:
-    return trainer.batch(*trainer.draw(range(n)))
-
-
-def test_points_lie_on_the_line_from_source_to_target():
-    drawn = line().draw(range(4000))
-    t = drawn[2]
-    start, end, x = line().points(*drawn)
-    assert (start == -1).all()
-    assert (end == 3).all()
-    torch.testing.assert_close(x, (-1 + 4 * t).unsqueeze(1).expand(-1, 2))
-    assert t.min() >= 0
-    assert t.max() <= 1
-    counts = torch.histc(t, 10, 0, 1)
-    assert counts.min() > 320
-    assert counts.max() < 480
-
-
-def test_straight_velocity_is_target_minus_source():
-    (x, t), target = batch(NSFTrainer(nn.Identity(), line()), 32)
-    assert (target == 4.0).all()
-    torch.testing.assert_close(x, (-1 + 4 * t).unsqueeze(1).expand(-1, 2))
-
-
-def test_time_predictor_regresses_the_time_of_a_point():
-    inputs, target = batch(TimePredictorTrainer(nn.Identity(), line()), 64)
-    assert len(inputs) == 1
-    torch.testing.assert_close((inputs[0][:, 0] + 1) / 4, target)
-    assert target.std() > 0.2
-
-
-def test_nsgf_regresses_the_velocity_of_the_pool():
-    pool = TrajectoryPool(10, 2, (2,), time_step=0.5)
-    pool.append(torch.tensor([0.0, 1.0, 3.0]).view(1, 3, 1).expand(10, 3, 2))
-    pool.finalize()
-    (x, t), target = batch(NSGFTrainer(nn.Identity(), pool, 0), 64)
-    # v = 2 at (0, t = 0) and 4 at (1, t = 1/2)
-    torch.testing.assert_close(target, 2 + 2 * x)
-    torch.testing.assert_close(target[:, 0], 2 + 4 * t)
-    assert set(t.tolist()) == {0.0, 0.5}
-
-
-def test_batches_of_all_trainers_follow_positions_alone():
-    """Any part can be drawn alone, later, or by another process."""
-    images = torch.randint(256, (50, 1, 2, 2), dtype=torch.uint8)
-    pool = TrajectoryPool(10, 2, (2,), time_step=0.5)
-    pool.append(torch.randn(10, 3, 2))
-    pool.finalize()
-
-    def trainers():
-        both = line(PointSampler(Gaussian((1, 2, 2)), 0), ImageSampler(images, 1, flip=True))
-        return (
-            NSGFTrainer(nn.Identity(), pool, 0),
-            NSFTrainer(nn.Identity(), both),
-            TimePredictorTrainer(nn.Identity(), both),
-        )
-
-    for one, other in zip(trainers(), trainers(), strict=True):
-        whole = one.draw(range(700))
-        for start, stop in ((690, 700), (0, 300), (300, 690)):
-            for part, expected in zip(other.draw(range(start, stop)), whole, strict=True):
-                assert torch.equal(part, expected[start:stop])
+from nsgf.training.task import Batch, squared_error
 
 
 @pytest.mark.parametrize(("parts", "sizes"), [(1, [7]), (2, [4, 3]), (3, [3, 3, 1]), (9, [1] * 7)])
@@ -108,39 +14,6 @@ def test_batch_splits_into_parts(parts, sizes):
     assert torch.equal(torch.cat([part.target for part in split]), 2 * x)
 
 
-def test_line_can_start_from_the_nsgf_output():
-    moved = line(Constant(0.0), transport=lambda x: x + 7, source="nsgf")
-    drawn = moved.draw(range(16))
-    start, _, x = moved.points(*drawn)
-    assert (start == 7).all()
-    torch.testing.assert_close(x[:, 0], 7 - 4 * drawn[2])
-
-
-@pytest.mark.parametrize(("source", "transport"), [("nsgf", None), ("prior", lambda x: x)])
-def test_source_and_transport_must_agree(source, transport):
-    with pytest.raises(ValueError, match=r"nsf\.source"):
-        StraightLine(Constant(0.0), Constant(1.0), NSFConfig(source=source), transport, 0)
-
-
-def test_optimal_pairs_is_the_cheapest_permutation():
-    torch.manual_seed(0)
-    a, b = torch.randn(40, 1, 2, 2), torch.randn(40, 1, 2, 2)
-    index = ot_coupling(a, b)
-    assert sorted(index.tolist()) == list(range(40))
-    cost = torch.cdist(a.flatten(1), b.flatten(1)).square()
-    rows, columns = linear_sum_assignment(cost.numpy())
-    torch.testing.assert_close(cost[range(40), index].sum(), cost[rows, columns].sum())
-
-
-def test_optimal_coupling_pairs_the_batch():
-    def sampler(seed):
-        return PointSampler(Gaussian((2,)), seed)
-
-    def cost(coupling):
-        paired = line(sampler(0), sampler(1), coupling=coupling)
-        start, end, _ = paired.points(*paired.draw(range(64)))
-        return (start - end).square().sum(1).mean(), end
-
-    (independent, end), (optimal, paired) = cost("independent"), cost("ot")
-    assert optimal < 0.3 * independent
-    assert sorted(end.tolist()) == sorted(paired.tolist())
+def test_loss_is_the_mean_of_squares_unless_a_phase_says_otherwise():
+    batch = Batch((torch.tensor([[1.0], [2.0]]),), torch.tensor([[0.0], [5.0]]))
+    assert squared_error(lambda x: 2 * x, batch).item() == pytest.approx((2**2 + 1**2) / 2)

@@ -13,7 +13,7 @@ from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from nsgf.training.precision import Forward
 from nsgf.training.state import TrainState
-from nsgf.training.task import Batch
+from nsgf.training.task import Batch, Task
 
 CPU = torch.device("cpu")
 
@@ -38,7 +38,7 @@ class Scale(nn.Module):
         return twin
 
 
-class Quadratic:
+class Quadratic(Task):
     """Loss |w - 3|^2 with seeded noise: a minimum to find and a stream to continue."""
 
     def __init__(self, dropout: float = 0.0) -> None:
@@ -54,8 +54,8 @@ class Quadratic:
         return Batch((torch.ones_like(drawn[0]),), drawn[0])
 
 
-def weight(trainer: Quadratic) -> float:
-    return trainer.model.weight.item()
+def weight(task: Quadratic) -> float:
+    return task.model.weight.item()
 
 
 def fails_at(*calls: int, value: float = math.nan) -> Callable[[Tensor, int], Tensor]:

@@ -1,0 +1,171 @@
+"""What a phase states: its network, task and leg, what its samples follow from, what it needs.
+
+All that asks, for memory, plans, previews, resuming or sampling, knows this class and no phase by
+its name.
+
+Shapes: B batch, *shape one sample.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import nn
+
+from nsgf.config.resume_rules import contradictions
+from nsgf.config.schema import Config, ModelConfig, OptimConfig, PhaseName, SamplingConfig
+from nsgf.data import Data, data_shape
+from nsgf.models import velocity_network
+from nsgf.run import checkpoint
+from nsgf.run.folder import RunFolder
+from nsgf.run.session import Session
+from nsgf.sampling.sampler import Leg, StraightFlow
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
+from nsgf.system.seeding import derive_seed
+from nsgf.training.task import Batch, Task
+
+FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
+"""Sections that training samples follow from and no sampling reads."""
+
+
+class Trained(NamedTuple):
+    """A network and how far its training got."""
+
+    network: nn.Module
+    progress: str
+    """Updates done of those configured when it was saved, e.g. ``300 of 100000``."""
+
+
+class PhasePlan(NamedTuple):
+    """What a phase does before its first update."""
+
+    lines: tuple[str, ...] = ()
+    """For people."""
+    disk_bytes: int = 0
+    """What it is still going to write into the run folder, beside checkpoints."""
+
+
+class Preparation(NamedTuple):
+    """Work of a phase before its first update, in equal units."""
+
+    name: str
+    unit: Callable[[], object]
+    """Does one unit; noise stands in for the data."""
+    units: int
+    """How many there are."""
+
+
+@dataclass(frozen=True)
+class Phase(ABC):
+    """One network of an experiment. It holds no state, so all phases of a class are equal."""
+
+    name: ClassVar[PhaseName]
+    """Its name in the configuration, where it has a section of its settings."""
+    leg: ClassVar[type[Leg]] = StraightFlow
+    """What its network does with a sample."""
+    follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
+    """Sections and dotted leaves that its training samples or its network follow from: a
+    checkpoint of others is not taken over. The phase's own optimization is not among them."""
+
+    @abstractmethod
+    def task(self, session: Session, data: Data) -> Task:
+        """Network and batches, ready for the first update.
+
+        Raises:
+            Stopped: asked to, while something is prepared.
+            UserError: an earlier phase is missing, or something does not fit.
+        """
+
+    def network(self, config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
+        """The architecture, with weights of torch's global generator."""
+        return velocity_network(config, shape)
+
+    def example(self, size: int, shape: tuple[int, ...]) -> Batch:
+        """A batch of noise in the shapes of a real one, on torch's default device."""
+        x, t = torch.randn(size, *shape), torch.rand(size)
+        return Batch((x, t), torch.randn(size, *shape))
+
+    def needs(self, config: Config) -> tuple["Phase", ...]:
+        """Earlier phases whose networks its training samples come from."""
+        return ()
+
+    def pictured(self, config: Config) -> tuple["Phase", ...]:
+        """Phases whose legs make its preview, in the order of the way."""
+        return (self,)
+
+    def is_called(self, sampling: SamplingConfig) -> bool:
+        """Whether its leg calls the network."""
+        return True
+
+    def plan(
+        self, config: Config, device: torch.device, run: RunFolder | None, world: World
+    ) -> PhasePlan:
+        """What the phase does before its first update.
+
+        Raises:
+            UserError: a package that only this phase needs is missing, or it does not fit this
+                machine, or contradicts what the run has already.
+        """
+        return PhasePlan()
+
+    def clean(self, session: Session) -> None:
+        """Free what only the training of the phase needs; called once it is done."""
+        return
+
+    def shared_counts(self, config: Config) -> dict[str, int]:
+        """What is divided among processes, by the setting that says how many there are."""
+        return {f"{self.name}.batch_size": self.optim(config).batch_size}
+
+    def described(self, config: Config) -> dict[str, str]:
+        """What a measurement shall say about the phase."""
+        return {}
+
+    def preparation(self, config: Config, device: torch.device) -> Preparation | None:
+        """What preflight measures beside the updates."""
+        return None
+
+    def optim(self, config: Config) -> OptimConfig:
+        """The phase's section."""
+        section: OptimConfig = getattr(config, self.name)
+        return section
+
+    def build(self, config: ModelConfig, shape: tuple[int, ...], seed: int) -> nn.Module:
+        """The network, initialised from ``seed``; torch's global generator is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.network(config, shape)
+
+    def start(self, config: Config, device: torch.device) -> nn.Module:
+        """The network as it begins, from a random stream of the phase's own."""
+        seed, shape = derive_seed(config.seed, self.name, "init"), data_shape(config.data.name)
+        return self.build(config.model, shape, seed).to(device)
+
+    def load(self, config: Config, run: RunFolder, weights: str, device: torch.device) -> Trained:
+        """The trained network, in eval mode and without gradients.
+
+        Args:
+            config: the experiment, compared with the checkpoint.
+            run: the run folder.
+            weights: ``ema`` or ``last``.
+            device: where to put it.
+
+        Raises:
+            UserError: no checkpoint, or one of other settings or another architecture.
+        """
+        file = run.checkpoint_file(self.name)
+        payload, remark = checkpoint.load_good(file)
+        checkpoint.check_phase(file, payload, self.name)
+        fixed = set(self.follows) - FREE_IN_SAMPLING
+        texts = contradictions(payload["config"], config, fixed)
+        if texts:
+            raise UserError(f"cannot use {file}: " + "; ".join(texts))
+        model = self.build(config.model, data_shape(config.data.name), seed=0)
+        try:
+            model.load_state_dict(payload["ema" if weights == "ema" else "model"])
+            progress = f"{payload['step']} of {payload['config'][self.name]['iterations']}{remark}"
+        except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"checkpoint {file} does not fit the network ({error})") from error
+        return Trained(model.to(device).eval().requires_grad_(False), progress)

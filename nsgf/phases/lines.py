@@ -1,0 +1,119 @@
+"""Straight lines from noise to data, which both the straight flow and the time predictor learn.
+
+Shapes: B batch, *shape one sample.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nsgf.config.schema import NSFConfig
+from nsgf.data import Data, PointSampler, Sampler, Times
+from nsgf.phases.nsgf import NSGF
+from nsgf.run.session import Session
+from nsgf.sampling.sampler import nsgf_steps
+from nsgf.sinkhorn.schedule import flow_time
+from nsgf.system.seeding import derive_seed
+
+Transport = Callable[[Tensor], Tensor]
+"""NSGF steps as a function of their start, (B, *shape) -> (B, *shape), without gradients."""
+
+
+class StraightLine:
+    """Random points of straight lines from X0 to X1, the input of phases 2 and 3.
+
+    X0 is a sample of mu0, or with ``nsf.source: nsgf`` what the NSGF steps make of it; X1 is a
+    sample of mu*; with ``nsf.coupling: ot`` both are re-paired within the mini-batch, of several
+    processes each within its share. The pairs are found on the CPU, for which a card has to wait.
+    """
+
+    def __init__(
+        self,
+        source: Sampler,
+        target: Sampler,
+        config: NSFConfig,
+        transport: Transport | None,
+        seed: int,
+    ) -> None:
+        """
+        Args:
+            source: sampler of mu0.
+            target: sampler of mu*.
+            config: ``nsf.source`` and ``nsf.coupling``.
+            transport: the trained NSGF steps, needed with ``nsf.source: nsgf``.
+            seed: seed of the times.
+        """
+        if (config.source == "nsgf") != (transport is not None):
+            raise ValueError("nsf.source: nsgf needs the NSGF steps, prior must not have them")
+        self.config, self.transport = config, transport
+        self._streams = (source, target, PointSampler(Times(), derive_seed(seed, "times")))
+
+    def draw(self, positions: range) -> tuple[Tensor, ...]:
+        """A sample of mu0 (B, *shape), one of mu* (B, *shape), and t ~ U[0, 1) (B,)."""
+        return tuple(stream.at(positions) for stream in self._streams)
+
+    def points(self, noise: Tensor, end: Tensor, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """
+        Returns:
+            X0 and X1 as they are paired, and (1 - t) X0 + t X1; each (B, *shape).
+        """
+        start = self.transport(noise) if self.transport else noise
+        if self.config.coupling == "ot":
+            end = end[ot_coupling(start, end)]
+        return start, end, interpolate(start, end, t)
+
+
+def straight_line(session: Session, data: Data, phase: str) -> StraightLine:
+    """The lines of a run, with random streams of the phase's own.
+
+    Raises:
+        UserError: they start from the NSGF steps, and NSGF is not trained.
+    """
+    config = session.config
+    return StraightLine(
+        data.source(phase),
+        data.target(phase),
+        config.nsf,
+        nsgf_transport(session) if config.nsf.source == "nsgf" else None,
+        derive_seed(config.seed, phase),
+    )
+
+
+def nsgf_transport(session: Session) -> Transport:
+    """The trained NSGF steps (Algorithm 2), from the checkpoint of phase 1.
+
+    Raises:
+        UserError: NSGF is not trained.
+    """
+    flow = session.config.flow
+    velocity = NSGF().load(session.config, session.run, "ema", session.device).network
+
+    @torch.no_grad()
+    def transport(x: Tensor) -> Tensor:
+        return nsgf_steps(velocity, x, steps=flow.steps, flow_time=flow_time(flow))
+
+    return transport
+
+
+def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
+    """(1 - t) X0 + t X1 for X0 and X1 (B, *shape) and t (B,).  (B, *shape)"""
+    weight = t.view(-1, *[1] * (start.ndim - 1))
+    return (1 - weight) * start + weight * end
+
+
+def ot_coupling(start: Tensor, end: Tensor) -> Tensor:
+    """Exact optimal transport between two equally large clouds, squared Euclidean cost.
+
+    Args:
+        start: (n, *shape).
+        end: (n, *shape).
+
+    Returns:
+        Indices into ``end``, a permutation: row i of ``start`` goes to ``end[index[i]]``.  (n,)
+    """
+    import ot
+
+    cost = torch.cdist(start.flatten(1).double(), end.flatten(1).double()).square()
+    plan = ot.emd([], [], cost.cpu().numpy())  # uniform weights: a permutation divided by n
+    return torch.from_numpy(plan.argmax(axis=1)).to(end.device)

@@ -1,0 +1,45 @@
+"""Phase 2: the straight flow u_delta from noise to data (Algorithm 3, part 2)."""
+
+from torch import Tensor, nn
+
+from nsgf.config.schema import Config
+from nsgf.data import Data
+from nsgf.phases.base import Phase
+from nsgf.phases.lines import StraightLine, straight_line
+from nsgf.phases.nsgf import NSGF
+from nsgf.run.session import Session
+from nsgf.training.task import Batch, Task
+
+
+class NSFTask(Task):
+    """u_delta(x, t) regresses X1 - X0."""
+
+    def __init__(self, model: nn.Module, line: StraightLine) -> None:
+        self.model, self.line = model, line
+
+    def draw(self, positions: range) -> tuple[Tensor, ...]:
+        return self.line.draw(positions)
+
+    def batch(self, *drawn: Tensor) -> Batch:
+        noise, end, t = drawn
+        start, end, x = self.line.points(noise, end, t)
+        return Batch((x, t), end - start)
+
+
+class NSF(Phase):
+    """u_delta learns the velocity of straight lines."""
+
+    name = "nsf"
+    follows = (*NSGF.follows, "nsf.source", "nsf.coupling")
+
+    def task(self, session: Session, data: Data) -> Task:
+        return NSFTask(
+            self.start(session.config, session.device), straight_line(session, data, self.name)
+        )
+
+    def needs(self, config: Config) -> tuple[Phase, ...]:
+        return (NSGF(),) if config.nsf.source == "nsgf" else ()
+
+    def pictured(self, config: Config) -> tuple[Phase, ...]:
+        """The whole straight flow, from time 0 and from where its lines start."""
+        return (*self.needs(config), self)

@@ -1,0 +1,90 @@
+"""Phase 1: the velocity network v_theta of the Sinkhorn gradient flow (Algorithm 1)."""
+
+import torch
+from torch import Tensor, nn
+
+from nsgf.config.schema import Config
+from nsgf.data import Data, PointSampler, RandomIndices, build_source, data_shape
+from nsgf.phases.base import Phase, PhasePlan, Preparation
+from nsgf.pool import TrajectoryPool, build_pool, plan_pool, pool_folder
+from nsgf.pool.storage import drop_positions, taken_bytes
+from nsgf.run.folder import RunFolder
+from nsgf.run.session import Session
+from nsgf.sampling.sampler import NSGFSteps
+from nsgf.sinkhorn import build_solver
+from nsgf.sinkhorn.schedule import step_sizes
+from nsgf.system.distributed import World
+from nsgf.system.hardware import format_bytes, release_memory
+from nsgf.system.seeding import derive_seed
+from nsgf.training.task import Batch, Task
+
+
+class NSGFTask(Task):
+    """v_theta(X^t, t/T) regresses the pool's velocities."""
+
+    def __init__(
+        self, model: nn.Module, pool: TrajectoryPool, seed: int, *, reads_disk: bool = False
+    ) -> None:
+        """
+        Args:
+            model: v_theta.
+            pool: where pairs come from, uniformly with replacement.
+            seed: the run's seed.
+            reads_disk: the pool is on the disk.
+        """
+        self.model, self.pool, self.reads_disk = model, pool, reads_disk
+        self._indices = PointSampler(RandomIndices(), derive_seed(seed, "nsgf", "batches"))
+
+    def draw(self, positions: range) -> tuple[Tensor, ...]:
+        return self.pool.pairs(self._indices.at(positions))
+
+    def batch(self, *drawn: Tensor) -> Batch:
+        x, v, t = drawn
+        return Batch((x, t), v)
+
+
+class NSGF(Phase):
+    """Sinkhorn flows fill the trajectory pool, v_theta learns their velocities."""
+
+    name = "nsgf"
+    leg = NSGFSteps
+    follows = ("seed", "data", "sinkhorn", "flow", "pool", "model")
+
+    def task(self, session: Session, data: Data) -> Task:
+        config = session.config
+        pool = build_pool(session, data.source("pool"), data.target("pool"))
+        release_memory(session.device)
+        on_disk = config.pool.storage == "disk"
+        return NSGFTask(self.start(config, session.device), pool, config.seed, reads_disk=on_disk)
+
+    def plan(
+        self, config: Config, device: torch.device, run: RunFolder | None, world: World
+    ) -> PhasePlan:
+        folder = pool_folder(run, world) if run else None
+        pool = plan_pool(config, data_shape(config.data.name), device, folder)
+        disk_bytes = 0
+        if config.pool.storage == "disk":
+            disk_bytes = max(0, pool.nbytes - taken_bytes(run.pool)) if run else pool.nbytes
+        return PhasePlan((f"pool: {pool.text}",), disk_bytes)
+
+    def clean(self, session: Session) -> None:
+        """Free the disk of the pool; nothing else needs it."""
+        session.world.wait()
+        if session.world.is_main and (freed := drop_positions(session.run.pool)):
+            session.tracker.log(
+                f"pool: removed from the disk ({format_bytes(freed)}); a longer phase 1 builds it "
+                "again"
+            )
+
+    def shared_counts(self, config: Config) -> dict[str, int]:
+        return {**super().shared_counts(config), "pool.num_batches": config.pool.num_batches}
+
+    def preparation(self, config: Config, device: torch.device) -> Preparation | None:
+        n, flow = config.sinkhorn.batch_size, config.flow
+        source = build_source(config.data, config.seed, "preflight")
+        x = source.sample(n).to(device).unsqueeze(0)
+        y = source.sample(n).to(device).unsqueeze(0).tanh()
+        solver = build_solver(config.sinkhorn)
+        return Preparation(
+            "pool", lambda: solver.flows(x, y, step_sizes(flow)), config.pool.num_batches
+        )

@@ -1,0 +1,59 @@
+"""Phase 3: the time predictor t_phi says where on its line a sample is (Algorithm 3, part 3)."""
+
+import torch
+from torch import Tensor, nn
+
+from nsgf.config.schema import Config, ModelConfig, SamplingConfig
+from nsgf.data import Data
+from nsgf.models import time_network
+from nsgf.phases.base import Phase
+from nsgf.phases.lines import StraightLine, straight_line
+from nsgf.phases.nsf import NSF
+from nsgf.phases.nsgf import NSGF
+from nsgf.run.session import Session
+from nsgf.sampling.sampler import EntryTimes
+from nsgf.training.task import Batch, Task
+
+
+class TimePredictorTask(Task):
+    """t_phi(x) regresses t."""
+
+    def __init__(self, model: nn.Module, line: StraightLine) -> None:
+        self.model, self.line = model, line
+
+    def draw(self, positions: range) -> tuple[Tensor, ...]:
+        return self.line.draw(positions)
+
+    def batch(self, *drawn: Tensor) -> Batch:
+        noise, end, t = drawn
+        _, _, x = self.line.points(noise, end, t)
+        return Batch((x,), t)
+
+
+class Predictor(Phase):
+    """t_phi learns the time on the lines of phase 2."""
+
+    name = "predictor"
+    leg = EntryTimes
+    follows = NSF.follows  # both must agree in their lines
+
+    def task(self, session: Session, data: Data) -> Task:
+        return TimePredictorTask(
+            self.start(session.config, session.device), straight_line(session, data, self.name)
+        )
+
+    def network(self, config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
+        return time_network(config, shape)
+
+    def example(self, size: int, shape: tuple[int, ...]) -> Batch:
+        return Batch((torch.randn(size, *shape),), torch.rand(size))
+
+    def needs(self, config: Config) -> tuple[Phase, ...]:
+        return NSF().needs(config)
+
+    def pictured(self, config: Config) -> tuple[Phase, ...]:
+        """Algorithm 4."""
+        return (NSGF(), self, NSF())
+
+    def is_called(self, sampling: SamplingConfig) -> bool:
+        return sampling.tau is None
