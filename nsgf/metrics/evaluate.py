@@ -78,8 +78,9 @@ def plan(config: Config, sampler: FlowSampler) -> str:
         measures += ["Inception features"] * evaluation.inception
     elif evaluation.repeats > 1:
         measures[0] += f", {evaluation.repeats} times"
-    nfe = sampler.expected_nfe or "as the samples need"
-    return f"evaluate: {evaluation.num_samples} samples, NFE {nfe}; {', '.join(measures)}"
+    nfe = sampler.expected_nfe
+    calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
+    return f"evaluate: {evaluation.num_samples} samples at {calls}; {', '.join(measures)}"
 
 
 def report(metrics: dict[str, Any]) -> list[str]:

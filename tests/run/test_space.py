@@ -40,7 +40,7 @@ def test_checkpoints_that_are_there_need_no_more_room(tmp_path):
 @pytest.mark.parametrize(("storage", "fits"), [("memory", True), ("disk", False)])
 def test_plan_refuses_a_full_disk(tiny, monkeypatch, storage, fits):
     asked = []
-    monkeypatch.setattr("nsgf.experiment.check_space", lambda *values: asked.append(values))
+    monkeypatch.setattr("nsgf.run.plan.check_space", lambda *values: asked.append(values))
     training_plan(with_pool(tiny, storage=storage), ["nsgf"], CPU)
     [(weights, pool, run)] = asked
     assert list(weights) == ["nsgf"]
