@@ -134,9 +134,6 @@ def parse(argv: list[str]) -> Request:
 
 
 def _parse(command: str, words: list[str]) -> Request:
-    from nsgf.checks import check
-    from nsgf.run.folder import at_home
-
     given = _flags(command, words)
     control, flags = _typed(command, given)
     file = _file(control, flags)
@@ -147,8 +144,12 @@ def _parse(command: str, words: list[str]) -> Request:
     notes: tuple[str, ...] = ()
     if "--sinkhorn-batch" in given and not (smoke or "num_batches" in flags.get("pool", {})):
         config, notes = _keep_pool_total(config, resolved(base))
+    from nsgf.checks import check  # loads torch, for whose seconds a typo need not wait
+
     check(config)
     if run:
+        from nsgf.run.folder import at_home
+
         asked = {*own.get("data", {}), *flags.get("data", {})} & {"root", "download"}
         asked = {f"data.{key}" for key in asked}
         if command in ("sample", "evaluate") and "out_dir" in flags:
@@ -284,11 +285,11 @@ def _find_run(
     Raises:
         UserError: there is none, or it is a run of another experiment.
     """
+    if command in WITHOUT_RUN or (command == "train" and not (control.run or control.resumes)):
+        return None
     from nsgf.checks import check_places, expanded
     from nsgf.run.folder import RunFolder, check_links
 
-    if command in WITHOUT_RUN or (command == "train" and not (control.run or control.resumes)):
-        return None
     if control.run is not None:
         return check_links(RunFolder.open(Path(expanded("run", control.run))))
     if file is None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 LATE = ("matplotlib", "sklearn", "ot", "wandb", "scipy", "torchvision")
 OPTIONAL = {"torch_fidelity", "torchdiffeq", "torchcfm"}
@@ -47,8 +49,10 @@ def loaded_after(statement: str) -> set[str]:
     return set(done.stdout.splitlines()[-1].split())
 
 
-def test_help_loads_nothing_that_takes_long():
-    loaded = loaded_after("from nsgf.cli import main; main(['train', '--help'])")
+@pytest.mark.parametrize("words", [["train", "--help"], ["train", "--exp", "2d", "--sede=3"]])
+def test_help_and_typos_load_nothing_that_takes_long(words):
+    loaded = loaded_after(f"from nsgf.cli import main; main({words})")
+    assert "nsgf" in loaded
     assert not loaded & {*LATE, "torch", "numpy"}
 
 
