@@ -1,7 +1,9 @@
 """Small comparisons from end to end: trained once, measured once, left to others, reported."""
 
 import copy
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +21,7 @@ from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
 
-@pytest.fixture
-def config(tmp_path):
+def moons(out_dir: Path):
     """Three methods on moons."""
     base = shipped(
         "2d",
@@ -32,7 +33,12 @@ def config(tmp_path):
         "--evaluation.w2_samples=16",
         "--device=cpu",
     )
-    return replace(base, out_dir=str(tmp_path))
+    return replace(base, out_dir=str(out_dir))
+
+
+@pytest.fixture
+def config(tmp_path):
+    return moons(tmp_path)
 
 
 def run(config) -> tuple[list, list[str]]:
@@ -40,8 +46,22 @@ def run(config) -> tuple[list, list[str]]:
     return compare(config, log=said.append), said
 
 
-def test_comparison_trains_measures_and_reports(config):
-    files, said = run(config)
+@pytest.fixture(scope="module")
+def finished_once(tmp_path_factory):
+    """A finished comparison, its files and what it said; never written to."""
+    config = moons(tmp_path_factory.mktemp("moons"))
+    return config, *run(config)
+
+
+@pytest.fixture
+def finished(config, finished_once):
+    """This test's own copy of a finished comparison: its configuration."""
+    shutil.copytree(finished_once[0].out_dir, config.out_dir, dirs_exist_ok=True)
+    return config
+
+
+def test_comparison_trains_measures_and_reports(finished_once):
+    _, files, said = finished_once
     assert [file.name for file in files] == ["table.md", "table.csv", "moons.png"]
     assert all(file.stat().st_size > 0 for file in files)
     assert said[1] == "compare: 4 trials, 0 measured, 25 updates in all"
@@ -50,9 +70,8 @@ def test_comparison_trains_measures_and_reports(config):
     assert "| floor |" in table
 
 
-def test_what_is_finished_is_not_done_again(config, monkeypatch):
-    first, _ = run(config)
-    table = first[0].read_text()
+def test_what_is_finished_is_not_done_again(finished, monkeypatch):
+    table = (comparison_folder(finished) / "table.md").read_text()
 
     def refuse(*_, **__):
         raise AssertionError("trained or measured again")
@@ -60,13 +79,13 @@ def test_what_is_finished_is_not_done_again(config, monkeypatch):
     monkeypatch.setattr(comparison, "train", refuse)
     monkeypatch.setattr(comparison, "measure", refuse)
     monkeypatch.setattr(measure.PointYardstick, "floor", refuse)
-    second, said = run(config)
+    second, said = run(finished)
     assert second[0].read_text() == table
     assert "4 measured" in said[1]
 
 
-def test_other_nfe_are_measured_without_training(config, monkeypatch):
-    run(config)
+def test_other_nfe_are_measured_without_training(finished, monkeypatch):
+    config = finished
     before = [trial_folder(config, trial) / "checkpoints" for trial in trials(config)]
     times = [file.stat().st_mtime_ns for folder in before for file in sorted(folder.iterdir())]
     run(replace(config, compare=replace(config.compare, nfe=[3])))
@@ -111,18 +130,17 @@ def test_cell_of_another_process_is_left_to_it(config):
         "[" * 100_000,
     ],
 )
-def test_damaged_record_is_measured_anew(config, damage):
-    files, _ = run(config)
-    table = files[0].read_text().splitlines()[:6]
-    for trial in trials(config):
-        (trial_folder(config, trial) / "compare.json").write_text(damage)
-    files, _ = run(config)
+def test_damaged_record_is_measured_anew(finished, damage):
+    table = (comparison_folder(finished) / "table.md").read_text().splitlines()[:6]
+    for trial in trials(finished):
+        (trial_folder(finished, trial) / "compare.json").write_text(damage)
+    files, _ = run(finished)
     assert files[0].read_text().splitlines()[:6] == table
 
 
-def test_time_of_training_is_each_methods_own(config):
+def test_time_of_training_is_each_methods_own(finished_once):
     """1-RF and 2-RF share a folder; what reflow takes is not 1-RF's."""
-    run(config)
+    config = finished_once[0]
     record = Record(trial_folder(config, list(trials(config))[-1]))
     first, both = record.train_seconds(("peer",)), record.train_seconds(("peer", "reflow"))
     assert 0 < first < both
@@ -245,23 +263,21 @@ def test_stop_while_waiting_for_another_process(config):
     ],
 )
 def test_cells_of_other_settings_are_refused_before_any_work(
-    config, monkeypatch, section, change, told
+    finished, monkeypatch, section, change, told
 ):
-    run(config)
     monkeypatch.setattr(comparison, "train", None)
-    other = replace(config, **{section: replace(getattr(config, section), **change)})
+    other = replace(finished, **{section: replace(getattr(finished, section), **change)})
     with pytest.raises(UserError, match=f"other settings .*{told}.*remove it, or name another"):
         run(other)
 
 
-def test_damaged_checkpoint_is_no_other_setting(config):
+def test_damaged_checkpoint_is_no_other_setting(finished):
     """Training mends it from the one before; a comparison must not ask to throw it away."""
-    run(config)
-    for trial in trials(config):
-        for file in (trial_folder(config, trial) / "checkpoints").glob("*.earlier.pt"):
+    for trial in trials(finished):
+        for file in (trial_folder(finished, trial) / "checkpoints").glob("*.earlier.pt"):
             newest = file.with_name(file.name.replace(".earlier", ""))
             newest.write_bytes(newest.read_bytes()[:-200])
-            comparison_plan(config)
+            comparison_plan(finished)
             return
     raise AssertionError("no earlier checkpoint")
 
