@@ -4,19 +4,23 @@
     python scripts/ablate.py digits --seeds 3   # choices of NSGF++
 
 Further flags go to every variant (``--precision bf16``). Interrupted, the same command goes on.
+Variants share one classifier, and the first phase where they differ in later ones alone.
 """
 
 import argparse
 import re
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from nsgf.command_line import parse
-from nsgf.compare.compare import Work, comparison_plan
+from nsgf.compare.compare import Work, check_earlier, comparison_plan, is_trained
 from nsgf.compare.measure import generated
 from nsgf.compare.report import by_seed, spread
 from nsgf.compare.trials import Trial, named_target, trial_config, trial_folder
 from nsgf.config.schema import Config, MethodName
-from nsgf.run.folder import RunFolder, write_text
+from nsgf.run.folder import RunFolder, replacing, write_text
+from nsgf.run.lock import only_process
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 
@@ -125,7 +129,7 @@ def _run(
     words: list[str],
     trial: Trial,
     stop: StopRequest,
-    found: dict[Column, dict[tuple[int, int], dict[str, float]]],
+    measures: dict[Column, dict[tuple[int, int], dict[str, float]]],
 ) -> None:
     """One variant, target and seed."""
     tau = _mean_tau(own, words, trial, stop) if "MEAN" in words else None
@@ -136,14 +140,42 @@ def _run(
             measured = work.measured(trial, nfe, draw)
             assert measured is not None
             values = {**measured.values, "NFE": measured.nfe}
-            found.setdefault((trial.target.label, nfe), {})[trial.seed, draw] = values
+            measures.setdefault((trial.target.label, nfe), {})[trial.seed, draw] = values
 
 
 def _finished(config: Config, trial: Trial, stop: StopRequest) -> Work:
-    work = Work(config, stop, print)
+    shared = Path(config.out_dir).parent
+    work = Work(config, stop, print, classifiers=shared)
+    _take_first_phase(config, trial, shared)
     if not work.finish(trial):
         raise UserError(f"{trial_folder(config, trial)}: another process works on it")
     return work
+
+
+def _take_first_phase(config: Config, trial: Trial, shared: Path) -> None:
+    """Copy the first phase from another variant that has trained the same one.
+
+    Args:
+        config: of this variant.
+        trial: what is to be trained.
+        shared: folder of the variants' folders.
+    """
+    own = trial_config(config, trial)
+    phase, *later = own.phases
+    folder = trial_folder(config, trial)
+    run, first = RunFolder(folder), replace(own, phases=[phase])
+    for variant in sorted(shared.iterdir()) if later else []:
+        if run.has_checkpoint(phase):
+            return
+        other = RunFolder(variant / folder.relative_to(config.out_dir))
+        if not (other.has_checkpoint(phase) and is_trained(first, other, phase)):
+            continue
+        with suppress(UserError):  # it was trained with other settings
+            check_earlier(first, other)
+            RunFolder.prepare(folder)
+            with only_process(folder), replacing(run.checkpoint_file(phase)) as stream:
+                stream.write(other.checkpoint_file(phase).read_bytes())
+            print(f"ablate: {phase} as in {other.path}")
 
 
 def _config(
@@ -174,16 +206,16 @@ def _mean_tau(own: argparse.Namespace, words: list[str], trial: Trial, stop: Sto
 
 def _tables(results: Results) -> str:
     """One table for each measure: variants down, targets and NFE across."""
-    columns = list(dict.fromkeys(column for found in results.values() for column in found))
+    columns = list(dict.fromkeys(column for rows in results.values() for column in rows))
     every = [
-        values for found in results.values() for kept in found.values() for values in kept.values()
+        values for rows in results.values() for kept in rows.values() for values in kept.values()
     ]
     lines: list[str] = []
     for metric in every[0] if every else []:
         lines += ["", f"| {metric} | " + " | ".join(f"{t}, {n}" for t, n in columns) + " |"]
         lines.append("| --- " * (len(columns) + 1) + "|")
-        for label, found in results.items():
-            kept = [found.get(column, {}) for column in columns]
+        for label, rows in results.items():
+            kept = [rows.get(column, {}) for column in columns]
             texts = [spread(by_seed({p: v[metric] for p, v in own.items()})) for own in kept]
             lines.append(f"| {label} | " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"

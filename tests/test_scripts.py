@@ -4,11 +4,14 @@ import re
 import runpy
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch.profiler import record_function
+
+from nsgf.data import DATA_SETS
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SMALL = ("--model.mlp.width=16", "--batch-size=16", "--sinkhorn-batch=16", "--pool-batches=2")
@@ -288,6 +291,27 @@ def test_ablation_looks_at_its_last_variant_before_it_trains_the_first(
     assert ended.value.code == 2
     assert "torchdiffeq" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_variants_share_the_classifier_and_a_first_phase_that_is_the_same(
+    tmp_path, monkeypatch, capsys, scripts
+):
+    """T 1 has a first phase of its own; the other two differ in the second alone."""
+    monkeypatch.setitem(DATA_SETS, "digits", replace(DATA_SETS["digits"], classifier_epochs=1))
+    ablate = scripts("ablate")
+    words = ["digits", "--only", "configs/digits.yaml", "coupling ot", "T 1", "--smoke"]
+    words += ["--num-samples=16", "--compare.nfe=[4]", "--device=cpu"]
+    monkeypatch.setattr(sys, "argv", ["ablate.py", *words, "--out-dir", str(tmp_path)])
+    ablate["main"]()
+    text = capsys.readouterr().out
+    assert text.count("classifier of digits: trained on") == 1
+    assert len(list(tmp_path.rglob(".classifiers"))) == 1
+    assert text.count("ablate: nsgf as in") == 1
+    files = sorted(tmp_path.rglob("phase1_nsgf.pt"))
+    assert len({file.read_bytes() for file in files}) == 2
+    assert len(files) == 3
+    seconds = {file.read_bytes() for file in tmp_path.rglob("phase2_nsf.pt")}
+    assert len(seconds) == 3
 
 
 def test_ablation_of_changed_settings_does_not_show_old_figures(

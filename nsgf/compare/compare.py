@@ -113,11 +113,12 @@ def _check_machine(config: Config, run: RunFolder, device: torch.device) -> None
     Raises:
         UserError: packages or memory are.
     """
-    left = [phase for phase in config.phases if not _is_trained(config, run, phase)]
+    left = [phase for phase in config.phases if not is_trained(config, run, phase)]
     training_plan(config, left, device, run)
 
 
-def _is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
+def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
+    """Whether the phase has all its updates."""
     file = run.checkpoint_file(phase)
     return (
         run.has_checkpoint(phase) and good_header(file)["step"] >= getattr(config, phase).iterations
@@ -165,14 +166,23 @@ def _measures(config: Config) -> list[tuple[int, int]]:
 class Work:
     """The trials of one comparison."""
 
-    def __init__(self, config: Config, stop: StopRequest, log: Log) -> None:
+    def __init__(
+        self, config: Config, stop: StopRequest, log: Log, classifiers: Path | None = None
+    ) -> None:
         """
+        Args:
+            config: the experiment and its ``compare`` section.
+            stop: ends training early, after a checkpoint.
+            log: takes the lines about progress.
+            classifiers: folder whose ``.classifiers`` are used; None: ``out_dir``.
+
         Raises:
             UserError: something that measuring needs is missing.
         """
         self._config, self._stop, self._log = config, stop, log
         self._said: set[Trial] = set()
         self.device = pick_device(config.device)
+        self._classifiers = classifiers or Path(config.out_dir).expanduser()
         self._yardsticks: dict[Target, Yardstick] = {}
         for trial in trials(config):
             self._yardstick(trial)
@@ -206,7 +216,7 @@ class Work:
     def _train(self, config: Config, run: RunFolder) -> None:
         """The last of the configuration's phases, those before are done."""
         phase = config.phases[-1]
-        if _is_trained(config, run, phase):
+        if is_trained(config, run, phase):
             return
         resumed, started = run.checkpoint_file(phase).exists(), time.perf_counter()
         try:
@@ -277,7 +287,9 @@ class Work:
         if trial.target not in self._yardsticks:
             config = trial_config(self._config, trial)
             if is_image_set(trial.target.name):
-                self._yardsticks[trial.target] = ImageYardstick(config, self.device, self._log)
+                self._yardsticks[trial.target] = ImageYardstick(
+                    config, self._classifiers, self.device, self._log
+                )
             else:
                 self._yardsticks[trial.target] = PointYardstick(config)
         return self._yardsticks[trial.target]

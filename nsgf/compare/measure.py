@@ -8,12 +8,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from nsgf.compare.trials import at_nfe, comparison_folder
+from nsgf.compare.trials import at_nfe
 from nsgf.config.schema import Config
 from nsgf.data import Data, build_source
 from nsgf.metrics.classifier import ClassifierMetrics
@@ -73,17 +74,23 @@ class ImageYardstick:
 
     names: tuple[str, ...] = ("classifier_fid", "classifier_precision", "classifier_recall")
 
-    def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, folder: Path, device: torch.device, log: Callable[[str], None]
+    ) -> None:
         """
+        Args:
+            config: a trial's configuration.
+            folder: whose ``.classifiers`` are used.
+            device: where the classifier runs.
+            log: takes a line about a classifier that is trained.
+
         Raises:
             UserError: too few samples, random images, or what the classifier needs is missing.
         """
         require_neighbours(config.evaluation.num_samples)
         images = Data(config.data, 0).images
         assert images is not None
-        self._classifier = ClassifierMetrics(
-            config.data, images, comparison_folder(config).parent, device, log
-        )
+        self._classifier = ClassifierMetrics(config.data, images, folder, device, log)
         self.samples = self._classifier.used(config.evaluation.num_samples)
 
     def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
