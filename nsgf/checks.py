@@ -118,13 +118,8 @@ def _data_problems(config: Config) -> Iterator[str]:
     needed = "unet" if is_image else "mlp"
     if config.model.kind != needed:
         yield f"model.kind = {config.model.kind}: must be {needed} for data.name {config.data.name}"
-    if is_image and config.data.source != "gaussian":
-        yield f"data.source = {config.data.source}: must be gaussian for image sets"
-    if not is_image and config.data.source == config.data.name:
+    if config.data.source == config.data.name:
         yield f"data.source = {config.data.source}: must differ from data.name"
-    if not is_image and (config.data.fake or config.data.flip):
-        key = "fake" if config.data.fake else "flip"
-        yield f"data.{key} = true: must be false for the 2D set {config.data.name}"
     for key in ("inception", "classifier"):
         if not is_image and getattr(config.evaluation, key):
             yield f"evaluation.{key} = true: must be false for the 2D set {config.data.name}"
@@ -136,14 +131,23 @@ def _data_problems(config: Config) -> Iterator[str]:
 
 def _unused_problems(config: Config) -> Iterator[str]:
     """Settings that would silently have no effect."""
-    root, usual = config.data.root, DataConfig().root
-    if root != usual and "root" not in data_set(config.data.name).uses:
-        yield f"data.root = {root}: must be {usual}, {config.data.name} reads no files"
+    unused = {"root", "source", "fake", "flip"} - data_set(config.data.name).uses
+    why = {"root": f", {config.data.name} reads no files"}
+    for key in sorted(unused):
+        value, usual = getattr(config.data, key), getattr(DataConfig(), key)
+        if value != usual:
+            rest = why.get(key, f" for {config.data.name}")
+            yield f"data.{key} = {_written(value)}: must be {_written(usual)}{rest}"
     for phase in config.phases:
         parts, size = config.train.accumulate, getattr(config, phase).batch_size
         if parts > size >= 1:
             yield f"train.accumulate = {parts}: must be <= {phase}.batch_size = {size}"
             break
+
+
+def _written(value: bool | str) -> str:
+    """A value as YAML and flags have it."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _flow_problems(config: Config) -> Iterator[str]:

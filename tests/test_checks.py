@@ -125,3 +125,17 @@ def test_parts_of_a_batch_concern_the_phases_that_are_trained():
 def test_nan_is_out_of_every_range():
     with pytest.raises(UserError, match="finite"):
         check(replace(Config(), nsgf=OptimConfig(lr=math.nan)))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("digits", "source", "8gaussians", r"data\.source = 8gaussians: must be gaussian for "),
+        ("2d", "fake", True, r"data\.fake = true: must be false for 8gaussians"),
+        ("2d", "flip", True, r"data\.flip = true: must be false for 8gaussians"),
+    ],
+)
+def test_settings_that_a_data_set_does_not_use_are_refused(name, key, value, message):
+    config = shipped(name)
+    with pytest.raises(UserError, match=message):
+        check(replace(config, data=replace(config.data, **{key: value})))

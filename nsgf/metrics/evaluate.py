@@ -91,6 +91,8 @@ def report(metrics: dict[str, Any]) -> list[str]:
 
 
 def _in_words(value: Any) -> str:
+    if value is None:
+        return "not known before"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):

@@ -107,7 +107,7 @@ def inception_metrics(
     network = fingerprint(Path(weights)) if weights else "downloaded"
     key = reference.key(network, version)
     _check_cache(reference, key, log)
-    found = _calculate(
+    metrics = _calculate(
         input1=ByteImages(samples, "samples"),
         input2=ByteImages(reference.images, "real images"),
         input2_cache_name=key,
@@ -118,7 +118,7 @@ def inception_metrics(
         batch_size=batch_size,
         feature_extractor_weights_path=weights,
     )
-    return found | {
+    return metrics | {
         "kid_subset_size": min(KID_SUBSET, fewest),
         "inception_samples": len(samples),
         "inception_reference": reference.describe(),
@@ -146,7 +146,7 @@ def _calculate(**settings: Any) -> dict[str, float]:
 
     weights = settings["feature_extractor_weights_path"]
     try:
-        found = calculate_metrics(
+        theirs = calculate_metrics(
             feature_extractor=EXTRACTOR,  # it would take VGG16 for precision and recall
             fid=True,
             isc=True,
@@ -167,13 +167,13 @@ def _calculate(**settings: Any) -> dict[str, float]:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"torch-fidelity failed ({cause}); {remedy}") from error
     return {
-        "fid": found["frechet_inception_distance"],
-        "inception_score": found["inception_score_mean"],
-        "inception_score_std": found["inception_score_std"],
-        "kid": found["kernel_inception_distance_mean"],
-        "kid_std": found["kernel_inception_distance_std"],
-        "precision": found["precision"],
-        "recall": found["recall"],
+        "fid": theirs["frechet_inception_distance"],
+        "inception_score": theirs["inception_score_mean"],
+        "inception_score_std": theirs["inception_score_std"],
+        "kid": theirs["kernel_inception_distance_mean"],
+        "kid_std": theirs["kernel_inception_distance_std"],
+        "precision": theirs["precision"],
+        "recall": theirs["recall"],
     }
 
 
@@ -188,15 +188,15 @@ def _check_cache(reference: Reference, key: str, log: Callable[[str], None]) -> 
     """
     files = [reference.cache / f"{key}-{EXTRACTOR}-features-{layer}.pt" for layer in LAYERS]
     problems = [_problem(file, len(reference.images)) for file in files if _there(file)]
-    found = [problem for problem in problems if problem]
+    unusable = [problem for problem in problems if problem]
     statistics = reference.cache / f"{key}-{EXTRACTOR}-stat-fid-{LAYERS[0]}.pt"
     try:
-        for file in (statistics, *(files if found else [])):
+        for file in (statistics, *(files if unusable else [])):
             file.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"out_dir: cannot remove {error.filename} ({error.strerror})") from error
-    if found:
-        log(f"features of the real images in {reference.cache} are computed again: {found[0]}")
+    if unusable:
+        log(f"features of the real images in {reference.cache} are computed again: {unusable[0]}")
     elif not all(map(_there, files)):
         log(f"features of the real images are computed, and kept in {reference.cache}")
 
