@@ -105,22 +105,24 @@ def _train(request: Request) -> None:
         except Stopped as stopped:
             if world.is_main:
                 show(f"stopped ({stop.reason}), {stopped}; go on with:")
-                show(f"    {_resume_command(Path(stopped.folder or ''), world.size)}")
+                folder, mirror = Path(stopped.folder or ""), config.tracking.wandb
+                show(f"    {_resume_command(folder, world.size, mirror)}")
             return
         if world.is_main:
             for command in ("sample", "evaluate"):
                 show(f"next: python -m nsgf {command} --run {shlex.quote(str(run.path))}")
 
 
-def _resume_command(folder: Path, processes: int) -> str:
+def _resume_command(folder: Path, processes: int, mirror: str) -> str:
     """The command that goes on with a run, for a shell.
 
-    The -- keeps torchrun from taking --run for an abbreviation of its own --run-path.
+    A run's own settings do not mirror it, so that is asked for again. The -- keeps torchrun from taking --run for an abbreviation of its own --run-path.
     """
     runner = "python -m nsgf"
     if processes > 1:
         runner = f"torchrun --nproc-per-node {processes} -m nsgf --"
-    return f"{runner} train --run {shlex.quote(str(folder))} --resume"
+    command = f"{runner} train --run {shlex.quote(str(folder))} --resume"
+    return command if mirror == "disabled" else f"{command} --wandb {mirror}"
 
 
 def _sample(request: Request) -> None:

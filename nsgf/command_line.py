@@ -150,11 +150,16 @@ def _parse(command: str, words: list[str]) -> Request:
     if run:
         from nsgf.run.folder import at_home
 
-        asked = {*own.get("data", {}), *flags.get("data", {})} & {"root", "download"}
-        asked = {f"data.{key}" for key in asked}
+        asked = {
+            f"{section}.{key}"
+            for section in ("data", "tracking")
+            for key in (*own.get(section, {}), *flags.get(section, {}))
+        }
         if command in ("sample", "evaluate") and "out_dir" in flags:
             asked.add("out_dir")
-        config = at_home(config, run, asked)
+        wanted, config = config.tracking.wandb, at_home(config, run, asked)
+        if command == "train" and wanted != config.tracking.wandb:
+            notes += (f"not mirrored as the run's settings say: add --wandb {wanted} for that",)
     return Request(
         command,
         config,

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nsgf.run.folder import write_text
 from nsgf.run.progress import track
 from nsgf.system.errors import UserError
 
@@ -196,12 +197,7 @@ def _is_report(report: Any) -> bool:
 
 def write_header(folder: Path, header: Header) -> None:
     """Replace the header as a whole."""
-    partial = folder / "header.json.partial"
-    with partial.open("w", encoding="utf-8") as stream:
-        json.dump(header, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(folder / "header.json")
+    write_text(folder / "header.json", json.dumps(header))
 
 
 def refuse_mismatch(known: Header, folder: Path | None, settings: dict[str, object]) -> None:

@@ -239,21 +239,24 @@ def check_links(run: RunFolder) -> RunFolder:
 
 
 def at_home(config: Config, run: RunFolder, asked: set[str]) -> Config:
-    """The configuration of a run that exists, without the places that only its own file names.
+    """The configuration of a run that exists, without what its own file alone may not decide.
 
     ``out_dir`` is where the run lies now. Images are not downloaded into a folder outside of the
-    working directory unless this command names the folder or asks for the download.
+    working directory unless this command names the folder or asks for the download; nothing is
+    mirrored to a service, with the user's key, unless this command says so.
 
     Args:
         config: the run's settings with this command's on top.
         run: the run folder.
-        asked: keys that this command sets: ``data.root``, ``data.download``; ``out_dir`` where
-            results may go elsewhere.
+        asked: keys that this command sets, e.g. ``data.root``, ``data.download``,
+            ``tracking.wandb``; ``out_dir`` where results may go elsewhere.
     """
     if "out_dir" not in asked:
         path = run.path if run.path.name not in ("", "..") else run.path.resolve()
         config = replace(config, out_dir=str(path.parent))
+    if "tracking.wandb" not in asked:
+        config = replace(config, tracking=replace(config.tracking, wandb="disabled"))
     root = Path(os.path.abspath(Path(config.data.root).expanduser()))
-    if asked - {"out_dir"} or root.is_relative_to(Path.cwd()):
+    if asked & {"data.root", "data.download"} or root.is_relative_to(Path.cwd()):
         return config
     return replace(config, data=replace(config.data, download=False))

@@ -209,7 +209,7 @@ def test_header_is_replaced_as_a_whole(disk, folder, monkeypatch):
     def dying(*_, **__):
         raise Killed
 
-    monkeypatch.setattr(files.json, "dump", dying)
+    monkeypatch.setattr("nsgf.run.folder.os.fsync", dying)
     with pytest.raises(Killed):
         files.write_header(folder, {})
     assert header(folder) == before

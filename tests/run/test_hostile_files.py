@@ -175,6 +175,18 @@ def test_a_runs_own_settings_do_not_lead_out_of_it(tiny, tiny_run, tmp_path):
     assert not outside.exists()
 
 
+def test_a_runs_own_settings_upload_nothing(tiny, tiny_run):
+    mirrored = replace(tiny, tracking=replace(tiny.tracking, wandb="online"))
+    tiny_run.config_file.write_text(dump_config(mirrored))
+    argv = ["train", "--run", str(tiny_run.path), "--resume"]
+    request = parse(argv)
+    assert request.config.tracking.wandb == "disabled"
+    assert request.notes == ("not mirrored as the run's settings say: add --wandb online for that",)
+    asked = parse([*argv, "--wandb", "offline"])
+    assert asked.config.tracking.wandb == "offline"
+    assert asked.notes == ()
+
+
 def test_a_run_named_by_a_dot_lies_in_the_folder_above(tiny_run, monkeypatch):
     monkeypatch.chdir(tiny_run.path)
     assert Path(parse(["sample", "--run", "."]).config.out_dir) == tiny_run.path.parent
