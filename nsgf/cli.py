@@ -116,7 +116,8 @@ def _train(request: Request) -> None:
 def _resume_command(folder: Path, processes: int, mirror: str) -> str:
     """The command that goes on with a run, for a shell.
 
-    A run's own settings do not mirror it, so that is asked for again. The -- keeps torchrun from taking --run for an abbreviation of its own --run-path.
+    The -- keeps torchrun from taking --run for an abbreviation of its own --run-path. A run's own
+    settings do not mirror it, so that is asked for again.
     """
     runner = "python -m nsgf"
     if processes > 1:

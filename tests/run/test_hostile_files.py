@@ -17,10 +17,11 @@ from nsgf.command_line import parse
 from nsgf.metrics.inception import check_weights
 from nsgf.pool.storage import read_header
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, dump_config, earlier
+from nsgf.run.folder import RunFolder, at_home, dump_config, earlier
 from nsgf.run.log import Tracker
 from nsgf.run.wandb_mirror import run_id
 from nsgf.system.errors import UserError
+from tests.conftest import shipped
 from tests.run.test_checkpoint import craft, serialized
 
 SOURCES = sorted(Path(nsgf.__file__).parent.rglob("*.py"))
@@ -159,20 +160,21 @@ def test_links_inside_the_run_folder_and_those_of_wandb_are_fine(tiny_run, tmp_p
 
 
 def test_a_runs_own_settings_do_not_lead_out_of_it(tiny, tiny_run, tmp_path):
-    """``out_dir`` (compiled code is kept there) and downloads into ``data.root``."""
     outside = tmp_path / "outside"
-    hostile = replace(
-        tiny, out_dir=str(outside), data=replace(tiny.data, root=str(tmp_path.parent / "home"))
-    )
-    tiny_run.config_file.write_text(dump_config(hostile))
+    tiny_run.config_file.write_text(dump_config(replace(tiny, out_dir=str(outside))))
     argv = ["train", "--run", str(tiny_run.path), "--resume"]
-    found = parse(argv).config
-    assert found.out_dir == str(tiny_run.path.parent)
-    assert not found.data.download
-    assert parse([*argv, "--data.download=true"]).config.data.download
-    assert parse([*argv, "--data-root", str(tmp_path.parent)]).config.data.download
+    assert parse(argv).config.out_dir == str(tiny_run.path.parent)
     assert cli.main([*argv, "--train-iters", "13"]) == 0
     assert not outside.exists()
+
+
+def test_a_runs_own_settings_download_into_no_foreign_folder(tiny_run, tmp_path):
+    config = shipped("mnist", "--data-root", str(tmp_path.parent / "home"))
+    assert not at_home(config, tiny_run, set()).data.download
+    assert not at_home(config, tiny_run, {"out_dir", "tracking.wandb"}).data.download
+    for asked in ("data.root", "data.download"):
+        assert at_home(config, tiny_run, {asked}).data.download
+    assert at_home(shipped("mnist"), tiny_run, set()).data.download
 
 
 def test_a_runs_own_settings_upload_nothing(tiny, tiny_run):
