@@ -134,6 +134,6 @@ def _shared_folder(
 def _start_records(session: Session, restarts: list[PhaseName]) -> None:
     """Set aside what starts anew, and begin the mirror."""
     run, tracker = session.run, session.tracker
-    for phase in restarts:
+    for phase in reversed(restarts):  # what is left by a kill in between can be resumed
         tracker.log(f"{phase}: starts anew, its earlier checkpoint is {run.set_aside(phase)}")
     tracker.mirror_to(open_mirror(session.config, run, tracker.log))
