@@ -65,6 +65,17 @@ def test_process_without_work_is_refused():
         check_shares(nsf, 5)
 
 
+def test_mean_over_processes_is_no_sum(monkeypatch):
+    """As if the three others had half of this one's value."""
+    monkeypatch.setattr(
+        "nsgf.system.distributed.distributed.all_reduce", lambda value: value.mul_(2.5)
+    )
+    value = torch.tensor([2.0, -4.0])
+    assert World(1, 4).mean(value).tolist() == [1.25, -2.5]
+    assert value.tolist() == [2.0, -4.0]
+    assert World().mean(value).tolist() == [2.0, -4.0]
+
+
 def test_alone_there_is_nothing_to_agree_on(monkeypatch):
     world = World()
     assert world.agree("x") == "x"

@@ -297,3 +297,25 @@ def test_dropout_differs_between_updates_and_repeats_with_the_step():
     assert torch.equal(masks[0], masks[2])
     assert torch.equal(masks[1], masks[3])
     assert not torch.equal(masks[0], masks[1])
+
+
+def test_gradient_is_clipped_before_the_step():
+    """Adam's first moment is a tenth of the gradient that the step has seen."""
+    trainer = Quadratic()
+    updates = Updates(trainer, optim(clip_norm=0.5))
+    assert updates.update().norm > 5
+    moment = updates.state.adam.state[trainer.model.weight]["exp_avg"]
+    assert abs(moment.item()) == pytest.approx(0.05, rel=1e-3)
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_loss_is_the_one_that_was_given(accumulate):
+    """The slope of the absolute error is 1 wherever the weight is below its goal."""
+    trainer = Quadratic()
+    state = TrainState(
+        Forward(trainer.model, TrainConfig(), CPU, World()),
+        optim(clip_norm=None),
+        loss=lambda forward, batch: (forward(*batch.inputs) - batch.target).abs().mean(),
+        accumulate=accumulate,
+    )
+    assert state.update(trainer.batch(*trainer.draw(range(8)))).read().norm == pytest.approx(1)

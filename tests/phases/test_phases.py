@@ -1,0 +1,116 @@
+"""What every phase states, and what is asked of all of them."""
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from nsgf.config.schema import FAMILIES, PHASES
+from nsgf.data import Data
+from nsgf.phases import get_phase, get_phases, load_legs, sampled_phases
+from nsgf.phases.lines import straight_line
+from nsgf.phases.nsf import NSFTask
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import Tracker
+from nsgf.run.session import Session
+from nsgf.system.errors import UserError
+from nsgf.training.loop import fit
+from tests.conftest import shipped
+
+CPU = torch.device("cpu")
+ALL = [name for names in FAMILIES for name in names]
+
+
+def names(phases) -> list[str]:
+    return [phase.name for phase in phases]
+
+
+def sampled(config, *trained: str) -> list[str]:
+    return names(sampled_phases(config, lambda name: name in trained))
+
+
+@pytest.mark.parametrize("experiment", ["2d", "digits"])
+@pytest.mark.parametrize("name", ALL)
+def test_example_fits_the_network_and_its_loss(name, experiment):
+    phase, shape = get_phase(name), {"2d": (2,), "digits": (1, 8, 8)}[experiment]
+    network = phase.build(shipped(experiment).model, shape, seed=0)
+    batch = phase.example(3, shape)
+    assert network(*batch.inputs).shape == batch.target.shape
+    assert len(batch.target) == 3
+
+
+def test_phases_begin_with_weights_of_their_own(tiny):
+    """Networks of one architecture, so that a shared stream would show."""
+    starts = {name: get_phase(name).start(tiny, CPU) for name in ALL if name != "predictor"}
+    for one, other in combinations(starts.values(), 2):
+        assert not torch.equal(one.layers[0].weight, other.layers[0].weight)
+    again = get_phase("nsf").start(tiny, CPU)
+    assert torch.equal(again.layers[0].weight, starts["nsf"].layers[0].weight)
+
+
+def test_phases_draw_lines_of_their_own(tiny, tmp_path):
+    session = Session(tiny, RunFolder(tmp_path), Tracker(tmp_path), CPU)
+    data = Data(tiny.data, tiny.seed)
+    drawn = [straight_line(session, data, name).draw(range(8)) for name in ("nsf", "predictor")]
+    for one, other in zip(*drawn, strict=True):
+        assert not torch.equal(one, other)
+
+
+def test_loss_of_a_phase_decides_its_updates(tiny, monkeypatch):
+    """The straight flow learns by a Huber loss as soon as its task says so."""
+
+    def trained() -> torch.Tensor:
+        run = RunFolder.create(tiny)
+        session = Session(tiny, run, Tracker(run.path), CPU)
+        task = get_phase("nsf").task(session, Data(tiny.data, tiny.seed))
+        fit("nsf", task, session)
+        return task.model.layers[0].weight.detach()
+
+    squared, again = trained(), trained()
+    monkeypatch.setattr(
+        NSFTask,
+        "loss",
+        lambda _, forward, batch: functional.huber_loss(forward(*batch.inputs), batch.target),
+    )
+    assert torch.equal(squared, again)
+    assert not torch.equal(squared, trained())
+
+
+def test_sample_meets_the_predictor_before_the_straight_flow(tiny):
+    assert sampled(tiny, *PHASES) == ["nsgf", "predictor", "nsf"]
+    assert sampled(tiny, "nsgf", "nsf") == ["nsgf"]
+    fixed = replace(tiny, sampling=replace(tiny.sampling, tau=0.5))
+    assert sampled(fixed, "nsgf", "nsf") == ["nsgf", "predictor", "nsf"]
+    with pytest.raises(UserError, match=r"sampling\.tau = 0\.5: needs phase nsf"):
+        sampled(fixed, "nsgf")
+
+
+def test_compared_method_is_sampled_with_its_last_network(tiny):
+    assert sampled(replace(tiny, phases=["peer"])) == ["peer"]
+    assert sampled(replace(tiny, phases=["peer", "reflow"])) == ["reflow"]
+
+
+def test_time_that_is_given_needs_no_trained_predictor(tiny, tiny_run):
+    fixed = replace(tiny, sampling=replace(tiny.sampling, tau=0.5))
+    tiny_run.checkpoint_file("predictor").unlink()
+    phases = get_phases(["nsgf", "predictor", "nsf"])
+    sampler, progress = load_legs(fixed, tiny_run, phases, "ema", CPU)
+    assert list(progress) == ["nsgf", "nsf"]
+    assert (sampler(torch.randn(4, 2)).tau == 0.5).all()
+
+
+@pytest.mark.parametrize("source", ["prior", "nsgf"])
+def test_lines_from_the_nsgf_output_need_phase_one(tiny, source):
+    config = replace(tiny, nsf=replace(tiny.nsf, source=source))
+    needed = ["nsgf"] if source == "nsgf" else []
+    for name in ("nsf", "predictor"):
+        assert names(get_phase(name).needs(config)) == needed
+    assert names(get_phase("nsf").pictured(config)) == [*needed, "nsf"]
+
+
+def test_compared_methods_do_not_follow_the_flow():
+    assert {"sinkhorn", "flow", "pool"} <= set(get_phase("predictor").follows)
+    for name in ("peer", "reflow"):
+        assert not {"sinkhorn", "flow", "pool"} & set(get_phase(name).follows)

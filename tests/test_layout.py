@@ -1,0 +1,75 @@
+"""The shape of the package: imports point one way, and phases are named in few places."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import nsgf
+from nsgf.config.schema import FAMILIES
+from nsgf.phases import get_phase
+
+ROOT = Path(nsgf.__file__).parent
+FILES = {
+    ".".join(("nsgf", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+        ".__init__"
+    ): file
+    for file in sorted(ROOT.rglob("*.py"))
+}
+MAY_NAME_PHASES = ("nsgf.phases.", "nsgf.config.", "nsgf.compare.trials")
+"""The phases themselves, the schema, and the list of methods that are compared."""
+NOT_A_PHASE = {"nsgf"}
+"""Also the name of the package, of a command and of a method."""
+
+
+def imported(module: str) -> set[str]:
+    """Modules of the package that this one imports, at its top or inside a function."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.Import):
+            names |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            parts = {f"{node.module}.{name.name}" for name in node.names}
+            names |= parts & FILES.keys() or {node.module}
+    return {name for name in names if name in FILES and name != module}
+
+
+def test_imports_point_one_way():
+    try:
+        list(TopologicalSorter({module: imported(module) for module in FILES}).static_order())
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_only_phases_settings_and_compared_methods_name_a_phase():
+    phases = {name for names in FAMILIES for name in names} - NOT_A_PHASE
+    for module, file in FILES.items():
+        if f"{module}.".startswith(MAY_NAME_PHASES):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            named = isinstance(node, ast.Constant) and node.value in phases
+            assert not named, f"{file}:{getattr(node, 'lineno', 0)} names the phase {node.value}"
+
+
+def test_every_phase_of_the_schema_is_registered_with_its_settings():
+    for name in (name for names in FAMILIES for name in names):
+        assert get_phase(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("lower", "higher"),
+    [
+        ("nsgf.config", "nsgf.data nsgf.sinkhorn nsgf.pool nsgf.models nsgf.training"),
+        ("nsgf.sinkhorn", "nsgf.pool nsgf.training nsgf.sampling nsgf.phases nsgf.run"),
+        ("nsgf.models", "nsgf.training nsgf.sampling nsgf.phases nsgf.run"),
+        ("nsgf.training", "nsgf.phases nsgf.sampling nsgf.compare nsgf.experiment"),
+        ("nsgf.phases", "nsgf.compare nsgf.metrics nsgf.experiment nsgf.preflight nsgf.cli"),
+    ],
+)
+def test_lower_parts_know_nothing_of_higher_ones(lower, higher):
+    above = tuple(higher.split())
+    for module in FILES:
+        if f"{module}.".startswith(f"{lower}."):
+            wrong = [name for name in imported(module) if name.startswith(above)]
+            assert not wrong, f"{module} imports {wrong}"
