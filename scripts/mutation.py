@@ -70,6 +70,8 @@ class Proposals(cst.CSTVisitor):
             return False
         if isinstance(node, cst.SimpleString | cst.FormattedString) and " " in _text(node):
             return False
+        if isinstance(node, cst.Assign) and _text(node).startswith("__all__"):
+            return False
         place = self.get_metadata(PositionProvider, node, None)
         if isinstance(node, cst.SimpleStatementLine):
             self._statement = place.start.line, place.end.line
@@ -241,7 +243,8 @@ class Workers:
     def record(self, folders: list[str]) -> Tests:
         """Run the tests unchanged, each worker its share of the files."""
         top = self.trees[0]
-        files = sorted({file for name in folders for file in top.glob(f"{name}/**/test_*.py")})
+        found = {file for name in folders for file in [top / name, *(top / name).rglob("*.py")]}
+        files = sorted(file for file in found if file.match("test_*.py"))
         names = [str(file.relative_to(top)) for file in files]
         started = []
         for number, tree in enumerate(self.trees):
