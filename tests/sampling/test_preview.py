@@ -12,18 +12,28 @@ from nsgf.phases import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.preview import count_samples, preview_samples, save_preview
-from tests.conftest import shipped
+from tests.conftest import shipped, tiny_config
 
 CPU = torch.device("cpu")
 
 
+def with_pictures(config):
+    return replace(
+        config,
+        train=replace(config.train, preview=True),
+        sampling=replace(config.sampling, straight_steps=4),
+    )
+
+
 @pytest.fixture
 def small(tiny):
-    return replace(
-        tiny,
-        train=replace(tiny.train, preview=True),
-        sampling=replace(tiny.sampling, straight_steps=4),
-    )
+    return with_pictures(tiny)
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory):
+    """A run that showed its samples after each phase; never written to."""
+    return train(with_pictures(tiny_config(tmp_path_factory.mktemp("runs"))))
 
 
 @pytest.fixture
@@ -35,21 +45,20 @@ def networks(config, run):
     return {phase: get_phase(phase).load(config, run, "ema", CPU).network for phase in PHASES}
 
 
-def test_every_phase_leaves_its_picture(small):
-    run = train(small)
+def test_every_phase_leaves_its_picture(pictured):
     names = {f"phase{number}_{phase}.png" for number, phase in enumerate(PHASES, start=1)}
-    assert {file.name for file in run.samples.iterdir()} == names
-    assert "nsf: picture of samples, " in (run.path / "log.txt").read_text()
+    assert {file.name for file in pictured.samples.iterdir()} == names
+    assert "nsf: picture of samples, " in (pictured.path / "log.txt").read_text()
 
 
-def test_previews_change_nothing_that_is_trained(small, tiny_run):
+def test_previews_change_nothing_that_is_trained(pictured, tiny_run):
     """``tiny_run`` was trained without previews; weights, optimizers and losses agree."""
-    run = train(small)
     for phase in PHASES:
-        with_pictures = checkpoint.load(run.checkpoint_file(phase))
-        without = checkpoint.load(tiny_run.checkpoint_file(phase))
+        shown, without = (
+            checkpoint.load(run.checkpoint_file(phase)) for run in (pictured, tiny_run)
+        )
         for part in ("model", "ema", "optimizer", "step", "window"):
-            torch.testing.assert_close(with_pictures[part], without[part], rtol=0, atol=0)
+            torch.testing.assert_close(shown[part], without[part], rtol=0, atol=0)
     assert not tiny_run.samples.exists()
 
 
