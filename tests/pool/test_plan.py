@@ -1,4 +1,5 @@
 import re
+from collections import namedtuple
 from dataclasses import replace
 
 import pytest
@@ -180,3 +181,15 @@ def test_flows_together_can_be_set_and_do_not_exceed_the_pool():
     assert build_batch(with_pool(config, build_batch=3), CIFAR, CPU) == 3
     assert build_batch(with_pool(config, build_batch=30, num_batches=4), CIFAR, CPU) == 4
     assert build_batch(with_pool(config, num_batches=2), CIFAR, CPU) == 2
+
+
+@pytest.mark.parametrize(("card", "budget"), [(8 * GB, 2 * GB), (80 * GB, 4 * GB)])
+def test_flows_together_on_a_card_take_a_share_of_it_at_most(card, budget, monkeypatch):
+    properties = namedtuple("properties", "total_memory")
+    monkeypatch.setattr(
+        plan.torch.cuda, "get_device_properties", lambda _: properties(total_memory=card)
+    )
+    config = with_pool(parsed("cifar10"), num_batches=10**6)
+    n, positions = config.sinkhorn.batch_size, 2 * (config.flow.steps + 1)
+    flow = 4 * n * ((positions + 10) * 3072 + 10 * n)
+    assert build_batch(config, CIFAR, torch.device("cuda")) == budget // flow
