@@ -215,6 +215,21 @@ def test_header_is_replaced_as_a_whole(disk, folder, monkeypatch):
     assert header(folder) == before
 
 
+def test_flows_are_on_the_disk_before_the_header_that_lists_them(disk, folder, monkeypatch):
+    done, real = [], files.write_header
+    monkeypatch.setattr(files.np.memmap, "flush", lambda _: done.append("positions"))
+    monkeypatch.setattr(files, "write_header", lambda *a: (done.append("header"), real(*a)))
+    build(disk, folder)
+    assert done == ["header", "positions", "header"]
+
+
+def test_header_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(files.os, "fsync", lambda file: sizes.append(os.fstat(file).st_size))
+    files.write_header(tmp_path, {"format": 1})
+    assert sizes == [(tmp_path / "header.json").stat().st_size]
+
+
 def test_space_is_checked_before_anything_is_written(disk, folder, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 500))
@@ -239,6 +254,16 @@ def test_disk_that_fills_up_is_a_user_error(disk, folder, monkeypatch):
     monkeypatch.setattr(files, "_reserve", full)
     with pytest.raises(UserError, match=r"pool\.storage = disk.*No space left"):
         build(disk, folder)
+
+
+def test_space_that_is_not_there_is_not_filled_by_hand(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, "posix_fallocate", full, raising=False)
+    with (tmp_path / "file").open("w+b") as file, pytest.raises(OSError, match="No space left"):
+        files._reserve(file.fileno(), 5)
+    assert (tmp_path / "file").stat().st_size == 0
 
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])
