@@ -121,7 +121,7 @@ def test_run_folder_may_be_moved(tiny, tiny_run, tmp_path):
     longer = replace(tiny, predictor=replace(tiny.predictor, iterations=14))
     assert train(longer, moved).path == moved.path
     assert checkpoint.load(moved.checkpoint_file("predictor"))["step"] == 14
-    sample_run(tiny, moved)
+    sample_run(replace(tiny, out_dir=str(tmp_path)), moved)
     assert (moved.samples / "samples.npz").exists()
 
 
