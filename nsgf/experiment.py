@@ -8,6 +8,7 @@ Phases share data and settings; what one learns reaches the next through its che
 methods that NSGF is compared with are phases too (:mod:`nsgf.phases`).
 """
 
+from nsgf.checks import check
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import Data
 from nsgf.phases import Phase
@@ -45,9 +46,10 @@ def train(
 
     Raises:
         Stopped: asked to by ``stop``, after a checkpoint; names the run folder.
-        UserError: data are missing, the pool does not fit, the device does not exist, or the run's
-            pool or checkpoints contradict the configuration.
+        UserError: the configuration is not valid, data are missing, the pool does not fit, the
+            device does not exist, or the run's pool or checkpoints contradict the configuration.
     """
+    check(config)
     with open_run(config, run, first, world, stop) as opened:
         for phase in opened.phases:
             train_phase(phase, opened.session, opened.data)

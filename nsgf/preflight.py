@@ -8,6 +8,7 @@ from statistics import median
 
 import torch
 
+from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import data_shape
 from nsgf.phases import Phase, get_phases
@@ -39,6 +40,7 @@ def preflight(config: Config) -> list[str]:
     Raises:
         UserError: the device does not exist or the pool does not fit.
     """
+    check(config)
     prepare_environment(config.train, Path(config.out_dir).expanduser() / ".compiled")
     device = pick_device(config.device)
     lines = [f"machine: {describe(device)}", *training_plan(config, config.phases, device)]

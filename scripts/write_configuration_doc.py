@@ -8,7 +8,9 @@ from pathlib import Path
 from nsgf.command_line import SHORT_FLAGS, SMOKE
 from nsgf.config.describe import Entry, sections
 from nsgf.config.files import OF_PHASES
+from nsgf.config.schema import PEER_PHASES, PHASES
 from nsgf.config.types import yaml_words
+from nsgf.phases import get_phases
 
 FILE = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEAD = """# Configuration
@@ -86,9 +88,7 @@ def on_resume(entry: Entry) -> str:
 
 def fixed_keys() -> set[str]:
     """Sections and leaves that some phase's training samples or network follow from."""
-    from nsgf.config.resume_rules import FROZEN_IN_TRAINING, LEARNT_FROM
-
-    return {*FROZEN_IN_TRAINING, *(key for keys in LEARNT_FROM.values() for key in keys)}
+    return {key for phase in get_phases((*PHASES, *PEER_PHASES)) for key in phase.follows}
 
 
 def _short_flags() -> str:

@@ -1,3 +1,4 @@
+import importlib
 import math
 from dataclasses import replace
 
@@ -6,6 +7,7 @@ import pytest
 from nsgf.checks import check
 from nsgf.config.leaves import leaves, range_of
 from nsgf.config.schema import Config, OptimConfig
+from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
@@ -139,3 +141,20 @@ def test_settings_that_a_data_set_does_not_use_are_refused(name, key, value, mes
     config = shipped(name)
     with pytest.raises(UserError, match=message):
         check(replace(config, data=replace(config.data, **{key: value})))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("nsgf.experiment.train", "nsgf.preflight.preflight", "nsgf.compare.compare.compare"),
+        *("nsgf.sampling.generate.sample_run", "nsgf.metrics.evaluate.evaluate_run"),
+    ],
+)
+def test_entries_refuse_what_is_not_valid_before_they_do_anything(entry, tiny, tmp_path):
+    """Also where no command line has been checked: called from Python."""
+    module, _, name = entry.rpartition(".")
+    wrong = replace(tiny, sinkhorn=replace(tiny.sinkhorn, blur=-1.0))
+    run = [RunFolder(tmp_path / "run")] if name in ("sample_run", "evaluate_run") else []
+    with pytest.raises(UserError, match=r"sinkhorn\.blur = -1\.0: must be > 0"):
+        getattr(importlib.import_module(module), name)(wrong, *run)
+    assert list(tmp_path.iterdir()) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from nsgf.checks import check
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
@@ -60,6 +61,7 @@ def compare(config: Config, stop: StopRequest | None = None, log: Log = print) -
         UserError: a trial's configuration is wrong, it was trained with another one, or
             something that it needs is missing.
     """
+    check(config)
     for line in comparison_plan(config):
         log(line)
     work = Work(config, stop or StopRequest(config.train.max_hours), log)

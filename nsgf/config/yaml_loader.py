@@ -48,4 +48,4 @@ def load_yaml(text: str) -> Any:
         yaml.YAMLError: no YAML, an alias, a key twice, or a tag that is no plain value.
         ValueError: a number that is none, e.g. of too many digits.
     """
-    return yaml.load(text, _Loader)
+    return _Loader(text).get_single_data()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import Data, is_image_set
 from nsgf.metrics.classifier import ClassifierMetrics
@@ -45,6 +46,7 @@ def evaluate_run(
         UserError: checkpoints, data or a given weights file are missing or damaged, or a folder
             cannot be written, which is found out before sampling.
     """
+    check(config)
     folder = _check_folders(config, run)
     device = pick_device(config.device)
     if config.evaluation.inception and config.evaluation.inception_weights is not None:

@@ -7,6 +7,7 @@ from tempfile import TemporaryFile
 import numpy as np
 import torch
 
+from nsgf.checks import check
 from nsgf.config.files import read_settings
 from nsgf.config.schema import Config, SamplingConfig
 from nsgf.data import Data, Sampler, build_source, is_image_set
@@ -99,6 +100,7 @@ def sample_run(config: Config, run: RunFolder) -> list[str]:
         UserError: checkpoints are missing or damaged, or the files cannot be written, which is
             found out before sampling.
     """
+    check(config)
     folder = writable(results_folder(config, run) / "samples")
     device = pick_device(config.device)
     sampler, progress = load_sampler(config, run, device)
