@@ -89,6 +89,23 @@ def test_killed_build_keeps_what_a_header_vouches_for(disk, folder, monkeypatch)
     assert rest.calls == [2, 1]
 
 
+def test_pool_on_disk_outlives_a_build_in_memory(disk, folder):
+    build(disk, folder)
+    build(with_pool(disk, storage="memory"), folder)
+    never = HalfWay(fail_at=0)
+    build(disk, folder, never)
+    assert never.calls == []
+
+
+def test_space_of_other_processes_parts_counts_as_free(folder, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 500))
+    for part in ("part1of2", "part2of2"):
+        (folder / part).mkdir(parents=True)
+        (folder / part / "positions.bin").write_bytes(bytes(8192))
+    assert files.free_disk_bytes(folder / "part1of2") >= 500 + 2 * 8192
+
+
 def test_other_chunks_continue_the_same_file(disk, folder):
     with pytest.raises(Killed):
         build(disk, folder, HalfWay(fail_at=1))
