@@ -318,10 +318,14 @@ def report(done: list[Mutant]) -> str:
         share = f"{100 * noticed / max(1, len(group)):.1f} %"
         text += f"| {name} | {len(group)} | {noticed} | {len(group) - noticed} | {share} |\n"
     text += f"\n{len(done) - len(counted)} more are listed as equivalent.\n"
-    for mutant in (mutant for mutant in counted if mutant.result == "survived"):
-        change = "\n".join(mutant.diff)
-        text += f"\n{mutant.file}:{mutant.lines[0]}\n```diff\n{change}\n```\n"
-    return text
+    survived = [described(mutant) for mutant in counted if mutant.result == "survived"]
+    return text + "".join(f"\n```diff\n{change}\n```\n" for change in survived)
+
+
+def described(mutant: Mutant) -> str:
+    """Where it is; the change too where no test noticed it."""
+    change = mutant.diff if mutant.result == "survived" else []
+    return "\n".join([f"{mutant.result} {mutant.file}:{mutant.lines[0]}", *change])
 
 
 def chosen(options: argparse.Namespace, root: Path) -> list[Mutant]:
@@ -369,8 +373,7 @@ def main() -> None:
             if mutant.result == "survived" and (mutant.file, _key(mutant.diff)) in known:
                 mutant.result = "equivalent"
             done.append(mutant)
-            print(f"{len(done)}/{len(queue)} {mutant.result} {mutant.file}:{mutant.lines[0]}")
-            sys.stdout.flush()
+            print(f"{len(done)}/{len(queue)}", described(mutant), flush=True)
     finally:
         workers.close()
         Path(f"{options.out}.md").write_text(report(done))
