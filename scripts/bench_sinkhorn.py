@@ -135,15 +135,15 @@ def measure_errors(
     case: Case, positions: Tensor, x: Tensor, y: Tensor, library: FlowSolver
 ) -> list[str]:
     """'mean (largest)' of geomloss and of the batched solver, along the chunk's first flow."""
-    found: tuple[list[float], list[float]] = ([], [])
+    relative_errors: tuple[list[float], list[float]] = ([], [])
     for t in range(case.steps):
         at = positions[0, :, t]
         exact = reference.velocity(at.flatten(1).cpu(), y[0].flatten(1).cpu(), case.blur)
         taken = (positions[0, :, t + 1].double() - at.double()) / case.eta
-        for errors, v in zip(found, (library.velocity(at, y[0]), taken), strict=True):
+        for errors, v in zip(relative_errors, (library.velocity(at, y[0]), taken), strict=True):
             gap = v.flatten(1).double().cpu() - exact
             errors.append(float(gap.norm() / exact.norm()))
-    return [f"{100 * mean(e):.2g} % ({100 * max(e):.2g} %)" for e in found]
+    return [f"{100 * mean(e):.2g} % ({100 * max(e):.2g} %)" for e in relative_errors]
 
 
 def spread(times: list[float]) -> str:
