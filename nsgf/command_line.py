@@ -160,15 +160,8 @@ def _parse(command: str, words: list[str]) -> Request:
         wanted, config = config.tracking.wandb, at_home(config, run, asked)
         if command == "train" and wanted != config.tracking.wandb:
             notes += (f"not mirrored as the run's settings say: add --wandb {wanted} for that",)
-    return Request(
-        command,
-        config,
-        run.path if run else None,
-        control.resume,
-        control.resume_phase,
-        control.print_config,
-        notes,
-    )
+    where, what = run.path if run else None, (control.resume, control.resume_phase)
+    return Request(command, config, where, *what, control.print_config, notes)
 
 
 # --- flags --------------------------------------------------------------------------------------

@@ -194,7 +194,7 @@ def test_operations_are_those_of_the_matrix_products(scripts):
     common, updates = scripts("bench_common"), scripts("bench_updates")
     config = common["experiment"]("2d", list(SMALL))
     phase = updates["Phase"]("nsgf", config, CPU)
-    weights = [p for p in phase.trainer(config).model.parameters() if p.ndim == 2]
+    weights = [p for p in phase.task(config).model.parameters() if p.ndim == 2]
     first = weights[0].numel()  # its input needs no gradient
     products = sum(weight.numel() for weight in weights)
     assert phase.flops(config) == 6 * products - 2 * first

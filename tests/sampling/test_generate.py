@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nsgf.command_line import parse
-from nsgf.config.schema import DataConfig, SamplingConfig
+from nsgf.config.schema import DataConfig, PhaseName, SamplingConfig
 from nsgf.data import build_source
 from nsgf.data.images import to_bytes
 from nsgf.experiment import train
@@ -15,7 +15,7 @@ from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
 from nsgf.preflight import format_hours, preflight
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import RunFolder, earlier
 from nsgf.sampling.generate import (
     changed_settings,
     generate,
@@ -48,6 +48,13 @@ def test_velocity_network_alone_is_algorithm_2(small):
     assert "tau_mean" not in found
 
 
+def lose(run: RunFolder, phase: PhaseName) -> None:
+    """Remove a phase's checkpoint, and the one before, which would be taken in its place."""
+    file = run.checkpoint_file(phase)
+    file.unlink(missing_ok=True)
+    earlier(file).unlink(missing_ok=True)
+
+
 def test_fixed_time_needs_no_predictor(small, small_run):
     """The same samples whether its checkpoint is there or not."""
     fixed = replace(small, sampling=replace(small.sampling, tau=0.25, solver="heun"))
@@ -60,7 +67,7 @@ def test_fixed_time_needs_no_predictor(small, small_run):
         saved = np.load(small_run.samples / "samples-tau0.25-solver_heun.npz")
         assert (saved["tau"] == 0.25).all()
         drawn.append(saved["x"])
-        small_run.checkpoint_file("predictor").unlink(missing_ok=True)
+        lose(small_run, "predictor")
     assert np.array_equal(*drawn)
     _, found = evaluate_run(fixed, small_run)
     assert (found["nfe"], found["expected_nfe"], found["solver"]) == (11, 11, "heun")
@@ -71,7 +78,7 @@ def test_fixed_time_needs_no_predictor(small, small_run):
 
 def test_fixed_time_without_a_straight_flow_is_refused(small, small_run):
     fixed = replace(small, sampling=replace(small.sampling, tau=0.25))
-    small_run.checkpoint_file("nsf").unlink()
+    lose(small_run, "nsf")
     with pytest.raises(UserError, match=r"sampling\.tau = 0\.25: needs phase nsf"):
         sample_run(fixed, small_run)
 
