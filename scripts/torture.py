@@ -66,7 +66,7 @@ def main() -> int:
     chance = random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="torture-") as name:
         folder = Path(name)
-        settings = [*SETTINGS[options.exp], "--device=cpu", "--train.preview=false", *flags]
+        settings = _merged([*SETTINGS[options.exp], "--device=cpu", "--train.preview=false"], flags)
         reference, startup, work = _undisturbed(options.exp, folder / "whole", settings)
         span = 2 * work / options.lives
         tally = Tally()
@@ -79,6 +79,11 @@ def main() -> int:
             shutil.rmtree(disturbed)
     print(_table(options.exp, tally))
     return 1 if tally.differences else 0
+
+
+def _merged(settings: list[str], flags: list[str]) -> list[str]:
+    """Settings of the form --key=value, those of ``flags`` in the place of those of the same key."""
+    return list({flag.partition("=")[0]: flag for flag in (*settings, *flags)}.values())
 
 
 def _command(*arguments: object) -> list[str]:
