@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def _merged(settings: list[str], flags: list[str]) -> list[str]:
-    """Settings of the form --key=value, those of ``flags`` in the place of those of the same key."""
+    """Settings of the form --key=value, with those of ``flags`` in the place of equal keys."""
     return list({flag.partition("=")[0]: flag for flag in (*settings, *flags)}.values())
 
 
