@@ -70,7 +70,7 @@ class Proposals(cst.CSTVisitor):
             return False
         if isinstance(node, cst.SimpleString | cst.FormattedString) and " " in _text(node):
             return False
-        if isinstance(node, cst.Assign) and _text(node).startswith("__all__"):
+        if isinstance(node, cst.Assign) and any(w in _text(node) for w in ("__all__", "TypeVar")):
             return False
         place = self.get_metadata(PositionProvider, node, None)
         if isinstance(node, cst.SimpleStatementLine):

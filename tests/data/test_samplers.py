@@ -165,3 +165,9 @@ def test_coins_of_a_flip_do_not_follow_the_order_of_the_images():
     )
     times = by_image.sum(0)
     assert 0.5 < float(times.double().var()) / 2 < 2  # binomial: 8 x 1/4
+
+
+def test_images_are_not_flipped_unasked():
+    images = torch.tensor([0, 255], dtype=torch.uint8).expand(40, 1, 1, 2)
+    pixels = ImageSampler(images, 0).sample(40)
+    assert (pixels == torch.tensor([-1.0, 1.0])).all()

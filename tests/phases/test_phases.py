@@ -1,12 +1,13 @@
 """What every phase states, and what is asked of all of them."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations
 
 import pytest
 import torch
 from torch.nn import functional
 
+from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import FAMILIES, PHASES
 from nsgf.data import Data
 from nsgf.phases import get_phase, get_phases, load_legs, sampled_phases
@@ -114,3 +115,21 @@ def test_compared_methods_do_not_follow_the_flow():
     assert {"sinkhorn", "flow", "pool"} <= set(get_phase("predictor").follows)
     for name in ("peer", "reflow"):
         assert not {"sinkhorn", "flow", "pool"} & set(get_phase(name).follows)
+
+
+FLOW = ("--seed=1", "--dataset=moons", "--model.mlp.width=7", "--sinkhorn.blur=2", "--flow.eta=0.1")
+FLOW += ("--pool-batches=3",)
+LINES = (*FLOW, "--nsf.source=nsgf", "--nsf.coupling=ot")
+PEER = (*FLOW[:3], "--peer.method=otcfm", "--peer.sigma=0.3")
+REFLOW = (*PEER, "--reflow.pairs=33", "--reflow.ode_steps=3")
+
+
+@pytest.mark.parametrize(
+    ("phase", "fixed"),
+    [("nsgf", FLOW), ("nsf", LINES), ("predictor", LINES), ("peer", PEER), ("reflow", REFLOW)],
+)
+def test_trained_network_belongs_to_each_setting_that_it_follows(phase, fixed):
+    saved = asdict(shipped("2d"))
+    for flag in {*FLOW, *LINES, *PEER, *REFLOW}:
+        changes = contradictions(saved, shipped("2d", flag), get_phase(phase).follows)
+        assert bool(changes) == (flag in fixed), flag

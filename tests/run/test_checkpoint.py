@@ -113,6 +113,9 @@ def test_how_far_a_phase_is_stands_in_the_first_kilobytes(tmp_path, monkeypatch)
         key: payload[key] for key in ("phase", "step", "config")
     }
     assert checkpoint.damage(file) == "its content does not fit its checksum"
+    with pytest.raises(UserError) as caught:
+        checkpoint.load(file)
+    assert str(caught.value).startswith(f"checkpoint {file} cannot be read (its content")
 
 
 def test_weights_that_are_not_finite_are_damage(tmp_path):

@@ -323,3 +323,20 @@ def test_large_steps(eta):
         v = solver().velocity(positions[0, :, t], y[0])
         step = (positions[0, :, t + 1] - positions[0, :, t]) / eta
         torch.testing.assert_close(step, v, atol=0.01, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("omega", "rate", "raised"),
+    [
+        (1.0, 0.25, 2 / (1 + 0.75**0.5)),  # plain updates: Young's formula for their own rate
+        (1.0, 0.81, 2 / (1 + 0.19**0.5)),
+        (1.0, 0.04, 1.0),  # faster than over-relaxation would be
+        (1.5, 0.53, 1.5),  # as fast as this omega allows
+        (1.9, 0.999, 1.95),  # beyond it rounding undoes what is gained
+        (1.9, 2.0, 1.95),  # the error grew
+    ],
+)
+def test_over_relaxation_by_youngs_formula(omega, rate, raised):
+    decrease = torch.tensor([[rate**batched.UPDATES]], dtype=torch.float64)
+    found = batched._raised(torch.tensor([[omega]], dtype=torch.float64), decrease)
+    assert float(found) == pytest.approx(raised, rel=1e-6)

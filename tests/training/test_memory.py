@@ -3,7 +3,12 @@ import torch
 
 from nsgf.phases import get_phase
 from nsgf.system.errors import UserError
-from nsgf.training.memory import check_device_memory, kept_bytes, training_memory
+from nsgf.training.memory import (
+    TrainingMemory,
+    check_device_memory,
+    kept_bytes,
+    training_memory,
+)
 from tests.conftest import shipped
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -16,6 +21,11 @@ def test_estimate_counts_weights_and_kept_activations_of_a_known_network():
     assert needed.weights == (34 * 8 + 8) + (8 * 2 + 2)
     kept = needed.total - needed.weights * 20
     assert 10 * (34 + 8 + 8) * 4 <= kept <= 10 * (34 + 8 + 8 + 32 + 32 + 2) * 4 * 1.3
+
+
+def test_total_is_of_one_part_and_smallest_of_one_sample():
+    needed = TrainingMemory(1, fixed=100, activations=60, samples=6, precision="fp32", accumulate=3)
+    assert (needed.total, needed.smallest) == (120, 110)
 
 
 def test_activations_grow_with_the_batch_and_weights_do_not():
