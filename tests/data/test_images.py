@@ -1,5 +1,6 @@
 import pickle
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,3 +118,29 @@ def test_source_can_be_eight_gaussians():
     data = Data(DataConfig(name="moons", source="8gaussians"), seed=0)
     radius = data.source("x").sample(500).norm(dim=1)
     assert abs(float(radius.mean()) - 5) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "offers"),
+    [
+        ("mnist", "torchvision's mnist files", ("download", "data-root", "fake-data")),
+        (
+            "cifar10",
+            "torchvision's cifar10 files",
+            ("download", "verify", "data-root", "fake-data"),
+        ),
+    ],
+)
+def test_missing_files_are_named_with_what_can_be_done(tmp_path, name, files, offers):
+    config = DataConfig(name=name, root=str(tmp_path), download=False)
+    with pytest.raises(UserError) as caught:
+        Data(config, 0)
+    text = str(caught.value)
+    assert text.startswith(f"data.root = {tmp_path}: no usable {name} (")
+    assert f"); put {files} there, or " in text
+    for word in ("download", "verify", "data-root", "fake-data"):
+        assert (word in text) == (word in offers)
+    allowed = Files.of(replace(config, download=True, verify=False))
+    text = data_set(name)._unusable(allowed, ValueError("x"))
+    assert "--data.download" not in text
+    assert "--data.verify" not in text

@@ -133,3 +133,9 @@ def test_trained_network_belongs_to_each_setting_that_it_follows(phase, fixed):
     for flag in {*FLOW, *LINES, *PEER, *REFLOW}:
         changes = contradictions(saved, shipped("2d", flag), get_phase(phase).follows)
         assert bool(changes) == (flag in fixed), flag
+
+
+def test_compared_method_says_which_one_it_is(tiny):
+    config = replace(tiny, peer=replace(tiny.peer, method="otcfm"))
+    assert get_phase("peer").described(config) == {"method": "otcfm"}
+    assert get_phase("nsgf").described(config) == {}

@@ -340,3 +340,20 @@ def test_over_relaxation_by_youngs_formula(omega, rate, raised):
     decrease = torch.tensor([[rate**batched.UPDATES]], dtype=torch.float64)
     found = batched._raised(torch.tensor([[omega]], dtype=torch.float64), decrease)
     assert float(found) == pytest.approx(raised, rel=1e-6)
+
+
+def test_updates_of_the_annealing_are_counted_as_they_are_made(monkeypatch):
+    """Each flow by the spread of its own cost: the wider ones go through more stages."""
+    made, real = [], batched._Correction.update
+
+    def counted(self, omega, updates):
+        made.append((len(omega), updates))
+        return real(self, omega, updates)
+
+    monkeypatch.setattr(batched._Correction, "update", counted)
+    cost = noise(3, 8, 8).square() * torch.tensor([0.01, 1.0, 100.0]).view(3, 1, 1)
+    _, spent = BatchedSolver(DEFAULT)._annealed(cost)
+    assert spent[0] == 0
+    assert 0 < spent[1] < spent[2]
+    assert sum(flows * updates for flows, updates in made) == int(spent.sum())
+    assert [flows for flows, _ in made] == sorted(flows for flows, _ in made)
