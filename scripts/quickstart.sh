@@ -9,7 +9,7 @@ trained=$((SECONDS - start))
 "$PYTHON_VENV" -m nsgf sample --exp digits
 "$PYTHON_VENV" -m nsgf evaluate --exp digits
 
-run=$(ls -dt runs/digits-*/ | head -n 1)
+run=$(ls -dt runs/digits-[0-9]*/ | head -n 1)
 run=${run%/}
 echo
 echo "trained in $trained s"
