@@ -1,0 +1,27 @@
+"""The documentation names files and tests that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+def test_named_tests_exist(doc):
+    file = None
+    for named, test in re.findall(r"`([\w/]*test_\w+\.py)?(?:::(test_\w+))?`", doc.read_text()):
+        file = ROOT / "tests" / named.removeprefix("tests/") if named else file
+        if named:
+            assert file.is_file(), named
+        if test:
+            assert re.search(rf"^def {test}\(", file.read_text(), re.M), f"{file}::{test}"
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+def test_links_lead_to_files(doc):
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", doc.read_text())
+    missing = [link for link in links if "://" not in link and not (doc.parent / link).exists()]
+    assert not missing
