@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from nsgf import __version__
 from nsgf.command_line import Request, parse
-from nsgf.help import help_text
+from nsgf.flags import COMMANDS, command_parser, overview
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.launch import is_launched
 
@@ -24,9 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     request = None
     words = sys.argv[1:] if argv is None else argv
     try:
-        text = help_text(words)
-        if text is not None:
-            print(text)
+        if _explains(words):
             return 0
         request = parse(words)
         return _execute(request)
@@ -42,6 +41,19 @@ def main(argv: list[str] | None = None) -> int:
         traceback.print_exc()
         print(_report(request), file=sys.stderr)
         return 1
+
+
+def _explains(words: list[str]) -> bool:
+    """Print the help or the version if the command line asks for one of them."""
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
+    elif words[0] == "--version":
+        print(__version__)
+    elif words[0] in COMMANDS and {"-h", "--help"} & set(words):
+        command_parser(words[0]).print_help()
+    else:
+        return False
+    return True
 
 
 def _report(request: Request | None) -> str:

@@ -5,11 +5,9 @@ python scripts/write_configuration_doc.py
 
 from pathlib import Path
 
-from nsgf.command_line import SHORT_FLAGS, SMOKE
-from nsgf.config.describe import Entry, sections
-from nsgf.config.files import OF_PHASES
-from nsgf.config.schema import PEER_PHASES, PHASES
-from nsgf.config.types import yaml_words
+from nsgf.config.describe import Entry, sections, yaml_words
+from nsgf.config.schema import OF_PHASES, PEER_PHASES, PHASES
+from nsgf.flags import SHORT_FLAGS, SMOKE
 from nsgf.phases import get_phases
 
 FILE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -44,8 +42,8 @@ phase has all values already, so `--optim.KEY` is refused: say `--nsf.KEY`, or t
 all phases. `--config FILE` lays a file over the run's settings; its section `optim` reaches all
 phases that it does not set itself.
 
-YAML is read as version 1.2 without aliases: `1e-4` is a number, `no` is a text and not false, a
-key that stands twice is an error.
+YAML is read as version 1.2 without aliases: `1e-4` is a number, `no` is a text, and false only
+where true or false belongs, a key that stands twice is an error.
 
 ## Resuming
 

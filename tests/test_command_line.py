@@ -5,10 +5,11 @@ import pytest
 import yaml
 
 from nsgf.cli import main
-from nsgf.command_line import COMMANDS, SHORT_FLAGS, parse
-from nsgf.config.files import OF_PHASES, config_folder
+from nsgf.command_line import parse
+from nsgf.config.files import config_folder
 from nsgf.config.leaves import leaves
-from nsgf.config.schema import PEER_PHASES, PHASES, Config, OptimConfig, Settings
+from nsgf.config.schema import OF_PHASES, PEER_PHASES, PHASES, Config, OptimConfig, Settings
+from nsgf.flags import COMMANDS, SHORT_FLAGS
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -208,14 +209,16 @@ WRONG = [
     (["train", "--exp", "2d", "--train", "5"], "train is a section"),
     (["train", "--exp", "2d", "--qqq"], "--qqq: unknown flag; nsgf train --help lists them"),
     (["sample", "--exp", "2d", "--resume"], "--resume: unknown flag"),
-    (["train", "--exp", "2d", "moons"], "moons: no flag; flags begin with --"),
+    (["train", "--exp", "2d", "moons"], "unrecognized arguments: moons"),
     (["train", "--exp", "2d", "--lr", "1", "--seed=2", "--lr=3"], "--lr: given twice"),
     (["train", "--exp", "2d", "--smoke", "--smoke"], "--smoke: given twice"),
-    (["train", "--exp", "2d", "--smoke=3"], "--smoke takes no value"),
+    (["train", "--exp", "2d", "--phases+=nsf"], "--phases+: unknown flag; did you mean --phases?"),
+    (["train", "--exp", "2d", "--lr=null"], "lr = None: must be a number"),
+    (["train", "--exp", "2d", "--smoke=3"], "smoke = 3: must be true or false"),
     (["train", "--exp", "2d", "--optim.lr", "-1"], "nsgf.lr = -1.0: must be > 0"),
-    (["train", "--exp", "2d", "--train-iters", "five"], "nsgf.iterations"),
-    (["train", "--exp", "2d", "--train-iters", "5.5"], "nsgf.iterations"),
-    (["train", "--exp", "2d", "--train-iters"], "--train-iters needs a value"),
+    (["train", "--exp", "2d", "--train-iters", "five"], "train-iters = five: must be an integer"),
+    (["train", "--exp", "2d", "--train-iters", "5.5"], "train-iters = 5.5: must be"),
+    (["train", "--exp", "2d", "--train-iters"], "--train-iters: expected one argument"),
     (["train", "--exp", "2d", "--data.flip", "maybe"], "data.flip"),
     (["train", "--exp", "2d", "--sinkhorn.solver", "magic"], "must be one of batched, geomloss"),
     (
@@ -229,8 +232,11 @@ WRONG = [
     (["train", "--exp", "nope"], "exp = nope: must be one of 2d, cifar10, digits, mnist"),
     (["train"], "--exp NAME"),
     (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
-    (["train", "--exp", "2d", "--resume", "--resume-phase", "2"], "exclude each other"),
-    (["train", "--exp", "2d", "--resume-phase", "4"], "--resume-phase"),
+    (
+        ["train", "--exp", "2d", "--resume", "--resume-phase", "2"],
+        "--resume-phase: not allowed with argument --resume",
+    ),
+    (["train", "--exp", "2d", "--resume-phase", "4"], "--resume-phase: invalid choice: 4"),
     (["sample"], "--run DIR"),
     (["evaluate", "--run", "nowhere"], "nowhere: no run folder"),
     (["paint"], "unknown command 'paint'"),
@@ -258,7 +264,7 @@ def test_wrong_command_lines_end_in_one_line(argv, words, tmp_path, monkeypatch)
         ("speed: 3\n", "speed"),
         ("exp: x\nnsgf:\n  lr: fast\n", "nsgf.lr = fast: must be a number"),
         ("exp: x\nseed: 1.5\n", "seed = 1.5: must be an integer"),
-        ("nsgf: 3\n", "nsgf = 3: must be a section with keys"),
+        ("nsgf: 3\n", "nsgf = 3: must be a section; set its keys, as in nsgf.KEY"),
         ("just text\n", "must hold keys and values"),
         ("", "must hold keys and values"),
         ("nsgf: [1\n", "config"),

@@ -2,13 +2,16 @@
 
 import ast
 import inspect
+import json
 from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from types import NoneType, UnionType
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from nsgf.config import schema
 from nsgf.config.leaves import MANY, default_of, is_free, plain_type, range_of
-from nsgf.config.types import type_words, yaml_words
+
+NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
 
 
 class Entry(NamedTuple):
@@ -82,3 +85,22 @@ def _docs(kind: Any) -> dict[str, str]:
                 assert isinstance(below.value, ast.Constant)
                 found[this.target.id] = " ".join(str(below.value.value).split())
     return found
+
+
+def type_words(kind: Any) -> str:
+    """A type in words: ``a number or null``."""
+    arguments = get_args(kind)
+    if get_origin(kind) is Literal:
+        values = ", ".join(map(str, arguments))
+        return f"one of {values}" if len(arguments) > 1 else values
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(type_words(part) for part in arguments)
+    if get_origin(kind) is list:
+        item = type_words(arguments[0])
+        return "a list of " + {"an integer": "integers"}.get(item, item.removeprefix("one of "))
+    return "null" if kind is NoneType else NAMES[kind]
+
+
+def yaml_words(value: Any) -> str:
+    """A plain value as a file has it."""
+    return json.dumps(value).replace('"', "")

@@ -4,14 +4,16 @@ Settings come in layers: defaults, a file, flags. Within a file the section ``op
 every phase that does not set a value of its own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nsgf.config.leaves import plain_type
-from nsgf.config.schema import PEER_PHASES, PHASES, Config, OptimConfig, Settings
-from nsgf.config.types import type_words, typed
+import yaml
+from jsonargparse import Namespace
+
+from nsgf.config.parser import settings_parser
+from nsgf.config.schema import OF_PHASES, PEER_PHASES, PHASES, Config
 from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError
 
@@ -21,12 +23,6 @@ MAX_BYTES = 2**20
 Content = dict[str, Any]
 """Nested sections of a configuration with the values that are given, and no others."""
 Schema = TypeVar("Schema")
-OF_PHASES = tuple(
-    item.name
-    for item in fields(Config)
-    if isinstance(item.type, type) and issubclass(item.type, OptimConfig)
-)
-"""Sections that inherit from ``optim``, one for each phase."""
 
 
 def config_folder() -> Path:
@@ -52,55 +48,22 @@ def read_settings(file: Path) -> Content:
         raise UserError(f"config {file}: must have at most {MAX_BYTES} bytes")
     try:
         content = load_yaml(file.read_text(encoding="utf-8-sig"))
-    except Exception as error:  # yaml's constructors raise many types for a value of a wrong tag
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"config {file}: cannot be read ({error})") from error
     if not isinstance(content, dict):
         raise UserError(f"config {file}: must hold keys and values, not {content!r}")
-    content = _checked(content, Settings, "")
+    content = settings_parser().checked(content)
     if "exp" not in content:
         raise UserError(f"config {file}: must name its experiment, for example exp: {file.stem}")
     return content
 
 
-def _checked(content: Content, schema: Any, prefix: str) -> Content:
-    """A section with known keys, and values of their types."""
-    known = {item.name: item for item in fields(schema)}
-    result: Content = {}
-    for key, value in content.items():
-        if key not in known:
-            raise UserError(f"{prefix}{key}: unknown key; known here are {', '.join(known)}")
-        section = known[key].type
-        if not is_dataclass(section):
-            result[key] = with_type(f"{prefix}{key}", value, plain_type(known[key]), typed)
-            continue
-        if not isinstance(value, dict):
-            keys = ", ".join(item.name for item in fields(section))
-            raise UserError(f"{prefix}{key} = {value!r}: must be a section with keys {keys}")
-        result[key] = _checked(value, section, f"{prefix}{key}.")
-    return result
-
-
-def with_type(key: str, value: Any, kind: Any, read: Callable[[Any, Any], Any]) -> Any:
-    """The value of a leaf as ``read`` makes it.
-
-    Raises:
-        UserError: it is of another type.
-    """
-    try:
-        return read(value, kind)
-    except ValueError as error:
-        raise UserError(f"{key} = {value}: must be {type_words(kind)}") from error
-
-
 def nested(flat: dict[str, Any]) -> Content:
     """``{"nsgf.lr": 1}`` -> ``{"nsgf": {"lr": 1}}``."""
-    content: Content = {}
+    namespace = Namespace()
     for key, value in flat.items():
-        *sections, name = key.split(".")
-        node = content
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[name] = value
+        namespace[key] = value
+    content: Content = namespace.as_dict()
     return content
 
 

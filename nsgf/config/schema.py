@@ -4,7 +4,7 @@ The docstring below a field is its help text; its annotation gives the allowed r
 may change on resume. What depends on several fields at once is checked in :mod:`nsgf.checks`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from nsgf.config.leaves import FREE_ON_RESUME, Range
@@ -374,3 +374,11 @@ class Settings(Config):
     """What a file and flags may say: a configuration, and what its phases have in common."""
 
     optim: OptimConfig = field(default_factory=OptimConfig)
+
+
+OF_PHASES = tuple(
+    item.name
+    for item in fields(Config)
+    if isinstance(item.type, type) and issubclass(item.type, OptimConfig)
+)
+"""Sections that inherit from ``optim``, one for each phase."""

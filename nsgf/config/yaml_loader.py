@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+MAX_ITEMS = 100
+
 
 class _Loader(yaml.SafeLoader):
     """Plain values as in YAML 1.2: 1e-4 is a number, no is a text. No aliases, no key twice."""
@@ -17,6 +19,11 @@ class _Loader(yaml.SafeLoader):
             raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
         return super().compose_node(parent, index)
 
+    def construct_sequence(self, node: Any, deep: bool = False) -> list[Any]:
+        if len(node.value) > MAX_ITEMS:  # whose types are checked one by one, at 2 ms each
+            raise yaml.YAMLError(f"a list of more than {MAX_ITEMS} items")
+        return super().construct_sequence(node, deep)
+
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         count = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         for key, times in count.items():
@@ -25,27 +32,25 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-for _kind, _pattern, _first in (
-    ("null", r"null|Null|NULL|~|", ["n", "N", "~", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?(0|[1-9][0-9_]*)", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+0123456789."),
-    ),
+for _kind, _pattern in (
+    ("null", r"null|Null|NULL|~|"),
+    ("bool", r"true|True|TRUE|false|False|FALSE"),
+    ("int", r"[-+]?(0|[1-9][0-9_]{0,30})"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?"),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
 ):
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_pattern})$"), _first
-    )
+    _tag, _whole = f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_pattern})$")
+    _Loader.add_implicit_resolver(_tag, _whole, None)
 
 
 def load_yaml(text: str) -> Any:
     """The plain values that a YAML text stands for.
 
     Raises:
-        yaml.YAMLError: no YAML, an alias, a key twice, or a tag that is no plain value.
-        ValueError: a number that is none, e.g. of too many digits.
+        yaml.YAMLError: no YAML, an alias, a key twice, a tag that is no plain value, or a list
+            that is too long.
     """
-    return _Loader(text).get_single_data()
+    try:
+        return _Loader(text).get_single_data()
+    except Exception as error:  # constructors raise many types for a value of a wrong tag
+        raise yaml.YAMLError(str(error)) from error

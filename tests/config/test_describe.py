@@ -1,11 +1,11 @@
 import runpy
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
-from nsgf.config.describe import sections
-from nsgf.config.files import OF_PHASES
+from nsgf.config.describe import sections, type_words, yaml_words
 from nsgf.config.leaves import leaves
-from nsgf.config.schema import Config, OptimConfig, Settings
+from nsgf.config.schema import OF_PHASES, Config, OptimConfig, Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,3 +30,10 @@ def test_the_page_of_the_configuration_is_the_one_that_the_schema_gives():
     assert ends["optim.lr"] == "after the phase"
     assert ends["data.root"] == ends["train.log_every"] == ends["optim.iterations"] == "yes"
     assert {key for key, _, _ in leaves(Config()) if key.startswith("train.")} <= set(rows)
+
+
+def test_types_and_values_in_words():
+    assert type_words(float | None) == "a number or null"
+    assert type_words(list[Literal["a", "b"]]) == "a list of a, b"
+    assert type_words(int | Literal["auto"]) == "an integer or auto"
+    assert [yaml_words(value) for value in (None, True, [1, "a"])] == ["null", "true", "[1, a]"]

@@ -1,0 +1,153 @@
+"""The parser of settings, from flags and from files: jsonargparse's, with errors in one line."""
+
+import argparse
+import difflib
+import functools
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser, set_loader
+from yaml import YAMLError
+
+from nsgf.config.describe import Section, sections, type_words
+from nsgf.config.leaves import leaves, plain_type
+from nsgf.config.schema import OF_PHASES, Settings
+from nsgf.config.yaml_loader import load_yaml
+from nsgf.system.errors import UserError
+
+WIDTH = 100
+"""Of a line of help."""
+RESOLVED = ("peer.iterations", "reflow.iterations")
+"""Leaves for which null means that they follow from others."""
+WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
+
+
+class Parser(ArgumentParser):
+    """Raises errors instead of printing them, and reads values as the files are read.
+
+    Only what is given stands in the result: there are no defaults.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        set_loader("nsgf", load_yaml, (YAMLError,))
+        super().__init__(
+            allow_abbrev=False,
+            print_config=None,
+            parser_mode="nsgf",
+            argument_default=argparse.SUPPRESS,
+            formatter_class=functools.partial(  # type: ignore[arg-type]  # one line for each flag
+                argparse.RawDescriptionHelpFormatter, max_help_position=38, width=WIDTH + 2
+            ),
+            **kwargs,
+        )
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Every flag and its action."""
+        return {flag: action for action in self._actions for flag in action.option_strings}
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """
+        Raises:
+            UserError: always; a value of a wrong type with its key and what is allowed.
+        """
+        wrong = WRONG_TYPE.match(message)
+        if not wrong:
+            raise UserError(message.removeprefix("argument "))
+        flag, action = next(pair for pair in self.flags.items() if pair[1].dest == wrong[1])
+        allowed = type_words(action._typehint)
+        raise UserError(f"{flag.removeprefix('--')} = {wrong[2].strip()}: must be {allowed}")
+
+    def given(self, words: list[str]) -> dict[str, Any]:
+        """What a command line sets, nested.
+
+        Raises:
+            UserError: a flag that there is not or that stands twice, or a value of a wrong type.
+        """
+        flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+        for flag in flags:
+            if flag not in self.flags:
+                self._unknown(flag)
+            if flags.count(flag) > 1:
+                raise UserError(f"{flag}: given twice")
+        try:
+            result: dict[str, Any] = self.parse_args(words).as_dict()
+        except (AttributeError, OverflowError) as error:  # PyYAML's, jsonargparse's
+            raise UserError(f"a value of the command line cannot be read: {error}") from error
+        return result
+
+    def checked(self, content: dict[str, Any]) -> dict[str, Any]:
+        """The content of a file with values of the right types.
+
+        Raises:
+            UserError: an unknown key, or a value of a wrong type.
+        """
+        for key, value in _flat(content):
+            if f"--{key}" not in self.flags:
+                self._unknown(key, value)
+        result: dict[str, Any] = self.parse_object(content).as_dict()
+        return result
+
+    def _unknown(self, name: str, value: object = None) -> NoReturn:
+        """Refuse a flag with its two dashes, or the key of a file."""
+        dashes, is_flag = "" if name.startswith("--") else "--", name.startswith("--")
+        if any(known.startswith(f"{dashes}{name}.") for known in self.flags):
+            said = f"{name} is" if is_flag else f"{name} = {value}: must be"
+            raise UserError(f"{said} a section; set its keys, as in {name}.KEY")
+        nearest = difflib.get_close_matches(f"{dashes}{name}", self.flags, 1)
+        hint = f"{self.prog} --help lists them"
+        if nearest:
+            hint = f"did you mean {nearest[0].removeprefix(dashes)}?"
+        raise UserError(f"{name}: unknown {'flag' if is_flag else 'key'}; {hint}")
+
+
+def _flat(content: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def add_settings(parser: Parser) -> Any:
+    """Every leaf of the schema as a flag of its own, grouped by section; the topmost group.
+
+    What phases inherit is left out of the help: it stands there once, at ``optim``.
+    """
+    described = sections()
+    groups = {part.key: parser.add_argument_group(_title(part)) for part in described}
+    entries = {entry.key: entry for part in described for entry in part.entries}
+    for key, _, item in leaves(Settings()):
+        extra: Any = {"nargs": "?", "const": True} if key == "smoke" else {}
+        entry = entries.get(key)
+        action = groups[key.rpartition(".")[0]].add_argument(
+            f"--{key}",
+            type=plain_type(item) | None if key in RESOLVED else plain_type(item),
+            metavar=entry and entry.default,
+            help=_brief(entry.meaning, 60) if entry else argparse.SUPPRESS,
+            **extra,
+        )
+        action.option_strings = [f"--{key}"]  # without --KEY+, which would append to nothing
+    return groups[""]
+
+
+def _title(section: Section) -> str:
+    if section.key == "optim":
+        return f"optim (the same keys for one phase alone: {', '.join(OF_PHASES)}, as in --nsgf.lr)"
+    return f"{section.key} ({_brief(section.meaning, 75)})" if section.key else "flags"
+
+
+def _brief(meaning: str, width: int) -> str:
+    """The first sentence, as far as there is room for it."""
+    sentence = meaning.split(". ")[0].rstrip(".").replace("%", "%%")
+    return textwrap.shorten(sentence, width, placeholder=" ...")
+
+
+@functools.cache
+def settings_parser() -> Parser:
+    """For the contents of files."""
+    parser = Parser(prog="nsgf train", add_help=False)
+    add_settings(parser)
+    return parser

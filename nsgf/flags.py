@@ -1,0 +1,119 @@
+"""The flags of each command and their ``--help``."""
+
+import functools
+from typing import Any
+
+from nsgf.config.parser import Parser, add_settings
+from nsgf.config.schema import OF_PHASES, PHASES
+
+COMMANDS = {
+    "train": "train the phases of an experiment, or go on with them",
+    "sample": "draw samples and pictures from a trained run",
+    "evaluate": "measure a trained run: W2, FID, precision and recall",
+    "compare": "train and measure NSGF and other methods on equal terms, resumable",
+    "preflight": "say what training would take on this machine, without training",
+}
+WITHOUT_RUN = ("compare", "preflight")
+
+
+def _of_all_phases(name: str) -> tuple[str, ...]:
+    return tuple(f"{phase}.{name}" for phase in OF_PHASES)
+
+
+SHORT_FLAGS: dict[str, tuple[str, ...]] = {
+    "--train-iters": _of_all_phases("iterations"),
+    "--batch-size": _of_all_phases("batch_size"),
+    "--lr": _of_all_phases("lr"),
+    "--pool-batches": ("pool.num_batches",),
+    "--sinkhorn-batch": ("sinkhorn.batch_size",),
+    "--steps": ("flow.steps",),  # sampling.nsgf_steps where a trained flow is only used
+    "--dataset": ("data.name",),
+    "--data-root": ("data.root",),
+    "--out-dir": ("out_dir",),
+    "--num-samples": ("sampling.num_samples", "evaluation.num_samples"),
+    "--precision": ("train.precision",),
+    "--accumulate": ("train.accumulate",),
+    "--max-hours": ("train.max_hours",),
+    "--detect-anomaly": ("train.detect_anomaly",),
+    "--inception-weights": ("evaluation.inception_weights",),
+    "--wandb": ("tracking.wandb",),
+}
+"""Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
+CONTROL: dict[str, dict[str, Any]] = {
+    "--config": {
+        "type": str,
+        "metavar": "FILE",
+        "help": "YAML file instead of --exp; over a run: on top",
+    },
+    "--print-config": {"action": "store_true", "help": "print all settings that hold, and stop"},
+    "--run": {"type": str, "metavar": "DIR", "help": "run folder; default: the newest of --exp"},
+    "--resume": {"action": "store_true", "help": "go on from the newest checkpoint of the run"},
+    "--resume-phase": {
+        "type": int,
+        "choices": range(1, len(PHASES) + 1),
+        "metavar": "N",
+        "help": "go on at phase N, anew where phase N is finished",
+    },
+}
+"""Flags that are no settings: which file, which run, what to do with it."""
+SMOKE: dict[str, Any] = {
+    **dict.fromkeys(_of_all_phases("iterations"), 5),
+    **dict.fromkeys(_of_all_phases("batch_size"), 4),
+    **{"pool.num_batches": 2, "sinkhorn.batch_size": 8, "train.accumulate": 1},
+    **{"train.log_every": 1, "train.checkpoint_every": 3},
+    **{"sampling.num_samples": 4, "sampling.straight_steps": 2, "evaluation.num_samples": 4},
+    **{"evaluation.repeats": 1, "evaluation.w2_samples": 4},
+    **{"evaluation.inception": False, "evaluation.classifier": False},
+    **{"compare.seeds": 1, "compare.nfe": [2, 4], "reflow.pairs": 16, "reflow.ode_steps": 2},
+}
+"""What --smoke sets besides ``smoke``; explicit flags win."""
+EXAMPLES = {
+    "train": (
+        "--exp 2d --dataset moons --steps 10",
+        "--exp cifar10 --sinkhorn-batch 32 --out-dir runs",
+        "--exp mnist --smoke --fake-data          # does everything work here?",
+        "--exp cifar10 --resume                   # go on with its newest run",
+    ),
+    "sample": ("--exp digits --num-samples 64", "--run runs/digits-20260101_120000 --steps 5"),
+    "evaluate": ("--exp digits", "--run runs/2d-20260101_120000 --num-samples 4096"),
+    "compare": ("--exp 2d --dataset moons --compare.seeds 1", "--exp digits --smoke"),
+    "preflight": ("--exp cifar10", "--exp mnist --batch-size 64"),
+}
+
+
+def overview() -> str:
+    """What the program can do."""
+    lines = ["usage: nsgf COMMAND [flags]", "", "Neural Sinkhorn Gradient Flow (NSGF++).", ""]
+    lines += [f"  {name:10} {text}" for name, text in COMMANDS.items()]
+    lines += ["", "nsgf COMMAND --help lists the flags of a command. Examples:"]
+    return "\n".join([*lines, *(f"  nsgf {name} {EXAMPLES[name][0]}" for name in COMMANDS)])
+
+
+@functools.cache
+def command_parser(command: str) -> Parser:
+    """The parser of a command; what is no leaf is in its sections ``control`` and ``short``."""
+    parser = Parser(
+        prog=f"nsgf {command}",
+        usage="%(prog)s --exp NAME [flags]",
+        description=f"{COMMANDS[command]}.",
+        epilog="\n  ".join(["examples:", *(f"nsgf {command} {say}" for say in EXAMPLES[command])]),
+    )
+    group = add_settings(parser)
+    parser.flags["--exp"].help = "experiment: 2d, digits, mnist or cifar10"
+    either = group.add_mutually_exclusive_group()
+    for flag, how in CONTROL.items():
+        resumes = flag.startswith("--resume")
+        if (resumes and command != "train") or (flag == "--run" and command in WITHOUT_RUN):
+            continue
+        place = either if resumes else group
+        place.add_argument(flag, dest=f"control.{flag[2:].replace('-', '_')}", **how)
+    for flag, keys in SHORT_FLAGS.items():
+        leaf = parser.flags[f"--{keys[0]}"]
+        meaning = leaf.help
+        if len(keys) == len(OF_PHASES):
+            meaning = f"{parser.flags[keys[0].replace('nsgf', '--optim')].help}, of every phase"
+        kind, dest = leaf._typehint, f"short.{flag}"
+        group.add_argument(flag, dest=dest, type=kind, metavar="X", help=meaning)
+    fake = "random images in place of the image set"
+    group.add_argument("--fake-data", dest="data.fake", action="store_true", help=fake)
+    return parser

@@ -1,0 +1,50 @@
+import pytest
+
+from nsgf.config.parser import settings_parser
+from nsgf.system.errors import UserError
+
+GOOD = [
+    ("seed", "5", 5),
+    ("nsgf.lr", "5", 5.0),
+    ("nsgf.lr", "1e-4", 1e-4),
+    ("sampling.omega", "null", None),
+    ("peer.iterations", "null", None),
+    ("data.flip", "true", True),
+    ("train.prefetch", "auto", "auto"),
+    ("pool.build_batch", "7", 7),
+    ("model.unet.mult", "[1, 2]", [1, 2]),
+    ("model.unet.attention", "[]", []),
+    ("tracking.project", "5", "5"),
+    ("tracking.project", "[1", "[1"),
+    ("tracking.entity", "null", None),
+    ("tracking.project", "", ""),
+]
+BAD = [
+    *(("seed", "5.0"), ("seed", "true"), ("data.flip", "1"), ("nsgf.lr", "x"), ("nsgf.lr", "true")),
+    *(("model.unet.mult", "[1, x]"), ("model.unet.mult", "[null]"), ("model.unet.mult", "3")),
+    *(("seed", "!!timestamp x"), ("seed", "9" * 5000), ("nsgf.lr", "1" + "0" * 400)),
+    *(("seed", "{a: 1}"), ("seed", "null"), ("pool.dtype", "b"), ("seed", "")),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "value"), GOOD)
+def test_text_of_a_flag_gets_the_type_of_its_leaf(key, text, value):
+    node = settings_parser().given([f"--{key}={text}"])
+    for part in key.split("."):
+        node = node[part]
+    assert node == value
+    assert type(node) is type(value)
+
+
+@pytest.mark.parametrize(("key", "text"), BAD)
+def test_text_of_another_type_is_refused(key, text):
+    with pytest.raises(UserError):
+        settings_parser().given([f"--{key}={text}"])
+
+
+def test_values_of_a_file_get_their_type():
+    content = {"exp": "5", "nsgf": {"lr": 1}, "model": {"unet": {}}}
+    assert settings_parser().checked(content) == {"exp": "5", "nsgf": {"lr": 1.0}}
+    for wrong in ({"exp": 5}, {"seed": 1.0}, {"smoke": "x"}, {"seed": {}}, {1: 2}, {"nsgf": None}):
+        with pytest.raises(UserError):
+            settings_parser().checked(wrong)
