@@ -7,6 +7,7 @@ import struct
 import numpy as np
 import pytest
 
+from nsgf.data import cifar
 from nsgf.data.cifar import read_batch
 from nsgf.system.errors import UserError
 from tests.data.test_images import load, write_cifar10, write_mnist
@@ -64,6 +65,29 @@ def test_cifar10_batches_never_execute(kind, tmp_path):
     for verify in (True, False):
         with pytest.raises(UserError, match=r"data\.root"):
             load("cifar10", tmp_path, verify=verify)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cause"),
+    [
+        ("other type", "data is no array of bytes in C order"),
+        ("columns first", "data is no array of bytes in C order"),
+        ("other width", r"data has shape \(2, 100\), not \(N, 3072\)"),
+        ("no array", "data is no array$"),
+    ],
+)
+def test_what_is_wrong_with_a_batch_is_said(kind, cause, tmp_path):
+    (tmp_path / "batch").write_bytes(BATCHES[kind])
+    with pytest.raises(ValueError, match=cause):
+        read_batch(tmp_path / "batch")
+
+
+@pytest.mark.parametrize(("name", "encoding"), [("decode", "latin1"), ("encode", "utf8")])
+def test_pixels_are_decoded_in_one_way_alone(name, encoding):
+    note = cifar._Note(name)
+    note.arguments = ("\xff", encoding)
+    with pytest.raises(ValueError, match=f"holds the result of {name}"):
+        cifar._encoded(note)
 
 
 def test_calls_beside_the_pixels_are_not_made_either(tmp_path):

@@ -158,6 +158,10 @@ def run_config(tiny):
     return replace(with_pool(tiny, storage="disk"), phases=["nsgf"])
 
 
+def dies(*_):
+    raise Killed
+
+
 def counted(monkeypatch) -> list[FlowSolver]:
     """Every solver that is built from now on."""
     solvers: list[FlowSolver] = []
@@ -201,11 +205,14 @@ def test_run_resumed_inside_phase_1_reuses_the_pool_on_disk(
     assert same(weights(run), weights(RunFolder(trained_once)))
 
 
-def test_other_pool_in_the_run_is_refused_before_training(run_config):
-    run = train(run_config)
-    run.set_aside("nsgf")
+def test_other_pool_in_the_run_is_refused_before_training(run_config, monkeypatch):
+    run = RunFolder.create(run_config)
+    with monkeypatch.context() as patch:
+        patch.setattr("nsgf.pool.TrajectoryPool.pairs", dies)
+        with pytest.raises(Killed):
+            train(run_config, run)
     log = (run.path / "log.txt").read_text()
-    with pytest.raises(UserError, match="seed: the pool has 0, this command 1"):
+    with pytest.raises(UserError, match=f"{run.pool}.*seed: the pool has 0, this command 1"):
         train(replace(run_config, seed=1), run)
     assert (run.path / "log.txt").read_text() == log
 

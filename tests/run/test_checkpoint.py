@@ -118,6 +118,14 @@ def test_how_far_a_phase_is_stands_in_the_first_kilobytes(tmp_path, monkeypatch)
     assert str(caught.value).startswith(f"checkpoint {file} cannot be read (its content")
 
 
+def test_content_of_many_chunks_fits_its_checksum(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "CHUNK", 1000)
+    file = tmp_path / "a.pt"
+    checkpoint.save(file, {"step": 1, "model": {"w": torch.arange(3000.0)}})
+    assert checkpoint.damage(file) is None
+    assert torch.equal(checkpoint.load(file)["model"]["w"], torch.arange(3000.0))
+
+
 def test_weights_that_are_not_finite_are_damage(tmp_path):
     file = tmp_path / "a.pt"
     checkpoint.save(file, {"step": 1, "ema": {"w": torch.ones(3), "n": torch.tensor(3)}})
