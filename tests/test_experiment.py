@@ -287,3 +287,13 @@ def test_pool_on_disk_is_removed_when_phase_one_is_done(tiny):
     longer = replace(config, nsgf=replace(config.nsgf, iterations=14))
     train(longer, run)
     assert weights(run)["nsgf"]["step"] == 14
+
+
+def test_losses_are_those_of_earlier_versions(trained_once):
+    """Data, seeds, flows, networks and updates of a run keep their numbers, up to rounding."""
+    lines = map(json.loads, (trained_once / "metrics.jsonl").read_text().splitlines())
+    found = [value for line in lines for value in (line["loss"], line["grad_norm"])]
+    expected = [3.086934, 0.705687, 3.658436, 0.721894, 2.751117, 0.578157]  # nsgf
+    expected += [14.371827, 1.241803, 14.595777, 2.335835, 13.634736, 1.131583]  # nsf
+    expected += [0.094560, 0.060153, 0.091028, 0.059333, 0.083167, 0.067038]  # predictor
+    assert found == pytest.approx(expected, rel=1e-3)

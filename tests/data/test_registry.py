@@ -56,6 +56,9 @@ def test_records_are_whole(name):
 def test_only_sets_with_files_use_their_folder():
     assert {name for name, one in DATA_SETS.items() if "root" in one.uses} == {"mnist", "cifar10"}
     assert {name for name, one in DATA_SETS.items() if "verify" in one.uses} == {"cifar10"}
+    assert DATA_SETS["mnist"].uses == {"root", "download", "fake", "flip"}
+    assert DATA_SETS["cifar10"].uses == {"root", "verify", "download", "fake", "flip"}
+    assert DATA_SETS["digits"].uses == {"fake", "flip"}
 
 
 def test_unknown_sets_are_refused_with_the_known_ones():

@@ -11,6 +11,7 @@ from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import FAMILIES, PHASES
 from nsgf.data import Data
 from nsgf.phases import get_phase, get_phases, load_legs, sampled_phases
+from nsgf.phases.base import Phase
 from nsgf.phases.lines import straight_line
 from nsgf.phases.nsf import NSFTask
 from nsgf.run.folder import RunFolder
@@ -122,6 +123,10 @@ FLOW += ("--pool-batches=3",)
 LINES = (*FLOW, "--nsf.source=nsgf", "--nsf.coupling=ot")
 PEER = (*FLOW[:3], "--peer.method=otcfm", "--peer.sigma=0.3")
 REFLOW = (*PEER, "--reflow.pairs=33", "--reflow.ode_steps=3")
+
+
+def test_phase_that_says_nothing_follows_seed_data_and_network():
+    assert set(Phase.follows) == {"seed", "data", "model"}
 
 
 @pytest.mark.parametrize(

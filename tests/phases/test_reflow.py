@@ -1,5 +1,6 @@
 """The methods NSGF is compared with, through the same training, resume and sampling."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,14 @@ import torch
 from nsgf.cli import main
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
+from nsgf.phases.reflow import ReflowTask
 from nsgf.run import checkpoint
 from nsgf.sampling.generate import load_sampler, sample_run
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
+LOSSES = [13.070021, 13.793293, 13.676622]
+"""Of the first method of ``peer``, where it logs them."""
 
 
 @pytest.fixture
@@ -31,6 +35,9 @@ def test_peer_and_reflow_train_sample_and_evaluate(peer):
     assert run.checkpoint_file("reflow").name == "phase2_reflow.pt"
     sampler, progress = load_sampler(peer, run, CPU)
     assert progress == {"reflow": "12 of 12"}
+    lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
+    losses = [line["loss"] for line in lines if line["phase"] == "peer"]
+    assert losses == pytest.approx(LOSSES, rel=1e-3)  # as in earlier versions
     assert sampler(torch.randn(4, 2)).nfe == peer.sampling.straight_steps
     sample_run(peer, run)
     _, found = evaluate_run(peer, run)
@@ -88,3 +95,11 @@ def test_peers_have_the_settings_of_the_velocity_network():
     for name in ("iterations", "batch_size", "lr", "schedule", "ema_decay", "clip_norm"):
         values = {getattr(getattr(config, phase), name) for phase in ("nsgf", "peer", "reflow")}
         assert len(values) == 1, name
+
+
+def test_pairs_and_times_of_reflow_are_those_of_earlier_versions():
+    ends = torch.arange(50.0), 100 + torch.arange(50.0)
+    start, end, t = ReflowTask(torch.nn.Identity(), ends, seed=7).draw(range(3, 7))
+    assert start.tolist() == [48, 35, 15, 7]
+    assert torch.equal(end, start + 100)
+    torch.testing.assert_close(t, torch.tensor([0.474256, 0.601518, 0.286646, 0.243692]))

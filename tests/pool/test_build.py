@@ -205,6 +205,10 @@ def test_run_resumed_inside_phase_1_reuses_the_pool_on_disk(
     assert same(weights(run), weights(RunFolder(trained_once)))
 
 
+def test_progress_of_the_pool_is_in_the_log(trained_once):
+    assert "pool: flow 4 of 4\n" in (trained_once / "log.txt").read_text()
+
+
 def test_other_pool_in_the_run_is_refused_before_training(run_config, monkeypatch):
     run = RunFolder.create(run_config)
     with monkeypatch.context() as patch:

@@ -24,6 +24,7 @@ def test_payload_comes_back(tmp_path):
     assert torch.equal(payload["model"]["w"], torch.ones(2))
     assert payload["versions"]["torch"]
     assert [path.name for path in file.parent.iterdir()] == ["a.pt"]
+    assert checkpoint.load_good(file)[1] == ""
 
 
 def test_interrupted_write_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):

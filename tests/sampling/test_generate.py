@@ -182,8 +182,9 @@ def test_samples_of_other_settings_get_names_of_their_own(small, small_run):
         "-num_samples3-weights_last",
         "-tau0.5-straight_steps3-omega0.1",
     }
-    small_run.write_config(replace(small, sampling=replace(own, tau=0.5)))
-    assert changed_settings(small, small_run) == "-tau_null"
+    small_run.write_config(replace(small, seed=3, sampling=replace(own, tau=0.5)))
+    assert changed_settings(small, small_run) == "-seed0-tau_null"
+    assert changed_settings(replace(small, seed=3), small_run) == "-tau_null"
 
 
 def test_names_are_known_where_an_old_run_has_fewer_settings(small, small_run):

@@ -62,6 +62,7 @@ def test_records_and_batches_count_updates(tiny):
     costs = [json.loads(line) for line in (run.path / "costs.jsonl").open()]
     assert [cost["step"] for cost in costs] == [4, 8, 10]
     assert all(cost["peak_memory"] > 10**7 and cost["steps_per_second"] > 0 for cost in costs)
+    assert all(isinstance(cost["steps_per_second"], float) for cost in costs)
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 10
     assert re.search(r"nsgf: peak memory \d", log(run))
 
@@ -155,6 +156,13 @@ def test_weights_that_are_not_finite_are_not_saved(tiny):
     with pytest.raises(UserError, match=r"not finite after step 10; the checkpoint of 5 is kept"):
         run_fit(tiny, trainer, run, iterations=12)
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 5
+
+
+def test_without_a_checkpoint_none_is_said_to_be_kept(tiny):
+    trainer = Quadratic()
+    trainer.model.fault = lambda answer, call: _spoilt(trainer, call, answer)
+    with pytest.raises(UserError, match=r"not finite after step 5; nothing is kept"):
+        run_fit(tiny, trainer, iterations=12)
 
 
 def _spoilt(trainer: Quadratic, call: int, answer: torch.Tensor) -> torch.Tensor:
