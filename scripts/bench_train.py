@@ -12,11 +12,9 @@ while the others are timed: on a small card compare few at once.
     --overfit             each combination also on one fixed batch: what drawing the data costs
     --pool-dtype float32,float16    phase nsgf: what sampling from a pool in float16 costs
     --prefetch true,false           with drawing ahead and without
-    --sweep               batches that double until memory ends, or at --max-batch
     --card-memory GB      largest batch of each phase when torch may take no more than this of the
                           card; CUDA's own context, about half a GB, comes on top of it
     --steady N            N updates: the last hundred beside the first after warm-up
-    --peak-tflops X       share of this matrix rate (of the card, in the precision used) in use
     --against-torchcfm    first torchcfm's training step in float32 with its UNet (phase nsf)
 """
 
@@ -47,7 +45,6 @@ AXES = {
 }
 """What takes a list of values, and the flag of `nsgf train` that sets each of them."""
 LARGEST_BATCH = 1 << 16
-CPU_LARGEST_BATCH = 256
 
 
 class Case(NamedTuple):
@@ -82,8 +79,6 @@ def main() -> None:
     work = throughput
     if options.card_memory:
         work = largest_batches
-    elif options.sweep:
-        work = sweep
     elif options.steady:
         work = steadiness
     with device_settings(base.train):
@@ -137,12 +132,10 @@ def throughput(
             entry.seconds.append(time_steps(entry.steps, options.steps, device))
     columns = [f"{options.exp}, {options.phase}", "ms", "samples/s", "speed", "drawing, ms"]
     columns.append("peak memory")
-    if options.peak_tflops:
-        columns.append(f"of {options.peak_tflops:g} TFLOP/s")
     yield f"| {' | '.join(columns)} |"
     yield "|---|" + "---:|" * (len(columns) - 1)
     for entry in entries:
-        yield _row(entry, entries[0], phase.sample_flops, options.peak_tflops)
+        yield _row(entry, entries[0])
         entry.steps.close()
     ours = entries[1:] if options.against_torchcfm else entries
     for real, fixed in zip(ours[::2], ours[1::2], strict=True) if options.overfit else ():
@@ -172,15 +165,13 @@ def time_steps(steps: Steps, count: int, device: torch.device) -> float:
     return (bench_common.clock(device) - begin) / count
 
 
-def _row(entry: Entry, first: Entry, flops: float, peak_tflops: float | None) -> str:
+def _row(entry: Entry, first: Entry) -> str:
     seconds = median(entry.seconds)
     rate, size = entry.steps.batch_size / seconds, entry.steps.batch_size / first.steps.batch_size
     speed = size * median(a / b for a, b in zip(first.seconds, entry.seconds, strict=True))
     cells = [entry.label, f"{1e3 * seconds:.4g}", f"{rate:.4g}", f"{speed:.3f}"]
     waits = entry.steps.drawing if isinstance(entry.steps, Updates) else []
     cells += [f"{1e3 * median(waits):.3f}" if waits else "", format_bytes(entry.peak)]
-    if peak_tflops:
-        cells.append(f"{100 * rate * flops / (1e12 * peak_tflops):.1f} %")
     return f"| {' | '.join(cells)} |"
 
 
@@ -195,25 +186,6 @@ def limit_card(device: torch.device, gigabytes: float) -> None:
     if not 0 < gigabytes * 1e9 <= total:
         raise UserError(f"--card-memory {gigabytes:g}: the card has {format_bytes(total)}")
     torch.cuda.set_per_process_memory_fraction(gigabytes * 1e9 / total, device)
-
-
-def sweep(options: argparse.Namespace, flags: list[str], device: torch.device) -> Iterator[str]:
-    """Markdown: batches that double from the configured one, or from --batch."""
-    case = combinations(options, flags)[0]
-    phase = Phase(options.phase, case.config, device)
-    phase.prepare(case.config)
-    yield f"| {options.exp}, {options.phase}, batch | ms | samples/s | peak memory |"
-    yield "|---:|---:|---:|---:|"
-    size = getattr(case.config, options.phase).batch_size
-    while size <= _limit(options, device):
-        words = [*flags, *_words(options), "--batch-size", str(size)]
-        tried = try_batch(phase, bench_common.experiment(options.exp, words), options)
-        if tried is None:
-            yield f"| {size} | out of memory | | |"
-            return
-        seconds, peak = tried
-        yield f"| {size} | {1e3 * seconds:.4g} | {size / seconds:.4g} | {format_bytes(peak)} |"
-        size *= 2
 
 
 def largest_batches(
@@ -231,7 +203,7 @@ def largest_batches(
             words = [*flags, *_words(options), "--batch-size", str(size)]
             return try_batch(phase, bench_common.experiment(options.exp, words), options)
 
-        size = largest(lambda size: attempt(size) is not None, _limit(options, device))
+        size = largest(lambda size: attempt(size) is not None, LARGEST_BATCH)
         tried = attempt(size) if size else None
         if tried is None:
             yield f"| {name} | none | | |"
@@ -283,12 +255,6 @@ def _words(options: argparse.Namespace) -> list[str]:
     return [word for n, v in named.items() if v for word in (AXES[n], v.split(",")[0])]
 
 
-def _limit(options: argparse.Namespace, device: torch.device) -> int:
-    if options.max_batch:
-        return options.max_batch
-    return CPU_LARGEST_BATCH if device.type == "cpu" else LARGEST_BATCH
-
-
 # --- steadiness ---------------------------------------------------------------------------------
 
 
@@ -325,11 +291,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=5, help="rounds")
     parser.add_argument("--warm-up", type=int, default=5, help="updates before the first round")
     parser.add_argument("--overfit", action="store_true", help="also on one fixed batch")
-    parser.add_argument("--sweep", action="store_true", help="double the batch as far as it goes")
-    parser.add_argument("--max-batch", type=int, help="where --sweep and --card-memory end")
     parser.add_argument("--card-memory", type=float, metavar="GB", help="pretend a smaller card")
     parser.add_argument("--steady", type=int, metavar="N", help="compare both ends of N updates")
-    parser.add_argument("--peak-tflops", type=float, help="the card's matrix rate")
     parser.add_argument("--against-torchcfm", action="store_true", help="beside torchcfm's step")
     return parser
 

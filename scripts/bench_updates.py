@@ -8,22 +8,17 @@ from typing import Any, Protocol
 
 import torch
 from bench_common import quiet_session
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
-from torch.utils.flop_counter import FlopCounterMode
 
-from nsgf.config.schema import Config, PhaseName, TrainConfig
-from nsgf.data import Data, Sampler, data_shape
+from nsgf.config.schema import Config, PhaseName
+from nsgf.data import data_shape
 from nsgf.phases import get_phase
-from nsgf.phases.lines import StraightLine, Transport
-from nsgf.phases.nsf import NSFTask
 from nsgf.phases.nsgf import NSGFTask
-from nsgf.phases.predictor import TimePredictorTask
 from nsgf.pool import TrajectoryPool, build_pool
-from nsgf.sampling.sampler import nsgf_steps
+from nsgf.run.opening import load_data
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward
 from nsgf.training.prefetch import Batches
 from nsgf.training.state import TrainState
@@ -35,7 +30,7 @@ NO_RESOLUTION = 1 << 20
 
 
 class Phase:
-    """Data and pool of one phase, from which any number of its tasks can be made."""
+    """Data and pools of one phase, from which any number of its tasks can be made."""
 
     def __init__(self, name: PhaseName, config: Config, device: torch.device) -> None:
         """
@@ -48,65 +43,30 @@ class Phase:
             UserError: the data's files are missing or damaged.
         """
         self.name, self.device = name, device
-        keeps = config.train.data_on_device and device.type == "cuda"
-        self._data = Data(config.data, config.seed, device if keeps else None)
+        self.data = load_data(config, device)
         self._pools: dict[str, TrajectoryPool] = {}
-        self.sample_flops = 0.0
 
     def prepare(self, config: Config) -> None:
-        """Make and load what is kept between tasks, so that none pays for it; see ``flops``."""
-        self.sample_flops = self.flops(config)
+        """Build the pool that the phase's tasks share, so that none of them pays for it."""
+        if self.name != "nsgf" or config.pool.dtype in self._pools:
+            return
+        source, target = self.data.source("pool"), self.data.target("pool")
+        with TemporaryDirectory() as folder:
+            session = quiet_session(config, self.device, Path(folder))
+            self._pools[config.pool.dtype] = build_pool(session, source, target)
 
     def task(self, config: Config) -> Task:
-        """A fresh network and its batches, as :mod:`nsgf.experiment` joins them."""
-        model = get_phase(self.name).start(config, self.device)
-        if self.name == "nsgf":
-            return NSGFTask(model, self._pool(config), config.seed)
-        line = StraightLine(
-            self._data.source(self.name),
-            self._data.target(self.name),
-            config.nsf,
-            self._transport(config) if config.nsf.source == "nsgf" else None,
-            derive_seed(config.seed, self.name),
-        )
-        return (NSFTask if self.name == "nsf" else TimePredictorTask)(model, line)
+        """A fresh network and its batches.
 
-    def targets(self) -> Sampler:
-        """Samples of the data set."""
-        return self._data.target("targets")
-
-    def flops(self, config: Config) -> float:
-        """Floating point operations of forward and backward pass for one sample.
-
-        Matrix products, convolutions and attention only, as torch counts them, in fp32 and without
-        compilation: what other settings compute is the same.
+        Raises:
+            UserError: with ``nsf.source: nsgf``, whose network is not trained here.
         """
-        task = self.task(config)
-        forward = Forward(task.model.train(), TrainConfig(precision="fp32"), self.device, World())
-        batch = Batches(task, 2, self.device, World()).at(0)
-        with FlopCounterMode(display=False) as counter:
-            task.loss(forward, batch).backward()
-        return counter.get_total_flops() / len(batch.target)
-
-    def _pool(self, config: Config) -> TrajectoryPool:
-        kind = config.pool.dtype
-        if kind not in self._pools:
-            source, target = self._data.source("pool"), self._data.target("pool")
-            with TemporaryDirectory() as folder:
-                session = quiet_session(config, self.device, Path(folder))
-                self._pools[kind] = build_pool(session, source, target)
-        return self._pools[kind]
-
-    def _transport(self, config: Config) -> Transport:
-        """Steps with an untrained network, which take as long as with a trained one."""
-        velocity = get_phase("nsgf").start(config, self.device).eval().requires_grad_(False)
-        steps, length = config.flow.steps, config.flow.steps * config.flow.eta
-
-        @torch.no_grad()
-        def transport(x: Tensor) -> Tensor:
-            return nsgf_steps(velocity, x, steps=steps, flow_time=length)
-
-        return transport
+        phase = get_phase(self.name)
+        if self.name != "nsgf":
+            return phase.task(quiet_session(config, self.device, Path("nowhere")), self.data)
+        self.prepare(config)
+        model = phase.start(config, self.device)
+        return NSGFTask(model, self._pools[config.pool.dtype], config.seed)
 
 
 class Steps(Protocol):
@@ -192,7 +152,7 @@ class TorchCFM:
             raise UserError("--against-torchcfm needs `pip install torchcfm`") from error
         unet, self._optim = config.model.unet, config.nsf
         self.batch_size = self._optim.batch_size
-        self._device, self._targets = phase.device, phase.targets()
+        self._device, self._targets = phase.device, phase.data.target("targets")
         self._matcher: Any = ConditionalFlowMatcher(sigma=0.0)
         self._model: nn.Module = UNetModelWrapper(
             dim=data_shape(config.data.name),

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.phases.base import Phase, Preparation, Trained
+from nsgf.phases.base import Phase
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.nsf import NSF
 from nsgf.phases.nsgf import NSGF
@@ -21,7 +21,7 @@ from nsgf.sampling.sampler import FlowSampler
 from nsgf.system.errors import UserError
 
 _ALL: tuple[Phase, ...] = (NSGF(), NSF(), Predictor(), Peer(), Reflow())
-_BY_NAME = {phase.name: phase for phase in _ALL}
+_BY_NAME: dict[str, Phase] = {phase.name: phase for phase in _ALL}
 _ALGORITHM_4: tuple[Phase, ...] = (NSGF(), Predictor(), NSF())
 """In the order in which a sample meets their networks."""
 
@@ -87,18 +87,7 @@ def load_legs(
         if phase.is_called(config.sampling):
             network, progress[phase.name] = phase.load(config, run, weights, device)
         legs.append(phase.leg(config, network))
-    ordered: dict[str, str] = {
-        phase.name: progress[phase.name] for phase in _ALL if phase.name in progress
-    }
-    return FlowSampler(legs), ordered
+    return FlowSampler(legs), {name: progress[name] for name in _BY_NAME if name in progress}
 
 
-__all__ = [
-    "Phase",
-    "Preparation",
-    "Trained",
-    "get_phase",
-    "get_phases",
-    "load_legs",
-    "sampled_phases",
-]
+__all__ = ["Phase", "get_phase", "get_phases", "load_legs", "sampled_phases"]

@@ -4,23 +4,25 @@ Shapes: B batch, *shape one sample.
 """
 
 from collections.abc import Callable
+from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nsgf.config.schema import NSFConfig
 from nsgf.data import Data, PointSampler, Sampler, Times
+from nsgf.phases.base import Phase
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import nsgf_steps
 from nsgf.sinkhorn.schedule import flow_time
 from nsgf.system.seeding import derive_seed
+from nsgf.training.task import Task
 
 Transport = Callable[[Tensor], Tensor]
 """NSGF steps as a function of their start, (B, *shape) -> (B, *shape), without gradients."""
 
 
-class StraightLine:
+class LineTask(Task):
     """Random points of straight lines from X0 to X1, the input of phases 2 and 3.
 
     X0 is a sample of mu0, or with ``nsf.source: nsgf`` what the NSGF steps make of it; X1 is a
@@ -30,24 +32,42 @@ class StraightLine:
 
     def __init__(
         self,
+        model: nn.Module,
         source: Sampler,
         target: Sampler,
-        config: NSFConfig,
-        transport: Transport | None,
         seed: int,
+        *,
+        coupling: str = "independent",
+        transport: Transport | None = None,
     ) -> None:
         """
         Args:
+            model: what is trained.
             source: sampler of mu0.
             target: sampler of mu*.
-            config: ``nsf.source`` and ``nsf.coupling``.
-            transport: the trained NSGF steps, needed with ``nsf.source: nsgf``.
             seed: seed of the times.
+            coupling: ``nsf.coupling``.
+            transport: the trained NSGF steps; None: lines start from mu0.
         """
-        if (config.source == "nsgf") != (transport is not None):
-            raise ValueError("nsf.source: nsgf needs the NSGF steps, prior must not have them")
-        self.config, self.transport = config, transport
+        self.model, self.coupling, self.transport = model, coupling, transport
         self._streams = (source, target, PointSampler(Times(), derive_seed(seed, "times")))
+
+    @classmethod
+    def of(cls, phase: Phase, session: Session, data: Data) -> Self:
+        """The task of a run's phase, with random streams of the phase's own.
+
+        Raises:
+            UserError: the lines start from the NSGF steps, and NSGF is not trained.
+        """
+        config = session.config
+        return cls(
+            phase.start(config, session.device),
+            data.source(phase.name),
+            data.target(phase.name),
+            derive_seed(config.seed, phase.name),
+            coupling=config.nsf.coupling,
+            transport=nsgf_transport(session) if config.nsf.source == "nsgf" else None,
+        )
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """A sample of mu0 (B, *shape), one of mu* (B, *shape), and t ~ U[0, 1) (B,)."""
@@ -59,25 +79,9 @@ class StraightLine:
             X0 and X1 as they are paired, and (1 - t) X0 + t X1; each (B, *shape).
         """
         start = self.transport(noise) if self.transport else noise
-        if self.config.coupling == "ot":
+        if self.coupling == "ot":
             end = end[ot_coupling(start, end)]
         return start, end, interpolate(start, end, t)
-
-
-def straight_line(session: Session, data: Data, phase: str) -> StraightLine:
-    """The lines of a run, with random streams of the phase's own.
-
-    Raises:
-        UserError: they start from the NSGF steps, and NSGF is not trained.
-    """
-    config = session.config
-    return StraightLine(
-        data.source(phase),
-        data.target(phase),
-        config.nsf,
-        nsgf_transport(session) if config.nsf.source == "nsgf" else None,
-        derive_seed(config.seed, phase),
-    )
 
 
 def nsgf_transport(session: Session) -> Transport:

@@ -1,28 +1,22 @@
 """Phase 2: the straight flow u_delta from noise to data (Algorithm 3, part 2)."""
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.phases.base import Phase
-from nsgf.phases.lines import StraightLine, straight_line
+from nsgf.phases.lines import LineTask
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.session import Session
 from nsgf.training.task import Batch, Task
 
 
-class NSFTask(Task):
+class NSFTask(LineTask):
     """u_delta(x, t) regresses X1 - X0."""
-
-    def __init__(self, model: nn.Module, line: StraightLine) -> None:
-        self.model, self.line = model, line
-
-    def draw(self, positions: range) -> tuple[Tensor, ...]:
-        return self.line.draw(positions)
 
     def batch(self, *drawn: Tensor) -> Batch:
         noise, end, t = drawn
-        start, end, x = self.line.points(noise, end, t)
+        start, end, x = self.points(noise, end, t)
         return Batch((x, t), end - start)
 
 
@@ -33,9 +27,7 @@ class NSF(Phase):
     follows = (*NSGF.follows, "nsf.source", "nsf.coupling")
 
     def task(self, session: Session, data: Data) -> Task:
-        return NSFTask(
-            self.start(session.config, session.device), straight_line(session, data, self.name)
-        )
+        return NSFTask.of(self, session, data)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.nsf.source == "nsgf" else ()

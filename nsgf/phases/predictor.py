@@ -7,7 +7,7 @@ from nsgf.config.schema import Config, ModelConfig, SamplingConfig
 from nsgf.data import Data
 from nsgf.models import time_network
 from nsgf.phases.base import Phase
-from nsgf.phases.lines import StraightLine, straight_line
+from nsgf.phases.lines import LineTask
 from nsgf.phases.nsf import NSF
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.session import Session
@@ -15,18 +15,12 @@ from nsgf.sampling.sampler import EntryTimes
 from nsgf.training.task import Batch, Task
 
 
-class TimePredictorTask(Task):
+class TimePredictorTask(LineTask):
     """t_phi(x) regresses t."""
-
-    def __init__(self, model: nn.Module, line: StraightLine) -> None:
-        self.model, self.line = model, line
-
-    def draw(self, positions: range) -> tuple[Tensor, ...]:
-        return self.line.draw(positions)
 
     def batch(self, *drawn: Tensor) -> Batch:
         noise, end, t = drawn
-        _, _, x = self.line.points(noise, end, t)
+        _, _, x = self.points(noise, end, t)
         return Batch((x,), t)
 
 
@@ -38,9 +32,7 @@ class Predictor(Phase):
     follows = NSF.follows  # both must agree in their lines
 
     def task(self, session: Session, data: Data) -> Task:
-        return TimePredictorTask(
-            self.start(session.config, session.device), straight_line(session, data, self.name)
-        )
+        return TimePredictorTask.of(self, session, data)
 
     def network(self, config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
         return time_network(config, shape)

@@ -84,24 +84,19 @@ class Reflow(Phase):
             Stopped: asked to, while the paths are walked.
             UserError: the peer is not trained.
         """
-        config = session.config
+        config, reflow = session.config, session.config.reflow
         teacher = Peer().load(config, session.run, "ema", session.device).network
         student = self.start(config, session.device)
         student.load_state_dict(teacher.state_dict())
-        ends = _paths(session, data, teacher)
+
+        @torch.no_grad()
+        def carry(x: Tensor) -> Tensor:
+            return nsgf_steps(teacher, x, steps=reflow.ode_steps, flow_time=1.0)
+
+        session.tracker.log(f"reflow: {reflow.pairs} paths of {reflow.ode_steps} steps")
+        source = data.source(self.name)
+        ends = reflow_ends(source, carry, reflow.pairs, session.device, session.stop)
         return ReflowTask(student, ends, derive_seed(config.seed, self.name))
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (Peer(),)
-
-
-def _paths(session: Session, data: Data, teacher: nn.Module) -> tuple[Tensor, Tensor]:
-    """Starts and ends of the teacher's paths, each (reflow.pairs, *shape)."""
-    reflow = session.config.reflow
-
-    @torch.no_grad()
-    def carry(x: Tensor) -> Tensor:
-        return nsgf_steps(teacher, x, steps=reflow.ode_steps, flow_time=1.0)
-
-    session.tracker.log(f"reflow: {reflow.pairs} paths of {reflow.ode_steps} steps")
-    return reflow_ends(data.source("reflow"), carry, reflow.pairs, session.device, session.stop)

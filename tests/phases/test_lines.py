@@ -1,12 +1,10 @@
-import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
-from nsgf.config.schema import NSFConfig
 from nsgf.data import ImageSampler, PointSampler
 from nsgf.data.points import Gaussian
-from nsgf.phases.lines import StraightLine, ot_coupling
+from nsgf.phases.lines import LineTask, ot_coupling
 from nsgf.phases.nsf import NSFTask
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.phases.predictor import TimePredictorTask
@@ -25,10 +23,8 @@ class Constant(PointSampler):
         return 0 * super().at(positions) + self.value
 
 
-def line(mu0=None, target=None, transport=None, **config) -> StraightLine:
-    return StraightLine(
-        mu0 or Constant(-1.0), target or Constant(3.0), NSFConfig(**config), transport, 0
-    )
+def line(mu0=None, target=None, kind=NSFTask, **options) -> LineTask:
+    return kind(nn.Identity(), mu0 or Constant(-1.0), target or Constant(3.0), 0, **options)
 
 
 def batch(task, n: int) -> Batch:
@@ -50,13 +46,13 @@ def test_points_lie_on_the_line_from_source_to_target():
 
 
 def test_straight_velocity_is_target_minus_source():
-    (x, t), target = batch(NSFTask(nn.Identity(), line()), 32)
+    (x, t), target = batch(line(), 32)
     assert (target == 4.0).all()
     torch.testing.assert_close(x, (-1 + 4 * t).unsqueeze(1).expand(-1, 2))
 
 
 def test_time_predictor_regresses_the_time_of_a_point():
-    inputs, target = batch(TimePredictorTask(nn.Identity(), line()), 64)
+    inputs, target = batch(line(kind=TimePredictorTask), 64)
     assert len(inputs) == 1
     torch.testing.assert_close((inputs[0][:, 0] + 1) / 4, target)
     assert target.std() > 0.2
@@ -81,11 +77,11 @@ def test_batches_of_all_tasks_follow_positions_alone():
     pool.finalize()
 
     def tasks():
-        both = line(PointSampler(Gaussian((1, 2, 2)), 0), ImageSampler(images, 1, flip=True))
+        both = PointSampler(Gaussian((1, 2, 2)), 0), ImageSampler(images, 1, flip=True)
         return (
             NSGFTask(nn.Identity(), pool, 0),
-            NSFTask(nn.Identity(), both),
-            TimePredictorTask(nn.Identity(), both),
+            line(*both),
+            line(*both, kind=TimePredictorTask),
         )
 
     for one, other in zip(tasks(), tasks(), strict=True):
@@ -96,17 +92,11 @@ def test_batches_of_all_tasks_follow_positions_alone():
 
 
 def test_line_can_start_from_the_nsgf_output():
-    moved = line(Constant(0.0), transport=lambda x: x + 7, source="nsgf")
+    moved = line(Constant(0.0), transport=lambda x: x + 7)
     drawn = moved.draw(range(16))
     start, _, x = moved.points(*drawn)
     assert (start == 7).all()
     torch.testing.assert_close(x[:, 0], 7 - 4 * drawn[2])
-
-
-@pytest.mark.parametrize(("source", "transport"), [("nsgf", None), ("prior", lambda x: x)])
-def test_source_and_transport_must_agree(source, transport):
-    with pytest.raises(ValueError, match=r"nsf\.source"):
-        StraightLine(Constant(0.0), Constant(1.0), NSFConfig(source=source), transport, 0)
 
 
 def test_optimal_pairs_is_the_cheapest_permutation():

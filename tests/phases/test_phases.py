@@ -12,7 +12,6 @@ from nsgf.config.schema import FAMILIES, PHASES
 from nsgf.data import Data
 from nsgf.phases import get_phase, get_phases, load_legs, sampled_phases
 from nsgf.phases.base import Phase
-from nsgf.phases.lines import straight_line
 from nsgf.phases.nsf import NSFTask
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
@@ -55,7 +54,8 @@ def test_phases_begin_with_weights_of_their_own(tiny):
 def test_phases_draw_lines_of_their_own(tiny, tmp_path):
     session = Session(tiny, RunFolder(tmp_path), Tracker(tmp_path), CPU)
     data = Data(tiny.data, tiny.seed)
-    drawn = [straight_line(session, data, name).draw(range(8)) for name in ("nsf", "predictor")]
+    tasks = [get_phase(name).task(session, data) for name in ("nsf", "predictor")]
+    drawn = [task.draw(range(8)) for task in tasks]
     for one, other in zip(*drawn, strict=True):
         assert not torch.equal(one, other)
 
