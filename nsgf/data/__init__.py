@@ -48,12 +48,7 @@ class Data:
     """The two measures of an experiment: loads the target once, hands out independent samplers."""
 
     def __init__(self, config: DataConfig, seed: int, device: torch.device | None = None) -> None:
-        """
-        Args:
-            config: which measures.
-            seed: the run's seed.
-            device: where an image set shall live, if it takes little of the free memory there;
-                None: main memory.
+        """An image set lives on ``device`` if it takes little of the free memory there.
 
         Raises:
             UserError: the target's files are missing or damaged.

@@ -129,17 +129,16 @@ def to_bytes(images: Tensor) -> Tensor:
 # --- scikit-learn's 8x8 digits, which come with it -----------------------------------------------
 
 
+def _digits() -> Any:
+    """scikit-learn's record, with ``images`` (N, 8, 8) in 0..16 and ``target``."""
+    from sklearn.datasets import load_digits
+
+    return load_digits()
+
+
 def _digits_images(_: Files) -> Tensor:
-    from sklearn.datasets import load_digits
-
-    grey = np.rint(load_digits().images * (255 / 16)).astype(np.uint8)  # 0..16 as published
+    grey = np.rint(_digits().images * (255 / 16)).astype(np.uint8)
     return torch.from_numpy(grey).unsqueeze(1)
-
-
-def _digits_labels(_: Files) -> Tensor:
-    from sklearn.datasets import load_digits
-
-    return torch.from_numpy(load_digits().target)
 
 
 # --- MNIST, in torchvision's layout --------------------------------------------------------------
@@ -156,51 +155,17 @@ def _mnist(files: Files) -> Any:
     return MNIST(str(files.root), train=True, download=files.download)
 
 
-def _mnist_images(files: Files) -> Tensor:
-    return _mnist(files).data.unsqueeze(1)
-
-
-def _mnist_labels(files: Files) -> Tensor:
-    return _mnist(files).targets
-
-
 # --- CIFAR-10, in torchvision's layout -----------------------------------------------------------
 
 
-def _cifar10_batches(root: Path) -> list[Path]:
-    """The five files of the training set."""
+def _cifar10(files: Files, read: Callable[[Path], np.ndarray]) -> Tensor:
+    """What ``read`` makes of the training set; torchvision fetches it and compares its md5 sums."""
     from torchvision.datasets import CIFAR10
 
-    return [root / CIFAR10.base_folder / name for name, _ in CIFAR10.train_list]
-
-
-def _verified_cifar10(files: Files) -> Any:
-    """torchvision's training set with ``data`` (N, H, W, C) and ``targets``, its md5 sums compared.
-
-    None where the files are there and need not be verified: :mod:`nsgf.data.cifar` reads them.
-    """
-    from torchvision.datasets import CIFAR10
-
-    there = all(file.is_file() for file in _cifar10_batches(files.root))
-    if files.verify or (files.download and not there):
-        return CIFAR10(str(files.root), train=True, download=files.download)
-    return None
-
-
-def _cifar10_images(files: Files) -> Tensor:
-    verified = _verified_cifar10(files)
-    if verified is None:
-        batches = [read_batch(file) for file in _cifar10_batches(files.root)]
-        return torch.from_numpy(np.concatenate(batches))
-    return torch.from_numpy(verified.data).permute(0, 3, 1, 2).contiguous()
-
-
-def _cifar10_labels(files: Files) -> Tensor:
-    verified = _verified_cifar10(files)
-    if verified is None:
-        batches = [read_labels(file) for file in _cifar10_batches(files.root)]
-        return torch.from_numpy(np.concatenate(batches))
-    return torch.tensor(verified.targets)
+    batches = [files.root / CIFAR10.base_folder / name for name, _ in CIFAR10.train_list]
+    if files.verify or (files.download and not all(file.is_file() for file in batches)):
+        CIFAR10(str(files.root), download=files.download)
+    return torch.from_numpy(np.concatenate([read(file) for file in batches]))
 
 
 IMAGE_SETS = (
@@ -208,15 +173,15 @@ IMAGE_SETS = (
         name="digits",
         shape=(1, 8, 8),
         read_images=_digits_images,
-        read_labels=_digits_labels,
+        read_labels=lambda _: torch.from_numpy(_digits().target),
         classifier_epochs=30,
         uses=frozenset({"fake", "flip"}),
     ),
     ImageSet(
         name="mnist",
         shape=(1, 28, 28),
-        read_images=_mnist_images,
-        read_labels=_mnist_labels,
+        read_images=lambda files: _mnist(files).data.unsqueeze(1),
+        read_labels=lambda files: _mnist(files).targets,
         classifier_epochs=4,
         uses=frozenset({"root", "download", "fake", "flip"}),
         files="torchvision's mnist files",
@@ -224,8 +189,8 @@ IMAGE_SETS = (
     ImageSet(
         name="cifar10",
         shape=(3, 32, 32),
-        read_images=_cifar10_images,
-        read_labels=_cifar10_labels,
+        read_images=lambda files: _cifar10(files, read_batch),
+        read_labels=lambda files: _cifar10(files, read_labels),
         classifier_epochs=8,
         uses=frozenset({"root", "verify", "download", "fake", "flip"}),
         files="torchvision's cifar10 files",

@@ -6,24 +6,11 @@ Shapes: n points, D = 2 coordinates.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
-
-
-class Distribution(Protocol):
-    """A law that can be sampled without end."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
-        ...
-
-    def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        """``n`` independent samples, (n, *shape)."""
-        ...
 
 
 class Gaussian:
@@ -71,6 +58,11 @@ class PointSet:
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.points(n, generator)
+
+
+Distribution = Gaussian | Times | RandomIndices | PointSet
+"""Laws that can be sampled without end: the ``shape`` of one sample, and ``draw``, which makes n
+independent ones, (n, *shape)."""
 
 
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:

@@ -5,8 +5,8 @@ into batches. Seed and position, the number of samples drawn so far, are therefo
 and any part can be drawn again. Streams are made in pages: blocks of draws, or epochs of images.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,36 +19,24 @@ BLOCK = 256
 """Draws of a distribution that share one generator."""
 
 
-class Sampler(Protocol):
+class Sampler(ABC):
     """A seekable stream of samples of mu0 or mu*."""
 
     shape: tuple[int, ...]
-    position: int
+    position = 0
+
+    @abstractmethod
+    def at(self, positions: range) -> Tensor:
+        """The samples at these positions, wherever the stream stands.  (len(positions), *shape)"""
 
     def sample(self, n: int) -> Tensor:
         """The next ``n`` samples, float32, (n, *shape)."""
-        ...
-
-    def at(self, positions: range) -> Tensor:
-        """The samples at these positions, wherever the stream stands.  (len(positions), *shape)"""
-        ...
-
-
-class _Stream:
-    """Reads on from a position, for whatever can be read anywhere."""
-
-    position = 0
-
-    def at(self, positions: range) -> Tensor:
-        raise NotImplementedError
-
-    def sample(self, n: int) -> Tensor:
         positions = range(self.position, self.position + n)
         self.position = positions.stop
         return self.at(positions)
 
 
-class PointSampler(_Stream):
+class PointSampler(Sampler):
     """Independent draws from a distribution."""
 
     def __init__(self, distribution: Distribution, seed: int) -> None:
@@ -68,7 +56,7 @@ class PointSampler(_Stream):
         return self._page
 
 
-class ImageSampler(_Stream):
+class ImageSampler(Sampler):
     """Images without replacement within an epoch, a fresh permutation for each epoch.
 
     Pictures come from wherever ``images`` live; the permutation, one call per epoch, is made on
@@ -76,11 +64,8 @@ class ImageSampler(_Stream):
     """
 
     def __init__(self, images: Tensor, seed: int, *, flip: bool = False) -> None:
-        """
-        Args:
-            images: uint8, (N, C, H, W), any device, shared and never written.
-            seed: seed of the permutations and flips.
-            flip: mirror each image left to right with probability 1/2.
+        """``images``: uint8, (N, C, H, W), any device, shared and never written. With ``flip``
+        each is mirrored left to right with probability 1/2.
         """
         self.shape = tuple(images.shape[1:])
         self._images = images

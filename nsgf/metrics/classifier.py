@@ -17,13 +17,11 @@ from nsgf.config.schema import DataConfig
 from nsgf.data import Files, ImageSet, data_set
 from nsgf.data.images import to_bytes
 from nsgf.metrics.inception import NEIGHBOURS, PRC_BATCH, require_neighbours
-from nsgf.metrics.network import obtain
+from nsgf.metrics.network import SEED, obtain
 from nsgf.metrics.shared import require_fidelity
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import make_generator
 
-SEED = 0
-"""Of the classifier and of the choice of its reference: one instrument for all runs."""
 MOST = 10_000
 """Largest number of real images in the reference, and of samples compared with it: the cost of
 precision and recall grows with the product."""
@@ -50,7 +48,7 @@ class ClassifierMetrics:
             images: all its training images, uint8, (N, C, H, W), in their published order.
             out_dir: the folder of run folders; classifiers are kept in ``.classifiers`` there.
             device: where the classifier runs.
-            log: takes a line about a classifier that is trained.
+            log: takes a line about training it.
 
         Raises:
             UserError: torch-fidelity is missing, labels are missing or damaged, or the images are
@@ -69,22 +67,14 @@ class ClassifierMetrics:
             )
         require_neighbours(len(images) // 2)
         folder = out_dir.expanduser() / ".classifiers"
-        self._trained = obtain(kind, images, labels, folder, SEED, device, log)
+        self._trained = obtain(kind, images, labels, folder, device, log)
         self._device = device
         order = torch.randperm(len(images), generator=make_generator(SEED, "classifier", "real"))
         size = min(MOST, len(images) // 2)
+        self.accuracy, self.reference_size = self._trained.accuracy, size
+        """Of the classifier on held-out images, in [0, 1]; and how many real images it takes."""
         self._reference = self._features(images[order[:size]])
         self._others = images[order[size : size + MOST]]
-
-    @property
-    def accuracy(self) -> float:
-        """Share of held-out training images that the classifier names rightly, in [0, 1]."""
-        return self._trained.accuracy
-
-    @property
-    def reference_size(self) -> int:
-        """Real images that samples are compared with."""
-        return len(self._reference)
 
     def used(self, n: int) -> int:
         """How many of ``n`` samples are measured: as many as real ones can be, for the floor."""
@@ -104,32 +94,12 @@ class ClassifierMetrics:
         Raises:
             UserError: too few samples.
         """
-        require_neighbours(len(samples))
-        samples = samples[: self.used(len(samples))]
-        return self._compare(self._features(samples))
-
-    def floor(self, n: int) -> dict[str, float]:
-        """What real images score that are not in the reference, as many as :meth:`used` of ``n``.
-
-        Four fifths of them the classifier was trained on, as on those of the reference. Held-out
-        images alone score the same within the noise (measured on all three sets).
-
-        Returns:
-            ``classifier_fid_floor``, ``classifier_precision_floor``, ``classifier_recall_floor``.
-
-        Raises:
-            UserError: too few samples.
-        """
-        return {f"{key}_floor": value for key, value in self.measure(self._others[:n]).items()}
-
-    def _features(self, samples: Tensor) -> Tensor:
-        pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
-        return self._trained.features(pixels, self._device)
-
-    def _compare(self, features: Tensor) -> dict[str, float]:
         from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
         from torch_fidelity.metric_prc import prc_features_to_metric
 
+        require_neighbours(len(samples))
+        samples = samples[: self.used(len(samples))]
+        features = self._features(samples)
         statistics = [fid_features_to_statistics(part) for part in (features, self._reference)]
         distance = fid_statistics_to_metric(*statistics, verbose=False)
         manifold = prc_features_to_metric(
@@ -145,3 +115,18 @@ class ClassifierMetrics:
             "classifier_precision": manifold["precision"],
             "classifier_recall": manifold["recall"],
         }
+
+    def floor(self, n: int) -> dict[str, float]:
+        """What real images score that are not in the reference, as many as :meth:`used` of ``n``.
+
+        Four fifths of them the classifier was trained on, as on those of the reference. Held-out
+        images alone score the same within the noise (measured on all three sets).
+
+        Raises:
+            UserError: too few samples.
+        """
+        return self.measure(self._others[:n])
+
+    def _features(self, samples: Tensor) -> Tensor:
+        pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
+        return self._trained.features(pixels, self._device)

@@ -103,11 +103,8 @@ def _in_words(value: Any) -> str:
 
 
 def nearest_metrics(data: Data, samples: Tensor) -> dict[str, float]:
-    """Mean distance to the nearest real image, and that of real ones among themselves.
-
-    Args:
-        data: an image set.
-        samples: float, in [-1, 1] as far as they are good, (N, C, H, W); the first NEAREST count.
+    """Mean distance of the first NEAREST samples, float (N, C, H, W), to their nearest real images,
+    and that of real ones among themselves.
     """
     assert data.images is not None
     real = data.target("nearest").sample(min(len(data.images), NEAREST))
@@ -120,21 +117,16 @@ def nearest_metrics(data: Data, samples: Tensor) -> dict[str, float]:
 def classifier_part(
     config: Config, images: Tensor, pixels: Tensor, device: torch.device, log: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Distances in the features of a small classifier, or why they were left out.
-
-    Args:
-        config: of the evaluation.
-        images: real images, uint8, (M, C, H, W).
-        pixels: generated ones, uint8, (N, C, H, W).
-        device: where the classifier runs.
-        log: takes a line about its training.
+    """Distances of ``pixels`` from ``images``, both uint8, (N, C, H, W), in the features of a small
+    classifier, or why they were left out; ``log`` takes a line about its training.
     """
     if not config.evaluation.classifier:
         return {"classifier": "left out: evaluation.classifier is false"}
     try:
         out_dir = Path(config.out_dir)
         classifier = ClassifierMetrics(config.data, images, out_dir, device, log)
-        metrics = classifier.measure(pixels) | classifier.floor(len(pixels))
+        metrics: dict[str, Any] = {**classifier.measure(pixels)}
+        metrics |= {f"{name}_floor": value for name, value in classifier.floor(len(pixels)).items()}
     except UserError as error:
         return {"classifier": f"left out: {error}"}
     return metrics | {

@@ -6,6 +6,7 @@ Features of the real images are kept by torch-fidelity's own cache, which writes
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,7 @@ def inception_metrics(
         reference: the real ones.
         weights: file with torch-fidelity's Inception weights, checked before by
             :func:`check_weights`; None lets it download them.
-        device: where the Inception network runs.
-        batch_size: images that go through it together.
+        device, batch_size: where the network runs, and images that go through it together.
         log: takes a line about the cache.
 
     Returns:
@@ -187,7 +187,7 @@ def _check_cache(reference: Reference, key: str, log: Callable[[str], None]) -> 
         UserError: a file cannot be removed.
     """
     files = [reference.cache / f"{key}-{EXTRACTOR}-features-{layer}.pt" for layer in LAYERS]
-    problems = [_problem(file, len(reference.images)) for file in files if _there(file)]
+    problems = [_problem(file, len(reference.images)) for file in files if lexists(file)]
     unusable = [problem for problem in problems if problem]
     statistics = reference.cache / f"{key}-{EXTRACTOR}-stat-fid-{LAYERS[0]}.pt"
     try:
@@ -197,22 +197,15 @@ def _check_cache(reference: Reference, key: str, log: Callable[[str], None]) -> 
         raise UserError(f"out_dir: cannot remove {error.filename} ({error.strerror})") from error
     if unusable:
         log(f"features of the real images in {reference.cache} are computed again: {unusable[0]}")
-    elif not all(map(_there, files)):
+    elif not all(map(lexists, files)):
         log(f"features of the real images are computed, and kept in {reference.cache}")
-
-
-def _there(file: Path) -> bool:
-    return file.is_symlink() or file.exists()
 
 
 def _problem(file: Path, count: int) -> str | None:
     """Why a file is no features of ``count`` images; None: it is."""
-    if not file.is_file():
-        return f"{file.name} is no file"
-    broken = damage(file)
-    if broken:
-        return f"{file.name} is damaged ({broken})"
     try:
+        if broken := damage(file):
+            raise ValueError(broken)
         features = torch.load(file, map_location="cpu", weights_only=True)
         if features.dtype != torch.float32 or features.ndim != 2 or len(features) != count:
             raise ValueError(f"no features of {count} images")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from os.path import lexists
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ from nsgf.run.lock import in_turn
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed, make_generator
 
+SEED = 0
+"""Of the classifier and of the choice of its reference: one instrument for all runs."""
 FORMAT = 1
 """Of a classifier's file; those of another format are not used."""
 ARCHITECTURE = 1
@@ -31,13 +34,8 @@ class SmallCNN(nn.Module):
     """Two convolutions, a layer of FEATURES, and a linear one for the classes."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
-        """
-        Args:
-            shape: of an image, (C, H, W), square.
-            classes: kinds of images.
-        """
         super().__init__()
-        channels, size, _ = shape
+        channels, size, _ = shape  # square
         stride = 1 if size < 16 else 2  # 8 pixels would be too few to halve twice
         side = (size - 1) // stride // 2 + 1
         self.body = nn.Sequential(
@@ -63,10 +61,6 @@ class Trained:
     network: SmallCNN
     accuracy: float
     """Share of the held-out images whose label it gives, in [0, 1]."""
-    held_out: int
-    """Images that it was not trained on."""
-    seconds: float
-    """That its training took, when it was trained."""
 
     def features(self, pixels: Tensor, device: torch.device) -> Tensor:
         """uint8 (N, C, H, W) -> float32 (N, FEATURES) on the CPU."""
@@ -78,9 +72,9 @@ class Trained:
         return torch.cat(parts)
 
 
-def split(count: int, seed: int) -> tuple[Tensor, Tensor]:
+def split(count: int) -> tuple[Tensor, Tensor]:
     """Indices of the images to train on and of those held out: disjoint, together all."""
-    order = torch.randperm(count, generator=make_generator(seed, "classifier", "split"))
+    order = torch.randperm(count, generator=make_generator(SEED, "classifier", "split"))
     trained = int(count * TRAINED_SHARE)
     return order[:trained], order[trained:]
 
@@ -90,7 +84,6 @@ def obtain(
     images: Tensor,
     labels: Tensor,
     folder: Path,
-    seed: int,
     device: torch.device,
     log: Callable[[str], None],
 ) -> Trained:
@@ -98,63 +91,45 @@ def obtain(
 
     The file serves all devices: distances that were taken on two of them are of one instrument.
 
-    Args:
-        kind: the data set's record.
-        images: uint8, (N, C, H, W).
-        labels: int64, (N,).
-        folder: where classifiers are kept.
-        seed: of the split, the initial weights and the order of the images.
-        device: where it is trained and used.
-        log: takes a line about what was done.
+    Images are uint8, (N, C, H, W), labels int64, (N,); ``log`` takes a line if it is trained.
     """
     key = (
         f"{kind.name}-{len(images)}-{fingerprint(images)}-{fingerprint(labels)}-v{ARCHITECTURE}-"
-        f"{kind.classifier_epochs}x{BATCH}-seed{seed}"
+        f"{kind.classifier_epochs}x{BATCH}-seed{SEED}"
     )
     file = folder / f"{key}.pt"
     with in_turn(folder):
-        return _obtain(file, kind, images, labels, seed, device, log)
+        if lexists(file):
+            try:
+                return _read(file, kind, device)
+            except UserError as error:
+                log(f"{error}; the classifier is trained again")
+        start = time.perf_counter()
+        trained = train(kind, images, labels, device)
+        state = {name: value.cpu() for name, value in trained.network.state_dict().items()}
+        with replacing(file) as stream:
+            torch.save({"format": FORMAT, "model": state, "accuracy": trained.accuracy}, stream)
+        fitted, held_out = map(len, split(len(images)))
+        log(
+            f"classifier of {kind.name}: trained on {fitted} images in "
+            f"{time.perf_counter() - start:.1f} s, right on {trained.accuracy:.2%} of {held_out} "
+            f"others; kept in {folder}"
+        )
+        return trained
 
 
-def _obtain(
-    file: Path,
-    kind: ImageSet,
-    images: Tensor,
-    labels: Tensor,
-    seed: int,
-    device: torch.device,
-    log: Callable[[str], None],
-) -> Trained:
-    if file.is_symlink() or file.exists():
-        try:
-            return _read(file, kind, len(images), seed, device)
-        except UserError as error:
-            log(f"{error}; the classifier is trained again")
-    trained = train(kind, images, labels, seed, device)
-    _write(file, trained)
-    log(
-        f"classifier of {kind.name}: trained on {len(images) - trained.held_out} images in "
-        f"{trained.seconds:.1f} s, right on {trained.accuracy:.2%} of {trained.held_out} others; "
-        f"kept in {file.parent}"
-    )
-    return trained
-
-
-def train(
-    kind: ImageSet, images: Tensor, labels: Tensor, seed: int, device: torch.device
-) -> Trained:
+def train(kind: ImageSet, images: Tensor, labels: Tensor, device: torch.device) -> Trained:
     """A classifier trained on four fifths of the images and tried on the others.
 
     The same numbers follow from the same arguments; torch's global generator is left as it was.
     """
-    start = time.perf_counter()
-    fitted, held_out = split(len(images), seed)
-    network = _initial(kind, seed).to(device)
+    fitted, held_out = split(len(images))
+    network = _initial(kind).to(device)
     updates = kind.classifier_epochs * -(-len(fitted) // BATCH)
     optimizer = torch.optim.Adam(network.parameters(), lr=PEAK_RATE)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_RATE, total_steps=updates)
     for epoch in range(kind.classifier_epochs):
-        generator = make_generator(seed, "classifier", "epoch", epoch)
+        generator = make_generator(SEED, "classifier", "epoch", epoch)
         order = fitted[torch.randperm(len(fitted), generator=generator)]
         for rows in order.split(BATCH):
             logits = network(to_unit_range(images[rows].to(device)))
@@ -168,31 +143,22 @@ def train(
         network(to_unit_range(images[rows].to(device))).argmax(1).cpu() == labels[rows]
         for rows in held_out.split(INFERENCE_BATCH)
     ]
-    accuracy = float(torch.cat(right).float().mean())
-    return Trained(network, accuracy, len(held_out), time.perf_counter() - start)
+    return Trained(network, float(torch.cat(right).float().mean()))
 
 
-def _initial(kind: ImageSet, seed: int) -> SmallCNN:
+def _initial(kind: ImageSet) -> SmallCNN:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "classifier", "weights"))
+        torch.manual_seed(derive_seed(SEED, "classifier", "weights"))
         return SmallCNN(kind.shape, kind.classes)
 
 
-def _write(file: Path, trained: Trained) -> None:
-    """Keep a classifier in its file."""
-    state = {name: value.cpu() for name, value in trained.network.state_dict().items()}
-    payload = {"model": state, "accuracy": trained.accuracy, "seconds": trained.seconds}
-    with replacing(file) as stream:
-        torch.save({"format": FORMAT, **payload}, stream)
-
-
-def _read(file: Path, kind: ImageSet, images: int, seed: int, device: torch.device) -> Trained:
+def _read(file: Path, kind: ImageSet, device: torch.device) -> Trained:
     """A classifier from its file.
 
     Raises:
         UserError: it is damaged, of another format, or none.
     """
-    network = _initial(kind, seed)
+    network = _initial(kind)
     try:
         if problem := damage(file):
             raise ValueError(problem)
@@ -200,11 +166,10 @@ def _read(file: Path, kind: ImageSet, images: int, seed: int, device: torch.devi
         if payload["format"] != FORMAT:
             raise ValueError(f"format {payload['format']}, not {FORMAT}")
         network.load_state_dict(payload["model"])
-        accuracy, seconds = float(payload["accuracy"]), float(payload["seconds"])
+        accuracy = float(payload["accuracy"])
         if not all(value.isfinite().all() for value in network.state_dict().values()):
             raise ValueError("weights that are not finite")
     except Exception as error:  # a foreign file may hold anything under these names
         cause = one_line(error)[:100]
         raise UserError(f"{file} is no classifier of this program ({cause})") from error
-    network.to(device).eval().requires_grad_(False)
-    return Trained(network, accuracy, len(split(images, seed)[1]), seconds)
+    return Trained(network.to(device).eval().requires_grad_(False), accuracy)

@@ -9,11 +9,7 @@ SIMPLEX_ITERATIONS = 10_000_000
 
 
 def w2(x: Tensor, y: Tensor) -> float:
-    """W2 = (min over couplings of mean |x - y|^2)^(1/2), uniform weights.
-
-    Args:
-        x: (N, *shape).
-        y: (M, *shape).
+    """W2 = (min over couplings of mean |x - y|^2)^(1/2), uniform weights; (N, *shape), (M, *shape).
 
     Raises:
         ValueError: empty, non-finite or mismatched samples, or the simplex did not finish.
@@ -41,11 +37,7 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     """2 E|X - Y| - E|X - X'| - E|Y - Y'|, estimated without bias: around 0 for equal laws.
 
     W2 of finite samples feels a mass that is off by chance more than the shape of a law; this
-    distance feels both alike (Szekely and Rizzo 2013).
-
-    Args:
-        x: (N, *shape), N > 1.
-        y: (M, *shape), M > 1.
+    distance feels both alike (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape), N, M > 1
     """
     a, b = x.flatten(1).double(), y.flatten(1).double()
     n, m = len(a), len(b)
@@ -59,12 +51,8 @@ def _total(x: Tensor, y: Tensor) -> float:
 
 
 def nearest_distance(x: Tensor, y: Tensor, *, skip_self: bool = False) -> float:
-    """Mean Euclidean distance from each x to its nearest y.
-
-    Args:
-        x: (N, *shape).
-        y: (M, *shape).
-        skip_self: x and y are the same samples; leave each one's own place out.
+    """Mean Euclidean distance from each x (N, *shape) to its nearest y (M, *shape); with
+    ``skip_self`` both are the same samples, and each one's own place is left out.
     """
     nearest = []
     for first, chunk in zip(range(0, len(x), 512), x.flatten(1).split(512), strict=True):
