@@ -134,13 +134,10 @@ def _run(
     """One variant, target and seed."""
     tau = _mean_tau(own, words, trial, stop) if "MEAN" in words else None
     config = _config(own, words, trial, tau)
-    work = _finished(config, trial, stop)
-    for nfe in config.compare.nfe:
-        for draw in range(config.compare.draws):
-            measured = work.measured(trial, nfe, draw)
-            assert measured is not None
-            values = {**measured.values, "NFE": measured.nfe}
-            measures.setdefault((trial.target.label, nfe), {})[trial.seed, draw] = values
+    for row in _finished(config, trial, stop).rows():
+        assert row.nfe is not None
+        values = {**row.measured.values, "NFE": row.measured.nfe}
+        measures.setdefault((trial.target.label, row.nfe), {})[trial.seed, row.draw] = values
 
 
 def _finished(config: Config, trial: Trial, stop: StopRequest) -> Work:

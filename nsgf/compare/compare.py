@@ -6,8 +6,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from nsgf.checks import check
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
@@ -42,7 +40,7 @@ Log = Callable[[str], None]
 
 
 def compare(config: Config, stop: StopRequest | None = None, log: Log = print) -> list[Path]:
-    """Train and measure all trials, and write table and pictures.
+    """Train and measure all trials, and write table and pictures; the files of the report.
 
     What another process works on is left to it, so the same command may run several times at
     once; each ends when all is done. What is finished is not done again. A comparison that is
@@ -52,9 +50,6 @@ def compare(config: Config, stop: StopRequest | None = None, log: Log = print) -
         config: the experiment and its ``compare`` section.
         stop: ends training early, after a checkpoint.
         log: takes the lines about progress.
-
-    Returns:
-        The files of the report.
 
     Raises:
         Stopped: asked to.
@@ -96,7 +91,9 @@ def comparison_plan(config: Config) -> list[str]:
     device = pick_device(config.device)
     # of each method and target the first seed, which speaks for the others
     for trial in {(trial.target, trial.method): trial for trial in reversed(todo)}.values():
-        _check_machine(trial_config(config, trial), RunFolder(trial_folder(config, trial)), device)
+        own, run = trial_config(config, trial), RunFolder(trial_folder(config, trial))
+        left = [phase for phase in own.phases if not is_trained(own, run, phase)]
+        training_plan(own, left, device, run)
     done = sum(_is_measured(config, trial) for trial in todo)
     names = ", ".join(METHODS[method].title for method in config.compare.methods)
     targets = sorted({trial.target.label for trial in todo})
@@ -107,16 +104,6 @@ def comparison_plan(config: Config) -> list[str]:
         f"compare: {counted(len(todo), 'trial')}, {done} measured, "
         f"{counted(total, 'update')} in all",
     ]
-
-
-def _check_machine(config: Config, run: RunFolder, device: torch.device) -> None:
-    """Refuse what is missing for training before the first trial is trained.
-
-    Raises:
-        UserError: packages or memory are.
-    """
-    left = [phase for phase in config.phases if not is_trained(config, run, phase)]
-    training_plan(config, left, device, run)
 
 
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
@@ -171,20 +158,15 @@ class Work:
     def __init__(
         self, config: Config, stop: StopRequest, log: Log, classifiers: Path | None = None
     ) -> None:
-        """
-        Args:
-            config: the experiment and its ``compare`` section.
-            stop: ends training early, after a checkpoint.
-            log: takes the lines about progress.
-            classifiers: folder whose ``.classifiers`` are used; None: ``out_dir``.
+        """As :func:`compare`; ``classifiers`` may name another folder with ``.classifiers``.
 
         Raises:
             UserError: something that measuring needs is missing.
         """
         self._config, self._stop, self._log = config, stop, log
+        self._classifiers = classifiers
         self._said: set[Trial] = set()
         self.device = pick_device(config.device)
-        self._classifiers = classifiers or Path(config.out_dir).expanduser()
         self._yardsticks: dict[Target, Yardstick] = {}
         for trial in trials(config):
             self._yardstick(trial)
@@ -238,7 +220,8 @@ class Work:
             self.stop_if_asked()
             measured = measure(config, run, nfe, draw, self._yardstick(trial), self.device)
             record.add(key, measured)
-            self._log(f"compare: NFE {measured.nfe:g}: {_in_words(measured.values)}")
+            texts = [f"{name} {value:.4g}" for name, value in measured.values.items()]
+            self._log(f"compare: NFE {measured.nfe:g}: {', '.join(texts)}")
 
     def stop_if_asked(self) -> None:
         """
@@ -277,11 +260,6 @@ class Work:
             record.add(key, known)
         return known
 
-    def measured(self, trial: Trial, nfe: int, draw: int) -> Measured | None:
-        """A measure of a trial; None: there is none yet."""
-        key = measure_key(trial.method, trial_config(self._config, trial), nfe, draw)
-        return Record(self._folder(trial)).find(key)
-
     def _folder(self, trial: Trial) -> Path:
         return trial_folder(self._config, trial)
 
@@ -289,13 +267,10 @@ class Work:
         if trial.target not in self._yardsticks:
             config = trial_config(self._config, trial)
             if is_image_set(trial.target.name):
+                folder = self._classifiers or Path(config.out_dir).expanduser()
                 self._yardsticks[trial.target] = ImageYardstick(
-                    config, self._classifiers, self.device, self._log
+                    config, folder, self.device, self._log
                 )
             else:
                 self._yardsticks[trial.target] = PointYardstick(config)
         return self._yardsticks[trial.target]
-
-
-def _in_words(values: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in values.items())

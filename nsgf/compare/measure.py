@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,27 +25,10 @@ from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 
 
-class Yardstick(Protocol):
-    """The measures of one target."""
-
-    names: tuple[str, ...]
-    """Of the measures, the main one first."""
-    samples: int
-    """How many it takes."""
-
-    def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
-        """Distances of samples (n, *shape) from a draw of the target, by name."""
-        ...
-
-    def floor(self, seed: int, draw: int) -> dict[str, float]:
-        """What as many samples of the target itself would score."""
-        ...
-
-
 class PointYardstick:
     """Exact W2, and the energy distance, which sees smaller differences of laws."""
 
-    names: tuple[str, ...] = ("w2", "1000 energy")
+    names = ("w2", "1000 energy")
 
     def __init__(self, config: Config) -> None:
         """
@@ -59,12 +41,14 @@ class PointYardstick:
             raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
 
     def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
+        """Distances of samples (n, *shape) from a draw of the target, by name."""
         target = Data(self._config.data, seed).target("compare", str(draw))
         reals = target.sample(len(samples))
         near = w2(samples[: self._n], reals[: self._n])
         return {"w2": near, "1000 energy": 1000 * energy_distance(samples, reals)}
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
+        """What as many samples of the target itself would score."""
         others = Data(self._config.data, seed).target("floor", str(draw))
         return self.measure(others.sample(self.samples), seed, draw)
 
@@ -72,17 +56,12 @@ class PointYardstick:
 class ImageYardstick:
     """Frechet distance, precision and recall in the features of a small classifier."""
 
-    names: tuple[str, ...] = ("classifier_fid", "classifier_precision", "classifier_recall")
+    names = ("classifier_fid", "classifier_precision", "classifier_recall")
 
     def __init__(
         self, config: Config, folder: Path, device: torch.device, log: Callable[[str], None]
     ) -> None:
-        """
-        Args:
-            config: a trial's configuration.
-            folder: whose ``.classifiers`` are used.
-            device: where the classifier runs.
-            log: takes a line about a classifier that is trained.
+        """As :class:`ClassifierMetrics`, ``folder`` being its ``out_dir``.
 
         Raises:
             UserError: too few samples, random images, or what the classifier needs is missing.
@@ -97,8 +76,11 @@ class ImageYardstick:
         return self._classifier.measure(samples)
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
-        floor = self._classifier.floor(self.samples)
-        return {name.removesuffix("_floor"): value for name, value in floor.items()}
+        return self._classifier.floor(self.samples)
+
+
+Yardstick = PointYardstick | ImageYardstick
+"""The measures of one target: ``names``, the main one first, and the ``samples`` they take."""
 
 
 @dataclass
@@ -120,15 +102,8 @@ def measure(
     yardstick: Yardstick,
     device: torch.device,
 ) -> Measured:
-    """Sample a trained run with ``nfe`` network calls and measure the samples.
-
-    Args:
-        config: the trial's configuration.
-        run: its folder.
-        nfe: network calls for each sample.
-        draw: number of the draw of noise and target.
-        yardstick: the target's measures.
-        device: where to sample.
+    """Sample a trial's run with ``nfe`` network calls for each sample, from a draw's noise, and
+    measure the samples.
     """
     samples, seconds = generated(at_nfe(config, nfe), run, draw, yardstick.samples, device)
     if not samples.finite:

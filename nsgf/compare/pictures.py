@@ -28,27 +28,23 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
     """``TARGET.png`` for each target, of the first seed, in the comparison's folder."""
     first = [trial for trial in trials(config) if trial.seed == config.seed]
     files = []
-    for target in dict.fromkeys(trial.target for trial in first):
-        file = comparison_folder(config) / f"{target.label}.png"
-        _save_target(config, [trial for trial in first if trial.target == target], file, device)
+    for label in dict.fromkeys(trial.target.label for trial in first):
+        own = [trial for trial in first if trial.target.label == label]
+        drawn = {
+            METHODS[trial.method].title: {
+                f"NFE {nfe}": _sample(config, trial, nfe, device) for nfe in config.compare.nfe
+            }
+            for trial in own
+        }
+        file = comparison_folder(config) / f"{label}.png"
+        data = Data(trial_config(config, own[0]).data, config.seed)
+        target = data.target("picture")
+        if data.images is None:
+            save_point_table(drawn, target.sample(POINTS), file)
+        else:
+            save_image_table(drawn, target.sample(IMAGES), file)
         files.append(file)
     return files
-
-
-def _save_target(config: Config, own: list[Trial], file: Path, device: torch.device) -> None:
-    """Every method at every NFE."""
-    drawn = {
-        METHODS[trial.method].title: {
-            f"NFE {nfe}": _sample(config, trial, nfe, device) for nfe in config.compare.nfe
-        }
-        for trial in own
-    }
-    data = Data(trial_config(config, own[0]).data, config.seed)
-    target = data.target("picture")
-    if data.images is None:
-        save_point_table(drawn, target.sample(POINTS), file)
-    else:
-        save_image_table(drawn, target.sample(IMAGES), file)
 
 
 def _sample(config: Config, trial: Trial, nfe: int, device: torch.device) -> Samples:

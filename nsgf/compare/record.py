@@ -13,7 +13,6 @@ from nsgf.run.folder import write_text
 
 FORMAT = 1
 """Raised when a measure of the same name is computed in another way."""
-MOST_BYTES = 10_000_000
 
 
 class Record:
@@ -24,19 +23,14 @@ class Record:
         self._seconds: dict[str, float] = {}
         self._measures: dict[str, Measured] = {}
         try:
-            self._read()
+            content = json.loads(self._file.read_text())
+            self._seconds = {name: float(value) for name, value in content["seconds"].items()}
+            for row in content["measures"]:
+                values = {name: float(value) for name, value in row["values"].items()}
+                measured = Measured(float(row["nfe"]), float(row["sample_seconds"]), values)
+                self._measures[str(row["key"])] = measured
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self._seconds, self._measures = {}, {}  # none yet, or not ours: measured anew
-
-    def _read(self) -> None:
-        if self._file.stat().st_size > MOST_BYTES:
-            raise ValueError("too large")
-        content = json.loads(self._file.read_text())
-        self._seconds = {str(name): float(value) for name, value in content["seconds"].items()}
-        for row in content["measures"]:
-            values = {str(name): float(value) for name, value in row["values"].items()}
-            seconds = float(row["sample_seconds"])
-            self._measures[str(row["key"])] = Measured(float(row["nfe"]), seconds, values)
 
     def train_seconds(self, phases: tuple[PhaseName, ...]) -> float:
         """Seconds that training these phases took; 0: not known of all of them."""
@@ -45,13 +39,8 @@ class Record:
         return sum(self._seconds[phase] for phase in phases)
 
     def add_train_seconds(self, phase: PhaseName, seconds: float, resumed: bool) -> None:
-        """Count in a session of training.
-
-        Args:
-            phase: what was trained.
-            seconds: how long the session took.
-            resumed: it went on from a checkpoint; nothing is known then if the session that made it
-                was killed before it was counted in.
+        """Count in a session of training; of one that went on from a checkpoint nothing is known if
+        the session that made it was killed before it was counted in.
         """
         if resumed and phase not in self._seconds:
             return

@@ -19,6 +19,7 @@ LEGEND = (
     "its standard error; ahead or behind where a t test at 5 % says so, which one cell in twenty "
     "does by chance. With one seed it speaks of that training run alone."
 )
+CSV_COLUMNS = "target method seed draw nfe calls updates train_seconds sample_seconds"
 HIGHER_IS_BETTER = {"precision", "recall"}
 
 
@@ -63,20 +64,7 @@ def table_csv(rows: Sequence[Row]) -> str:
     stream = io.StringIO()
     names = list(rows[0].measured.values)
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(
-        [
-            "target",
-            "method",
-            "seed",
-            "draw",
-            "nfe",
-            "calls",
-            "updates",
-            "train_seconds",
-            "sample_seconds",
-            *names,
-        ]
-    )
+    writer.writerow([*CSV_COLUMNS.split(), *names])
     for row in rows:
         trial, measured = row.trial, row.measured
         kind: list[object] = [trial.method, row.nfe, measured.nfe]
@@ -91,23 +79,21 @@ def table_csv(rows: Sequence[Row]) -> str:
 def _metric_table(config: Config, rows: Sequence[Row], metric: str) -> str:
     """Methods down, targets and NFE across."""
     columns = _columns(config, rows)
-    lines = [_line([metric, *(f"{target}, {nfe}" for target, nfe in columns)])]
-    lines.append(_line(["---"] * (len(columns) + 1)))
+    lines = []
     best = {column: _best(config, rows, metric, column) for column in columns}
     for method in config.compare.methods:
         cells = []
         for column in columns:
-            values = _values(rows, method, column, metric)
+            values = _values(rows, metric, *column, method)
             text = spread(by_seed(values)) + _remark(config, rows, method, column)
             cells.append(f"**{text}**" if best[column] == method else text)
-        lines.append(_line([METHODS[method].title, *cells]))
-    floors = [spread(by_seed(_floor(rows, target, metric))) for target, _ in columns]
-    return "\n".join([*lines, _line(["floor", *floors])])
+        lines.append([METHODS[method].title, *cells])
+    floors = [spread(by_seed(_values(rows, metric, target, None))) for target, _ in columns]
+    return _table([metric, *_titles(columns)], [*lines, ["floor", *floors]])
 
 
 def _remark(config: Config, rows: Sequence[Row], method: MethodName, column: Column) -> str:
     """Remarks on a trial: fewer measures than planned, another NFE than asked for."""
-    nfe = column[1]
     own = [
         row
         for row in rows
@@ -116,8 +102,8 @@ def _remark(config: Config, rows: Sequence[Row], method: MethodName, column: Col
     remarks = []
     if len(own) < config.compare.seeds * config.compare.draws:
         remarks.append(counted(len(own), "measure"))
-    taken = mean([row.measured.nfe for row in own] or [nfe])
-    if abs(taken - nfe) > 0.05:
+    taken = mean([row.measured.nfe for row in own] or [column[1]])
+    if abs(taken - column[1]) > 0.05:
         remarks.append(f"NFE {taken:.3g}")
     return f" ({', '.join(remarks)})" if remarks else ""
 
@@ -126,19 +112,17 @@ def _differences(config: Config, rows: Sequence[Row], metric: str) -> str:
     """The first method against each other one, draw by draw: ahead, level or behind."""
     first, *others = config.compare.methods
     columns = _columns(config, rows)
-    title = f"{METHODS[first].title} minus, {metric}"
-    lines = [_line([title, *(f"{target}, {nfe}" for target, nfe in columns)])]
-    lines.append(_line(["---"] * (len(columns) + 1)))
+    lines = []
     for other in others:
         cells = []
         for column in columns:
-            own = _values(rows, first, column, metric)
-            theirs = _values(rows, other, column, metric)
+            own = _values(rows, metric, *column, first)
+            theirs = _values(rows, metric, *column, other)
             both = sorted(own.keys() & theirs.keys())
             differences = {place: own[place] - theirs[place] for place in both}
             cells.append(verdict(by_seed(differences), metric))
-        lines.append(_line([METHODS[other].title, *cells]))
-    return "\n".join(lines)
+        lines.append([METHODS[other].title, *cells])
+    return _table([f"{METHODS[first].title} minus, {metric}", *_titles(columns)], lines)
 
 
 def verdict(differences: Sequence[float], metric: str) -> str:
@@ -164,7 +148,7 @@ def _costs(config: Config, rows: Sequence[Row]) -> str:
     """Updates, training time and sampling time, means over the trials that were timed."""
     counts = config.compare.nfe
     head = ["cost", "updates", "training, s", *(f"sampling at NFE {nfe}, s" for nfe in counts)]
-    lines = [_line(head), _line(["---"] * len(head))]
+    lines = []
     for method in config.compare.methods:
         own = [row for row in rows if row.trial.method == method and row.nfe]
         if not own:
@@ -172,9 +156,8 @@ def _costs(config: Config, rows: Sequence[Row]) -> str:
         times = [[row.measured.sample_seconds for row in own if row.nfe == nfe] for nfe in counts]
         sampling = [f"{mean(seconds or [math.nan]):.2f}" for seconds in times]
         training = mean([row.train_seconds for row in own if row.train_seconds] or [math.nan])
-        head = [METHODS[method].title, str(own[0].updates), f"{training:.0f}"]
-        lines.append(_line([*head, *sampling]))
-    return "\n".join(lines)
+        lines.append([METHODS[method].title, str(own[0].updates), f"{training:.0f}", *sampling])
+    return _table(head, lines)
 
 
 def _columns(config: Config, rows: Sequence[Row]) -> list[Column]:
@@ -183,13 +166,13 @@ def _columns(config: Config, rows: Sequence[Row]) -> list[Column]:
 
 
 def _values(
-    rows: Sequence[Row], method: MethodName, column: Column, metric: str
+    rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: MethodName | None = None
 ) -> dict[tuple[int, int], float]:
-    """By seed and draw."""
+    """By seed and draw; of the floor, which has no method, without one."""
     return {
         (row.trial.seed, row.draw): row.measured.values[metric]
         for row in rows
-        if (row.trial.method, row.trial.target.label, row.nfe) == (method, *column)
+        if (row.trial.target.label, row.nfe) == (target, nfe) and method in (None, row.trial.method)
     }
 
 
@@ -198,9 +181,6 @@ def by_seed(values: Mapping[tuple[int, int], float]) -> list[float]:
 
     Draws of one trained network share its errors: counted as if they were seeds, they would make
     differences look surer than they are.
-
-    Args:
-        values: by seed and draw.
     """
     seeds = sorted({seed for seed, _ in values})
     if len(seeds) < 2:
@@ -208,21 +188,12 @@ def by_seed(values: Mapping[tuple[int, int], float]) -> list[float]:
     return [mean(value for (own, _), value in values.items() if own == seed) for seed in seeds]
 
 
-def _floor(rows: Sequence[Row], target: str, metric: str) -> dict[tuple[int, int], float]:
-    """By seed and draw."""
-    return {
-        (row.trial.seed, row.draw): row.measured.values[metric]
-        for row in rows
-        if row.nfe is None and row.trial.target.label == target
-    }
-
-
 def _best(config: Config, rows: Sequence[Row], metric: str, column: Column) -> MethodName:
     pick: Callable[..., MethodName] = max if _is_better_higher(metric) else min
     means = {
         method: mean(values.values())
         for method in config.compare.methods
-        if (values := _values(rows, method, column, metric))
+        if (values := _values(rows, metric, *column, method))
     }
     return pick(means, key=means.__getitem__, default=config.compare.methods[0])
 
@@ -245,5 +216,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _titles(columns: Sequence[Column]) -> list[str]:
+    return [f"{target}, {nfe}" for target, nfe in columns]
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
+    every = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in every)

@@ -15,7 +15,7 @@ from nsgf.data.images import to_bytes
 from nsgf.phases import load_legs, sampled_phases
 from nsgf.run.folder import RunFolder
 from nsgf.run.progress import track
-from nsgf.sampling.plots import save_grid, save_image_path, save_point_path
+from nsgf.sampling.plots import save_grid, save_image_path, save_points
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
@@ -30,13 +30,8 @@ def load_sampler(
     """The sampler of a run: Algorithm 4 with all its networks, or Algorithm 2 with the first.
 
     With ``sampling.tau`` Algorithm 4 asks no time predictor, which is not read. Of a method that
-    NSGF is compared with, the network that was trained last.
-
-    Returns:
-        The sampler, and the training progress of the networks it uses, by phase.
-
-    Raises:
-        UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
+    NSGF is compared with, the network that was trained last. Returns and raises as
+    :func:`nsgf.phases.load_legs`.
     """
     phases = sampled_phases(config, run.has_checkpoint)
     return load_legs(config, run, phases, config.sampling.weights, device)
@@ -55,8 +50,7 @@ def generate(
     Args:
         sampler: e.g. of :func:`load_sampler`.
         source: of mu0.
-        n: how many.
-        batch_size: of them together.
+        n, batch_size: how many, and how many of them together.
         device: where the sampler runs.
         keep: for images: how many of the first are kept as floats; all then are as bytes. None:
             all as floats.
@@ -123,7 +117,7 @@ def sample_run(config: Config, run: RunFolder) -> list[str]:
     files = [arrays, trajectory]
     if data:
         target = data.target("path").sample(POINT_SAMPLES)
-        save_point_path(path, target, trajectory, f"NFE {samples.nfe:g}")
+        save_points(path, target, trajectory, f"NFE {samples.nfe:g}")
     else:
         files.insert(1, grid)
         save_grid(samples.x, grid)
@@ -160,11 +154,8 @@ def writable(folder: Path) -> Path:
 
 
 def changed_settings(config: Config, run: RunFolder) -> str:
-    """What the names of samples say of settings that are not the run's own, e.g. ``-seed1``.
-
-    Args:
-        config: of this command.
-        run: whose ``config.yaml`` holds its own settings.
+    """What the names of samples say of settings that are not those of the run's ``config.yaml``,
+    e.g. ``-seed1``.
     """
     saved = read_settings(run.config_file)
     own = {**asdict(SamplingConfig()), **saved.get("sampling", {})}

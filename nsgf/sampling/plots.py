@@ -31,55 +31,35 @@ def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
 
 
 def save_image_path(path: list[Tensor], file: Path, rows: int = 8) -> None:
-    """One row per sample, one column per state along the way.
-
-    Args:
-        path: states, each (N, C, H, W) in [-1, 1].
-        file: PNG to write.
-        rows: samples shown.
-    """
+    """One row per sample, one column per state along the way, each (N, C, H, W) in [-1, 1]."""
     rows = min(rows, len(path[0]))
     columns = torch.stack([state[:rows] for state in path], dim=1)
     save_grid(columns.flatten(0, 1), file, columns=len(path))
 
 
-def save_point_path(path: list[Tensor], target: Tensor, file: Path, title: str) -> None:
+def save_points(path: list[Tensor], target: Tensor, file: Path, title: str) -> None:
     """Source, trajectories and samples beside the target, same axes.
 
     Args:
-        path: states along the way, each (N, 2).
+        path: states along the way, each (N, 2); of the samples alone where it has a single one.
         target: samples of mu*, (M, 2).
         file: PNG to write.
-        title: above the left panel.
+        title: of the left panel.
     """
     states = torch.stack(path, dim=1).numpy()  # (N, steps + 1, 2)
-    figure, (left, right) = _two_panels()
-    for line in states[:MAX_PATHS]:
-        left.plot(line[:, 0], line[:, 1], color="0.75", linewidth=0.5, zorder=1)
-    left.scatter(*states[:, 0].T, s=3, color="tab:blue", label="source", zorder=2)
-    left.scatter(*states[:, -1].T, s=3, color="tab:red", label="samples", zorder=3)
-    left.legend(loc="upper right")
-    _save_beside_target(figure, left, right, target, file, title)
-
-
-def save_scatter(samples: Tensor, target: Tensor, file: Path, title: str) -> None:
-    """Samples beside the target, same axes.
-
-    Args:
-        samples: (N, 2).
-        target: samples of mu*, (M, 2).
-        file: PNG to write.
-        title: above the left panel.
-    """
-    figure, (left, right) = _two_panels()
-    left.scatter(*samples.numpy().T, s=3, color="tab:red", label="samples")
-    left.legend(loc="upper right")
-    _save_beside_target(figure, left, right, target, file, title)
-
-
-def _two_panels() -> Any:
     figure = _new_figure(11, 5.5)
-    return figure, figure.subplots(1, 2, sharex=True, sharey=True)
+    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+    if len(path) > 1:
+        for line in states[:MAX_PATHS]:
+            left.plot(line[:, 0], line[:, 1], color="0.75", linewidth=0.5, zorder=1)
+        left.scatter(*states[:, 0].T, s=3, color="tab:blue", label="source", zorder=2)
+    left.scatter(*states[:, -1].T, s=3, color="tab:red", label="samples", zorder=3)
+    right.scatter(*target.numpy().T, s=3, color="tab:green", label="target")
+    for panel, words in ((left, title), (right, "target")):
+        panel.set_title(words)
+        panel.legend(loc="upper right")
+        panel.set_aspect("equal")
+    figure.savefig(file, dpi=120, bbox_inches="tight")
 
 
 def _new_figure(width: float, height: float) -> Any:
@@ -87,18 +67,6 @@ def _new_figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure  # half a second to import
 
     return Figure(figsize=(width, height), layout="constrained")
-
-
-def _save_beside_target(
-    figure: Any, left: Any, right: Any, target: Tensor, file: Path, title: str
-) -> None:
-    left.set_title(title)
-    right.scatter(*target.numpy().T, s=3, color="tab:green", label="target")
-    right.set_title("target")
-    right.legend(loc="upper right")
-    left.set_aspect("equal")
-    right.set_aspect("equal")
-    figure.savefig(file, dpi=120, bbox_inches="tight")
 
 
 def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
@@ -116,7 +84,9 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
         for name, samples in drawn.items()
     }
     states = [state for found in drawn.values() for s in found.values() for state in s.path]
-    width, height = _extent(torch.cat([*states, target]))
+    points = torch.cat([*states, target])
+    points = points[points.isfinite().all(1)]
+    width, height = (points.amax(0) - points.amin(0)).tolist()
     figure = _new_figure(2.2 * columns, 0.4 + 2.2 * height / width * rows)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for number, (name, samples) in enumerate(drawn.items()):
@@ -154,13 +124,6 @@ def _show_way(panel: Any, path: list[Tensor]) -> None:
         panel.plot(line[:, 0], line[:, 1], color="0.6", linewidth=0.4, zorder=1)
     panel.scatter(*few[:, 0].T, s=2, color="tab:blue", zorder=2)
     panel.scatter(*few[:, -1].T, s=2, color="tab:red", zorder=3)
-
-
-def _extent(points: Tensor) -> tuple[float, float]:
-    """Width and height of a cloud (N, 2), points of nan left out."""
-    finite = points[points.isfinite().all(1)]
-    width, height = (finite.amax(0) - finite.amin(0)).tolist()
-    return width, height
 
 
 def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:

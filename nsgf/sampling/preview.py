@@ -10,7 +10,7 @@ from nsgf.data import Data
 from nsgf.phases import Phase, load_legs
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.session import Session
-from nsgf.sampling.plots import save_grid, save_scatter
+from nsgf.sampling.plots import save_grid, save_points
 from nsgf.system.errors import one_line
 from nsgf.system.hardware import release_memory
 
@@ -46,16 +46,6 @@ def save_preview(
     All phases start from the same noise, so their pictures can be compared. The samplers have
     random streams of their own: training draws the same numbers with and without previews.
 
-    Args:
-        config: the experiment.
-        run: its folder, with the checkpoints of the phases up to ``phase``.
-        phase: the phase that has ended.
-        data: source and target.
-        device: where the networks go.
-
-    Returns:
-        The picture.
-
     Raises:
         UserError: a checkpoint is missing.
         OSError: the picture cannot be written.
@@ -64,7 +54,7 @@ def save_preview(
     run.samples.mkdir(exist_ok=True)
     x = preview_samples(config, run, phase, data, device)
     if data.images is None:
-        save_scatter(x, data.target("preview").sample(POINTS), file, f"after phase {phase.name}")
+        save_points([x], data.target("preview").sample(POINTS), file, f"after phase {phase.name}")
     else:
         save_grid(x, file)
     release_memory(device)
@@ -75,10 +65,7 @@ def preview_samples(
     config: Config, run: RunFolder, phase: Phase, data: Data, device: torch.device
 ) -> Tensor:
     """What a phase's picture shows, with averaged weights: samples that have passed the legs of
-    :meth:`nsgf.phases.base.Phase.pictured`. The settings of ``sampling`` hold.
-
-    Returns:
-        Samples on the CPU, (n, *shape).
+    :meth:`nsgf.phases.base.Phase.pictured`. The settings of ``sampling`` hold.  CPU, (n, *shape)
     """
     sampler, _ = load_legs(config, run, phase.pictured(config), "ema", device)
     noise = data.source("preview").sample(count_samples(config, data, device))

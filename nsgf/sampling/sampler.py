@@ -10,7 +10,6 @@ of the networks for one sample.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,34 +58,22 @@ class Leg(ABC):
     """The part of one network in the way of a sample."""
 
     def __init__(self, config: Config, network: Network) -> None:
-        """
-        Args:
-            config: its flow and sampling sections.
-            network: what the phase has trained.
-        """
         self.config, self.network = config, CountedNetwork(network)
 
     @abstractmethod
     def carry(
         self, x: Tensor, tau: Tensor | None, observe: Observer
     ) -> tuple[Tensor, Tensor | None]:
-        """Take samples over this leg.
+        """Take states x (B, *shape) over this leg, ``observe`` being called with them at each step.
 
-        Args:
-            x: states where the leg before has left them, (B, *shape).
-            tau: times at which the straight flow is entered, (B,); None: at 0.
-            observe: called with the states after each step.
-
-        Returns:
-            The states and the times that the next leg gets.
+        ``tau`` (B,) are the times at which the straight flow is entered; None: at 0. Returns the
+        states and the times that the next leg gets.
         """
 
     @abstractmethod
     def expect(self, tau: float | None) -> tuple[int | None, float | None]:
-        """Network calls for each sample that the settings imply, and the time passed on.
-
-        Args:
-            tau: time at which all samples enter the straight flow; None: each has its own.
+        """Network calls for each sample that the settings imply, and the time passed on, at which
+        all samples enter the straight flow; None: each has its own.
         """
 
 
@@ -152,13 +139,9 @@ class FlowSampler:
 
     @torch.no_grad()
     def __call__(self, x: Tensor, *, keep_path: bool = False) -> Samples:
-        """
-        Args:
-            x: samples of mu0, (B, *shape), on the networks' device.
-            keep_path: also return the states along the way.
-        """
+        """x: samples of mu0, (B, *shape), on the networks' device."""
         path = [x] if keep_path else []
-        observe: Observer = path.append if keep_path else _ignore
+        observe: Observer = path.append if keep_path else lambda _: None
         tau, before = None, self._evaluations()
         for leg in self.legs:
             x, tau = leg.carry(x, tau, observe)
@@ -195,14 +178,8 @@ def nsgf_steps(
     flow_time: float,
     observe: Observer | None = None,
 ) -> Tensor:
-    """Algorithm 2: x <- x + eta v_theta(x, s/S) for s = 0 .. S-1, eta = flow_time / S.
-
-    Args:
-        velocity: v_theta.
-        x: samples of mu0, (B, *shape).
-        steps: S; the flow's own T gives back its eta.
-        flow_time: of the trained flow (:func:`nsgf.sinkhorn.schedule.flow_time`).
-        observe: called with the state after each step.
+    """Algorithm 2: x <- x + eta v_theta(x, s/S) for s = 0 .. S-1, eta = flow_time / S, from samples
+    x of mu0, (B, *shape). S = ``steps``; the flow's own T gives back its eta.
     """
     eta = flow_time / steps
     for step in range(steps):
@@ -211,7 +188,3 @@ def nsgf_steps(
         if observe:
             observe(x)
     return x
-
-
-def _ignore(_: Any) -> None:
-    pass

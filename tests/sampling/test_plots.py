@@ -9,9 +9,8 @@ from nsgf.sampling.plots import (
     save_grid,
     save_image_path,
     save_image_table,
-    save_point_path,
     save_point_table,
-    save_scatter,
+    save_points,
 )
 from nsgf.sampling.sampler import Samples
 
@@ -43,7 +42,7 @@ def test_image_path_has_one_row_per_sample_and_one_column_per_state(tmp_path):
 
 def test_point_path_is_drawn(tmp_path):
     start = torch.randn(50, 2)
-    save_point_path([start, start + 3], torch.randn(60, 2), tmp_path / "s.png", "title")
+    save_points([start, start + 3], torch.randn(60, 2), tmp_path / "s.png", "title")
     picture = pixels(tmp_path / "s.png")
     assert picture.shape[1] > 1000
     assert (picture[..., :3].reshape(-1, 3) != 255).any(1).mean() > 0.01
@@ -51,7 +50,7 @@ def test_point_path_is_drawn(tmp_path):
 
 def test_scatter_has_samples_left_and_target_right_on_the_same_axes(tmp_path):
     """Red samples around (0, 0) and green ones around (3, 3): centre, then up and right of it."""
-    save_scatter(0.1 * torch.randn(80, 2), 3 + 0.1 * torch.randn(80, 2), tmp_path / "s.png", "t")
+    save_points([0.1 * torch.randn(80, 2)], 3 + 0.1 * torch.randn(80, 2), tmp_path / "s.png", "t")
     picture = pixels(tmp_path / "s.png")[..., :3]
     red = (picture == (214, 39, 40)).all(-1)
     green = (picture == (44, 160, 44)).all(-1)
@@ -65,7 +64,7 @@ def test_scatter_has_samples_left_and_target_right_on_the_same_axes(tmp_path):
 
 
 def test_titles_and_labels_of_points_are_not_cut_off(tmp_path):
-    save_scatter(torch.randn(50, 2), torch.randn(60, 2), tmp_path / "s.png", "title")
+    save_points([torch.randn(50, 2)], torch.randn(60, 2), tmp_path / "s.png", "title")
     picture = pixels(tmp_path / "s.png")[..., :3]
     for edge in (picture[0], picture[-1], picture[:, 0], picture[:, -1]):
         assert (edge == 255).all()
@@ -128,10 +127,10 @@ def test_backend_of_a_notebook_is_left_alone(tmp_path):
     script = f"""
 import sys
 import torch
-from nsgf.sampling.plots import save_scatter
+from nsgf.sampling.plots import save_points
 import nsgf.experiment
 assert "matplotlib" not in sys.modules
-save_scatter(torch.randn(3, 2), torch.randn(3, 2), {str(tmp_path / "s.png")!r}, "title")
+save_points([torch.randn(3, 2)], torch.randn(3, 2), {str(tmp_path / "s.png")!r}, "title")
 assert "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
