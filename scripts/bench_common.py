@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -62,6 +63,11 @@ def clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def spread(times: list[float]) -> str:
+    """Median, smallest and largest."""
+    return f"{median(times):.3g} ({min(times):.3g} to {max(times):.3g})"
 
 
 def status_bytes(key: str) -> int:

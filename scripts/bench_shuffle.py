@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from bench_common import machine
+from bench_common import machine, spread
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from nsgf.data.samplers import ImageSampler
@@ -98,10 +98,6 @@ def timed(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return (time.perf_counter() - start) * 1e3
-
-
-def spread(times: list[float]) -> str:
-    return f"{median(times):.3g} ({min(times):.3g} to {max(times):.3g})"
 
 
 if __name__ == "__main__":

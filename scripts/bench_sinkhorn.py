@@ -14,7 +14,7 @@ from statistics import mean, median
 from typing import NamedTuple
 
 import torch
-from bench_common import clock, machine
+from bench_common import clock, machine, spread
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig, SinkhornConfig
@@ -144,10 +144,6 @@ def measure_errors(
             gap = v.flatten(1).double().cpu() - exact
             errors.append(float(gap.norm() / exact.norm()))
     return [f"{100 * mean(e):.2g} % ({100 * max(e):.2g} %)" for e in relative_errors]
-
-
-def spread(times: list[float]) -> str:
-    return f"{median(times):.3g} ({min(times):.3g} to {max(times):.3g})"
 
 
 if __name__ == "__main__":

@@ -16,9 +16,7 @@ step is left without stage marks; their median beside the marked ones' says what
 With --trace a few more steps run under torch.profiler, whose time per step is printed too.
 
 Stages are medians over the marked steps, "sample" without the transfer inside it. A log line occurs
-in few steps; its cost, the difference of "other", is spread over `train.log_every` steps. On a
-machine that others use too, long stages are interrupted more often than short ones, which lowers
-the share of the short ones: there --quantile 0.1 is closer to the truth than the median.
+in few steps; its cost, the difference of "other", is spread over `train.log_every` steps.
 """
 
 import argparse
@@ -26,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from statistics import median
@@ -170,13 +168,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100, help="steps measured")
     parser.add_argument("--warm-up", type=int, default=10, help="steps before them")
     parser.add_argument("--batch", type=int, help="samples of a step; default: the experiment's")
-    parser.add_argument("--quantile", type=float, default=0.5, help="0.5 (default) is the median")
     parser.add_argument("--trace", metavar="FILE", help="also write a Chrome trace of some steps")
     options, flags = parser.parse_known_args()
     if options.steps < 8 or options.warm_up < 1:
         parser.error("needs --steps >= 8 and --warm-up >= 1")
-    if not 0 <= options.quantile <= 1:
-        parser.error("needs 0 <= --quantile <= 1")
     size = ["--batch-size", str(options.batch)] if options.batch else []
     config = bench_common.experiment(options.exp, [*size, *flags, "--device", options.device])
     device = pick_device(config.device)
@@ -184,10 +179,9 @@ def main() -> None:
     watch = StopWatch(device, every)
     with watch.running():
         train(config, options.phase, device, options.warm_up + options.steps + 1, every)
-    what = "medians" if options.quantile == 0.5 else f"{options.quantile:g} quantiles"
-    print(bench_common.machine(device, f"{what} of {options.steps} steps"))
+    print(bench_common.machine(device, f"medians of {options.steps} steps"))
     print(f"\n{describe(config, options.phase)}\n")
-    for line in table(watch.lengths(options.warm_up), config.train.log_every, options.quantile):
+    for line in table(watch.lengths(options.warm_up), config.train.log_every):
         print(line)
     if options.trace:
         took = trace(config, options, device)
@@ -222,24 +216,20 @@ def describe(config: Config, phase: PhaseName) -> str:
     )
 
 
-def table(lengths: list[Length], log_every: int, quantile: float) -> Iterator[str]:
+def table(lengths: list[Length], log_every: int) -> Iterator[str]:
     """Markdown: milliseconds and share of each stage, and the share that is no computation."""
-
-    def typical(times: Iterable[float]) -> float:
-        return float(torch.tensor(list(times), dtype=torch.float64).quantile(quantile))
-
     marked = [length for length in lengths if length.stages is not None and not length.logs]
-    rows = {name: typical((length.stages or {})[name] for length in marked) for name in STAGES}
-    rows["other"] = typical(length.other for length in marked)
-    line = typical(length.other for length in lengths if length.logs) - rows["other"]
+    rows = {name: median((length.stages or {})[name] for length in marked) for name in STAGES}
+    rows["other"] = median(length.other for length in marked)
+    line = median(length.other for length in lengths if length.logs) - rows["other"]
     rows[f"log line, 1 in {log_every}"] = max(0.0, line) / log_every
     total = sum(rows.values())
     yield "| stage | ms | share |"
     yield "|---|---:|---:|"
     for name, took in [*rows.items(), ("step", total)]:
         yield f"| {name} | {1e3 * took:.4g} | {100 * took / total:.1f} % |"
-    bare = typical(length.whole for length in lengths if length.stages is None)
-    whole = typical(length.whole for length in marked)
+    bare = median(length.whole for length in lengths if length.stages is None)
+    whole = median(length.whole for length in marked)
     yield (
         f"\nSteps without stage marks: {1e3 * bare:.4g} ms; with: {1e3 * whole:.4g} ms "
         f"({100 * (whole / bare - 1):+.1f} %)."

@@ -7,19 +7,11 @@ from torch import Tensor
 
 
 def time_features(t: Tensor, dim: int, *, fastest: float, slowest: float) -> Tensor:
-    """Cosines and sines of t at ``dim / 2`` geometrically spaced angular frequencies.
+    """Cosines and sines of t (B,) at ``dim / 2`` geometrically spaced angular frequencies, radians
+    per unit of t.  (B, dim)
 
     The design is the sinusoidal embedding of diffusion models (Dhariwal and Nichol 2021), with the
     frequencies given instead of implied.
-
-    Args:
-        t: times, (B,).
-        dim: number of features, even.
-        fastest: largest angular frequency, radians per unit of t.
-        slowest: smallest angular frequency.
-
-    Returns:
-        (B, dim).
     """
     half = dim // 2
     exponent = torch.linspace(0.0, 1.0, half, device=t.device) if half > 1 else torch.zeros(1)

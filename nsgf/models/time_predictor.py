@@ -7,10 +7,7 @@ class TimePredictorCNN(nn.Module):
     """Layers of 3x3 convolution, ReLU and 2x2 average pool, then a linear map and a sigmoid."""
 
     def __init__(self, image_shape: tuple[int, ...], channels: list[int]) -> None:
-        """
-        Args:
-            image_shape: (C, H, W).
-            channels: output channels of each convolution.
+        """``image_shape``: (C, H, W); ``channels``: of each convolution's output.
 
         Raises:
             ValueError: the image is too small for that many halvings.

@@ -35,13 +35,6 @@ class Norm(nn.GroupNorm):
     """
 
     def __init__(self, channels: int) -> None:
-        """
-        Args:
-            channels: C, a multiple of :data:`GROUPS`.
-
-        Raises:
-            ValueError: it is none.
-        """
         super().__init__(GROUPS, channels)
 
     def forward(self, x: Tensor) -> Tensor:

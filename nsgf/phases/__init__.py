@@ -66,17 +66,8 @@ def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> t
 def load_legs(
     config: Config, run: RunFolder, phases: Sequence[Phase], weights: str, device: torch.device
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """The sampler of these phases' legs.
-
-    Args:
-        config: the experiment.
-        run: the run folder.
-        phases: in the order of the way, e.g. :func:`sampled_phases`.
-        weights: ``ema`` or ``last``.
-        device: where the networks go.
-
-    Returns:
-        The sampler, and the training progress of the networks that it calls, by phase.
+    """The sampler of these phases' legs, in the order of the way, with the weights ``ema`` or
+    ``last``; and the training progress of the networks that it calls, by phase.
 
     Raises:
         UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.

@@ -144,13 +144,8 @@ class Phase(ABC):
         return self.build(config.model, shape, seed).to(device)
 
     def load(self, config: Config, run: RunFolder, weights: str, device: torch.device) -> Trained:
-        """The trained network, in eval mode and without gradients.
-
-        Args:
-            config: the experiment, compared with the checkpoint.
-            run: the run folder.
-            weights: ``ema`` or ``last``.
-            device: where to put it.
+        """The trained network with the weights ``ema`` or ``last``, in eval mode and without
+        gradients.
 
         Raises:
             UserError: no checkpoint, or one of other settings or another architecture.

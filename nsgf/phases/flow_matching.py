@@ -61,14 +61,6 @@ class PeerTask(Task):
     def __init__(
         self, model: nn.Module, source: Sampler, target: Sampler, config: PeerConfig, seed: int
     ) -> None:
-        """
-        Args:
-            model: u.
-            source: sampler of mu0.
-            target: sampler of mu*.
-            config: method and width.
-            seed: seed of the times and of what the matcher draws.
-        """
         self.model, self._matcher, self._seed = model, build_matcher(config), seed
         self._streams = (source, target, PointSampler(Times(), derive_seed(seed, "times")))
 

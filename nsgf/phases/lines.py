@@ -4,7 +4,6 @@ Shapes: B batch, *shape one sample.
 """
 
 from collections.abc import Callable
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -40,20 +39,11 @@ class LineTask(Task):
         coupling: str = "independent",
         transport: Transport | None = None,
     ) -> None:
-        """
-        Args:
-            model: what is trained.
-            source: sampler of mu0.
-            target: sampler of mu*.
-            seed: seed of the times.
-            coupling: ``nsf.coupling``.
-            transport: the trained NSGF steps; None: lines start from mu0.
-        """
         self.model, self.coupling, self.transport = model, coupling, transport
         self._streams = (source, target, PointSampler(Times(), derive_seed(seed, "times")))
 
     @classmethod
-    def of(cls, phase: Phase, session: Session, data: Data) -> Self:
+    def of(cls, phase: Phase, session: Session, data: Data) -> "LineTask":
         """The task of a run's phase, with random streams of the phase's own.
 
         Raises:
@@ -107,14 +97,8 @@ def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
 
 
 def ot_coupling(start: Tensor, end: Tensor) -> Tensor:
-    """Exact optimal transport between two equally large clouds, squared Euclidean cost.
-
-    Args:
-        start: (n, *shape).
-        end: (n, *shape).
-
-    Returns:
-        Indices into ``end``, a permutation: row i of ``start`` goes to ``end[index[i]]``.  (n,)
+    """Exact optimal transport between two clouds (n, *shape), squared Euclidean cost: indices into
+    ``end``, a permutation; row i of ``start`` goes to ``end[index[i]]``.  (n,)
     """
     import ot
 

@@ -25,13 +25,7 @@ class NSGFTask(Task):
     def __init__(
         self, model: nn.Module, pool: TrajectoryPool, seed: int, *, reads_disk: bool = False
     ) -> None:
-        """
-        Args:
-            model: v_theta.
-            pool: where pairs come from, uniformly with replacement.
-            seed: the run's seed.
-            reads_disk: the pool is on the disk.
-        """
+        """Pairs come from ``pool``, uniformly with replacement; ``seed`` is the run's."""
         self.model, self.pool, self.reads_disk = model, pool, reads_disk
         self._indices = PointSampler(RandomIndices(), derive_seed(seed, "nsgf", "batches"))
 

@@ -31,12 +31,7 @@ class ReflowTask(Task):
     """u(x, t) regresses Z1 - Z0 on the line between the two ends of a trained flow's paths."""
 
     def __init__(self, model: nn.Module, ends: tuple[Tensor, Tensor], seed: int) -> None:
-        """
-        Args:
-            model: u.
-            ends: Z0 and Z1, each (N, *shape), on the CPU.
-            seed: seed of the choice of pairs and of the times.
-        """
+        """``ends``: Z0 and Z1, each (N, *shape), on the CPU."""
         self.model, self._ends = model, ends
         self._indices = PointSampler(RandomIndices(), derive_seed(seed, "pairs"))
         self._times = PointSampler(Times(), derive_seed(seed, "times"))
