@@ -158,6 +158,27 @@ def test_checkpoint_that_is_gone_is_told_and_the_one_before_used(tmp_path):
     assert checkpoint.good_header(file)["step"] == 1
 
 
+def test_mending_says_what_was_wrong_and_what_became_of_it(tmp_path):
+    file, said = tmp_path / "a.pt", []
+    for step in (1, 2):
+        checkpoint.save(file, {"step": step})
+    file.unlink()
+    checkpoint.mend(file, said.append)
+    content = file.read_bytes()
+    file.unlink()  # or the one before, which is the same file now, would be cut off too
+    file.write_bytes(content[:-1])
+    checkpoint.mend(file, said.append)
+    (aside,) = tmp_path.glob("*damaged*")
+    assert said == [
+        f"checkpoint {file} is damaged ({what}); going on from the one before"
+        for what in (
+            "it is gone; there is none",
+            f"1 bytes are missing; it is kept as {aside.name}",
+        )
+    ]
+    assert checkpoint.load(file)["step"] == 1
+
+
 def test_checkpoint_of_another_phase_is_refused(tiny, tiny_run):
     for phase, other in (("nsf", "nsgf"), ("nsgf", "predictor")):
         file = tiny_run.checkpoint_file(phase)
