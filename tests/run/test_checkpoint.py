@@ -1,6 +1,8 @@
 import errno
 import io
 import json
+import os
+import stat
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +119,20 @@ def test_how_far_a_phase_is_stands_in_the_first_kilobytes(tmp_path, monkeypatch)
     with pytest.raises(UserError) as caught:
         checkpoint.load(file)
     assert str(caught.value).startswith(f"checkpoint {file} cannot be read (its content")
+
+
+def test_all_of_it_is_handed_to_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    file, synced, real = tmp_path / "a.pt", [], os.fsync
+
+    def fsync(descriptor):
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            synced.append((file.exists(), Path(f"/dev/fd/{descriptor}").read_bytes()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    checkpoint.save(file, {"step": 1, "model": {"w": torch.arange(3000.0)}})
+    assert synced
+    assert all(written == (False, file.read_bytes()) for written in synced)
 
 
 def test_content_of_many_chunks_fits_its_checksum(tmp_path, monkeypatch):
