@@ -251,7 +251,8 @@ def _differences(one: RunFolder, other: RunFolder) -> list[str]:
                 found.append(f"{phase} {key}")
     if _read(one, "metrics.jsonl") != _read(other, "metrics.jsonl"):
         found.append("metrics.jsonl")
-    samples = [np.load(run.samples / "samples.npz", allow_pickle=False) for run in (one, other)]
+    files = [next(run.samples.glob("samples*.npz")) for run in (one, other)]
+    samples = [np.load(file, allow_pickle=False) for file in files]
     for key in samples[0].files:
         if samples[0][key].tobytes() != samples[1][key].tobytes():
             found.append(f"samples {key}")

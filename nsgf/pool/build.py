@@ -14,7 +14,6 @@ from nsgf.data import Sampler
 from nsgf.pool.plan import DTYPES, build_batch, content_settings, plan_pool, pool_folder
 from nsgf.pool.storage import PoolFile, new_header, read_header, write_header
 from nsgf.pool.trajectories import TrajectoryPool
-from nsgf.run.progress import Progress
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
@@ -136,7 +135,7 @@ def _fill(
         session.tracker.log(f"pool: going on after {first} of {_flows(len(share))}")
     started, report = time.perf_counter(), add_reports(before, SolverReport())
     try:
-        with _progress(session, len(share), first) as progress:
+        with session.tracker.progress("pool", len(share), "flow", first) as progress:
             for start in range(first, len(share), together):
                 if session.stop.reason is not None:
                     break
@@ -151,11 +150,6 @@ def _fill(
             file.save()
     built = pool.filled // config.sinkhorn.batch_size - first
     session.tracker.log(_summary(built, time.perf_counter() - started, together, report))
-
-
-def _progress(session: Session, flows: int, done: int) -> Progress:
-    line, main = session.tracker.log_progress, session.world.is_main
-    return Progress("pool", flows, "flow", done=done, line=line, early=True, shown=main)
 
 
 def add_reports(before: dict[str, Any], report: SolverReport) -> dict[str, Any]:

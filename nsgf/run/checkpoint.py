@@ -46,63 +46,31 @@ def save(file: Path, payload: dict[str, Any]) -> None:
         UserError: it cannot be written; what was there before is still there.
     """
     header = {key: payload[key] for key in HEADER if key in payload}
-    rest = {key: value for key, value in payload.items() if key not in header}
     text = json.dumps({**header, "versions": versions()}).encode()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
             stream.write(_lead(text, 0, 0) + text)
-            content = _Summed(stream)
-            content.fill(rest)
+            begin = stream.tell()
+            rest = {key: value for key, value in payload.items() if key not in header}
+            torch.save(rest, cast(IO[bytes], stream))
+            size = stream.tell() - begin
+            stream.seek(begin)
+            checksum = _checksum(stream)
             stream.seek(0)
-            stream.write(_lead(text, content.size, content.checksum))
+            stream.write(_lead(text, size, checksum))
             stream.flush()
             os.fsync(stream.fileno())
             if file.exists():
                 _keep(file, earlier(file))
-    except OSError as error:
+    except (OSError, RuntimeError) as failure:
+        error = failure if isinstance(failure, OSError) else failure.__context__
+        if not isinstance(error, OSError):  # what torch hides behind an error of its own
+            raise
         raise UserError(
             f"checkpoint {file} cannot be written ({error.strerror or one_line(error)}); make "
             "room or name another folder with --out-dir DIR; what was saved before is kept"
         ) from error
-
-
-class _Summed:
-    """A stream that counts and sums up what is written to it."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._error: OSError | None = None
-        self.size, self.checksum = 0, 0
-
-    def fill(self, payload: dict[str, Any]) -> None:
-        """Write what :func:`torch.save` makes of a payload.
-
-        Raises:
-            OSError: the disk is full, ... ; torch itself would hide it behind an error of its own.
-        """
-        try:
-            torch.save(payload, cast(IO[bytes], self))
-        except RuntimeError:
-            if self._error is None:
-                raise
-            raise self._error from None
-
-    def write(self, data: bytes) -> int:
-        try:
-            self._put(data)
-        except OSError as error:
-            self._error = error
-            raise
-        self.size += len(data)
-        self.checksum = zlib.crc32(data, self.checksum)
-        return len(data)
-
-    def _put(self, data: bytes) -> None:
-        self._stream.write(data)
-
-    def flush(self) -> None:
-        """Asked for by torch; :func:`save` flushes the stream itself."""
 
 
 def _lead(text: bytes, size: int, checksum: int) -> bytes:
@@ -215,11 +183,16 @@ def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def _check(file: Path, stream: BinaryIO, checksum: int) -> None:
+    if _checksum(stream) != checksum:
+        raise _unreadable(file, "its content does not fit its checksum")
+
+
+def _checksum(stream: BinaryIO) -> int:
+    """Of what follows in a stream."""
     summed = 0
     while part := stream.read(CHUNK):
         summed = zlib.crc32(part, summed)
-    if summed != checksum:
-        raise _unreadable(file, "its content does not fit its checksum")
+    return summed
 
 
 def is_finite(state: Any) -> bool:

@@ -7,35 +7,20 @@ service that may be away, and nothing depends on it.
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from tqdm import tqdm
 
 from nsgf.run.folder import write_text
-from nsgf.run.progress import is_terminal
+from nsgf.run.progress import Progress, is_terminal
 from nsgf.run.stop import Stopped
+from nsgf.run.wandb_mirror import WandbMirror
 from nsgf.system.errors import one_line
-
-
-class Mirror(Protocol):
-    """Where records and pictures are shown besides the run folder; may fail at any time."""
-
-    def record(self, values: dict[str, Any]) -> None:
-        """Take in one record of metrics.jsonl or costs.jsonl."""
-        ...
-
-    def picture(self, name: str, file: Path) -> None:
-        """Show an image file under a name."""
-        ...
-
-    def close(self, failed: bool) -> None:
-        """Hand over what is left; nothing follows."""
-        ...
 
 
 class Tracker:
@@ -51,22 +36,16 @@ class Tracker:
         self._log = folder / "log.txt"
         self._metrics = folder / "metrics.jsonl"
         self._costs = folder / "costs.jsonl"
-        self._mirror: Mirror | None = None
+        self.mirror: WandbMirror | None = None
+        """Gets records and pictures too; left alone once it fails."""
 
     def __enter__(self) -> "Tracker":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close(failed=kind is not None and not issubclass(kind, Stopped))
-
-    def mirror_to(self, mirror: Mirror | None) -> None:
-        """Send records and pictures to ``mirror`` too, from now on; None: to the files alone."""
-        self._mirror = mirror
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        failed = kind is not None and not issubclass(kind, Stopped)
+        self._mirrored(lambda mirror: mirror.close(failed))
+        self.mirror = None
 
     def log(self, text: str) -> None:
         """One line on the terminal (above a progress bar) and, with the time, in the log."""
@@ -75,8 +54,20 @@ class Tracker:
         show(text)
         self._append_line(text)
 
-    def log_progress(self, text: str) -> None:
-        """One line in the log, and where no bar is drawn on a terminal, on stdout."""
+    def progress(
+        self,
+        title: str,
+        total: int,
+        unit: str,
+        done: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Progress:
+        """Count units of work, with lines in the log and, where no bar is drawn, on stdout."""
+        shown = not self._quiet
+        line = self._log_progress
+        return Progress(title, total, unit, done=done, line=line, shown=shown, clock=clock)
+
+    def _log_progress(self, text: str) -> None:
         if self._quiet:
             return
         if not is_terminal():
@@ -111,49 +102,34 @@ class Tracker:
         """
         self._mirrored(lambda mirror: mirror.picture(name, file))
 
-    def close(self, failed: bool = False) -> None:
-        """End the mirror; the files need no end. A second call does nothing.
-
-        Args:
-            failed: training ended by an error or an interruption.
-        """
-        self._mirrored(lambda mirror: mirror.close(failed))
-        self._mirror = None
-
-    @property
-    def _records(self) -> list[Path]:
-        return [] if self._quiet else [self._metrics, self._costs]
-
     def rewind(self, phase: str, step: int) -> None:
         """Drop the records of ``phase`` after ``step``: a resumed run writes them again.
 
         A mirror keeps what it got; a resumed run sends it the same values for the same steps.
         """
-        for file in self._records:
-            if file.exists():
-                lines = file.read_text(errors="replace").splitlines()
-                kept = [line for line in lines if not _is_after(line, phase, step)]
-                if len(kept) < len(lines):
-                    write_text(file, "".join(line + "\n" for line in kept))
+        self._rewrite(lambda lines: [line for line in lines if not _is_after(line, phase, step)])
 
     def sort(self, phases: Sequence[str]) -> None:
         """Bring the records into the order of ``phases``, where one was trained after a later one:
         the file then is the one of a run that was never interrupted.
         """
-        for file in self._records:
-            if file.exists():
-                lines = file.read_text(errors="replace").splitlines()
-                ordered = sorted(lines, key=lambda line: _place(line, phases))
-                if ordered != lines:
-                    write_text(file, "".join(line + "\n" for line in ordered))
+        self._rewrite(lambda lines: sorted(lines, key=lambda line: _place(line, phases)))
 
-    def _mirrored(self, send: Callable[[Mirror], None]) -> None:
-        if self._mirror is None:
+    def _rewrite(self, change: Callable[[list[str]], list[str]]) -> None:
+        for file in (self._metrics, self._costs):
+            if file.exists() and not self._quiet:
+                lines = file.read_text(errors="replace").splitlines()
+                changed = change(lines)
+                if changed != lines:
+                    write_text(file, "".join(line + "\n" for line in changed))
+
+    def _mirrored(self, send: Callable[[WandbMirror], None]) -> None:
+        if self.mirror is None:
             return
         try:
-            send(self._mirror)
+            send(self.mirror)
         except Exception as error:  # a service that is away must not end a training run
-            self._mirror = None
+            self.mirror = None
             self.log(f"tracking: nothing is mirrored from here on ({one_line(error)})")
 
 

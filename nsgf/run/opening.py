@@ -136,4 +136,4 @@ def _start_records(session: Session, restarts: list[PhaseName]) -> None:
     run, tracker = session.run, session.tracker
     for phase in reversed(restarts):  # what is left by a kill in between can be resumed
         tracker.log(f"{phase}: starts anew, its earlier checkpoint is {run.set_aside(phase)}")
-    tracker.mirror_to(open_mirror(session.config, run, tracker.log))
+    tracker.mirror = open_mirror(session.config, run, tracker.log)

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import TypeVar
 
 from tqdm import tqdm
@@ -35,7 +34,6 @@ class Progress:
         *,
         done: int = 0,
         line: Callable[[str], None] | None = None,
-        early: bool = False,
         shown: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -45,24 +43,22 @@ class Progress:
             total: units of all the work.
             unit: what is counted, e.g. ``step``.
             done: units that were done before.
-            line: takes a plain line every LINE_SECONDS; None: stderr, unless a bar is drawn there.
-            early: the first unit and the last have a line of their own.
-            shown: False: nothing is said at all.
+            line: takes a plain line every LINE_SECONDS, and after the first unit and the last;
+                None: stderr does, unless a bar is drawn there, and short work has none.
+            shown: False: no bar is drawn.
             clock: seconds that never go backwards.
         """
         self._title, self._total, self._unit, self._done = title, total, unit, done
-        self._line = line or _to_stderr
-        self._early, self._shown, self._clock = early, shown, clock
+        self._early, self._line, self._clock = line is not None, line or _to_stderr, clock
         self._loss: float | None = None
-        self._said, self._said_at, self._drawn_at = done, clock(), clock()
-        self._lines = 0
+        self._said, self._said_at, self._lines = done, clock(), 0
         self._bar = tqdm(
             total=total,
             initial=done,
             desc=title,
             unit=unit,
-            leave=early,
-            delay=0 if early else 1,
+            leave=self._early,
+            delay=0 if self._early else 1,
             mininterval=DRAW_SECONDS,
             disable=not (shown and is_terminal()),
         )
@@ -70,12 +66,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and self._done > self._said and (self._early or self._lines):
             self._say(self._clock())
         self._draw(self._bar.close)
@@ -83,12 +74,11 @@ class Progress:
     def update(self, count: int = 1, loss: float | None = None) -> None:
         """Take note of finished units, and of the loss to show."""
         self._done += count
-        self._loss = self._loss if loss is None else loss
-        now = self._clock()
-        if self._loss is not None and now - self._drawn_at >= DRAW_SECONDS:
-            self._drawn_at = now
-            self._bar.set_postfix(loss=f"{self._loss:.4g}", refresh=False)
+        if loss is not None:
+            self._loss = loss
+            self._bar.set_postfix_str(f"loss={loss:.4g}", refresh=False)
         self._draw(lambda: self._bar.update(count))
+        now = self._clock()
         if now - self._said_at >= LINE_SECONDS or (self._early and not self._lines):
             self._say(now)
 
@@ -110,8 +100,7 @@ class Progress:
             if self._done < self._total:
                 parts.append(f"{format_hours((self._total - self._done) / speed)} left")
         self._said, self._said_at, self._lines = self._done, now, self._lines + 1
-        if self._shown:
-            self._line(", ".join(parts))
+        self._line(", ".join(parts))
 
 
 def track(things: Sequence[Item], title: str, unit: str) -> Iterator[Item]:

@@ -23,6 +23,14 @@ FINISH_SECONDS = 60.0
 """Longest wait at the end for what is not uploaded yet; it stays in the run folder."""
 
 
+MODES: dict[str, tuple[Literal["online", "offline"], ...]] = {
+    "disabled": (),
+    "online": ("online", "offline"),
+    "offline": ("offline",),
+}
+"""What is tried, in order, for each ``tracking.wandb``."""
+
+
 class WandbMirror:
     """A W&B run with a step axis of its own for each phase: ``nsgf/step`` for ``nsgf/*``."""
 
@@ -63,20 +71,25 @@ def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> W
     Returns:
         The mirror; None if tracking is disabled or W&B cannot be used at all.
     """
-    mode, failure = config.tracking.wandb, ""
-    if mode == "disabled":
-        return None
-    try:
-        if mode == "online":
-            try:
-                return _mirror(_begin(config, run, "online"), log)
-            except Exception as error:  # wandb raises many types, not all of them its own
-                failure = f"not online ({one_line(error)}), "
-                _forget()
-        return _mirror(_begin(config, run, "offline"), log, failure)
-    except Exception as error:
-        log(f"W&B: {failure}not used ({one_line(error)})")
-        return None
+    failure = ""
+    for mode in MODES[config.tracking.wandb]:
+        try:
+            begun = _begin(config, run, mode)
+            mirror = WandbMirror(begun)
+        except Exception as error:  # wandb raises many types, not all of them its own
+            if mode == "offline":
+                log(f"W&B: {failure}not used ({one_line(error)})")
+                return None
+            failure = f"not online ({one_line(error)}), "
+            with suppress(Exception, SystemExit):  # the failed attempt still holds the run's id
+                import wandb
+
+                wandb.teardown()
+            continue
+        kept = f"{failure}kept offline; upload it with: wandb sync {Path(begun.dir).parent}"
+        log(f"W&B: {begun.url or kept}")
+        return mirror
+    return None
 
 
 def run_name(config: Config, run: RunFolder) -> str:
@@ -129,20 +142,3 @@ def _begin(config: Config, run: RunFolder, mode: Literal["online", "offline"]) -
             save_code=False,
         ),
     )
-
-
-def _forget() -> None:
-    """End a failed attempt, which still holds the run's id."""
-    import wandb
-
-    with suppress(Exception, SystemExit):
-        wandb.teardown()
-
-
-def _mirror(begun: Any, log: Callable[[str], None], failure: str = "") -> WandbMirror:
-    mirror = WandbMirror(begun)
-    if begun.url:
-        log(f"W&B: {begun.url}")
-    else:
-        log(f"W&B: {failure}kept offline; upload it with: wandb sync {Path(begun.dir).parent}")
-    return mirror

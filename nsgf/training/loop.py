@@ -105,7 +105,8 @@ class PhaseLoop:
         if self.state.forward.compiled and self.state.step < self.optim.iterations:
             self._compile()
         clock, pending = _Clock(self.state.step), None
-        with self._progress() as progress:
+        total, done = self.optim.iterations, self.state.step
+        with self.tracker.progress(self.name, total, "step", done, self.now) as progress:
             while not (stopping := self._is_asked()) and self.state.step < self.optim.iterations:
                 # queue an update, then read the one before, which is done by now
                 outcome = self._update()
@@ -289,18 +290,6 @@ class PhaseLoop:
             "window": [[reading.loss, reading.norm] for reading in self.window.readings],
             **self.state.state_dict(),
         }
-
-    def _progress(self) -> Progress:
-        return Progress(
-            self.name,
-            self.optim.iterations,
-            "step",
-            done=self.state.step,
-            line=self.tracker.log_progress,
-            early=True,
-            shown=self.session.world.is_main,
-            clock=self.now,
-        )
 
 
 class _Clock:

@@ -6,6 +6,7 @@ import stat
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -211,16 +212,14 @@ def test_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
     """Torch hides the system's error behind one of its own, e.g. ``unexpected pos 704 vs 598``."""
     file = tmp_path / "a.pt"
     checkpoint.save(file, {"step": 1})
-    written = 0
 
-    def write(self, data):
-        nonlocal written
-        written += len(data)
-        if written > 3000:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return len(data)
+    def full(data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint._Summed, "_put", write)
+    def writing(payload, stream, torch_save=torch.save):
+        torch_save(payload, SimpleNamespace(write=full, flush=stream.flush))
+
+    monkeypatch.setattr(torch, "save", writing)
     with pytest.raises(UserError, match=r"a\.pt cannot be written \(No space left on device\)"):
         checkpoint.save(file, {"step": 2, "w": torch.randn(10**4)})
     assert checkpoint.load(file)["step"] == 1

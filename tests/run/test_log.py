@@ -23,7 +23,8 @@ def test_lines_go_to_terminal_log_and_metrics(tmp_path, capsys):
 def test_process_beside_the_first_writes_nothing(tmp_path, capsys):
     tracker = Tracker(tmp_path, quiet=True)
     tracker.log("hello")
-    tracker.log_progress("hello")
+    with tracker.progress("nsgf", 9, "step") as progress:
+        progress.update()
     tracker.record(phase="nsgf", step=1)
     tracker.record_cost(phase="nsgf", step=1)
     tracker.rewind("nsgf", 0)
@@ -37,7 +38,9 @@ def test_progress_is_in_the_log_and_printed_where_there_is_no_bar(
     tmp_path, capsys, monkeypatch, terminal
 ):
     monkeypatch.setattr("nsgf.run.log.is_terminal", lambda: terminal)
-    Tracker(tmp_path).log_progress("nsgf: step 3 of 9")
+    monkeypatch.setattr("nsgf.run.progress.is_terminal", lambda: terminal)
+    with Tracker(tmp_path).progress("nsgf", 9, "step") as progress:
+        progress.update(3)
     assert (tmp_path / "log.txt").read_text().endswith(" nsgf: step 3 of 9\n")
     assert capsys.readouterr().out == ("" if terminal else "nsgf: step 3 of 9\n")
 
@@ -90,7 +93,7 @@ def test_mirror_gets_records_and_pictures_and_is_closed(tmp_path):
     mirror = Notebook()
     with Tracker(tmp_path) as tracker:
         tracker.record(phase="nsgf", step=1)
-        tracker.mirror_to(mirror)
+        tracker.mirror = mirror
         tracker.record(phase="nsgf", step=2)
         tracker.picture("nsgf/samples", Path("p.png"))
     tracker.record(phase="nsgf", step=3)
@@ -108,7 +111,7 @@ def test_mirror_learns_of_a_failure_which_passes_on(tmp_path, kind):
 
     def fail():
         with Tracker(tmp_path) as tracker:
-            tracker.mirror_to(mirror)
+            tracker.mirror = mirror
             raise kind
 
     with pytest.raises(kind):
@@ -120,7 +123,7 @@ def test_mirror_learns_of_a_failure_which_passes_on(tmp_path, kind):
 def test_failing_mirror_is_one_line_and_then_left_alone(tmp_path, capsys, failing):
     mirror = Notebook(failing)
     with Tracker(tmp_path) as tracker:
-        tracker.mirror_to(mirror)
+        tracker.mirror = mirror
         for step in (1, 2):
             tracker.record(phase="nsgf", step=step)
             tracker.picture("nsgf/samples", tmp_path / "p.png")

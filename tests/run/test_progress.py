@@ -28,40 +28,34 @@ def work(clock: Clock, seconds: list[float], said: list[str], **settings) -> Non
             bar.update(10)
 
 
-def test_a_line_every_half_minute_with_speed_and_time_left(clock):
+def test_a_line_for_the_first_unit_then_every_half_minute_with_speed_and_time_left(clock):
     said: list[str] = []
-    work(clock, [10] * 7, said)
+    work(clock, [1] + [10] * 7, said)
     assert said == [
-        "pool: flow 30 of 100, 1/s, 1.2 min left",
-        "pool: flow 60 of 100, 1/s, 40.0 s left",
+        "pool: flow 10 of 100",
+        "pool: flow 40 of 100, 1/s, 1.0 min left",
         "pool: flow 70 of 100, 1/s, 30.0 s left",
+        "pool: flow 80 of 100, 1/s, 20.0 s left",
     ]
 
 
 def test_speed_is_that_since_the_line_before(clock):
     said: list[str] = []
-    work(clock, [30, 60], said)
-    assert [line.split(", ")[1] for line in said] == ["0.333/s", "0.167/s"]
+    work(clock, [1, 30, 60], said)
+    assert [line.split(", ")[1] for line in said[1:]] == ["0.333/s", "0.167/s"]
 
 
-def test_short_work_has_no_line_unless_an_early_one_is_wanted(clock):
+def test_short_work_has_its_first_and_last_line_only_where_something_takes_them(clock, capsys):
     said: list[str] = []
-    work(clock, [1, 1], said)
-    assert said == []
-    work(clock, [1, 1, 1], said, early=True)
+    work(clock, [1, 1, 1], said)
     assert said == ["pool: flow 10 of 100", "pool: flow 30 of 100, 10/s, 7.0 s left"]
+    work(clock, [1, 1], said, line=None)
+    assert capsys.readouterr().err == ""
 
 
-def test_what_was_done_before_is_no_speed(clock):
-    said: list[str] = []
-    work(clock, [30], said, done=50)
-    assert said == ["pool: flow 60 of 100, 0.333/s, 2.0 min left"]
-
-
-def test_other_processes_say_nothing(clock):
-    said: list[str] = []
-    work(clock, [100], said, shown=False)
-    assert said == []
+def test_what_was_done_before_is_no_speed(clock, capsys):
+    work(clock, [30], [], line=None, done=50)
+    assert capsys.readouterr().err == "pool: flow 60 of 100, 0.333/s, 2.0 min left\n"
 
 
 class Terminal(io.StringIO):
@@ -72,7 +66,7 @@ class Terminal(io.StringIO):
 def test_bars_are_for_terminals_only(clock, monkeypatch):
     for stream, drawn in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr("sys.stderr", stream)
-        work(clock, [100], [], early=True)
+        work(clock, [100], [])
         assert ("pool:  10%" in stream.getvalue()) == drawn
 
 
@@ -91,5 +85,5 @@ def test_terminal_that_goes_away_does_not_end_the_work(clock, monkeypatch):
 
     said: list[str] = []
     monkeypatch.setattr("sys.stderr", Gone())
-    work(clock, [100, 100], said, early=True)
+    work(clock, [100, 100], said)
     assert len(said) == 2
