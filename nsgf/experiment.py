@@ -12,8 +12,9 @@ from nsgf.checks import check
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import Data
 from nsgf.phases import Phase
+from nsgf.run.checkpoint import what_is_lost
 from nsgf.run.folder import RunFolder
-from nsgf.run.opening import open_run, saying_what_is_lost
+from nsgf.run.opening import open_run
 from nsgf.run.session import Session
 from nsgf.run.stop import StopRequest
 from nsgf.sampling.preview import show_preview
@@ -37,7 +38,7 @@ def train(
     Args:
         config: the experiment.
         run: a run to go on with; None: a new one.
-        first: start with this phase (see :func:`nsgf.run.resume.pending_phases`).
+        first: start with this phase (see :func:`nsgf.run.opening.pending_phases`).
         world: the processes that train together; None: this one alone.
         stop: ends training early; None: only ``train.max_hours`` does.
 
@@ -50,20 +51,24 @@ def train(
             device does not exist, or the run's pool or checkpoints contradict the configuration.
     """
     check(config)
-    with open_run(config, run, first, world, stop) as opened:
-        for phase in opened.phases:
-            train_phase(phase, opened.session, opened.data)
-    return opened.session.run
+    with open_run(config, run, first, world, stop) as (session, phases, data):
+        if data is not None:
+            for phase in phases:
+                train_phase(phase, session, data)
+    return session.run
 
 
 def train_phase(phase: Phase, session: Session, data: Data) -> None:
     """One part of Algorithm 3, from its start or its checkpoint to its end."""
+    file, tracker = session.run.checkpoint_file(phase.name), session.tracker
     session.world.wait()  # for what the first process alone writes and moves
-    with saying_what_is_lost(session, phase.name):
+    try:
         fit(phase.name, phase.task(session, data), session)  # the task and its data end here
+    except KeyboardInterrupt:  # a second Ctrl-C
+        tracker.log(what_is_lost(file, phase.name))
+        raise
     phase.clean(session)
     release_memory(session.device)
-    session.tracker.sort(session.config.phases)
-    file = session.run.checkpoint_file(phase.name)
-    session.tracker.log(f"{phase.name}: done, {file}")
+    tracker.sort(session.config.phases)
+    tracker.log(f"{phase.name}: done, {file}")
     show_preview(session, data, phase)

@@ -17,8 +17,8 @@ from nsgf.pool import build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
+from nsgf.run.opening import pending_phases
 from nsgf.run.plan import training_plan
-from nsgf.run.resume import pending_phases
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
 
@@ -101,7 +101,7 @@ def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, finished, p
     with pytest.raises(KeyboardInterrupt):
         train(tiny, run)
     monkeypatch.setattr(checkpoint, "save", real_save)
-    assert pending_phases(tiny, run).phases[0] == phase
+    assert pending_phases(tiny, run)[0][0] == phase
     train(tiny, run)
     assert_equal(finished, run)
 

@@ -1,44 +1,38 @@
-"""Open a run for training: lock it, check everything, load the data, start the records."""
+"""Open a run for training: lock it, see what is left, check everything, load the data."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.resume_rules import contradictions
+from nsgf.config.schema import Config, PhaseName, family
 from nsgf.data import Data
 from nsgf.phases import Phase, get_phase, get_phases
-from nsgf.run.checkpoint import mend, what_is_lost
+from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
 from nsgf.run.log import Tracker
 from nsgf.run.plan import training_plan
-from nsgf.run.resume import Pending, pending_phases
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.run.wandb_mirror import open_mirror
 from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
 from nsgf.system.hardware import describe, pick_device
 from nsgf.training.precision import prepare_environment
 
 
-@dataclass
-class OpenRun:
+class OpenRun(NamedTuple):
     """A run that this process may train."""
 
     session: Session
     phases: list[Phase]
     """Phases to train, in order."""
-    loaded: Data | None
+    data: Data | None
     """Source and target; None if there is nothing to train."""
-
-    @property
-    def data(self) -> Data:
-        """Source and target."""
-        assert self.loaded is not None
-        return self.loaded
 
 
 @contextmanager
@@ -54,7 +48,7 @@ def open_run(
     Args:
         config: the experiment.
         run: a run to go on with; None: a new one.
-        first: start with this phase (see :func:`nsgf.run.resume.pending_phases`).
+        first: start with this phase (see :func:`pending_phases`).
         world: the processes that train together; None: this one alone.
         stop: ends training early; None: only ``train.max_hours`` does.
 
@@ -66,37 +60,38 @@ def open_run(
     prepare_environment(config.train, Path(config.out_dir).expanduser() / ".compiled")
     device = pick_device(config.device, world.local_rank if world.size > 1 else None)
     with ExitStack() as held:
-        if run:
-            _lock_and_mend(run, config.phases, world, held)
-        pending = pending_phases(config, run, first) if run else Pending(config.phases, [])
-        plan = training_plan(config, pending.phases, device, run, world)
+        if run and world.is_main:
+            held.enter_context(only_process(run.path))
+            for name in config.phases:
+                checkpoint.mend(run.checkpoint_file(name), Tracker(run.path).log)
+        world.wait()
+        phases, restarts = pending_phases(config, run, first) if run else (config.phases, [])
+        plan = training_plan(config, phases, device, run, world)
         world.wait()  # the first process moves checkpoints only when all have read them
-        data = load_data(config, device) if pending.phases else None
-        run = _shared_folder(config, run, world, held, changes=bool(pending.phases))
+        data = load_data(config, device) if phases else None
+        if world.is_main and run is None:
+            run = RunFolder.create(config)
+            held.enter_context(only_process(run.path))
+        elif world.is_main and run and phases:
+            run.write_config(config)
+        run = RunFolder(world.agree(run.path if run else Path()))
         tracker = held.enter_context(Tracker(run.path, quiet=not world.is_main))
         session = Session(config, run, tracker, device, world, stop)
         for line in [f"run {run.path} on {describe(device, world.size)}", *plan]:
             tracker.log(line)
-        if pending.phases:
-            if world.is_main:
-                _start_records(session, pending.restarts)
-            for name in [name for name in config.phases if name not in pending.phases]:
+        if world.is_main and phases:
+            for name in reversed(restarts):  # what is left by a kill in between can be resumed
+                aside = run.set_aside(name)
+                tracker.log(f"{name}: starts anew, its earlier checkpoint is {aside}")
+            tracker.mirror = open_mirror(config, run, tracker.log)
+        for name in config.phases if phases else []:
+            if name not in phases:
                 get_phase(name).clean(session)
         try:
-            yield OpenRun(session, get_phases(pending.phases), data)
+            yield OpenRun(session, get_phases(phases), data)
         except Stopped as stopped:
             stopped.folder = run.path
             raise
-
-
-@contextmanager
-def saying_what_is_lost(session: Session, phase: PhaseName) -> Iterator[None]:
-    """Around the training of a phase: a second Ctrl-C leaves a line that says what is lost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        session.tracker.log(what_is_lost(session.run.checkpoint_file(phase), phase))
-        raise
 
 
 def load_data(config: Config, device: torch.device) -> Data:
@@ -109,31 +104,75 @@ def load_data(config: Config, device: torch.device) -> Data:
     return Data(config.data, config.seed, device if on_card else None)
 
 
-def _lock_and_mend(run: RunFolder, phases: list[PhaseName], world: World, held: ExitStack) -> None:
-    """Lock an earlier run's folder and repair its checkpoints, by the first process."""
-    if world.is_main:
-        held.enter_context(only_process(run.path))
-        for phase in phases:
-            mend(run.checkpoint_file(phase), Tracker(run.path).log)
-    world.wait()
+def pending_phases(
+    config: Config, run: RunFolder, first: PhaseName | None = None
+) -> tuple[list[PhaseName], list[PhaseName]]:
+    """What training a run with this configuration has to do.
+
+    Args:
+        config: the experiment.
+        run: the run folder.
+        first: start with this phase: those before must be finished; from it on, what is half done
+            goes on and what is finished starts anew.
+
+    Returns:
+        Phases to train, in order; those of them that are finished and start anew.
+
+    Raises:
+        UserError: a checkpoint contradicts the configuration, or a phase before ``first`` is not
+            finished.
+    """
+    pending: list[PhaseName] = []
+    restarts: list[PhaseName] = []
+    begin = config.phases.index(first) if first else len(config.phases)
+    for number, phase in enumerate(config.phases):
+        done = _is_finished(config, run, phase)
+        if not done and number < begin and first:
+            raise UserError(
+                f"--resume-phase {begin + 1}: phase {phase} of {run.path} is not finished; "
+                "use --resume"
+            )
+        if done and number >= begin:
+            restarts.append(phase)
+        if not done or number >= begin:
+            pending.append(phase)
+    _refuse_new_ground(config, run, pending, restarts)
+    return pending, restarts
 
 
-def _shared_folder(
-    config: Config, run: RunFolder | None, world: World, held: ExitStack, *, changes: bool
-) -> RunFolder:
-    """The run folder that all processes work in, with the configuration that ``changes`` it."""
-    if world.is_main:
-        if run is None:
-            run = RunFolder.create(config)
-            held.enter_context(only_process(run.path))
-        if changes:
-            run.write_config(config)
-    return RunFolder(world.agree(run.path if run else Path()))
+def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
+    file = run.checkpoint_file(phase)
+    if not file.exists():
+        return False
+    header = checkpoint.read_header(file)
+    checkpoint.check_phase(file, header, phase)
+    done = int(header["step"]) >= get_phase(phase).optim(config).iterations
+    follows, running = get_phase(phase).follows, None if done else phase
+    texts = contradictions(header["config"], config, follows, running)
+    if texts:
+        raise UserError(f"cannot resume {file}: " + "; ".join(texts))
+    return done
 
 
-def _start_records(session: Session, restarts: list[PhaseName]) -> None:
-    """Set aside what starts anew, and begin the mirror."""
-    run, tracker = session.run, session.tracker
-    for phase in reversed(restarts):  # what is left by a kill in between can be resumed
-        tracker.log(f"{phase}: starts anew, its earlier checkpoint is {run.set_aside(phase)}")
-    tracker.mirror = open_mirror(session.config, run, tracker.log)
+def _refuse_new_ground(
+    config: Config, run: RunFolder, pending: list[PhaseName], restarts: list[PhaseName]
+) -> None:
+    """
+    Raises:
+        UserError: a phase would change under later ones whose samples come from its network.
+    """
+    started = [name for name in family(config.phases[-1]) if run.checkpoint_file(name).exists()]
+    for name in pending:
+        later = [
+            phase.name
+            for phase in get_phases(started)
+            if phase.name not in restarts
+            and name in [needed.name for needed in phase.needs(config)]
+        ]
+        if later:
+            number = config.phases.index(name) + 1
+            raise UserError(
+                f"{name}.iterations = {get_phase(name).optim(config).iterations}: phase {number} "
+                f"would change under {later}, whose samples come from its output; "
+                f"--resume-phase {number} trains all anew"
+            )

@@ -1,16 +1,21 @@
 """What a training run is going to do, and whether this machine can."""
 
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.phases import Phase, get_phase, get_phases
-from nsgf.run.folder import RunFolder
-from nsgf.run.space import check_space
+from nsgf.phases import get_phase, get_phases
+from nsgf.run.folder import RunFolder, earlier
 from nsgf.system.distributed import World, check_shares
+from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes
-from nsgf.training.memory import TrainingMemory, check_device_memory, training_memory
+from nsgf.training.memory import check_device_memory, training_memory
+
+COPIES = 4
+"""Values a checkpoint keeps per weight, in float32: weight, average, two moments of Adam."""
 
 
 def training_plan(
@@ -42,8 +47,14 @@ def training_plan(
         if name not in phases:
             lines.append(f"{name}: done already")
             continue
+        optim = get_phase(name).optim(config)
         needed = training_memory(config, get_phase(name), device, world.size)
-        lines.append(_updates(config, get_phase(name), needed, device))
+        check_device_memory(name, needed, device)
+        lines.append(
+            f"{name}: {optim.iterations} updates of {optim.batch_size}, "
+            f"{needed.weights / 1e6:.2f} M weights, {needed.precision}, "
+            f"about {format_bytes(needed.total)} on the device"
+        )
         weights[name] = needed.weights
     plans = [phase.plan(config, device, run, world) for phase in pending]
     disk_bytes = sum(plan.disk_bytes for plan in plans)
@@ -51,16 +62,51 @@ def training_plan(
     return [*lines, *(line for plan in plans for line in plan.lines)]
 
 
-def _updates(config: Config, phase: Phase, needed: TrainingMemory, device: torch.device) -> str:
-    """Number and size of a phase's updates.
+def checkpoint_bytes(weights: int) -> int:
+    """Bytes of a checkpoint of a network with that many weights."""
+    return 4 * COPIES * weights
+
+
+def check_space(
+    weights: Mapping[PhaseName, int],
+    pool: int,
+    run: RunFolder,
+    available: int | None = None,
+) -> None:
+    """Refuse a run whose disk would be full before its end.
+
+    Each phase keeps two checkpoints, and one more while it is written.
+
+    Args:
+        weights: weights of the network of each phase that is not done.
+        pool: bytes that a pool on disk still takes.
+        run: its folder, also one that is not there yet.
+        available: free bytes there; measured when not given.
 
     Raises:
-        UserError: one does not fit into the device's memory.
+        UserError: there is less room.
     """
-    optim = phase.optim(config)
-    check_device_memory(phase.name, needed, device)
-    return (
-        f"{phase.name}: {optim.iterations} updates of {optim.batch_size}, "
-        f"{needed.weights / 1e6:.2f} M weights, {needed.precision}, "
-        f"about {format_bytes(needed.total)} on the device"
-    )
+    sizes = {phase: checkpoint_bytes(count) for phase, count in weights.items()}
+    taken = sum(_taken(run.checkpoint_file(phase)) for phase in sizes)
+    checkpoints = max(0, 2 * sum(sizes.values()) + max(sizes.values(), default=0) - taken)
+    if available is None:
+        available = shutil.disk_usage(_existing(run.path)).free
+    if checkpoints + pool > available:
+        what = f"the checkpoints need {format_bytes(checkpoints)}"
+        if pool:
+            what += f" and the pool {format_bytes(pool)}"
+        raise UserError(
+            f"out_dir: {what} of disk space, {_existing(run.path)} has {format_bytes(available)} "
+            "free; name a folder on another disk with --out-dir DIR"
+        )
+
+
+def _taken(file: Path) -> int:
+    return sum(path.stat().st_size for path in (file, earlier(file)) if path.exists())
+
+
+def _existing(place: Path) -> Path:
+    place = place.absolute()
+    while not place.exists():
+        place = place.parent
+    return place

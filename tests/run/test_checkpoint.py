@@ -15,7 +15,7 @@ from nsgf.command_line import parse
 from nsgf.phases import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config, write_text
-from nsgf.run.resume import pending_phases
+from nsgf.run.opening import pending_phases
 from nsgf.system.errors import UserError
 
 

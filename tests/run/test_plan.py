@@ -3,8 +3,7 @@ import pytest
 from nsgf.pool.storage import drop_positions, read_header
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
-from nsgf.run.plan import training_plan
-from nsgf.run.space import check_space, checkpoint_bytes
+from nsgf.run.plan import check_space, checkpoint_bytes, training_plan
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.pool.conftest import CPU, build, with_pool
