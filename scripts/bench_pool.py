@@ -151,8 +151,8 @@ def _print_extra_memory(name: str) -> None:
     source, target = data.source("pool"), data.target("pool")
     with tempfile.TemporaryDirectory() as folder:
         pool = build_pool(quiet_session(config, device, Path(folder)), source, target)
-    extra = status_bytes("VmHWM") - before - pool.nbytes
-    print(f"{together} | {pool.nbytes / MIB:.0f} MiB | {extra / MIB:.0f} MiB")
+    extra = status_bytes("VmHWM") - before - pool._positions.nbytes
+    print(f"{together} | {pool._positions.nbytes / MIB:.0f} MiB | {extra / MIB:.0f} MiB")
 
 
 def _flow_rate(simulation: Simulation, start: int, together: int, device: torch.device) -> float:
@@ -198,7 +198,6 @@ def _filled_pool(dtype: str, folder: Path | None) -> TrajectoryPool:
     if file:
         file.commit(64, {})
         file.save()
-    pool.finalize()
     return pool
 
 

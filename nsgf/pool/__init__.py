@@ -5,7 +5,7 @@ with flows; ``trajectories`` keeps it and hands out pairs; ``storage`` is its fi
 """
 
 from nsgf.pool.build import build_pool
-from nsgf.pool.plan import build_batch, check_pool, plan_pool, pool_bytes, pool_folder
+from nsgf.pool.plan import build_batch, plan_pool, pool_bytes, pool_folder
 from nsgf.pool.trajectories import PoolBatch, TrajectoryPool
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "TrajectoryPool",
     "build_batch",
     "build_pool",
-    "check_pool",
     "plan_pool",
     "pool_bytes",
     "pool_folder",

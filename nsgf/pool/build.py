@@ -1,6 +1,5 @@
 """Fill the pool: many independent flows, as many at a time as pay."""
 
-import math
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,19 +40,34 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     folder = pool_folder(session.run, world)
     dtype = world.agree(plan_pool(config, source.shape, session.device, folder).dtype)
     share = world.share(range(config.pool.num_batches))
-    file = _open(config, source.shape, dtype, folder, len(share))
-    pool = _allocate(config, source.shape, dtype, file, len(share))
-    if file and file.complete:
-        log(f"pool: {dtype} from {folder}, nothing to build{_failures(file.header['report'])}")
+    n, flow = config.sinkhorn.batch_size, config.flow
+    header = new_header(content_settings(config, source.shape, dtype), dtype)
+    file = None
+    if config.pool.storage == "disk":
+        file = PoolFile(folder, header, len(share), n, (flow.steps + 1, *source.shape))
+    else:
+        _remember(folder, header)
+    pool = TrajectoryPool(
+        len(share) * n,
+        flow.steps,
+        source.shape,
+        time_step(flow),
+        dtype=DTYPES[dtype],
+        storage=file.positions if file else None,
+        filled=file.finished * n if file else 0,
+    )
+    report = SolverReport(**file.header["report"]) if file else SolverReport()
+    if file and file.finished == len(share):
+        log(f"pool: {dtype} from {folder}, nothing to build{_failures(report)}")
     else:
         solver = build_solver(config.sinkhorn)
+        solver.report = report
         simulation = Simulation(config, source, target, solver, session.device)
         _fill(pool, file, simulation, share, session)
     if world.any(session.stop.reason is not None):
         session.stop.follow()
-        done = pool.filled // config.sinkhorn.batch_size
+        done = pool.filled // n
         raise Stopped(f"pool: {f'{done} of {_flows(len(share))}' if file else 'nothing'} kept")
-    pool.finalize()
     return pool
 
 
@@ -91,34 +105,6 @@ class Simulation:
             ) from error
 
 
-def _open(
-    config: Config, shape: tuple[int, ...], dtype: str, folder: Path, flows: int
-) -> PoolFile | None:
-    """The pool's file, or None in memory; notes the settings in the folder in both cases."""
-    header = new_header(content_settings(config, shape, dtype), dtype)
-    if config.pool.storage == "memory":
-        _remember(folder, header)
-        return None
-    trajectory = (config.flow.steps + 1, *shape)
-    return PoolFile(folder, header, flows, config.sinkhorn.batch_size, trajectory)
-
-
-def _allocate(
-    config: Config, shape: tuple[int, ...], dtype: str, file: PoolFile | None, flows: int
-) -> TrajectoryPool:
-    """The pool with what its file holds already, if any."""
-    n, flow = config.sinkhorn.batch_size, config.flow
-    return TrajectoryPool(
-        flows * n,
-        flow.steps,
-        shape,
-        time_step(flow),
-        dtype=DTYPES[dtype],
-        storage=file.positions if file else None,
-        filled=file.finished * n if file else 0,
-    )
-
-
 def _fill(
     pool: TrajectoryPool,
     file: PoolFile | None,
@@ -130,10 +116,9 @@ def _fill(
     config, solver = simulation.config, simulation.solver
     together = build_batch(config, simulation.source.shape, simulation.device)
     first = file.finished if file else 0
-    before = dict(file.header["report"]) if file else {}
     if first:
         session.tracker.log(f"pool: going on after {first} of {_flows(len(share))}")
-    started, report = time.perf_counter(), add_reports(before, SolverReport())
+    started = time.perf_counter()
     try:
         with session.tracker.progress("pool", len(share), "flow", first) as progress:
             for start in range(first, len(share), together):
@@ -141,48 +126,27 @@ def _fill(
                     break
                 numbers = share[start : start + together]
                 pool.append(simulation.flows(numbers))
-                report = add_reports(before, solver.report)
                 if file:
-                    file.commit(start + len(numbers), report)
+                    file.commit(start + len(numbers), asdict(solver.report))
                 progress.update(len(numbers))
     finally:
         if file:
             file.save()
     built = pool.filled // config.sinkhorn.batch_size - first
-    session.tracker.log(_summary(built, time.perf_counter() - started, together, report))
+    seconds = time.perf_counter() - started
+    session.tracker.log(_summary(built, seconds, together, solver.report))
 
 
-def add_reports(before: dict[str, Any], report: SolverReport) -> dict[str, Any]:
-    """The report of this build together with those of interrupted ones, as plain values.
-
-    Args:
-        before: result of an earlier call, or empty.
-        report: cumulative report of the solver at hand.
-    """
-    now, before = asdict(report), before or asdict(SolverReport())
-    solves = now["solves"] + before["solves"]
-    spent = sum(part["iterations"] * part["solves"] for part in (now, before))
-    errors = [part["worst_error"] for part in (now, before)]
-    measured = [error for error in errors if error is not None and not math.isnan(error)]
-    return {
-        "flows": now["flows"] + before["flows"],
-        "solves": solves,
-        "iterations": spent / max(solves, 1),  # a mean over solves
-        "worst_error": max(measured, default=None),  # None: not measured (nan is no JSON)
-        "unconverged": now["unconverged"] + before["unconverged"],
-    }
-
-
-def _summary(flows: int, seconds: float, together: int, report: dict[str, Any]) -> str:
+def _summary(flows: int, seconds: float, together: int, report: SolverReport) -> str:
     """What was built, how fast, and how well the solver converged."""
     parts = [
         f"pool: {_flows(flows)} in {seconds:.1f} s, {flows / max(seconds, 1e-9):.3g} flows/s, "
         f"{together} at a time"
     ]
-    if report["iterations"]:
-        parts.append(f"{report['iterations']:.1f} updates a step")
-    if report["worst_error"] is not None:
-        parts.append(f"largest marginal error {report['worst_error']:.1e}")
+    if report.iterations:
+        parts.append(f"{report.iterations:.1f} updates a step")
+    if report.worst_error is not None:
+        parts.append(f"largest marginal error {report.worst_error:.1e}")
     return "; ".join(parts) + _failures(report)
 
 
@@ -190,11 +154,11 @@ def _flows(count: int) -> str:
     return "1 flow" if count == 1 else f"{count} flows"
 
 
-def _failures(report: dict[str, Any]) -> str:
+def _failures(report: SolverReport) -> str:
     """Steps whose transport problem was not solved to the tolerance, if any."""
-    if not report.get("unconverged"):
+    if not report.unconverged:
         return ""
-    return f"; {report['unconverged']} of {report['solves']} steps did not reach sinkhorn.tolerance"
+    return f"; {report.unconverged} of {report.solves} steps did not reach sinkhorn.tolerance"
 
 
 def _remember(folder: Path, header: dict[str, Any]) -> None:

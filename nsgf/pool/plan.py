@@ -119,17 +119,6 @@ def plan_pool(
     return PoolPlan(dtype, needed, text)
 
 
-def check_pool(
-    config: Config,
-    shape: tuple[int, ...],
-    device: torch.device,
-    folder: Path | None = None,
-    available: int | None = None,
-) -> str:
-    """What the pool will take, in one line; arguments and errors of :func:`plan_pool`."""
-    return plan_pool(config, shape, device, folder, available).text
-
-
 def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict[str, object]:
     """Everything that determines the values of a pool, by dotted key."""
     settings: dict[str, object] = {

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from nsgf.run.folder import write_text
 from nsgf.run.progress import track
+from nsgf.sinkhorn import SolverReport
 from nsgf.system.errors import UserError
 
 FORMAT = 1
@@ -70,11 +71,6 @@ class PoolFile:
     def finished(self) -> int:
         """Number of flows that are complete, from the first on."""
         return len(self.header["checksums"])
-
-    @property
-    def complete(self) -> bool:
-        """Whether every flow is there."""
-        return self.finished == self._flows
 
     def commit(self, finished: int, report: dict[str, Any]) -> None:
         """Note that the first ``finished`` flows are in ``positions``.
@@ -172,9 +168,9 @@ def read_header(folder: Path) -> Header | None:
             and isinstance(header["checksums"], list)
             and header["dtype"] in ("float32", "float16")
             and isinstance(header["settings"], dict)
-            and _is_report(header["report"])
+            and bool(SolverReport(**header["report"]))
         )
-    except (OSError, ValueError, KeyError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         valid = False
     if not valid:
         raise UserError(
@@ -182,17 +178,6 @@ def read_header(folder: Path) -> Header | None:
             f"remove the folder {folder} to build the pool again"
         )
     return dict(header)
-
-
-def _is_report(report: Any) -> bool:
-    """Whether ``report`` is what :meth:`PoolFile.commit` keeps: empty, or numbers by name."""
-    if not isinstance(report, dict):
-        return False
-    counts = {key: value for key, value in report.items() if key != "worst_error"}
-    worst = report.get("worst_error")
-    return isinstance(worst, float | int | None) and all(
-        isinstance(value, float | int) and value >= 0 for value in counts.values()
-    )
 
 
 def write_header(folder: Path, header: Header) -> None:

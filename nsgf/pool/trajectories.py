@@ -57,26 +57,12 @@ class TrajectoryPool:
             )
         self.steps, self.time_step = steps, time_step
         self._positions = torch.empty(full, dtype=dtype) if storage is None else storage
-        self._filled, self._complete = filled, False
+        self.filled = filled
+        """Number of trajectories so far."""
 
     def __len__(self) -> int:
         """Number of pairs (x, v)."""
         return len(self._positions) * self.steps
-
-    @property
-    def trajectories(self) -> int:
-        """Number of trajectories F when complete."""
-        return len(self._positions)
-
-    @property
-    def filled(self) -> int:
-        """Number of trajectories so far."""
-        return self._filled
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes the pool holds."""
-        return self._positions.numel() * self._positions.element_size()
 
     def append(self, positions: Tensor) -> None:
         """Store the trajectories of finished flows.
@@ -88,16 +74,16 @@ class TrajectoryPool:
             ValueError: they do not fit.
             UserError: they are not finite, or beyond the range of the pool's type.
         """
-        end = self._filled + len(positions)
+        end = self.filled + len(positions)
         if end > len(self._positions) or positions.shape[1:] != self._positions.shape[1:]:
             raise ValueError(
                 f"trajectories of shape {tuple(positions.shape)} do not fit into "
-                f"{tuple(self._positions.shape)} after {self._filled}"
+                f"{tuple(self._positions.shape)} after {self.filled}"
             )
-        place = self._positions[self._filled : end].copy_(positions)
+        place = self._positions[self.filled : end].copy_(positions)
         if not place.isfinite().all():
             raise UserError(self._why_not_finite(positions))
-        self._filled = end
+        self.filled = end
 
     def _why_not_finite(self, positions: Tensor) -> str:
         if not positions.isfinite().all():
@@ -110,16 +96,6 @@ class TrajectoryPool:
             f"range of {torch.finfo(torch.float16).max:.0f}; use --pool.dtype float32"
         )
 
-    def finalize(self) -> None:
-        """Declare the pool complete.
-
-        Raises:
-            ValueError: trajectories are missing.
-        """
-        if self._filled != len(self._positions):
-            raise ValueError(f"pool has {self._filled} of {len(self._positions)} trajectories")
-        self._complete = True
-
     def pairs(self, indices: Tensor) -> PoolBatch:
         """The pairs at these random indices, float32 on the CPU.
 
@@ -130,8 +106,8 @@ class TrajectoryPool:
         Raises:
             ValueError: the pool is not complete.
         """
-        if not self._complete:
-            raise ValueError("finalize() the pool before sampling from it")
+        if self.filled != len(self._positions):
+            raise ValueError(f"pool has {self.filled} of {len(self._positions)} trajectories")
         index = indices % len(self)
         particle, step = index // self.steps, index % self.steps
         rows = self._positions.flatten(0, 1)  # (F (T+1), *shape), a view

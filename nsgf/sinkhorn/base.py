@@ -13,7 +13,6 @@ each step of a flow is one.
 Shapes: B flows, N particles x, M targets y, D coordinates; images are flattened to D = C*H*W.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,8 +35,8 @@ class SolverReport:
     """Transport problems (x, y) solved: one per flow and step."""
     iterations: float = 0.0
     """Mean updates of a solve, annealing included; 0 where the solver does not count them."""
-    worst_error: float = math.nan
-    """Largest L1 marginal error of a plan; nan where the solver does not measure it."""
+    worst_error: float | None = None
+    """Largest L1 marginal error of a plan; None where the solver does not measure it."""
     unconverged: int = 0
     """Solves that reached the cap on iterations before the tolerance."""
 
@@ -46,7 +45,7 @@ class SolverReport:
         spent = self.iterations * self.solves + float(iterations.sum())
         self.solves += len(iterations)
         self.iterations = spent / self.solves
-        self.worst_error = max(float(errors.max()), self.worst_error)  # max(e, nan) is e
+        self.worst_error = max(float(errors.max()), self.worst_error or 0.0)
         self.unconverged += int((~converged).sum())
 
 

@@ -20,7 +20,7 @@ from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward, compiling, device_settings
 from nsgf.training.prefetch import Batches
 from nsgf.training.state import TrainState, lr_factor
-from nsgf.training.step_stats import PendingStats, StepStats, Window, describe_batch
+from nsgf.training.step_stats import PendingStats, StepStats, describe_batch, mean_stats
 from nsgf.training.task import Batch, Task
 
 
@@ -93,7 +93,8 @@ class PhaseLoop:
         self.config, self.optim = session.config.train, state.config
         self.tracker = session.tracker
         self.file = session.run.checkpoint_file(name)
-        self.window = Window()
+        self.window: list[StepStats] = []
+        """Finite updates since the last log line."""
         self.skipped_in_a_row = 0
         self.mean_loss: float | None = None
         self.now, self.saved_at = now, now()
@@ -104,7 +105,7 @@ class PhaseLoop:
         self.tracker.rewind(self.name, self.state.step)
         if self.state.forward.compiled and self.state.step < self.optim.iterations:
             self._compile()
-        clock, pending = _Clock(self.state.step), None
+        pending, self.logged = None, (self.state.step, time.perf_counter())
         total, done = self.optim.iterations, self.state.step
         with self.tracker.progress(self.name, total, "step", done, self.now) as progress:
             while not (stopping := self._is_asked()) and self.state.step < self.optim.iterations:
@@ -118,7 +119,7 @@ class PhaseLoop:
                     self._settle(pending, progress)
                     pending = None
                 if logs:
-                    self._log(clock)
+                    self._log()
                 if saves:
                     self._save()
             self._settle(pending, progress)
@@ -197,7 +198,7 @@ class PhaseLoop:
             return
         reading = outcome.read()
         if reading.is_finite:
-            self.window.add(reading)
+            self.window.append(reading)
             self.skipped_in_a_row = 0
             progress.update(loss=reading.loss if self.mean_loss is None else self.mean_loss)
             return
@@ -229,12 +230,13 @@ class PhaseLoop:
         late = self.now() - self.saved_at >= 60 * self.config.checkpoint_minutes
         return late or self._is_due(self.config.checkpoint_every)
 
-    def _log(self, clock: "_Clock") -> None:
+    def _log(self) -> None:
         """Write one line of metrics."""
-        step, means = self.state.step, self.window.close()
-        speed = clock.speed(step)
-        if means is None:
+        step, now = self.state.step, time.perf_counter()
+        (last_step, last), self.logged = self.logged, (step, now)
+        if not self.window:
             return
+        means, self.window = mean_stats(self.window), []
         self.mean_loss = means.loss
         self.tracker.record(
             phase=self.name,
@@ -246,7 +248,7 @@ class PhaseLoop:
         self.tracker.record_cost(
             phase=self.name,
             step=step,
-            steps_per_second=round(speed, 3),
+            steps_per_second=round((step - last_step) / (now - last), 3),
             peak_memory=peak_memory(self.session.device),
         )
 
@@ -257,7 +259,7 @@ class PhaseLoop:
         checkpoint.check_phase(self.file, payload, self.name)
         try:
             self.state.load_state_dict(payload)
-            self.window.readings = [StepStats(*pair) for pair in payload["window"]]
+            self.window = [StepStats(*pair) for pair in payload["window"]]
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 f"checkpoint {self.file} does not fit ({one_line(error)}); remove it"
@@ -287,20 +289,6 @@ class PhaseLoop:
         return {
             "phase": self.name,
             "config": asdict(self.session.config),
-            "window": [[reading.loss, reading.norm] for reading in self.window.readings],
+            "window": [[reading.loss, reading.norm] for reading in self.window],
             **self.state.state_dict(),
         }
-
-
-class _Clock:
-    """Updates per second between two log lines."""
-
-    def __init__(self, step: int) -> None:
-        self._step, self._time = step, time.perf_counter()
-
-    def speed(self, step: int) -> float:
-        """Since the last call."""
-        now = time.perf_counter()
-        speed = (step - self._step) / (now - self._time)
-        self._step, self._time = step, now
-        return speed

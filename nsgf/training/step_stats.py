@@ -67,20 +67,7 @@ def _statistics(tensor: Tensor) -> str:
     return f"{text}, {bad} values not finite" if bad else text
 
 
-class Window:
-    """Mean loss and gradient norm of the finite updates since the last log line."""
-
-    def __init__(self) -> None:
-        self.readings: list[StepStats] = []
-
-    def add(self, reading: StepStats) -> None:
-        """Take in one update."""
-        self.readings.append(reading)
-
-    def close(self) -> StepStats | None:
-        """Means so far, None without any update; the window is empty again."""
-        readings, self.readings = self.readings, []
-        if not readings:
-            return None
-        losses, norms = zip(*readings, strict=True)
-        return StepStats(math.fsum(losses) / len(losses), math.fsum(norms) / len(norms))
+def mean_stats(readings: list[StepStats]) -> StepStats:
+    """Mean loss and gradient norm."""
+    losses, norms = zip(*readings, strict=True)
+    return StepStats(math.fsum(losses) / len(losses), math.fsum(norms) / len(norms))

@@ -61,7 +61,6 @@ def test_time_predictor_regresses_the_time_of_a_point():
 def test_nsgf_regresses_the_velocity_of_the_pool():
     pool = TrajectoryPool(10, 2, (2,), time_step=0.5)
     pool.append(torch.tensor([0.0, 1.0, 3.0]).view(1, 3, 1).expand(10, 3, 2))
-    pool.finalize()
     (x, t), target = batch(NSGFTask(nn.Identity(), pool, 0), 64)
     # v = 2 at (0, t = 0) and 4 at (1, t = 1/2)
     torch.testing.assert_close(target, 2 + 2 * x)
@@ -74,7 +73,6 @@ def test_batches_of_all_tasks_follow_positions_alone():
     images = torch.randint(256, (50, 1, 2, 2), dtype=torch.uint8)
     pool = TrajectoryPool(10, 2, (2,), time_step=0.5)
     pool.append(torch.randn(10, 3, 2))
-    pool.finalize()
 
     def tasks():
         both = PointSampler(Gaussian((1, 2, 2)), 0), ImageSampler(images, 1, flip=True)

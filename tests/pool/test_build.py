@@ -1,6 +1,6 @@
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ import torch
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.pool import pool_folder
-from nsgf.pool.build import add_reports
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
@@ -135,19 +134,14 @@ def test_report_of_interrupted_sessions_adds_up(config, tmp_path):
     assert said[-1].endswith("nothing to build; 2 of 14 steps did not reach sinkhorn.tolerance")
 
 
-def test_reports_are_combined():
-    before = {"flows": 2, "solves": 10, "iterations": 6.0, "worst_error": 0.5, "unconverged": 1}
-    report = SolverReport(flows=1, solves=5, iterations=9.0, worst_error=0.25, unconverged=2)
-    combined = add_reports(before, report)
-    assert combined == {
-        "flows": 3,
-        "solves": 15,
-        "iterations": 7.0,
-        "worst_error": 0.5,
-        "unconverged": 3,
-    }
-    assert json.loads(json.dumps(combined, allow_nan=False)) == combined
-    assert add_reports({}, SolverReport())["worst_error"] is None
+def test_report_goes_on_from_that_of_an_interrupted_session(config, tmp_path):
+    report = SolverReport(**json.loads(json.dumps(asdict(SolverReport()), allow_nan=False)))
+    for iterations, error in ((6, 0.5), (9, 0.25)):
+        count = 10 if iterations == 6 else 5
+        values = torch.full((count,), iterations), torch.full((count,), error)
+        report.record(*values, torch.arange(count) > 0)
+        report = SolverReport(**json.loads(json.dumps(asdict(report))))
+    assert report == SolverReport(0, 15, 7.0, 0.5, 2)
 
 
 # --- inside an experiment -----------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nsgf.data import data_shape
-from nsgf.pool import build_batch, check_pool, plan, plan_pool, pool_bytes
+from nsgf.pool import build_batch, plan, plan_pool, pool_bytes
 from nsgf.pool.plan import solver_bytes
 from nsgf.system.errors import UserError
 from tests.pool.conftest import CPU, build, parsed, with_pool
@@ -28,9 +28,9 @@ def test_size_is_known_before_building():
 def test_estimate_is_what_the_pool_holds(config, tmp_path, dtype, storage):
     chosen = with_pool(config, dtype=dtype, storage=storage)
     pool = build(chosen, tmp_path / "pool")
-    assert pool.nbytes == pool_bytes(chosen, (2,))
+    assert pool._positions.nbytes == pool_bytes(chosen, (2,))
     if storage == "disk":
-        assert (tmp_path / "pool" / "positions.bin").stat().st_size == pool.nbytes
+        assert (tmp_path / "pool" / "positions.bin").stat().st_size == pool._positions.nbytes
 
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])
@@ -57,25 +57,25 @@ def test_auto_takes_float32_where_it_fits_and_says_which(storage, free, dtype, s
 def test_pool_that_does_not_fit_names_the_setting_that_does(storage, dtype):
     config = with_pool(parsed("cifar10"), storage=storage, dtype=dtype)
     with pytest.raises(UserError, match=r"pool\.num_batches = 2500") as caught:
-        check_pool(config, CIFAR, CPU, available=10 * GB)
+        plan_pool(config, CIFAR, CPU, available=10 * GB)
     message = str(caught.value)
     assert f"pool.storage = {storage}" in message
     assert "\n" not in message
     fitting = int(re.search(r"--pool-batches (\d+) would", message).group(1))
     assert fitting > 500
     smaller = with_pool(config, num_batches=fitting)
-    assert check_pool(smaller, CIFAR, CPU, available=10 * GB)
+    assert plan_pool(smaller, CIFAR, CPU, available=10 * GB)
     with pytest.raises(UserError):
-        check_pool(with_pool(smaller, num_batches=fitting + 2), CIFAR, CPU, available=10 * GB)
+        plan_pool(with_pool(smaller, num_batches=fitting + 2), CIFAR, CPU, available=10 * GB)
 
 
 def test_smaller_type_is_named_when_it_would_fit():
     config = with_pool(parsed("cifar10"), dtype="float32")
     with pytest.raises(UserError, match=r"--pool\.dtype float16 would"):
-        check_pool(config, CIFAR, CPU, available=20 * GB)
-    assert check_pool(with_pool(config, dtype="float16"), CIFAR, CPU, available=20 * GB)
+        plan_pool(config, CIFAR, CPU, available=20 * GB)
+    assert plan_pool(with_pool(config, dtype="float16"), CIFAR, CPU, available=20 * GB)
     with pytest.raises(UserError) as caught:
-        check_pool(config, CIFAR, CPU, available=10 * GB)
+        plan_pool(config, CIFAR, CPU, available=10 * GB)
     assert "float16" not in str(caught.value)
 
 
@@ -83,7 +83,7 @@ def test_smaller_type_is_named_when_it_would_fit():
 def test_even_one_batch_may_be_too_much(storage):
     config = with_pool(parsed("cifar10"), storage=storage)
     with pytest.raises(UserError, match="--sinkhorn-batch"):
-        check_pool(config, CIFAR, CPU, available=10**6)
+        plan_pool(config, CIFAR, CPU, available=10**6)
 
 
 @pytest.mark.parametrize(("storage", "share"), [("memory", 0.85), ("disk", 0.95)])
@@ -93,9 +93,9 @@ def test_a_part_of_what_is_free_stays_free(config, storage, share):
     needed = pool_bytes(chosen, (2,))
     if storage == "memory":
         needed += solver_bytes(chosen, (2,), CPU)
-    check_pool(chosen, (2,), CPU, available=int(needed / share) + 2)
+    plan_pool(chosen, (2,), CPU, available=int(needed / share) + 2)
     with pytest.raises(UserError, match=f"does not fit into {share:.0%} of the"):
-        check_pool(chosen, (2,), CPU, available=int(needed / share) - 2)
+        plan_pool(chosen, (2,), CPU, available=int(needed / share) - 2)
 
 
 @pytest.mark.parametrize("name", ["2d", "digits", "mnist", "cifar10"])
@@ -109,7 +109,7 @@ def test_plans_of_a_hundred_thousand_particles_are_refused(name, storage, solver
     monkeypatch.setattr(plan, "available_bytes", lambda: 100 * GB)
     monkeypatch.setattr(plan, "free_disk_bytes", lambda _: 1000 * GB)
     with pytest.raises(UserError, match=r"^sinkhorn\.batch_size = 100000: ") as caught:
-        check_pool(config, shape, CPU)
+        plan_pool(config, shape, CPU)
     message = str(caught.value)
     assert "\n" not in message
     assert "85% of the 100.0 GB of free main memory" in message
@@ -129,19 +129,19 @@ def test_solver_of_a_card_must_fit_there(config, monkeypatch):
     needed, pool = solver_bytes(chosen, (2,), card), pool_bytes(chosen, (2,))
     main = int(pool / 0.85) + 2
     free.append(int(needed / 0.85) + 2)
-    assert check_pool(chosen, (2,), card, available=main)
+    assert plan_pool(chosen, (2,), card, available=main)
     free.append(int(needed / 0.85) - 2)
     with pytest.raises(UserError, match=r"7 flows .* of free memory of cuda:1; try --pool.build_b"):
-        check_pool(chosen, (2,), card, available=main)
+        plan_pool(chosen, (2,), card, available=main)
     with pytest.raises(UserError, match="free main memory"):
-        check_pool(chosen, (2,), CPU, available=main)
+        plan_pool(chosen, (2,), CPU, available=main)
 
 
 def test_fewer_flows_at_a_time_are_proposed_where_they_fit(config):
     chosen = with_pool(config, build_batch=7)
     needed = solver_bytes(chosen, (2,), CPU)
     with pytest.raises(UserError, match=r"7 flows together need .* try --pool\.build_batch 4$"):
-        check_pool(chosen, (2,), CPU, available=int(4.5 / 7 * needed / 0.85))
+        plan_pool(chosen, (2,), CPU, available=int(4.5 / 7 * needed / 0.85))
 
 
 @pytest.mark.parametrize(("solver", "matrices"), [("batched", 5), ("geomloss", 8)])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsgf.pool import check_pool
+from nsgf.pool import plan_pool
 from nsgf.pool import storage as files
 from nsgf.system.errors import UserError
 from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
@@ -136,7 +136,7 @@ def test_pool_of_other_settings_is_refused_with_both_values(
         other = replace(other, data=replace(other.data, name="moons"))
     dotted = f"{section}.{key}".lstrip(".")
     expected = f"{dotted}: the pool has {before}, this command {after}"
-    for attempt in (lambda: build(other, folder), lambda: check_pool(other, (2,), CPU, folder)):
+    for attempt in (lambda: build(other, folder), lambda: plan_pool(other, (2,), CPU, folder)):
         with pytest.raises(UserError, match=re.escape(expected)) as caught:
             attempt()
         assert "remove that folder" in str(caught.value)

@@ -20,7 +20,6 @@ def counting_pool(
     positions = 100.0 * torch.arange(particles).view(-1, 1) + t**2
     pool.append(positions[:2].unsqueeze(-1))
     pool.append(positions[2:].unsqueeze(-1))
-    pool.finalize()
     return pool
 
 
@@ -61,10 +60,9 @@ def test_allocated_once_and_filled_in_place(dtype, size):
     storage = pool._positions.data_ptr()
     for _ in range(4):
         pool.append(torch.randn(16, 3, 3))
-    pool.finalize()
     pool.pairs(indices(8))
     assert pool._positions.data_ptr() == storage
-    assert pool.nbytes == 64 * 3 * 3 * size
+    assert pool._positions.nbytes == 64 * 3 * 3 * size
     assert len(pool) == 128
 
 
@@ -72,10 +70,9 @@ def test_incomplete_pool_is_refused():
     pool = TrajectoryPool(4, 2, (1,), 0.1)
     pool.append(torch.zeros(3, 3, 1))
     with pytest.raises(ValueError, match="3 of 4"):
-        pool.finalize()
-    pool.append(torch.zeros(1, 3, 1))
-    with pytest.raises(ValueError, match="finalize"):
         pool.pairs(indices(1))
+    pool.append(torch.zeros(1, 3, 1))
+    assert len(pool.pairs(indices(1)).x) == 1
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 1), (2, 4, 1), (2, 3, 2)])
@@ -101,7 +98,6 @@ def test_float16_velocities_are_differences_in_float32():
     """Positions 1000 and 1000.5 are exact in float16; 0.5 / 1e-6 is only in float32."""
     pool = TrajectoryPool(1, 1, (1,), 1e-6, dtype=torch.float16)
     pool.append(torch.tensor([1000.0, 1000.5]).view(1, 2, 1))
-    pool.finalize()
     v = pool.pairs(indices(1)).v
     torch.testing.assert_close(v, torch.full((1, 1), 0.5 / 1e-6))
 

@@ -190,7 +190,6 @@ def test_each_process_samples_its_own_part_of_the_pool(runs, tmp_path):
         pool = TrajectoryPool(
             len(own), 3, (2,), time_step(config.flow), storage=own, filled=len(own)
         )
-        pool.finalize()
         task = NSGFTask(torch.nn.Identity(), pool, 0)
         shares = [World(rank, 2).share(range(17 * step, 17 * step + 17)) for step in range(3)]
         parts.append([task.batch(*task.draw(share)) for share in shares])

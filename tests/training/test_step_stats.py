@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from nsgf.training.step_stats import PendingStats, StepStats, Window, describe_batch
+from nsgf.training.step_stats import PendingStats, StepStats, describe_batch, mean_stats
 from nsgf.training.task import Batch
 
 
@@ -31,10 +31,5 @@ def test_description_gives_range_mean_spread_and_bad_values():
     )
 
 
-def test_window_means_and_starts_again():
-    window = Window()
-    assert window.close() is None
-    window.add(StepStats(1.0, 2.0))
-    window.add(StepStats(3.0, 6.0))
-    assert window.close() == StepStats(2.0, 4.0)
-    assert window.close() is None
+def test_means():
+    assert mean_stats([StepStats(1.0, 2.0), StepStats(3.0, 6.0)]) == StepStats(2.0, 4.0)
