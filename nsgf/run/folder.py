@@ -26,21 +26,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @property
-    def config_file(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def pool(self) -> Path:
-        """Folder of the trajectory pool."""
-        return self.path / "pool"
-
-    @property
-    def samples(self) -> Path:
-        """Folder of pictures and generated samples."""
-        return self.path / "samples"
+        self.config_file = path / "config.yaml"
+        self.pool = path / "pool"
+        self.samples = path / "samples"
 
     def checkpoint_file(self, phase: PhaseName) -> Path:
         """Checkpoint of a phase, e.g. ``checkpoints/phase2_nsf.pt``."""
@@ -63,22 +51,12 @@ class RunFolder:
             UserError: the folder cannot be written.
         """
         base, now = Path(config.out_dir).expanduser(), f"{datetime.now():%Y%m%d_%H%M%S}"
-        try:
-            base.mkdir(parents=True, exist_ok=True)
-            name = _folder_name(config.exp, config.smoke)
-            others = [_started(path, name) for path in base.iterdir()]
-            stem = f"{name}-{max([now, *(started[0] for started in others if started)])}"
-            for suffix in ("", *(f"_{count}" for count in range(2, 100))):
-                run = cls(base / (stem + suffix))
-                if not run.path.exists():
-                    break
-            (run.path / "checkpoints").mkdir(parents=True)
-            run.write_config(config)
-        except OSError as error:
-            raise UserError(
-                f"out_dir = {config.out_dir}: cannot be written ({error.strerror}); "
-                "name another folder with --out-dir DIR"
-            ) from error
+        name = _folder_name(config.exp, config.smoke)
+        others = [_started(path, name) for path in base.glob(f"{name}-*")]
+        stem = f"{name}-{max([now, *(started[0] for started in others if started)])}"
+        free = (base / (stem + suffix) for suffix in ("", *(f"_{n}" for n in range(2, 100))))
+        run = cls.prepare(next(path for path in free if not path.exists()))
+        run.write_config(config)
         return run
 
     @classmethod
