@@ -54,13 +54,7 @@ def pool_folder(run: RunFolder, world: World) -> Path:
 
 
 def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str | None = None) -> int:
-    """Bytes of the configured pool.
-
-    Args:
-        config: the experiment.
-        shape: shape of one sample.
-        dtype: float32 or float16; None: ``pool.dtype``, with auto counted as float32.
-    """
+    """Bytes of the configured pool, in ``pool.dtype`` unless told, with auto counted as float32."""
     name = dtype or config.pool.dtype
     itemsize = DTYPES.get(name, torch.float32).itemsize
     trajectories = config.pool.num_batches * config.sinkhorn.batch_size
@@ -165,12 +159,6 @@ def _check_solver_memory(
     config: Config, shape: tuple[int, ...], device: torch.device, available: int | None
 ) -> None:
     """Compare what the solver takes with the card's memory, or with main memory.
-
-    Args:
-        config: the experiment.
-        shape: shape of one sample.
-        device: where the flows are computed.
-        available: free main memory; None: measured.
 
     Raises:
         UserError: it does not fit.

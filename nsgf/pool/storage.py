@@ -40,14 +40,9 @@ class PoolFile:
     def __init__(
         self, folder: Path, header: Header, flows: int, n: int, trajectory: tuple[int, ...]
     ) -> None:
-        """Open or begin the pool in ``folder``.
+        """Open or begin the pool in ``folder``, with ``flows`` of n trajectories, (T+1, *shape).
 
-        Args:
-            folder: the run's folder of the pool; made if missing.
-            header: from :func:`new_header`; a matching header on disk takes its place.
-            flows: number of flows in this file: all, or one process's part.
-            n: trajectories of one flow.
-            trajectory: shape of one trajectory, (T+1, *shape).
+        A matching header on disk takes the place of ``header``, from :func:`new_header`.
 
         Raises:
             UserError: no permission or space, another pool, or a damaged file.
@@ -73,12 +68,7 @@ class PoolFile:
         return len(self.header["checksums"])
 
     def commit(self, finished: int, report: dict[str, Any]) -> None:
-        """Note that the first ``finished`` flows are in ``positions``.
-
-        Args:
-            finished: counted from the beginning.
-            report: of the solver that made them, as plain values; kept in the header.
-        """
+        """Note that the first ``finished`` flows are in ``positions``, and the solver's report."""
         for index in range(self.finished, finished):
             self.header["checksums"].append(self._checksum(index))
             self._unsaved += 1

@@ -51,10 +51,6 @@ class TrajectoryPool:
             filled: trajectories that ``storage`` holds already.
         """
         full = (trajectories, steps + 1, *shape)
-        if storage is not None and (tuple(storage.shape) != full or storage.dtype != dtype):
-            raise ValueError(
-                f"storage {tuple(storage.shape)} {storage.dtype} is not {full} {dtype}"
-            )
         self.steps, self.time_step = steps, time_step
         self._positions = torch.empty(full, dtype=dtype) if storage is None else storage
         self.filled = filled
@@ -65,21 +61,12 @@ class TrajectoryPool:
         return len(self._positions) * self.steps
 
     def append(self, positions: Tensor) -> None:
-        """Store the trajectories of finished flows.
-
-        Args:
-            positions: (n, T+1, *shape), any device.
+        """Store the trajectories of finished flows, (n, T+1, *shape), from any device.
 
         Raises:
-            ValueError: they do not fit.
             UserError: they are not finite, or beyond the range of the pool's type.
         """
         end = self.filled + len(positions)
-        if end > len(self._positions) or positions.shape[1:] != self._positions.shape[1:]:
-            raise ValueError(
-                f"trajectories of shape {tuple(positions.shape)} do not fit into "
-                f"{tuple(self._positions.shape)} after {self.filled}"
-            )
         place = self._positions[self.filled : end].copy_(positions)
         if not place.isfinite().all():
             raise UserError(self._why_not_finite(positions))

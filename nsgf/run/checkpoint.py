@@ -36,11 +36,8 @@ Found = TypeVar("Found")
 def save(file: Path, payload: dict[str, Any]) -> None:
     """Write a checkpoint, and keep the one before beside it (:func:`nsgf.run.folder.earlier`).
 
-    At no time is there no good checkpoint under one of the two names.
-
-    Args:
-        file: final path.
-        payload: nested dictionaries of tensors and plain values.
+    At no time is there no good checkpoint under one of the two names. The payload is of nested
+    dictionaries of tensors and plain values.
 
     Raises:
         UserError: it cannot be written; what was there before is still there.
@@ -204,11 +201,7 @@ def is_finite(state: Any) -> bool:
 
 
 def mend(file: Path, log: Callable[[str], None]) -> None:
-    """Put the checkpoint before in the place of one that is damaged or gone.
-
-    Args:
-        file: the newest checkpoint of a phase, if there is one.
-        log: takes a line about what was done.
+    """Put the checkpoint before in the place of one that is damaged or gone, and log a line.
 
     Raises:
         UserError: the system refuses to read it.

@@ -89,12 +89,7 @@ class RunFolder:
 
     @classmethod
     def newest(cls, out_dir: Path, exp: str, smoke: bool = False) -> "RunFolder":
-        """The newest run of an experiment.
-
-        Args:
-            out_dir: folder that holds the run folders.
-            exp: name of the experiment.
-            smoke: look among smoke runs, and only there; else they are passed over.
+        """The newest run of an experiment, among smoke runs or among the others.
 
         Raises:
             UserError: there is none.

@@ -27,11 +27,7 @@ class Tracker:
     """Appends to the run folder's ``log.txt`` and ``metrics.jsonl``; as a context closes itself."""
 
     def __init__(self, folder: Path, quiet: bool = False) -> None:
-        """
-        Args:
-            folder: the run folder.
-            quiet: nothing is written: a process beside the first, which does that for all.
-        """
+        """Where ``quiet`` nothing is written: the first process does that for all."""
         self._quiet = quiet
         self._log = folder / "log.txt"
         self._metrics = folder / "metrics.jsonl"
@@ -94,12 +90,7 @@ class Tracker:
         self._mirrored(lambda mirror: mirror.record(values))
 
     def picture(self, name: str, file: Path) -> None:
-        """Show an image of the run folder in the mirror, if there is one.
-
-        Args:
-            name: what it shows, e.g. ``nsgf/samples``.
-            file: PNG.
-        """
+        """Show a PNG in the mirror, if there is one, under a name like ``nsgf/samples``."""
         self._mirrored(lambda mirror: mirror.picture(name, file))
 
     def rewind(self, phase: str, step: int) -> None:

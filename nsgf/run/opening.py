@@ -45,12 +45,7 @@ def open_run(
 ) -> Iterator[OpenRun]:
     """A run, locked and checked, for as long as the context lasts.
 
-    Args:
-        config: the experiment.
-        run: a run to go on with; None: a new one.
-        first: start with this phase (see :func:`pending_phases`).
-        world: the processes that train together; None: this one alone.
-        stop: ends training early; None: only ``train.max_hours`` does.
+    Arguments are those of :func:`nsgf.experiment.train`.
 
     Raises:
         Stopped: whatever was done in the context was stopped; names the run folder.

@@ -27,12 +27,7 @@ def training_plan(
 ) -> list[str]:
     """What a training run is going to do: one line for each phase, then what prepares them.
 
-    Args:
-        config: the experiment.
-        phases: those that are not done.
-        device: where the networks train.
-        run: the run that goes on, whose pool may be there already.
-        world: the processes that share the work; None: this one alone.
+    Those of the configured phases that are not among ``phases`` are done already.
 
     Raises:
         UserError: the pool does not fit this machine, the run has one of other settings, an update
@@ -78,7 +73,7 @@ def check_space(
     Each phase keeps two checkpoints, and one more while it is written.
 
     Args:
-        weights: weights of the network of each phase that is not done.
+        weights: their number for each phase that is not done.
         pool: bytes that a pool on disk still takes.
         run: its folder, also one that is not there yet.
         available: free bytes there; measured when not given.

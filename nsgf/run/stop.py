@@ -26,11 +26,7 @@ class StopRequest:
     def __init__(
         self, max_hours: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """
-        Args:
-            max_hours: time from now on after which training shall end; None: no limit.
-            clock: seconds that never go backwards.
-        """
+        """``max_hours`` count from now on; None: no limit."""
         self._clock = clock
         self._deadline = None if max_hours is None else clock() + 3600 * max_hours
         self._limit = f"train.max_hours = {max_hours:g} is over" if max_hours is not None else ""

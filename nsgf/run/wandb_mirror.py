@@ -61,15 +61,7 @@ def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> W
     """The W&B run of a run folder, begun or continued.
 
     Without a server or an API key an online run is kept offline; if that fails too there is none.
-    Neither ends training: each is one line.
-
-    Args:
-        config: the resolved configuration, stored with the W&B run; its tracking section says how.
-        run: the run folder, which names the W&B run.
-        log: takes lines for people.
-
-    Returns:
-        The mirror; None if tracking is disabled or W&B cannot be used at all.
+    Neither ends training: each is one line. None too if tracking is disabled.
     """
     failure = ""
     for mode in MODES[config.tracking.wandb]:

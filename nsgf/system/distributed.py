@@ -73,12 +73,8 @@ class World:
 
 def check_shares(counts: dict[str, int], size: int) -> None:
     """
-    Args:
-        counts: how many things are shared, samples or flows, by the setting that says so.
-        size: the number of processes.
-
     Raises:
-        UserError: there are more processes than things.
+        UserError: there are more processes than things, counted by the setting that says how many.
     """
     for key, count in counts.items():
         if count < size:
@@ -87,10 +83,8 @@ def check_shares(counts: dict[str, int], size: int) -> None:
 
 @contextmanager
 def join(device: str) -> Iterator[World]:
-    """The world of this process, for as long as the context lasts.
-
-    Args:
-        device: the configured device; cards talk over NCCL, CPUs over gloo.
+    """The world of this process, for as long as the context lasts: cards talk over NCCL, CPUs over
+    gloo.
 
     Raises:
         UserError: more processes than cards, or one card for all of them.

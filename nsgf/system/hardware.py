@@ -18,11 +18,7 @@ PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", 
 def pick_device(name: str, card: int | None = None) -> torch.device:
     """The device that ``name`` (auto, cpu, cuda, cuda:N) means here.
 
-    A card becomes torch's current one.
-
-    Args:
-        name: the configured device.
-        card: which one auto and cuda mean; None: torch's current one.
+    A card becomes torch's current one; auto and cuda mean ``card``, or else the current one.
 
     Raises:
         UserError: a CUDA device that does not exist.

@@ -57,15 +57,8 @@ def fit(
         closing(Batches(task, optim.batch_size, device, world, prefetch=prefetch)) as batches,
     ):
         forward = Forward(task.model.train(), config, device, world)
-        seed = derive_seed(session.config.seed, phase)
-        state = TrainState(
-            forward,
-            optim,
-            loss=task.loss,
-            seed=seed,
-            accumulate=config.accumulate,
-            world=world,
-        )
+        seed, parts = derive_seed(session.config.seed, phase), config.accumulate
+        state = TrainState(forward, optim, loss=task.loss, seed=seed, accumulate=parts, world=world)
         PhaseLoop(phase, state, batches, session, now).run()
     session.tracker.log(f"{phase}: peak memory {format_bytes(peak_memory(device))}")
 
@@ -81,14 +74,6 @@ class PhaseLoop:
         session: Session,
         now: Callable[[], float],
     ) -> None:
-        """
-        Args:
-            name: the phase.
-            state: what changes with every update.
-            batches: what they learn from.
-            session: where and how to train.
-            now: seconds that never go backwards.
-        """
         self.name, self.state, self.batches, self.session = name, state, batches, session
         self.config, self.optim = session.config.train, state.config
         self.tracker = session.tracker

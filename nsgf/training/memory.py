@@ -67,17 +67,11 @@ class TrainingMemory(NamedTuple):
 def training_memory(
     config: Config, phase: Trainable, device: torch.device, processes: int = 1
 ) -> TrainingMemory:
-    """What one update of a phase needs of the device.
+    """What one update of a phase needs of the device, of so many processes that share a batch.
 
     The network runs once on torch's meta device, which computes shapes and no values; what autograd
     would keep for the backward pass is counted, and with ``model.checkpoint_activations`` what the
     largest stage computes once more.
-
-    Args:
-        config: the experiment.
-        phase: which phase.
-        device: where it shall run.
-        processes: how many share a batch.
 
     Raises:
         UserError: the precision does not exist on this device.
@@ -111,7 +105,11 @@ def _kept_by_autograd(config: Config, phase: Trainable, batch: int) -> tuple[int
 def kept_bytes(model: nn.Module, *inputs: Tensor) -> int:
     """Bytes that autograd keeps for the backward pass of one call, the weights not counted."""
     kept: dict[int, Tensor] = {}  # holding the tensors keeps their storages' addresses unique
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: _keep(t, kept), lambda t: t):
+
+    def keep(tensor: Tensor) -> Tensor:
+        return kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model(*inputs)
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
@@ -122,11 +120,7 @@ def check_device_memory(
 ) -> None:
     """Refuse a network that cannot train on a CUDA device, not even with a batch in many parts.
 
-    Args:
-        phase: its name.
-        needed: from :func:`training_memory`.
-        device: where it shall run; only CUDA devices are checked.
-        free: free bytes there; measured when not given.
+    ``free`` bytes are measured when not given, on CUDA devices alone.
 
     Raises:
         UserError: one sample does not fit.
@@ -150,8 +144,3 @@ def _largest_stage(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
             stage.register_forward_pre_hook(lambda module, args: calls.append((module, args)))
     model(*inputs)
     return max((kept_bytes(stage, *args) for stage, args in list(calls)), default=0)
-
-
-def _keep(tensor: Tensor, kept: dict[int, Tensor]) -> Tensor:
-    kept.setdefault(tensor.untyped_storage()._cdata, tensor)
-    return tensor

@@ -68,12 +68,6 @@ class Forward:
         self, model: nn.Module, config: TrainConfig, device: torch.device, world: World
     ) -> None:
         """
-        Args:
-            model: the network, on ``device``.
-            config: precision, memory format, compilation.
-            device: where it is.
-            world: the processes whose gradients are averaged.
-
         Raises:
             UserError: the precision does not exist on this device.
         """

@@ -46,14 +46,8 @@ class Batches:
         *,
         prefetch: bool = False,
     ) -> None:
-        """
-        Args:
-            task: draws.
-            batch_size: B, over all processes.
-            device: where batches shall be.
-            world: the processes.
-            prefetch: draw in a thread; on CUDA also copy from pinned memory on a stream of its own,
-                beside the computation. :meth:`close` ends it.
+        """With ``prefetch`` a thread draws, until :meth:`close`; on CUDA it also copies from pinned
+        memory on a stream of its own, beside the computation.
         """
         self._task, self._size, self._device, self._world = task, batch_size, device, world
         self._thread = _thread(device) if prefetch else None

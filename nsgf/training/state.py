@@ -35,15 +35,7 @@ class TrainState:
         accumulate: int = 1,
         world: World | None = None,
     ) -> None:
-        """
-        Args:
-            forward: the network.
-            config: settings of the phase.
-            loss: what its updates make smaller.
-            seed: dropout at update s follows from this seed and s.
-            accumulate: parts that a batch is split into.
-            world: the processes that share the batch.
-        """
+        """Dropout at update s follows from ``seed`` and s; a batch is split into ``accumulate``."""
         self.forward, self.config, self.accumulate = forward, config, accumulate
         self._loss, self._seed, self._world = loss, seed, world or World()
         self._parameters = list(forward.model.parameters())
@@ -59,9 +51,6 @@ class TrainState:
 
     def update(self, batch: Batch) -> PendingStats:
         """One optimizer update on this process's share of a batch.
-
-        Args:
-            batch: what to learn from.
 
         Raises:
             UserError: not even single samples fit into the card's memory.

@@ -29,13 +29,7 @@ class PendingStats:
     """
 
     def __init__(self, step: int, batch: Batch, loss: Tensor, norm: Tensor) -> None:
-        """
-        Args:
-            step: number of the update (1, 2, ...).
-            batch: what it saw, to be described if it went wrong.
-            loss: mean over the batch, a scalar.
-            norm: gradient norm before clipping, a scalar.
-        """
+        """Of update ``step`` (1, 2, ...): mean loss, and gradient norm before clipping, scalars."""
         self.step, self.batch = step, batch
         self._values = torch.stack([loss.detach(), norm]).to("cpu", non_blocking=True)
         self._copied = torch.cuda.Event() if loss.device.type == "cuda" else None
