@@ -267,7 +267,8 @@ def test_two_processes_stop_on_request_after_the_same_update(tmp_path):
 
 @pytest.mark.e2e
 def test_wrong_setting_under_torchrun_is_one_line_of_each_process(tmp_path):
-    done = torchrun(2, "-m", "nsgf", "train", *FLAGS, f"--out-dir={tmp_path}", "--nsgf.batch_size=1")
+    flags = [*FLAGS, f"--out-dir={tmp_path}", "--nsgf.batch_size=1"]
+    done = torchrun(2, "-m", "nsgf", "train", *flags)
     assert done.returncode != 0
     for rank in range(2):
         assert f"nsgf: error (process {rank}): nsgf.batch_size = 1: must be >=" in done.stderr
