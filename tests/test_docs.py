@@ -25,3 +25,8 @@ def test_links_lead_to_files(doc):
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", doc.read_text())
     missing = [link for link in links if "://" not in link and not (doc.parent / link).exists()]
     assert not missing
+
+
+@pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
+def test_nothing_is_left_to_be_filled_in(doc):
+    assert "@@" not in doc.read_text()
