@@ -100,6 +100,8 @@ def main() -> None:
     workers, done = Workers(root, options.jobs), []
     try:
         tests = workers.record(options.tests)
+        if not tests.all:
+            raise SystemExit(f"no tests ran: {Path(f'{workers.trees[0]}.log').read_text()[-2000:]}")
         failed = [name for name, test in tests.all.items() if not test["passed"]]
         print(f"{len(tests.all)} tests, not used as they fail: {failed}", flush=True)
         sys.dont_write_bytecode = True  # two changes within a second look alike to its cache

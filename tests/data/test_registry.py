@@ -165,3 +165,12 @@ def test_images_lie_on_the_card_where_they_take_little_of_it(monkeypatch):
     assert not fits_beside_training(images, card)
     memory[card] = (10_000, 10**12)
     assert fits_beside_training(images, card)
+
+
+def test_random_images_follow_the_seed_alone():
+    drawn = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(drawn))
+        drawn.append(Data(DataConfig(name="digits", fake=True), seed).images)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
