@@ -265,12 +265,15 @@ class OutOfMemory(Quadratic):
         return answer
 
 
-def test_out_of_memory_halves_the_parts_and_keeps_the_update():
+def test_out_of_memory_halves_the_parts_and_keeps_the_update(monkeypatch):
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     plenty, scarce = Quadratic(), OutOfMemory()
     for trainer in (plenty, scarce):
         updates = Updates(trainer, optim(batch_size=10))
         readings = [updates.update() for _ in range(2)]
     assert updates.state.accumulate == 4  # 10, 5, then 3 at a time
+    assert len(emptied) == 2  # what the larger parts held is given back each time
     assert scarce.model.calls == [10, 5, 3, 3, 3, 1, 3, 3, 3, 1]
     assert weight(scarce) == pytest.approx(weight(plenty), rel=1e-6)
     assert readings[0].is_finite
