@@ -229,6 +229,7 @@ def test_resume_phase_beyond_the_experiment(tiny, capsys, tmp_path):
     assert "['nsgf']" in capsys.readouterr().err
 
 
+@pytest.mark.e2e
 def test_training_ends_by_naming_the_next_commands(tiny, capsys):
     from nsgf.run.folder import RunFolder
 

@@ -56,6 +56,7 @@ def test_help_and_typos_load_nothing_that_takes_long(words):
     assert not loaded & {*LATE, "torch", "numpy"}
 
 
+@pytest.mark.e2e
 def test_training_code_loads_libraries_where_they_are_used():
     everything = "import nsgf.experiment, nsgf.compare.compare, nsgf.sampling.generate"
     assert not loaded_after(everything) & set(LATE)

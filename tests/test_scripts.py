@@ -275,6 +275,7 @@ def test_ablation_looks_at_its_last_variant_before_it_trains_the_first(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.e2e
 def test_variants_share_the_classifier_and_a_first_phase_that_is_the_same(
     tmp_path, monkeypatch, capsys, scripts
 ):

@@ -132,8 +132,8 @@ def test_cell_of_another_process_is_left_to_it(config):
 )
 def test_damaged_record_is_measured_anew(finished, damage):
     table = (comparison_folder(finished) / "table.md").read_text().splitlines()[:6]
-    for trial in trials(finished):
-        (trial_folder(finished, trial) / "compare.json").write_text(damage)
+    trial = next(trials(finished))
+    (trial_folder(finished, trial) / "compare.json").write_text(damage)
     files, _ = run(finished)
     assert files[0].read_text().splitlines()[:6] == table
 
@@ -214,7 +214,7 @@ def test_samples_that_are_not_finite_are_diverged(config, monkeypatch):
         return replace(real(*args, **kwargs), finite=False)
 
     monkeypatch.setattr(measure, "generate", diverging)
-    files, _ = run(config)
+    files, _ = run(replace(config, compare=replace(config.compare, methods=["nsgf"])))
     assert "| NSGF | **diverged** |" in files[0].read_text()
 
 

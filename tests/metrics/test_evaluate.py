@@ -119,6 +119,7 @@ def test_inception_metrics_are_told_with_what_they_depend_on(digits_run, monkeyp
     assert len(said) == 3
 
 
+@pytest.mark.e2e
 def test_classifier_metrics_are_beside_their_floor(digits_run, monkeypatch):
     config, run = digits_run
     config = replace(config, evaluation=replace(config.evaluation, classifier=True))

@@ -226,6 +226,7 @@ def test_setting_reaches_the_network(name, shape):
 # --- torch.compile ---
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("recompute", [False, True])
 def test_unet_compiles_as_one_graph(recompute):
     config = UNetConfig(channels=32, mult=[1, 1], attention=[4])

@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -122,6 +123,7 @@ def test_table_of_images_keeps_each_in_its_place(tmp_path):
     assert 120 <= middle[4] <= 135
 
 
+@pytest.mark.e2e
 def test_backend_of_a_notebook_is_left_alone(tmp_path):
     """Importing loads no matplotlib; drawing loads no pyplot, which alone has a backend."""
     script = f"""
