@@ -54,8 +54,9 @@ def check_places(config: Config) -> None:
     """What must hold before ``exp`` and ``out_dir`` are looked for.
 
     Raises:
-        UserError: they, or another text, are no names or paths.
+        UserError: they, or another text, are no names or paths, or a key has no value.
     """
+    refuse_nulls(config)
     problems = [*_name_problems(config), *_text_problems(config)]
     if problems:
         raise UserError("; ".join(problems))

@@ -63,13 +63,15 @@ def _parse(command: str, words: list[str]) -> Request:
     file = _file(control, flags)
     run = _find_run(command, control, flags, file)
     base, own = _base(run, file, flags, laid_over_run="config" in control)
-    smoke = nested(SMOKE) if flags.get("smoke") else {}
+    smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
     config = resolved(merged(merged(base, smoke), flags), base.get("phases"))
     notes: tuple[str, ...] = ()
-    if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
-        config, notes = _keep_pool_total(config, resolved(base))
-    from nsgf.checks import check  # loads torch, for whose seconds a typo need not wait
+    from nsgf.checks import check, refuse_nulls  # loads torch: a typo need not wait for it
 
+    if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
+        planned = resolved(base)
+        refuse_nulls(planned)
+        config, notes = _keep_pool_total(config, planned)
     check(config)
     if run:
         from nsgf.run.folder import at_home
@@ -156,7 +158,8 @@ def _base(
     ``--optim.KEY`` is taken out of the flags: it stands below what a phase sets itself.
 
     Raises:
-        UserError: there is no file, or ``--optim.KEY`` would have no effect.
+        UserError: there is no file, ``--optim.KEY`` would have no effect, or the run is not of this
+            experiment, or no smoke run.
     """
     optim = {"optim": flags.pop("optim")} if "optim" in flags else {}
     if run is None:
@@ -174,6 +177,8 @@ def _base(
     saved = read_settings(run.config_file)
     if flags.get("exp") not in (None, saved["exp"]):
         raise UserError(f"exp = {flags['exp']}: {run.path} is a run of another experiment")
+    if flags.get("smoke") and not saved.get("smoke"):
+        raise UserError(f"--smoke: {run.path} is no smoke run; leave it out, or train a new run")
     own = inherited(read_settings(file)) if file is not None and laid_over_run else {}
     return merged(inherited(saved), own), own
 

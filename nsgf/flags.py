@@ -66,7 +66,7 @@ SMOKE: dict[str, Any] = {
     **{"evaluation.inception": False, "evaluation.classifier": False},
     **{"compare.seeds": 1, "compare.nfe": [2, 4], "reflow.pairs": 16, "reflow.ode_steps": 2},
 }
-"""What --smoke sets besides ``smoke``; explicit flags win."""
+"""What --smoke sets in a new run besides ``smoke``; explicit flags win."""
 EXAMPLES = {
     "train": (
         "--exp 2d --dataset moons --steps 10",

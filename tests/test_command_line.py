@@ -342,6 +342,32 @@ def test_the_newest_run_is_no_smoke_run_unless_asked_for(tiny):
         parse(["sample", *argv])
 
 
+def test_smoke_selects_a_run_and_changes_no_setting_of_it(tiny):
+    run = RunFolder.create(tiny)
+    smoke = RunFolder.create(dataclasses.replace(tiny, smoke=True))
+    for command in ("train", "sample", "evaluate"):
+        with pytest.raises(UserError, match=r"^--smoke: .* is no smoke run; leave it out"):
+            parse([command, "--run", str(run.path), "--smoke"])
+        config = parse([command, "--run", str(smoke.path), "--smoke"]).config
+        assert config == dataclasses.replace(tiny, smoke=True)
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [
+        ("pool: {num_batches: null}", ["--sinkhorn-batch", "32"]),
+        ("sinkhorn: {batch_size: null}", ["--sinkhorn-batch", "32"]),
+        ("out_dir: null", ["--resume"]),
+        ("data: {root: null}", []),
+    ],
+)
+def test_a_key_without_a_value_is_refused_wherever_it_is_needed_first(section, words, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"exp: mine\n{section}\n")
+    with pytest.raises(UserError, match=r"= null: must have a value$"):
+        parse(["train", "--config", str(file), *words])
+
+
 def test_run_of_another_experiment_is_refused(tiny):
     run = RunFolder.create(tiny)
     with pytest.raises(UserError, match="another experiment"):

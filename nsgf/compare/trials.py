@@ -98,8 +98,9 @@ def named_target(label: str) -> Target:
 
 
 def comparison_folder(config: Config) -> Path:
-    """Where everything of a comparison is kept."""
-    return Path(config.out_dir).expanduser() / f"compare-{config.exp}"
+    """Where everything of a comparison is kept; a smoke comparison has a folder of its own."""
+    name = f"compare-{config.exp}-smoke" if config.smoke else f"compare-{config.exp}"
+    return Path(config.out_dir).expanduser() / name
 
 
 def trial_folder(config: Config, trial: Trial) -> Path:

@@ -9,6 +9,15 @@ import yaml
 MAX_ITEMS = 100
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes a text that :func:`load_yaml`, or a reader of YAML 1.1, would take for another value,
+    such as ``08``, ``1e5`` and ``no``.
+    """
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True  # the loader takes none
+
+
 class _Loader(yaml.SafeLoader):
     """Plain values as in YAML 1.2: 1e-4 is a number, no is a text. No aliases, no key twice."""
 
@@ -40,7 +49,13 @@ for _kind, _pattern in (
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
 ):
     _tag, _whole = f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_pattern})$")
-    _Loader.add_implicit_resolver(_tag, _whole, None)
+    for _either in (_Loader, _Dumper):
+        _either.add_implicit_resolver(_tag, _whole, None)
+
+
+def dump_yaml(content: dict[str, Any]) -> str:
+    """YAML that :func:`load_yaml` reads back as the same plain values, in their order."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False)
 
 
 def load_yaml(text: str) -> Any:

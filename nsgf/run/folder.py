@@ -14,9 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
-import yaml
-
 from nsgf.config.schema import Config, PhaseName, family
+from nsgf.config.yaml_loader import dump_yaml
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import provenance
 
@@ -138,7 +137,7 @@ def phase_stem(phase: PhaseName) -> str:
 
 def dump_config(config: Config) -> str:
     """The configuration as YAML."""
-    return yaml.safe_dump(asdict(config), sort_keys=False)
+    return dump_yaml(asdict(config))
 
 
 def write_text(file: Path, text: str) -> None:

@@ -75,6 +75,12 @@ def test_a_set_with_an_underscore_is_configured_under_its_whole_name(monkeypatch
     assert trial_folder(config, trial) == comparison_folder(config) / "pin_wheel/nsgf-seed0"
 
 
+def test_a_smoke_comparison_leaves_the_real_one_alone():
+    config = shipped("2d")
+    assert comparison_folder(config).name == "compare-2d"
+    assert comparison_folder(replace(config, smoke=True)).name == "compare-2d-smoke"
+
+
 def test_without_targets_the_data_section_is_meant():
     config = shipped("2d", "--compare.targets=[]", "--dataset=moons", "--data.source=8gaussians")
     assert {trial.target for trial in trials(config)} == {Target("moons", "8gaussians")}

@@ -1,0 +1,60 @@
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsgf.config.files import read_settings, resolved
+from nsgf.config.schema import Config, TrackingConfig
+from nsgf.config.yaml_loader import dump_yaml, load_yaml
+from nsgf.run.folder import dump_config
+
+PLAIN_LOOKING = [
+    "08",
+    "1e5",
+    "2401e1",
+    "1_0",
+    "5.",
+    ".5",
+    "-.inf",
+    "~",
+    "null",
+    "no",
+    "true",
+    "0x1f",
+]
+PLAIN_LOOKING += [
+    "1:30",
+    "2026-01-01",
+    "",
+    " ",
+    "#",
+    "a: b",
+    "- a",
+    "*a",
+    "!!str",
+    "\u00e9",
+    "=",
+    "<<",
+]
+
+
+@given(st.text("0123456789eE+-._ox:~nulTtrue", max_size=8) | st.sampled_from(PLAIN_LOOKING))
+def test_every_text_is_read_back_as_it_was_written(text):
+    content = {"text": text, "list": [text, 1e-5, 3, None, True]}
+    assert load_yaml(dump_yaml(content)) == content
+    assert yaml.safe_load(dump_yaml(content)) == content
+
+
+def test_values_that_stand_twice_are_written_twice():
+    same = [1, 2]
+    assert load_yaml(dump_yaml({"a": same, "b": same})) == {"a": same, "b": same}
+
+
+@pytest.mark.parametrize("text", ["08", "1e5", "no", "~"])
+def test_a_saved_configuration_is_read_back(text, tmp_path):
+    config = replace(Config(), out_dir=text, tracking=TrackingConfig(project=text))
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+    assert resolved(read_settings(file)) == config
