@@ -146,6 +146,23 @@ def _unused_problems(config: Config) -> Iterator[str]:
             break
 
 
+def refuse_unused(config: Config, asked: set[str]) -> None:
+    """How files are obtained may differ from the default in the settings of a run that reads none,
+    but must not be asked for there.
+
+    Args:
+        config: the experiment.
+        asked: keys of the section ``data`` that the command line sets.
+
+    Raises:
+        UserError: one of them would silently have no effect.
+    """
+    name = config.data.name
+    unused = sorted(asked & {"verify", "download"} - data_set(name).uses)
+    if unused:
+        raise UserError(f"--data.{unused[0]}: has no effect for data.name {name}; leave it out")
+
+
 def _written(value: bool | str) -> str:
     """A value as YAML and flags have it."""
     return str(value).lower() if isinstance(value, bool) else value

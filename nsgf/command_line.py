@@ -1,11 +1,12 @@
 """From a command line to a :class:`Request`.
 
-Settings come in layers, later ones on top: defaults; the section ``optim`` of a file, or
-``--optim.KEY``; what a phase sets itself in that file; --smoke; flags for several leaves at once;
-flags for one leaf. In place of the file stands a run's saved configuration where a command works on
+Settings come in layers, later ones on top: defaults; the section ``optim`` of a file; what a phase
+sets itself in that file; --smoke; ``--optim.KEY``; short flags for several leaves at once; flags
+for one leaf. In place of the file stands a run's saved configuration where a command works on
 a run; there each phase has its own values already.
 """
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,19 +61,27 @@ def parse(argv: list[str]) -> Request:
 
 def _parse(command: str, words: list[str]) -> Request:
     control, flags, smaller_batches = _flags(command, words)
+    flags = inherited(flags)  # --optim.KEY is a flag of every phase
     file = _file(control, flags)
     run = _find_run(command, control, flags, file)
     base, own = _base(run, file, flags, laid_over_run="config" in control)
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
     config = resolved(merged(merged(base, smoke), flags), base.get("phases"))
     notes: tuple[str, ...] = ()
-    from nsgf.checks import check, refuse_nulls  # loads torch: a typo need not wait for it
+    if command == "train" and run and "run" in control:
+        _refuse_move(run, flags)
+    from nsgf.checks import (
+        check,
+        refuse_nulls,
+        refuse_unused,
+    )  # loads torch: a typo need not wait for it
 
     if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
         planned = resolved(base)
         refuse_nulls(planned)
         config, notes = _keep_pool_total(config, planned)
     check(config)
+    refuse_unused(config, set(flags.get("data", {})))
     if run:
         from nsgf.run.folder import at_home
 
@@ -95,7 +104,8 @@ def _flags(command: str, words: list[str]) -> tuple[Content, Content, bool]:
     given = command_parser(command).given(words)
     control, short = given.pop("control", {}), given.pop("short", {})
     settings: dict[str, Any] = {}
-    if command == "compare" and "--dataset" in short:
+    names_data = "--dataset" in short or {"name", "source"} & set(given.get("data", {}))
+    if command == "compare" and names_data:
         settings["compare.targets"] = []
     for flag, value in short.items():
         keys = SHORT_FLAGS[flag]
@@ -145,7 +155,7 @@ def _find_run(
         return check_links(RunFolder.open(Path(expanded("run", control["run"]))))
     if file is None:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
-    config = resolved(merged(_without_optim(read_settings(file)), _without_optim(flags)))
+    config = resolved(merged(inherited(read_settings(file)), flags))
     check_places(config)
     return check_links(RunFolder.newest(Path(config.out_dir), config.exp, smoke=config.smoke))
 
@@ -155,25 +165,15 @@ def _base(
 ) -> tuple[Content, Content]:
     """The settings below the flags, and of those what --config FILE says.
 
-    ``--optim.KEY`` is taken out of the flags: it stands below what a phase sets itself.
-
     Raises:
-        UserError: there is no file, ``--optim.KEY`` would have no effect, or the run is not of this
-            experiment, or no smoke run.
+        UserError: there is no file, or the run is not of this experiment, or no smoke run.
     """
-    optim = {"optim": flags.pop("optim")} if "optim" in flags else {}
     if run is None:
         if file is None:
             names = ", ".join(sorted(file.stem for file in config_folder().glob("*.yaml")))
             raise UserError(f"say --exp NAME ({names}) or --config FILE")
         content = read_settings(file)
-        return inherited(merged(content, optim)), content
-    if optim:
-        key = next(iter(optim["optim"]))
-        raise UserError(
-            f"--optim.{key}: in a run each phase has values of its own; "
-            f"say --nsgf.{key} or that of another phase"
-        )
+        return inherited(content), content
     saved = read_settings(run.config_file)
     if flags.get("exp") not in (None, saved["exp"]):
         raise UserError(f"exp = {flags['exp']}: {run.path} is a run of another experiment")
@@ -183,8 +183,20 @@ def _base(
     return merged(inherited(saved), own), own
 
 
-def _without_optim(content: Content) -> Content:
-    return {key: value for key, value in content.items() if key != "optim"}
+def _refuse_move(run: "RunFolder", flags: Content) -> None:
+    """
+    Raises:
+        UserError: a run that is trained further is to lie elsewhere.
+    """
+    out = flags.get("out_dir")
+    if (
+        out
+        and Path(os.path.abspath(Path(out).expanduser())) != Path(os.path.abspath(run.path)).parent
+    ):
+        raise UserError(
+            f"out_dir = {out}: the run stays where it is, {run.path}; leave --out-dir out, "
+            "or move the folder"
+        )
 
 
 def _keep_pool_total(config: Config, base: Config) -> tuple[Config, tuple[str, ...]]:

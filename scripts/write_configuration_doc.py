@@ -26,21 +26,20 @@ Later ones win:
 
 1. the default;
 2. the section `optim` of the file, for every phase ({phases});
-   `--optim.KEY` takes its place;
 3. what the file sets in a phase's own section;
 4. `--smoke`, see below;
-5. short flags that set a key in several sections (`--lr`, `--batch-size`, `--train-iters`,
+5. `--optim.KEY`, for every phase; `--optim.iterations` not for peers;
+6. short flags that set a key in several sections (`--lr`, `--batch-size`, `--train-iters`,
    `--num-samples`);
-6. flags of one key, such as `--nsf.lr`.
+7. flags of one key, such as `--nsf.lr`.
 
 `peer.iterations` that is not given, or null, is the sum of the phases that the peer is compared
 with: those in `phases`, or all of NSGF++ if `phases` names peers alone and the file no others.
 `reflow.iterations` is then that of `peer`.
 
-A command that works on a run starts from the run's `config.yaml` in place of a file. There each
-phase has all values already, so `--optim.KEY` is refused: say `--nsf.KEY`, or the short flag for
-all phases. `--config FILE` lays a file over the run's settings; its section `optim` reaches all
-phases that it does not set itself.
+A command that works on a run starts from the run's `config.yaml` in place of a file, and `--smoke`
+then only selects a smoke run. `--config FILE` lays a file over the run's settings; its section
+`optim` reaches all phases that it does not set itself.
 
 YAML is read as version 1.2 without aliases: `1e-4` is a number, `no` is a text, and false only
 where true or false belongs, a key that stands twice is an error.

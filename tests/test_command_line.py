@@ -130,9 +130,13 @@ def test_phases_inherit_what_they_do_not_set(exp, key, expected):
     assert value(shipped(exp), key) == expected
 
 
-def test_optim_lies_below_what_a_phase_sets_and_lr_above():
-    config = shipped("cifar10", "--optim.lr=3e-3")
-    assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3, 3e-3, 1e-4, 3e-3, 3e-3]
+def test_optim_as_a_flag_lies_above_what_the_file_says_of_a_phase_and_below_other_flags():
+    config = shipped("cifar10", "--optim.lr=3e-3", "--nsf.lr=2e-3")
+    assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3, 2e-3, 3e-3, 3e-3, 3e-3]
+    config = shipped("digits", "--optim.iterations=7", "--smoke")
+    assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 5, 5]
+    config = shipped("digits", "--optim.iterations=7")
+    assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 21, 21]
     config = shipped("cifar10", "--lr=3e-3", "--optim.lr=1")
     assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3] * 5
     assert "optim" not in asdict(config)
@@ -305,12 +309,12 @@ def test_a_file_given_on_resume_is_laid_over_the_runs_settings(tiny, tmp_path):
     assert config.nsgf.batch_size == tiny.nsgf.batch_size
 
 
-def test_a_runs_phases_have_values_of_their_own(tiny, tmp_path):
-    """--optim.KEY would lie below all of them and change nothing; in a file on top it does."""
+def test_optim_reaches_the_phases_of_a_run(tiny, tmp_path):
     run = RunFolder.create(tiny)
     argv = ["train", "--run", str(run.path), "--resume"]
-    with pytest.raises(UserError, match=r"--optim\.lr: in a run each phase has values of its own"):
-        parse([*argv, "--optim.lr=1"])
+    config = parse([*argv, "--optim.lr=1", "--optim.iterations=9"]).config
+    assert [getattr(config, p).lr for p in OF_PHASES] == [1] * 5
+    assert [getattr(config, p).iterations for p in OF_PHASES] == [9, 9, 9, 12, 12]
     file = tmp_path / "slow.yaml"
     file.write_text("exp: 2d\noptim: {lr: 1e-5}\nnsf: {lr: 2e-5}\n")
     config = parse([*argv, "--config", str(file)]).config
@@ -366,6 +370,41 @@ def test_a_key_without_a_value_is_refused_wherever_it_is_needed_first(section, w
     file.write_text(f"exp: mine\n{section}\n")
     with pytest.raises(UserError, match=r"= null: must have a value$"):
         parse(["train", "--config", str(file), *words])
+
+
+def test_a_run_that_is_trained_further_stays_where_it_is(tiny, tmp_path):
+    run = RunFolder.create(tiny)
+    argv = ["--run", str(run.path), "--out-dir"]
+    with pytest.raises(UserError, match=r"^out_dir = .*elsewhere: the run stays where it is"):
+        parse(["train", *argv, str(tmp_path / "elsewhere"), "--resume"])
+    assert parse(["train", *argv, tiny.out_dir, "--resume"]).run == run.path
+    config = parse(["sample", *argv, str(tmp_path / "elsewhere")]).config
+    assert config.out_dir == str(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("flag", ["--data.verify=false", "--data.download=false"])
+def test_flags_about_files_are_refused_for_sets_that_read_none(flag, tiny):
+    key = flag.partition("=")[0]
+    for exp in ("2d", "digits"):
+        with pytest.raises(UserError, match=rf"^{key}: has no effect for data\.name"):
+            shipped(exp, flag)
+    assert shipped("cifar10", flag) != shipped("cifar10")
+    data = dataclasses.replace(tiny.data, download=False)  # as a run outside of the folder has it
+    run = RunFolder.create(dataclasses.replace(tiny, data=data))
+    assert parse(["sample", "--run", str(run.path)]).config.data == data
+
+
+@pytest.mark.parametrize("flag", ["--dataset=moons", "--data.name=moons"])
+def test_a_data_set_takes_the_place_of_the_targets_of_a_comparison(flag):
+    compare = ["compare", "--exp", "2d"]
+    config = parse([*compare, flag, "--data.source=8gaussians"]).config
+    assert (config.data.name, config.data.source) == ("moons", "8gaussians")
+    assert config.compare.targets == []
+    config = parse([*compare, flag]).config
+    assert (config.data.name, config.compare.targets) == ("moons", [])
+    assert parse([*compare, flag, "--compare.targets=[scurve]"]).config.compare.targets == [
+        "scurve"
+    ]
 
 
 def test_run_of_another_experiment_is_refused(tiny):
