@@ -289,6 +289,21 @@ def test_pool_on_disk_is_removed_when_phase_one_is_done(tiny):
     assert weights(run)["nsgf"]["step"] == 14
 
 
+def test_finished_run_is_cleaned_and_sorted_too(tiny, finished):
+    """A kill after the last phase's last checkpoint leaves both to the next session."""
+    finished.pool.mkdir(exist_ok=True)
+    (finished.pool / "positions.bin").write_bytes(b"left behind by a kill")
+    metrics = finished.path / "metrics.jsonl"
+    before = metrics.read_text()
+    lines = before.splitlines(keepends=True)
+    metrics.write_text("".join(lines[-3:] + lines[:-3]))
+    train(tiny, finished)
+    assert not list(finished.path.rglob("positions.bin"))
+    assert metrics.read_text() == before
+    metrics.write_text(before + "no record\n")
+    train(tiny, finished)
+
+
 def test_losses_are_those_of_earlier_versions(trained_once):
     """Data, seeds, flows, networks and updates of a run keep their numbers, up to rounding."""
     lines = map(json.loads, (trained_once / "metrics.jsonl").read_text().splitlines())

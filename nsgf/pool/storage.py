@@ -213,11 +213,16 @@ def taken_bytes(folder: Path) -> int:
 def drop_positions(folder: Path) -> int:
     """Remove the positions of the pools in ``folder``, and return the bytes that were freed.
 
-    Their headers stay, without checksums: a pool that is built again there has the same values.
+    Their headers stay, without checksums: a pool that is built again there has the same values. A
+    damaged header says nothing, and is removed too.
     """
     freed = taken_bytes(folder)
     for file in _positions(folder):
-        header = read_header(file.parent)
+        try:
+            header = read_header(file.parent)
+        except UserError:
+            header = None
+            (file.parent / "header.json").unlink()
         if header:
             write_header(file.parent, {**header, "checksums": [], "report": {}})
         file.unlink()

@@ -144,5 +144,7 @@ def _is_after(line: str, phase: str, step: int) -> bool:
 
 
 def _place(line: str, phases: Sequence[str]) -> int:
-    phase = json.loads(line)["phase"]
-    return phases.index(phase) if phase in phases else len(phases)
+    try:
+        return phases.index(json.loads(line)["phase"])
+    except (ValueError, KeyError, TypeError, RecursionError):  # another phase, or no record
+        return len(phases)

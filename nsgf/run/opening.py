@@ -79,9 +79,10 @@ def open_run(
                 aside = run.set_aside(name)
                 tracker.log(f"{name}: starts anew, its earlier checkpoint is {aside}")
             tracker.mirror = open_mirror(config, run, tracker.log)
-        for name in config.phases if phases else []:
+        for name in config.phases:  # a kill may have come before its own clean-up
             if name not in phases:
                 get_phase(name).clean(session)
+        tracker.sort(config.phases)
         try:
             yield OpenRun(session, get_phases(phases), data)
         except Stopped as stopped:

@@ -47,11 +47,15 @@ class StopRequest:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take SIGINT (Ctrl-C), SIGTERM and SIGHUP (the terminal is gone) for requests; a Ctrl-C
-        after any of them interrupts at once.
+        after any of them interrupts at once. A SIGHUP that is ignored (nohup) stays so.
 
         Must be called in the main thread.
         """
-        before = {number: signal.signal(number, self._take) for number in SIGNALS}
+        before = {
+            number: signal.signal(number, self._take)
+            for number in SIGNALS
+            if signal.Signals(number).name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN
+        }
         try:
             yield
         finally:

@@ -42,7 +42,7 @@ def fit(
         now: seconds that never go backwards.
 
     Raises:
-        Stopped: asked to by ``session.stop``, after a checkpoint.
+        Stopped: asked to by ``session.stop`` before the last update, after a checkpoint.
         UserError: loss or gradient were not finite ``train.max_skipped`` times in a row, or not
             even one sample fits into the card's memory.
     """
@@ -110,7 +110,7 @@ class PhaseLoop:
             self._settle(pending, progress)
         if self.saved_step != self.state.step:
             self._save()
-        if stopping:
+        if stopping and self.state.step < self.optim.iterations:  # else the next phase stops
             raise Stopped(f"{self.name}: step {self.state.step} of {self.optim.iterations}")
 
     def _is_asked(self) -> bool:

@@ -219,6 +219,13 @@ def test_damaged_header_is_refused(disk, folder, damage):
         build(disk, folder)
 
 
+def test_damaged_pool_that_is_done_with_is_removed_all_the_same(tmp_path):
+    for name in ("header.json", "positions.bin"):
+        (tmp_path / name).write_bytes(bytes(8192))
+    assert files.drop_positions(tmp_path) >= 8192
+    assert not list(tmp_path.iterdir())
+
+
 def test_header_is_replaced_as_a_whole(disk, folder, monkeypatch):
     build(disk, folder)
     before = header(folder)

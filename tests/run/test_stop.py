@@ -38,6 +38,17 @@ def test_signals_are_requests_while_listening(number):
     assert signal.getsignal(number) == before
 
 
+def test_hangup_that_nohup_ignores_stays_ignored():
+    request, before = StopRequest(), signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with request.listening():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert request.reason is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_second_ctrl_c_interrupts():
     request = StopRequest()
     with request.listening():

@@ -207,8 +207,7 @@ def test_request_at_the_last_update_leaves_a_finished_phase(tiny):
     run = RunFolder.create(tiny)
     config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=6))
     asked = replace(session(config, run, Tracker(run.path)), stop=Asked(6))
-    with pytest.raises(Stopped, match="step 6 of 6"):
-        fit("nsgf", Quadratic(), asked)
+    fit("nsgf", Quadratic(), asked)  # what follows a finished phase is not skipped
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 6
 
 
