@@ -169,6 +169,16 @@ def test_phase_one_cannot_change_under_phases_that_start_from_it(tiny):
     assert weights(run)["nsgf"]["step"] == 20
 
 
+def test_half_done_phase_starts_anew_with_the_one_it_stands_on(tiny):
+    half = replace(tiny, nsf=replace(tiny.nsf, source="nsgf"))
+    run = train(with_phases(half, 2))
+    config = replace(half, nsf=replace(half.nsf, iterations=20))
+    assert pending_phases(config, run, "nsgf") == (
+        ["nsgf", "nsf", "predictor"],
+        ["nsgf", "nsf"],
+    )
+
+
 def test_finished_run_keeps_its_configuration(tiny, finished):
     before = finished.config_file.read_text()
     train(replace(tiny, nsgf=replace(tiny.nsgf, lr=0.7)), finished)

@@ -58,7 +58,7 @@ class NSGF(Phase):
         pool = plan_pool(config, data_shape(config.data.name), device, folder)
         disk_bytes = 0
         if config.pool.storage == "disk":
-            disk_bytes = max(0, pool.nbytes - taken_bytes(run.pool)) if run else pool.nbytes
+            disk_bytes = max(0, pool.nbytes - (taken_bytes(folder) if folder else 0))
         return PhasePlan((f"pool: {pool.text}",), disk_bytes)
 
     def clean(self, session: Session) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from nsgf.config.leaves import is_free, leaves
 from nsgf.config.schema import Config
-from nsgf.pool.storage import free_disk_bytes, read_header, refuse_mismatch
+from nsgf.pool.storage import free_disk_bytes, read_header, refuse_mismatch, taken_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -95,7 +95,9 @@ def plan_pool(
         place = folder or Path(config.out_dir).expanduser()
         available = free_disk_bytes(place) if on_disk else available_bytes()
     _check_solver_memory(config, shape, device, None if on_disk else available)
-    budget = int((DISK_SHARE if on_disk else MEMORY_SHARE) * available)
+    taken = taken_bytes(folder) if on_disk and folder else 0
+    budget = int((DISK_SHARE if on_disk else MEMORY_SHARE) * available) + taken
+    available += taken
     if not on_disk and device.type == "cpu":
         budget -= solver_bytes(config, shape, device)
     dtype = _known_dtype(config, shape, folder)

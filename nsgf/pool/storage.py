@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import time
 import zlib
@@ -195,19 +196,23 @@ def refuse_mismatch(known: Header, folder: Path | None, settings: dict[str, obje
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Free bytes for a pool in ``folder``, together with those that it takes already.
-
-    So do the parts of other processes, which lie beside ``folder``.
-    """
+    """Free bytes for a pool in ``folder``, beside those that it takes already."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
-    return shutil.disk_usage(place).free + taken_bytes(folder.parent)
+    return shutil.disk_usage(place).free
 
 
 def taken_bytes(folder: Path) -> int:
-    """Bytes on the disk of the pools below ``folder``, one or the parts of several processes."""
-    return sum(getattr(file.stat(), "st_blocks", 0) * 512 for file in _positions(folder))
+    """Bytes on the disk of the pool in ``folder``, together with those of the other processes
+    where that is a part of one; a pool of another number of processes is another pool."""
+    part = re.fullmatch(r"part\d+(of\d+)", folder.name)
+    folders = folder.parent.glob(f"part*{part[1]}") if part else [folder]
+    return _disk_bytes([own / "positions.bin" for own in folders])
+
+
+def _disk_bytes(files: list[Path]) -> int:
+    return sum(getattr(file.stat(), "st_blocks", 0) * 512 for file in files if file.exists())
 
 
 def drop_positions(folder: Path) -> int:
@@ -216,7 +221,7 @@ def drop_positions(folder: Path) -> int:
     Their headers stay, without checksums: a pool that is built again there has the same values. A
     damaged header says nothing, and is removed too.
     """
-    freed = taken_bytes(folder)
+    freed = _disk_bytes(_positions(folder))
     for file in _positions(folder):
         try:
             header = read_header(file.parent)

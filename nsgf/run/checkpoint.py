@@ -61,9 +61,11 @@ def save(file: Path, payload: dict[str, Any]) -> None:
             if file.exists():
                 _keep(file, earlier(file))
     except (OSError, RuntimeError) as failure:
-        error = failure if isinstance(failure, OSError) else failure.__context__
-        if not isinstance(error, OSError):  # what torch hides behind an error of its own
-            raise
+        error: BaseException = failure
+        while isinstance(error, RuntimeError) and error.__context__:
+            error = error.__context__  # what torch hides behind an error of its own
+        if not isinstance(error, OSError):  # e.g. a second Ctrl-C
+            raise error from None
         raise UserError(
             f"checkpoint {file} cannot be written ({error.strerror or one_line(error)}); make "
             "room or name another folder with --out-dir DIR; what was saved before is kept"

@@ -61,7 +61,7 @@ def open_run(
                 checkpoint.mend(run.checkpoint_file(name), Tracker(run.path).log)
         world.wait()
         phases, restarts = pending_phases(config, run, first) if run else (config.phases, [])
-        plan = training_plan(config, phases, device, run, world)
+        plan = training_plan(config, phases, device, run, world, restarts)
         world.wait()  # the first process moves checkpoints only when all have read them
         data = load_data(config, device) if phases else None
         if world.is_main and run is None:
@@ -109,10 +109,10 @@ def pending_phases(
         config: the experiment.
         run: the run folder.
         first: start with this phase: those before must be finished; from it on, what is half done
-            goes on and what is finished starts anew.
+            goes on, unless it needs one that is trained too, and what is finished starts anew.
 
     Returns:
-        Phases to train, in order; those of them that are finished and start anew.
+        Phases to train, in order; those of them that start anew although they have a checkpoint.
 
     Raises:
         UserError: a checkpoint contradicts the configuration, or a phase before ``first`` is not
@@ -128,12 +128,18 @@ def pending_phases(
                 f"--resume-phase {begin + 1}: phase {phase} of {run.path} is not finished; "
                 "use --resume"
             )
-        if done and number >= begin:
+        if number >= begin and (done or _stands_on(phase, pending, config, run)):
             restarts.append(phase)
         if not done or number >= begin:
             pending.append(phase)
     _refuse_new_ground(config, run, pending, restarts)
     return pending, restarts
+
+
+def _stands_on(phase: PhaseName, pending: list[PhaseName], config: Config, run: RunFolder) -> bool:
+    """Whether what a phase has learned came from a network that is going to change."""
+    needed = {needed.name for needed in get_phase(phase).needs(config)}
+    return run.checkpoint_file(phase).exists() and bool(needed & set(pending))
 
 
 def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:

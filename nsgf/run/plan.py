@@ -1,7 +1,7 @@
 """What a training run is going to do, and whether this machine can."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
@@ -24,10 +24,12 @@ def training_plan(
     device: torch.device,
     run: RunFolder | None = None,
     world: World | None = None,
+    restarts: Collection[PhaseName] = (),
 ) -> list[str]:
     """What a training run is going to do: one line for each phase, then what prepares them.
 
-    Those of the configured phases that are not among ``phases`` are done already.
+    Those of the configured phases that are not among ``phases`` are done already; ``restarts`` are
+    those of ``phases`` whose checkpoints are set aside.
 
     Raises:
         UserError: the pool does not fit this machine, the run has one of other settings, an update
@@ -53,7 +55,8 @@ def training_plan(
         weights[name] = needed.weights
     plans = [phase.plan(config, device, run, world) for phase in pending]
     disk_bytes = sum(plan.disk_bytes for plan in plans)
-    check_space(weights, disk_bytes, run or RunFolder(Path(config.out_dir).expanduser()))
+    home = run or RunFolder(Path(config.out_dir).expanduser())
+    check_space(weights, disk_bytes, home, restarts)
     return [*lines, *(line for plan in plans for line in plan.lines)]
 
 
@@ -66,6 +69,8 @@ def check_space(
     weights: Mapping[PhaseName, int],
     pool: int,
     run: RunFolder,
+    restarts: Collection[PhaseName] = (),
+    *,
     available: int | None = None,
 ) -> None:
     """Refuse a run whose disk would be full before its end.
@@ -76,13 +81,17 @@ def check_space(
         weights: their number for each phase that is not done.
         pool: bytes that a pool on disk still takes.
         run: its folder, also one that is not there yet.
+        restarts: phases whose newest checkpoint is set aside, and so keeps its room.
         available: free bytes there; measured when not given.
 
     Raises:
         UserError: there is less room.
     """
     sizes = {phase: checkpoint_bytes(count) for phase, count in weights.items()}
-    taken = sum(_taken(run.checkpoint_file(phase)) for phase in sizes)
+    newest = {phase: run.checkpoint_file(phase) for phase in sizes}
+    files = [earlier(file) for file in newest.values()]
+    files += [file for phase, file in newest.items() if phase not in restarts]
+    taken = sum(file.stat().st_size for file in files if file.exists())
     checkpoints = max(0, 2 * sum(sizes.values()) + max(sizes.values(), default=0) - taken)
     if available is None:
         available = shutil.disk_usage(_existing(run.path)).free
@@ -94,10 +103,6 @@ def check_space(
             f"out_dir: {what} of disk space, {_existing(run.path)} has {format_bytes(available)} "
             "free; name a folder on another disk with --out-dir DIR"
         )
-
-
-def _taken(file: Path) -> int:
-    return sum(path.stat().st_size for path in (file, earlier(file)) if path.exists())
 
 
 def _existing(place: Path) -> Path:

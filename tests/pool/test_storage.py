@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsgf.pool import plan_pool
+from nsgf.pool import plan_pool, pool_bytes
 from nsgf.pool import storage as files
 from nsgf.system.errors import UserError
 from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
@@ -97,13 +97,15 @@ def test_pool_on_disk_outlives_a_build_in_memory(disk, folder):
     assert never.calls == []
 
 
-def test_space_of_other_processes_parts_counts_as_free(folder, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 500))
-    for part in ("part1of2", "part2of2"):
-        (folder / part).mkdir(parents=True)
-        (folder / part / "positions.bin").write_bytes(bytes(8192))
-    assert files.free_disk_bytes(folder / "part1of2") >= 500 + 2 * 8192
+def test_space_of_all_parts_of_a_pool_is_taken_by_it_and_that_of_no_other_pool(folder):
+    for name in ("part1of2", "part2of2", "part1of3", "part1of12", "."):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / name / "positions.bin").write_bytes(b"x" * 8192)
+    one = files.taken_bytes(folder)
+    assert one >= 8192
+    assert files.taken_bytes(folder / "part1of2") == 2 * one
+    assert files.taken_bytes(folder / "part3of3") == one
+    assert files.drop_positions(folder) == 5 * one
 
 
 def test_other_chunks_continue_the_same_file(disk, folder):
@@ -268,6 +270,8 @@ def test_space_of_the_pool_itself_counts_as_free(disk, folder, monkeypatch):
         build(disk, folder, HalfWay(fail_at=1))
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 0))
+    exactly = pool_bytes(disk, (2,), header(folder)["dtype"])
+    monkeypatch.setattr("nsgf.pool.plan.taken_bytes", lambda _: exactly)
     build(disk, folder)
 
 

@@ -45,6 +45,18 @@ def test_interrupted_write_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 
+def test_interruption_that_torch_hides_is_one_all_the_same(tmp_path, monkeypatch):
+    def dies(data: bytes) -> None:
+        raise KeyboardInterrupt
+
+    def writing(payload, stream, torch_save=torch.save):
+        torch_save(payload, SimpleNamespace(write=dies, flush=stream.flush))
+
+    monkeypatch.setattr(torch, "save", writing)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path / "a.pt", {"step": 2, "w": torch.randn(10**4)})
+
+
 class Malicious:
     def __reduce__(self):
         return Path.touch, (Path("executed"),)

@@ -34,6 +34,9 @@ def test_checkpoints_that_are_there_need_no_more_room(tmp_path):
     check_space({"nsf": 1000}, 0, run, available=16_000)
     with pytest.raises(UserError):
         check_space({"nsf": 1000}, 0, run, available=15_999)
+    check_space({"nsf": 1000}, 0, run, ["nsf"], available=32_000)  # one is only renamed
+    with pytest.raises(UserError):
+        check_space({"nsf": 1000}, 0, run, ["nsf"], available=31_999)
 
 
 @pytest.mark.parametrize(("storage", "fits"), [("memory", True), ("disk", False)])
@@ -41,7 +44,7 @@ def test_plan_refuses_a_full_disk(tiny, monkeypatch, storage, fits):
     asked = []
     monkeypatch.setattr("nsgf.run.plan.check_space", lambda *values: asked.append(values))
     training_plan(with_pool(tiny, storage=storage), ["nsgf"], CPU)
-    [(weights, pool, run)] = asked
+    [(weights, pool, run, _)] = asked
     assert list(weights) == ["nsgf"]
     assert pool == (0 if fits else 2048)
     assert str(run.path) == tiny.out_dir
