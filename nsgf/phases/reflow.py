@@ -14,7 +14,7 @@ from nsgf.data import Data, PointSampler, RandomIndices, Sampler, Times
 from nsgf.phases.base import Phase
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.lines import interpolate
-from nsgf.run.progress import track
+from nsgf.run.progress import Progress, track
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.sampler import nsgf_steps
@@ -48,7 +48,12 @@ class ReflowTask(Task):
 
 
 def reflow_ends(
-    source: Sampler, carry: Carry, pairs: int, device: torch.device, stop: StopRequest
+    source: Sampler,
+    carry: Carry,
+    pairs: int,
+    device: torch.device,
+    stop: StopRequest,
+    counter: Callable[[str, int, str], Progress] = Progress,
 ) -> tuple[Tensor, Tensor]:
     """Starts Z0 ~ mu0 and the ends Z1 where ``carry`` takes them, each (pairs, *shape), CPU.
 
@@ -58,7 +63,7 @@ def reflow_ends(
     starts = source.at(range(pairs))
     ends = torch.empty_like(starts)
     batches = zip(starts.split(PATHS), ends.split(PATHS), strict=True)
-    for start, end in track(list(batches), "reflow paths", "batch"):
+    for start, end in track(list(batches), "reflow paths", "batch", counter):
         if stop.reason is not None:
             raise Stopped("reflow: before its first step")
         end.copy_(carry(start.to(device)))
@@ -90,7 +95,8 @@ class Reflow(Phase):
 
         session.tracker.log(f"reflow: {reflow.pairs} paths of {reflow.ode_steps} steps")
         source = data.source(self.name)
-        ends = reflow_ends(source, carry, reflow.pairs, session.device, session.stop)
+        counter = session.tracker.progress
+        ends = reflow_ends(source, carry, reflow.pairs, session.device, session.stop, counter)
         return ReflowTask(student, ends, derive_seed(config.seed, self.name))
 
     def needs(self, config: Config) -> tuple[Phase, ...]:

@@ -44,7 +44,8 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     header = new_header(content_settings(config, source.shape, dtype), dtype)
     file = None
     if config.pool.storage == "disk":
-        file = PoolFile(folder, header, len(share), n, (flow.steps + 1, *source.shape))
+        trajectory, counter = (flow.steps + 1, *source.shape), session.tracker.progress
+        file = PoolFile(folder, header, len(share), n, trajectory, counter)
     else:
         _remember(folder, header)
     pool = TrajectoryPool(

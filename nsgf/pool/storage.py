@@ -15,6 +15,7 @@ import re
 import shutil
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from nsgf.run.folder import write_text
-from nsgf.run.progress import track
+from nsgf.run.progress import Progress, track
 from nsgf.sinkhorn import SolverReport
 from nsgf.system.errors import UserError
 
@@ -39,11 +40,18 @@ class PoolFile:
     """The positions of all flows, mapped into memory."""
 
     def __init__(
-        self, folder: Path, header: Header, flows: int, n: int, trajectory: tuple[int, ...]
+        self,
+        folder: Path,
+        header: Header,
+        flows: int,
+        n: int,
+        trajectory: tuple[int, ...],
+        counter: Callable[[str, int, str], Progress] = Progress,
     ) -> None:
         """Open or begin the pool in ``folder``, with ``flows`` of n trajectories, (T+1, *shape).
 
-        A matching header on disk takes the place of ``header``, from :func:`new_header`.
+        A matching header on disk takes the place of ``header``, from :func:`new_header`; flows that
+        are there are checked, and counted by ``counter``.
 
         Raises:
             UserError: no permission or space, another pool, or a damaged file.
@@ -61,7 +69,7 @@ class PoolFile:
             torch.from_numpy(self._map).view(dtype).view(flows * n, *trajectory)
         )
         self._unsaved, self._saved_at = 0, time.monotonic()
-        self._verify()
+        self._verify(counter)
 
     @property
     def finished(self) -> int:
@@ -111,7 +119,7 @@ class PoolFile:
             stream.truncate(nbytes)
             _reserve(stream.fileno(), nbytes)
 
-    def _verify(self) -> None:
+    def _verify(self, counter: Callable[[str, int, str], Progress]) -> None:
         """Compare the flows that the header lists with its checksums.
 
         Raises:
@@ -120,7 +128,7 @@ class PoolFile:
         if self.finished > self._flows:
             raise self._damaged(f"has more than {self._flows} checksums in its header")
         indices = range(self.finished)
-        for index in track(indices, "pool: checking", "flow"):
+        for index in track(indices, "pool: checking", "flow", counter):
             if self._checksum(index) != self.header["checksums"][index]:
                 raise self._damaged(f"was changed or cut off (flow {index})")
 

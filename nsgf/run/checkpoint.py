@@ -124,17 +124,15 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def damage(file: Path) -> str | None:
-    """What is wrong with the bytes of a checkpoint; None: nothing.
+    """What is wrong with a checkpoint, its weights included; None: nothing.
 
     Raises:
         UserError: the system refuses to read it, which says nothing about its bytes.
     """
-    with _opened(file) as stream:
-        try:
-            _, checksum = _header(file, stream)
-            _check(file, stream, checksum)
-        except Unreadable as error:
-            return error.cause
+    try:
+        load(file)
+    except Unreadable as error:
+        return error.cause
     return None
 
 
@@ -144,8 +142,8 @@ class Unreadable(UserError):
     cause = ""
 
 
-def _unreadable(file: Path, cause: str) -> Unreadable:
-    error = Unreadable(f"checkpoint {file} cannot be read ({cause}); remove it")
+def _unreadable(file: Path, cause: str, remedy: str = "remove it") -> Unreadable:
+    error = Unreadable(f"checkpoint {file} cannot be read ({cause}); {remedy}")
     error.cause = cause
     return error
 
@@ -169,6 +167,9 @@ def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
         )
     try:
         words = lead.removeprefix(MAGIC).split()
+        if lead.startswith(MAGIC) and int(words[0]) > FORMAT:
+            newer = f"it is of the newer format {int(words[0])}, this program reads {FORMAT}"
+            raise _unreadable(file, newer, "go on with the version that wrote it")
         text, size, checksum = stream.read(int(words[1])), int(words[3]), int(words[4], 16)
         if lead != _lead(text, size, checksum):
             raise ValueError("its header does not fit its checksum")

@@ -103,9 +103,14 @@ class Progress:
         self._line(", ".join(parts))
 
 
-def track(things: Sequence[Item], title: str, unit: str) -> Iterator[Item]:
-    """The things one after the other, counted."""
-    with Progress(title, len(things), unit) as progress:
+def track(
+    things: Sequence[Item],
+    title: str,
+    unit: str,
+    counter: Callable[[str, int, str], Progress] = Progress,
+) -> Iterator[Item]:
+    """The things one after the other, counted; in a run by its tracker's ``progress``."""
+    with counter(title, len(things), unit) as progress:
         for thing in things:
             yield thing
             progress.update()

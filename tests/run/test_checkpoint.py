@@ -117,6 +117,16 @@ def test_foreign_and_older_files_are_refused(tmp_path):
     assert file.exists()
 
 
+def test_newer_file_is_not_to_be_removed(tmp_path, monkeypatch):
+    file = tmp_path / "a.pt"
+    with monkeypatch.context() as newer:
+        newer.setattr(checkpoint, "FORMAT", 4)
+        checkpoint.save(file, {"step": 1})
+    with pytest.raises(UserError, match="newer format 4, this program reads 3") as caught:
+        checkpoint.load(file)
+    assert "remove" not in str(caught.value)
+
+
 def test_how_far_a_phase_is_stands_in_the_first_kilobytes(tmp_path, monkeypatch):
     file = tmp_path / "a.pt"
     payload = {"phase": "nsf", "step": 7, "config": {"seed": 1, "lr": 1e-4}, "model": {}}
@@ -165,6 +175,8 @@ def test_weights_that_are_not_finite_are_damage(tmp_path):
     payload, remark = checkpoint.load_good(file)
     assert payload["step"] == 1
     assert "a.pt is damaged, this is the one before" in remark
+    checkpoint.mend(file, lambda _: None)
+    assert checkpoint.load(file)["step"] == 1
 
 
 def test_content_that_torch_cannot_read_falls_back_to_the_one_before(tmp_path):
@@ -173,8 +185,9 @@ def test_content_that_torch_cannot_read_falls_back_to_the_one_before(tmp_path):
     checkpoint.save(file, {"step": 2})
     file.unlink()
     craft(file, b"no archive", step=2)
-    assert checkpoint.damage(file) is None
     assert checkpoint.load_good(file)[0]["step"] == 1
+    checkpoint.mend(file, lambda _: None)
+    assert checkpoint.load(file)["step"] == 1
 
 
 def test_checkpoint_that_is_gone_is_told_and_the_one_before_used(tmp_path):

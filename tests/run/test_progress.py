@@ -3,6 +3,7 @@ import io
 import pytest
 
 from nsgf.run import progress
+from nsgf.run.log import Tracker
 from nsgf.run.progress import Progress, track
 
 
@@ -76,6 +77,15 @@ def test_without_a_taker_lines_go_to_stderr_where_there_is_no_bar(monkeypatch):
         monkeypatch.setattr("sys.stderr", stream)
         assert list(track(range(3), "W2", "draw")) == [0, 1, 2]
         assert stream.getvalue().count("W2: draw") == expected
+
+
+def test_things_of_a_run_are_counted_in_its_log_by_its_first_process(tmp_path, capsys):
+    for quiet, lines in ((True, 0), (False, 1)):
+        counter = Tracker(tmp_path, quiet=quiet).progress
+        assert list(track(range(1), "reflow paths", "batch", counter)) == [0]
+        output = capsys.readouterr()
+        assert (output.out.count("reflow paths: batch 1 of 1"), output.err) == (lines, "")
+    assert (tmp_path / "log.txt").read_text().endswith("reflow paths: batch 1 of 1\n")
 
 
 def test_terminal_that_goes_away_does_not_end_the_work(clock, monkeypatch):
