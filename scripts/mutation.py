@@ -114,7 +114,8 @@ def main() -> None:
     finally:
         workers.close()
         Path(f"{options.out}.md").write_text(report(done))
-        Path(f"{options.out}.json").write_text(json.dumps([asdict(m) for m in done], indent=1))
+        kept = [{**asdict(mutant), "code": ""} for mutant in done]
+        Path(f"{options.out}.json").write_text(json.dumps(kept, indent=1))
         print(report(done))
 
 

@@ -221,6 +221,17 @@ def test_damaged_header_is_refused(disk, folder, damage):
         build(disk, folder)
 
 
+@pytest.mark.parametrize(
+    ("checksums", "told"),
+    [(14, "has more than 7 checksums in its header"), (7, "was changed or cut off .flow 0.")],
+)
+def test_checksums_that_do_not_fit_are_said(disk, folder, checksums, told):
+    build(disk, folder)
+    edit_header(folder, checksums=["00000000"] * checksums)
+    with pytest.raises(UserError, match=rf"positions\.bin {told}; remove the folder"):
+        build(disk, folder)
+
+
 def test_damaged_pool_that_is_done_with_is_removed_all_the_same(tmp_path):
     for name in ("header.json", "positions.bin"):
         (tmp_path / name).write_bytes(bytes(8192))
