@@ -188,11 +188,8 @@ def _refuse_move(run: "RunFolder", flags: Content) -> None:
     Raises:
         UserError: a run that is trained further is to lie elsewhere.
     """
-    out = flags.get("out_dir")
-    if (
-        out
-        and Path(os.path.abspath(Path(out).expanduser())) != Path(os.path.abspath(run.path)).parent
-    ):
+    out, home = flags.get("out_dir"), os.path.dirname(os.path.abspath(run.path))
+    if out is not None and os.path.abspath(os.path.expanduser(out)) != home:
         raise UserError(
             f"out_dir = {out}: the run stays where it is, {run.path}; leave --out-dir out, "
             "or move the folder"

@@ -56,7 +56,7 @@ def open_run(
     device = pick_device(config.device, world.local_rank if world.size > 1 else None)
     with ExitStack() as held:
         if run and world.is_main:
-            held.enter_context(only_process(run.path))
+            _hold(run, held)
             for name in config.phases:
                 checkpoint.mend(run.checkpoint_file(name), Tracker(run.path).log)
         world.wait()
@@ -88,6 +88,21 @@ def open_run(
         except Stopped as stopped:
             stopped.folder = run.path
             raise
+
+
+def _hold(run: RunFolder, held: ExitStack) -> None:
+    """Lock an earlier run's folder, for as long as the context lasts.
+
+    Raises:
+        UserError: another process works there, or the folder cannot be written.
+    """
+    try:
+        held.enter_context(only_process(run.path))
+    except OSError as error:
+        raise UserError(
+            f"run = {run.path}: cannot be written ({error.strerror or error}); copy the run folder "
+            "to where you may write, and go on there with --run COPY"
+        ) from error
 
 
 def load_data(config: Config, device: torch.device) -> Data:

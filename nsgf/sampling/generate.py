@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import numpy as np
 import torch
@@ -155,15 +156,21 @@ def writable(folder: Path) -> Path:
 
 def changed_settings(config: Config, run: RunFolder) -> str:
     """What the names of samples say of settings that are not those of the run's ``config.yaml``,
-    e.g. ``-seed1``.
+    e.g. ``-seed1`` or ``-phases_nsgf+nsf``.
     """
-    saved = read_settings(run.config_file)
+    saved, usual = read_settings(run.config_file), Config()
     own = {**asdict(SamplingConfig()), **saved.get("sampling", {})}
-    own["seed"] = saved.get("seed", Config().seed)
-    now = {"seed": config.seed, **asdict(config.sampling)}
-    parts = [
-        f"-{key}{'' if isinstance(value, int | float) else '_'}{'null' if value is None else value}"
+    own |= {key: saved.get(key, getattr(usual, key)) for key in ("seed", "phases")}
+    now = {"seed": config.seed, "phases": config.phases, **asdict(config.sampling)}
+    return "".join(
+        f"-{key}{_in_name(value)}"
         for key, value in now.items()
         if key != "batch_size" and value != own[key]  # the size of a batch changes no sample
-    ]
-    return "".join(parts)
+    )
+
+
+def _in_name(value: Any) -> str:
+    """A setting's value as the name of a file has it."""
+    if isinstance(value, list):
+        return f"_{'+'.join(value)}"
+    return f"{value}" if isinstance(value, int | float) else f"_{value or 'null'}"

@@ -73,3 +73,11 @@ def test_training_holds_its_run_folder(tiny, tiny_run):
     with only_process(tiny_run.path), pytest.raises(UserError, match="works on it"):
         train(tiny, tiny_run)
     train(tiny, tiny_run)
+
+
+def test_a_run_that_cannot_be_written_is_to_be_copied(tiny, tiny_run):
+    """A folder stands where the lock is to be: as for a read-only run, whoever runs the test."""
+    (tiny_run.path / "lock").unlink(missing_ok=True)
+    (tiny_run.path / "lock").mkdir()
+    with pytest.raises(UserError, match=r"cannot be written \(.*\); copy the run folder to"):
+        train(tiny, tiny_run)

@@ -187,6 +187,12 @@ def test_samples_of_other_settings_get_names_of_their_own(small, small_run):
     assert changed_settings(replace(small, seed=3), small_run) == "-tau_null"
 
 
+def test_samples_of_fewer_networks_get_names_of_their_own(small, small_run):
+    alone = replace(small, phases=["nsgf"], seed=1)
+    assert changed_settings(alone, small_run) == "-seed1-phases_nsgf"
+    assert changed_settings(replace(small, phases=["nsgf", "nsf"]), small_run) == "-phases_nsgf+nsf"
+
+
 def test_names_are_known_where_an_old_run_has_fewer_settings(small, small_run):
     small_run.config_file.write_text("exp: 2d\nseed: 0\n")
     alone = replace(small, sampling=SamplingConfig(num_samples=3))
@@ -233,12 +239,11 @@ def test_results_of_a_read_only_run_go_to_another_folder(small, small_run, tmp_p
     assert {path: path.stat().st_mtime_ns for path in sorted(small_run.path.rglob("*"))} == before
 
 
-@pytest.mark.parametrize("command", ["sample", "evaluate", "train"])
-def test_the_command_line_names_another_place_for_results_alone(command, small_run, tmp_path):
-    """Training goes on where the run is."""
-    words = [command, "--run", str(small_run.path), *["--resume"] * (command == "train")]
+@pytest.mark.parametrize("command", ["sample", "evaluate"])
+def test_the_command_line_names_another_place_for_results(command, small_run, tmp_path):
+    words = [command, "--run", str(small_run.path)]
     out = parse([*words, "--out-dir", str(tmp_path / "mine")]).config.out_dir
-    assert Path(out) == (small_run.path.parent if command == "train" else tmp_path / "mine")
+    assert Path(out) == tmp_path / "mine"
     assert Path(parse(words).config.out_dir) == small_run.path.parent
 
 
