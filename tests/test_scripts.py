@@ -231,7 +231,8 @@ def test_ablations_use_draws_of_their_own(tmp_path, monkeypatch, capsys, scripts
     ]
     first = ablate["FIRST_SEED"]
     runs = {
-        path.parent.name for path in tmp_path.glob("ablate-2d/*/compare-2d/moons/*/checkpoints")
+        path.parent.name
+        for path in tmp_path.glob("ablate-2d/*/compare-2d-smoke/moons/*/checkpoints")
     }
     assert runs == {f"nsgf-seed{first}"}
     assert first > 100
