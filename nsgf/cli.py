@@ -15,6 +15,7 @@ from nsgf.command_line import Request, parse
 from nsgf.flags import COMMANDS, command_parser, overview
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.launch import is_launched
+from nsgf.system.output import show, show_error
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,22 +36,21 @@ def main(argv: list[str] | None = None) -> int:
         where = f" {error.filename}" if error.filename else ""
         return _fail(f"cannot use{where}: {error.strerror or error}")
     except KeyboardInterrupt:
-        print("nsgf: interrupted")
+        show("nsgf: interrupted")
         return 130
     except Exception:
-        traceback.print_exc()
-        print(_report(request), file=sys.stderr)
+        show_error(traceback.format_exc() + _report(request))
         return 1
 
 
 def _explains(words: list[str]) -> bool:
     """Print the help or the version if the command line asks for one of them."""
     if not words or words[0] in ("-h", "--help"):
-        print(overview())
+        show(overview())
     elif words[0] == "--version":
-        print(__version__)
+        show(__version__)
     elif words[0] in COMMANDS and {"-h", "--help"} & set(words):
-        command_parser(words[0]).print_help()
+        show(command_parser(words[0]).format_help().rstrip("\n"))
     else:
         return False
     return True
@@ -68,7 +68,7 @@ def _report(request: Request | None) -> str:
 
 def _fail(line: str) -> int:
     who = f" (process {os.environ['RANK']})" if is_launched() else ""
-    print(f"nsgf: error{who}: {one_line(line)}", file=sys.stderr)
+    show_error(f"nsgf: error{who}: {one_line(line)}")
     return 2
 
 
@@ -76,12 +76,12 @@ def _execute(request: Request) -> int:
     if request.print_config:
         from nsgf.run.folder import dump_config
 
-        print(dump_config(request.config), end="")
+        show(dump_config(request.config).rstrip("\n"))
         return 0
     if is_launched() and request.command != "train":
         raise UserError(f"{request.command}: runs in one process; start it without torchrun")
     for note in request.notes:
-        print(note)
+        show(note)
     actions: dict[str, Callable[[Request], None]] = {
         "train": _train,
         "sample": _sample,
@@ -96,7 +96,6 @@ def _execute(request: Request) -> int:
 def _train(request: Request) -> None:
     from nsgf.experiment import train
     from nsgf.run.folder import RunFolder
-    from nsgf.run.log import show
     from nsgf.run.stop import Stopped, StopRequest
     from nsgf.system.distributed import join
 
@@ -144,7 +143,7 @@ def _sample(request: Request) -> None:
 
     assert request.run is not None
     for line in sample_run(request.config, RunFolder(request.run)):
-        print(line)
+        show(line)
 
 
 def _evaluate(request: Request) -> None:
@@ -154,8 +153,8 @@ def _evaluate(request: Request) -> None:
     assert request.run is not None
     file, metrics = evaluate_run(request.config, RunFolder(request.run))
     for line in report(metrics):
-        print(line)
-    print(file)
+        show(line)
+    show(str(file))
 
 
 def _compare(request: Request) -> None:
@@ -167,15 +166,15 @@ def _compare(request: Request) -> None:
         try:
             files = compare(request.config, stop)
         except Stopped as stopped:
-            print(f"stopped ({stop.reason}), {stopped}; the same command goes on")
+            show(f"stopped ({stop.reason}), {stopped}; the same command goes on")
             return
-    print(files[0].read_text(), end="")
+    show(files[0].read_text().rstrip("\n"))
     for file in files:
-        print(file)
+        show(str(file))
 
 
 def _preflight(request: Request) -> None:
     from nsgf.preflight import preflight
 
     for line in preflight(request.config):
-        print(line)
+        show(line)

@@ -123,6 +123,18 @@ def test_starting_at_a_finished_phase_trains_it_anew_and_keeps_the_old(tiny, fin
     assert_equal(finished, train(tiny))
 
 
+def test_phases_are_set_aside_before_the_new_settings_are_written(tiny, finished, monkeypatch):
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "write_config", dies)
+    before = finished.config_file.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        train(replace(tiny, nsf=replace(tiny.nsf, lr=0.7)), finished, "nsf")
+    assert finished.config_file.read_bytes() == before
+    assert not finished.checkpoint_file("nsf").exists()
+
+
 def test_starting_at_a_half_done_phase_goes_on_with_it(tiny, finished):
     longer = replace(tiny, nsf=replace(tiny.nsf, iterations=20))
     train(longer, finished, "nsf")

@@ -5,22 +5,18 @@ service that may be away, and nothing depends on it.
 """
 
 import json
-import os
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from nsgf.run.folder import write_text
 from nsgf.run.progress import Progress, is_terminal
 from nsgf.run.stop import Stopped
 from nsgf.run.wandb_mirror import WandbMirror
 from nsgf.system.errors import one_line
+from nsgf.system.output import show
 
 
 class Tracker:
@@ -122,16 +118,6 @@ class Tracker:
         except Exception as error:  # a service that is away must not end a training run
             self.mirror = None
             self.log(f"tracking: nothing is mirrored from here on ({one_line(error)})")
-
-
-def show(text: str) -> None:
-    """One line on stdout, at once; a reader or terminal that went away is no reason to end."""
-    try:
-        tqdm.write(text, file=sys.stdout)
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        with suppress(OSError, ValueError):  # or the interpreter fails at its own end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _is_after(line: str, phase: str, step: int) -> bool:

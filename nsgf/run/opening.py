@@ -64,11 +64,10 @@ def open_run(
         plan = training_plan(config, phases, device, run, world, restarts)
         world.wait()  # the first process moves checkpoints only when all have read them
         data = load_data(config, device) if phases else None
-        if world.is_main and run is None:
+        is_new = run is None
+        if world.is_main and is_new:
             run = RunFolder.create(config)
             held.enter_context(only_process(run.path))
-        elif world.is_main and run and phases:
-            run.write_config(config)
         run = RunFolder(world.agree(run.path if run else Path()))
         tracker = held.enter_context(Tracker(run.path, quiet=not world.is_main))
         session = Session(config, run, tracker, device, world, stop)
@@ -78,6 +77,8 @@ def open_run(
             for name in reversed(restarts):  # what is left by a kill in between can be resumed
                 aside = run.set_aside(name)
                 tracker.log(f"{name}: starts anew, its earlier checkpoint is {aside}")
+            if not is_new:
+                run.write_config(config)  # only now: a kill leaves no old phase under new settings
             tracker.mirror = open_mirror(config, run, tracker.log)
         for name in config.phases:  # a kill may have come before its own clean-up
             if name not in phases:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from tqdm import tqdm
 
 from nsgf.system.hardware import format_hours
+from nsgf.system.output import show_error
 
 LINE_SECONDS = 30.0
 DRAW_SECONDS = 0.2
@@ -118,4 +119,4 @@ def track(
 
 def _to_stderr(text: str) -> None:
     if not is_terminal():
-        print(text, file=sys.stderr, flush=True)
+        show_error(text)

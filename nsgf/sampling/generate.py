@@ -123,9 +123,15 @@ def sample_run(config: Config, run: RunFolder) -> list[str]:
         files.insert(1, grid)
         save_grid(samples.x, grid)
         save_image_path(path, trajectory)
-    networks = ", ".join(f"{phase} ({updates} updates)" for phase, updates in progress.items())
+    networks = ", ".join(f"{phase} ({_with_unit(updates)})" for phase, updates in progress.items())
     count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, with {networks}"
     return [count, *map(str, files)]
+
+
+def _with_unit(progress: str) -> str:
+    """``12 of 300`` -> ``12 of 300 updates``, before a remark about the checkpoint."""
+    done, mark, remark = progress.partition(";")
+    return f"{done} updates{mark}{remark}"
 
 
 def results_folder(config: Config, run: RunFolder) -> Path:

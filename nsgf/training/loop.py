@@ -213,7 +213,8 @@ class PhaseLoop:
 
     def _is_save_due(self) -> bool:
         late = self.now() - self.saved_at >= 60 * self.config.checkpoint_minutes
-        return late or self._is_due(self.config.checkpoint_every)
+        writes = self.session.world.is_main  # another process's clock must not cost it a payload
+        return (late and writes) or self._is_due(self.config.checkpoint_every)
 
     def _log(self) -> None:
         """Write one line of metrics."""

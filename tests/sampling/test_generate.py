@@ -289,3 +289,11 @@ def test_preflight_says_memory_and_time_of_every_phase(tiny):
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5.0 s"), (90, "1.5 min"), (7200, "2.0 h")])
 def test_times_for_people(seconds, text):
     assert format_hours(seconds) == text
+
+
+def test_remark_about_a_checkpoint_stands_behind_the_unit(small, small_run):
+    file = small_run.checkpoint_file("nsgf")
+    file.unlink()
+    [line, *_] = sample_run(small, small_run)
+    said = f"nsgf (10 of 12 updates; {file.name} is gone, this is the one before)"
+    assert said in line

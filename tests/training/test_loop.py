@@ -17,8 +17,9 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 from nsgf.run.stop import Stopped, StopRequest
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.training.loop import fit
+from nsgf.training.loop import PhaseLoop, fit
 from tests.training.toys import Quadratic, fails_at, session, weight
 
 
@@ -131,6 +132,28 @@ def test_time_between_checkpoints_is_bounded(tiny, monkeypatch):
     here = session(config, run, Tracker(run.path))
     fit("nsgf", trainer, here, now=hundred_seconds_each(trainer))
     assert saved == [6, 12, 15]
+
+
+class Another(World):
+    """A process that is not the first, without the first."""
+
+    is_main = False
+
+
+def test_clock_of_another_process_than_the_first_saves_nothing(tiny, monkeypatch):
+    gathered, payload = [], PhaseLoop._payload
+
+    def noted(self):
+        gathered.append(self.state.step)
+        return payload(self)
+
+    monkeypatch.setattr(PhaseLoop, "_payload", noted)
+    train = replace(tiny.train, checkpoint_every=5, checkpoint_minutes=3.0)
+    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=6), train=train)
+    run, trainer = RunFolder.create(config), Quadratic()
+    here = replace(session(config, run, Tracker(run.path)), world=Another())
+    fit("nsgf", trainer, here, now=hundred_seconds_each(trainer))
+    assert gathered == [5, 6]
 
 
 def test_log_has_a_line_at_the_first_update_and_every_half_minute(tiny):

@@ -1,0 +1,28 @@
+"""Lines on the terminal. A reader or terminal that went away is no reason to end."""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TextIO
+
+
+def show(text: str) -> None:
+    """Text on stdout, at once and above a progress bar."""
+    from tqdm import tqdm
+
+    _guarded(sys.stdout, lambda stream: tqdm.write(text, file=stream))
+
+
+def show_error(text: str) -> None:
+    """Text on stderr, at once."""
+    _guarded(sys.stderr, lambda stream: print(text, file=stream))
+
+
+def _guarded(stream: TextIO, write: Callable[[TextIO], object]) -> None:
+    try:
+        write(stream)
+        stream.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):  # or the interpreter fails at its own end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
