@@ -70,12 +70,12 @@ def chosen(options: argparse.Namespace, root: Path) -> list[Mutant]:
     places = [place for name in options.modules for place in sorted((root / "nsgf").glob(name))]
     files = [f for place in places for f in ([place] if place.is_file() else place.rglob("*.py"))]
     sources = [Source(root, file) for file in sorted(files) if file.name not in UNSEEN]
-    if wanted:
-        named = {file for file, _ in wanted}
-        sources = [source for source in sources if source.name in named]
     every = [(source, n) for source in sources for n in range(len(source.proposals))]
     print(f"{len(every)} possible changes of {len(sources)} files", flush=True)
-    if not wanted:
+    if wanted:  # making one takes long enough to ask first whether it can be among them
+        removed = {(file, line[2:]) for file, key in wanted for line in key.splitlines()[:1]}
+        every = [(source, n) for source, n in every if removed & source.lines_of(n)]
+    else:
         every = random.Random(options.seed).sample(every, min(options.sample, len(every)))
     made = (source.mutant(number) for source, number in every)
     return [m for m in made if not wanted or (m.file, _key(m.diff)) in wanted]

@@ -68,6 +68,11 @@ class Source:
         wrapper.visit(proposals)
         self._module, self.proposals = wrapper.module, proposals.found
 
+    def lines_of(self, number: int) -> set[tuple[str, str]]:
+        """The lines of a proposal's statement, each with the name of the file."""
+        first, last = self.proposals[number][2]
+        return {(self.name, line.strip()) for line in self._text.splitlines()[first - 1 : last]}
+
     def mutant(self, number: int) -> Mutant:
         node, changed, lines = self.proposals[number]
         code = self._module.deep_replace(node, changed).code
