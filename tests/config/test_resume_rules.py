@@ -56,7 +56,7 @@ def now_value(config: Config, key: str):
     ],
 )
 def test_what_changes_no_result_so_far_may_differ(flag):
-    saved, now = saved_and_now("digits", flag)
+    saved, now = saved_and_now("mnist", flag)  # which reads and downloads files
     assert contradictions(saved, now, FROZEN, running="nsgf") == []
 
 
