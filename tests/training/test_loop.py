@@ -395,9 +395,8 @@ def test_machine_that_cannot_compile_is_one_line(tiny, monkeypatch):
         run_fit(tiny, Quadratic(dropout=0.1), train={"compile": True}, iterations=2)
 
 
-def test_memory_is_flat(tiny, monkeypatch):
+def test_memory_is_flat(tiny):
     """300 updates keep nothing: neither Python objects nor tensors."""
-    monkeypatch.setattr("nsgf.run.progress.LINE_SECONDS", 1e9)  # a line may load what it needs
     trainer = Quadratic()
     marks = {}
 
