@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -41,7 +40,7 @@ def preflight(config: Config) -> list[str]:
         UserError: the device does not exist or the pool does not fit.
     """
     check(config)
-    prepare_environment(config.train, Path(config.out_dir).expanduser() / ".compiled")
+    prepare_environment(config.train)
     device = pick_device(config.device)
     lines = [f"machine: {describe(device)}", *training_plan(config, config.phases, device)]
     total = 0.0

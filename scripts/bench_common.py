@@ -148,7 +148,7 @@ def experiment(name: str, flags: list[str]) -> Config:
     words = ["train", "--exp", name, *(word for part in given.values() for word in part)]
     real = not given.keys().isdisjoint({"--data-root", "--data.root", "--fake-data"})
     config = parse(words).config
-    prepare_environment(config.train, Path(config.out_dir).expanduser() / ".compiled")
+    prepare_environment(config.train)
     if real or "root" not in data_set(config.data.name).uses:
         return config
     return parse([*words, "--fake-data"]).config

@@ -52,7 +52,7 @@ def open_run(
         UserError: something is missing, does not fit, or contradicts the configuration.
     """
     world, stop = world or World(), stop or StopRequest(config.train.max_hours)
-    prepare_environment(config.train, Path(config.out_dir).expanduser() / ".compiled")
+    prepare_environment(config.train)
     device = pick_device(config.device, world.local_rank if world.size > 1 else None)
     with ExitStack() as held:
         if run and world.is_main:

@@ -13,6 +13,7 @@ from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes
 from nsgf.training.memory import check_device_memory, training_memory
+from nsgf.training.precision import compiled_folder
 
 COPIES = 4
 """Values a checkpoint keeps per weight, in float32: weight, average, two moments of Adam."""
@@ -57,6 +58,8 @@ def training_plan(
     disk_bytes = sum(plan.disk_bytes for plan in plans)
     home = run or RunFolder(Path(config.out_dir).expanduser())
     check_space(weights, disk_bytes, home, restarts)
+    if config.train.compile:
+        lines.append(f"train.compile = true: compiled code is kept in {compiled_folder()}")
     return [*lines, *(line for plan in plans for line in plan.lines)]
 
 

@@ -18,6 +18,7 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
 """Compute capabilities from which fp16 is fast, and from which bf16 is there at all."""
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def pick_precision(wanted: str, device: torch.device) -> Precision:
@@ -105,18 +106,25 @@ class Forward:
         return nullcontext()
 
 
-def prepare_environment(config: TrainConfig, folder: Path) -> None:
+def prepare_environment(config: TrainConfig) -> None:
     """Tell torch's compiler and cuBLAS what they only read once, before their first use.
 
-    Args:
-        config: whether to compile, and whether to be deterministic.
-        folder: where compiled code is kept, so that a later session finds it again; torch's own
-            folder is lost with the machine. What the user has set in the environment stays.
+    What the user has set in the environment stays.
     """
     if config.compile:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.absolute()))
+        os.environ[COMPILED] = compiled_folder()
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def compiled_folder() -> str:
+    """Where torch's compiler keeps code, and executes what it finds: as the user has set in the
+    environment, or among the user's caches. Never in or beside a run, which may be somebody else's,
+    nor in torch's own place, which all users of the machine share.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    caches = caches if caches.is_absolute() else Path.home() / ".cache"
+    return os.environ.get(COMPILED) or str(caches / "nsgf" / "compiled")
 
 
 @contextmanager

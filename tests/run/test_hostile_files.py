@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import os
 import pickle
 import zipfile
 from dataclasses import replace
@@ -187,6 +188,19 @@ def test_a_runs_own_settings_upload_nothing(tiny, tiny_run):
     asked = parse([*argv, "--wandb", "offline"])
     assert asked.config.tracking.wandb == "offline"
     assert asked.notes == ()
+
+
+def test_a_runs_own_settings_do_not_choose_where_compiled_code_comes_from(
+    tiny, tiny_run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # gone again after the test
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    compiled = replace(tiny, train=replace(tiny.train, compile=True))
+    tiny_run.config_file.write_text(dump_config(compiled))
+    assert cli.main(["train", "--run", str(tiny_run.path), "--resume"]) == 0
+    expected = str(tmp_path / "caches" / "nsgf" / "compiled")
+    assert f"compiled code is kept in {expected}" in capsys.readouterr().out
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
 
 
 def test_a_run_named_by_a_dot_lies_in_the_folder_above(tiny_run, monkeypatch):

@@ -377,14 +377,18 @@ def test_checkpoints_know_nothing_of_compilation(tiny):
 
 
 @pytest.mark.e2e
-def test_compiled_code_is_kept_beside_the_runs(tmp_path):
+def test_compiled_code_is_kept_among_the_users_caches(tmp_path):
     """In a process of its own: torch settles on a folder once."""
+    runs, caches = tmp_path / "runs", tmp_path / "caches"
     command = [sys.executable, "-m", "nsgf", "train", "--exp", "2d", "--smoke", "--device", "cpu"]
-    command += ["--train.compile", "true", "--out-dir", str(tmp_path)]
+    command += ["--train.compile", "true", "--out-dir", str(runs)]
     environment = {key: value for key, value in os.environ.items() if "INDUCTOR" not in key}
+    environment["XDG_CACHE_HOME"] = str(caches)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "nsgf: compiled in" in done.stdout
-    assert list((tmp_path / ".compiled").iterdir())
+    assert f"compiled code is kept in {caches}/nsgf/compiled" in done.stdout
+    assert list((caches / "nsgf" / "compiled").iterdir())
+    assert [path.name for path in runs.iterdir() if path.name.startswith(".")] == []
 
 
 def test_machine_that_cannot_compile_is_one_line(tiny, monkeypatch):

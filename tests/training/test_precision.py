@@ -60,18 +60,28 @@ def test_device_settings_hold_inside_and_are_gone_outside(deterministic):
         assert now() == (False, False, False, False)
 
 
-def test_environment_is_set_for_what_is_asked_and_keeps_the_users(monkeypatch, tmp_path):
+def test_environment_is_set_for_what_is_asked_and_keeps_the_users(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
-    prepare_environment(TrainConfig(compile=True), tmp_path)
+    prepare_environment(TrainConfig(compile=True))
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    prepare_environment(TrainConfig(deterministic=True), tmp_path)
+    prepare_environment(TrainConfig(deterministic=True))
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
-    prepare_environment(TrainConfig(compile=True), tmp_path)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("caches", "expected"), [("/c", "/c/nsgf"), ("", "/h/.cache/nsgf"), ("c", "/h/.cache/nsgf")]
+)
+def test_compiled_code_is_never_kept_where_a_run_may_have_put_some(caches, expected, monkeypatch):
+    """The standard has a relative XDG_CACHE_HOME ignored."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # gone again after the test
+    monkeypatch.setenv("HOME", "/h")
+    monkeypatch.setenv("XDG_CACHE_HOME", caches)
+    prepare_environment(TrainConfig(compile=True))
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{expected}/compiled"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
