@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
+from os.path import lexists
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,9 @@ INIT_SECONDS = 15.0
 FINISH_SECONDS = 60.0
 """Longest wait at the end for what is not uploaded yet; it stays in the run folder."""
 
-
+SETTINGS = ("wandb/settings", ".wandb/settings")
+"""What wandb reads in the working directory, and prefers to the user's own settings. Nothing of the
+kind is read in the run folder."""
 MODES: dict[str, tuple[Literal["online", "offline"], ...]] = {
     "disabled": (),
     "online": ("online", "offline"),
@@ -60,11 +63,18 @@ class WandbMirror:
 def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> WandbMirror | None:
     """The W&B run of a run folder, begun or continued.
 
-    Without a server or an API key an online run is kept offline; if that fails too there is none.
-    Neither ends training: each is one line. None too if tracking is disabled.
+    Without a server or an API key an online run is kept offline; if that fails too there is none,
+    as where a file in the working directory, which may be somebody else's, would tell wandb whom to
+    send the user's key. None of it ends training: each is one line. None too if tracking is disabled.
     """
-    failure = ""
-    for mode in MODES[config.tracking.wandb]:
+    failure, modes = "", MODES[config.tracking.wandb]
+    if modes and (foreign := next(filter(lexists, SETTINGS), None)):
+        log(
+            f"W&B: not used: {Path(foreign).absolute()} may name a server that gets your key; what "
+            "is yours of it belongs into ~/.config/wandb/settings, then remove it"
+        )
+        return None
+    for mode in modes:
         try:
             begun = _begin(config, run, mode)
             mirror = WandbMirror(begun)

@@ -146,6 +146,46 @@ def test_run_that_is_not_tracked_says_nothing_of_it(tiny, wandb):
     assert not (run.path / "wandb_id.txt").exists()
 
 
+@pytest.mark.parametrize("folder", ["wandb", ".wandb"])
+def test_settings_in_the_working_directory_choose_no_server(
+    folder, tiny, wandb, tmp_path, monkeypatch
+):
+    """They may lie in a run folder that somebody else has made."""
+    monkeypatch.chdir(tmp_path)
+    Path(folder).mkdir()
+    Path(folder, "settings").write_text("[default]\nbase_url = http://elsewhere.example\n")
+    said: list[str] = []
+    assert open_mirror(tracked(tiny, "online"), RunFolder.create(tiny), said.append) is None
+    assert wandb.begun == []
+    assert [line.partition(" may ")[0] for line in said] == [
+        f"W&B: not used: {tmp_path / folder / 'settings'}"
+    ]
+
+
+@pytest.mark.e2e
+def test_wandb_itself_reads_settings_in_no_other_place(tmp_path):
+    """What stands in the run folder, and beside it, is not read: only what is refused here is."""
+    runs = tmp_path / "runs"
+    for place in (runs, runs / "run"):
+        (place / "wandb").mkdir(parents=True)
+        (place / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
+    code = (
+        "import wandb; wandb.setup(settings=wandb.Settings(silent=True));"
+        f"run = wandb.init(mode='offline', project='p', dir={str(runs / 'run')!r});"
+        "print(run.settings.base_url); run.finish()"
+    )
+    for place, expected in ((runs / "run", True), (tmp_path, False)):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**_environment(), "WANDB_CONFIG_DIR": str(tmp_path), "HOME": str(tmp_path)},
+        )
+        assert ("http://127.0.0.1:9" in done.stdout) == expected
+
+
 @pytest.mark.e2e
 def test_wandb_itself_keeps_a_run_offline(tmp_path):
     command = [sys.executable, "-m", "nsgf", "train", "--exp", "2d", "--pool-batches", "2"]
