@@ -17,7 +17,7 @@ from nsgf.compare.trials import at_nfe
 from nsgf.config.schema import Config
 from nsgf.data import Data, build_source
 from nsgf.metrics.classifier import ClassifierMetrics
-from nsgf.metrics.inception import require_neighbours
+from nsgf.metrics.shared import require_neighbours
 from nsgf.metrics.wasserstein import energy_distance, w2
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import generate, load_sampler

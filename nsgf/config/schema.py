@@ -305,7 +305,7 @@ class EvaluationConfig:
     """Measure FID, Inception score, KID, precision and recall in the features of the Inception
     network (image sets; needs the extra `fidelity`)."""
     inception_weights: str | None = None
-    """File with torch-fidelity's Inception weights; null: torch-fidelity downloads them."""
+    """File with torch-fidelity's Inception weights; null: they are downloaded."""
     classifier: bool = False
     """Measure Frechet distance, precision and recall in the features of a small classifier that is
     trained on the labelled training images (image sets; needs the extra `fidelity`). Not Inception

@@ -3,8 +3,7 @@
 Not Inception FID: the features are those of a network of this program's own, trained on the data
 set itself, so the numbers compare samplers of one set with each other and with the floor, and with
 nothing that is published. They mean something where Inception's features do not (digits), and need
-no download. The formulas are torch-fidelity's; its lower functions are called because the whole of
-it keeps features only in files that it unpickles.
+no download.
 """
 
 from collections.abc import Callable
@@ -16,9 +15,8 @@ from torch import Tensor
 from nsgf.config.schema import DataConfig
 from nsgf.data import Files, ImageSet, data_set
 from nsgf.data.images import to_bytes
-from nsgf.metrics.inception import NEIGHBOURS, PRC_BATCH, require_neighbours
 from nsgf.metrics.network import SEED, obtain
-from nsgf.metrics.shared import require_fidelity
+from nsgf.metrics.shared import distances, require_fidelity, require_neighbours
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import make_generator
 
@@ -88,33 +86,16 @@ class ClassifierMetrics:
                 ones are) or uint8; more than NEIGHBOURS of them.
 
         Returns:
-            ``classifier_fid``, smaller is better; ``classifier_precision``, the share of samples
-            among the real ones; ``classifier_recall``, the share of real ones among the samples.
+            ``classifier_fid``, ``classifier_precision`` and ``classifier_recall``, as of
+            :func:`nsgf.metrics.shared.distances`.
 
         Raises:
             UserError: too few samples.
         """
-        from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
-        from torch_fidelity.metric_prc import prc_features_to_metric
-
         require_neighbours(len(samples))
-        samples = samples[: self.used(len(samples))]
-        features = self._features(samples)
-        statistics = [fid_features_to_statistics(part) for part in (features, self._reference)]
-        distance = fid_statistics_to_metric(*statistics, verbose=False)
-        manifold = prc_features_to_metric(
-            features,
-            self._reference,
-            prc_neighborhood=NEIGHBOURS,
-            prc_batch_size=PRC_BATCH,
-            save_cpu_ram=True,
-            verbose=False,
-        )
-        return {
-            "classifier_fid": distance["frechet_inception_distance"],
-            "classifier_precision": manifold["precision"],
-            "classifier_recall": manifold["recall"],
-        }
+        features = self._features(samples[: self.used(len(samples))])
+        found = distances(features, self._reference)
+        return {f"classifier_{name}": value for name, value in found.items()}
 
     def floor(self, n: int) -> dict[str, float]:
         """What real images score that are not in the reference, as many as :meth:`used` of ``n``.

@@ -13,7 +13,7 @@ from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import Data, is_image_set
 from nsgf.metrics.classifier import ClassifierMetrics
-from nsgf.metrics.inception import Reference, check_weights, inception_metrics
+from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
 from nsgf.phases import get_phases
 from nsgf.run.folder import RunFolder, write_text
@@ -49,8 +49,9 @@ def evaluate_run(
     check(config)
     folder = _check_folders(config, run)
     device = pick_device(config.device)
-    if config.evaluation.inception and config.evaluation.inception_weights is not None:
-        check_weights(Path(config.evaluation.inception_weights))
+    network, weights = None, config.evaluation.inception_weights
+    if config.evaluation.inception and weights is not None:
+        network = Inception(Path(weights))
     sampler, progress = load_sampler(config, run, device)
     data = Data(config.data, config.seed)
     log(plan(config, sampler))
@@ -65,9 +66,10 @@ def evaluate_run(
     images, pixels = data.images, samples[0].pixels
     if images is not None and pixels is not None:
         metrics |= nearest_metrics(data, samples[0].x)
-        for part in (classifier_part, inception_part):
-            metrics |= part(config, images, pixels, device, log)
-            _write(file, metrics)
+        metrics |= classifier_part(config, images, pixels, device, log)
+        _write(file, metrics)
+        metrics |= inception_part(config, images, pixels, device, log, network)
+        _write(file, metrics)
     return file, metrics
 
 
@@ -138,22 +140,25 @@ def classifier_part(
 
 
 def inception_part(
-    config: Config, images: Tensor, pixels: Tensor, device: torch.device, log: Callable[[str], None]
+    config: Config,
+    images: Tensor,
+    pixels: Tensor,
+    device: torch.device,
+    log: Callable[[str], None],
+    network: Inception | None,
 ) -> dict[str, Any]:
     """FID, Inception score, KID, precision and recall, or why they were left out.
 
-    Arguments as for :func:`classifier_part`; ``log`` takes a line about kept features.
+    Arguments as for :func:`classifier_part`; ``log`` takes a line about kept features. ``network``
+    None: that of the published weights.
     """
     if not config.evaluation.inception:
         return {"inception": "left out: evaluation.inception is false"}
-    reference = Reference(
-        images,
-        config.data.name + (" random stand-in" if config.data.fake else ""),
-        Path(config.out_dir).expanduser() / ".fidelity",
-    )
-    weights, batch_size = config.evaluation.inception_weights, config.sampling.batch_size
+    name = config.data.name + (" random stand-in" if config.data.fake else "")
+    reference = Reference(images, name, Path(config.out_dir).expanduser() / ".fidelity")
     try:
-        return inception_metrics(pixels, reference, weights, device, batch_size, log)
+        network, size = network or Inception(), config.sampling.batch_size
+        return inception_metrics(pixels, reference, network, device, size, log)
     except UserError as error:
         return {"inception": f"left out: {error}"}
 

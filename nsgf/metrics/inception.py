@@ -1,9 +1,11 @@
-"""FID, Inception score, KID, precision and recall through torch-fidelity.
+"""FID, Inception score, KID, precision and recall in the features of Inception's network.
 
-Features of the real images are kept by torch-fidelity's own cache, which writes files as a whole
-(temporary file, then rename) but unpickles what it finds: here each file is checked before.
+Network and formulas are torch-fidelity's. The files are read here, as tensors alone: torch-fidelity
+would unpickle its weights and the features that it keeps.
 """
 
+import hashlib
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from os.path import lexists
@@ -12,37 +14,99 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from nsgf.metrics.shared import damage, fingerprint, require_fidelity
-from nsgf.run.progress import Progress
+from nsgf.metrics.shared import (
+    NEIGHBOURS,
+    distances,
+    fingerprint,
+    load_archive,
+    require_fidelity,
+    require_neighbours,
+)
+from nsgf.run.checkpoint import is_finite
+from nsgf.run.folder import replacing
+from nsgf.run.progress import track
 from nsgf.system.errors import UserError, one_line
 
-EXTRACTOR = "inception-v3-compat"
-LAYERS = ("2048", "logits_unbiased")
+PUBLISHED = "weights-inception-2015-12-05-6726825d.pth"
+URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{PUBLISHED}"
+SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
+LAYERS = ["2048", "logits_unbiased"]
 """Of the network: for distances, and for the Inception score."""
 KID_SUBSET = 1000
-NEIGHBOURS = 3
-PRC_BATCH = 2000
-"""Rows of the distances that precision and recall take at a time; no setting of the results."""
 
 
-class ByteImages(Dataset[Tensor]):
-    """uint8 images (N, C, H, W) as torch-fidelity reads them: (3, H, W) each, grey repeated.
+class Inception:
+    """Inception's network, with weights from a file that is read once."""
 
-    Shows how far it is, once that takes longer than a second.
+    def __init__(self, file: Path | None = None) -> None:
+        """None: the published file, which is downloaded into torch's cache if it is not there.
+
+        Raises:
+            UserError: torch-fidelity is not installed, the file is missing, damaged or another
+                network's, or it cannot be downloaded.
+        """
+        self.version = require_fidelity("evaluation.inception")
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+        file = file or _published()
+        try:
+            if not file.is_file():  # to open a pipe would wait for ever
+                raise ValueError("no such file")
+            content = file.read_bytes()
+            self.sha256 = hashlib.sha256(content).hexdigest()
+            if file.name == PUBLISHED and self.sha256 != SHA256:
+                raise ValueError("not the published file of this name; remove it")
+            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            if not all(isinstance(value, Tensor) for value in state.values()):
+                raise TypeError("not a file of tensors")
+            if not is_finite(state):
+                raise ValueError("values that are not finite")
+            own = io.BytesIO()  # nothing else may reach torch-fidelity, which unpickles it
+            torch.save(dict(state), own)
+            own.seek(0)
+            self._network = FeatureExtractorInceptionV3(
+                "inception-v3-compat", LAYERS, feature_extractor_weights_path=own
+            )
+        except Exception as error:  # torch raises many types for damaged or foreign files
+            raise UserError(
+                f"evaluation.inception_weights = {file}: no usable Inception weights "
+                f"({one_line(error)[:100]})"
+            ) from error
+        self.name = f"{file.name}, sha256 {self.sha256[:12]}..."
+
+    def features(
+        self, images: Tensor, title: str, device: torch.device, batch_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """uint8 (N, C, H, W), grey or colour -> features (N, 2048) and logits (N, 1008), float32 on
+        the CPU. ``title`` names the images where progress is shown.
+        """
+        network, found = self._network.to(device), []
+        with torch.no_grad():
+            for part in track(images.split(batch_size), title, "batch"):
+                colour = part.expand(-1, 3, -1, -1)
+                found.append([layer.cpu() for layer in network(colour.to(device))])
+        features, logits = map(torch.cat, zip(*found, strict=True))
+        return features, logits
+
+
+def _published() -> Path:
+    """The published weights in torch's cache.
+
+    Raises:
+        UserError: they are not there and cannot be downloaded.
     """
-
-    def __init__(self, images: Tensor, title: str = "images") -> None:
-        self._images = images if images.shape[1] == 3 else images.expand(-1, 3, -1, -1)
-        self._bar = Progress(title, len(images), "image")
-
-    def __len__(self) -> int:
-        return len(self._images)
-
-    def __getitem__(self, index: int) -> Tensor:
-        self._bar.update()
-        return self._images[index]
+    file = Path(torch.hub.get_dir(), "checkpoints", PUBLISHED)
+    try:
+        if not lexists(file):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            torch.hub.download_url_to_file(URL, str(file), SHA256, progress=False)
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"no Inception weights from {URL} ({one_line(error)}); "
+            "without a network give --inception-weights FILE"
+        ) from error
+    return file
 
 
 @dataclass(frozen=True)
@@ -66,19 +130,55 @@ class Reference:
             f"{fingerprint(self.images)}..."
         )
 
-    def key(self, weights: str, version: str) -> str:
-        """The same for the names of files, with the network's weights and the library."""
+    def file(self, network: Inception) -> Path:
+        """Where their features are kept; the name says all that they depend on."""
         count, channels, height, width = self.images.shape
-        return (
+        return self.cache / (
             f"{self.name.replace(' ', '-')}-train-{count}-{height}x{width}x{channels}-to-299-"
-            f"unflipped-{fingerprint(self.images)}-{weights}-tf{version}"
+            f"unflipped-{fingerprint(self.images)}-{network.sha256[:12]}-tf{network.version}.pt"
         )
+
+    def features(
+        self, network: Inception, device: torch.device, batch_size: int, log: Callable[[str], None]
+    ) -> Tensor:
+        """Their features (N, 2048): from the file, or computed now, of which ``log`` takes a line,
+        and kept there.
+        """
+        file = self.file(network)
+        try:
+            if lexists(file):
+                return _checked(load_archive(file), len(self.images))
+            log(f"features of the real images are computed, and kept in {self.cache}")
+        except Exception as error:  # a foreign file may hold anything, e.g. endless tensors
+            why = one_line(error)[:100]
+            log(f"features of the real images are computed again: {file} cannot be used ({why})")
+        features, _ = network.features(self.images, "real images", device, batch_size)
+        try:
+            with replacing(file) as stream:
+                torch.save(features, stream)
+        except (OSError, RuntimeError) as error:  # torch hides a full disk behind its own
+            log(f"features of the real images cannot be kept ({one_line(error)})")
+        return features
+
+
+def _checked(features: Any, count: int) -> Tensor:
+    """
+    Raises:
+        ValueError: what was in a file is no features of ``count`` images.
+    """
+    if not isinstance(features, Tensor) or features.dtype != torch.float32 or features.ndim != 2:
+        raise ValueError("no features")
+    if len(features) != count:
+        raise ValueError(f"features of {len(features)} images, not of {count}")
+    if not features.isfinite().all():
+        raise ValueError("features that are not finite")
+    return features
 
 
 def inception_metrics(
     samples: Tensor,
     reference: Reference,
-    weights: str | None,
+    network: Inception,
     device: torch.device,
     batch_size: int,
     log: Callable[[str], None] = print,
@@ -88,10 +188,9 @@ def inception_metrics(
     Args:
         samples: generated images, uint8, (N, C, H, W).
         reference: the real ones.
-        weights: file with torch-fidelity's Inception weights, checked before by
-            :func:`check_weights`; None lets it download them.
+        network: whose features are compared.
         device, batch_size: where the network runs, and images that go through it together.
-        log: takes a line about the cache.
+        log: takes a line about the features that are kept.
 
     Returns:
         ``fid``, ``inception_score`` and ``inception_score_std`` (over 10 splits, or fewer for
@@ -99,134 +198,27 @@ def inception_metrics(
         ``precision``, ``recall``, and under ``inception_*`` in words what they depend on.
 
     Raises:
-        UserError: torch-fidelity is not installed, or has no usable weights or too few samples.
+        UserError: there are too few samples.
     """
-    version = require_fidelity("evaluation.inception")
+    from torch_fidelity.metric_isc import isc_features_to_metric
+    from torch_fidelity.metric_kid import kid_features_to_metric
+
     fewest = min(len(samples), len(reference.images))
     require_neighbours(fewest)
-    network = fingerprint(Path(weights)) if weights else "downloaded"
-    key = reference.key(network, version)
-    _check_cache(reference, key, log)
-    metrics = _calculate(
-        input1=ByteImages(samples, "samples"),
-        input2=ByteImages(reference.images, "real images"),
-        input2_cache_name=key,
-        cache_root=str(reference.cache),
-        isc_splits=min(10, len(samples)),
-        kid_subset_size=min(KID_SUBSET, fewest),
-        cuda=device.type == "cuda",
-        batch_size=batch_size,
-        feature_extractor_weights_path=weights,
-    )
-    return metrics | {
-        "kid_subset_size": min(KID_SUBSET, fewest),
+    real = reference.features(network, device, batch_size, log)
+    features, logits = network.features(samples, "samples", device, batch_size)
+    subset = min(KID_SUBSET, fewest)
+    score = isc_features_to_metric(logits, min(10, len(samples)))
+    kid = kid_features_to_metric(features, real, kid_subset_size=subset, verbose=False)
+    return distances(features, real) | {
+        "inception_score": score["inception_score_mean"],
+        "inception_score_std": score["inception_score_std"],
+        "kid": kid["kernel_inception_distance_mean"],
+        "kid_std": kid["kernel_inception_distance_std"],
+        "kid_subset_size": subset,
         "inception_samples": len(samples),
         "inception_reference": reference.describe(),
-        "inception_weights": f"{Path(weights).name}, sha256 {network}..." if weights else network,
-        "inception_library": f"torch-fidelity {version}; precision and recall with k = "
+        "inception_weights": network.name,
+        "inception_library": f"torch-fidelity {network.version}; precision and recall with k = "
         f"{NEIGHBOURS} in Inception's 2048 features, not VGG16's",
     }
-
-
-def require_neighbours(count: int) -> None:
-    """
-    Raises:
-        UserError: precision and recall cannot be had of so few images.
-    """
-    if count <= NEIGHBOURS:
-        raise UserError(
-            f"evaluation.num_samples: precision and recall need more than {NEIGHBOURS} samples "
-            f"and real images, not {count}"
-        )
-
-
-def _calculate(**settings: Any) -> dict[str, float]:
-    """torch-fidelity's numbers under our names; one network for all of them."""
-    from torch_fidelity import calculate_metrics
-
-    weights = settings["feature_extractor_weights_path"]
-    try:
-        theirs = calculate_metrics(
-            feature_extractor=EXTRACTOR,  # it would take VGG16 for precision and recall
-            fid=True,
-            isc=True,
-            kid=True,
-            prc=True,
-            prc_neighborhood=NEIGHBOURS,
-            prc_batch_size=PRC_BATCH,
-            save_cpu_ram=True,
-            verbose=False,
-            **settings,
-        )
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except (OSError, RuntimeError, KeyError, ValueError, AssertionError) as error:
-        remedy = "without a network give --inception-weights FILE"
-        if weights:
-            remedy = f"are {weights} the Inception weights that torch-fidelity publishes?"
-        cause = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"torch-fidelity failed ({cause}); {remedy}") from error
-    return {
-        "fid": theirs["frechet_inception_distance"],
-        "inception_score": theirs["inception_score_mean"],
-        "inception_score_std": theirs["inception_score_std"],
-        "kid": theirs["kernel_inception_distance_mean"],
-        "kid_std": theirs["kernel_inception_distance_std"],
-        "precision": theirs["precision"],
-        "recall": theirs["recall"],
-    }
-
-
-def _check_cache(reference: Reference, key: str, log: Callable[[str], None]) -> None:
-    """Remove what torch-fidelity must not read: it would unpickle anything.
-
-    Mean and covariance are kept by it too, as arrays that only a pickle can hold. They are removed
-    in any case: from the features they are computed again in seconds.
-
-    Raises:
-        UserError: a file cannot be removed.
-    """
-    files = [reference.cache / f"{key}-{EXTRACTOR}-features-{layer}.pt" for layer in LAYERS]
-    problems = [_problem(file, len(reference.images)) for file in files if lexists(file)]
-    unusable = [problem for problem in problems if problem]
-    statistics = reference.cache / f"{key}-{EXTRACTOR}-stat-fid-{LAYERS[0]}.pt"
-    try:
-        for file in (statistics, *(files if unusable else [])):
-            file.unlink(missing_ok=True)
-    except OSError as error:
-        raise UserError(f"out_dir: cannot remove {error.filename} ({error.strerror})") from error
-    if unusable:
-        log(f"features of the real images in {reference.cache} are computed again: {unusable[0]}")
-    elif not all(map(lexists, files)):
-        log(f"features of the real images are computed, and kept in {reference.cache}")
-
-
-def _problem(file: Path, count: int) -> str | None:
-    """Why a file is no features of ``count`` images; None: it is."""
-    try:
-        if broken := damage(file):
-            raise ValueError(broken)
-        features = torch.load(file, map_location="cpu", weights_only=True)
-        if features.dtype != torch.float32 or features.ndim != 2 or len(features) != count:
-            raise ValueError(f"no features of {count} images")
-        if not features.isfinite().all():
-            raise ValueError("features that are not finite")
-    except Exception as error:  # torch raises many types for damaged or foreign files
-        return f"{file.name} cannot be used ({one_line(error)[:100]})"
-    return None
-
-
-def check_weights(file: Path) -> None:
-    """Refuse a file that is missing, damaged, or would run code: torch-fidelity unpickles."""
-    if not file.is_file():
-        raise UserError(f"evaluation.inception_weights = {file}: no such file")
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        tensors = state.values()
-        if not all(isinstance(tensor, Tensor) for tensor in tensors):
-            raise TypeError("values that are no tensors")
-    except Exception as error:  # torch raises many types for damaged or foreign files
-        raise UserError(
-            f"evaluation.inception_weights = {file}: no usable Inception weights "
-            "(not a file of tensors)"
-        ) from error

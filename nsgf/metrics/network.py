@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nsgf.data.images import ImageSet, to_unit_range
-from nsgf.metrics.shared import damage, fingerprint
+from nsgf.metrics.shared import fingerprint, load_archive
 from nsgf.run.folder import replacing
 from nsgf.run.lock import in_turn
 from nsgf.system.errors import UserError, one_line
@@ -160,9 +160,7 @@ def _read(file: Path, kind: ImageSet, device: torch.device) -> Trained:
     """
     network = _initial(kind)
     try:
-        if problem := damage(file):
-            raise ValueError(problem)
-        payload = torch.load(file, map_location="cpu", weights_only=True)
+        payload = load_archive(file)
         if payload["format"] != FORMAT:
             raise ValueError(f"format {payload['format']}, not {FORMAT}")
         network.load_state_dict(payload["model"])

@@ -1,15 +1,20 @@
-"""torch-fidelity, which may be missing, and the files that measures are kept in."""
+"""What measures share: formulas of torch-fidelity, which may be missing, and files of tensors."""
 
 import hashlib
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError
 
 NEEDED = (0, 4)
 """First version of torch-fidelity with precision and recall."""
+NEIGHBOURS = 3
+PRC_BATCH = 2000
+"""Rows of the distances that precision and recall take at a time; no setting of the results."""
 
 
 def require_fidelity(key: str) -> str:
@@ -33,24 +38,62 @@ def require_fidelity(key: str) -> str:
     return str(version)
 
 
-def fingerprint(content: Tensor | Path) -> str:
-    """The first 12 hexadecimal digits of the SHA-256 of a tensor's values or of a file."""
-    digest = hashlib.sha256()
-    if isinstance(content, Tensor):
-        digest.update(repr((tuple(content.shape), content.dtype)).encode())
-        digest.update(content.cpu().contiguous().numpy().tobytes())
-    else:
-        digest.update(content.read_bytes())
+def require_neighbours(count: int) -> None:
+    """
+    Raises:
+        UserError: precision and recall cannot be had of so few images.
+    """
+    if count <= NEIGHBOURS:
+        raise UserError(
+            f"evaluation.num_samples: precision and recall need more than {NEIGHBOURS} samples "
+            f"and real images, not {count}"
+        )
+
+
+def distances(samples: Tensor, real: Tensor) -> dict[str, Any]:
+    """Of the features of samples (N, F) from those of real images (M, F), float32 on the CPU.
+
+    Returns:
+        ``fid``, the Frechet distance, smaller is better; ``precision``, the share of samples among
+        the real ones; ``recall``, the share of real ones among the samples.
+    """
+    from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
+    from torch_fidelity.metric_prc import prc_features_to_metric
+
+    statistics = [fid_features_to_statistics(part) for part in (samples, real)]
+    manifold = prc_features_to_metric(
+        samples,
+        real,
+        prc_neighborhood=NEIGHBOURS,
+        prc_batch_size=PRC_BATCH,
+        save_cpu_ram=True,
+        verbose=False,
+    )
+    return {
+        "fid": fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"],
+        "precision": manifold["precision"],
+        "recall": manifold["recall"],
+    }
+
+
+def fingerprint(tensor: Tensor) -> str:
+    """The first 12 hexadecimal digits of the SHA-256 of a tensor's shape, type and values."""
+    digest = hashlib.sha256(repr((tuple(tensor.shape), tensor.dtype)).encode())
+    digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:12]
 
 
-def damage(file: Path) -> str | None:
-    """What is wrong with an archive of torch's, which does not check them itself; None: nothing."""
+def load_archive(file: Path) -> Any:
+    """What torch.save wrote: tensors and plain values, whose checksums torch does not compare.
+
+    Raises:
+        Exception: nearly any: the file is damaged, or holds anything else.
+    """
     if not file.is_file():  # to open a pipe would wait for ever
-        return "no file"
-    try:
-        with zipfile.ZipFile(file) as archive:
-            broken = archive.testzip()
-    except Exception as error:  # a damaged directory makes zipfile raise nearly anything
-        return one_line(error)
-    return f"{broken} does not fit its checksum" if broken else None
+        raise ValueError("no file")
+    with file.open("rb") as stream:
+        with zipfile.ZipFile(stream) as archive:
+            if broken := archive.testzip():
+                raise ValueError(f"{broken} does not fit its checksum")
+        stream.seek(0)
+        return torch.load(stream, map_location="cpu", weights_only=True)

@@ -65,7 +65,7 @@ def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> W
 
     Without a server or an API key an online run is kept offline; if that fails too there is none,
     as where a file in the working directory, which may be somebody else's, would tell wandb whom to
-    send the user's key. None of it ends training: each is one line. None too if tracking is disabled.
+    send the user's key. None of it ends training: each is one line. None if tracking is disabled.
     """
     failure, modes = "", MODES[config.tracking.wandb]
     if modes and (foreign := next(filter(lexists, SETTINGS), None)):

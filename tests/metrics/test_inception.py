@@ -1,3 +1,4 @@
+import hashlib
 import json
 import subprocess
 import sys
@@ -7,12 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from nsgf.metrics.inception import (
-    ByteImages,
-    Reference,
-    check_weights,
-    inception_metrics,
-)
+from nsgf.metrics import inception
+from nsgf.metrics.inception import PUBLISHED, Inception, Reference, inception_metrics
 from nsgf.system.errors import UserError
 from tests.metrics.test_inception_cache import images
 from tests.run.test_checkpoint import Malicious
@@ -72,8 +69,11 @@ def test_numbers_are_those_of_torch_fidelitys_own_program(weights, tmp_path):
     """The same samples in the same order, grey there turned into colour by reading PNG files."""
     samples, real = images(16, 0, 256), images(20, 0, 200, seed=1)
     real[:10] = samples[:10]
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    network = Inception(Path(weights))
     found = inception_metrics(
-        samples, Reference(real, "mnist", tmp_path / "cache"), weights, CPU, 5, lambda _: None
+        samples, Reference(real, "mnist", cache), network, CPU, 5, lambda _: None
     )
     theirs = by_command_line(
         write_folder(tmp_path / "samples", samples), write_folder(tmp_path / "real", real), weights
@@ -92,43 +92,113 @@ def test_numbers_are_those_of_torch_fidelitys_own_program(weights, tmp_path):
     assert 0 < found["precision"] < 1 or 0 < found["recall"] < 1
 
 
-def test_grey_images_are_repeated_in_three_channels():
-    grey = images(4, 0, 256)
-    data = ByteImages(grey)
-    assert len(data) == 4
-    assert data[2].shape == (3, 28, 28)
-    assert data[2].dtype == torch.uint8
-    assert torch.equal(data[2][1], grey[2, 0])
+@pytest.fixture
+def loads(monkeypatch):
+    """What reaches torch-fidelity's network in place of its own loading."""
+    given: list[dict] = []
+
+    class Loads:
+        def __init__(self, *_, feature_extractor_weights_path):
+            given.append(torch.load(feature_extractor_weights_path, weights_only=False))
+
+    monkeypatch.setattr(
+        "torch_fidelity.feature_extractor_inceptionv3.FeatureExtractorInceptionV3", Loads
+    )
+    return given
+
+
+def test_a_weights_file_is_read_once(loads, tmp_path, monkeypatch):
+    """Whatever takes its place after it was checked is not looked at."""
+    file, checked = tmp_path / "w.pth", torch.load
+    torch.save({"x": torch.ones(2)}, file)
+
+    def load(*args, **how):
+        file.write_bytes(b"another")
+        return checked(*args, **how)
+
+    monkeypatch.setattr("nsgf.metrics.inception.torch.load", load)
+    Inception(file)
+    assert torch.equal(loads[0]["x"], torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", ["planted", "damaged"])
+def test_a_file_planted_in_torchs_cache_is_not_executed(kind, loads, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    content = {"x": Malicious()} if kind == "planted" else {"x": torch.ones(2)}
+    torch.save(content, tmp_path / "checkpoints" / PUBLISHED)
+    with pytest.raises(UserError, match=f"{PUBLISHED}: .*not the published file"):
+        Inception()
+    assert not (tmp_path / "executed").exists()
+    assert not loads
+
+
+def test_a_given_file_with_the_published_name_must_be_the_published_one(loads, tmp_path):
+    torch.save({"x": torch.ones(2)}, tmp_path / PUBLISHED)
+    with pytest.raises(UserError, match="not the published file of this name"):
+        Inception(tmp_path / PUBLISHED)
+    (tmp_path / PUBLISHED).rename(tmp_path / "own.pth")
+    assert Inception(tmp_path / "own.pth").name.startswith("own.pth, sha256 ")
+
+
+def test_published_weights_are_downloaded_once_and_compared(loads, tmp_path, monkeypatch):
+    said = []
+
+    def download(url, file, sha256, progress):
+        said.append((url, sha256))
+        torch.save({"x": torch.ones(2)}, file)
+
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path / "hub"))
+    monkeypatch.setattr("torch.hub.download_url_to_file", download)
+    with pytest.raises(UserError, match="not the published file"):
+        Inception()
+    file = tmp_path / "hub" / "checkpoints" / PUBLISHED
+    monkeypatch.setattr(inception, "SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    assert Inception().name == f"{PUBLISHED}, sha256 {inception.SHA256[:12]}..."
+    assert said == [(inception.URL, said[0][1])]
+    assert said[0][1].startswith("6726825d")
+    assert len(loads) == 1
 
 
 def test_missing_weights_file_is_named():
-    with pytest.raises(UserError, match=r"inception_weights = nowhere\.pth"):
-        check_weights(Path("nowhere.pth"))
+    with pytest.raises(UserError, match=r"inception_weights = nowhere\.pth: .*no such file"):
+        Inception(Path("nowhere.pth"))
 
 
 def test_weights_file_cannot_execute_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"x": Malicious()}, tmp_path / "w.pth")
     with pytest.raises(UserError, match="no usable Inception weights"):
-        check_weights(Path("w.pth"))
+        Inception(Path("w.pth"))
     assert not (tmp_path / "executed").exists()
 
 
 def test_no_network_ends_in_one_line(monkeypatch, tmp_path):
-    """Without a weights file torch-fidelity downloads one."""
-    from torch_fidelity import feature_extractor_inceptionv3 as extractor
+    """Without a weights file the published one is downloaded."""
 
     def unreachable(*_, **__):
         raise OSError("no route to host")
 
-    monkeypatch.setattr(extractor, "load_state_dict_from_url", unreachable)
-    reference = Reference(images(5, 0, 9), "mnist", tmp_path)
+    monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr("torch.hub.download_url_to_file", unreachable)
     with pytest.raises(UserError, match=r"no route to host.*--inception-weights"):
-        inception_metrics(images(5, 0, 9), reference, None, CPU, 2)
+        Inception()
 
 
-def test_unusable_weights_end_in_one_line(tmp_path):
-    (tmp_path / "w.pth").write_bytes(b"no weights")
+@pytest.mark.parametrize("content", [b"no weights", None])
+def test_unusable_weights_end_in_one_line(content, tmp_path):
+    """None: another network's."""
+    if content is None:
+        torch.save({"x": torch.ones(2)}, tmp_path / "w.pth")
+    else:
+        (tmp_path / "w.pth").write_bytes(content)
     with pytest.raises(UserError, match="no usable Inception weights") as caught:
-        check_weights(tmp_path / "w.pth")
+        Inception(tmp_path / "w.pth")
     assert "\n" not in str(caught.value)
+
+
+def test_weights_that_are_not_finite_are_refused(loads, tmp_path):
+    torch.save({"x": torch.tensor([1, torch.nan])}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match="not finite"):
+        Inception(tmp_path / "w.pth")

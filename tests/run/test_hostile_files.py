@@ -15,7 +15,7 @@ import torch
 import nsgf
 from nsgf import cli
 from nsgf.command_line import parse
-from nsgf.metrics.inception import check_weights
+from nsgf.metrics.inception import Inception
 from nsgf.pool.storage import read_header
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, at_home, dump_config, earlier
@@ -94,7 +94,7 @@ def test_checkpoints_never_execute(kind, tiny_run, capsys):
 def test_inception_weights_never_execute(kind):
     Path("w.pth").write_bytes(WEIGHTS[kind])
     with pytest.raises(UserError, match="no usable Inception weights"):
-        check_weights(Path("w.pth"))
+        Inception(Path("w.pth"))
 
 
 # --- the run folder -----------------------------------------------------------------------------
