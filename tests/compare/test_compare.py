@@ -46,6 +46,12 @@ def run(config) -> tuple[list, list[str]]:
     return compare(config, log=said.append), said
 
 
+@pytest.fixture(autouse=True)
+def _no_pictures(finished_once, monkeypatch):
+    """Drawing takes longer than training and measuring; the finished one has its picture."""
+    monkeypatch.setattr(comparison, "save_pictures", lambda *_: [])
+
+
 @pytest.fixture(scope="module")
 def finished_once(tmp_path_factory):
     """A finished comparison, its files and what it said; never written to."""
