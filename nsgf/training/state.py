@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
 from torch.profiler import record_function
 
 from nsgf.config.schema import OptimConfig
@@ -121,9 +120,13 @@ class TrainState:
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Move the average towards the weights."""
-        average = get_ema_multi_avg_fn(ema_decay(self.step, self.config))
-        average(self._averages, self._parameters, None)
+        """Move the average towards the weights.
+
+        As ``torch.optim.swa_utils.get_ema_multi_avg_fn`` does, which would make a new function
+        (and new code, which profilers keep) for the decay of each update.
+        """
+        decay = ema_decay(self.step, self.config)
+        torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
 
     def state_dict(self) -> dict[str, Any]:
         """All of it; every random stream of a phase follows from ``step``."""
