@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from nsgf import command_line
 from nsgf.command_line import config_folder, parse
+from nsgf.config.files import Content
 from nsgf.config.schema import Config
 from nsgf.experiment import train
 from nsgf.run.folder import RunFolder
@@ -37,6 +40,20 @@ def shipped(name: str, *flags: str) -> Config:
 def _parsed(name: str, *flags: str) -> Config:
     """Parsed once: that takes longer than most tests."""
     return parse(["train", "--exp", name, *flags]).config
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shipped_files_are_read_once() -> Iterator[None]:
+    """Every command line begins with one."""
+    real = command_line.read_settings
+    once = functools.cache(real)
+
+    def read(file: Path) -> Content:
+        return copy.deepcopy(once(file)) if file.parent == config_folder() else real(file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command_line, "read_settings", read)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +133,7 @@ def digits_run(tmp_path_factory) -> tuple[Config, RunFolder]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _collections_pass_over_libraries() -> None:
-    """A quarter of a second each, otherwise, and every phase ends with one: half the suite's time."""
+    """Each takes a quarter of a second otherwise, and every phase ends with one."""
     gc.collect()
     gc.freeze()
 
@@ -129,4 +146,4 @@ def pytest_sessionfinish() -> None:
 def _same_numbers_everywhere() -> None:
     """One thread, so that a busy machine stays fast, and a known state of torch's generator."""
     torch.set_num_threads(1)
-    torch.manual_seed(123456)
+    torch.default_generator.manual_seed(123456)  # of every device costs a stack trace each

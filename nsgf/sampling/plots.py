@@ -58,7 +58,7 @@ def save_points(path: list[Tensor], target: Tensor, file: Path, title: str) -> N
         panel.set_title(words)
         panel.legend(loc="upper right")
         panel.set_aspect("equal")
-    figure.savefig(file, dpi=120, bbox_inches="tight")
+    figure.savefig(file, dpi=120)
 
 
 def _new_figure(width: float, height: float) -> Any:

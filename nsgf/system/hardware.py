@@ -1,5 +1,6 @@
 """What this machine has: device, free memory, and what a plan needs of them."""
 
+import functools
 import gc
 import os
 import subprocess
@@ -147,8 +148,9 @@ def _commit(checkout: Path) -> str | None:
     return done.stdout.strip()
 
 
+@functools.cache
 def versions() -> dict[str, str]:
-    """Versions that a result depends on."""
+    """Versions that a result depends on; every checkpoint has them."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
