@@ -234,6 +234,7 @@ def test_unet_compiles_as_one_graph(recompute):
     check_compiled(model, *images())
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", ["mlp", "predictor"])
 def test_other_networks_compile_as_one_graph(name):
     x, t = images()

@@ -361,6 +361,7 @@ def plain_network() -> nn.Module:
     return model
 
 
+@pytest.mark.e2e
 def test_checkpoints_know_nothing_of_compilation(tiny):
     """Names as without it, and the average follows the weights that are trained."""
     payloads = []
