@@ -17,7 +17,13 @@ from nsgf.config.schema import PHASES
 from nsgf.run import checkpoint
 
 LOCAL_IMAGES = ("mnist", "cifar10")
-NARROW = {"cifar10": ("--model.unet.channels=64", "--model.unet.head_channels=32")}
+NARROW = {
+    "cifar10": (
+        "--model.unet.channels=32",
+        "--model.unet.head_channels=32",
+        "--model.unet.res_blocks=1",
+    )
+}
 """A checkpoint of the whole network of CIFAR-10 has 600 MB: it has one test of its own."""
 
 
@@ -116,7 +122,7 @@ def test_short_flags_alone_make_a_quick_run(exp, tmp_path, nsgf):
 @pytest.mark.e2e
 def test_killed_run_goes_on_from_its_step_checkpoint(tmp_path, nsgf):
     """SIGKILL in the middle of a phase; the resumed run ends where an undisturbed one does."""
-    flags = ["--exp", "2d", "--train-iters", "700", "--pool-batches", "2", "--device", "cpu"]
+    flags = ["--exp", "2d", "--train-iters", "300", "--pool-batches", "2", "--device", "cpu"]
     flags += ["--steps", "3"]
     flags += ["--train.checkpoint_every", "50", "--train.log_every", "50"]
     command = [sys.executable, "-m", "nsgf", "train", *flags, "--out-dir", str(tmp_path / "killed")]
@@ -132,12 +138,12 @@ def test_killed_run_goes_on_from_its_step_checkpoint(tmp_path, nsgf):
         checkpoint.load(only_run(tmp_path / name) / "checkpoints" / "phase1_nsgf.pt")
         for name in ("killed", "whole")
     ]
-    assert ends[0]["step"] == ends[1]["step"] == 700
+    assert ends[0]["step"] == ends[1]["step"] == 300
     for part in ("model", "ema"):
         for name, tensor in ends[0][part].items():
             assert torch.equal(tensor, ends[1][part][name]), (part, name)
     steps = [step for _, step in records(only_run(tmp_path / "killed"))]
-    assert steps == list(range(50, 701, 50))
+    assert steps == list(range(50, 301, 50))
 
 
 def _wait_for(folder: Path, phase: str, step: int, training: subprocess.Popen) -> None:

@@ -262,6 +262,7 @@ def test_ablations_that_cannot_be_are_refused_before_any_work(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.e2e
 def test_ablation_looks_at_its_last_variant_before_it_trains_the_first(
     tmp_path, monkeypatch, capsys, scripts
 ):

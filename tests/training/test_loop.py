@@ -392,6 +392,7 @@ def test_compiled_code_is_kept_among_the_users_caches(tmp_path):
     assert [path.name for path in runs.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.e2e
 def test_machine_that_cannot_compile_is_one_line(tiny, monkeypatch):
     monkeypatch.setenv("CXX", "/nonexistent")
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "/nonexistent"))
