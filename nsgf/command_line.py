@@ -152,12 +152,15 @@ def _find_run(
     from nsgf.run.folder import RunFolder, check_links
 
     if "run" in control:
-        return check_links(RunFolder.open(Path(expanded("run", control["run"]))))
-    if file is None:
+        run = RunFolder.open(Path(expanded("run", control["run"])))
+    elif file is None:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
-    config = resolved(merged(inherited(read_settings(file)), flags))
-    check_places(config)
-    return check_links(RunFolder.newest(Path(config.out_dir), config.exp, smoke=config.smoke))
+    else:
+        config = resolved(merged(inherited(read_settings(file)), flags))
+        check_places(config)
+        run = RunFolder.newest(Path(config.out_dir), config.exp, smoke=config.smoke)
+    check_links(run.path)
+    return run
 
 
 def _base(

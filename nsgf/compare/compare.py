@@ -81,11 +81,12 @@ def comparison_plan(config: Config) -> list[str]:
     """What a comparison is going to do.
 
     Raises:
-        UserError: a trial's configuration is wrong, it was trained with another one, a package is
-            missing, or this machine has too little memory.
+        UserError: a trial's configuration is wrong, it was trained with another one, the folder
+            leads out of itself, a package is missing, or this machine has too little memory.
     """
     todo = list(trials(config))
     check_solver(config.sampling)
+    check_links(comparison_folder(config))
     for trial in todo:
         check_earlier(trial_config(config, trial), RunFolder(trial_folder(config, trial)))
     device = pick_device(config.device)
@@ -117,9 +118,8 @@ def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
 def check_earlier(config: Config, run: RunFolder) -> None:
     """
     Raises:
-        UserError: a phase was trained with other settings, or its folder leads out of itself.
+        UserError: a phase was trained with other settings.
     """
-    check_links(run)
     differences: list[str] = []
     for phase in config.phases:
         file = run.checkpoint_file(phase)

@@ -20,7 +20,7 @@ from typing import IO, Any, BinaryIO, TypeVar, cast
 import torch
 from torch import Tensor
 
-from nsgf.run.folder import earlier, replacing, unused
+from nsgf.run.folder import earlier, replacing, temporary, unused
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import versions
 
@@ -80,13 +80,12 @@ def _lead(text: bytes, size: int, checksum: int) -> bytes:
 
 def _keep(file: Path, other: Path) -> None:
     """Give a file a second name without ever taking away its first."""
-    partial = other.with_name(other.name + ".partial")
-    partial.unlink(missing_ok=True)
-    try:
-        os.link(file, partial)
-    except OSError:  # a file system without links
-        shutil.copyfile(file, partial)
-    partial.replace(other)
+    with temporary(other) as partial:
+        try:
+            os.link(file, partial)
+        except OSError:  # a file system without links
+            shutil.copyfile(file, partial)
+        partial.replace(other)
 
 
 def read_header(file: Path) -> dict[str, Any]:

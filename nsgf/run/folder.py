@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
+from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
@@ -151,17 +152,41 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
     """A stream for a new version of a file, which takes the old one's place when it is whole on
     the disk. What fails leaves nothing behind; a link in the way is removed, never followed.
     """
-    partial = file.with_name(file.name + ".partial")
-    partial.unlink(missing_ok=True)
-    try:
+    with temporary(file) as partial:
         with partial.open("x+b") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(file)
         _sync_folder(file.parent)
+
+
+@contextmanager
+def temporary(file: Path) -> Iterator[Path]:
+    """A free name beside a file, of this process alone: two may write the same file at once. What
+    has that name at the end is removed, like what ended processes have left under theirs.
+    """
+    for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
+        process = left.suffixes[-2][1:]
+        if not (process.isdecimal() and int(process) != os.getpid() and _is_running(int(process))):
+            left.unlink(missing_ok=True)
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    try:
+        yield partial
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    """Whether there is a process of this number, as far as the system tells."""
+    try:
+        if os.name == "posix":  # elsewhere the signal would be one
+            os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # another user's, or no number of a process
+        return True
+    return True
 
 
 def _sync_folder(folder: Path) -> None:
@@ -189,25 +214,24 @@ FOREIGN = "wandb"
 """Folder that wandb fills, with links to its own logs; this program writes nothing in it."""
 
 
-def check_links(run: RunFolder) -> RunFolder:
-    """The run folder, once nothing in it leads out of it: ``log.txt`` must not be appended to
-    whatever a link of that name points to.
+def check_links(folder: Path) -> None:
+    """Refuse a folder that leads out of itself: ``log.txt`` must not be appended to whatever a link
+    of that name points to.
 
     Raises:
         UserError: it holds a link to a place outside.
     """
-    home = run.path.resolve()
-    for folder, folders, files in os.walk(run.path):
+    home = folder.resolve()
+    for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            path = Path(folder, name)
+            path = Path(place, name)
             if path.is_symlink() and not path.resolve().is_relative_to(home):
                 raise UserError(
-                    f"run = {run.path}: {path.relative_to(run.path)} is a link out of the run "
-                    "folder; put what it points to in its place"
+                    f"{folder}: {path.relative_to(folder)} is a link out of that folder; put what "
+                    "it points to in its place"
                 )
-        if Path(folder) == run.path:
+        if (Path(place) / "config.yaml").exists():
             folders[:] = [name for name in folders if name != FOREIGN]
-    return run
 
 
 def at_home(config: Config, run: RunFolder, asked: set[str]) -> Config:

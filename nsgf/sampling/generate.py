@@ -14,7 +14,7 @@ from nsgf.config.schema import Config, SamplingConfig
 from nsgf.data import Data, Sampler, build_source, is_image_set
 from nsgf.data.images import to_bytes
 from nsgf.phases import load_legs, sampled_phases
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import RunFolder, replacing
 from nsgf.run.progress import track
 from nsgf.sampling.plots import save_grid, save_image_path, save_points
 from nsgf.sampling.sampler import FlowSampler, Samples
@@ -110,7 +110,8 @@ def sample_run(config: Config, run: RunFolder) -> list[str]:
         for stem, kind in (("samples", ".npz"), ("grid", ".png"), ("trajectory", ".png"))
     )
     tau = np.empty(0) if samples.tau is None else samples.tau.numpy()
-    np.savez(arrays, x=samples.x.numpy(), tau=tau, nfe=samples.nfe)
+    with replacing(arrays) as stream:
+        np.savez(stream, x=samples.x.numpy(), tau=tau, nfe=samples.nfe)
 
     shown = POINT_SAMPLES if data else PATH_SAMPLES
     start = build_source(config.data, config.seed, "path").sample(shown).to(device)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nsgf.run.folder import replacing
 from nsgf.sampling.sampler import Samples
 
 MAX_PATHS = 256
@@ -27,7 +28,8 @@ def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
     columns = columns or math.ceil(math.sqrt(len(images)))
     grid = make_grid(images.clamp(-1, 1), nrow=columns, value_range=(-1, 1), normalize=True)
     zoom = max(1, round(MIN_PIXELS / grid.shape[-1]))
-    save_image(grid.repeat_interleave(zoom, 1).repeat_interleave(zoom, 2), str(file))
+    with replacing(file) as stream:
+        save_image(grid.repeat_interleave(zoom, 1).repeat_interleave(zoom, 2), stream, "png")
 
 
 def save_image_path(path: list[Tensor], file: Path, rows: int = 8) -> None:
@@ -58,7 +60,7 @@ def save_points(path: list[Tensor], target: Tensor, file: Path, title: str) -> N
         panel.set_title(words)
         panel.legend(loc="upper right")
         panel.set_aspect("equal")
-    figure.savefig(file, dpi=120)
+    _save(figure, file, dpi=120)
 
 
 def _new_figure(width: float, height: float) -> Any:
@@ -66,6 +68,11 @@ def _new_figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure  # half a second to import
 
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, file: Path, **how: Any) -> None:
+    with replacing(file) as stream:
+        figure.savefig(stream, format="png", **how)
 
 
 def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
@@ -101,7 +108,7 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
         panel.set_axis_off()
     for panel in axes.flat:
         panel.set_aspect("equal")
-    figure.savefig(file, dpi=80)
+    _save(figure, file, dpi=80)
 
 
 def _near(found: Samples, target: Tensor) -> Samples:
@@ -152,7 +159,7 @@ def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
         panel.set_title(title)
     for panel in axes[-1][1:]:
         panel.set_axis_off()
-    figure.savefig(file, dpi=100)
+    _save(figure, file, dpi=100)
 
 
 def _show_grid(panel: Any, images: Tensor) -> None:

@@ -334,13 +334,13 @@ def test_dataset_stands_for_the_targets():
     assert {trial.target.label for trial in trials(request.config)} == {"moons"}
 
 
-def test_links_out_of_a_cell_are_refused(config, tmp_path):
-    folder = trial_folder(config, next(trials(config)))
-    folder.parent.mkdir(parents=True)
+@pytest.mark.parametrize("place", ["moons/nsgf-seed0/checkpoints", "moons/compare.json", "lock"])
+def test_links_out_of_a_comparison_are_refused(place, config, tmp_path):
+    path = comparison_folder(config) / place
+    path.parent.mkdir(parents=True)
     (tmp_path / "outside").mkdir()
-    folder.mkdir()
-    (folder / "checkpoints").symlink_to(tmp_path / "outside")
-    with pytest.raises(UserError, match="is a link out of the run folder"):
+    path.symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match="is a link out of that folder"):
         run(config)
 
 

@@ -261,6 +261,18 @@ def test_results_go_into_the_run_however_its_folder_is_named(small, small_run, m
     assert results_folder(here, small_run) == small_run.path
 
 
+def test_links_among_the_results_are_replaced_and_never_followed(digits_run, tmp_path):
+    config, run = digits_run
+    (victim := tmp_path / "victim").write_text("precious")
+    results = tmp_path / run.path.name / "samples"
+    results.mkdir(parents=True)
+    for name in ("samples.npz", "grid.png", "trajectory.png"):
+        (results / name).symlink_to(victim)
+    sample_run(replace(config, out_dir=str(tmp_path)), run)
+    assert victim.read_text() == "precious"
+    assert not any(file.is_symlink() for file in results.iterdir())
+
+
 def test_images_are_sampled_to_a_grid(digits_run):
     config, run = digits_run
     lines = sample_run(config, run)

@@ -128,11 +128,12 @@ def test_backend_of_a_notebook_is_left_alone(tmp_path):
     """Importing loads no matplotlib; drawing loads no pyplot, which alone has a backend."""
     script = f"""
 import sys
+from pathlib import Path
 import torch
 from nsgf.sampling.plots import save_points
 import nsgf.experiment
 assert "matplotlib" not in sys.modules
-save_points([torch.randn(3, 2)], torch.randn(3, 2), {str(tmp_path / "s.png")!r}, "title")
+save_points([torch.randn(3, 2)], torch.randn(3, 2), Path({str(tmp_path / "s.png")!r}), "title")
 assert "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
