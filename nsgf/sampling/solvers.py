@@ -111,21 +111,29 @@ def _euler(
 ) -> Tensor:
     """The paper's steps; the last step of ``omega`` is cut to end at 1."""
     if config.omega is None:
-        omega = (1 - start) / config.straight_steps
-        rounds = torch.full_like(start, config.straight_steps, dtype=torch.long)
-    else:
-        omega = torch.full_like(start, config.omega)
-        rounds = _steps_of_omega(start, config.omega)
+        steps, omega = config.straight_steps, (1 - start) / config.straight_steps
+        for count in range(steps):
+            x = _euler_step(velocity, x, start + count * omega, omega)
+            if observe:
+                observe(x)
+        return x
+    omega = torch.full_like(start, config.omega)
+    rounds = _steps_of_omega(start, config.omega)
     for count in range(int(rounds.max())):
         active = rounds > count
-        t = start[active] + count * omega[active]
-        step = torch.minimum(omega[active], 1 - t)
-        moved = x[active] + step.view(-1, *[1] * (x.ndim - 1)) * velocity(x[active], t)
+        own = omega[active]
+        moved = _euler_step(velocity, x[active], start[active] + count * own, own)
         x = x.clone()
         x[active] = moved
         if observe:
             observe(x)
     return x
+
+
+def _euler_step(velocity: Velocity, x: Tensor, t: Tensor, omega: Tensor) -> Tensor:
+    """x + omega u(x, t), not beyond time 1."""
+    step = torch.minimum(omega, 1 - t)
+    return x + step.view(-1, *[1] * (x.ndim - 1)) * velocity(x, t)
 
 
 def _steps_of_omega(start: Tensor, omega: float) -> Tensor:
