@@ -8,7 +8,8 @@ def configure_allocator() -> None:
 
     Phases and batch sizes differ in what they allocate; fixed segments would be left in pieces.
     """
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def main() -> int:

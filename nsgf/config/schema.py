@@ -94,7 +94,8 @@ class PoolConfig:
     storage: Annotated[Literal["memory", "disk"], FREE_ON_RESUME] = "memory"
     """Main memory, or a file in the run folder, which an interrupted run goes on with."""
     dtype: Literal["auto", "float32", "float16"] = "auto"
-    """Type of the stored positions; auto: float32 where it fits, else float16."""
+    """Type of the stored positions; auto: float32 where it fits (images: into half of the free
+    memory), else float16."""
     build_batch: Annotated[int | Literal["auto"], Range(1), FREE_ON_RESUME] = "auto"
     """Flows simulated together while building; auto: as many as pay. No setting of the results."""
 

@@ -55,7 +55,7 @@ class PeerTask(Task):
     """u(x, t) regresses the conditional velocity of a torchcfm matcher.
 
     The matcher draws for the batch of each process as a whole, so with several processes its noise
-    and pairs are other ones. Its seed comes with the batch, which a card has to wait for.
+    and pairs are other ones. Its seed comes with the batch.
     """
 
     def __init__(

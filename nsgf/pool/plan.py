@@ -102,7 +102,9 @@ def plan_pool(
         budget -= solver_bytes(config, shape, device)
     dtype = _known_dtype(config, shape, folder)
     if dtype is None:
-        dtype = "float32" if pool_bytes(config, shape, "float32") <= budget else "float16"
+        # an image set and its networks need the other half of the memory
+        generous = budget if on_disk or len(shape) == 1 else min(budget, available // 2)
+        dtype = "float32" if pool_bytes(config, shape, "float32") <= generous else "float16"
     needed = pool_bytes(config, shape, dtype)
     size = (
         f"{config.pool.num_batches} flows of {config.sinkhorn.batch_size} particles, "

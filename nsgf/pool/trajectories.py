@@ -68,7 +68,7 @@ class TrajectoryPool:
         """
         end = self.filled + len(positions)
         place = self._positions[self.filled : end].copy_(positions)
-        if not place.isfinite().all():
+        if not all(bound.isfinite() for bound in place.aminmax()):  # nan counts as both
             raise UserError(self._why_not_finite(positions))
         self.filled = end
 

@@ -190,6 +190,12 @@ class PhaseLoop:
         progress.update()
         self.skipped_in_a_row += 1
         self.tracker.log(f"{self.name}: step {outcome.step} skipped, {self._why(outcome, reading)}")
+        if self.skipped_in_a_row == self.optim.iterations:
+            raise UserError(
+                f"{self.name}: none of its {self.optim.iterations} updates was finite, so nothing "
+                f"is saved; try --precision fp32 or a lower {self.name}.lr ({self.optim.lr:g}), or "
+                "train longer: the scale of fp16 takes some updates to settle"
+            )
         if self.skipped_in_a_row >= self.config.max_skipped:
             self._save()
             raise UserError(

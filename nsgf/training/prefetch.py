@@ -62,7 +62,8 @@ class Batches:
                 current = torch.cuda.current_stream(self._device)
                 current.wait_event(loaded.arrived)
                 for tensor in loaded.tensors:
-                    tensor.record_stream(current)  # its memory is in use there from now on
+                    if tensor.is_cuda:
+                        tensor.record_stream(current)  # its memory is in use there from now on
         return self._task.batch(*loaded.tensors)
 
     def close(self) -> None:
@@ -98,6 +99,9 @@ class Batches:
         return Loaded(step, tensors, arrived)
 
     def _move(self, tensor: Tensor) -> Tensor:
+        """To the device; whole numbers stay: they are seeds, and reading one back is a wait."""
+        if not tensor.is_floating_point():
+            return tensor
         if tensor.device.type == "cpu" and self._device.type == "cuda":
             return tensor.pin_memory().to(self._device, non_blocking=True)
         return tensor.to(self._device)

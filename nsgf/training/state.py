@@ -37,7 +37,7 @@ class TrainState:
         """Dropout at update s follows from ``seed`` and s; a batch is split into ``accumulate``."""
         self.forward, self.config, self.accumulate = forward, config, accumulate
         self._loss, self._seed, self._world = loss, seed, world or World()
-        self._parameters = list(forward.model.parameters())
+        self._parameters: list[Tensor] = list(forward.model.parameters())
         self.step = 0
         # fused: one kernel, and the only Adam that can leave everything alone (found_inf)
         self.adam = torch.optim.Adam(self._parameters, lr=config.lr, fused=True)
@@ -46,7 +46,7 @@ class TrainState:
         )
         self.scaler = torch.amp.GradScaler(forward.device.type, enabled=forward.precision == "fp16")
         self.ema = copy.deepcopy(forward.model).requires_grad_(False)
-        self._averages = list(self.ema.parameters())
+        self._averages: list[Tensor] = list(self.ema.parameters())
 
     def update(self, batch: Batch) -> PendingStats:
         """One optimizer update on this process's share of a batch.

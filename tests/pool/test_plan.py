@@ -37,7 +37,7 @@ def test_estimate_is_what_the_pool_holds(config, tmp_path, dtype, storage):
 @pytest.mark.parametrize(
     ("free", "dtype", "size"),
     [
-        (40, "float32", "23,592,960,000 bytes (23.6 GB)"),
+        (50, "float32", "23,592,960,000 bytes (23.6 GB)"),
         (20, "float16", "11,796,480,000 bytes (11.8 GB)"),
     ],
 )
@@ -50,6 +50,13 @@ def test_auto_takes_float32_where_it_fits_and_says_which(storage, free, dtype, s
     assert chosen.text == (
         f"2500 flows of 128 particles, 5 steps each, {size} of {free}.0 GB of {what} free, {dtype}"
     )
+
+
+@pytest.mark.parametrize(("storage", "dtype"), [("memory", "float16"), ("disk", "float32")])
+def test_auto_leaves_half_of_the_memory_to_images_and_networks(storage, dtype):
+    """23.6 GB of float32 fit into 29 GB, and leave too little for everything else."""
+    config = with_pool(parsed("cifar10"), storage=storage)
+    assert plan_pool(config, CIFAR, CPU, available=29 * GB).dtype == dtype
 
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])

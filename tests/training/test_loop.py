@@ -275,6 +275,16 @@ def test_bad_updates_in_a_row_stop_the_run_after_a_checkpoint(tiny):
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 40
 
 
+def test_phase_without_a_finite_update_is_not_done(tiny):
+    """Few updates may all be lost to the first scales of fp16."""
+    trainer = Quadratic()
+    trainer.model.fault = lambda answer, call: answer * math.nan
+    run = RunFolder.create(tiny)
+    with pytest.raises(UserError, match="none of its 3 updates was finite"):
+        run_fit(tiny, trainer, run, iterations=3)
+    assert not run.checkpoint_file("nsgf").exists()
+
+
 def test_a_good_update_ends_a_row_of_bad_ones(tiny):
     trainer = Quadratic()
     trainer.model.fault = fails_at(*(call for call in range(100) if call % 3))

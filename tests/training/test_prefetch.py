@@ -45,6 +45,21 @@ def test_batch_k_holds_its_samples(prefetch):
             assert torch.equal(batch.target, -expected)
 
 
+def test_whole_numbers_stay_on_the_host():
+    """A seed that was sent to a card would have to be waited for."""
+
+    class Seeded(Numbers):
+        def draw(self, positions):
+            return (*super().draw(positions), torch.tensor([positions.start]))
+
+        def batch(self, *drawn):
+            assert drawn[0].is_meta
+            assert int(drawn[1]) == 10
+            return super().batch(*drawn)
+
+    assert Batches(Seeded(), 5, torch.device("meta"), World()).at(2).target.is_meta
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_processes_share_each_batch_without_gap_or_overlap(size):
     parts = [Batches(Numbers(), 7, CPU, World(rank, size)) for rank in range(size)]
