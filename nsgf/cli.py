@@ -17,6 +17,15 @@ from nsgf.system.errors import UserError, one_line
 from nsgf.system.launch import is_launched
 from nsgf.system.output import show, show_error
 
+SMALLER = {
+    "train": "a smaller --pool.build_batch for the pool, a smaller --sampling.batch_size else",
+    "sample": "a smaller --sampling.batch_size",
+    "evaluate": "a smaller --sampling.batch_size or --evaluation.num_samples",
+    "compare": "a smaller --sampling.batch_size or --pool.build_batch",
+    "preflight": "a smaller --batch-size or --pool.build_batch",
+}
+"""What to do where a command takes too much of a card's memory; updates split their batch first."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code.
@@ -38,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         show("nsgf: interrupted")
         return 130
-    except Exception:
+    except Exception as error:
+        if request and type(error).__name__ == "OutOfMemoryError":  # torch's; not loaded for it
+            return _fail(f"the card's memory is full; try {SMALLER[request.command]}")
         show_error(traceback.format_exc() + _report(request))
         return 1
 

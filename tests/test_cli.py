@@ -201,6 +201,17 @@ def test_interruption_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().out == "nsgf: interrupted\n"
 
 
+def test_full_memory_of_a_card_is_one_line(monkeypatch, capsys):
+    def full(_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr("nsgf.preflight.preflight", full)
+    assert main(["preflight", "--exp", "2d"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("nsgf: error: the card's memory is full; try a smaller --batch-size")
+    assert error.count("\n") == 1
+
+
 def test_print_config_trains_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["train", "--exp", "cifar10", "--sinkhorn-batch=32", "--print-config"]) == 0

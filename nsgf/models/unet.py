@@ -141,7 +141,9 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C, 2H, 2W)."""
-        return self.conv(functional.interpolate(x, scale_factor=2.0, mode="nearest"))
+        with torch.autocast(x.device.type, enabled=False):  # which would repeat in float32
+            x = functional.interpolate(x, scale_factor=2.0, mode="nearest")
+        return self.conv(x)
 
 
 class UNet(nn.Module):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from nsgf.pool.storage import drop_positions, read_header
@@ -48,6 +50,12 @@ def test_plan_refuses_a_full_disk(tiny, monkeypatch, storage, fits):
     assert list(weights) == ["nsgf"]
     assert pool == (0 if fits else 2048)
     assert str(run.path) == tiny.out_dir
+
+
+def test_plan_refuses_fp16_on_a_cpu(tiny):
+    half = replace(tiny, train=replace(tiny.train, precision="fp16"))
+    with pytest.raises(UserError, match=r"train\.precision = fp16: a CPU"):
+        training_plan(half, ["nsgf"], CPU)
 
 
 def test_dropped_pool_is_built_again_to_the_same_values(tmp_path):
