@@ -1,40 +1,49 @@
-"""Is anything ever lost? Kills training at random moments until it is done, and compares.
+"""Is anything ever lost? Kills commands, lets them go on, and compares with undisturbed ones.
 
+    python scripts/torture.py [--scenario NAME ...]
     python scripts/torture.py --exp digits --kills 100 [--seed 0] [--damage 0.1] [any training flag]
 
-One run trains undisturbed. Others with the same settings are ended by SIGKILL over and over, at
-random moments from the start of the process to the end of its work, and resumed each time; now and
-then the newest checkpoint is damaged as well. Whenever such a run is done, its weights, averages,
-optimizers, metrics and samples are compared with the undisturbed run's, bit for bit. Prints a
-table; exit code 1 if anything differs.
+The first way kills small commands by SIGKILL before each of their file operations, and after each
+that opens a file; the second kills real processes at random moments from their start to the end of
+their work, and now and then damages the newest checkpoint as well. Whenever what was killed has
+gone on to its end, weights, averages, optimizers, records, samples, pictures and measures are
+compared with the undisturbed ones, bit for bit. Prints a table; exit code 1 if anything differs.
 """
 
 import argparse
+import gc
+import importlib
+import itertools
+import json
 import os
 import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.image import imread
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nsgf.config.schema import PHASES
+from nsgf.cli import main as nsgf
+from nsgf.command_line import parse
 from nsgf.run.checkpoint import load
-from nsgf.run.folder import RunFolder
 
+PLUS_PLUS = "--phases=[nsgf,nsf,predictor]"
 SETTINGS = {
     "2d": (
-        *("--phases=[nsgf,nsf,predictor]", "--steps=5", "--pool-batches=30"),
-        *("--train-iters=3000", "--train.checkpoint_every=20", "--train.log_every=7"),
+        *(PLUS_PLUS, "--steps=5", "--pool-batches=30", "--train-iters=3000"),
+        *("--train.checkpoint_every=20", "--train.log_every=7"),
     ),
     "digits": (
         *("--model.unet.mult=[1]", "--model.unet.dropout=0.1", "--pool-batches=60"),
@@ -43,224 +52,331 @@ SETTINGS = {
         *("--train.checkpoint_every=5", "--train.log_every=7"),
     ),
 }
-"""Small enough to be done in about a minute, with all three phases and many checkpoints."""
+"""For random moments: done in about a minute, with all three phases and many checkpoints."""
+LIVES = 20
+"""Kills that such a run shall take to be done."""
+TINY = (
+    *("--exp=2d", "--device=cpu", "--steps=2", "--flow.schedule=constant", "--flow.eta=0.5"),
+    *("--train-iters=4", "--batch-size=8", "--pool-batches=2", "--sinkhorn-batch=8"),
+    *("--model.mlp.width=8", "--train.checkpoint_every=2", "--train.log_every=2"),
+    *("--train.preview=false", "--num-samples=8", "--evaluation.repeats=1"),
+)
+"""For every file operation: done in a third of a second."""
 
 
-EARLY = 0.2
-"""Share of kills that come before a process says that it begins."""
+class Scenario(NamedTuple):
+    """A command that is killed, and the one that brings what it left to its end. Where they name
+    RUN, a finished run is there before."""
+
+    command: str
+    again: str
+    flags: tuple[str, ...] = (PLUS_PLUS,)
+    """Of the command or, if it names one, of the run."""
+    damaged: str = "none"
+    """A checkpoint of that run that loses its second half."""
 
 
-@dataclass
-class Tally:
-    """What happened so far."""
-
-    kills: Counter[str] = field(default_factory=Counter)
-    """Kills by what the process was doing."""
-    runs: int = 0
-    damaged: int = 0
-    differences: list[str] = field(default_factory=list)
+SCENARIOS = {
+    "train, pool in memory": Scenario("train", "train --resume"),
+    "train, pool on disk": Scenario(
+        "train", "train --resume", (PLUS_PLUS, "--pool.storage=disk", "--pool.build_batch=1")
+    ),
+    "--resume, damaged checkpoint": Scenario(
+        "train --run RUN --resume", "train --run RUN --resume", damaged="phase1_nsgf.pt"
+    ),
+    "--resume-phase 1, lines from NSGF": Scenario(
+        "train --run RUN --resume-phase 1",
+        "train --run RUN --resume",
+        (PLUS_PLUS, "--nsf.source=nsgf"),
+    ),
+    "sample": Scenario("sample --run RUN", "sample --run RUN"),
+    "evaluate": Scenario("evaluate --run RUN", "evaluate --run RUN"),
+    "compare": Scenario(
+        "compare",
+        "compare",
+        (
+            *("--compare.methods=[nsgf]", "--compare.targets=[moons]", "--compare.seeds=1"),
+            *("--compare.draws=1", "--compare.nfe=[2]"),
+        ),
+    ),
+}
 
 
 def main() -> int:
-    options, flags = _parser().parse_known_args()
-    chance = random.Random(options.seed)
-    with tempfile.TemporaryDirectory(prefix="torture-") as name:
-        folder = Path(name)
-        settings = _merged([*SETTINGS[options.exp], "--device=cpu", "--train.preview=false"], flags)
-        reference, startup, work = _undisturbed(options.exp, folder / "whole", settings)
-        span = 2 * work / options.lives
-        tally = Tally()
-        while sum(tally.kills.values()) < options.kills:
-            disturbed = folder / f"disturbed{tally.runs}"
-            left = options.kills - sum(tally.kills.values())
-            run = _tortured(options, disturbed, settings, chance, (startup, span), left, tally)
-            tally.differences += _differences(reference, run)
-            tally.runs += 1
-            shutil.rmtree(disturbed)
-    print(_table(options.exp, tally))
-    return 1 if tally.differences else 0
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--exp", choices=sorted(SETTINGS), help="random moments of a run of it")
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
+    parser.add_argument("--damage", type=float, default=0.1, help="share of kills that also damage")
+    options, flags = parser.parse_known_args()
+    memory = Path("/dev/shm")  # SIGKILL leaves what was written, wherever it is
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        if options.exp:
+            return _at_random_moments(options, flags, Path(folder))
+        if flags:
+            parser.error(f"{flags[0]} needs --exp")
+        return _at_every_operation(options.scenario, Path(folder))
 
 
-def _merged(settings: list[str], flags: list[str]) -> list[str]:
-    """Settings of the form --key=value, with those of ``flags`` in the place of equal keys."""
-    return list({flag.partition("=")[0]: flag for flag in (*settings, *flags)}.values())
+# --- every file operation -----------------------------------------------------------------------
 
 
-def _command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "nsgf", *map(str, arguments)]
+def _at_every_operation(names: list[str], folder: Path) -> int:
+    _get_ready_to_fork()
+    print("| scenario | file operations | kills | differences |\n|---|---|---|---|", flush=True)
+    failed = False
+    for name in names:
+        operations, kills, found = _killed_everywhere(SCENARIOS[name], folder / name)
+        failed = failed or bool(found)
+        print(f"| {name} | {operations} | {kills} | {'; '.join(found) or 'none'} |", flush=True)
+    gc.unfreeze()
+    return int(failed)
 
 
-def _environment() -> dict[str, str]:
-    root = str(Path(__file__).resolve().parents[1])
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+def _get_ready_to_fork() -> None:
+    """Do once what takes most of a small command's time. Nothing here may start a thread or train:
+    torch trains in no child of a process that did."""
+    for module in (
+        *("nsgf.experiment", "nsgf.metrics.evaluate", "nsgf.compare.compare", "torch._dynamo"),
+        *("torch.testing", "sklearn.datasets", "ot", "matplotlib.backends.backend_agg"),
+    ):
+        importlib.import_module(module)
+    torch.set_num_threads(1)
+    parse(["train", *TINY])
+    gc.collect()
+    gc.freeze()
 
 
-def _undisturbed(exp: str, out: Path, settings: list[str]) -> tuple[RunFolder, float, float]:
-    """A run from start to end; also seconds until its folder appeared, and from then on."""
-    started = time.monotonic()
-    command = _command("train", "--exp", exp, "--out-dir", out, *settings)
-    with subprocess.Popen(command, env=_environment(), stdout=subprocess.DEVNULL) as process:
-        while not list(out.glob("*/config.yaml")) and process.poll() is None:
-            time.sleep(0.01)
-        startup = time.monotonic() - started
-    if process.returncode:
-        raise SystemExit(f"the undisturbed run failed: {' '.join(command)}")
-    work = time.monotonic() - started - startup
-    run = _only_run(out)
-    _sample(run)
-    return run, startup, work
+def _killed_everywhere(scenario: Scenario, home: Path) -> tuple[int, int, list[str]]:
+    """Number of file operations, of kills, and what differed after which kill."""
+    before, whole, killed = home / "before", home / "whole", home / "killed"
+    before.mkdir(parents=True)
+    if "RUN" in scenario.command:
+        _forked("train", scenario, before)
+    for file in before.glob(f"*/checkpoints/{scenario.damaged}"):
+        _replace(file, file.read_bytes()[: file.stat().st_size // 2])
+    shutil.copytree(before, whole)
+    if _forked(scenario.command, scenario, whole):
+        raise SystemExit(_said(whole))
+    reference, differences = _contents(whole), []
+    for moment in itertools.count(1):
+        shutil.copytree(before, killed)
+        status = _forked(scenario.command, scenario, killed, moment)
+        if status == 0:
+            return int(_said(whole).splitlines()[-1]), moment - 1, differences
+        found = [] if status == -signal.SIGKILL else [_said(killed)]
+        for place, value in _contents(killed).items():
+            if isinstance(value, Exception) and place.name != scenario.damaged:
+                found.append(f"half of {place}")
+        if _forked(scenario.again, scenario, killed):
+            found.append(_said(killed))
+        found += _differences(reference, _contents(killed))
+        differences += [f"kill {moment}: {what}" for what in found]
+        shutil.rmtree(killed)
+    raise AssertionError
 
 
-def _tortured(
-    options: argparse.Namespace,
-    out: Path,
-    settings: list[str],
-    chance: random.Random,
-    spans: tuple[float, float],
-    left: int,
-    tally: Tally,
-) -> RunFolder:
-    """A run that is killed again and again, at most as often as there are kills left."""
-    out.mkdir()
-    for life in range(10**6):
-        runs = [path for path in out.iterdir() if (path / "config.yaml").exists()]
-        start = ["--run", runs[0], "--resume"] if runs else ["--exp", options.exp, *settings]
-        command = _command("train", *start, "--out-dir", out)
-        process = subprocess.Popen(
-            command, env=_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        )
-        begun = _beginnings(out)
-        if life >= left or not _killed(process, out, begun, chance, spans):
-            errors = process.communicate()[1].decode()
-            if process.returncode:
-                raise SystemExit(f"a resumed run failed:\n{errors[-2000:]}")
-            break
-        tally.kills[_place(out, begun)] += 1
-        if chance.random() < options.damage:
-            tally.damaged += _damage(out, chance)
-        for path in out.iterdir():  # killed before its configuration was written: never began
-            if not (path / "config.yaml").exists():
-                shutil.rmtree(path)
-    run = _only_run(out)
-    _sample(run)
-    return run
-
-
-def _killed(
-    process: "subprocess.Popen[bytes]",
-    out: Path,
-    begun: int,
-    chance: random.Random,
-    spans: tuple[float, float],
-) -> bool:
-    """Kill a process at a random moment of its start or, mostly, of its work.
-
-    Args:
-        process: to be killed.
-        out: where its run is.
-        begun: how often the run began to work before.
-        chance: random numbers.
-        spans: seconds within which both moments lie, from the start and from the beginning of work.
-
-    Returns:
-        False: it was done before.
-    """
-    startup, work = spans
-    if chance.random() < EARLY:
-        seconds = chance.uniform(0, startup)
+def _forked(command: str, scenario: Scenario, out: Path, moment: int | None = None) -> int:
+    """The exit code of a command in a child, which dies at a moment; -9 if it did."""
+    runs, words = [file.parent for file in out.glob("2d-*/config.yaml")], command.split()
+    if "RUN" in words:
+        words[words.index("RUN")] = str(runs[0])
     else:
-        while _beginnings(out) == begun and process.poll() is None:
-            time.sleep(0.005)
-        seconds = chance.uniform(0, work)
+        words += [*TINY, *scenario.flags, f"--out-dir={out}"]
+        if not runs and "--resume" in words:
+            words.remove("--resume")  # killed before its configuration was written: never began
+    sys.stdout.flush()
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = 1
     try:
-        process.wait(seconds)
-        return False
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+        with open(f"{out}.said", "w") as said:
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            operations = Operations(out, moment)
+            code = nsgf(words)
+            said.write(f"{operations.count}\n")
+    finally:
+        os._exit(code)
+
+
+def _said(out: Path) -> str:
+    return Path(f"{out}.said").read_text()
+
+
+class Operations:
+    """Counts what this process changes below a folder, and kills it at one moment: before the
+    first operation, after it if it opens a file, before the next, ..."""
+
+    AUDITED = ("open", "os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.truncate")
+    """Events; os.replace raises os.rename."""
+    SILENT = ("fsync", "posix_fallocate")
+    """Functions of os that raise none."""
+
+    def __init__(self, folder: Path, moment: int | None) -> None:
+        self._inside, self._moment, self._passed, self.count = f"{folder}/", moment, 0, 0
+        sys.addaudithook(self._audit)
+        for name in self.SILENT:
+            function = getattr(os, name)
+            setattr(os, name, lambda *given, do=function: (self._before(), do(*given))[1])
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in self.AUDITED or not str(arguments[0]).startswith(self._inside):
+            return
+        if event != "open":
+            self._before()
+        elif arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            self._before()
+            sys.setprofile(self._after)
+
+    def _before(self) -> None:
+        self.count += 1
+        self._pass()
+
+    def _after(self, frame: FrameType, *_: object) -> None:
+        """Called with the first event after the operation, beside those of the hook's own end."""
+        if frame.f_code is not Operations._audit.__code__:
+            sys.setprofile(None)
+            self._pass()
+
+    def _pass(self) -> None:
+        self._passed += 1
+        if self._passed == self._moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --- random moments -----------------------------------------------------------------------------
+
+
+def _at_random_moments(options: argparse.Namespace, flags: list[str], folder: Path) -> int:
+    chance = random.Random(options.seed)
+    given = (*SETTINGS[options.exp], "--device=cpu", "--train.preview=false", *flags)
+    settings = list({flag.partition("=")[0]: flag for flag in given}.values())  # the last one holds
+    start = time.monotonic()
+    reference = _lived(options.exp, folder / "whole", settings, lambda _: False)
+    span = 2 * (time.monotonic() - start) / LIVES
+    kills, runs, damaged, differences = 0, 0, 0, []
+
+    def kill(process: "subprocess.Popen[bytes]") -> bool:
+        nonlocal kills, damaged
+        if kills == options.kills:
+            return False
+        try:
+            process.wait(chance.uniform(0, span))
+            return False
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        kills += 1
+        if chance.random() < options.damage:
+            damaged += _damage(out, chance)
         return True
 
+    while kills < options.kills:
+        out = folder / f"disturbed{runs}"
+        differences += _differences(reference, _lived(options.exp, out, settings, kill))
+        runs += 1
+    print("| experiment | kills | runs completed | damaged checkpoints | differences |")
+    print("|---|---|---|---|---|")
+    print(f"| {options.exp} | {kills} | {runs} | {damaged} | {', '.join(differences) or 'none'} |")
+    return int(bool(differences))
 
-def _log(out: Path) -> list[str]:
-    return [line for file in out.glob("*/log.txt") for line in file.read_text().splitlines()]
+
+def _lived(
+    exp: str, out: Path, settings: list[str], kill: Callable[["subprocess.Popen[bytes]"], bool]
+) -> dict[Path, Any]:
+    """What a run is at its end; ``kill`` may kill it, any number of times, and says whether."""
+    while True:
+        runs = [file.parent for file in out.glob("*/config.yaml")]
+        start = ["--run", runs[0], "--resume"] if runs else ["--exp", exp, *settings]
+        process = _process("train", *start, "--out-dir", out)
+        if not kill(process):
+            break
+    for command in (["train", "--resume"], ["sample", "--num-samples", 32, "--seed", 5]):
+        errors = process.communicate()[1].decode()
+        if process.returncode:
+            raise SystemExit(f"a run failed:\n{errors[-2000:]}")
+        [run] = [file.parent for file in out.glob("*/config.yaml")]
+        process = _process(*command, "--run", run)
+    process.communicate()
+    return _contents(out)
 
 
-def _beginnings(out: Path) -> int:
-    """How often a run's log says that it begins."""
-    return sum(" run " in line and " on CPU" in line for line in _log(out))
-
-
-def _place(out: Path, begun: int) -> str:
-    """What a killed process was doing, by what it left behind."""
-    if _beginnings(out) == begun:
-        return "starting"
-    if list(out.glob("*/checkpoints/*.partial")):
-        return "writing a checkpoint"
-    log = _log(out)
-    since = log[max(i for i, line in enumerate(log) if " on CPU" in line) :]
-    finished = [phase for phase in PHASES if any(f" {phase}: done" in line for line in since)]
-    for phase in PHASES:
-        if phase not in finished:
-            building = phase == "nsgf" and not any(
-                " flows in " in line or "nothing to build" in line for line in since
-            )
-            return "building the pool" if building else phase
-    return "ending"
+def _process(*arguments: object) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "nsgf", *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": sys.path[0]},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
 
 
 def _damage(out: Path, chance: random.Random) -> int:
     """Cut off, empty, or flip a bit of a newest checkpoint that has one before it."""
-    files = [
-        file
-        for file in out.glob("*/checkpoints/phase*.pt")
-        if file.with_suffix(".earlier.pt").exists() and file.stem.count(".") == 0
-    ]
+    earlier = out.glob("*/checkpoints/phase*.earlier.pt")
+    files = [file.with_name(file.name.replace(".earlier", "")) for file in earlier]
+    files = [file for file in files if file.exists()]
     if not files:
         return 0
     file = max(files, key=lambda path: path.stat().st_mtime)
-    content = bytearray(file.read_bytes())
-    kind = chance.randrange(3)
-    if kind == 0:
-        content = content[: chance.randrange(len(content))]
-    elif kind == 1:
-        content = bytearray()
-    else:
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-    file.unlink()  # the earlier one may be the same file under another name
-    file.write_bytes(content)
+    content = file.read_bytes()
+    place = chance.randrange(len(content))
+    flipped = bytes([content[place] ^ 1 << chance.randrange(8)])
+    whole = content[:place] + flipped + content[place + 1 :]
+    _replace(file, chance.choice([content[:place], b"", whole]))
     return 1
 
 
-def _sample(run: RunFolder) -> None:
-    command = _command("sample", "--run", run.path, "--num-samples", 32, "--seed", 5)
-    subprocess.run(command, env=_environment(), check=True, stdout=subprocess.DEVNULL)
+def _replace(file: Path, content: bytes) -> None:
+    file.unlink()  # the earlier one may be the same file under another name
+    file.write_bytes(content)
 
 
-def _only_run(out: Path) -> RunFolder:
-    [path] = (path for path in out.iterdir() if (path / "config.yaml").exists())
-    return RunFolder(path)
+# --- what is compared ---------------------------------------------------------------------------
 
 
-def _differences(one: RunFolder, other: RunFolder) -> list[str]:
-    """Names of everything in which two runs differ."""
-    found = []
-    for phase in PHASES:
-        payloads = [load(run.checkpoint_file(phase)) for run in (one, other)]
-        for key in ("step", "model", "ema", "optimizer", "scheduler", "scaler", "window"):
-            if not _equal(*(payload[key] for payload in payloads)):
-                found.append(f"{phase} {key}")
-    if _read(one, "metrics.jsonl") != _read(other, "metrics.jsonl"):
-        found.append("metrics.jsonl")
-    files = [next(run.samples.glob("samples*.npz")) for run in (one, other)]
-    samples = [np.load(file, allow_pickle=False) for file in files]
-    for key in samples[0].files:
-        if samples[0][key].tobytes() != samples[1][key].tobytes():
-            found.append(f"samples {key}")
+def _contents(out: Path) -> dict[Path, Any]:
+    """All that must not differ, by its place, without the time in the name of a run folder. An
+    exception stands for what cannot be read."""
+    found: dict[Path, Any] = {}
+    for file in out.rglob("*"):
+        if file.suffix in READERS and not BESIDE.search(file.name):
+            place = re.sub(r"-\d{8}_\d{6}(_\d+)?", "", str(file.relative_to(out)))
+            try:
+                found[Path(place)] = READERS[file.suffix](file)
+            except Exception as error:
+                found[Path(place)] = error
     return found
+
+
+def _json(file: Path) -> Any:
+    content = json.loads(file.read_text())
+    if file.name == "compare.json":  # the rest is times
+        return {row["key"]: row["values"] for row in content["measures"]}
+    return content
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".pt": lambda file: load(file) | {"config": None, "versions": None},
+    ".npz": lambda file: {key: array.tobytes() for key, array in np.load(file).items()},
+    ".png": lambda file: imread(file).tobytes(),
+    ".json": _json,
+    ".jsonl": lambda file: file.read_bytes() if file.name == "metrics.jsonl" else None,
+}
+BESIDE = re.compile(r"\.(earlier|previous\d+|damaged\d+)\.")
+"""Checkpoints beside the newest: which there are depends on where a run was killed."""
+
+
+def _differences(one: dict[Path, Any], other: dict[Path, Any]) -> list[str]:
+    places = sorted({*one, *other})
+    return [str(place) for place in places if not _equal(one.get(place), other.get(place))]
 
 
 def _equal(one: Any, other: Any) -> bool:
     """Bit for bit, through nested dictionaries and lists."""
+    if type(one) is not type(other):
+        return False
     if isinstance(one, torch.Tensor):
         return bool(torch.equal(one, other)) and one.dtype == other.dtype
     if isinstance(one, dict):
@@ -268,35 +384,6 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(_equal, one, other))
     return bool(one == other)
-
-
-def _read(run: RunFolder, name: str) -> bytes:
-    return (run.path / name).read_bytes()
-
-
-def _table(exp: str, tally: Tally) -> str:
-    kills = sum(tally.kills.values())
-    places = ", ".join(f"{count} {place}" for place, count in tally.kills.most_common())
-    verdict = ", ".join(tally.differences) or "none"
-    return (
-        "| experiment | kills | runs completed | damaged checkpoints | killed in | differences |\n"
-        "|---|---|---|---|---|---|\n"
-        f"| {exp} | {kills} | {tally.runs} | {tally.damaged} | {places} | {verdict} |"
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--exp", choices=sorted(SETTINGS), default="2d")
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument(
-        "--lives", type=int, default=20, help="kills that one run shall take to be done"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
-    parser.add_argument(
-        "--damage", type=float, default=0.1, help="share of kills that also damage a checkpoint"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -135,6 +135,24 @@ def test_phases_are_set_aside_before_the_new_settings_are_written(tiny, finished
     assert not finished.checkpoint_file("nsf").exists()
 
 
+def test_kill_while_phases_are_set_aside_leaves_a_run_that_resumes(tiny, monkeypatch):
+    config = replace(tiny, nsf=replace(tiny.nsf, source="nsgf"))
+    run, set_aside, moved = train(config), RunFolder.set_aside, []
+
+    def dies(folder, phase):
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+        moved.append(phase)
+        return set_aside(folder, phase)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "set_aside", dies)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, run, "nsgf")
+    assert moved == ["predictor", "nsf"]
+    assert_equal(train(config, run), train(config))
+
+
 def test_starting_at_a_half_done_phase_goes_on_with_it(tiny, finished):
     longer = replace(tiny, nsf=replace(tiny.nsf, iterations=20))
     train(longer, finished, "nsf")

@@ -39,6 +39,19 @@ def test_points_are_sampled_to_files(small, small_run):
     assert {path.name for path in small_run.samples.iterdir()} == {"samples.npz", "trajectory.png"}
 
 
+def test_samples_that_cannot_be_written_leave_those_before(small, small_run, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    small_run.samples.mkdir()
+    file = small_run.samples / "samples.npz"
+    file.write_bytes(b"before")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        sample_run(small, small_run)
+    assert file.read_bytes() == b"before"
+
+
 def test_velocity_network_alone_is_algorithm_2(small):
     alone = replace(small, phases=["nsgf"])
     run = train(alone)

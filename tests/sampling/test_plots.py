@@ -64,6 +64,34 @@ def test_scatter_has_samples_left_and_target_right_on_the_same_axes(tmp_path):
     assert columns[1] > columns[0] + 100
 
 
+IMAGES, POINTS = torch.zeros(2, 1, 8, 8), torch.randn(9, 2)
+DRAWN = {
+    kind: {"row": {"column": Samples(x, 1, path=[x, x])}}
+    for kind, x in (("i", IMAGES), ("p", POINTS))
+}
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        lambda file: save_grid(IMAGES, file),
+        lambda file: save_points([POINTS], POINTS, file, "title"),
+        lambda file: save_point_table(DRAWN["p"], POINTS, file),
+        lambda file: save_image_table(DRAWN["i"], IMAGES, file),
+    ],
+)
+def test_picture_that_cannot_be_finished_leaves_the_one_before(tmp_path, monkeypatch, save):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    file = tmp_path / "p.png"
+    file.write_bytes(b"before")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        save(file)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
+
+
 def test_titles_and_labels_of_points_are_not_cut_off(tmp_path):
     save_points([torch.randn(50, 2)], torch.randn(60, 2), tmp_path / "s.png", "title")
     picture = pixels(tmp_path / "s.png")[..., :3]
