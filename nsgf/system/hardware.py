@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +20,14 @@ PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", 
 def pick_device(name: str, card: int | None = None) -> torch.device:
     """The device that ``name`` (auto, cpu, cuda, cuda:N) means here.
 
-    A card becomes torch's current one; auto and cuda mean ``card``, or else the current one.
+    A card becomes torch's current one; auto and cuda mean ``card``, or else the current one. auto
+    passes over a card that torch cannot use; :func:`describe` says so.
 
     Raises:
-        UserError: a CUDA device that does not exist.
+        UserError: a CUDA device that does not exist, or that this build of torch has no code for.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cpu" if _unused_card() or not torch.cuda.is_available() else "cuda"
     device = torch.device(name)
     if device.type != "cuda":
         return device
@@ -36,8 +38,44 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
         )
     if device.index is None:  # some of torch's functions want a number
         device = torch.device("cuda", torch.cuda.current_device() if card is None else card)
+    if not _has_kernels(device):
+        raise UserError(f"device = {name}: {_without_kernels(device)}; or use --device cpu")
     torch.cuda.set_device(device)  # for streams, events and memory that name no device
     return device
+
+
+def _has_kernels(device: torch.device) -> bool:
+    """Whether this build of torch can compute on the card: code of its generation, or code that the
+    driver translates for a later one (``compute_``)."""
+    capability = torch.cuda.get_device_capability(device)
+    built = [re.match(r"(sm|compute)_(\d+)(\d)", name) for name in torch.cuda.get_arch_list()]
+    generations = [(code[1], (int(code[2]), int(code[3]))) for code in built if code]
+    return not generations or any(  # AMD's builds name theirs in another way
+        generation <= capability and (kind == "compute" or generation[0] == capability[0])
+        for kind, generation in generations
+    )
+
+
+def _without_kernels(device: torch.device) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return (
+        f"{torch.cuda.get_device_name(device)} is of generation {major}.{minor}, for which torch "
+        f"{torch.__version__} has no code ({' '.join(torch.cuda.get_arch_list())}); install a "
+        "build that has"
+    )
+
+
+def _unused_card(driver: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Why torch cannot use the card that is there; None: it can, or there is none."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+        return None if _has_kernels(device) else _without_kernels(device)
+    if driver.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
+        return (
+            f"a card is there, but torch {torch.__version__} cannot use it: its driver may be too "
+            "old for this build"
+        )
+    return None
 
 
 def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
@@ -89,7 +127,8 @@ def describe(device: torch.device, processes: int = 1) -> str:
     free = f"{format_bytes(available_bytes())} of main memory free"
     if device.type != "cuda":
         together = f", {processes} processes" if processes > 1 else ""
-        return f"CPU, {os.cpu_count()} cores{together}, {free}"
+        unused = f"; {reason}" if (reason := _unused_card()) else ""
+        return f"CPU, {os.cpu_count()} cores{together}, {free}{unused}"
     free_cuda, total_cuda = torch.cuda.mem_get_info(device)
     if torch.cuda.device_count() > 1:
         free += f"; {processes} of {torch.cuda.device_count()} cards used"

@@ -10,6 +10,7 @@ import torch
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import (
     _commit,
+    _unused_card,
     available_bytes,
     describe,
     format_bytes,
@@ -58,6 +59,49 @@ def test_idle_cards_are_mentioned(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("capability", "built", "usable"),
+    [
+        ((6, 0), "sm_75 sm_80 sm_90 compute_120", False),  # a P100 and a build that has left it
+        ((7, 5), "sm_75 sm_80 sm_90", True),
+        ((8, 9), "sm_75 sm_86 sm_90", True),
+        ((7, 0), "sm_75 sm_80", False),
+        ((12, 0), "sm_90a", False),
+        ((12, 0), "sm_90 compute_90", True),  # translated by the driver
+        ((9, 4), "gfx90a gfx942", True),
+    ],
+)
+def test_card_without_kernels_is_not_taken(monkeypatch, capability, built, usable):
+    fakes = {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "get_device_capability": lambda device: capability,
+        "get_device_name": lambda device: "Tesla P100",
+        "get_arch_list": built.split,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    assert pick_device("auto").type == ("cuda" if usable else "cpu")
+    if usable:
+        assert pick_device("cuda").type == "cuda"
+        return
+    with pytest.raises(UserError, match=r"device = cuda: Tesla P100 is of generation.*no code"):
+        pick_device("cuda")
+    assert "Tesla P100 is of generation" in describe(torch.device("cpu"))
+
+
+def test_card_whose_driver_is_too_old_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert _unused_card(tmp_path / "version") is None
+    (tmp_path / "version").touch()
+    assert "driver may be too old" in str(_unused_card(tmp_path / "version"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert _unused_card(tmp_path / "version") is None
+
+
+@pytest.mark.parametrize(
     ("count", "text"), [(999, "999 B"), (1500, "1.5 KB"), (23.6e9, "23.6 GB"), (2e15, "2000.0 TB")]
 )
 def test_bytes_for_people(count, text):
@@ -69,6 +113,7 @@ def test_cards_have_numbers_and_become_the_current_one(monkeypatch):
     current = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(device.index))
     wanted = (("auto",), ("cuda",), ("auto", 1), ("cuda", 0), ("cuda:1",), ("cuda:1", 0))
