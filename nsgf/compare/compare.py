@@ -35,11 +35,12 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.solvers import check_solver
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
+from nsgf.system.output import show
 
 Log = Callable[[str], None]
 
 
-def compare(config: Config, stop: StopRequest | None = None, log: Log = print) -> list[Path]:
+def compare(config: Config, stop: StopRequest | None = None, log: Log = show) -> list[Path]:
     """Train and measure all trials, and write table and pictures; the files of the report.
 
     What another process works on is left to it, so the same command may run several times at

@@ -18,6 +18,7 @@ from nsgf.data.images import to_bytes
 from nsgf.metrics.network import SEED, obtain
 from nsgf.metrics.shared import distances, require_fidelity, require_neighbours
 from nsgf.system.errors import UserError
+from nsgf.system.output import show
 from nsgf.system.seeding import make_generator
 
 MOST = 10_000
@@ -38,7 +39,7 @@ class ClassifierMetrics:
         images: Tensor,
         out_dir: Path,
         device: torch.device,
-        log: Callable[[str], None] = print,
+        log: Callable[[str], None] = show,
     ) -> None:
         """
         Args:

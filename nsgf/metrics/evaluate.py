@@ -22,13 +22,14 @@ from nsgf.sampling.generate import generate, load_sampler, results_folder, writa
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device, versions
+from nsgf.system.output import show
 
 NEAREST = 2048
 """Largest number of samples whose nearest real image is looked for, and of those real images."""
 
 
 def evaluate_run(
-    config: Config, run: RunFolder, log: Callable[[str], None] = print
+    config: Config, run: RunFolder, log: Callable[[str], None] = show
 ) -> tuple[Path, dict[str, Any]]:
     """Measure a run and write ``metrics.json``.
 

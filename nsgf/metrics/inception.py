@@ -27,6 +27,7 @@ from nsgf.run.checkpoint import is_finite
 from nsgf.run.folder import replacing
 from nsgf.run.progress import track
 from nsgf.system.errors import UserError, one_line
+from nsgf.system.output import show
 
 PUBLISHED = "weights-inception-2015-12-05-6726825d.pth"
 URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{PUBLISHED}"
@@ -181,7 +182,7 @@ def inception_metrics(
     network: Inception,
     device: torch.device,
     batch_size: int,
-    log: Callable[[str], None] = print,
+    log: Callable[[str], None] = show,
 ) -> dict[str, Any]:
     """FID, Inception score, KID, precision and recall, all in Inception's features.
 

@@ -15,7 +15,7 @@ from nsgf.run.folder import write_text
 from nsgf.run.progress import Progress, is_terminal
 from nsgf.run.stop import Stopped
 from nsgf.run.wandb_mirror import WandbMirror
-from nsgf.system.errors import one_line
+from nsgf.system.errors import one_line, printable
 from nsgf.system.output import show
 
 
@@ -68,7 +68,8 @@ class Tracker:
 
     def _append_line(self, text: str) -> None:
         with self._log.open("a", encoding="utf-8") as stream:
-            stream.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
+            line = printable(text).replace("\n", "\\n")
+            stream.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
 
     def record(self, **values: Any) -> None:
         """One line of metrics.jsonl, which the same seed fills with the same values."""

@@ -20,5 +20,11 @@ def one_line(said: str | BaseException) -> str:
         text = type(said).__name__
     if len(text) > MAX_LENGTH:
         text = f"{text[: MAX_LENGTH * 3 // 4]} ... {text[-MAX_LENGTH // 5 :]}"
-    words = " ".join(text.split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in words)
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """A text with line ends, and everything else that is no printable character escaped."""
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )

@@ -1,4 +1,6 @@
-"""Lines on the terminal. A reader or terminal that went away is no reason to end."""
+"""Lines on the terminal: all go through here. What files or names brought in cannot command it, and
+a reader or terminal that went away is no reason to end.
+"""
 
 import os
 import sys
@@ -6,17 +8,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TextIO
 
+from nsgf.system.errors import printable
+
 
 def show(text: str) -> None:
     """Text on stdout, at once and above a progress bar."""
     from tqdm import tqdm
 
-    _guarded(sys.stdout, lambda stream: tqdm.write(text, file=stream))
+    _guarded(sys.stdout, lambda stream: tqdm.write(printable(text), file=stream))
 
 
 def show_error(text: str) -> None:
     """Text on stderr, at once."""
-    _guarded(sys.stderr, lambda stream: print(text, file=stream))
+    _guarded(sys.stderr, lambda stream: print(printable(text), file=stream))
 
 
 def _guarded(stream: TextIO, write: Callable[[TextIO], object]) -> None:

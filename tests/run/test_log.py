@@ -133,3 +133,9 @@ def test_failing_mirror_is_one_line_and_then_left_alone(tmp_path, capsys, failin
         "tracking: nothing is mirrored from here on (the cable is cut)\n"
     )
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_line_of_the_log_is_one_line_without_commands(tmp_path):
+    Tracker(tmp_path).log("a \x1b[31m b\n2026-01-01 00:00:00 nsgf: done")
+    (line,) = (tmp_path / "log.txt").read_text().splitlines()
+    assert line.endswith(" a \\x1b[31m b\\n2026-01-01 00:00:00 nsgf: done")

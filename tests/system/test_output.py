@@ -1,7 +1,10 @@
+import ast
 import os
+from pathlib import Path
 
 import pytest
 
+import nsgf
 from nsgf import cli
 from nsgf.system.output import show, show_error
 
@@ -27,3 +30,21 @@ def test_commands_end_the_same_without_a_reader(monkeypatch, capsys, words):
         monkeypatch.setattr("sys.stderr", stream)
         assert cli.main(words) == code
         stream.flush()
+
+
+@pytest.mark.parametrize("say", [show, show_error])
+def test_what_files_bring_in_cannot_command_the_terminal(say, capsys):
+    say("two\nlines of \x1b]0;title\x07 \x9b31m \r \u202e \udc80 é")
+    shown = "".join(capsys.readouterr())
+    assert shown == "two\nlines of \\x1b]0;title\\x07 \\x9b31m \\r \\u202e \\udc80 é\n"
+
+
+def test_all_lines_go_one_way():
+    """Nothing else in the program prints."""
+    printing = [
+        file.name
+        for file in Path(nsgf.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Name) and node.id == "print"
+    ]
+    assert printing == ["output.py"]
