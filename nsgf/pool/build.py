@@ -130,6 +130,11 @@ def _fill(
                 if file:
                     file.commit(start + len(numbers), asdict(solver.report))
                 progress.update(len(numbers))
+    except KeyboardInterrupt:  # a second Ctrl-C
+        if file:
+            file.save()
+            session.tracker.log(f"pool: {file.finished} of {_flows(len(share))} are kept")
+        raise
     finally:
         if file:
             file.save()

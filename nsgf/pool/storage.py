@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nsgf.run.checkpoint import newer_format
 from nsgf.run.folder import write_text
 from nsgf.run.progress import Progress, track
 from nsgf.sinkhorn import SolverReport
@@ -154,26 +155,29 @@ def read_header(folder: Path) -> Header | None:
     """The header in ``folder``; None if there is none.
 
     Raises:
-        UserError: it cannot be read or is of another format.
+        UserError: it is damaged or of another format, or the system refuses to read it.
     """
     file = folder / "header.json"
     if not file.is_file():
         return None
     try:
         header = json.loads(file.read_text(encoding="utf-8"))
+        if header["format"] > FORMAT:
+            raise newer_format(f"pool header {file}", header["format"], FORMAT)
         valid = (
-            isinstance(header, dict)
-            and header.get("format") == FORMAT
+            header["format"] == FORMAT
             and isinstance(header["checksums"], list)
             and header["dtype"] in ("float32", "float16")
             and isinstance(header["settings"], dict)
             and bool(SolverReport(**header["report"]))
         )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except OSError as error:
+        raise UserError(f"pool header {file} cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, RecursionError):
         valid = False
     if not valid:
         raise UserError(
-            f"pool header {file} is damaged or of another format than {FORMAT}; "
+            f"pool header {file} is damaged or of an older format than {FORMAT}; "
             f"remove the folder {folder} to build the pool again"
         )
     return dict(header)

@@ -9,11 +9,13 @@ else.
 How far a phase is stands in the first kilobytes; the checksums are of every byte.
 """
 
+import errno
 import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TypeVar, cast
 
@@ -61,15 +63,20 @@ def save(file: Path, payload: dict[str, Any]) -> None:
             if file.exists():
                 _keep(file, earlier(file))
     except (OSError, RuntimeError) as failure:
-        error: BaseException = failure
-        while isinstance(error, RuntimeError) and error.__context__:
-            error = error.__context__  # what torch hides behind an error of its own
+        error = _hidden(failure)
         if not isinstance(error, OSError):  # e.g. a second Ctrl-C
             raise error from None
         raise UserError(
             f"checkpoint {file} cannot be written ({error.strerror or one_line(error)}); make "
             "room or name another folder with --out-dir DIR; what was saved before is kept"
         ) from error
+
+
+def _hidden(error: BaseException) -> BaseException:
+    """What torch hides behind an error of its own."""
+    while isinstance(error, RuntimeError) and error.__context__:
+        error = error.__context__
+    return error
 
 
 def _lead(text: bytes, size: int, checksum: int) -> bytes:
@@ -92,9 +99,9 @@ def read_header(file: Path) -> dict[str, Any]:
     """Phase, step, configuration and versions of a checkpoint; its content is not read.
 
     Raises:
-        UserError: it is missing, cut off, or of another format.
+        UserError: it is missing, cut off, or of another format, or the system refuses to read it.
     """
-    with _opened(file) as stream:
+    with _reading(file) as stream:
         return _header(file, stream)[0]
 
 
@@ -102,18 +109,21 @@ def load(file: Path) -> dict[str, Any]:
     """Read a checkpoint onto the CPU, tensors and plain values only.
 
     Raises:
-        UserError: it is missing, damaged, or of another format.
+        UserError: it is missing, damaged, or of another format, or the system refuses to read it.
     """
-    with _opened(file) as stream:
+    with _reading(file) as stream:
         header, checksum = _header(file, stream)
         start = stream.tell()
         _check(file, stream, checksum)
         stream.seek(start)
         try:
             payload = torch.load(stream, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises many types for foreign files
+        except Exception as failure:  # torch raises many types for foreign files
+            error = _hidden(failure)
+            if isinstance(error, OSError | MemoryError) or "allocate memory" in str(error):
+                raise OSError(errno.EIO, one_line(error)) from failure
             cause = one_line(error).partition(". ")[0]  # torch goes on with advice
-            raise _unreadable(file, cause) from error
+            raise _unreadable(file, cause) from failure
     if not isinstance(payload, dict):
         raise _unreadable(file, "it holds no dictionary")
     for part in ("model", "ema"):
@@ -126,7 +136,7 @@ def damage(file: Path) -> str | None:
     """What is wrong with a checkpoint, its weights included; None: nothing.
 
     Raises:
-        UserError: the system refuses to read it, which says nothing about its bytes.
+        UserError: the system refuses to read it, or it is of another format: neither is damage.
     """
     try:
         load(file)
@@ -141,17 +151,31 @@ class Unreadable(UserError):
     cause = ""
 
 
-def _unreadable(file: Path, cause: str, remedy: str = "remove it") -> Unreadable:
-    error = Unreadable(f"checkpoint {file} cannot be read ({cause}); {remedy}")
+def _unreadable(file: Path, cause: str) -> Unreadable:
+    error = Unreadable(f"checkpoint {file} cannot be read ({cause}); remove it")
     error.cause = cause
     return error
 
 
-def _opened(file: Path) -> BinaryIO:
-    if not file.is_file():
-        raise UserError(f"no checkpoint {file}: train that phase first")
+def newer_format(file: str, its: int, ours: int) -> UserError:
+    """What to say of a file that a later version wrote: it is not damaged."""
+    return UserError(
+        f"{file} cannot be read (it is of the newer format {its}, this program reads {ours}); "
+        "go on with the version that wrote it"
+    )
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[BinaryIO]:
+    """
+    Raises:
+        UserError: there is no such file, or the system refuses to read it.
+    """
     try:
-        return file.open("rb")
+        if not file.is_file():
+            raise UserError(f"no checkpoint {file}: train that phase first")
+        with file.open("rb") as stream:
+            yield stream
     except OSError as error:
         raise UserError(f"checkpoint {file} cannot be read ({error.strerror})") from error
 
@@ -167,8 +191,7 @@ def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
     try:
         words = lead.removeprefix(MAGIC).split()
         if lead.startswith(MAGIC) and int(words[0]) > FORMAT:
-            newer = f"it is of the newer format {int(words[0])}, this program reads {FORMAT}"
-            raise _unreadable(file, newer, "go on with the version that wrote it")
+            raise newer_format(f"checkpoint {file}", int(words[0]), FORMAT)
         text, size, checksum = stream.read(int(words[1])), int(words[3]), int(words[4], 16)
         if lead != _lead(text, size, checksum):
             raise ValueError("its header does not fit its checksum")
@@ -206,7 +229,7 @@ def mend(file: Path, log: Callable[[str], None]) -> None:
     """Put the checkpoint before in the place of one that is damaged or gone, and log a line.
 
     Raises:
-        UserError: the system refuses to read it.
+        UserError: the system refuses to read it, or it is of another format.
     """
     before = earlier(file)
     problem = damage(file) if file.exists() else "it is gone"
@@ -220,13 +243,13 @@ def mend(file: Path, log: Callable[[str], None]) -> None:
 
 
 def load_good(file: Path) -> tuple[dict[str, Any], str]:
-    """The newest checkpoint that can be read; nothing is changed.
+    """The newest checkpoint that is not damaged; nothing is changed.
 
     Returns:
         The payload, and a remark for people, empty for the newest.
 
     Raises:
-        UserError: neither it nor the one before can be read.
+        UserError: neither it nor the one before can be read, or the system refuses to.
     """
     return _first_good(file, load)
 
@@ -237,17 +260,17 @@ def good_header(file: Path) -> dict[str, Any]:
 
 
 def _first_good(file: Path, read: Callable[[Path], Found]) -> tuple[Found, str]:
-    before = earlier(file)
+    before, is_gone = earlier(file), not file.exists()
     try:
         return read(file), ""
     except UserError as error:
-        if not before.exists():
+        if not (is_gone or isinstance(error, Unreadable)) or not before.exists():
             raise
         try:
             found = read(before)
         except UserError:
             raise error from None
-    state = "damaged" if file.exists() else "gone"
+    state = "gone" if is_gone else "damaged"
     return found, f"; {file.name} is {state}, this is the one before"
 
 
@@ -267,5 +290,7 @@ def what_is_lost(file: Path, phase: str) -> str:
     try:
         step = good_header(file)["step"]
     except UserError:
-        return f"{phase}: interrupted; there is no checkpoint of it yet, --resume begins it anew"
+        if file.exists():
+            return f"{phase}: interrupted; --resume says what is wrong with {file}"
+        return f"{phase}: interrupted; there is no checkpoint of it yet, its updates begin anew"
     return f"{phase}: interrupted; updates after {step} are lost, --resume goes on from {file}"

@@ -4,6 +4,7 @@ import re
 import shutil
 from collections import namedtuple
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -332,3 +333,14 @@ def test_space_is_taken_where_the_system_has_no_call_for_it(tmp_path, monkeypatc
     with (tmp_path / "file").open("w+b") as stream:
         files._reserve(stream.fileno(), (1 << 24) + 5)
     assert (tmp_path / "file").stat().st_size == (1 << 24) + 5
+
+
+def test_header_that_the_system_refuses_to_read_is_no_damaged_one(tmp_path, monkeypatch):
+    (tmp_path / "header.json").write_text("{}")
+
+    def refuses(*_, **__):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_text", refuses)
+    with pytest.raises(UserError, match=r"cannot be read \(Input/output error\)$"):
+        files.read_header(tmp_path)

@@ -122,9 +122,12 @@ def test_newer_file_is_not_to_be_removed(tmp_path, monkeypatch):
     with monkeypatch.context() as newer:
         newer.setattr(checkpoint, "FORMAT", 4)
         checkpoint.save(file, {"step": 1})
-    with pytest.raises(UserError, match="newer format 4, this program reads 3") as caught:
-        checkpoint.load(file)
-    assert "remove" not in str(caught.value)
+    checkpoint.save(file.with_name("a.earlier.pt"), {"step": 0})
+    for use in (checkpoint.load_good, lambda file: checkpoint.mend(file, print)):
+        with pytest.raises(UserError, match="newer format 4, this program reads 3") as caught:
+            use(file)
+        assert "remove" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.earlier.pt", "a.pt"]
 
 
 def test_how_far_a_phase_is_stands_in_the_first_kilobytes(tmp_path, monkeypatch):
@@ -251,16 +254,39 @@ def test_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
 
-def test_unreadable_file_is_no_damaged_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("when", ["opened", "read", "loaded"])
+def test_unreadable_file_is_no_damaged_one(number, when, tmp_path, monkeypatch):
+    """Nothing is renamed, and nothing older is taken for it in silence."""
     file = tmp_path / "a.pt"
     for step in (1, 2):
         checkpoint.save(file, {"step": step})
 
-    def refuses(self, *_):
-        raise PermissionError(errno.EACCES, "Permission denied")
+    def refuses(*_, **__):
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(Path, "open", refuses)
-    with pytest.raises(UserError, match="Permission denied"):
+    place, name = {
+        "opened": (Path, "open"),
+        "read": (checkpoint, "_checksum"),
+        "loaded": (torch, "load"),
+    }[when]
+    monkeypatch.setattr(place, name, refuses)
+    for use in (checkpoint.load_good, lambda file: checkpoint.mend(file, print)):
+        with pytest.raises(UserError, match=rf"a\.pt cannot be read \(.*{os.strerror(number)}"):
+            use(file)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.earlier.pt", "a.pt"]
+
+
+def test_a_machine_without_memory_damages_no_checkpoint(tmp_path, monkeypatch):
+    file = tmp_path / "a.pt"
+    for step in (1, 2):
+        checkpoint.save(file, {"step": step})
+
+    def refuses(*_, **__):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
+
+    monkeypatch.setattr(torch, "load", refuses)
+    with pytest.raises(UserError, match="can't allocate memory"):
         checkpoint.mend(file, print)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.earlier.pt", "a.pt"]
 

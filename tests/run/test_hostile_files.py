@@ -136,6 +136,13 @@ def test_damaged_pool_headers_end_in_one_line(content, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_pool_headers_of_a_newer_version_are_not_to_be_removed(tmp_path):
+    (tmp_path / "header.json").write_bytes(header(format=9))
+    with pytest.raises(UserError, match="newer format 9, this program reads 1") as caught:
+        read_header(tmp_path)
+    assert "remove" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "name", ["log.txt", "metrics.jsonl", "samples", "config.yaml.partial", "checkpoints/x", "wandb"]
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nsgf.cli import main
+from nsgf.pool.storage import read_header
 from nsgf.run import checkpoint
 from nsgf.run.stop import Stopped, StopRequest
 from tests.conftest import shipped
@@ -107,6 +108,24 @@ def test_pool_on_disk_keeps_what_it_has_when_it_stops(tmp_path):
     pool = build(config, folder, second)
     assert (first.calls, second.calls) == ([2, 2], [2, 1])
     assert pool.filled == 56
+
+
+def test_pool_on_disk_says_what_it_keeps_when_it_is_interrupted(tmp_path, monkeypatch):
+    config = shipped("2d", "--pool-batches=7", "--sinkhorn-batch=8", "--steps=2")
+    config = with_pool(replace(config, out_dir=str(tmp_path)), storage="disk", build_batch=2)
+    solver, lines = HalfWay(), []
+
+    def impatient(*how):
+        if len(solver.calls) == 2:
+            raise KeyboardInterrupt
+        return flows(*how)
+
+    flows = solver.flows
+    monkeypatch.setattr(solver, "flows", impatient)
+    with pytest.raises(KeyboardInterrupt):
+        build(config, tmp_path / "pool", solver, lines)
+    assert lines[-1] == "pool: 4 of 7 flows are kept"
+    assert len(read_header(tmp_path / "pool")["checksums"]) == 4
 
 
 COMMAND = (
