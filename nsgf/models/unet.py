@@ -6,6 +6,8 @@ zero-initialised output layers.
 Shapes: B batch, C channels, H height, W width, E time embedding.
 """
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -141,7 +143,8 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C, 2H, 2W)."""
-        with torch.autocast(x.device.type, enabled=False):  # which would repeat in float32
+        short = x.dtype != torch.float32  # autocast would widen it; torch's meta device has none
+        with torch.autocast(x.device.type, enabled=False) if short else nullcontext():
             x = functional.interpolate(x, scale_factor=2.0, mode="nearest")
         return self.conv(x)
 
