@@ -28,12 +28,16 @@ def zero_init(layer: nn.Module) -> nn.Module:
 
 
 class Norm(nn.GroupNorm):
-    """GroupNorm that answers in the type of its input, also under autocast.
+    """GroupNorm that answers in the type of its input, also under autocast, and takes one sample of
+    one pixel.
 
     Autocast on CUDA lists group_norm among what it runs in float32: each norm would turn 16-bit
     activations into float32 ones, and everything up to the next convolution would be computed and
     kept for the backward pass at twice the size. That buys little: the kernels accumulate mean and
     variance of a 16-bit input in float32 anyway, and round only what they return.
+
+    torch's own module refuses a single sample of a single pixel as if it took statistics over the
+    batch: it would train with two samples and fail with the one that is left of them.
     """
 
     def __init__(self, channels: int) -> None:
@@ -42,10 +46,13 @@ class Norm(nn.GroupNorm):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> the same shape and type."""
         if x.dtype == self.weight.dtype:
-            return super().forward(x)
+            return self._norm(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):
-            weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-            return functional.group_norm(x, self.num_groups, weight, bias, self.eps)
+            return self._norm(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+
+    def _norm(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        cudnn = torch.backends.cudnn.enabled
+        return torch.group_norm(x, self.num_groups, weight, bias, self.eps, cudnn)
 
 
 class ResBlock(nn.Module):
@@ -196,10 +203,9 @@ class UNet(nn.Module):
             ]
         )
         self.up = self._way_up(config, wide, widths)
+        width = config.channels * config.mult[0]
         self.head = nn.Sequential(
-            Norm(config.channels),
-            nn.SiLU(),
-            zero_init(nn.Conv2d(config.channels, image_channels, 3, padding=1)),
+            Norm(width), nn.SiLU(), zero_init(nn.Conv2d(width, image_channels, 3, padding=1))
         )
 
     def _way_down(self, config: UNetConfig) -> tuple[nn.ModuleList, list[int]]:

@@ -13,6 +13,8 @@ SHAPES = {
         (3, 32, 32),
         UNetConfig(channels=32, res_blocks=2, mult=[1, 2, 2, 2], attention=[16], head_channels=32),
     ),
+    "wide at the top": ((1, 8, 8), UNetConfig(channels=32, mult=[3, 1, 2])),
+    "one pixel": ((1, 8, 8), UNetConfig(channels=64, mult=[1, 1, 1, 2], attention=[1])),
 }
 
 
@@ -67,6 +69,16 @@ def test_each_sample_sees_its_own_time(small):
     x, t = torch.randn(3, 1, 8, 8), torch.tensor([0.0, 0.4, 1.0])
     alone = torch.cat([small(x[i : i + 1], t[i : i + 1]) for i in range(3)])
     torch.testing.assert_close(small(x, t), alone, atol=1e-5, rtol=1e-4)
+
+
+def test_single_sample_may_be_halved_down_to_one_pixel():
+    """Groups of one channel, of which a single pixel is left: torch's own module refuses that."""
+    model = awake(UNet((1, 8, 8), UNetConfig(channels=32, mult=[1, 1, 1, 1])))
+    x, t = torch.randn(2, 1, 8, 8), torch.rand(2)
+    alone = model(x[:1], t[:1])
+    torch.testing.assert_close(alone, model(x, t)[:1], atol=1e-5, rtol=1e-4)
+    alone.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_every_skip_connection_changes_the_output(small):
