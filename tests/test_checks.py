@@ -31,6 +31,7 @@ WRONG = [  # experiment, flag, words of the message
     ("2d", "--pool.num_batches=-1", "pool.num_batches = -1: must be >= 1"),
     ("2d", "--nsgf.iterations=-1", "nsgf.iterations = -1: must be >= 0"),
     ("2d", "--nsgf.lr=0", "nsgf.lr = 0.0: must be > 0"),
+    ("2d", "--lr=1e38", "nsgf.lr = 1e+38: must be > 0 and <= 1; nsf.lr"),
     ("2d", "--nsgf.ema_decay=1", "nsgf.ema_decay = 1.0: must be >= 0 and < 1"),
     ("2d", "--nsgf.clip_norm=0", "nsgf.clip_norm = 0.0: must be > 0"),
     ("2d", "--sampling.omega=1.5", "sampling.omega = 1.5: must be >= 1e-06 and <= 1"),

@@ -160,8 +160,9 @@ class OptimConfig:
     """Optimizer updates."""
     batch_size: Annotated[int, Range(1)] = 256
     """Samples of one update."""
-    lr: Annotated[float, Range(above=0)] = 1e-3
-    """Adam's learning rate after warm-up."""
+    lr: Annotated[float, Range(above=0, maximum=1)] = 1e-3
+    """Adam's learning rate after warm-up. A weight moves by about as much in an update, and begins
+    below 1."""
     warmup_steps: Annotated[int, Range(0)] = 0
     """Updates over which the rate grows linearly to lr."""
     schedule: Literal["constant", "cosine"] = "constant"
