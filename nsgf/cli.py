@@ -179,7 +179,7 @@ def _compare(request: Request) -> None:
         except Stopped as stopped:
             show(f"stopped ({stop.reason}), {stopped}; the same command goes on")
             return
-    show(files[0].read_text().rstrip("\n"))
+    show(files[0].read_text(encoding="utf-8").rstrip("\n"))
     for file in files:
         show(str(file))
 

@@ -158,6 +158,19 @@ def _wait_for(folder: Path, phase: str, step: int, training: subprocess.Popen) -
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
+def test_terminal_and_locale_of_ascii_end_nothing(tmp_path, monkeypatch):
+    """What is printed and read has signs beyond ASCII, first of all the tables of a comparison."""
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}.items():
+        monkeypatch.setenv(name, value)
+    where = ["--exp", "2d", "--smoke", "--device", "cpu", "--out-dir", tmp_path]
+    for command in ("train", "sample", "evaluate", "preflight"):
+        assert process(command, *where).stdout
+    methods = ["--compare.methods=[nsgf]", "--compare.seeds=2"]
+    assert r"\xb1" in process("compare", *where, *methods).stdout
+
+
+@pytest.mark.e2e
 def test_installed_wheel_finds_its_configurations(tmp_path):
     """The YAML files travel inside the package."""
     root = Path(__file__).parents[1]

@@ -89,7 +89,8 @@ def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ):
         try:
-            stat = dict(line.split() for line in (cgroups / limit).with_name("memory.stat").open())
+            stat_lines = (cgroups / limit).with_name("memory.stat").read_text().splitlines()
+            stat = dict(line.split() for line in stat_lines)
             used = int((cgroups / usage).read_text()) - int(stat[cached])
             available = min(available, max(0, int((cgroups / limit).read_text()) - used))
         except (OSError, ValueError, KeyError):  # no such files, or "max"

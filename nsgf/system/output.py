@@ -15,12 +15,18 @@ def show(text: str) -> None:
     """Text on stdout, at once and above a progress bar."""
     from tqdm import tqdm
 
-    _guarded(sys.stdout, lambda stream: tqdm.write(printable(text), file=stream))
+    _guarded(sys.stdout, lambda stream: tqdm.write(_encodable(text, stream), file=stream))
 
 
 def show_error(text: str) -> None:
     """Text on stderr, at once."""
-    _guarded(sys.stderr, lambda stream: print(printable(text), file=stream))
+    _guarded(sys.stderr, lambda stream: print(_encodable(text, stream), file=stream))
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """What can be written to a stream whose encoding may be ASCII: ``\\xb1`` for a plus-minus."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return printable(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _guarded(stream: TextIO, write: Callable[[TextIO], object]) -> None:

@@ -1,4 +1,5 @@
 import ast
+import io
 import os
 from pathlib import Path
 
@@ -18,6 +19,15 @@ def test_reader_that_went_away_ends_nothing(monkeypatch, name, say):
         for _ in range(2):
             say("x" * 100_000)
         stream.flush()
+
+
+@pytest.mark.parametrize(("name", "say"), [("stdout", show), ("stderr", show_error)])
+def test_signs_that_a_terminal_lacks_are_escaped_and_end_nothing(monkeypatch, name, say):
+    written = io.BytesIO()
+    monkeypatch.setattr(f"sys.{name}", io.TextIOWrapper(written, encoding="ascii"))
+    say("0.5 ± 0.1")
+    say("and on")
+    assert written.getvalue() == b"0.5 \\xb1 0.1\nand on\n"
 
 
 @pytest.mark.parametrize("words", [["--version"], ["train", "--help"], ["--nonsense"]])
