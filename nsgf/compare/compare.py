@@ -257,7 +257,7 @@ class Work:
         key = floor_key(trial_config(self._config, trial), draw)
         known = record.find(key)
         if known is None:
-            known = Measured(0, 0, self._yardstick(trial).floor(trial.seed, draw))
+            known = Measured(0.0, 0.0, self._yardstick(trial).floor(trial.seed, draw))
             record.add(key, known)
         return known
 

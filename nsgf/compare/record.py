@@ -2,6 +2,7 @@
 one for the floors of each target."""
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,10 @@ class Record:
             content = json.loads(self._file.read_text())
             self._seconds = {name: float(value) for name, value in content["seconds"].items()}
             for row in content["measures"]:
-                values = {name: float(value) for name, value in row["values"].items()}
+                values = {
+                    name: math.inf if value is None else float(value)
+                    for name, value in row["values"].items()
+                }
                 measured = Measured(float(row["nfe"]), float(row["sample_seconds"]), values)
                 self._measures[str(row["key"])] = measured
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -57,9 +61,17 @@ class Record:
         self._save()
 
     def _save(self) -> None:
-        measures = [{"key": key, **asdict(measured)} for key, measured in self._measures.items()]
+        measures = [
+            {"key": key, **asdict(measured), "values": _as_json(measured.values)}
+            for key, measured in self._measures.items()
+        ]
         content = {"seconds": self._seconds, "measures": measures}
-        write_text(self._file, json.dumps(content, indent=1) + "\n")
+        write_text(self._file, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def _as_json(values: dict[str, float]) -> dict[str, float | None]:
+    """Measures with null where samples have diverged: JSON has no word for infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def measure_key(method: MethodName, config: Config, nfe: int, draw: int) -> str:

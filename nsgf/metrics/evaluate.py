@@ -1,6 +1,7 @@
 """What is measured of a trained run, and the file and lines that tell it."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def report(metrics: dict[str, Any]) -> list[str]:
 
 def _in_words(value: Any) -> str:
     if value is None:
-        return "not known before"
+        return "not known"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
@@ -198,7 +199,7 @@ def _description(
         description |= phase.described(config)
     tau = samples[0].tau
     if tau is not None:
-        description |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std())}
+        description |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}
     return description
 
 
@@ -237,4 +238,8 @@ def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, 
 
 
 def _write(file: Path, metrics: dict[str, Any]) -> None:
-    write_text(file, json.dumps(metrics, indent=2) + "\n")
+    """Save the measures; of them, what is no finite number becomes None, JSON's null."""
+    for key, value in metrics.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            metrics[key] = None
+    write_text(file, json.dumps(metrics, indent=2, allow_nan=False) + "\n")

@@ -1,6 +1,7 @@
 """Small comparisons from end to end: trained once, measured once, left to others, reported."""
 
 import copy
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +78,8 @@ def test_comparison_trains_measures_and_reports(finished_once):
 
 
 def test_what_is_finished_is_not_done_again(finished, monkeypatch):
-    table = (comparison_folder(finished) / "table.md").read_text()
+    folder = comparison_folder(finished)
+    tables = [(folder / name).read_text() for name in ("table.md", "table.csv")]
 
     def refuse(*_, **__):
         raise AssertionError("trained or measured again")
@@ -86,7 +88,7 @@ def test_what_is_finished_is_not_done_again(finished, monkeypatch):
     monkeypatch.setattr(comparison, "measure", refuse)
     monkeypatch.setattr(measure.PointYardstick, "floor", refuse)
     second, said = run(finished)
-    assert second[0].read_text() == table
+    assert [file.read_text() for file in second[:2]] == tables
     assert "4 measured" in said[1]
 
 
@@ -220,8 +222,12 @@ def test_samples_that_are_not_finite_are_diverged(config, monkeypatch):
         return replace(real(*args, **kwargs), finite=False)
 
     monkeypatch.setattr(measure, "generate", diverging)
-    files, _ = run(replace(config, compare=replace(config.compare, methods=["nsgf"])))
-    assert "| NSGF | **diverged** |" in files[0].read_text()
+    config = replace(config, compare=replace(config.compare, methods=["nsgf"]))
+    for _ in range(2):  # measured, and as it is kept
+        files, _ = run(config)
+        assert "| NSGF | **diverged** |" in files[0].read_text()
+    record = trial_folder(config, next(trials(config))) / "compare.json"
+    json.loads(record.read_text(), parse_constant=pytest.fail)  # JSON has no Infinity
 
 
 def test_stop_between_two_measures(config):

@@ -1,4 +1,5 @@
 import json
+import math
 import sys
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import torch
 
 from nsgf.data import Data
 from nsgf.metrics import evaluate, wasserstein
-from nsgf.metrics.evaluate import evaluate_run
+from nsgf.metrics.evaluate import evaluate_run, report
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -24,6 +25,29 @@ def test_evaluation_of_points(small, small_run):
     assert found["w2"] > found["w2_floor"] > 0
     assert found["w2_std"] > 0
     assert "nearest_real" not in found
+
+
+def strict(file):
+    """What any reader of JSON takes: it has no NaN and no Infinity."""
+    return json.loads(file.read_text(), parse_constant=pytest.fail)
+
+
+@pytest.mark.filterwarnings("error")
+def test_one_sample_measured_once_has_no_spread(small, small_run):
+    evaluation = replace(small.evaluation, num_samples=1, repeats=1)
+    file, found = evaluate_run(replace(small, evaluation=evaluation), small_run)
+    assert strict(file) == found
+    assert found["tau_std"] == found["w2_std"] == 0
+
+
+def test_measure_that_is_no_finite_number_is_null(digits_run, monkeypatch):
+    """Distances of samples that are nearly diverged overflow in float32."""
+    config, run = digits_run
+    monkeypatch.setattr("nsgf.metrics.evaluate.nearest_distance", lambda *_, **__: math.inf)
+    file, found = evaluate_run(config, run)
+    assert strict(file) == found
+    assert found["nearest_real"] is None
+    assert any(line.split() == ["nearest_real", "not", "known"] for line in report(found))
 
 
 def test_adaptive_steps_are_counted(small, small_run):
