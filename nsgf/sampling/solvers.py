@@ -33,8 +33,14 @@ SOLVERS: dict[str, Solver] = {
     "heun": Solver(2, "heun2"),
     "dopri5": Solver(None, "dopri5"),
 }
-CANNOT_GO_ON = ("underflow in dt", "non-finite values")
-"""How the assertions begin by which torchdiffeq gives up."""
+MAX_STEPS = 1000
+"""Of dopri5 for a batch, with those that it takes back; a trained straight flow takes tens."""
+CANNOT_GO_ON = {
+    "underflow in dt": "needs steps that are too small",
+    "non-finite values": "is not finite",
+    "max_num_steps exceeded": f"needs more than {MAX_STEPS} steps",
+}
+"""How the assertions begin by which torchdiffeq gives up, and what they say of the straight flow."""
 
 
 def check_solver(config: SamplingConfig) -> None:
@@ -83,8 +89,9 @@ def integrate(
     euler and heun take ``straight_steps`` equal steps of each sample's way; euler with ``omega``
     takes steps of that size instead, as many as each sample needs. dopri5 (Dormand and Prince 1980)
     chooses its steps for the whole batch together: the root mean square, over all values of all
-    samples, of error / (atol + rtol |x|) stays below 1 in each step. It calls the velocity twice to
-    find its first step, and 6 times for each step, also for one that it takes back.
+    samples, of error / (atol + rtol |x|) stays below 1 in each step, of which there are at most
+    MAX_STEPS from one state shown to the next. It calls the velocity twice to find its first step,
+    and 6 times for each step, also for one that it takes back.
 
     Args:
         velocity: u.
@@ -156,17 +163,19 @@ def _odeint(
     grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=torch.float64, device=x.device)
     options: dict[str, Any] = {"grid_constructor": lambda *_: grid}
     if SOLVERS[config.solver].calls_per_step is None:
-        options = {"step_t": grid[-1:]}  # else the last step may end far behind 1
+        # without step_t the last step may end far behind 1
+        options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS}
     wanted = grid if observe else grid[[0, -1]]  # all states of a batch may be too many
     settings = {"method": SOLVERS[config.solver].torchdiffeq, "options": options}
     try:
         states = odeint(slope, x, wanted, rtol=config.rtol, atol=config.atol, **settings)
     except AssertionError as error:
-        if not str(error).startswith(CANNOT_GO_ON):
+        why = [words for said, words in CANNOT_GO_ON.items() if str(error).startswith(said)]
+        if not why:
             raise
         raise UserError(
-            f"sampling.solver = {config.solver}: the straight flow is not finite, or needs steps "
-            "that are too small; use larger sampling.rtol and sampling.atol, or euler"
+            f"sampling.solver = {config.solver}: the straight flow {why[0]} at sampling.rtol = "
+            f"{config.rtol:g} and sampling.atol = {config.atol:g}; use larger ones, or euler"
         ) from error
     if observe:
         for state in states[1:]:

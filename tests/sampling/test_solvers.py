@@ -120,8 +120,21 @@ def test_dopri5_that_cannot_go_on_is_one_line(value, since):
     def slope(x, t):
         return torch.full_like(x, value if t[0] >= since else 1.0)
 
-    with pytest.raises(UserError, match=r"sampling\.solver = dopri5: .* use larger sampling\.rtol"):
+    with pytest.raises(UserError, match=r"sampling\.solver = dopri5: .*; use larger ones"):
         integrate(slope, torch.ones(2, 1), torch.zeros(2), SamplingConfig(solver="dopri5"))
+
+
+def test_dopri5_of_a_stiff_field_ends_after_so_many_steps():
+    """A field that turns ever faster would take hours, or for ever."""
+    calls = []
+
+    def slope(x, t):
+        calls.append(t)
+        assert len(calls) < 10_000, "no end"
+        return torch.cos(1e6 * x)
+
+    with pytest.raises(UserError, match=r"more than 1000 steps.*sampling\.rtol = 1e-05.*sampling\.atol"):
+        integrate(slope, torch.rand(2, 1), torch.zeros(2), SamplingConfig(solver="dopri5"))
 
 
 def test_failed_assertions_of_networks_stay_what_they_are():
