@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from nsgf.data import Sampler
-
-SIMPLEX_ITERATIONS = 10_000_000
+from nsgf.phases.lines import SIMPLEX_ITERATIONS
 
 
 def w2(x: Tensor, y: Tensor) -> float:

@@ -10,6 +10,7 @@
 Shapes: B batch, *shape one sample.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, PeerConfig
 from nsgf.data import Data, PointSampler, Sampler, Times
 from nsgf.phases.base import Phase, PhasePlan
+from nsgf.phases.lines import SIMPLEX_ITERATIONS
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
@@ -40,15 +42,18 @@ def check_installed() -> None:
 
 
 def build_matcher(config: PeerConfig) -> Any:
-    """torchcfm's flow matcher of the configured method."""
+    """torchcfm's flow matcher of the configured method; exact plans have the steps they need."""
     from torchcfm import conditional_flow_matching as cfm
 
+    if config.method not in ("otcfm", "sbcfm"):
+        return cfm.ConditionalFlowMatcher(sigma=config.sigma if config.method == "icfm" else 0.0)
     if config.method == "otcfm":
-        return cfm.ExactOptimalTransportConditionalFlowMatcher(sigma=config.sigma)
-    if config.method == "sbcfm":
-        return cfm.SchrodingerBridgeConditionalFlowMatcher(sigma=config.sigma, ot_method="exact")
-    sigma = config.sigma if config.method == "icfm" else 0.0
-    return cfm.ConditionalFlowMatcher(sigma=sigma)
+        matcher = cfm.ExactOptimalTransportConditionalFlowMatcher(sigma=config.sigma)
+    else:
+        matcher = cfm.SchrodingerBridgeConditionalFlowMatcher(config.sigma, ot_method="exact")
+    pairs = matcher.ot_sampler
+    pairs.ot_fn = partial(pairs.ot_fn, numItermax=SIMPLEX_ITERATIONS)
+    return matcher
 
 
 class PeerTask(Task):

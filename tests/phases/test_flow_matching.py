@@ -6,7 +6,8 @@ from torch import nn
 
 from nsgf.config.schema import PeerConfig
 from nsgf.data import PointSampler
-from nsgf.phases.flow_matching import PeerTask, check_installed
+from nsgf.phases.flow_matching import PeerTask, build_matcher, check_installed
+from nsgf.phases.lines import SIMPLEX_ITERATIONS
 from nsgf.phases.reflow import ReflowTask, reflow_ends
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
@@ -49,6 +50,13 @@ def test_icfm_has_noise_of_width_sigma_around_the_line():
     noise = batch.inputs[0] - ((1 - t[:, None]) * start + t[:, None] * end)
     assert float(noise.std()) == pytest.approx(0.3, rel=0.25)
     torch.testing.assert_close(batch.target, end - start)
+
+
+@pytest.mark.parametrize("method", ["otcfm", "sbcfm"])
+def test_exact_plan_of_a_large_batch_has_the_steps_it_needs(method):
+    """POT's own limit ends before the optimum from about 2,500 points on."""
+    matcher = build_matcher(PeerConfig(method=method, sigma=0.1))
+    assert matcher.ot_sampler.ot_fn.keywords["numItermax"] == SIMPLEX_ITERATIONS
 
 
 def test_otcfm_pairs_by_optimal_transport():

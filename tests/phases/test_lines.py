@@ -1,14 +1,17 @@
+import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from nsgf.data import ImageSampler, PointSampler
 from nsgf.data.points import Gaussian
+from nsgf.phases import lines
 from nsgf.phases.lines import LineTask, ot_coupling
 from nsgf.phases.nsf import NSFTask
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.phases.predictor import TimePredictorTask
 from nsgf.pool import TrajectoryPool
+from nsgf.system.errors import UserError
 from nsgf.training.task import Batch
 
 
@@ -105,6 +108,13 @@ def test_optimal_pairs_is_the_cheapest_permutation():
     cost = torch.cdist(a.flatten(1), b.flatten(1)).square()
     rows, columns = linear_sum_assignment(cost.numpy())
     torch.testing.assert_close(cost[range(40), index].sum(), cost[rows, columns].sum())
+
+
+def test_coupling_that_does_not_finish_is_one_line(monkeypatch):
+    """POT warns and hands out a plan that pairs badly, or one sample twice."""
+    monkeypatch.setattr(lines, "SIMPLEX_ITERATIONS", 1)
+    with pytest.raises(UserError, match=r"nsf\.coupling = ot: .* batch of 64 .*smaller nsf\.batch"):
+        ot_coupling(torch.randn(64, 2), torch.randn(64, 2))
 
 
 def test_optimal_coupling_pairs_the_batch():
