@@ -19,7 +19,7 @@ from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Task
 
 SIMPLEX_ITERATIONS = 10_000_000
-"""Limit of POT's exact solver; its own, 100,000, ends before the optimum from about 2,500 points."""
+"""Limit of POT's exact solver; its own ends before the optimum from about 2,500 points on."""
 Transport = Callable[[Tensor], Tensor]
 """NSGF steps as a function of their start, (B, *shape) -> (B, *shape), without gradients."""
 

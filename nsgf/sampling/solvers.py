@@ -40,7 +40,7 @@ CANNOT_GO_ON = {
     "non-finite values": "is not finite",
     "max_num_steps exceeded": f"needs more than {MAX_STEPS} steps",
 }
-"""How the assertions begin by which torchdiffeq gives up, and what they say of the straight flow."""
+"""How the assertions begin by which torchdiffeq gives up, and what they say of the flow."""
 
 
 def check_solver(config: SamplingConfig) -> None:

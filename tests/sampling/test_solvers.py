@@ -133,7 +133,9 @@ def test_dopri5_of_a_stiff_field_ends_after_so_many_steps():
         assert len(calls) < 10_000, "no end"
         return torch.cos(1e6 * x)
 
-    with pytest.raises(UserError, match=r"more than 1000 steps.*sampling\.rtol = 1e-05.*sampling\.atol"):
+    with pytest.raises(
+        UserError, match=r"more than 1000 steps.*sampling\.rtol = 1e-05.*sampling\.atol"
+    ):
         integrate(slope, torch.rand(2, 1), torch.zeros(2), SamplingConfig(solver="dopri5"))
 
 
