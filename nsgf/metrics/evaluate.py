@@ -49,10 +49,12 @@ def evaluate_run(
             cannot be written, which is found out before sampling.
     """
     check(config)
-    folder = _check_folders(config, run)
+    folder, evaluation = writable(results_folder(config, run)), config.evaluation
+    for name in [".classifiers"] * evaluation.classifier + [".fidelity"] * evaluation.inception:
+        writable(Path(config.out_dir).expanduser() / name)
     device = pick_device(config.device)
-    network, weights = None, config.evaluation.inception_weights
-    if config.evaluation.inception and weights is not None:
+    network, weights = None, evaluation.inception_weights
+    if evaluation.inception and weights is not None:
         network = Inception(Path(weights))
     sampler, progress = load_sampler(config, run, device)
     data = Data(config.data, config.seed)
@@ -163,20 +165,6 @@ def inception_part(
         return inception_metrics(pixels, reference, network, device, size, log)
     except UserError as error:
         return {"inception": f"left out: {error}"}
-
-
-def _check_folders(config: Config, run: RunFolder) -> Path:
-    """The folder of ``metrics.json``, once all that an evaluation writes to can be written.
-
-    Raises:
-        UserError: something cannot.
-    """
-    folder, shared = writable(results_folder(config, run)), Path(config.out_dir).expanduser()
-    if config.evaluation.classifier:
-        writable(shared / ".classifiers")
-    if config.evaluation.inception:
-        writable(shared / ".fidelity")
-    return folder
 
 
 def _description(

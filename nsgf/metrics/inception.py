@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from os.path import lexists
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -131,24 +131,23 @@ class Reference:
             f"{fingerprint(self.images)}..."
         )
 
-    def file(self, network: Inception) -> Path:
-        """Where their features are kept; the name says all that they depend on."""
-        count, channels, height, width = self.images.shape
-        return self.cache / (
-            f"{self.name.replace(' ', '-')}-train-{count}-{height}x{width}x{channels}-to-299-"
-            f"unflipped-{fingerprint(self.images)}-{network.sha256[:12]}-tf{network.version}.pt"
-        )
-
     def features(
         self, network: Inception, device: torch.device, batch_size: int, log: Callable[[str], None]
     ) -> Tensor:
         """Their features (N, 2048): from the file, or computed now, of which ``log`` takes a line,
         and kept there.
         """
-        file = self.file(network)
+        file = self.cache / (
+            f"{self.name.replace(' ', '-')}-train-{fingerprint(self.images)}-to-299-"
+            f"{network.sha256[:12]}-tf{network.version}.pt"
+        )
         try:
             if lexists(file):
-                return _checked(load_archive(file), len(self.images))
+                features = load_archive(file)
+                kind = (features.dtype, features.ndim, len(features))
+                if kind != (torch.float32, 2, len(self.images)) or not features.isfinite().all():
+                    raise ValueError(f"no features of {len(self.images)} images")
+                return cast(Tensor, features)
             log(f"features of the real images are computed, and kept in {self.cache}")
         except Exception as error:  # a foreign file may hold anything, e.g. endless tensors
             why = one_line(error)[:100]
@@ -160,20 +159,6 @@ class Reference:
         except (OSError, RuntimeError) as error:  # torch hides a full disk behind its own
             log(f"features of the real images cannot be kept ({one_line(error)})")
         return features
-
-
-def _checked(features: Any, count: int) -> Tensor:
-    """
-    Raises:
-        ValueError: what was in a file is no features of ``count`` images.
-    """
-    if not isinstance(features, Tensor) or features.dtype != torch.float32 or features.ndim != 2:
-        raise ValueError("no features")
-    if len(features) != count:
-        raise ValueError(f"features of {len(features)} images, not of {count}")
-    if not features.isfinite().all():
-        raise ValueError("features that are not finite")
-    return features
 
 
 def inception_metrics(

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from nsgf.data.images import ImageSet, to_unit_range
 from nsgf.metrics.shared import fingerprint, load_archive
+from nsgf.run.checkpoint import is_finite
 from nsgf.run.folder import replacing
 from nsgf.run.lock import in_turn
 from nsgf.system.errors import UserError, one_line
@@ -19,10 +20,8 @@ from nsgf.system.seeding import derive_seed, make_generator
 
 SEED = 0
 """Of the classifier and of the choice of its reference: one instrument for all runs."""
-FORMAT = 1
-"""Of a classifier's file; those of another format are not used."""
 ARCHITECTURE = 1
-"""To be raised with any change of the network or of its training: files of others are not used."""
+"""To be raised with any change of network, training or file: files of others are not used."""
 FEATURES = 64
 TRAINED_SHARE = 0.8
 BATCH = 128
@@ -108,7 +107,7 @@ def obtain(
         trained = train(kind, images, labels, device)
         state = {name: value.cpu() for name, value in trained.network.state_dict().items()}
         with replacing(file) as stream:
-            torch.save({"format": FORMAT, "model": state, "accuracy": trained.accuracy}, stream)
+            torch.save({"model": state, "accuracy": trained.accuracy}, stream)
         fitted, held_out = map(len, split(len(images)))
         log(
             f"classifier of {kind.name}: trained on {fitted} images in "
@@ -161,11 +160,9 @@ def _read(file: Path, kind: ImageSet, device: torch.device) -> Trained:
     network = _initial(kind)
     try:
         payload = load_archive(file)
-        if payload["format"] != FORMAT:
-            raise ValueError(f"format {payload['format']}, not {FORMAT}")
         network.load_state_dict(payload["model"])
         accuracy = float(payload["accuracy"])
-        if not all(value.isfinite().all() for value in network.state_dict().values()):
+        if not is_finite(network.state_dict()):
             raise ValueError("weights that are not finite")
     except Exception as error:  # a foreign file may hold anything under these names
         cause = one_line(error)[:100]

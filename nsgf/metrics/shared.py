@@ -10,8 +10,6 @@ from torch import Tensor
 
 from nsgf.system.errors import UserError
 
-NEEDED = (0, 4)
-"""First version of torch-fidelity with precision and recall."""
 NEIGHBOURS = 3
 PRC_BATCH = 2000
 """Rows of the distances that precision and recall take at a time; no setting of the results."""
@@ -24,18 +22,13 @@ def require_fidelity(key: str) -> str:
         UserError: it is not installed, or too old.
     """
     try:
-        from torch_fidelity import __version__ as version
+        import torch_fidelity.metric_prc  # new in 0.4
     except ImportError as error:
         raise UserError(
-            f"{key} = true: needs torch-fidelity (pip install 'torch-fidelity>=0.4'), "
+            f"{key} = true: needs torch-fidelity 0.4 or newer (pip install -U torch-fidelity), "
             f"or say --{key} false"
         ) from error
-    if tuple(int(number) for number in version.split(".")[:2]) < NEEDED:
-        raise UserError(
-            f"{key} = true: needs torch-fidelity 0.4 or newer, this is {version} "
-            f"(pip install -U torch-fidelity), or say --{key} false"
-        )
-    return str(version)
+    return str(torch_fidelity.__version__)
 
 
 def require_neighbours(count: int) -> None:

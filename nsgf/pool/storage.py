@@ -208,7 +208,7 @@ def refuse_mismatch(known: Header, folder: Path | None, settings: dict[str, obje
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Free bytes for a pool in ``folder``, beside those that it takes already."""
+    """Free bytes on the disk where ``folder`` is, or would be made."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent

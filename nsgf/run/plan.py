@@ -1,6 +1,5 @@
 """What a training run is going to do, and whether this machine can."""
 
-import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import torch
 
 from nsgf.config.schema import Config, PhaseName
 from nsgf.phases import get_phase, get_phases
+from nsgf.pool.storage import free_disk_bytes
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError
@@ -75,8 +75,6 @@ def check_space(
     pool: int,
     run: RunFolder,
     restarts: Collection[PhaseName] = (),
-    *,
-    available: int | None = None,
 ) -> None:
     """Refuse a run whose disk would be full before its end.
 
@@ -87,7 +85,6 @@ def check_space(
         pool: bytes that a pool on disk still takes.
         run: its folder, also one that is not there yet.
         restarts: phases whose newest checkpoint is set aside, and so keeps its room.
-        available: free bytes there; measured when not given.
 
     Raises:
         UserError: there is less room.
@@ -98,20 +95,12 @@ def check_space(
     files += [file for phase, file in newest.items() if phase not in restarts]
     taken = sum(file.stat().st_size for file in files if file.exists())
     checkpoints = max(0, 2 * sum(sizes.values()) + max(sizes.values(), default=0) - taken)
-    if available is None:
-        available = shutil.disk_usage(_existing(run.path)).free
+    available = free_disk_bytes(run.path)
     if checkpoints + pool > available:
         what = f"the checkpoints need {format_bytes(checkpoints)}"
         if pool:
             what += f" and the pool {format_bytes(pool)}"
         raise UserError(
-            f"out_dir: {what} of disk space, {_existing(run.path)} has {format_bytes(available)} "
-            "free; name a folder on another disk with --out-dir DIR"
+            f"out_dir: {what} of disk space, {run.path} has {format_bytes(available)} free; name a "
+            "folder on another disk with --out-dir DIR"
         )
-
-
-def _existing(place: Path) -> Path:
-    place = place.absolute()
-    while not place.exists():
-        place = place.parent
-    return place

@@ -138,7 +138,6 @@ BAD = [
     {"model": {"x": torch.ones(2)}},
     {"accuracy": "high"},
     {"accuracy": None},
-    {"format": 2},
     "nan",
 ]
 

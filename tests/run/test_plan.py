@@ -17,28 +17,39 @@ def test_a_checkpoint_has_about_the_bytes_that_are_asked_for(tiny_run):
     assert checkpoint_bytes(weights) < file.stat().st_size < checkpoint_bytes(weights) + 20_000
 
 
-def test_two_checkpoints_of_each_phase_one_more_and_the_pool_must_fit(tmp_path):
+@pytest.fixture
+def fits(monkeypatch):
+    """``check_space`` where that many bytes are free."""
+
+    def check(available, *values):
+        monkeypatch.setattr("nsgf.run.plan.free_disk_bytes", lambda _: available)
+        check_space(*values)
+
+    return check
+
+
+def test_two_checkpoints_of_each_phase_one_more_and_the_pool_must_fit(tmp_path, fits):
     run, weights = RunFolder(tmp_path / "new"), {"nsgf": 1000, "nsf": 3000}
     needed = 16 * (2 * 1000 + 2 * 3000 + 3000)
-    check_space(weights, 0, run, available=needed)
+    fits(needed, weights, 0, run)
     with pytest.raises(UserError, match=r"need 176.0 KB of disk space.* --out-dir"):
-        check_space(weights, 0, run, available=needed - 1)
-    check_space(weights, 5000, run, available=needed + 5000)
+        fits(needed - 1, weights, 0, run)
+    fits(needed + 5000, weights, 5000, run)
     with pytest.raises(UserError, match=r"and the pool 5.0 KB"):
-        check_space(weights, 5000, run, available=needed + 4999)
+        fits(needed + 4999, weights, 5000, run)
 
 
-def test_checkpoints_that_are_there_need_no_more_room(tmp_path):
+def test_checkpoints_that_are_there_need_no_more_room(tmp_path, fits):
     run = RunFolder(tmp_path)
     for file in (run.checkpoint_file("nsf"), earlier(run.checkpoint_file("nsf"))):
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(bytes(16_000))
-    check_space({"nsf": 1000}, 0, run, available=16_000)
+    fits(16_000, {"nsf": 1000}, 0, run)
     with pytest.raises(UserError):
-        check_space({"nsf": 1000}, 0, run, available=15_999)
-    check_space({"nsf": 1000}, 0, run, ["nsf"], available=32_000)  # one is only renamed
+        fits(15_999, {"nsf": 1000}, 0, run)
+    fits(32_000, {"nsf": 1000}, 0, run, ["nsf"])  # one is only renamed
     with pytest.raises(UserError):
-        check_space({"nsf": 1000}, 0, run, ["nsf"], available=31_999)
+        fits(31_999, {"nsf": 1000}, 0, run, ["nsf"])
 
 
 @pytest.mark.parametrize(("storage", "fits"), [("memory", True), ("disk", False)])
