@@ -114,16 +114,17 @@ class Tests:
         for file, lines in ((f, lines) for r in records for f, lines in r["lines"].items()):
             mine = self._lines.setdefault(file, {})
             for line, contexts in lines.items():
-                mine.setdefault(int(line), set()).update(filter(None, contexts))
+                mine.setdefault(int(line), set()).update(contexts)
 
     def of(self, mutant: Mutant) -> tuple[list[str], list[str]]:
         """Those that execute the mutant's statement: beside its module, and elsewhere.
 
-        Where the statement runs at import, all tests of the module.
+        Where the statement runs at import, outside of all tests, those of the whole module.
         """
         lines, (first, last) = self._lines.get(mutant.file, {}), mutant.lines
         found = set().union(*(lines.get(line, ()) for line in range(first, last + 1)))
-        found = found or set().union(*lines.values())
+        if not found or "" in found:
+            found = set().union(*lines.values())
         beside = str(Path(mutant.file.replace("nsgf", "tests", 1)).parent) + "/"
         near, far, seconds = [], [], 0.0
         for name in sorted(self.all, key=lambda n: (beside not in n, self.all[n]["seconds"])):
