@@ -17,7 +17,7 @@ from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
 from nsgf.phases import get_phases
-from nsgf.run.folder import RunFolder, write_text
+from nsgf.run.folder import RunFolder, check_links, write_text
 from nsgf.run.progress import track
 from nsgf.sampling.generate import generate, load_sampler, results_folder, writable
 from nsgf.sampling.sampler import FlowSampler, Samples
@@ -46,12 +46,12 @@ def evaluate_run(
 
     Raises:
         UserError: checkpoints, data or a given weights file are missing or damaged, or a folder
-            cannot be written, which is found out before sampling.
+            cannot be written or leads out of itself, which is found out before sampling.
     """
     check(config)
     folder, evaluation = writable(results_folder(config, run)), config.evaluation
     for name in [".classifiers"] * evaluation.classifier + [".fidelity"] * evaluation.inception:
-        writable(Path(config.out_dir).expanduser() / name)
+        check_links(writable(Path(config.out_dir).expanduser() / name))
     device = pick_device(config.device)
     network, weights = None, evaluation.inception_weights
     if evaluation.inception and weights is not None:

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO, TypeVar, cast
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -31,8 +31,6 @@ MAGIC = b"nsgf checkpoint "
 HEADER = ("phase", "step", "config")
 """Parts of a payload that are kept in the header."""
 CHUNK = 1 << 22
-
-Found = TypeVar("Found")
 
 
 def save(file: Path, payload: dict[str, Any]) -> None:
@@ -114,7 +112,8 @@ def load(file: Path) -> dict[str, Any]:
     with _reading(file) as stream:
         header, checksum = _header(file, stream)
         start = stream.tell()
-        _check(file, stream, checksum)
+        if _checksum(stream) != checksum:
+            raise _unreadable(file, "its content does not fit its checksum")
         stream.seek(start)
         try:
             payload = torch.load(stream, map_location="cpu", weights_only=True)
@@ -204,11 +203,6 @@ def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
     return header, checksum
 
 
-def _check(file: Path, stream: BinaryIO, checksum: int) -> None:
-    if _checksum(stream) != checksum:
-        raise _unreadable(file, "its content does not fit its checksum")
-
-
 def _checksum(stream: BinaryIO) -> int:
     """Of what follows in a stream."""
     summed = 0
@@ -242,8 +236,10 @@ def mend(file: Path, log: Callable[[str], None]) -> None:
     log(f"checkpoint {file} is damaged ({problem}; {aside}); going on from the one before")
 
 
-def load_good(file: Path) -> tuple[dict[str, Any], str]:
-    """The newest checkpoint that is not damaged; nothing is changed.
+def load_good(
+    file: Path, read: Callable[[Path], dict[str, Any]] = load
+) -> tuple[dict[str, Any], str]:
+    """The newest checkpoint that is not damaged, as ``read`` has it; nothing is changed.
 
     Returns:
         The payload, and a remark for people, empty for the newest.
@@ -251,15 +247,6 @@ def load_good(file: Path) -> tuple[dict[str, Any], str]:
     Raises:
         UserError: neither it nor the one before can be read, or the system refuses to.
     """
-    return _first_good(file, load)
-
-
-def good_header(file: Path) -> dict[str, Any]:
-    """The header of the newest checkpoint that has one; errors as in :func:`load_good`."""
-    return _first_good(file, read_header)[0]
-
-
-def _first_good(file: Path, read: Callable[[Path], Found]) -> tuple[Found, str]:
     before, is_gone = earlier(file), not file.exists()
     try:
         return read(file), ""
@@ -272,6 +259,11 @@ def _first_good(file: Path, read: Callable[[Path], Found]) -> tuple[Found, str]:
             raise error from None
     state = "gone" if is_gone else "damaged"
     return found, f"; {file.name} is {state}, this is the one before"
+
+
+def good_header(file: Path) -> dict[str, Any]:
+    """The header of the newest checkpoint that has one; errors as in :func:`load_good`."""
+    return load_good(file, read_header)[0]
 
 
 def check_phase(file: Path, header: dict[str, Any], phase: str) -> None:

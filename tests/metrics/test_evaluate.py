@@ -92,6 +92,18 @@ def test_caches_that_cannot_be_written_are_known_before_sampling(
         evaluate_run(replace(config, evaluation=evaluation, out_dir=str(tmp_path)), run)
 
 
+def test_links_out_of_the_caches_are_refused_before_sampling(digits_run, monkeypatch, tmp_path):
+    config, run = digits_run
+    monkeypatch.setattr("nsgf.metrics.evaluate.load_sampler", lambda *_: pytest.fail("loaded"))
+    (victim := tmp_path / "victim").write_text("precious")
+    (tmp_path / "out" / ".classifiers").mkdir(parents=True)
+    (tmp_path / "out" / ".classifiers" / "lock").symlink_to(victim)
+    evaluation = replace(config.evaluation, classifier=True)
+    with pytest.raises(UserError, match="lock is a link out of that folder"):
+        evaluate_run(replace(config, evaluation=evaluation, out_dir=str(tmp_path / "out")), run)
+    assert victim.read_text() == "precious"
+
+
 def test_evaluation_of_images(digits_run):
     config, run = digits_run
     _, found = evaluate_run(config, run)
