@@ -1,6 +1,7 @@
 """The command ``nsgf``, also ``python -m nsgf``."""
 
 import os
+import sys
 
 
 def configure_allocator() -> None:
@@ -12,8 +13,18 @@ def configure_allocator() -> None:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
+def open_streams() -> None:
+    """Let standard streams that are closed (``2>&-``) lead nowhere: a file that is opened later
+    would get their number, and with it what is said.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
 def main() -> int:
     """Entry point; the exit code of :func:`nsgf.cli.main`."""
+    open_streams()
     configure_allocator()
     from nsgf.cli import main as run
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from nsgf import __version__
 from nsgf.command_line import Request, parse
 from nsgf.flags import COMMANDS, command_parser, overview
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.launch import is_launched
 from nsgf.system.output import show, show_error
 
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error))
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
-        return _fail(f"cannot use{where}: {error.strerror or error}")
+        return _fail(f"cannot use{where}: {cause(error)}")
     except KeyboardInterrupt:
         show("nsgf: interrupted")
         return 130

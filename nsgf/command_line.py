@@ -22,7 +22,7 @@ from nsgf.config.files import (
 )
 from nsgf.config.schema import Config
 from nsgf.flags import COMMANDS, SHORT_FLAGS, SMOKE, WITHOUT_RUN, command_parser
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, cause
 
 if TYPE_CHECKING:
     from nsgf.run.folder import RunFolder
@@ -53,7 +53,7 @@ def parse(argv: list[str]) -> Request:
             raise UserError(f"unknown command {named}: must be one of {', '.join(COMMANDS)}")
         return _parse(argv[0], argv[1:])
     except OSError as error:
-        raise UserError(f"cannot use {error.filename or 'a path'}: {error.strerror}") from error
+        raise UserError(f"cannot use {error.filename or 'a path'}: {cause(error)}") from error
     except (MemoryError, RecursionError) as error:
         kind = type(error).__name__
         raise UserError(f"command line or configuration: too large or nested ({kind})") from error

@@ -15,7 +15,7 @@ from jsonargparse import Namespace
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import OF_PHASES, PEER_PHASES, PHASES, Config
 from nsgf.config.yaml_loader import load_yaml
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, one_line
 
 MAX_BYTES = 2**20
 """Of a file; the shipped ones have 3 KB."""
@@ -49,7 +49,7 @@ def read_settings(file: Path) -> Content:
     try:
         content = load_yaml(file.read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"config {file}: cannot be read ({error})") from error
+        raise UserError(f"config {file}: cannot be read ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise UserError(f"config {file}: must hold keys and values, not {content!r}")
     content = settings_parser().checked(content)

@@ -23,7 +23,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import Leg, StraightFlow
 from nsgf.system.distributed import World
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Batch, Task
 
@@ -162,5 +162,6 @@ class Phase(ABC):
             model.load_state_dict(payload["ema" if weights == "ema" else "model"])
             progress = f"{payload['step']} of {payload['config'][self.name]['iterations']}{remark}"
         except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"checkpoint {file} does not fit the network ({error})") from error
+            why = one_line(error)
+            raise UserError(f"checkpoint {file} does not fit the network ({why})") from error
         return Trained(model.to(device).eval().requires_grad_(False), progress)

@@ -17,7 +17,7 @@ from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
 from nsgf.sinkhorn.schedule import step_sizes, time_step
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, cause, one_line
 
 
 def build_pool(session: Session, source: Sampler, target: Sampler) -> TrajectoryPool:
@@ -100,9 +100,9 @@ class Simulation:
             return self.solver.flows(clouds[0], clouds[1], step_sizes(flow)).flatten(0, 1)
         except (ValueError, ArithmeticError) as error:
             raise UserError(
-                f"flows {numbers.start} to {numbers.stop - 1} of the pool failed ({error}); with "
-                f"flow.eta = {flow.eta} and sinkhorn.blur = {self.config.sinkhorn.blur}: try a "
-                "smaller flow.eta or a larger sinkhorn.blur"
+                f"flows {numbers.start} to {numbers.stop - 1} of the pool failed "
+                f"({one_line(error)}); with flow.eta = {flow.eta} and sinkhorn.blur = "
+                f"{self.config.sinkhorn.blur}: try a smaller flow.eta or a larger sinkhorn.blur"
             ) from error
 
 
@@ -177,5 +177,5 @@ def _remember(folder: Path, header: dict[str, Any]) -> None:
         write_header(folder, header)
     except OSError as error:
         raise UserError(
-            f"out_dir: the pool folder {folder} cannot be written ({error.strerror})"
+            f"out_dir: the pool folder {folder} cannot be written ({cause(error)})"
         ) from error

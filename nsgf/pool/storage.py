@@ -27,7 +27,7 @@ from nsgf.run.checkpoint import newer_format
 from nsgf.run.folder import write_text
 from nsgf.run.progress import Progress, track
 from nsgf.sinkhorn import SolverReport
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, cause
 
 FORMAT = 1
 SAVE_SECONDS = 5.0
@@ -108,7 +108,7 @@ class PoolFile:
             return np.memmap(self._file, dtype=np.uint8, mode="r+")
         except OSError as error:
             raise UserError(
-                f"pool.storage = disk: {self._file} cannot be written ({error.strerror}); name "
+                f"pool.storage = disk: {self._file} cannot be written ({cause(error)}); name "
                 "another folder with --out-dir DIR, or use --pool.storage memory"
             ) from error
 
@@ -172,7 +172,7 @@ def read_header(folder: Path) -> Header | None:
             and bool(SolverReport(**header["report"]))
         )
     except OSError as error:
-        raise UserError(f"pool header {file} cannot be read ({error.strerror})") from error
+        raise UserError(f"pool header {file} cannot be read ({cause(error)})") from error
     except (ValueError, KeyError, TypeError, RecursionError):
         valid = False
     if not valid:

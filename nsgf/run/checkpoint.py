@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from nsgf.run.folder import earlier, replacing, temporary, unused
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.hardware import versions
 
 FORMAT = 3
@@ -65,7 +65,7 @@ def save(file: Path, payload: dict[str, Any]) -> None:
         if not isinstance(error, OSError):  # e.g. a second Ctrl-C
             raise error from None
         raise UserError(
-            f"checkpoint {file} cannot be written ({error.strerror or one_line(error)}); make "
+            f"checkpoint {file} cannot be written ({cause(error)}); make "
             "room or name another folder with --out-dir DIR; what was saved before is kept"
         ) from error
 
@@ -176,7 +176,7 @@ def _reading(file: Path) -> Iterator[BinaryIO]:
         with file.open("rb") as stream:
             yield stream
     except OSError as error:
-        raise UserError(f"checkpoint {file} cannot be read ({error.strerror})") from error
+        raise UserError(f"checkpoint {file} cannot be read ({cause(error)})") from error
 
 
 def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from nsgf.config.schema import Config, PhaseName, family
 from nsgf.config.yaml_loader import dump_yaml
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import provenance
 
 
@@ -70,7 +70,7 @@ class RunFolder:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(
-                f"out_dir: {path} cannot be written ({error.strerror}); "
+                f"out_dir: {path} cannot be written ({cause(error)}); "
                 "name another folder with --out-dir DIR"
             ) from error
         return cls(path)

@@ -20,7 +20,7 @@ from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.run.wandb_mirror import open_mirror
 from nsgf.system.distributed import World
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import describe, pick_device
 from nsgf.training.precision import prepare_environment
 
@@ -101,7 +101,7 @@ def _hold(run: RunFolder, held: ExitStack) -> None:
         held.enter_context(only_process(run.path))
     except OSError as error:
         raise UserError(
-            f"run = {run.path}: cannot be written ({error.strerror or error}); copy the run folder "
+            f"run = {run.path}: cannot be written ({cause(error)}); copy the run folder "
             "to where you may write, and go on there with --run COPY"
         ) from error
 

@@ -18,7 +18,7 @@ from nsgf.run.folder import RunFolder, replacing
 from nsgf.run.progress import track
 from nsgf.sampling.plots import save_grid, save_image_path, save_points
 from nsgf.sampling.sampler import FlowSampler, Samples
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import pick_device
 
 PATH_SAMPLES = 8
@@ -155,7 +155,7 @@ def writable(folder: Path) -> Path:
             probe.write(b"x")
     except OSError as error:
         raise UserError(
-            f"{folder} cannot be written ({error.strerror}); name a folder for the results with "
+            f"{folder} cannot be written ({cause(error)}); name a folder for the results with "
             "--out-dir DIR, or copy the run folder to where you may write"
         ) from error
     return folder

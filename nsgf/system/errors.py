@@ -23,6 +23,11 @@ def one_line(said: str | BaseException) -> str:
     return printable(" ".join(text.split()))
 
 
+def cause(error: OSError) -> str:
+    """Why the system refused, in its words; without words an error is named by its type."""
+    return one_line(error.strerror or error)
+
+
 def printable(text: str) -> str:
     """A text with line ends, and everything else that is no printable character escaped."""
     return "".join(

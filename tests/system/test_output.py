@@ -1,6 +1,8 @@
 import ast
 import io
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,22 @@ def test_commands_end_the_same_without_a_reader(monkeypatch, capsys, words):
         monkeypatch.setattr("sys.stderr", stream)
         assert cli.main(words) == code
         stream.flush()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("streams", [">&- 2>&-", "<&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_streams_that_are_closed_or_full_change_no_exit_code(tmp_path, streams):
+    """Also of a command that goes on with its work: its log has all that it says."""
+
+    def code(flags: str) -> int:
+        command = f"{sys.executable} -m nsgf train --exp 2d --smoke --device cpu {flags}"
+        return subprocess.call(f"{command} --out-dir {tmp_path} {streams}", shell=True)
+
+    assert code("--lr -1") == 2
+    assert not list(tmp_path.iterdir())
+    assert code("") == 0
+    [log] = tmp_path.glob("*/log.txt")
+    assert "nsgf: done, " in log.read_text()
 
 
 @pytest.mark.parametrize("say", [show, show_error])
