@@ -104,6 +104,7 @@ def command_parser(command: str) -> Parser:
     for flag, how in CONTROL.items():
         resumes = flag.startswith("--resume")
         if (resumes and command != "train") or (flag == "--run" and command in WITHOUT_RUN):
+            parser.elsewhere[flag] = "nsgf train" if resumes else "commands that work on a run"
             continue
         place = either if resumes else group
         place.add_argument(flag, dest=f"control.{flag[2:].replace('-', '_')}", **how)

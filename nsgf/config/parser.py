@@ -31,6 +31,8 @@ class Parser(ArgumentParser):
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        self.elsewhere: dict[str, str] = {}
+        """Flags that other commands take, and which."""
         set_loader("nsgf", load_yaml, (YAMLError,))
         super().__init__(
             allow_abbrev=False,
@@ -96,11 +98,22 @@ class Parser(ArgumentParser):
         if any(known.startswith(f"{dashes}{name}.") for known in self.flags):
             said = f"{name} is" if is_flag else f"{name} = {value}: must be"
             raise UserError(f"{said} a section; set its keys, as in {name}.KEY")
-        nearest = difflib.get_close_matches(f"{dashes}{name}", self.flags, 1)
+        if name in self.elsewhere:
+            raise UserError(f"{name}: no flag of {self.prog}, but of {self.elsewhere[name]}")
+        nearest = self._nearest(name.removeprefix("--"))
         hint = f"{self.prog} --help lists them"
         if nearest:
-            hint = f"did you mean {nearest[0].removeprefix(dashes)}?"
+            hint = (
+                f"did you mean {' or '.join(f'--{key}'.removeprefix(dashes) for key in nearest)}?"
+            )
         raise UserError(f"{name}: unknown {'flag' if is_flag else 'key'}; {hint}")
+
+    def _nearest(self, name: str) -> list[str]:
+        """Keys that are called so within their sections, or else the one most like it."""
+        known = [flag.removeprefix("--") for flag in self.flags]
+        called = [key for key in known if key.endswith(f".{name}")]
+        once = [key for key in called if key.partition(".")[0] not in OF_PHASES]
+        return once or called or difflib.get_close_matches(name, known, 1)
 
 
 def _flat(content: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
