@@ -11,6 +11,7 @@ from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import data_shape
 from nsgf.phases import Phase, get_phases
+from nsgf.phases.base import timed_samples
 from nsgf.run.plan import training_plan
 from nsgf.system.distributed import World
 from nsgf.system.hardware import (
@@ -29,9 +30,6 @@ from nsgf.training.precision import (
 )
 from nsgf.training.state import TrainState
 
-CPU_BATCH = 8
-"""Largest batch that is timed on a CPU; its time is scaled to the configured batch."""
-
 
 def preflight(config: Config) -> list[str]:
     """Lines for people: plan, memory, measured time of each phase.
@@ -45,8 +43,7 @@ def preflight(config: Config) -> list[str]:
     lines = [f"machine: {describe(device)}", *training_plan(config, config.phases, device)]
     total = 0.0
     for phase in get_phases(config.phases):
-        preparation = phase.preparation(config, device)
-        if preparation is not None:
+        for preparation in phase.preparations(config, device):
             seconds = _median_seconds(preparation.unit, device) * preparation.units
             lines.append(f"{preparation.name}: about {format_hours(seconds)}")
             total += seconds
@@ -62,8 +59,7 @@ def preflight(config: Config) -> list[str]:
 def _step_cost(config: Config, phase: Phase, device: torch.device) -> tuple[float, str]:
     """Seconds of one update, and the measured peak on a CUDA device in words."""
     optim, shape = phase.optim(config), data_shape(config.data.name)
-    small = device.type == "cpu" and config.model.kind == "unet"
-    size = min(CPU_BATCH, optim.batch_size) if small else optim.batch_size
+    size = timed_samples(config, device, optim.batch_size)
     model = phase.build(config.model, shape, seed=0).to(device)
     with device_settings(config.train):
         state = TrainState(

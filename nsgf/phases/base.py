@@ -39,6 +39,16 @@ class Trained(NamedTuple):
     """Updates done of those configured when it was saved, e.g. ``300 of 100000``."""
 
 
+CPU_BATCH = 8
+"""Largest batch of images that is timed on a CPU; its time is scaled to the whole one."""
+
+
+def timed_samples(config: Config, device: torch.device, batch: int) -> int:
+    """Samples of a batch that preflight times: a large UNet takes seconds for each on a CPU."""
+    slow = device.type == "cpu" and config.model.kind == "unet"
+    return min(CPU_BATCH, batch) if slow else batch
+
+
 class PhasePlan(NamedTuple):
     """What a phase does before its first update."""
 
@@ -49,12 +59,12 @@ class PhasePlan(NamedTuple):
 
 
 class Preparation(NamedTuple):
-    """Work of a phase before its first update, in equal units."""
+    """Work of a phase besides its updates, for all of them, in equal units."""
 
     name: str
     unit: Callable[[], object]
-    """Does one unit; noise stands in for the data."""
-    units: int
+    """Does one unit; noise stands in for the data, and a network as it begins for a trained one."""
+    units: float
     """How many there are."""
 
 
@@ -123,9 +133,9 @@ class Phase(ABC):
         """What a measurement shall say about the phase."""
         return {}
 
-    def preparation(self, config: Config, device: torch.device) -> Preparation | None:
+    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         """What preflight measures beside the updates."""
-        return None
+        return ()
 
     def optim(self, config: Config) -> OptimConfig:
         """The phase's section."""

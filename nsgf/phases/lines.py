@@ -8,8 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nsgf.data import Data, PointSampler, Sampler, Times
-from nsgf.phases.base import Phase
+from nsgf.config.schema import Config, FlowConfig
+from nsgf.data import Data, PointSampler, Sampler, Times, data_shape
+from nsgf.phases.base import Phase, Preparation, timed_samples
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import nsgf_steps
@@ -83,14 +84,33 @@ def nsgf_transport(session: Session) -> Transport:
     Raises:
         UserError: NSGF is not trained.
     """
-    flow = session.config.flow
-    velocity = NSGF().load(session.config, session.run, "ema", session.device).network
+    network = NSGF().load(session.config, session.run, "ema", session.device).network
+    return _steps_of(network, session.config.flow)
 
+
+def _steps_of(velocity: nn.Module, flow: FlowConfig) -> Transport:
     @torch.no_grad()
     def transport(x: Tensor) -> Tensor:
         return nsgf_steps(velocity, x, steps=flow.steps, flow_time=flow_time(flow))
 
     return transport
+
+
+def line_preparations(
+    phase: Phase, config: Config, device: torch.device
+) -> tuple[Preparation, ...]:
+    """What the lines of all batches take before the network that learns them is called."""
+    optim, shape, parts = phase.optim(config), data_shape(config.data.name), []
+    if config.nsf.source == "nsgf":
+        noise = torch.randn(timed_samples(config, device, optim.batch_size), *shape, device=device)
+        transport = _steps_of(NSGF().start(config, device).eval(), config.flow)
+        units = optim.iterations * optim.batch_size / len(noise)
+        parts.append(Preparation(f"{phase.name}, NSGF steps", lambda: transport(noise), units))
+    if config.nsf.coupling == "ot":
+        ends = torch.randn(2, optim.batch_size, *shape, device=device)
+        pair = Preparation(f"{phase.name}, pairs", lambda: ot_coupling(*ends), optim.iterations)
+        parts.append(pair)
+    return tuple(parts)
 
 
 def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
 """Phase 2: the straight flow u_delta from noise to data (Algorithm 3, part 2)."""
 
+import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Data
-from nsgf.phases.base import Phase
-from nsgf.phases.lines import LineTask
+from nsgf.phases.base import Phase, Preparation
+from nsgf.phases.lines import LineTask, line_preparations
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.session import Session
 from nsgf.training.task import Batch, Task
@@ -28,6 +29,9 @@ class NSF(Phase):
 
     def task(self, session: Session, data: Data) -> Task:
         return NSFTask.of(self, session, data)
+
+    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
+        return line_preparations(self, config, device)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.nsf.source == "nsgf" else ()

@@ -73,12 +73,13 @@ class NSGF(Phase):
     def shared_counts(self, config: Config) -> dict[str, int]:
         return {**super().shared_counts(config), "pool.num_batches": config.pool.num_batches}
 
-    def preparation(self, config: Config, device: torch.device) -> Preparation | None:
+    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         n, flow = config.sinkhorn.batch_size, config.flow
         source = build_source(config.data, config.seed, "preflight")
         x = source.sample(n).to(device).unsqueeze(0)
         y = source.sample(n).to(device).unsqueeze(0).tanh()
         solver = build_solver(config.sinkhorn)
-        return Preparation(
+        build = Preparation(
             "pool", lambda: solver.flows(x, y, step_sizes(flow)), config.pool.num_batches
         )
+        return (build,)

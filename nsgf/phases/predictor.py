@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, ModelConfig, SamplingConfig
 from nsgf.data import Data
 from nsgf.models import time_network
-from nsgf.phases.base import Phase
-from nsgf.phases.lines import LineTask
+from nsgf.phases.base import Phase, Preparation
+from nsgf.phases.lines import LineTask, line_preparations
 from nsgf.phases.nsf import NSF
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.session import Session
@@ -39,6 +39,9 @@ class Predictor(Phase):
 
     def example(self, size: int, shape: tuple[int, ...]) -> Batch:
         return Batch((torch.randn(size, *shape),), torch.rand(size))
+
+    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
+        return line_preparations(self, config, device)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return NSF().needs(config)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, PointSampler, RandomIndices, Sampler, Times
-from nsgf.phases.base import Phase
+from nsgf.data import Data, PointSampler, RandomIndices, Sampler, Times, data_shape
+from nsgf.phases.base import Phase, Preparation, timed_samples
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.lines import interpolate
 from nsgf.run.progress import Progress, track
@@ -98,6 +98,18 @@ class Reflow(Phase):
         counter = session.tracker.progress
         ends = reflow_ends(source, carry, reflow.pairs, session.device, session.stop, counter)
         return ReflowTask(student, ends, derive_seed(config.seed, self.name))
+
+    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
+        network, together = self.start(config, device).eval(), min(PATHS, config.reflow.pairs)
+        size = timed_samples(config, device, together)
+        x, t = (part.to(device) for part in self.example(size, data_shape(config.data.name)).inputs)
+
+        @torch.no_grad()
+        def step() -> Tensor:
+            return network(x, t)
+
+        units = config.reflow.ode_steps * config.reflow.pairs / size
+        return (Preparation("reflow, paths", step, units),)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (Peer(),)

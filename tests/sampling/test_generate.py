@@ -13,7 +13,6 @@ from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
-from nsgf.preflight import format_hours, preflight
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.sampling.generate import (
@@ -300,20 +299,6 @@ def test_images_are_sampled_to_a_grid(digits_run):
 def test_untrained_run_is_one_line(tiny):
     with pytest.raises(UserError, match="train that phase first"):
         sample_run(tiny, RunFolder.create(tiny))
-
-
-def test_preflight_says_memory_and_time_of_every_phase(tiny):
-    lines = preflight(tiny)
-    text = "\n".join(lines)
-    for part in ("machine: CPU", "pool: 4 flows", "nsgf: 12 updates", "all phases: about"):
-        assert part in text
-    for phase in tiny.phases:
-        assert any(line.startswith(f"{phase}: ") and " s an update" in line for line in lines)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(5, "5.0 s"), (90, "1.5 min"), (7200, "2.0 h")])
-def test_times_for_people(seconds, text):
-    assert format_hours(seconds) == text
 
 
 def test_remark_about_a_checkpoint_stands_behind_the_unit(small, small_run):

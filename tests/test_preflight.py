@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from nsgf.phases import get_phase
+from nsgf.phases.reflow import PATHS
+from nsgf.preflight import preflight
+from nsgf.system.hardware import format_hours
+from tests.conftest import shipped
+
+CPU = torch.device("cpu")
+
+
+def test_preflight_says_memory_and_time_of_every_phase(tiny):
+    lines = preflight(tiny)
+    text = "\n".join(lines)
+    for part in ("machine: CPU", "pool: 4 flows", "nsgf: 12 updates", "all phases: about"):
+        assert part in text
+    for phase in tiny.phases:
+        assert any(line.startswith(f"{phase}: ") and " s an update" in line for line in lines)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(5, "5.0 s"), (90, "1.5 min"), (7200, "2.0 h")])
+def test_times_for_people(seconds, text):
+    assert format_hours(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--nsf.source=nsgf"], ["nsf, NSGF steps", "predictor, NSGF steps"]),
+        (["--nsf.coupling=ot"], ["nsf, pairs", "predictor, pairs"]),
+        (["--phases=[peer,reflow]"], ["reflow, paths"]),
+    ],
+)
+def test_preflight_times_what_comes_beside_the_updates(flags, words):
+    if not flags[0].startswith("--phases"):
+        flags = ["--phases=[nsgf,nsf,predictor]", *flags]
+    small = ("--steps=2", "--smoke", "--model.mlp.width=4", "--device=cpu")
+    lines = preflight(shipped("2d", *small, *flags))
+    for part in words:
+        assert any(line.startswith(f"{part}: about") for line in lines), part
+
+
+def test_all_paths_and_batches_are_counted():
+    """In units of what is timed, which for images on a CPU is a part of a batch."""
+    flags = ("--reflow.pairs=3000", "--reflow.ode_steps=7", "--nsf.source=nsgf", "--smoke")
+    for name, together, batch in (("2d", PATHS, 4), ("digits", 8, 4)):
+        config = shipped(name, *flags)
+        (paths,) = get_phase("reflow").preparations(config, CPU)
+        (steps,) = get_phase("nsf").preparations(config, CPU)
+        assert paths.units == 7 * 3000 / together
+        assert len(paths.unit()) == together
+        assert steps.units == config.nsf.iterations
+        assert len(steps.unit()) == batch
