@@ -1,8 +1,16 @@
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from nsgf.models import count_parameters
+from nsgf.checks import check
+from nsgf.config.schema import UNetConfig
+from nsgf.data import data_shape
+from nsgf.models import count_parameters, time_network, velocity_network
 from nsgf.phases import get_phase
+from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
 
@@ -27,3 +35,32 @@ def test_networks_of_an_experiment(name, shape, phase):
 
 def test_parameters_are_counted():
     assert count_parameters(torch.nn.Linear(3, 4)) == 16
+
+
+@given(
+    name=st.sampled_from(["digits", "mnist", "cifar10"]),
+    mult=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    attended=st.lists(st.integers(0, 3), max_size=1),
+    heads=st.sampled_from([(1, None), (3, None), (1, 16), (32, 32)]),
+    res_blocks=st.integers(1, 2),
+    predictor=st.lists(st.integers(1, 8), max_size=5),
+    batch=st.integers(1, 2),
+)
+@example("digits", [2], [], (1, None), 1, [1], 1)
+@example("digits", [1, 1, 1, 1], [3], (1, None), 1, [1, 1, 1], 1)
+def test_every_architecture_that_is_not_refused_works(
+    name, mult, attended, heads, res_blocks, predictor, batch
+):
+    """On torch's meta device, which computes shapes alone."""
+    config, shape = shipped(name), data_shape(name)
+    attention = [shape[1] >> level for level in attended]
+    unet = UNetConfig(32, res_blocks, mult, attention, *heads)
+    config.model = replace(config.model, unet=unet, predictor_channels=predictor)
+    try:
+        check(config)
+    except UserError:
+        return
+    with torch.device("meta"):
+        x, t = torch.randn(batch, *shape), torch.rand(batch)
+        assert velocity_network(config.model, shape)(x, t).shape == x.shape
+        assert time_network(config.model, shape)(x).shape == t.shape
