@@ -76,8 +76,9 @@ class FlowConfig:
 
     steps: Annotated[int, Range(1)] = 5
     """Steps T of the flow, and of sampling with the velocity network."""
-    eta: Annotated[float, Range(above=0)] = 0.2
-    """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
+    eta: Annotated[float, Range(1e-6)] = 0.2
+    """Step size eta of the constant schedule: X^{t+1} = X^t + eta v. The pool keeps positions, of
+    which smaller steps would leave nothing in float32."""
     schedule: Literal["constant", "harmonic"] = "constant"
     """constant: eta in every step. harmonic: 1/T, 1/(T-1), ..., 1, equal parts of the way; the last
     step arrives."""
