@@ -16,7 +16,7 @@ from nsgf.phases.flow_matching import Peer
 from nsgf.phases.lines import interpolate
 from nsgf.run.progress import Progress, track
 from nsgf.run.session import Session
-from nsgf.run.stop import Stopped, StopRequest
+from nsgf.run.stop import Stopped
 from nsgf.sampling.sampler import nsgf_steps
 from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Batch, Task
@@ -52,7 +52,7 @@ def reflow_ends(
     carry: Carry,
     pairs: int,
     device: torch.device,
-    stop: StopRequest,
+    is_asked: Callable[[], bool],
     counter: Callable[[str, int, str], Progress] = Progress,
 ) -> tuple[Tensor, Tensor]:
     """Starts Z0 ~ mu0 and the ends Z1 where ``carry`` takes them, each (pairs, *shape), CPU.
@@ -64,7 +64,7 @@ def reflow_ends(
     ends = torch.empty_like(starts)
     batches = zip(starts.split(PATHS), ends.split(PATHS), strict=True)
     for start, end in track(list(batches), "reflow paths", "batch", counter):
-        if stop.reason is not None:
+        if is_asked():
             raise Stopped("reflow: before its first step")
         end.copy_(carry(start.to(device)))
     return starts, ends
@@ -96,7 +96,7 @@ class Reflow(Phase):
         session.tracker.log(f"reflow: {reflow.pairs} paths of {reflow.ode_steps} steps")
         source = data.source(self.name)
         counter = session.tracker.progress
-        ends = reflow_ends(source, carry, reflow.pairs, session.device, session.stop, counter)
+        ends = reflow_ends(source, carry, reflow.pairs, session.device, session.is_asked, counter)
         return ReflowTask(student, ends, derive_seed(config.seed, self.name))
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:

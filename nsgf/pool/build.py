@@ -58,15 +58,14 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         filled=file.finished * n if file else 0,
     )
     report = SolverReport(**file.header["report"]) if file else SolverReport()
-    if file and file.finished == len(share):
+    if not world.any(pool.filled < len(share) * n):
         log(f"pool: {dtype} from {folder}, nothing to build{_failures(report)}")
     else:
         solver = build_solver(config.sinkhorn)
         solver.report = report
         simulation = Simulation(config, source, target, solver, session.device)
         _fill(pool, file, simulation, share, session)
-    if world.any(session.stop.reason is not None):
-        session.stop.follow()
+    if session.is_asked():
         done = pool.filled // n
         raise Stopped(f"pool: {f'{done} of {_flows(len(share))}' if file else 'nothing'} kept")
     return pool
@@ -122,14 +121,14 @@ def _fill(
     started = time.perf_counter()
     try:
         with session.tracker.progress("pool", len(share), "flow", first) as progress:
-            for start in range(first, len(share), together):
-                if session.stop.reason is not None:
-                    break
-                numbers = share[start : start + together]
-                pool.append(simulation.flows(numbers))
-                if file:
-                    file.commit(start + len(numbers), asdict(solver.report))
-                progress.update(len(numbers))
+            start = first
+            while session.world.any(start < len(share)) and not session.is_asked():
+                if numbers := share[start : start + together]:  # others may have more to do
+                    pool.append(simulation.flows(numbers))
+                    start += len(numbers)
+                    if file:
+                        file.commit(start, asdict(solver.report))
+                    progress.update(len(numbers))
     except KeyboardInterrupt:  # a second Ctrl-C
         if file:
             file.save()

@@ -22,7 +22,7 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from nsgf.run.folder import earlier, replacing, temporary, unused
+from nsgf.run.folder import earlier, replacing, sync_folder, temporary, unused
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.hardware import versions
 
@@ -233,6 +233,7 @@ def mend(file: Path, log: Callable[[str], None]) -> None:
     if file.exists():
         aside = f"it is kept as {file.replace(unused(file, 'damaged')).name}"
     _keep(before, file)
+    sync_folder(file.parent)
     log(f"checkpoint {file} is damaged ({problem}; {aside}); going on from the one before")
 
 

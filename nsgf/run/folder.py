@@ -68,6 +68,8 @@ class RunFolder:
         """
         try:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            for folder in (path, path.parent):
+                sync_folder(folder)
         except OSError as error:
             raise UserError(
                 f"out_dir: {path} cannot be written ({cause(error)}); "
@@ -115,7 +117,9 @@ class RunFolder:
         """Rename a phase's checkpoint to the first free ``*.previousN.pt``."""
         file = self.checkpoint_file(phase)
         earlier(file).unlink(missing_ok=True)  # or it would be taken for the new one's
-        return file.replace(unused(file, "previous"))
+        aside = file.replace(unused(file, "previous"))
+        sync_folder(file.parent)
+        return aside
 
 
 def earlier(file: Path) -> Path:
@@ -158,7 +162,7 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(file)
-        _sync_folder(file.parent)
+        sync_folder(file.parent)
 
 
 @contextmanager
@@ -189,8 +193,8 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def _sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk, where the system can."""
+def sync_folder(folder: Path) -> None:
+    """Bring what was made and renamed in a folder to the disk, where the system can."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -21,3 +21,10 @@ class Session:
     device: torch.device
     world: World = field(default_factory=World)
     stop: StopRequest = field(default_factory=StopRequest)
+
+    def is_asked(self) -> bool:
+        """Whether one of the processes was asked to end. All call it, and learn it at once."""
+        asked = self.world.any(self.stop.reason is not None)
+        if asked:
+            self.stop.follow()
+        return asked

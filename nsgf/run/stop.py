@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from nsgf.system.launch import is_launched
+
 SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
@@ -31,12 +33,15 @@ class StopRequest:
         self._deadline = None if max_hours is None else clock() + 3600 * max_hours
         self._limit = f"train.max_hours = {max_hours:g} is over" if max_hours is not None else ""
         self._signal: str | None = None
+        self._launcher = os.getppid() if is_launched() else None
 
     @property
     def reason(self) -> str | None:
         """What asks for the end; None: nothing does."""
         if self._signal is None and self._deadline is not None and self._clock() >= self._deadline:
             return self._limit
+        if self._launcher is not None and os.getppid() != self._launcher:
+            return "torchrun is gone"  # killed, it cannot end what it has started
         return self._signal
 
     def follow(self) -> None:

@@ -93,7 +93,7 @@ class PhaseLoop:
         pending, self.logged = None, (self.state.step, time.perf_counter())
         total, done = self.optim.iterations, self.state.step
         with self.tracker.progress(self.name, total, "step", done, self.now) as progress:
-            while not (stopping := self._is_asked()) and self.state.step < self.optim.iterations:
+            while not (stopping := self.session.is_asked()) and self.state.step < total:
                 # queue an update, then read the one before, which is done by now
                 outcome = self._update()
                 self._settle(pending, progress)
@@ -112,13 +112,6 @@ class PhaseLoop:
             self._save()
         if stopping and self.state.step < self.optim.iterations:  # else the next phase stops
             raise Stopped(f"{self.name}: step {self.state.step} of {self.optim.iterations}")
-
-    def _is_asked(self) -> bool:
-        """Whether one of the processes was asked to end: all learn it before the same update."""
-        asked = self.session.world.any(self.session.stop.reason is not None)
-        if asked:
-            self.session.stop.follow()
-        return asked
 
     def _compile(self) -> None:
         """Compile before the first update, so that what takes minutes is told and timed."""

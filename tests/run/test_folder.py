@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from nsgf.run.folder import check_links, replacing, write_text
+from nsgf.run import checkpoint
+from nsgf.run.folder import RunFolder, check_links, replacing, write_text
 
 
 def test_two_processes_may_write_the_same_file_at_once(tmp_path, monkeypatch):
@@ -43,6 +44,26 @@ def test_a_link_in_the_way_is_replaced_and_never_followed(place, tmp_path):
     assert victim.read_text() == "precious"
     assert os.listdir(tmp_path / "folder") == ["a.txt"]
     assert not (tmp_path / "folder" / "a.txt").is_symlink()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders cannot be synchronized")
+def test_renames_and_new_folders_are_brought_to_the_disk(tmp_path, monkeypatch):
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    run = RunFolder.prepare(tmp_path / "run")
+    assert {tmp_path.stat().st_ino, run.path.stat().st_ino} <= set(synced)
+    file = run.checkpoint_file("nsgf")
+    damaged = run.checkpoint_file("nsf")
+    for act in (
+        lambda: checkpoint.save(file, {"step": 1}),
+        lambda: checkpoint.save(damaged, {"step": 1}),
+        lambda: checkpoint.save(damaged, {"step": 2}),
+        lambda: (damaged.unlink(), checkpoint.mend(damaged, lambda _: None)),
+        lambda: run.set_aside("nsgf"),
+    ):
+        synced.clear()
+        act()
+        assert file.parent.stat().st_ino in synced
 
 
 def test_links_are_looked_for_beside_a_training_that_replaces_files(tmp_path, monkeypatch):

@@ -76,6 +76,17 @@ def test_request_to_another_process_is_a_reason_too():
     assert limited.reason == "train.max_hours = 0 is over"
 
 
+def test_worker_whose_launcher_was_killed_ends(monkeypatch):
+    for key, value in (("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(key, value)
+    launched = StopRequest()
+    assert launched.reason is None
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert launched.reason == "torchrun is gone"
+    monkeypatch.delenv("WORLD_SIZE")
+    assert StopRequest().reason is None
+
+
 def test_request_without_a_reader_is_one_too(monkeypatch):
     def refuses(*_):
         raise OSError(5, "Input/output error")

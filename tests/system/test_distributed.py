@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -21,6 +22,7 @@ from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
+from nsgf.run.lock import only_process
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.sinkhorn.schedule import time_step
@@ -263,6 +265,57 @@ def test_two_processes_stop_on_request_after_the_same_update(tmp_path):
     run = only_run(tmp_path)
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == int(step[1])
     assert f"torchrun --nproc-per-node 2 -m nsgf -- train --run {run.path} --resume" in output
+
+
+def begun(folder: Path, words: str, *flags: str) -> tuple[subprocess.Popen, list[psutil.Process]]:
+    """The torchrun of two processes and both of them, once their log has these words."""
+    settings = {flag.partition("=")[0]: flag for flag in (*FLAGS, *flags)}.values()
+    runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    process = subprocess.Popen(
+        [*runner, "-m", "nsgf", "train", *settings, f"--out-dir={folder}"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while not any(words in file.read_text() for file in folder.glob("*/log.txt")):
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.02)
+    workers = psutil.Process(process.pid).children()
+    return process, [one for one in workers if "nsgf" in one.cmdline()]
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("work", "flags"),
+    [
+        ("pool: flow", ["--pool-batches=200000"]),
+        ("reflow paths: batch", ["--phases=[peer,reflow]", "--reflow.pairs=10000000"]),
+    ],
+)
+def test_request_to_one_process_ends_the_work_before_the_first_update(tmp_path, work, flags):
+    if "reflow" in work:
+        pytest.importorskip("torchcfm")
+    process, workers = begun(tmp_path, work, *flags)
+    workers[-1].send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert re.search(r"stopped \(.*\), (pool: nothing kept|reflow: before its first step)", output)
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_processes_end_soon_after_a_torchrun_that_was_killed(tmp_path):
+    long = ("--nsgf.iterations=100000", "--train.checkpoint_every=100000")
+    process, workers = begun(tmp_path, "nsgf: step", *long)
+    process.kill()
+    _, alive = psutil.wait_procs(workers, timeout=60)
+    assert not alive
+    process.communicate()
+    run = only_run(tmp_path)
+    with only_process(run.path):  # the lock is free
+        assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] > 0
 
 
 @pytest.mark.e2e
