@@ -53,7 +53,7 @@ SETTINGS = {
     ),
 }
 """For random moments: done in about a minute, with all three phases and many checkpoints."""
-LIVES = 20
+LIVES = 5
 """Kills that such a run shall take to be done."""
 TINY = (
     *("--exp=2d", "--device=cpu", "--steps=2", "--flow.schedule=constant", "--flow.eta=0.5"),
