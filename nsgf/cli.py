@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsgf import __version__
 from nsgf.command_line import Request, parse
-from nsgf.flags import COMMANDS, command_parser, overview
+from nsgf.flags import COMMANDS, OF_PREFLIGHT, command_parser, overview
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.launch import is_launched
 from nsgf.system.output import show, show_error
@@ -30,7 +30,8 @@ SMALLER = {
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit code.
 
-    0; 1 after the traceback of a bug; 2 for what the user can mend; 130 for Ctrl-C.
+    0; 1 after the traceback of a bug, or where preflight says NO; 2 for what the user can mend; 130
+    for Ctrl-C.
     """
     request = None
     words = sys.argv[1:] if argv is None else argv
@@ -93,15 +94,14 @@ def _execute(request: Request) -> int:
         raise UserError(f"{request.command}: runs in one process; start it without torchrun")
     for note in request.notes:
         show(note)
-    actions: dict[str, Callable[[Request], None]] = {
+    actions: dict[str, Callable[[Request], int | None]] = {
         "train": _train,
         "sample": _sample,
         "evaluate": _evaluate,
         "compare": _compare,
         "preflight": _preflight,
     }
-    actions[request.command](request)
-    return 0
+    return actions[request.command](request) or 0
 
 
 def _train(request: Request) -> None:
@@ -184,8 +184,28 @@ def _compare(request: Request) -> None:
         show(str(file))
 
 
-def _preflight(request: Request) -> None:
+def _preflight(request: Request) -> int:
+    from nsgf.forecast import forecast
     from nsgf.preflight import preflight
+    from nsgf.system.cards import find_card
 
-    for line in preflight(request.config):
+    config, sessions = request.config, (request.session_hours, _training_command(request.words))
+    if request.assume is None:
+        lines = preflight(config, *sessions)
+    else:
+        lines = forecast(config, find_card(request.assume), *sessions)
+    for line in lines:
         show(line)
+    return int(any(line.startswith("NO ") for line in lines))
+
+
+def _training_command(words: tuple[str, ...]) -> str:
+    """The command that trains what preflight was asked about, for a shell."""
+    kept: list[str] = []
+    own, is_value = {*OF_PREFLIGHT, "--max-hours", "--train.max_hours"}, False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if not is_value and flag not in own:
+            kept.append(word)
+        is_value = flag in own and not equals
+    return shlex.join(["python", "-m", "nsgf", "train", *kept])

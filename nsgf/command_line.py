@@ -38,7 +38,11 @@ class Request:
     resume: bool = False
     resume_phase: int | None = None
     print_config: bool = False
+    assume: str | None = None
+    session_hours: float = 12.0
     notes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    """What stands behind the command."""
 
 
 def parse(argv: list[str]) -> Request:
@@ -96,7 +100,8 @@ def _parse(command: str, words: list[str]) -> Request:
         if command == "train" and wanted != config.tracking.wandb:
             notes += (f"not mirrored as the run's settings say: add --wandb {wanted} for that",)
     how = {key: value for key, value in control.items() if key not in ("config", "run")}
-    return Request(command, config, run.path if run else None, notes=notes, **how)
+    where = run.path if run else None
+    return Request(command, config, where, notes=notes, words=tuple(words), **how)
 
 
 def _flags(command: str, words: list[str]) -> tuple[Content, Content, bool]:

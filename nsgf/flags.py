@@ -14,6 +14,7 @@ COMMANDS = {
     "preflight": "say what training would take on this machine, without training",
 }
 WITHOUT_RUN = ("compare", "preflight")
+OF_PREFLIGHT = ("--assume", "--session-hours")
 
 
 def _of_all_phases(name: str) -> tuple[str, ...]:
@@ -54,6 +55,16 @@ CONTROL: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "go on at phase N, anew where phase N is finished",
     },
+    "--assume": {
+        "type": str,
+        "metavar": "CARD",
+        "help": "compute a plan for a card that is not here, as t4, and measure nothing",
+    },
+    "--session-hours": {
+        "type": float,
+        "metavar": "H",
+        "help": "hours of a session, for the plan (default: 12)",
+    },
 }
 """Flags that are no settings: which file, which run, what to do with it."""
 SMOKE: dict[str, Any] = {
@@ -70,14 +81,14 @@ SMOKE: dict[str, Any] = {
 EXAMPLES = {
     "train": (
         "--exp 2d --dataset moons --steps 10",
-        "--exp cifar10 --sinkhorn-batch 32 --out-dir runs",
+        "--exp cifar10 --max-hours 11.5 --out-dir runs",
         "--exp mnist --smoke --fake-data          # does everything work here?",
         "--exp cifar10 --resume                   # go on with its newest run",
     ),
     "sample": ("--exp digits --num-samples 64", "--run runs/digits-20260101_120000 --steps 5"),
     "evaluate": ("--exp digits", "--run runs/2d-20260101_120000 --num-samples 4096"),
     "compare": ("--exp 2d --dataset moons --compare.seeds 1", "--exp digits --smoke"),
-    "preflight": ("--exp cifar10", "--exp mnist --batch-size 64"),
+    "preflight": ("--exp cifar10", "--exp cifar10 --assume t4 --session-hours 12"),
 }
 
 
@@ -105,6 +116,9 @@ def command_parser(command: str) -> Parser:
         resumes = flag.startswith("--resume")
         if (resumes and command != "train") or (flag == "--run" and command in WITHOUT_RUN):
             parser.elsewhere[flag] = "nsgf train" if resumes else "commands that work on a run"
+            continue
+        if flag in OF_PREFLIGHT and command != "preflight":
+            parser.elsewhere[flag] = "nsgf preflight"
             continue
         place = either if resumes else group
         place.add_argument(flag, dest=f"control.{flag[2:].replace('-', '_')}", **how)

@@ -1,7 +1,7 @@
-"""What training would take on this machine: memory, and time measured on a few real steps."""
+"""What training would take on this machine: what can be tried is tried, and a few steps timed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from statistics import median
 
@@ -10,8 +10,10 @@ import torch
 from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import data_shape
+from nsgf.forecast import POOL, Part, session_lines, training_hours
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import timed_samples
+from nsgf.readiness import checkpoint_kept, data_found, tried, updates_finite
 from nsgf.run.plan import training_plan
 from nsgf.system.distributed import World
 from nsgf.system.hardware import (
@@ -29,54 +31,86 @@ from nsgf.training.precision import (
     prepare_environment,
 )
 from nsgf.training.state import TrainState
+from nsgf.training.task import Batch
 
 
-def preflight(config: Config) -> list[str]:
-    """Lines for people: plan, memory, measured time of each phase.
+def preflight(
+    config: Config, session_hours: float = 12.0, command: str = "python -m nsgf train"
+) -> list[str]:
+    """Lines for people: plan, what was tried, measured time of each phase, and sessions.
+
+    Lines that begin with NO say what would stop a run, and the setting that would mend it; with ok,
+    what was tried and worked. Data are downloaded where they may be.
+
+    Args:
+        config: the experiment.
+        session_hours: hours that a session has.
+        command: what starts the training.
 
     Raises:
-        UserError: the device does not exist or the pool does not fit.
+        UserError: the configuration is not valid, or the device does not exist.
     """
     check(config)
+    limit = training_hours(session_hours)
     prepare_environment(config.train)
     device = pick_device(config.device)
-    lines = [f"machine: {describe(device)}", *training_plan(config, config.phases, device)]
-    total = 0.0
+    lines = [f"machine: {describe(device)}"]
+    lines += tried(lambda: [*training_plan(config, config.phases, device), "ok memory and disk"])
+    lines += tried(lambda: [data_found(config)])
+    parts: list[Part] = []
     for phase in get_phases(config.phases):
-        for preparation in phase.preparations(config, device):
-            seconds = _median_seconds(preparation.unit, device) * preparation.units
-            lines.append(f"{preparation.name}: about {format_hours(seconds)}")
+        lines += tried(lambda phase=phase: _measured(config, phase, device, parts))  # type: ignore[misc]
+    if len(parts) < len(config.phases):
+        return lines
+    whole = tried(lambda: session_lines(parts, limit, command))
+    return [*lines, "measured on a few steps each:", *whole]
+
+
+def _measured(
+    config: Config, phase: Phase, device: torch.device, parts: list[Part]
+) -> Iterator[str]:
+    """Lines about a phase, whose share of the sessions joins ``parts``.
+
+    Raises:
+        UserError: updates are not finite, or a checkpoint cannot be written or read.
+    """
+    total, again, optim = 0.0, 0.0, phase.optim(config)
+    for preparation in phase.preparations(config, device):
+        seconds = _median_seconds(preparation.unit, device) * preparation.units
+        yield f"{preparation.name}: about {format_hours(seconds)}"
+        if preparation.name == POOL and config.pool.storage == "memory":
+            again += seconds
+        else:
             total += seconds
-        seconds, memory = _step_cost(config, phase, device)
-        whole = seconds * phase.optim(config).iterations
-        total += whole
-        lines.append(
-            f"{phase.name}: {seconds:.3g} s an update, about {format_hours(whole)}{memory}"
-        )
-    return [*lines, f"all phases: about {format_hours(total)} (measured on a few steps each)"]
+    with device_settings(config.train):
+        state, batch = _ready(config, phase, device)
+        reset_peak_memory(device)
+        each = _median_seconds(lambda: state.update(batch), device)
+        each *= optim.batch_size / len(batch.target)
+        peak = f"; peak {format_bytes(peak_memory(device))} on the card"
+        whole, where = each * optim.iterations, peak if device.type == "cuda" else ""
+        parts.append(Part(phase.name, total + whole, again))
+        yield f"{phase.name}: {each:.3g} s an update, about {format_hours(whole)}{where}"
+        yield updates_finite(config, phase.name, lambda: state.update(batch).read())
+    yield checkpoint_kept(config, phase.name, state.state_dict())
 
 
-def _step_cost(config: Config, phase: Phase, device: torch.device) -> tuple[float, str]:
-    """Seconds of one update, and the measured peak on a CUDA device in words."""
+def _ready(config: Config, phase: Phase, device: torch.device) -> tuple[TrainState, Batch]:
+    """A phase before its first update, and a batch that may be smaller than the configured one."""
     optim, shape = phase.optim(config), data_shape(config.data.name)
     size = timed_samples(config, device, optim.batch_size)
     model = phase.build(config.model, shape, seed=0).to(device)
-    with device_settings(config.train):
-        state = TrainState(
-            Forward(model.train(), config.train, device, World()),
-            replace(optim, batch_size=size),
-            accumulate=min(config.train.accumulate, size),
-        )
-        with device:
-            batch = phase.example(size, shape)
-        if config.train.compile:
-            with compiling():
-                state.rehearse(batch)
-        reset_peak_memory(device)
-        seconds = _median_seconds(lambda: state.update(batch), device) * optim.batch_size / size
-    if device.type != "cuda":
-        return seconds, ""
-    return seconds, f"; peak {format_bytes(peak_memory(device))} on the card"
+    state = TrainState(
+        Forward(model.train(), config.train, device, World()),
+        replace(optim, batch_size=size),
+        accumulate=min(config.train.accumulate, size),
+    )
+    with device:
+        batch = phase.example(size, shape)
+    if config.train.compile:
+        with compiling():
+            state.rehearse(batch)
+    return state, batch
 
 
 def _median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -52,3 +54,30 @@ def test_all_paths_and_batches_are_counted():
         assert len(paths.unit()) == together
         assert steps.units == config.nsf.iterations
         assert len(steps.unit()) == batch
+
+
+def test_what_was_tried_is_said_and_measured_time_makes_sessions(tiny):
+    lines = preflight(tiny, 1.0, "train --exp tiny")
+    for found in ("ok memory and disk", "ok data: "):
+        assert any(line.startswith(found) for line in lines)
+    for phase in tiny.phases:
+        assert f"ok {phase}: an update is finite" in lines
+        assert any(line.startswith(f"ok {phase}: checkpoint of ") for line in lines)
+    assert lines[-1].startswith("    train --exp tiny --max-hours 0.9    # nsgf ")
+    assert not any(line.startswith("NO") for line in lines)
+
+
+def test_all_that_would_stop_a_run_is_said_at_once(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    wrong = replace(
+        tiny,
+        out_dir=str(tmp_path / "file" / "runs"),
+        pool=replace(tiny.pool, num_batches=10**9),
+    )
+    lines = preflight(wrong)
+    red = [line for line in lines if line.startswith("NO ")]
+    assert len(red) == 1 + len(tiny.phases) + 1
+    assert "--pool-batches" in red[0]
+    assert all("--out-dir DIR" in line for line in red[1:-1])
+    assert "--session-hours: nsgf begins with" in red[-1]
+    assert sum(" s an update" in line for line in lines) == len(tiny.phases)

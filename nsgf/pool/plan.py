@@ -61,11 +61,14 @@ def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str | None = None)
     return trajectories * (config.flow.steps + 1) * math.prod(shape) * itemsize
 
 
-def solver_bytes(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
-    """Bytes that the flows simulated together take on ``device`` while the pool is built."""
+def solver_bytes(
+    config: Config, shape: tuple[int, ...], device: torch.device, memory: float | None = None
+) -> int:
+    """Bytes that the flows simulated together take while the pool is built; arguments as
+    :func:`build_batch`."""
     linear, square = _solver_terms(config, shape)
     n = config.sinkhorn.batch_size
-    return build_batch(config, shape, device) * (linear * n + square * n**2)
+    return build_batch(config, shape, device, memory) * (linear * n + square * n**2)
 
 
 def plan_pool(
@@ -132,18 +135,22 @@ def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict
     }
 
 
-def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
+def build_batch(
+    config: Config, shape: tuple[int, ...], device: torch.device, memory: float | None = None
+) -> int:
     """Flows simulated together: ``pool.build_batch``, or as many as the memory budget allows.
 
-    Depends on the settings and the kind of device alone, never on what happens to be free.
+    Depends on the settings and the kind of device alone, never on what happens to be free;
+    ``memory`` are the bytes of a card that is not here.
     """
     wanted = config.pool.build_batch
     if wanted != "auto":
         return min(wanted, config.pool.num_batches)
     budget: float = BUILD_BYTES
-    if device.type == "cuda":
-        total = torch.cuda.get_device_properties(device).total_memory
-        budget = min(BUILD_BYTES_CUDA, BUILD_SHARE_CUDA * total)
+    if memory is None and device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+    if memory is not None:
+        budget = min(BUILD_BYTES_CUDA, BUILD_SHARE_CUDA * memory)
     n, values = config.sinkhorn.batch_size, math.prod(shape)
     positions = 2 * (config.flow.steps + 1)  # as computed, and as stacked or converted
     flow = 4 * n * ((positions + CLOUDS) * values + MATRICES * n)

@@ -21,18 +21,24 @@ TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def pick_precision(wanted: str, device: torch.device) -> Precision:
-    """The arithmetic that ``train.precision`` means on a device.
+def pick_precision(
+    wanted: str, device: torch.device, capability: tuple[int, int] | None = None
+) -> Precision:
+    """The arithmetic that ``train.precision`` means on a device, or on a card that is not here, of
+    which the compute capability is enough.
 
     ``torch.cuda.is_bf16_supported`` is not asked: it also counts a slow emulation.
 
     Raises:
         UserError: bf16 on a card without it.
     """
-    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    card = "a card"
+    if device.type == "cuda" and capability is None:
+        capability = torch.cuda.get_device_capability(device)
+        card = torch.cuda.get_device_name(device)
     if wanted == "bf16" and capability and capability < BFLOAT16:
         raise UserError(
-            f"train.precision = bf16: {torch.cuda.get_device_name(device)} (compute capability "
+            f"train.precision = bf16: {card} (compute capability "
             f"{capability[0]}.{capability[1]}) has none; use --precision fp16 or auto"
         )
     if wanted in ("fp32", "bf16", "fp16"):

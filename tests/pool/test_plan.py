@@ -200,3 +200,7 @@ def test_flows_together_on_a_card_take_a_share_of_it_at_most(card, budget, monke
     n, positions = config.sinkhorn.batch_size, 2 * (config.flow.steps + 1)
     flow = 4 * n * ((positions + 10) * 3072 + 10 * n)
     assert build_batch(config, CIFAR, torch.device("cuda")) == budget // flow
+    assert build_batch(config, CIFAR, CPU, memory=card) == budget // flow
+    assert solver_bytes(config, CIFAR, CPU, card) == solver_bytes(
+        config, CIFAR, torch.device("cuda")
+    )

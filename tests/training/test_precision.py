@@ -32,6 +32,7 @@ def test_auto_precision_follows_the_card(monkeypatch, capability, auto):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
     assert pick_precision("auto", CARD) == auto
     assert pick_precision("fp16", CARD) == "fp16"
+    assert pick_precision("auto", CPU, capability) == auto
     if auto != "bf16":
         with pytest.raises(UserError, match=r"bf16: Some card.*--precision fp16 or auto"):
             pick_precision("bf16", CARD)

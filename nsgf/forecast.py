@@ -1,0 +1,346 @@
+"""What training would take on a card that is not here: counted on shapes, nothing is measured.
+
+An update is counted on torch's meta device: operations of matrices, bytes that go from and to the
+card's memory, and launches. The time follows from a data sheet and from what is assumed below,
+until ``nsgf preflight`` measures it on the card. What the CPU does meanwhile is not counted.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from nsgf.checks import check
+from nsgf.config.schema import Config
+from nsgf.data import data_shape
+from nsgf.phases import Phase, get_phases, sampled_phases
+from nsgf.pool.plan import build_batch, plan_pool, pool_bytes, solver_bytes
+from nsgf.readiness import tried
+from nsgf.run.plan import checkpoint_bytes
+from nsgf.system.cards import Card
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import format_bytes, format_hours
+from nsgf.training.memory import TrainingMemory, training_memory
+from nsgf.training.precision import Precision, pick_precision
+from nsgf.training.task import squared_error
+
+EFFICIENCY = {"fp32": 0.5, "bf16": 0.3, "fp16": 0.3}
+"""Share of a card's peak that convolutions and matrix products reach; assumed."""
+LAUNCH = 8e-6
+"""Seconds that the host needs to start an operation; assumed."""
+USABLE = 0.9
+"""Share of a card's memory that updates get beside the driver and fragments; assumed."""
+SINKHORN_UPDATES = 35
+"""Of a solve, as measured for the shipped experiments on a CPU (docs/performance.md)."""
+POOL_RATE = 1e9
+"""Bytes of a pool that the host draws noise for, copies and keeps in a second; assumed."""
+OPTIMIZER_LAUNCHES, OPTIMIZER_VALUES = 17, 12
+"""Of clipping, fused Adam and average: launches, and values read or written for each weight."""
+RESERVE_HOURS = 0.5
+"""Of a session, for its start, its data and its last checkpoint."""
+LONGEST, SHOWN = 10_000.0, 6
+"""Hours of a session, and how many sessions are listed."""
+POOL = "pool"
+"""Name of the preparation that is a formula here: its solves go by their values."""
+META, CPU = torch.device("meta"), torch.device("cpu")
+
+
+class Work(NamedTuple):
+    """What a card is asked to do."""
+
+    flops: float = 0.0
+    """Operations of matrix products and convolutions; a multiplication and an addition are two."""
+    traffic: float = 0.0
+    """Bytes read and written, each operation by itself."""
+    launches: float = 0.0
+    """Operations that compute something; views do not."""
+
+    def times(self, count: float) -> "Work":
+        """The same so many times."""
+        return Work(*(count * part for part in self))
+
+    def seconds(self, card: Card, precision: Precision, tf32: bool = False) -> float:
+        """Time on a card: matrices at the assumed efficiency, then memory at its full bandwidth,
+        and at least what it takes to launch everything."""
+        matrices = self.flops / (EFFICIENCY[precision] * card.peak(precision, tf32))
+        return max(matrices + self.traffic / card.bandwidth, LAUNCH * self.launches)
+
+
+class _Operations(TorchDispatchMode):
+    """Counts launches and traffic of what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = self.traffic = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and not func.__name__.startswith("empty"):
+            self.launches += 1
+            self.traffic += sum(x.nbytes for x in tree_leaves((args, out)) if isinstance(x, Tensor))
+        return out
+
+
+def counted(compute: Callable[[], object]) -> Work:
+    """The work of a computation on the meta device, as it is: mostly float32."""
+    with FlopCounterMode(display=False) as flops, _Operations() as seen:
+        compute()
+    return Work(flops.get_total_flops(), seen.traffic, seen.launches)
+
+
+def update_work(config: Config, phase: Phase, precision: Precision) -> Work:
+    """One update: forward, backward and optimizer, for the whole batch."""
+    shape = data_shape(config.data.name)
+    with META:
+        model = phase.network(config.model, shape).train()
+        batch = phase.example(phase.optim(config).batch_size, shape)
+    work = counted(lambda: squared_error(model, batch).backward())
+    weights = list(model.parameters())
+    launches, traffic = work.launches, work.traffic
+    if precision != "fp32":  # each weight is cast, and its gradient
+        launches, traffic = launches + 2 * len(weights), traffic / 2
+    return Work(
+        work.flops,
+        traffic + 4 * OPTIMIZER_VALUES * sum(weight.numel() for weight in weights),
+        launches * config.train.accumulate + OPTIMIZER_LAUNCHES,
+    )
+
+
+def pool_work(config: Config, shape: tuple[int, ...], card: Card) -> Work:
+    """All flows: two cost matrices and two plans of n x n for each step, each a product over all
+    coordinates, and Sinkhorn updates, which read one of them twice."""
+    n, values, flow = config.sinkhorn.batch_size, math.prod(shape), config.flow
+    batched = config.sinkhorn.solver == "batched"
+    together = build_batch(config, shape, CPU, card.memory) if batched else 1
+    solve = Work(
+        flops=n * n * (8 * values + 4 * SINKHORN_UPDATES),
+        traffic=4 * n * (n * (2 * SINKHORN_UPDATES + 20) + 10 * values),
+        launches=(16 * SINKHORN_UPDATES + 100) / together,
+    )
+    return solve.times(flow.steps * config.pool.num_batches)
+
+
+def sampling_work(config: Config) -> tuple[Work, int] | None:
+    """What a batch of ``sampling.batch_size`` samples takes in float32, and its network calls;
+    None: their number depends on the samples."""
+    shape, tau, total, calls = data_shape(config.data.name), 0.0, Work(), 0
+    for phase in sampled_phases(config, config.phases.__contains__):
+        number, tau = phase.leg(config, nn.Identity()).expect(tau)  # type: ignore[assignment]
+        if number is None:
+            return None
+        with META:
+            model = phase.network(config.model, shape).eval()
+            inputs = phase.example(config.sampling.batch_size, shape).inputs
+        with torch.no_grad():
+            work = counted(partial(model, *inputs))
+        total, calls = Work(*map(sum, zip(total, work.times(number), strict=True))), calls + number
+    return total, calls
+
+
+class Part(NamedTuple):
+    """A phase, as sessions share it out."""
+
+    name: str
+    seconds: float
+    again: float = 0.0
+    """Seconds that each session in which it goes on spends first."""
+
+
+def sessions(parts: Sequence[Part], limit: float) -> list[list[tuple[str, float]]]:
+    """Which phases each session trains, and for how many seconds, of at most ``limit`` in all.
+
+    Raises:
+        UserError: a session is too short to get anywhere.
+    """
+    plan: list[list[tuple[str, float]]] = [[]]
+    room = limit
+    for name, left, again in parts:
+        if again >= limit:
+            raise UserError(
+                f"--session-hours: {name} begins with {format_hours(again)} in each session; use "
+                "longer ones, or --pool.storage disk"
+            )
+        while left > 0:
+            if room <= again:
+                plan.append([])
+                room = limit
+            spent = min(left, room - again)
+            plan[-1].append((name, again + spent))
+            left, room = left - spent, room - again - spent
+    return plan
+
+
+def forecast(config: Config, card: Card, session_hours: float, command: str) -> list[str]:
+    """Lines for people: what every phase, sampling and evaluation would take on ``card``.
+
+    Lines that begin with NO say what would not fit. No device is asked for.
+
+    Args:
+        config: the experiment.
+        card: which card.
+        session_hours: hours that a session has.
+        command: what starts the training, ``python -m nsgf train ...``.
+
+    Raises:
+        UserError: the configuration is not valid, or the card has not the precision.
+    """
+    check(config)
+    limit = training_hours(session_hours)
+    precision = pick_precision(config.train.precision, CPU, card.capability)
+    config = replace(config, train=replace(config.train, precision=precision))
+    tf32, shape = config.train.tf32, data_shape(config.data.name)
+    lines = [
+        f"one {card.name}, computed, not measured: {format_bytes(card.memory)}, {precision}, "
+        f"memory at {card.bandwidth / 1e9:.0f} GB/s; assumed: {EFFICIENCY[precision]:.0%} of "
+        f"{card.peak(precision, tf32) / 1e12:.3g} TFLOP/s, {1e6 * LAUNCH:.0f} us a launch"
+    ]
+    parts, weights = [], []
+    for phase in get_phases(config.phases):
+        said, own = _phase_forecast(config, phase, card, precision)
+        needed = training_memory(config, phase, CPU)
+        lines += [*said, _memory_line(phase.name, needed, card)]
+        parts += own
+        weights.append(needed.weights)
+    lines += _storage_lines(config, shape, card, weights)
+    lines += _sampling_lines(config, card)
+    return [*lines, *tried(lambda: session_lines(parts, limit, command))]
+
+
+def _phase_forecast(
+    config: Config, phase: Phase, card: Card, precision: Precision
+) -> tuple[list[str], list[Part]]:
+    """Lines about the time of a phase, and its share of the sessions."""
+    lines, parts, again, beside = [], [], 0.0, 0.0
+    for preparation in phase.preparations(config, META):
+        name, tf32 = preparation.name, config.train.tf32
+        if name == POOL:
+            seconds = _pool_seconds(config, card)
+            if config.pool.storage == "disk":
+                parts.append(Part(name, seconds))
+            else:
+                again = seconds
+            name += f" at {SINKHORN_UPDATES} Sinkhorn updates a step"
+        else:
+            try:
+                work = counted(preparation.unit).times(preparation.units)
+            except NotImplementedError:  # it needs values
+                lines.append(f"{name}: not counted")
+                continue
+            beside += (seconds := work.seconds(card, "fp32", tf32))
+        lines.append(f"{name}: about {format_hours(seconds)}")
+    work, updates = update_work(config, phase, precision), phase.optim(config).iterations
+    each = work.seconds(card, precision, config.train.tf32)
+    lines.append(
+        f"{phase.name}: {updates} updates of {work.flops / 1e12:.3g} TFLOP, "
+        f"{work.traffic / 1e9:.3g} GB and {work.launches:.0f} launches, {1e3 * each:.3g} ms each, "
+        f"about {format_hours(updates * each)}"
+    )
+    return lines, [*parts, Part(phase.name, updates * each + beside, again)]
+
+
+def _pool_seconds(config: Config, card: Card) -> float:
+    shape = data_shape(config.data.name)
+    on_card = pool_work(config, shape, card).seconds(card, "fp32")
+    return on_card + pool_bytes(config, shape) / POOL_RATE
+
+
+def largest_batch(needed: TrainingMemory, card: Card) -> int:
+    """Samples of an update that a card holds at once; 0: not even one."""
+    room = USABLE * card.memory - needed.fixed
+    return max(0, int(room * needed.samples / needed.activations))
+
+
+def _memory_line(name: str, needed: TrainingMemory, card: Card) -> str:
+    most = largest_batch(needed, card)
+    if not most:
+        return f"NO {name}: not even one sample fits the card; try a smaller model"
+    parts = "" if needed.total <= USABLE * card.memory else " (split by itself)"
+    return (
+        f"{name}: about {format_bytes(needed.total)} on the card{parts}; up to {most} samples fit "
+        "at once"
+    )
+
+
+def _storage_lines(
+    config: Config, shape: tuple[int, ...], card: Card, weights: Sequence[int]
+) -> list[str]:
+    """Main memory and disk: what is needed, and whether the card's usual host has it."""
+    lines, pool, host = [], 0, card.host
+    on_disk = config.pool.storage == "disk"
+    if any("pool.num_batches" in one.shared_counts(config) for one in get_phases(config.phases)):
+        pool = pool_bytes(config, shape)
+        text = f"{format_bytes(pool)} in float32, half of it in float16"
+        try:
+            if host:
+                free = int(host.disk if on_disk else host.memory)
+                pool, text = plan_pool(config, shape, CPU, available=free)[1:]
+            solver = format_bytes(solver_bytes(config, shape, CPU, card.memory))
+            where = f" on {host.name}" if host else ""
+            lines.append(f"pool: {text}{where}; {solver} on the card while it is built")
+        except UserError as error:
+            lines.append(f"NO {error}")
+    sizes = [checkpoint_bytes(count) for count in weights]
+    kept = f"two checkpoints of each phase, {format_bytes(2 * sum(sizes))}"
+    if on_disk and pool:
+        kept += f", and until its phase is done the pool, {format_bytes(pool)}"
+    elif pool:
+        kept += "; a pool in memory is built again in each session that needs it"
+    lines.append(f"to keep between sessions: the run folder, {kept}")
+    most = 2 * sum(sizes) + max(sizes) + (pool if on_disk else 0)
+    if host and most > host.disk:
+        lines.append(
+            f"NO disk: {format_bytes(most)} at the most, {host.name} keeps "
+            f"{format_bytes(host.disk)}; use fewer --pool-batches or --pool.storage memory"
+        )
+    return lines
+
+
+def _sampling_lines(config: Config, card: Card) -> list[str]:
+    counts = {"sample": config.sampling.num_samples}
+    counts["evaluate"] = config.evaluation.num_samples * config.evaluation.repeats
+    found = sampling_work(config)
+    if found is None:
+        return ["sample: depends on the samples, whose network calls differ"]
+    work, calls = found
+    seconds = work.seconds(card, "fp32", config.train.tf32) / config.sampling.batch_size
+    return [
+        f"{command}: {count} samples of {calls} network calls in fp32, about "
+        f"{format_hours(count * seconds)}"
+        for command, count in counts.items()
+    ]
+
+
+def training_hours(session_hours: float) -> float:
+    """What ``--max-hours`` gets of a session: the rest is for its start and its end.
+
+    Raises:
+        UserError: a session has no hours.
+    """
+    if not 0 < session_hours <= LONGEST:
+        raise UserError(f"--session-hours = {session_hours:g}: must be > 0 and <= {LONGEST:g}")
+    return session_hours - min(RESERVE_HOURS, session_hours / 10)
+
+
+def session_lines(parts: Sequence[Part], hours: float, command: str) -> list[str]:
+    """The whole time, and for each of the first sessions its command and what it trains.
+
+    Raises:
+        UserError: sessions of so many hours are too short.
+    """
+    plan = sessions(parts, 3600 * hours)
+    whole = sum(seconds for session in plan for _, seconds in session)
+    lines = [f"all phases: about {format_hours(whole)}, sessions: {len(plan)}"]
+    for number, session in enumerate(plan[:SHOWN]):
+        how = " --resume" if number else ""
+        trained = ", ".join(f"{name} {format_hours(seconds)}" for name, seconds in session)
+        lines.append(f"    {command}{how} --max-hours {hours:g}    # {trained}")
+    return [*lines, "    and so on"] if len(plan) > SHOWN else lines

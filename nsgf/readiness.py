@@ -1,0 +1,83 @@
+"""What must hold on a machine before a long run starts, tried out: data, updates, checkpoints."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from nsgf.config.schema import Config
+from nsgf.data import Data
+from nsgf.run import checkpoint
+from nsgf.system.errors import UserError, cause
+from nsgf.system.hardware import format_bytes
+from nsgf.training.step_stats import StepStats
+
+
+def tried(work: Callable[[], Iterable[str]]) -> list[str]:
+    """The lines of some work, the last of which is NO and the reason where it is refused."""
+    lines: list[str] = []
+    try:
+        lines.extend(work())
+    except UserError as error:
+        lines.append(f"NO {error}")
+    return lines
+
+
+def data_found(config: Config) -> str:
+    """Load the data as training does, downloads included.
+
+    Raises:
+        UserError: they are missing or damaged.
+    """
+    images = Data(config.data, config.seed).images
+    what = config.data.name if images is None else f"{len(images)} images of {config.data.name}"
+    return f"ok data: {what}"
+
+
+def updates_finite(config: Config, phase: str, update: Callable[[], StepStats]) -> str:
+    """Do updates until one is finite: a loss scale begins too large.
+
+    Raises:
+        UserError: so many in a row were not as end a run.
+    """
+    if not any(update().is_finite for _ in range(config.train.max_skipped)):
+        raise UserError(
+            f"{phase}: {config.train.max_skipped} updates without finite loss and gradient; try "
+            "--precision fp32"
+        )
+    return f"ok {phase}: an update is finite"
+
+
+def checkpoint_kept(config: Config, phase: str, state: dict[str, Any]) -> str:
+    """Write a phase's checkpoint where runs are kept, read it, compare, and remove it.
+
+    Raises:
+        UserError: it cannot be written or read, or comes back changed.
+    """
+    place, begin = Path(config.out_dir).expanduser().absolute(), time.perf_counter()
+    while not place.exists():
+        place = place.parent
+    try:
+        with tempfile.TemporaryDirectory(prefix=".nsgf-preflight-", dir=place) as folder:
+            file = Path(folder) / "checkpoint.pt"
+            checkpoint.save(file, {"phase": phase, **state})
+            size, read = file.stat().st_size, checkpoint.load(file)
+    except OSError as error:
+        raise UserError(
+            f"out_dir: {place} cannot be written ({cause(error)}); name another folder with "
+            "--out-dir DIR"
+        ) from error
+    pairs = zip(tree_leaves(state), tree_leaves({key: read[key] for key in state}), strict=True)
+    for kept, got in pairs:
+        same = torch.equal(kept.cpu(), got) if isinstance(kept, Tensor) else kept == got
+        if not same:
+            raise UserError(
+                f"out_dir: a checkpoint in {place} came back changed; use --out-dir DIR"
+            )
+    seconds = time.perf_counter() - begin
+    return f"ok {phase}: checkpoint of {format_bytes(size)} written and read in {seconds:.1f} s"

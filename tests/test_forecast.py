@@ -1,0 +1,239 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from nsgf.forecast import (
+    LAUNCH,
+    OPTIMIZER_LAUNCHES,
+    OPTIMIZER_VALUES,
+    POOL_RATE,
+    SHOWN,
+    USABLE,
+    Part,
+    Work,
+    counted,
+    forecast,
+    largest_batch,
+    pool_work,
+    sampling_work,
+    session_lines,
+    sessions,
+    training_hours,
+    update_work,
+)
+from nsgf.phases import get_phase
+from nsgf.pool.plan import build_batch
+from nsgf.system.cards import CARDS, Card, find_card
+from nsgf.system.errors import UserError
+from nsgf.training.memory import TrainingMemory, training_memory
+from nsgf.training.task import Batch, squared_error
+from tests.conftest import shipped
+
+SIMPLE = Card("simple", memory=1e9, fp32=100.0, half=1000.0, bandwidth=10.0, capability=(7, 5))
+TINY = ("--model.mlp.width=16", "--sinkhorn-batch=16", "--pool-batches=4", "--batch-size=8")
+
+
+def plan(name: str, *flags: str, card: str = "t4", hours: float = 12.0) -> list[str]:
+    return forecast(shipped(name, *flags), find_card(card), hours, "python -m nsgf train")
+
+
+def test_work_of_a_tiny_network_is_the_one_on_paper():
+    """B samples through layers of 3 x 5 and 5 x 2: twice for the values, twice for the gradients of
+    the weights, and once more, for those of the 5 values in between."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+        batch = Batch((torch.empty(7, 3),), torch.empty(7, 2))
+    work = counted(lambda: squared_error(model, batch).backward())
+    assert work.flops == 2 * 7 * (15 + 10) + 2 * 7 * (15 + 10) + 2 * 7 * 10
+
+
+def test_convolutions_count_their_pixels():
+    with torch.device("meta"):
+        model, x = nn.Conv2d(3, 4, 3, padding=1, bias=False), torch.empty(2, 3, 8, 8)
+    work = counted(lambda: model(x))
+    assert work.flops == 2 * (3 * 3 * 3) * 4 * (2 * 8 * 8)
+    assert work.launches == 1
+    assert work.traffic == 4 * (3 * 128 + 3 * 4 * 9 + 4 * 128)
+
+
+def test_views_and_fresh_memory_are_no_launches():
+    x = torch.empty(4, 6, device="meta")
+    work = counted(lambda: torch.empty_like(x).view(-1).t())
+    assert work == Work(0, 0, 0)
+    assert counted(lambda: x.t() + x.t()) == Work(0, 3 * 4 * 24, 1)
+
+
+def test_time_is_matrices_then_memory_and_at_least_the_launches():
+    assert Work(flops=500).seconds(SIMPLE, "fp32") == pytest.approx(10)  # half of the peak
+    assert Work(flops=600).seconds(SIMPLE, "fp16") == pytest.approx(2)  # 30 % of it
+    assert Work(500, 30).seconds(SIMPLE, "fp32") == pytest.approx(13)
+    assert Work(launches=1000).seconds(SIMPLE, "fp16") == pytest.approx(1000 * LAUNCH)
+    assert Work(500, 30, 1000).seconds(SIMPLE, "fp32") == pytest.approx(13)
+
+
+@pytest.mark.parametrize(
+    ("name", "tera", "launches", "hours"),
+    [("cifar10", 4.78, 1571, (3.0, 4.4)), ("mnist", 0.162, 819, (1.0, 1.2))],
+)
+def test_shipped_settings_on_a_t4(name, tera, launches, hours):
+    """Launches: of a real update in 16 bit on a CPU, whose attention is one operation."""
+    config = shipped(name)
+    work = update_work(config, get_phase("nsgf"), "fp16")
+    assert work.flops / 1e12 == pytest.approx(tera, rel=2e-3)
+    assert work.launches == pytest.approx(launches, rel=0.07)
+    both = 2 * config.nsgf.iterations * work.seconds(find_card("t4"), "fp16") / 3600
+    assert hours[0] < both < hours[1]
+
+
+def test_sixteen_bits_halve_the_traffic_and_cast_each_weight():
+    config, phase = shipped("2d", *TINY), get_phase("nsgf")
+    weights = list(phase.network(config.model, (2,)).parameters())
+    optimizer = 4 * OPTIMIZER_VALUES * sum(weight.numel() for weight in weights)
+    full, half = (update_work(config, phase, precision) for precision in ("fp32", "bf16"))
+    assert half.flops == full.flops
+    assert half.launches == full.launches + 2 * len(weights)
+    assert 2 * (half.traffic - optimizer) == full.traffic - optimizer
+    parts = update_work(shipped("2d", *TINY, "--accumulate=2"), phase, "fp32")
+    assert parts.launches == 2 * full.launches - OPTIMIZER_LAUNCHES
+
+
+def test_recomputed_activations_are_counted():
+    flags = ("--batch-size=2", "--model.unet.channels=32", "--model.unet.mult=[1]")
+    whole, again = (
+        update_work(
+            shipped("digits", *flags, f"--model.checkpoint_activations={on}"),
+            get_phase("nsgf"),
+            "fp32",
+        )
+        for on in ("false", "true")
+    )
+    assert 1.2 < again.flops / whole.flops < 1.4
+
+
+def test_pool_grows_with_its_flows_and_the_square_of_their_size():
+    """Products over the coordinates are four of n x n x D for each step of a flow."""
+    config, card = shipped("cifar10"), find_card("t4")
+    shape, n = (3, 32, 32), 128
+    work = pool_work(config, shape, card)
+    assert work.flops == pytest.approx(2500 * 5 * 4 * 2 * n**2 * 3072, rel=0.01)
+    twice = pool_work(shipped("cifar10", "--pool-batches=5000"), shape, card)
+    assert twice.flops == 2 * work.flops
+    assert twice.launches == pytest.approx(2 * work.launches)
+    alone = pool_work(shipped("cifar10", "--pool.build_batch=1"), shape, card)
+    together = build_batch(config, shape, torch.device("cpu"), card.memory)
+    assert alone.launches == pytest.approx(together * work.launches)
+
+
+def test_sampling_counts_the_calls_of_each_network():
+    config = shipped("digits", "--sampling.batch_size=2", "--sampling.straight_steps=3")
+    found = sampling_work(config)
+    assert found is not None
+    work, calls = found
+    assert calls == config.flow.steps + 1 + 3
+    flow = update_work(shipped("digits", "--batch-size=2"), get_phase("nsgf"), "fp32")
+    assert work.flops == pytest.approx((calls - 1) * flow.flops / 3, rel=0.05)
+    assert sampling_work(shipped("digits", "--sampling.omega=0.1", "--phases=[nsgf]")) is not None
+    assert sampling_work(shipped("digits", "--sampling.omega=0.1")) is None
+
+
+def test_largest_batch_is_the_last_that_fits():
+    needed = TrainingMemory(10, 100_000_000, 80_000_000, 8, "fp32", 1)
+    assert largest_batch(needed, SIMPLE) == 80  # 900 MB less 100, in samples of 10
+    assert largest_batch(needed._replace(fixed=2 * 10**9), SIMPLE) == 0
+    config, phase, t4 = shipped("cifar10", "--precision=fp16"), get_phase("predictor"), CARDS[0]
+    most = largest_batch(training_memory(config, phase, torch.device("cpu")), t4)
+    for size, fits in ((most, True), (most + 2, False)):
+        changed = shipped("cifar10", "--precision=fp16", f"--predictor.batch_size={size}")
+        total = training_memory(changed, phase, torch.device("cpu")).total
+        assert (total <= USABLE * t4.memory) == fits
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 50), st.floats(0, 0.9)), min_size=1, max_size=5),
+    st.floats(1, 20),
+)
+def test_sessions_add_up(drawn, limit):
+    """Nothing is lost, no session is too long, and what begins anew is paid for each time."""
+    parts = [Part(str(number), left, again) for number, (left, again) in enumerate(drawn)]
+    found = sessions(parts, limit)
+    assert all(math.fsum(spent for _, spent in one) <= limit * (1 + 1e-9) for one in found)
+    for name, left, again in parts:
+        spent = [seconds for one in found for part, seconds in one if part == name]
+        assert math.fsum(spent) == pytest.approx(left + again * len(spent), abs=1e-9)
+    order = [int(name) for one in found for name, _ in one]
+    assert order == sorted(order)
+
+
+def test_sessions_on_paper():
+    parts = [Part("a", 10, 2), Part("b", 5)]
+    assert sessions(parts, 8) == [[("a", 8)], [("a", 6), ("b", 2)], [("b", 3)]]
+    assert sessions(parts, 100) == [[("a", 12), ("b", 5)]]
+    with pytest.raises(UserError, match=r"--session-hours: a begins with 2\.0 s in each session"):
+        sessions(parts, 2)
+
+
+def test_hours_of_a_session_leave_room_for_its_end():
+    assert [training_hours(hours) for hours in (12, 5, 1)] == [11.5, 4.5, 0.9]
+    for wrong in (0, -1, math.nan, math.inf):
+        with pytest.raises(UserError, match="--session-hours = "):
+            training_hours(wrong)
+
+
+def test_each_session_has_its_command():
+    first, *commands = session_lines([Part("a", 3600), Part("b", 5400)], 1, "train --exp x")
+    assert first == "all phases: about 2.5 h, sessions: 3"
+    assert [line.partition("#")[0].strip() for line in commands] == [
+        "train --exp x --max-hours 1",
+        *["train --exp x --resume --max-hours 1"] * 2,
+    ]
+    assert commands[2].endswith("# b 30.0 min")
+    many = session_lines([Part("a", 1e6)], 1, "train")
+    assert len(many) == 1 + SHOWN + 1
+
+
+@pytest.mark.parametrize("card", [card.name for card in CARDS])
+def test_no_card_is_asked_for(card, monkeypatch):
+    def asked(*_):
+        raise AssertionError("asks for a card")
+
+    for name in ("is_available", "device_count", "get_device_capability", "mem_get_info"):
+        monkeypatch.setattr(torch.cuda, name, asked)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", asked)
+    first, *lines = plan("2d", *TINY, card=card)
+    assert first.startswith(f"one {card}, computed, not measured")
+    expected = {"p100": "fp32", "t4": "fp16", "v100": "fp16"}.get(card, "bf16")
+    assert f", {expected}, " in first
+    assert any(line.startswith("all phases: about") for line in lines)
+    assert any("29.0 GB of memory free" in line for line in lines) == (card in ("t4", "p100"))
+
+
+def test_pool_in_memory_is_built_again_in_each_session():
+    lines = plan("digits", "--phases=[nsgf]", "--pool-batches=1000000", hours=0.05)
+    (pool,) = (line for line in lines if line.startswith("pool at "))
+    assert 1_000_000 * 128 * 6 * 64 * 4 / POOL_RATE > 0.04 * 3600  # its bytes alone take so long
+    assert "min" in pool
+    assert lines[-1].startswith("NO --session-hours: nsgf begins with")
+    assert any(line.startswith("NO pool.num_batches = 1000000") for line in lines)
+
+
+def test_what_a_usual_host_cannot_keep_is_red():
+    big = ("--phases=[nsgf]", "--model.mlp.width=16384", "--model.mlp.depth=4")
+    lines = plan("2d", *big)
+    assert any(line.startswith("NO disk: ") and "Kaggle keeps 20.0 GB" in line for line in lines)
+    assert any(line.startswith("NO nsgf: not even one sample fits") for line in lines)
+
+
+def test_what_comes_beside_the_updates():
+    flags = ("--phases=[nsgf,nsf]", "--steps=2", "--nsf.source=nsgf", "--nsf.coupling=ot", *TINY)
+    lines = plan("2d", *flags)
+    assert any(line.startswith("nsf, NSGF steps: about") for line in lines)
+    assert "nsf, pairs: not counted" in lines
+
+
+def test_bf16_is_refused_where_the_card_has_none():
+    with pytest.raises(UserError, match=r"bf16: a card \(compute capability 7\.5\) has none"):
+        plan("2d", "--precision=bf16")
