@@ -9,7 +9,7 @@ from nsgf.data import PointSampler
 from nsgf.phases.flow_matching import PeerTask, build_matcher, check_installed
 from nsgf.phases.lines import SIMPLEX_ITERATIONS
 from nsgf.phases.reflow import ReflowTask, reflow_ends
-from nsgf.run.stop import Stopped, StopRequest
+from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError
 
 
@@ -100,7 +100,7 @@ def test_missing_torchcfm_is_one_line(monkeypatch):
 
 def test_reflow_learns_the_straight_line_between_the_ends_of_a_path():
     ends = reflow_ends(
-        PointSampler(Grid(0.0), 1), lambda x: 2 * x + 50, 10, torch.device("cpu"), StopRequest()
+        PointSampler(Grid(0.0), 1), lambda x: 2 * x + 50, 10, torch.device("cpu"), lambda: False
     )
     assert len(ends[0]) == len(ends[1]) == 10
     reflow = ReflowTask(nn.Identity(), ends, seed=5)
@@ -113,9 +113,8 @@ def test_reflow_learns_the_straight_line_between_the_ends_of_a_path():
 
 
 def test_stop_while_paths_are_walked():
-    stop = StopRequest(1e-9)
     with pytest.raises(Stopped):
-        reflow_ends(PointSampler(Grid(0.0), 1), lambda x: x, 4, torch.device("cpu"), stop)
+        reflow_ends(PointSampler(Grid(0.0), 1), lambda x: x, 4, torch.device("cpu"), lambda: True)
 
 
 def test_noise_is_another_one_for_each_batch_and_seed():
