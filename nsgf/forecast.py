@@ -283,9 +283,12 @@ def _storage_lines(
             if host:
                 free = int(host.disk if on_disk else host.memory)
                 pool, text = plan_pool(config, shape, CPU, available=free)[1:]
-            solver = format_bytes(solver_bytes(config, shape, CPU, card.memory))
+            solver = solver_bytes(config, shape, CPU, card.memory)
+            what = f"{format_bytes(solver)} on the card while it is built"
             where = f" on {host.name}" if host else ""
-            lines.append(f"pool: {text}{where}; {solver} on the card while it is built")
+            lines.append(f"pool: {text}{where}; {what}")
+            if solver > USABLE * card.memory:
+                lines.append(f"NO pool: {what}; use a smaller --sinkhorn-batch")
         except UserError as error:
             lines.append(f"NO {error}")
     sizes = [checkpoint_bytes(count) for count in weights]

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from nsgf.forecast import (
     OPTIMIZER_VALUES,
     POOL_RATE,
     SHOWN,
+    SINKHORN_UPDATES,
     USABLE,
     Part,
     Work,
@@ -120,6 +122,8 @@ def test_pool_grows_with_its_flows_and_the_square_of_their_size():
     shape, n = (3, 32, 32), 128
     work = pool_work(config, shape, card)
     assert work.flops == pytest.approx(2500 * 5 * 4 * 2 * n**2 * 3072, rel=0.01)
+    matrices, clouds = 2 * SINKHORN_UPDATES + 20, 10
+    assert work.traffic == 2500 * 5 * 4 * (matrices * n**2 + clouds * n * 3072)
     twice = pool_work(shipped("cifar10", "--pool-batches=5000"), shape, card)
     assert twice.flops == 2 * work.flops
     assert twice.launches == pytest.approx(2 * work.launches)
@@ -227,11 +231,28 @@ def test_what_a_usual_host_cannot_keep_is_red():
     assert any(line.startswith("NO nsgf: not even one sample fits") for line in lines)
 
 
-def test_what_comes_beside_the_updates():
+def test_flows_too_large_for_the_card_are_red():
+    lines = plan("2d", "--phases=[nsgf]", *TINY[:1], "--sinkhorn-batch=30000", card="v100")
+    assert any(line.startswith("NO pool: 18.") and "--sinkhorn-batch" in line for line in lines)
+
+
+def test_what_comes_beside_the_updates_is_part_of_the_sessions(monkeypatch):
+    """Launches alone decide here: two flow steps before each update of the straight flow."""
+    monkeypatch.setattr("nsgf.forecast.format_hours", lambda seconds: f"{seconds:.6f}")
     flags = ("--phases=[nsgf,nsf]", "--steps=2", "--nsf.source=nsgf", "--nsf.coupling=ot", *TINY)
     lines = plan("2d", *flags)
-    assert any(line.startswith("nsf, NSGF steps: about") for line in lines)
+    found = [re.fullmatch(r"([\w, ]+): .*about ([\d.]+)", line) for line in lines]
+    seconds = {match[1]: float(match[2]) for match in found if match}
     assert "nsf, pairs: not counted" in lines
+    whole = seconds["nsf"] + seconds["nsf, NSGF steps"]
+    assert float(lines[-1].rpartition(" ")[2]) == pytest.approx(whole, abs=1e-5)
+    assert seconds["nsf, NSGF steps"] > 2 * 20_000 * 5 * LAUNCH
+
+
+def test_sampling_and_evaluation_have_their_time():
+    found = [line.split(", about")[0] for line in plan("2d", *TINY, "--evaluation.repeats=2")]
+    assert "sample: 4096 samples of 10 network calls in fp32" in found
+    assert "evaluate: 8192 samples of 10 network calls in fp32" in found
 
 
 def test_bf16_is_refused_where_the_card_has_none():
