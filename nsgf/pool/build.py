@@ -91,12 +91,13 @@ class Simulation:
             UserError: the solver refuses the clouds, e.g. for a blur too small for float32.
         """
         n, flow = self.config.sinkhorn.batch_size, self.config.flow
-        clouds = []
-        for sampler in (self.source, self.target):
-            parts = [sampler.at(range(number * n, (number + 1) * n)) for number in numbers]
-            clouds.append(torch.stack(parts).to(self.device))
+        positions = range(numbers.start * n, numbers.stop * n)
+        x, y = (
+            sampler.at(positions).to(self.device).unflatten(0, (len(numbers), n))
+            for sampler in (self.source, self.target)
+        )
         try:
-            return self.solver.flows(clouds[0], clouds[1], step_sizes(flow)).flatten(0, 1)
+            return self.solver.flows(x, y, step_sizes(flow)).flatten(0, 1)
         except (ValueError, ArithmeticError) as error:
             raise UserError(
                 f"flows {numbers.start} to {numbers.stop - 1} of the pool failed "

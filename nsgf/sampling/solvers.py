@@ -127,11 +127,10 @@ def _euler(
     omega = torch.full_like(start, config.omega)
     rounds = _steps_of_omega(start, config.omega)
     for count in range(int(rounds.max())):
-        active = rounds > count
+        active = (rounds > count).nonzero()[:, 0]  # for which a card is waited for, once
         own = omega[active]
         moved = _euler_step(velocity, x[active], start[active] + count * own, own)
-        x = x.clone()
-        x[active] = moved
+        x = x.index_copy(0, active, moved)
         if observe:
             observe(x)
     return x

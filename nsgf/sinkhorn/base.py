@@ -42,11 +42,13 @@ class SolverReport:
 
     def record(self, iterations: Tensor, errors: Tensor, converged: Tensor) -> None:
         """Adds solves, one per entry of the arguments, each (B,)."""
-        spent = self.iterations * self.solves + float(iterations.sum())
+        found = [iterations.sum(), errors.max(), (~converged).sum()]
+        updates, worst, left = torch.stack([value.double() for value in found]).tolist()
+        spent = self.iterations * self.solves + updates
         self.solves += len(iterations)
         self.iterations = spent / self.solves
-        self.worst_error = max(float(errors.max()), self.worst_error or 0.0)
-        self.unconverged += int((~converged).sum())
+        self.worst_error = max(worst, self.worst_error or 0.0)
+        self.unconverged += int(left)
 
 
 class FlowSolver(Protocol):

@@ -131,8 +131,8 @@ class BatchedSolver:
         self._check_precision(cost)
         g, iterations, goal = self._begin(cost, start)
         own, self_error = self._self_projection(x)
-        error, finished = torch.full_like(goal, math.inf), torch.zeros_like(goal, dtype=torch.bool)
-        while not finished.all():  # each turn updates what is left: at most cap / UPDATES turns
+        error = torch.full_like(goal, math.inf)
+        while True:  # each turn updates what is left: at most cap / UPDATES turns
             before = iterations
             g, error, iterations = self._updated(cost, g, error, goal, iterations)
             plan = torch.softmax(_exponent(cost, g, self._eps), dim=2)
@@ -144,6 +144,8 @@ class BatchedSolver:
             finished = converged | (iterations >= self._cap) | (iterations == before)
             # v is slower than was guessed; a little below, since it may be slower still.
             goal = torch.where(finished, math.inf, torch.minimum(needed, goal) * 0.8)
+            if finished.all():
+                break
         error = torch.maximum(error, self_error)
         self.report.record(iterations, error, converged)
         return Solution(v, speed, g, iterations, error, converged)
@@ -191,8 +193,8 @@ class BatchedSolver:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Update the flows whose error exceeds their goal (B,).  -> g, error, iterations
 
-        A correction is small before its first update, so that each turn of either loop counts
-        towards the cap; counts are whole numbers, which grow whatever becomes of the error.
+        Each turn of either loop counts towards the cap, and whole numbers grow whatever becomes of
+        the error. A card is waited for once a turn.
         """
         f, g = _balanced(cost, g, self._eps)
         omega, error, iterations = (
@@ -203,13 +205,14 @@ class BatchedSolver:
         live = (~(error <= goal)).nonzero()[:, 0]
         while len(live):
             correction = _Correction(_rows_of(cost, live), f[live], g[live], self._eps)
-            going = torch.ones_like(live, dtype=torch.bool)
-            while bool(going.all()) and correction.is_small():
+            while True:
                 before = error[live]
                 error[live] = correction.update(omega[live], UPDATES)
                 omega[live] = _raised(omega[live], (error[live] / before).unsqueeze(1))
                 iterations[live] += UPDATES
                 going = ~(error[live] <= goal[live]) & (iterations[live] < self._cap)
+                if not (going.all() & correction.is_small()):
+                    break
             f[live], g[live] = correction.absorbed()
             live = live[going]
         return g, error, iterations
@@ -291,9 +294,9 @@ class _Correction:
         column = _times(kernel.mT, 1 / row) * b.exp() / n
         return (column - 1).abs().mean(1)
 
-    def is_small(self) -> bool:
-        """Whether `UPDATES` more can neither overflow nor leave the range of K."""
-        return float(torch.maximum(self._a.abs().amax(), self._b.abs().amax())) < SMALL
+    def is_small(self) -> Tensor:
+        """Whether `UPDATES` more can neither overflow nor leave the range of K; a scalar."""
+        return torch.maximum(self._a.abs().amax(), self._b.abs().amax()) < SMALL
 
     def absorbed(self) -> tuple[Tensor, Tensor]:
         """f and g with the correction added."""

@@ -1,0 +1,261 @@
+"""What the CUDA paths do on a pretended card, and that the pretence finds faults."""
+
+from collections import Counter
+from contextlib import closing
+
+import pytest
+import torch
+
+from nsgf.cli import main
+from nsgf.config.schema import OptimConfig, SamplingConfig, SinkhornConfig, TrainConfig
+from nsgf.run.checkpoint import is_finite
+from nsgf.sampling import solvers
+from nsgf.sampling.sampler import NSGFSteps, StraightFlow
+from nsgf.sinkhorn import batched
+from nsgf.sinkhorn.batched import BatchedSolver
+from nsgf.system.distributed import World
+from nsgf.training.loop import PhaseLoop
+from nsgf.training.precision import Forward
+from nsgf.training.prefetch import Batches
+from nsgf.training.state import TrainState
+from nsgf.training.step_stats import PendingStats
+from nsgf.training.task import squared_error
+from tests.system.pretended_books import CARD, Card, Event, MixedDevices, StreamRace
+from tests.system.pretended_card import pretended_card
+from tests.test_cli import LOCAL_IMAGES, NARROW
+from tests.training.toys import Quadratic
+
+TURING, HOPPER = (7, 5), (9, 0)
+"""Capabilities of cards that train in fp16 and in bf16."""
+
+
+def waits(counts: Counter[str]) -> Counter[str]:
+    return Counter({what: count for what, count in counts.items() if what.startswith("wait")})
+
+
+def keeps_the_rules(capability: tuple[int, int], *commands: list[str]) -> None:
+    """No two devices in an operation, no race of streams; an update waits once, for the one before,
+    and a leg of sampling never."""
+    with (
+        pretended_card(capability) as card,
+        card.counted(PhaseLoop, "_update") as updates,
+        card.counted(PendingStats, "read") as outcomes,
+        card.counted(NSGFSteps, "carry") as first_leg,
+        card.counted(StraightFlow, "carry") as last_leg,
+    ):
+        for command in commands:
+            assert main(command) == 0
+    assert updates["calls"] == outcomes["calls"] > 0
+    assert not waits(updates)
+    assert waits(outcomes) == {"wait: event": outcomes["calls"]}
+    assert not waits(first_leg + last_leg)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("exp", "card", "other"),
+    [
+        ("2d", TURING, HOPPER),
+        ("2d", HOPPER, TURING),
+        ("digits", HOPPER, TURING),
+        ("mnist", TURING, HOPPER),
+        ("cifar10", HOPPER, TURING),
+    ],
+)
+def test_each_experiment_keeps_to_the_rules_of_a_card(exp, card, other, tmp_path):
+    """Train the first phase on one card, resume it and the others on another, use the run."""
+    where = ["--exp", exp, "--smoke", "--out-dir", str(tmp_path)]
+    flags = ["--device=cuda", "--pool-batches=1", "--steps=2", "--sampling.straight_steps=2"]
+    flags += [f"--train.preview={exp == '2d'}".lower(), *NARROW.get(exp, ())]
+    flags += ["--fake-data"] * (exp in LOCAL_IMAGES)
+    keeps_the_rules(card, ["train", *where, *flags, "--train-iters=1", "--phases=[nsgf]"])
+    keeps_the_rules(
+        other,
+        ["train", *where, "--resume", "--train-iters=2", "--phases=[nsgf,nsf,predictor]"],
+        ["sample", *where],
+        ["evaluate", *where, "--evaluation.inception=false"],
+    )
+
+
+# --- how often the host waits ---
+
+
+@pytest.fixture
+def card():
+    with pretended_card() as card:
+        yield card
+
+
+def test_a_round_of_omega_steps_is_waited_for_once(card):
+    start = torch.tensor([0.0, 0.5, 0.9]).to(CARD)
+    with card.counted(solvers, "integrate") as counts:
+        x = solvers.integrate(
+            lambda x, t: t.view(-1, 1).expand_as(x),
+            torch.zeros(3, 2).to(CARD),
+            start,
+            SamplingConfig(omega=0.25),
+        )
+    assert x.device == CARD
+    assert waits(counts) == {"wait: number": 1, "wait: size": 4}
+
+
+def test_weights_are_looked_through_in_one_wait(card):
+    state = {name: torch.ones(3).to(CARD) for name in "abcd"}
+    before = card.counts.copy()
+    assert is_finite(state)
+    assert waits(card.counts - before) == {"wait: number": 1}
+
+
+def test_waits_of_a_flow_step_do_not_grow_with_the_flows(card):
+    """Loops branch on values, so the number of turns depends on the clouds; here all are equal.
+    Most waits are one a turn; in each turn the potentials are updated."""
+    solver, cloud = BatchedSolver(SinkhornConfig(blur=0.5)), torch.randn(1, 16, 2).to(CARD)
+    found = []
+    for flows in (1, 8):
+        with (
+            card.counted(BatchedSolver, "flows") as counts,
+            card.counted(batched._Correction, "update") as turns,
+        ):
+            x = cloud.expand(flows, -1, -1)
+            solver.flows(x, 3 + x.square(), [0.5, 0.5])
+        found.append(waits(counts))
+    assert found[0] == found[1]
+    assert found[0]["wait: to host"] == 2  # the report of a step, at once
+    assert sum(found[1].values()) < 3.5 * turns["calls"]
+
+
+# --- faults that must be found ---
+
+
+class AnyTask(Quadratic):
+    """Drawn ahead for the card; what was drawn is not kept."""
+
+    def batch(self, *drawn):
+        return super().batch(drawn[0].clone())
+
+    def batches(self) -> Batches:
+        return Batches(self, 4, CARD, World(), prefetch=True)
+
+    def train(self, loss=squared_error, updates: int = 3) -> None:
+        forward = Forward(self.model.to(CARD), TrainConfig(), CARD, World())
+        state = TrainState(forward, OptimConfig(), loss=loss)
+        with closing(self.batches()) as batches:
+            for step in range(updates):
+                state.update(batches.at(step)).read()
+
+
+def test_an_honest_task_is_not_blamed(card):
+    with card.counted(TrainState, "update") as updates:
+        AnyTask().train()
+    assert updates["calls"] == 3
+    assert not waits(updates)
+
+
+def test_a_batch_that_is_not_waited_for_is_found(monkeypatch):
+    load = Batches._load
+    monkeypatch.setattr(Batches, "_load", lambda *given: load(*given)._replace(arrived=None))
+    with pytest.raises(StreamRace, match="not waited for"), pretended_card():
+        AnyTask().train()
+
+
+def test_a_batch_that_is_given_back_too_early_is_found(monkeypatch):
+    monkeypatch.setattr(Card, "record_stream", lambda *_: None)
+    with pytest.raises(StreamRace, match="record_stream"), pretended_card():
+        AnyTask().train()
+
+
+def test_images_that_are_given_back_while_they_are_read_are_found():
+    """As they are at the end of a run, whose last batches were drawn ahead in vain."""
+
+    def give_back() -> None:
+        images = torch.zeros(8).to(CARD)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            images.sum()
+        del images
+        torch.ones(1, device=CARD)
+
+    with pytest.raises(StreamRace, match="record_stream"), pretended_card():
+        give_back()
+
+
+def test_drawing_ends_before_its_images_are_given_back(card):
+    class Resident(AnyTask):
+        images = torch.zeros(8).to(CARD)
+
+        def draw(self, positions):
+            return (self.images[positions.start : positions.stop] + 1,)
+
+    with closing(Resident().batches()) as batches:
+        batches.at(0)
+    del Resident.images
+    torch.ones(1, device=CARD)
+
+
+def test_a_tensor_left_in_main_memory_is_found():
+    class Forgetful(AnyTask):
+        def batch(self, *drawn):
+            batch = super().batch(*drawn)
+            return batch._replace(target=batch.target + torch.ones(4, 1))
+
+    with pytest.raises(MixedDevices, match=r"add: .*cuda:0.*cpu"), pretended_card():
+        Forgetful().train()
+
+
+def test_a_second_wait_in_an_update_is_found(card):
+    def curious(forward, batch):
+        loss = squared_error(forward, batch)
+        return loss if float(loss.detach()) > 0 else 2 * loss
+
+    with card.counted(TrainState, "update") as updates:
+        AnyTask().train(curious)
+    assert waits(updates) == {"wait: number": 3}
+
+
+def test_an_outcome_that_is_read_before_it_is_there_is_found(monkeypatch):
+    monkeypatch.setattr(Event, "synchronize", lambda _: None)
+    with pytest.raises(StreamRace, match="before it has arrived"), pretended_card():
+        AnyTask().train()
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda x: x + torch.ones(3),
+        lambda x: torch.stack([x.sum(), torch.zeros(())]),
+        lambda x: x.numpy(),
+        lambda x: torch.ones(4)[x.long()],
+        lambda x: x.index_put((torch.arange(2),), torch.ones(2)),
+        lambda x: torch.randn(3, device="cuda", generator=torch.Generator()),
+        lambda x: torch.lerp(torch.ones(3), torch.ones(3), x),
+    ],
+)
+def test_devices_that_mix_are_found(mixed):
+    with pytest.raises(MixedDevices), pretended_card():
+        mixed(torch.ones(3, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("expected", "waiting"),
+    [
+        ("number", lambda x: float(x.sum())),
+        ("number", lambda x: bool((x > 0).all())),
+        ("size", lambda x: x.nonzero()),
+        ("mask", lambda x: x[x > 0]),
+        ("index to card", lambda x: x[torch.arange(2)]),
+        ("to host", lambda x: x.cpu()),
+        ("to host", lambda x: x.tolist()),
+        ("to host", lambda x: torch.ones(3).copy_(x)),
+        ("to card", lambda x: torch.ones(3).to(x.device)),
+        ("to card", lambda x: torch.ones(3).to(x.device, non_blocking=True)),
+        ("to card", lambda x: torch.tensor([1.0], device=x.device)),
+        (None, lambda x: torch.ones(3).pin_memory().to(x.device, non_blocking=True)),
+        (None, lambda x: x.to("cpu", non_blocking=True)),
+        (None, lambda x: x * torch.tensor(2.0) + torch.zeros(3, device=x.device)),
+        (None, lambda x: torch.where(x > 0, x, 0).half().float()[:2].view(1, 2)),
+    ],
+)
+def test_what_the_host_waits_for(card, expected, waiting):
+    x = torch.ones(3, device="cuda")
+    before = card.counts.copy()
+    waiting(x)
+    assert waits(card.counts - before) == ({f"wait: {expected}": 1} if expected else {})
