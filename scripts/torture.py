@@ -4,23 +4,22 @@
     python scripts/torture.py --exp digits --kills 100 [--seed 0] [--damage 0.1] [any training flag]
 
 The first way kills small commands by SIGKILL before each of their file operations, and after each
-that opens a file; the second kills real processes at random moments from their start to the end of
-their work, and now and then damages the newest checkpoint as well. Whenever what was killed has
-gone on to its end, weights, averages, optimizers, records, samples, pictures and measures are
-compared with the undisturbed ones, bit for bit. Prints a table; exit code 1 if anything differs.
+that opens a file. The second ends training at random moments, by a signal that nothing catches, and
+now and then damages the newest checkpoint as well. Whenever what was killed has gone on to its end,
+weights, averages, optimizers, records, samples, pictures and measures are compared with the
+undisturbed ones, bit for bit. Prints a table; exit code 1 if anything differs.
 """
 
 import argparse
+import atexit
 import gc
 import importlib
-import itertools
 import json
 import os
 import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -43,62 +42,55 @@ PLUS_PLUS = "--phases=[nsgf,nsf,predictor]"
 SETTINGS = {
     "2d": (
         *(PLUS_PLUS, "--steps=5", "--pool-batches=30", "--train-iters=3000"),
-        *("--train.checkpoint_every=20", "--train.log_every=7"),
+        "--train.checkpoint_every=20",
     ),
     "digits": (
         *("--model.unet.mult=[1]", "--model.unet.dropout=0.1", "--pool-batches=60"),
         *("--pool.storage=disk", "--train-iters=300", "--batch-size=16"),
-        "--predictor.iterations=1500",
-        *("--train.checkpoint_every=5", "--train.log_every=7"),
+        *("--predictor.iterations=1500", "--train.checkpoint_every=5"),
     ),
 }
 """For random moments: done in about a minute, with all three phases and many checkpoints."""
+SHARED = ("--device=cpu", "--train.preview=false", "--train.log_every=7", "--num-samples=32")
 LIVES = 5
-"""Kills that such a run shall take to be done."""
+"""Kills that such a run takes to be done, about."""
 TINY = (
     *("--exp=2d", "--device=cpu", "--steps=2", "--flow.schedule=constant", "--flow.eta=0.5"),
     *("--train-iters=4", "--batch-size=8", "--pool-batches=2", "--sinkhorn-batch=8"),
     *("--model.mlp.width=8", "--train.checkpoint_every=2", "--train.log_every=2"),
     *("--train.preview=false", "--num-samples=8", "--evaluation.repeats=1"),
+    *("--compare.methods=[nsgf]", "--compare.targets=[moons]", "--compare.seeds=1"),
+    *("--compare.draws=1", "--compare.nfe=[2]"),
 )
 """For every file operation: done in a third of a second."""
 
 
 class Scenario(NamedTuple):
-    """A command that is killed, and the one that brings what it left to its end. Where they name
-    RUN, a finished run is there before."""
+    """A command that is killed and given again. Where it names RUN, a finished run is there."""
 
     command: str
-    again: str
-    flags: tuple[str, ...] = (PLUS_PLUS,)
+    flags: tuple[str, ...] = (*TINY, PLUS_PLUS)
     """Of the command or, if it names one, of the run."""
+    again: str = ""
+    """What is given instead."""
     damaged: str = "none"
-    """A checkpoint of that run that loses its second half."""
+    """A checkpoint of the run that loses its second half."""
 
 
 SCENARIOS = {
-    "train, pool in memory": Scenario("train", "train --resume"),
+    "train, pool in memory": Scenario("train --resume"),
     "train, pool on disk": Scenario(
-        "train", "train --resume", (PLUS_PLUS, "--pool.storage=disk", "--pool.build_batch=1")
+        "train --resume", (*TINY, PLUS_PLUS, "--pool.storage=disk", "--pool.build_batch=1")
     ),
-    "--resume, damaged checkpoint": Scenario(
-        "train --run RUN --resume", "train --run RUN --resume", damaged="phase1_nsgf.pt"
-    ),
+    "--resume, damaged checkpoint": Scenario("train --run RUN --resume", damaged="phase1_nsgf.pt"),
     "--resume-phase 1, lines from NSGF": Scenario(
         "train --run RUN --resume-phase 1",
-        "train --run RUN --resume",
-        (PLUS_PLUS, "--nsf.source=nsgf"),
+        (*TINY, PLUS_PLUS, "--nsf.source=nsgf"),
+        again="train --run RUN --resume",
     ),
-    "sample": Scenario("sample --run RUN", "sample --run RUN"),
-    "evaluate": Scenario("evaluate --run RUN", "evaluate --run RUN"),
-    "compare": Scenario(
-        "compare",
-        "compare",
-        (
-            *("--compare.methods=[nsgf]", "--compare.targets=[moons]", "--compare.seeds=1"),
-            *("--compare.draws=1", "--compare.nfe=[2]"),
-        ),
-    ),
+    "sample": Scenario("sample --run RUN"),
+    "evaluate": Scenario("evaluate --run RUN"),
+    "compare": Scenario("compare", TINY),
 }
 
 
@@ -110,10 +102,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     parser.add_argument("--damage", type=float, default=0.1, help="share of kills that also damage")
     options, flags = parser.parse_known_args()
-    memory = Path("/dev/shm")  # SIGKILL leaves what was written, wherever it is
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a kill leaves what was written
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        _get_ready_to_fork()
         if options.exp:
-            return _at_random_moments(options, flags, Path(folder))
+            return _at_random_moments(options, flags, Path(folder, "run"))
         if flags:
             parser.error(f"{flags[0]} needs --exp")
         return _at_every_operation(options.scenario, Path(folder))
@@ -123,15 +116,13 @@ def main() -> int:
 
 
 def _at_every_operation(names: list[str], folder: Path) -> int:
-    _get_ready_to_fork()
     print("| scenario | file operations | kills | differences |\n|---|---|---|---|", flush=True)
-    failed = False
+    differences = []
     for name in names:
         operations, kills, found = _killed_everywhere(SCENARIOS[name], folder / name)
-        failed = failed or bool(found)
+        differences += found
         print(f"| {name} | {operations} | {kills} | {'; '.join(found) or 'none'} |", flush=True)
-    gc.unfreeze()
-    return int(failed)
+    return int(bool(differences))
 
 
 def _get_ready_to_fork() -> None:
@@ -146,6 +137,7 @@ def _get_ready_to_fork() -> None:
     parse(["train", *TINY])
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # else libraries that count their objects report leaks
 
 
 def _killed_everywhere(scenario: Scenario, home: Path) -> tuple[int, int, list[str]]:
@@ -153,39 +145,46 @@ def _killed_everywhere(scenario: Scenario, home: Path) -> tuple[int, int, list[s
     before, whole, killed = home / "before", home / "whole", home / "killed"
     before.mkdir(parents=True)
     if "RUN" in scenario.command:
-        _forked("train", scenario, before)
+        _finish("train --resume", scenario, before)
     for file in before.glob(f"*/checkpoints/{scenario.damaged}"):
         _replace(file, file.read_bytes()[: file.stat().st_size // 2])
     shutil.copytree(before, whole)
-    if _forked(scenario.command, scenario, whole):
-        raise SystemExit(_said(whole))
+    _finish(scenario.command, scenario, whole)
     reference, differences = _contents(whole), []
-    for moment in itertools.count(1):
-        shutil.copytree(before, killed)
-        status = _forked(scenario.command, scenario, killed, moment)
-        if status == 0:
-            return int(_said(whole).splitlines()[-1]), moment - 1, differences
-        found = [] if status == -signal.SIGKILL else [_said(killed)]
-        for place, value in _contents(killed).items():
-            if isinstance(value, Exception) and place.name != scenario.damaged:
-                found.append(f"half of {place}")
-        if _forked(scenario.again, scenario, killed):
-            found.append(_said(killed))
+    shutil.copytree(before, killed)
+    kills, said = 0, Path(f"{killed}.said")
+    while (status := _forked(scenario.command, scenario, killed, kills + 1)) == -signal.SIGKILL:
+        kills += 1
+        left = _contents(killed)
+        broken = [place for place in left if isinstance(left[place], Exception)]
+        found = [f"half of {place}" for place in broken if place.name != scenario.damaged]
+        if _forked(scenario.again or scenario.command, scenario, killed):
+            found.append(said.read_text())
         found += _differences(reference, _contents(killed))
-        differences += [f"kill {moment}: {what}" for what in found]
+        differences += [f"kill {kills}: {what}" for what in found]
         shutil.rmtree(killed)
-    raise AssertionError
+        shutil.copytree(before, killed)
+    differences += [said.read_text()] if status else []
+    return int(Path(f"{whole}.said").read_text().split()[-1]), kills, differences
 
 
-def _forked(command: str, scenario: Scenario, out: Path, moment: int | None = None) -> int:
-    """The exit code of a command in a child, which dies at a moment; -9 if it did."""
-    runs, words = [file.parent for file in out.glob("2d-*/config.yaml")], command.split()
+def _finish(command: str, scenario: Scenario, out: Path) -> None:
+    if _forked(command, scenario, out):
+        raise SystemExit(Path(f"{out}.said").read_text())
+
+
+def _forked(
+    command: str, scenario: Scenario, out: Path, moment: int | None = None, seconds: float = 0
+) -> int:
+    """The exit code of a command in a child, or minus the signal by which it died: SIGKILL at a
+    moment of :class:`Operations`, or SIGALRM after some seconds if they are not 0."""
+    runs, words = [file.parent for file in out.glob("*/config.yaml")], command.split()
     if "RUN" in words:
         words[words.index("RUN")] = str(runs[0])
     else:
-        words += [*TINY, *scenario.flags, f"--out-dir={out}"]
+        words += [*scenario.flags, f"--out-dir={out}"]
         if not runs and "--resume" in words:
-            words.remove("--resume")  # killed before its configuration was written: never began
+            words.remove("--resume")  # it never began: its configuration was not written
     sys.stdout.flush()
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -194,15 +193,12 @@ def _forked(command: str, scenario: Scenario, out: Path, moment: int | None = No
         with open(f"{out}.said", "w") as said:
             os.dup2(said.fileno(), 1)
             os.dup2(said.fileno(), 2)
+            signal.setitimer(signal.ITIMER_REAL, seconds)
             operations = Operations(out, moment)
             code = nsgf(words)
             said.write(f"{operations.count}\n")
     finally:
         os._exit(code)
-
-
-def _said(out: Path) -> str:
-    return Path(f"{out}.said").read_text()
 
 
 class Operations:
@@ -219,29 +215,24 @@ class Operations:
         sys.addaudithook(self._audit)
         for name in self.SILENT:
             function = getattr(os, name)
-            setattr(os, name, lambda *given, do=function: (self._before(), do(*given))[1])
+            setattr(os, name, lambda *given, do=function: (self._pass(), do(*given))[1])
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event not in self.AUDITED or not str(arguments[0]).startswith(self._inside):
             return
-        if event != "open":
-            self._before()
-        elif arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            self._before()
-            sys.setprofile(self._after)
-
-    def _before(self) -> None:
-        self.count += 1
-        self._pass()
+        opens = event == "open"
+        if not opens or arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            self._pass()
+            sys.setprofile(self._after if opens else None)
 
     def _after(self, frame: FrameType, *_: object) -> None:
         """Called with the first event after the operation, beside those of the hook's own end."""
         if frame.f_code is not Operations._audit.__code__:
             sys.setprofile(None)
-            self._pass()
+            self._pass(0)
 
-    def _pass(self) -> None:
-        self._passed += 1
+    def _pass(self, operations: int = 1) -> None:
+        self.count, self._passed = self.count + operations, self._passed + 1
         if self._passed == self._moment:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -251,72 +242,39 @@ class Operations:
 
 def _at_random_moments(options: argparse.Namespace, flags: list[str], folder: Path) -> int:
     chance = random.Random(options.seed)
-    given = (*SETTINGS[options.exp], "--device=cpu", "--train.preview=false", *flags)
-    settings = list({flag.partition("=")[0]: flag for flag in given}.values())  # the last one holds
+    given = (f"--exp={options.exp}", *SETTINGS[options.exp], *SHARED, *flags)
+    settings = {flag.partition("=")[0]: flag for flag in given}  # of equal keys the last one holds
+    scenario, sample = Scenario("train --resume", tuple(settings.values())), "sample --run RUN"
     start = time.monotonic()
-    reference = _lived(options.exp, folder / "whole", settings, lambda _: False)
+    _finish(scenario.command, scenario, folder)
     span = 2 * (time.monotonic() - start) / LIVES
-    kills, runs, damaged, differences = 0, 0, 0, []
-
-    def kill(process: "subprocess.Popen[bytes]") -> bool:
-        nonlocal kills, damaged
-        if kills == options.kills:
-            return False
-        try:
-            process.wait(chance.uniform(0, span))
-            return False
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        kills += 1
-        if chance.random() < options.damage:
-            damaged += _damage(out, chance)
-        return True
-
+    _finish(sample, scenario, folder)
+    reference, differences = _contents(folder), []
+    kills, damaged, runs = 0, 0, 0
     while kills < options.kills:
-        out = folder / f"disturbed{runs}"
-        differences += _differences(reference, _lived(options.exp, out, settings, kill))
-        runs += 1
+        out, runs = folder.with_name(f"{folder.name}-killed{runs}"), runs + 1
+        while kills < options.kills:
+            seconds = chance.uniform(0, span)
+            if _forked(scenario.command, scenario, out, seconds=seconds) != -signal.SIGALRM:
+                break
+            kills += 1
+            if chance.random() < options.damage:
+                damaged += _damage(out, chance)
+        for command in (scenario.command, sample):
+            _finish(command, scenario, out)
+        differences += _differences(reference, _contents(out))
+        shutil.rmtree(out)
     print("| experiment | kills | runs completed | damaged checkpoints | differences |")
     print("|---|---|---|---|---|")
     print(f"| {options.exp} | {kills} | {runs} | {damaged} | {', '.join(differences) or 'none'} |")
     return int(bool(differences))
 
 
-def _lived(
-    exp: str, out: Path, settings: list[str], kill: Callable[["subprocess.Popen[bytes]"], bool]
-) -> dict[Path, Any]:
-    """What a run is at its end; ``kill`` may kill it, any number of times, and says whether."""
-    while True:
-        runs = [file.parent for file in out.glob("*/config.yaml")]
-        start = ["--run", runs[0], "--resume"] if runs else ["--exp", exp, *settings]
-        process = _process("train", *start, "--out-dir", out)
-        if not kill(process):
-            break
-    for command in (["train", "--resume"], ["sample", "--num-samples", 32, "--seed", 5]):
-        errors = process.communicate()[1].decode()
-        if process.returncode:
-            raise SystemExit(f"a run failed:\n{errors[-2000:]}")
-        [run] = [file.parent for file in out.glob("*/config.yaml")]
-        process = _process(*command, "--run", run)
-    process.communicate()
-    return _contents(out)
-
-
-def _process(*arguments: object) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "nsgf", *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": sys.path[0]},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    )
-
-
 def _damage(out: Path, chance: random.Random) -> int:
     """Cut off, empty, or flip a bit of a newest checkpoint that has one before it."""
-    earlier = out.glob("*/checkpoints/phase*.earlier.pt")
-    files = [file.with_name(file.name.replace(".earlier", "")) for file in earlier]
-    files = [file for file in files if file.exists()]
+    found = out.glob("*/checkpoints/phase*.earlier.pt")
+    newest = (file.with_name(file.name.replace(".earlier", "")) for file in found)
+    files = [file for file in newest if file.exists() and file.stat().st_size]
     if not files:
         return 0
     file = max(files, key=lambda path: path.stat().st_mtime)
