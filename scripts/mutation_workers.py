@@ -119,13 +119,14 @@ class Tests:
     def of(self, mutant: Mutant) -> tuple[list[str], list[str]]:
         """Those that execute the mutant's statement: beside its module, and elsewhere.
 
-        Where the statement runs at import, outside of all tests, those of the whole module.
+        Where the statement runs at import, outside of all tests: those of the whole module, and all
+        beside it, which may look at what it leaves without executing a line.
         """
         lines, (first, last) = self._lines.get(mutant.file, {}), mutant.lines
         found = set().union(*(lines.get(line, ()) for line in range(first, last + 1)))
-        if not found or "" in found:
-            found = set().union(*lines.values())
         beside = str(Path(mutant.file.replace("nsgf", "tests", 1)).parent) + "/"
+        if not found or "" in found:
+            found = set().union(*lines.values(), (name for name in self.all if beside in name))
         near, far, seconds = [], [], 0.0
         for name in sorted(self.all, key=lambda n: (beside not in n, self.all[n]["seconds"])):
             test = self.all[name]

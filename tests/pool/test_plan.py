@@ -151,6 +151,12 @@ def test_fewer_flows_at_a_time_are_proposed_where_they_fit(config):
         plan_pool(chosen, (2,), CPU, available=int(4.5 / 7 * needed / 0.85))
 
 
+def test_smaller_clouds_are_proposed_where_not_even_one_flow_fits(config):
+    chosen = with_pool(config, build_batch=1)
+    with pytest.raises(UserError, match=r"and a flow needs about .* try --sinkhorn-batch 4$"):
+        plan_pool(chosen, (2,), CPU, available=int(solver_bytes(chosen, (2,), CPU) / 2))
+
+
 @pytest.mark.parametrize(("solver", "matrices"), [("batched", 5), ("geomloss", 8)])
 def test_memory_of_the_solver_counts_matrices_and_clouds(config, solver, matrices):
     """Positions at T + 1 = 3 times and four more clouds; seven flows together."""

@@ -233,6 +233,16 @@ def test_changed_length_of_the_schedule_reaches_the_first_update_after_a_resume(
     assert resumed.adam.param_groups[0]["lr"] == pytest.approx(config.lr * lr_factor(5, config))
 
 
+def test_a_process_with_more_samples_counts_for_more():
+    """Of a batch of 8, two processes have 4 each on average; their gradients are averaged."""
+    trainer = Quadratic()
+    forward = Forward(trainer.model, TrainConfig(), CPU, World())
+    state = TrainState(forward, optim(batch_size=8), world=World(rank=1, size=2))
+    loss = state._gradient(Batch((torch.ones(5, 1),), torch.full((5, 1), 3.0)))
+    assert float(loss) == pytest.approx(9 * 5 / 4)
+    assert trainer.model.weight.grad.item() == pytest.approx(-6 * 5 / 4)
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_memory_format_may_change_on_resume(before):
     """Adam's moments lie as the weights do; otherwise they are those of other weights."""
