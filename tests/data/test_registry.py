@@ -61,6 +61,11 @@ def test_only_sets_with_files_use_their_folder():
     assert DATA_SETS["digits"].uses == {"fake", "flip"}
 
 
+def test_classifier_of_small_sets_is_trained_for_more_epochs():
+    epochs = {name: data_set(name).classifier_epochs for name in ("digits", "mnist", "cifar10")}
+    assert epochs == {"digits": 30, "mnist": 4, "cifar10": 8}
+
+
 def test_unknown_sets_are_refused_with_the_known_ones():
     with pytest.raises(UserError, match=r"data\.name = moon: must be one of 8gaussians, moons"):
         data_set("moon")

@@ -60,6 +60,14 @@ def test_phases_draw_lines_of_their_own(tiny, tmp_path):
         assert not torch.equal(one, other)
 
 
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_batches_from_a_disk_are_waited_for(tiny, tmp_path, storage):
+    config = replace(tiny, pool=replace(tiny.pool, storage=storage))
+    session = Session(config, RunFolder(tmp_path), Tracker(tmp_path), CPU)
+    task = get_phase("nsgf").task(session, Data(config.data, config.seed))
+    assert task.reads_disk == (storage == "disk")
+
+
 def test_loss_of_a_phase_decides_its_updates(tiny, monkeypatch):
     """The straight flow learns by a Huber loss as soon as its task says so."""
 

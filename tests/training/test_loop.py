@@ -371,6 +371,13 @@ def plain_network() -> nn.Module:
     return model
 
 
+def test_compilation_is_told_and_timed(tiny, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda model: model)
+    lines = log(run_fit(tiny, Quadratic(), train={"compile": True}, iterations=2)).splitlines()
+    (first,) = (number for number, line in enumerate(lines) if line.endswith("nsgf: compiling"))
+    assert re.search(r"nsgf: compiled in \d+\.\d s$", lines[first + 1])
+
+
 @pytest.mark.e2e
 def test_checkpoints_know_nothing_of_compilation(tiny):
     """Names as without it, and the average follows the weights that are trained."""
