@@ -22,7 +22,7 @@ SMALLER = {
     "sample": "a smaller --sampling.batch_size",
     "evaluate": "a smaller --sampling.batch_size or --evaluation.num_samples",
     "compare": "a smaller --sampling.batch_size or --pool.build_batch",
-    "preflight": "a smaller --batch-size or --pool.build_batch",
+    "preflight": "a smaller --batch-size",
 }
 """What to do where a command takes too much of a card's memory; updates split their batch first."""
 

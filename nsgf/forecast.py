@@ -153,6 +153,8 @@ class Part(NamedTuple):
     seconds: float
     again: float = 0.0
     """Seconds that each session in which it goes on spends first."""
+    remedy: str = ""
+    """What avoids these."""
 
 
 def sessions(parts: Sequence[Part], limit: float) -> list[list[tuple[str, float]]]:
@@ -163,11 +165,11 @@ def sessions(parts: Sequence[Part], limit: float) -> list[list[tuple[str, float]
     """
     plan: list[list[tuple[str, float]]] = [[]]
     room = limit
-    for name, left, again in parts:
+    for name, left, again, remedy in parts:
         if again >= limit:
             raise UserError(
                 f"--session-hours: {name} begins with {format_hours(again)} in each session; use "
-                "longer ones, or --pool.storage disk"
+                f"longer ones, or {remedy}"
             )
         while left > 0:
             if room <= again:
@@ -208,7 +210,7 @@ def forecast(config: Config, card: Card, session_hours: float, command: str) -> 
         said, own = _phase_forecast(config, phase, card, precision)
         needed = training_memory(config, phase, CPU)
         lines += [*said, _memory_line(phase.name, needed, card)]
-        parts += own
+        parts.append(own)
         weights.append(needed.weights)
     lines += _storage_lines(config, shape, card, weights)
     lines += _sampling_lines(config, card)
@@ -217,17 +219,13 @@ def forecast(config: Config, card: Card, session_hours: float, command: str) -> 
 
 def _phase_forecast(
     config: Config, phase: Phase, card: Card, precision: Precision
-) -> tuple[list[str], list[Part]]:
+) -> tuple[list[str], Part]:
     """Lines about the time of a phase, and its share of the sessions."""
-    lines, parts, again, beside = [], [], 0.0, 0.0
+    lines, again, beside, remedy = [], 0.0, 0.0, ""
     for preparation in phase.preparations(config, META):
         name, tf32 = preparation.name, config.train.tf32
         if name == POOL:
             seconds = _pool_seconds(config, card)
-            if config.pool.storage == "disk":
-                parts.append(Part(name, seconds))
-            else:
-                again = seconds
             name += f" at {SINKHORN_UPDATES} Sinkhorn updates a step"
         else:
             try:
@@ -235,7 +233,11 @@ def _phase_forecast(
             except NotImplementedError:  # it needs values
                 lines.append(f"{name}: not counted")
                 continue
-            beside += (seconds := work.seconds(card, "fp32", tf32))
+            seconds = work.seconds(card, "fp32", tf32)
+        if preparation.again:
+            again, remedy = again + seconds, preparation.again
+        else:
+            beside += seconds
         lines.append(f"{name}: about {format_hours(seconds)}")
     work, updates = update_work(config, phase, precision), phase.optim(config).iterations
     each = work.seconds(card, precision, config.train.tf32)
@@ -244,7 +246,7 @@ def _phase_forecast(
         f"{work.traffic / 1e9:.3g} GB and {work.launches:.0f} launches, {1e3 * each:.3g} ms each, "
         f"about {format_hours(updates * each)}"
     )
-    return lines, [*parts, Part(phase.name, updates * each + beside, again)]
+    return lines, Part(phase.name, updates * each + beside, again, remedy)
 
 
 def _pool_seconds(config: Config, card: Card) -> float:
@@ -282,7 +284,7 @@ def _storage_lines(
         try:
             if host:
                 free = int(host.disk if on_disk else host.memory)
-                pool, text = plan_pool(config, shape, CPU, available=free)[1:]
+                pool, text = plan_pool(config, shape, CPU, available=free, solver=False)[1:]
             solver = solver_bytes(config, shape, CPU, card.memory)
             what = f"{format_bytes(solver)} on the card while it is built"
             where = f" on {host.name}" if host else ""

@@ -10,7 +10,7 @@ import torch
 from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import data_shape
-from nsgf.forecast import POOL, Part, session_lines, training_hours
+from nsgf.forecast import Part, session_lines, training_hours
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import timed_samples
 from nsgf.readiness import checkpoint_kept, data_found, tried, updates_finite
@@ -74,12 +74,12 @@ def _measured(
     Raises:
         UserError: updates are not finite, or a checkpoint cannot be written or read.
     """
-    total, again, optim = 0.0, 0.0, phase.optim(config)
+    total, again, remedy, optim = 0.0, 0.0, "", phase.optim(config)
     for preparation in phase.preparations(config, device):
         seconds = _median_seconds(preparation.unit, device) * preparation.units
         yield f"{preparation.name}: about {format_hours(seconds)}"
-        if preparation.name == POOL and config.pool.storage == "memory":
-            again += seconds
+        if preparation.again:
+            again, remedy = again + seconds, preparation.again
         else:
             total += seconds
     with device_settings(config.train):
@@ -89,7 +89,7 @@ def _measured(
         each *= optim.batch_size / len(batch.target)
         peak = f"; peak {format_bytes(peak_memory(device))} on the card"
         whole, where = each * optim.iterations, peak if device.type == "cuda" else ""
-        parts.append(Part(phase.name, total + whole, again))
+        parts.append(Part(phase.name, total + whole, again, remedy))
         yield f"{phase.name}: {each:.3g} s an update, about {format_hours(whole)}{where}"
         yield updates_finite(config, phase.name, lambda: state.update(batch).read())
     yield checkpoint_kept(config, phase.name, state.state_dict())

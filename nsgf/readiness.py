@@ -1,5 +1,6 @@
 """What must hold on a machine before a long run starts, tried out: data, updates, checkpoints."""
 
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +18,9 @@ from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import format_bytes
 from nsgf.training.step_stats import StepStats
 
+PREFIX = ".nsgf-preflight-"
+"""Of the folder in which a checkpoint is tried."""
+
 
 def tried(work: Callable[[], Iterable[str]]) -> list[str]:
     """The lines of some work, the last of which is NO and the reason where it is refused."""
@@ -25,6 +29,11 @@ def tried(work: Callable[[], Iterable[str]]) -> list[str]:
         lines.extend(work())
     except UserError as error:
         lines.append(f"NO {error}")
+    except torch.cuda.OutOfMemoryError:
+        lines.append(
+            "NO the card's memory is full; use a smaller --sinkhorn-batch for the pool, a smaller "
+            "--batch-size else"
+        )
     return lines
 
 
@@ -62,8 +71,10 @@ def checkpoint_kept(config: Config, phase: str, state: dict[str, Any]) -> str:
     place, begin = Path(config.out_dir).expanduser().absolute(), time.perf_counter()
     while not place.exists():
         place = place.parent
+    for left in place.glob(f"{PREFIX}*"):  # by one that was killed
+        shutil.rmtree(left, ignore_errors=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=".nsgf-preflight-", dir=place) as folder:
+        with tempfile.TemporaryDirectory(prefix=PREFIX, dir=place) as folder:
             file = Path(folder) / "checkpoint.pt"
             checkpoint.save(file, {"phase": phase, **state})
             size, read = file.stat().st_size, checkpoint.load(file)

@@ -165,7 +165,7 @@ def test_sessions_add_up(drawn, limit):
     parts = [Part(str(number), left, again) for number, (left, again) in enumerate(drawn)]
     found = sessions(parts, limit)
     assert all(math.fsum(spent for _, spent in one) <= limit * (1 + 1e-9) for one in found)
-    for name, left, again in parts:
+    for name, left, again, _ in parts:
         spent = [seconds for one in found for part, seconds in one if part == name]
         assert math.fsum(spent) == pytest.approx(left + again * len(spent), abs=1e-9)
     order = [int(name) for one in found for name, _ in one]
@@ -173,11 +173,26 @@ def test_sessions_add_up(drawn, limit):
 
 
 def test_sessions_on_paper():
-    parts = [Part("a", 10, 2), Part("b", 5)]
+    parts = [Part("a", 10, 2, "less of it"), Part("b", 5)]
     assert sessions(parts, 8) == [[("a", 8)], [("a", 6), ("b", 2)], [("b", 3)]]
     assert sessions(parts, 100) == [[("a", 12), ("b", 5)]]
-    with pytest.raises(UserError, match=r"--session-hours: a begins with 2\.0 s in each session"):
+    told = r"--session-hours: a begins with 2\.0 s in each session; .* or less of it"
+    with pytest.raises(UserError, match=told):
         sessions(parts, 2)
+
+
+def test_paths_of_reflow_are_walked_in_each_session():
+    flags = ("--phases=[peer,reflow]", "--reflow.pairs=1000000", "--reflow.ode_steps=100")
+    lines = plan("cifar10", *flags, card="t4")
+    assert lines[-1].startswith("NO --session-hours: reflow begins with ")
+    assert lines[-1].endswith("or fewer --reflow.pairs")
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_memory_of_the_machine_at_hand_is_not_asked_for(monkeypatch, storage):
+    monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 10**6)
+    lines = plan("cifar10", f"--pool.storage={storage}", card="t4")
+    assert not [line for line in lines if line.startswith("NO ") and "sinkhorn" in line]
 
 
 def test_hours_of_a_session_leave_room_for_its_end():

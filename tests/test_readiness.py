@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nsgf.readiness import checkpoint_kept, data_found, tried, updates_finite
+from nsgf.readiness import PREFIX, checkpoint_kept, data_found, tried, updates_finite
 from nsgf.run import checkpoint
 from nsgf.system.errors import UserError
 from nsgf.training.step_stats import StepStats
@@ -16,6 +16,15 @@ def test_a_refusal_is_the_last_line():
         raise UserError("use --this")
 
     assert tried(lines) == ["ok so far", "NO use --this"]
+
+
+def test_full_memory_of_a_card_is_a_line_too():
+    def lines():
+        yield "ok so far"
+        raise torch.cuda.OutOfMemoryError
+
+    assert tried(lines)[0] == "ok so far"
+    assert tried(lines)[1].startswith("NO the card's memory is full; use a smaller --sinkhorn-b")
 
 
 def test_data_are_found_or_named(tmp_path):
@@ -35,6 +44,7 @@ def test_a_first_loss_scale_may_be_too_large(tiny):
 
 def test_checkpoint_is_written_read_and_removed(tmp_path):
     config = shipped("2d", f"--out-dir={tmp_path / 'not' / 'there'}")
+    (tmp_path / f"{PREFIX}left by one that was killed").mkdir()
     assert checkpoint_kept(config, "nsgf", STATE).startswith("ok nsgf: checkpoint of ")
     assert list(tmp_path.iterdir()) == []
 

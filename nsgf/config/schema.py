@@ -349,7 +349,7 @@ class Config:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Every random number of the run follows from it."""
     device: str = "auto"
-    """auto (cuda if there is one), cpu, cuda or cuda:N."""
+    """auto (cuda if there is one that torch can use), cpu, cuda or cuda:N."""
     out_dir: str = "runs"
     """Folder that holds the run folders."""
     smoke: bool = False

@@ -50,7 +50,7 @@ class Inception:
         self.version = require_fidelity("evaluation.inception")
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-        file = file or _published()
+        given, file = file is not None, file or _published()
         try:
             if not file.is_file():  # to open a pipe would wait for ever
                 raise ValueError("no such file")
@@ -68,9 +68,9 @@ class Inception:
                 "inception-v3-compat", LAYERS, feature_extractor_weights_path=own
             )
         except Exception as error:  # torch raises many types for damaged or foreign files
+            key = "evaluation.inception_weights = " if given else ""
             raise UserError(
-                f"evaluation.inception_weights = {file}: no usable Inception weights "
-                f"({one_line(error)[:100]})"
+                f"{key}{file}: no usable Inception weights ({one_line(error)[:100]})"
             ) from error
         self.name = f"{file.name}, sha256 {self.sha256[:12]}..."
 

@@ -66,6 +66,8 @@ class Preparation(NamedTuple):
     """Does one unit; noise stands in for the data, and a network as it begins for a trained one."""
     units: float
     """How many there are."""
+    again: str = ""
+    """What avoids it, where each session that goes on with the phase begins with all of it."""
 
 
 @dataclass(frozen=True)

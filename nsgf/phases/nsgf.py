@@ -79,7 +79,9 @@ class NSGF(Phase):
         x = source.sample(n).to(device).unsqueeze(0)
         y = source.sample(n).to(device).unsqueeze(0).tanh()
         solver = build_solver(config.sinkhorn)
-        build = Preparation(
-            "pool", lambda: solver.flows(x, y, step_sizes(flow)), config.pool.num_batches
-        )
-        return (build,)
+        again = "" if config.pool.storage == "disk" else "--pool.storage disk"
+
+        def build() -> Tensor:
+            return solver.flows(x, y, step_sizes(flow))
+
+        return (Preparation("pool", build, config.pool.num_batches, again),)

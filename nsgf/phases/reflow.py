@@ -109,7 +109,7 @@ class Reflow(Phase):
             return network(x, t)
 
         units = config.reflow.ode_steps * config.reflow.pairs / size
-        return (Preparation("reflow, paths", step, units),)
+        return (Preparation("reflow, paths", step, units, "fewer --reflow.pairs"),)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (Peer(),)

@@ -77,6 +77,8 @@ def plan_pool(
     device: torch.device,
     folder: Path | None = None,
     available: int | None = None,
+    *,
+    solver: bool = True,
 ) -> PoolPlan:
     """Choose type and place of the pool, and check that pool and solver fit.
 
@@ -89,6 +91,7 @@ def plan_pool(
         device: where the flows are computed.
         folder: the run's folder of the pool; None: a new run in ``config.out_dir``.
         available: free bytes of the storage; measured when not given.
+        solver: whether what the solver takes counts too.
 
     Raises:
         UserError: it does not fit, or the folder holds a pool of other settings.
@@ -97,11 +100,12 @@ def plan_pool(
     if available is None:
         place = folder or Path(config.out_dir).expanduser()
         available = free_disk_bytes(place) if on_disk else available_bytes()
-    _check_solver_memory(config, shape, device, None if on_disk else available)
+    if solver:
+        _check_solver_memory(config, shape, device, None if on_disk else available)
     taken = taken_bytes(folder) if on_disk and folder else 0
     budget = int((DISK_SHARE if on_disk else MEMORY_SHARE) * available) + taken
     available += taken
-    if not on_disk and device.type == "cpu":
+    if solver and not on_disk and device.type == "cpu":
         budget -= solver_bytes(config, shape, device)
     dtype = _known_dtype(config, shape, folder)
     if dtype is None:

@@ -15,6 +15,8 @@ from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
+
 from nsgf.config.schema import Config, PhaseName, family
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.system.errors import UserError, cause
@@ -168,29 +170,19 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def temporary(file: Path) -> Iterator[Path]:
     """A free name beside a file, of this process alone: two may write the same file at once. What
-    has that name at the end is removed, like what ended processes have left under theirs.
+    has that name at the end is removed, like what processes of this machine that have ended left
+    under theirs.
     """
     for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
-        process = left.suffixes[-2][1:]
-        if not (process.isdecimal() and int(process) != os.getpid() and _is_running(int(process))):
+        number = left.suffixes[-2][1:]
+        process = int(number) if number.isdecimal() and len(number) < 10 else 0
+        if process in (0, os.getpid()) or not psutil.pid_exists(process):
             left.unlink(missing_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
         yield partial
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    """Whether there is a process of this number, as far as the system tells."""
-    try:
-        if os.name == "posix":  # elsewhere the signal would be one
-            os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # another user's, or no number of a process
-        return True
-    return True
 
 
 def sync_folder(folder: Path) -> None:

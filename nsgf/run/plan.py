@@ -38,7 +38,7 @@ def training_plan(
             missing, or a process would have nothing to do.
     """
     world, pending = world or World(), get_phases(phases)
-    if config.train.precision == "fp16" and device.type == "cpu":
+    if pending and config.train.precision == "fp16" and device.type == "cpu":
         raise UserError("train.precision = fp16: a CPU is slow in it; use fp32, bf16 or auto")
     for phase in pending:
         check_shares(phase.shared_counts(config), world.size)

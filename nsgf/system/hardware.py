@@ -71,10 +71,10 @@ def _unused_card(driver: Path = Path("/proc/driver/nvidia/version")) -> str | No
         device = torch.device("cuda", torch.cuda.current_device())
         return None if _has_kernels(device) else _without_kernels(device)
     if driver.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
-        return (
-            f"a card is there, but torch {torch.__version__} cannot use it: its driver may be too "
-            "old for this build"
-        )
+        why = "its driver may be too old for this build, or this container has no access to it"
+        if torch.version.cuda is None:
+            why = "this build is for CPUs"
+        return f"a card is there, but torch {torch.__version__} cannot use it: {why}"
     return None
 
 

@@ -183,12 +183,6 @@ class PhaseLoop:
         progress.update()
         self.skipped_in_a_row += 1
         self.tracker.log(f"{self.name}: step {outcome.step} skipped, {self._why(outcome, reading)}")
-        if self.skipped_in_a_row == self.optim.iterations:
-            raise UserError(
-                f"{self.name}: none of its {self.optim.iterations} updates was finite, so nothing "
-                f"is saved; try --precision fp32 or a lower {self.name}.lr ({self.optim.lr:g}), or "
-                "train longer: the scale of fp16 takes some updates to settle"
-            )
         if self.skipped_in_a_row >= self.config.max_skipped:
             self._save()
             raise UserError(
@@ -257,9 +251,16 @@ class PhaseLoop:
     def _save(self) -> None:
         """
         Raises:
-            UserError: the weights are not finite: what was saved before is better.
+            UserError: the weights are not finite: what was saved before is better. Or the phase
+                would be done without a finite update.
         """
         payload, step = self._payload(), self.state.step
+        if step >= self.optim.iterations > 0 and not self.state.has_learned:
+            raise UserError(
+                f"{self.name}: none of its {step} updates was finite, so it is not done; in a new "
+                f"run try --precision fp32 or a lower {self.name}.lr ({self.optim.lr:g}), or train "
+                "longer: the scale of fp16 takes some updates to settle"
+            )
         if not all(checkpoint.is_finite(payload[part]) for part in ("model", "ema")):
             kept = "nothing" if self.saved_step is None else f"the checkpoint of {self.saved_step}"
             raise UserError(

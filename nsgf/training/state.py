@@ -67,6 +67,12 @@ class TrainState:
         self.step += 1
         return PendingStats(self.step, batch, loss, norm)
 
+    @property
+    def has_learned(self) -> bool:
+        """Whether any update was finite, also before a resume: Adam counts no other. Waits for the
+        device."""
+        return any(float(moments["step"]) > 0 for moments in list(self.adam.state.values())[:1])
+
     def rehearse(self, batch: Batch) -> None:
         """Do all that the first update does once, such as compiling; nothing changes.
 

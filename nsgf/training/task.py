@@ -55,7 +55,8 @@ class Task(ABC):
 
     @abstractmethod
     def batch(self, *drawn: Tensor) -> Batch:
-        """The regression problem made of :meth:`draw`'s tensors, then on the network's device."""
+        """The regression problem made of :meth:`draw`'s tensors, then on the network's device;
+        whole numbers stay on the CPU."""
 
     def loss(self, forward: Answer, batch: Batch) -> Tensor:
         """What an update makes smaller, a mean over the batch: the squared error unless a phase

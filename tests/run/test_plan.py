@@ -67,6 +67,7 @@ def test_plan_refuses_fp16_on_a_cpu(tiny):
     half = replace(tiny, train=replace(tiny.train, precision="fp16"))
     with pytest.raises(UserError, match=r"train\.precision = fp16: a CPU"):
         training_plan(half, ["nsgf"], CPU)
+    assert training_plan(half, [], CPU)[0] == "nsgf: done already"  # it can be measured
 
 
 def test_dropped_pool_is_built_again_to_the_same_values(tmp_path):

@@ -276,13 +276,16 @@ def test_bad_updates_in_a_row_stop_the_run_after_a_checkpoint(tiny):
 
 
 def test_phase_without_a_finite_update_is_not_done(tiny):
-    """Few updates may all be lost to the first scales of fp16."""
-    trainer = Quadratic()
-    trainer.model.fault = lambda answer, call: answer * math.nan
-    run = RunFolder.create(tiny)
-    with pytest.raises(UserError, match="none of its 3 updates was finite"):
-        run_fit(tiny, trainer, run, iterations=3)
-    assert not run.checkpoint_file("nsgf").exists()
+    """Few updates may all be lost to the first scales of fp16. Resumed, it is not done either."""
+    run, file = RunFolder.create(tiny), "phase1_nsgf.pt"
+    for step in (2, 4):
+        trainer = Quadratic()
+        trainer.model.fault = lambda answer, call: answer * math.nan
+        with pytest.raises(UserError, match="none of its 5 updates was finite, so it is not done"):
+            run_fit(tiny, trainer, run, train={"checkpoint_every": 2}, iterations=5)
+        assert checkpoint.load(run.path / "checkpoints" / file)["step"] == 4, step
+    run_fit(tiny, Quadratic(), run, train={"checkpoint_every": 2}, iterations=5)
+    assert checkpoint.load(run.path / "checkpoints" / file)["step"] == 5
 
 
 def test_a_good_update_ends_a_row_of_bad_ones(tiny):
