@@ -95,6 +95,7 @@ def own(monkeypatch) -> ImageSet:
 def test_an_own_image_set_needs_its_record_alone(own):
     data = Data(DataConfig(name="own_set"), seed=0)
     assert data.shape == (1, 4, 4)
+    assert own.uses == {"root", "fake", "flip"}
     assert data.target("x").sample(5).shape == data.source("x").sample(5).shape == (5, 1, 4, 4)
     with pytest.raises(UserError, match=r"data\.name = own_set: has no labels"):
         own.labels(Files.of(DataConfig()))
