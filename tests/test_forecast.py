@@ -191,7 +191,7 @@ def test_paths_of_reflow_are_walked_in_each_session():
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_memory_of_the_machine_at_hand_is_not_asked_for(monkeypatch, storage):
     monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 10**6)
-    lines = plan("cifar10", f"--pool.storage={storage}", card="t4")
+    lines = plan("2d", f"--pool.storage={storage}", card="t4")
     assert not [line for line in lines if line.startswith("NO ") and "sinkhorn" in line]
 
 

@@ -397,6 +397,7 @@ def test_checkpoints_know_nothing_of_compilation(tiny):
         torch.testing.assert_close(*(payload[part] for payload in payloads), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_compiled_code_is_kept_among_the_users_caches(tmp_path):
     """In a process of its own: torch settles on a folder once."""
