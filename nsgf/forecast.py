@@ -24,6 +24,7 @@ from nsgf.phases import Phase, get_phases, sampled_phases
 from nsgf.pool.plan import build_batch, plan_pool, pool_bytes, solver_bytes
 from nsgf.readiness import tried
 from nsgf.run.plan import checkpoint_bytes
+from nsgf.sessions import Part, session_lines, training_hours
 from nsgf.system.cards import Card
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes, format_hours
@@ -43,10 +44,6 @@ POOL_RATE = 1e9
 """Bytes of a pool that the host draws noise for, copies and keeps in a second; assumed."""
 OPTIMIZER_LAUNCHES, OPTIMIZER_VALUES = 17, 12
 """Of clipping, fused Adam and average: launches, and values read or written for each weight."""
-RESERVE_HOURS = 0.5
-"""Of a session, for its start, its data and its last checkpoint."""
-LONGEST, SHOWN = 10_000.0, 6
-"""Hours of a session, and how many sessions are listed."""
 POOL = "pool"
 """Name of the preparation that is a formula here: its solves go by their values."""
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -146,41 +143,6 @@ def sampling_work(config: Config) -> tuple[Work, int] | None:
     return total, calls
 
 
-class Part(NamedTuple):
-    """A phase, as sessions share it out."""
-
-    name: str
-    seconds: float
-    again: float = 0.0
-    """Seconds that each session in which it goes on spends first."""
-    remedy: str = ""
-    """What avoids these."""
-
-
-def sessions(parts: Sequence[Part], limit: float) -> list[list[tuple[str, float]]]:
-    """Which phases each session trains, and for how many seconds, of at most ``limit`` in all.
-
-    Raises:
-        UserError: a session is too short to get anywhere.
-    """
-    plan: list[list[tuple[str, float]]] = [[]]
-    room = limit
-    for name, left, again, remedy in parts:
-        if again >= limit:
-            raise UserError(
-                f"--session-hours: {name} begins with {format_hours(again)} in each session; use "
-                f"longer ones, or {remedy}"
-            )
-        while left > 0:
-            if room <= again:
-                plan.append([])
-                room = limit
-            spent = min(left, room - again)
-            plan[-1].append((name, again + spent))
-            left, room = left - spent, room - again - spent
-    return plan
-
-
 def forecast(config: Config, card: Card, session_hours: float, command: str) -> list[str]:
     """Lines for people: what every phase, sampling and evaluation would take on ``card``.
 
@@ -221,7 +183,7 @@ def _phase_forecast(
     config: Config, phase: Phase, card: Card, precision: Precision
 ) -> tuple[list[str], Part]:
     """Lines about the time of a phase, and its share of the sessions."""
-    lines, again, beside, remedy = [], 0.0, 0.0, ""
+    lines, prepared = [], []
     for preparation in phase.preparations(config, META):
         name, tf32 = preparation.name, config.train.tf32
         if name == POOL:
@@ -234,10 +196,7 @@ def _phase_forecast(
                 lines.append(f"{name}: not counted")
                 continue
             seconds = work.seconds(card, "fp32", tf32)
-        if preparation.again:
-            again, remedy = again + seconds, preparation.again
-        else:
-            beside += seconds
+        prepared.append((preparation, seconds))
         lines.append(f"{name}: about {format_hours(seconds)}")
     work, updates = update_work(config, phase, precision), phase.optim(config).iterations
     each = work.seconds(card, precision, config.train.tf32)
@@ -246,7 +205,7 @@ def _phase_forecast(
         f"{work.traffic / 1e9:.3g} GB and {work.launches:.0f} launches, {1e3 * each:.3g} ms each, "
         f"about {format_hours(updates * each)}"
     )
-    return lines, Part(phase.name, updates * each + beside, again, remedy)
+    return lines, Part.of(phase.name, updates * each, prepared)
 
 
 def _pool_seconds(config: Config, card: Card) -> float:
@@ -322,30 +281,3 @@ def _sampling_lines(config: Config, card: Card) -> list[str]:
         f"{format_hours(count * seconds)}"
         for command, count in counts.items()
     ]
-
-
-def training_hours(session_hours: float) -> float:
-    """What ``--max-hours`` gets of a session: the rest is for its start and its end.
-
-    Raises:
-        UserError: a session has no hours.
-    """
-    if not 0 < session_hours <= LONGEST:
-        raise UserError(f"--session-hours = {session_hours:g}: must be > 0 and <= {LONGEST:g}")
-    return session_hours - min(RESERVE_HOURS, session_hours / 10)
-
-
-def session_lines(parts: Sequence[Part], hours: float, command: str) -> list[str]:
-    """The whole time, and for each of the first sessions its command and what it trains.
-
-    Raises:
-        UserError: sessions of so many hours are too short.
-    """
-    plan = sessions(parts, 3600 * hours)
-    whole = sum(seconds for session in plan for _, seconds in session)
-    lines = [f"all phases: about {format_hours(whole)}, sessions: {len(plan)}"]
-    for number, session in enumerate(plan[:SHOWN]):
-        how = " --resume" if number else ""
-        trained = ", ".join(f"{name} {format_hours(seconds)}" for name, seconds in session)
-        lines.append(f"    {command}{how} --max-hours {hours:g}    # {trained}")
-    return [*lines, "    and so on"] if len(plan) > SHOWN else lines

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import torch
@@ -10,11 +11,11 @@ import torch
 from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import data_shape
-from nsgf.forecast import Part, session_lines, training_hours
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import timed_samples
 from nsgf.readiness import checkpoint_kept, data_found, tried, updates_finite
 from nsgf.run.plan import training_plan
+from nsgf.sessions import Part, session_lines, training_hours
 from nsgf.system.distributed import World
 from nsgf.system.hardware import (
     describe,
@@ -59,7 +60,7 @@ def preflight(
     lines += tried(lambda: [data_found(config)])
     parts: list[Part] = []
     for phase in get_phases(config.phases):
-        lines += tried(lambda phase=phase: _measured(config, phase, device, parts))  # type: ignore[misc]
+        lines += tried(partial(_measured, config, phase, device, parts))
     if len(parts) < len(config.phases):
         return lines
     whole = tried(lambda: session_lines(parts, limit, command))
@@ -74,14 +75,11 @@ def _measured(
     Raises:
         UserError: updates are not finite, or a checkpoint cannot be written or read.
     """
-    total, again, remedy, optim = 0.0, 0.0, "", phase.optim(config)
+    optim, prepared = phase.optim(config), []
     for preparation in phase.preparations(config, device):
         seconds = _median_seconds(preparation.unit, device) * preparation.units
         yield f"{preparation.name}: about {format_hours(seconds)}"
-        if preparation.again:
-            again, remedy = again + seconds, preparation.again
-        else:
-            total += seconds
+        prepared.append((preparation, seconds))
     with device_settings(config.train):
         state, batch = _ready(config, phase, device)
         reset_peak_memory(device)
@@ -89,7 +87,7 @@ def _measured(
         each *= optim.batch_size / len(batch.target)
         peak = f"; peak {format_bytes(peak_memory(device))} on the card"
         whole, where = each * optim.iterations, peak if device.type == "cuda" else ""
-        parts.append(Part(phase.name, total + whole, again, remedy))
+        parts.append(Part.of(phase.name, whole, prepared))
         yield f"{phase.name}: {each:.3g} s an update, about {format_hours(whole)}{where}"
         yield updates_finite(config, phase.name, lambda: state.update(batch).read())
     yield checkpoint_kept(config, phase.name, state.state_dict())

@@ -1,10 +1,7 @@
-import math
 import re
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from nsgf.forecast import (
@@ -12,19 +9,14 @@ from nsgf.forecast import (
     OPTIMIZER_LAUNCHES,
     OPTIMIZER_VALUES,
     POOL_RATE,
-    SHOWN,
     SINKHORN_UPDATES,
     USABLE,
-    Part,
     Work,
     counted,
     forecast,
     largest_batch,
     pool_work,
     sampling_work,
-    session_lines,
-    sessions,
-    training_hours,
     update_work,
 )
 from nsgf.phases import get_phase
@@ -156,31 +148,6 @@ def test_largest_batch_is_the_last_that_fits():
         assert (total <= USABLE * t4.memory) == fits
 
 
-@given(
-    st.lists(st.tuples(st.floats(0, 50), st.floats(0, 0.9)), min_size=1, max_size=5),
-    st.floats(1, 20),
-)
-def test_sessions_add_up(drawn, limit):
-    """Nothing is lost, no session is too long, and what begins anew is paid for each time."""
-    parts = [Part(str(number), left, again) for number, (left, again) in enumerate(drawn)]
-    found = sessions(parts, limit)
-    assert all(math.fsum(spent for _, spent in one) <= limit * (1 + 1e-9) for one in found)
-    for name, left, again, _ in parts:
-        spent = [seconds for one in found for part, seconds in one if part == name]
-        assert math.fsum(spent) == pytest.approx(left + again * len(spent), abs=1e-9)
-    order = [int(name) for one in found for name, _ in one]
-    assert order == sorted(order)
-
-
-def test_sessions_on_paper():
-    parts = [Part("a", 10, 2, "less of it"), Part("b", 5)]
-    assert sessions(parts, 8) == [[("a", 8)], [("a", 6), ("b", 2)], [("b", 3)]]
-    assert sessions(parts, 100) == [[("a", 12), ("b", 5)]]
-    told = r"--session-hours: a begins with 2\.0 s in each session; .* or less of it"
-    with pytest.raises(UserError, match=told):
-        sessions(parts, 2)
-
-
 def test_paths_of_reflow_are_walked_in_each_session():
     flags = ("--phases=[peer,reflow]", "--reflow.pairs=1000000", "--reflow.ode_steps=100")
     lines = plan("cifar10", *flags, card="t4")
@@ -193,25 +160,6 @@ def test_memory_of_the_machine_at_hand_is_not_asked_for(monkeypatch, storage):
     monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 10**6)
     lines = plan("2d", f"--pool.storage={storage}", card="t4")
     assert not [line for line in lines if line.startswith("NO ") and "sinkhorn" in line]
-
-
-def test_hours_of_a_session_leave_room_for_its_end():
-    assert [training_hours(hours) for hours in (12, 5, 1)] == [11.5, 4.5, 0.9]
-    for wrong in (0, -1, math.nan, math.inf):
-        with pytest.raises(UserError, match="--session-hours = "):
-            training_hours(wrong)
-
-
-def test_each_session_has_its_command():
-    first, *commands = session_lines([Part("a", 3600), Part("b", 5400)], 1, "train --exp x")
-    assert first == "all phases: about 2.5 h, sessions: 3"
-    assert [line.partition("#")[0].strip() for line in commands] == [
-        "train --exp x --max-hours 1",
-        *["train --exp x --resume --max-hours 1"] * 2,
-    ]
-    assert commands[2].endswith("# b 30.0 min")
-    many = session_lines([Part("a", 1e6)], 1, "train")
-    assert len(many) == 1 + SHOWN + 1
 
 
 @pytest.mark.parametrize("card", [card.name for card in CARDS])
@@ -253,7 +201,8 @@ def test_flows_too_large_for_the_card_are_red():
 
 def test_what_comes_beside_the_updates_is_part_of_the_sessions(monkeypatch):
     """Launches alone decide here: two flow steps before each update of the straight flow."""
-    monkeypatch.setattr("nsgf.forecast.format_hours", lambda seconds: f"{seconds:.6f}")
+    for module in ("forecast", "sessions"):
+        monkeypatch.setattr(f"nsgf.{module}.format_hours", lambda seconds: f"{seconds:.6f}")
     flags = ("--phases=[nsgf,nsf]", "--steps=2", "--nsf.source=nsgf", "--nsf.coupling=ot", *TINY)
     lines = plan("2d", *flags)
     found = [re.fullmatch(r"([\w, ]+): .*about ([\d.]+)", line) for line in lines]
