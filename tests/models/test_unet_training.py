@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsgf.config.schema import MLPConfig, UNetConfig
+from nsgf.data import data_shape
+from nsgf.models import velocity_network
 from nsgf.models.mlp import VelocityMLP
 from nsgf.models.time_predictor import TimePredictorCNN
 from nsgf.models.unet import Attention, Norm, ResBlock, Stage, UNet
@@ -162,6 +165,34 @@ def test_attention_hands_its_kernels_views(layout, monkeypatch):
     layer(torch.randn(2, 64, 4, 4).contiguous(memory_format=layout), None)
     assert memory["q"] == memory["qkv"]
     assert memory["out"] == memory["h"]
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10"])
+def test_fused_kernels_take_every_attention_of_the_shipped_networks(name, layout, monkeypatch):
+    """torch takes plain matrix products without a word where the last stride is not 1, and kernels
+    for unaligned memory where rows do not begin at multiples of 16 bytes, 8 values of 16 bit."""
+    config, shape, shapes = shipped(name).model, data_shape(name), set()
+    with torch.device("meta"):
+        model = velocity_network(config, shape)
+        for layer in model.modules():
+            if isinstance(layer, Attention):
+                layer.register_forward_pre_hook(lambda _, inputs: shapes.add(inputs[0].shape))
+        model(torch.randn(1, *shape), torch.rand(1))
+    assert {pixels for *_, pixels in shapes} > set(config.unet.attention)
+
+    original = functional.scaled_dot_product_attention
+
+    def spy(q, k, v):
+        for z in (q, k, v):
+            assert z.stride(-1) == 1
+            assert all(step % 8 == 0 for step in (z.storage_offset(), *z.stride()[:-1]))
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # an error where the CPU's does not take it
+            return original(q, k, v)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
+    for size in shapes:
+        Attention(size[1], config.unet)(torch.randn(size).contiguous(memory_format=layout), None)
 
 
 def test_channels_last_changes_neither_output_nor_gradients():
