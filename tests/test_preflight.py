@@ -56,6 +56,16 @@ def test_all_paths_and_batches_are_counted():
         assert len(steps.unit()) == batch
 
 
+@pytest.mark.parametrize(("flows", "together"), [(50, 18), (7, 7)])
+def test_flows_of_the_pool_are_timed_together_as_they_are_built(flows, together):
+    """On a card a flow alone takes as long as a hundred."""
+    flags = ("--sinkhorn-batch=8", "--steps=2", "--pool.build_batch=18", "--device=cpu")
+    config = shipped("digits", *flags, f"--pool-batches={flows}")
+    (pool,) = get_phase("nsgf").preparations(config, CPU)
+    assert pool.units == flows / together
+    assert pool.unit().shape == (together * 8, 3, 1, 8, 8)
+
+
 def test_what_was_tried_is_said_and_measured_time_makes_sessions(tiny):
     lines = preflight(tiny, 1.0, "train --exp tiny")
     for found in ("ok memory and disk", "ok data: "):

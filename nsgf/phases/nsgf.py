@@ -1,18 +1,20 @@
 """Phase 1: the velocity network v_theta of the Sinkhorn gradient flow (Algorithm 1)."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, PointSampler, RandomIndices, build_source, data_shape
+from nsgf.data import Data, PointSampler, RandomIndices, data_shape
 from nsgf.phases.base import Phase, PhasePlan, Preparation
-from nsgf.pool import TrajectoryPool, build_pool, plan_pool, pool_folder
+from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool, pool_folder
+from nsgf.pool.build import Simulation
 from nsgf.pool.storage import drop_positions, taken_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import NSGFSteps
 from nsgf.sinkhorn import build_solver
-from nsgf.sinkhorn.schedule import step_sizes
 from nsgf.system.distributed import World
 from nsgf.system.hardware import format_bytes, release_memory
 from nsgf.system.seeding import derive_seed
@@ -74,14 +76,14 @@ class NSGF(Phase):
         return {**super().shared_counts(config), "pool.num_batches": config.pool.num_batches}
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        n, flow = config.sinkhorn.batch_size, config.flow
-        source = build_source(config.data, config.seed, "preflight")
-        x = source.sample(n).to(device).unsqueeze(0)
-        y = source.sample(n).to(device).unsqueeze(0).tanh()
+        data = Data(replace(config.data, fake=True), config.seed, device)
+        together = build_batch(config, data.shape, device)
+        source, target = data.source("preflight"), data.target("preflight")
         solver = build_solver(config.sinkhorn)
+        simulation = Simulation(config, source, target, solver, device)
         again = "" if config.pool.storage == "disk" else "--pool.storage disk"
 
         def build() -> Tensor:
-            return solver.flows(x, y, step_sizes(flow))
+            return simulation.flows(range(together)).cpu()
 
-        return (Preparation("pool", build, config.pool.num_batches, again),)
+        return (Preparation("pool", build, config.pool.num_batches / together, again),)
