@@ -138,6 +138,11 @@ def _collections_pass_over_libraries() -> None:
     gc.freeze()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+
+
 def pytest_sessionfinish() -> None:
     gc.unfreeze()  # else libraries that count their objects at exit report leaks
 

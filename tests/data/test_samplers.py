@@ -128,7 +128,7 @@ def test_times_and_lots_fill_their_range(law, low, high):
     assert draws.mean() == pytest.approx((low + high) / 2, rel=0.05)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_images_on_the_card_give_the_same_batches():
     images = torch.randint(256, (50, 3, 4, 4), dtype=torch.uint8)
     on_card = ImageSampler(images.cuda(), 5, flip=True).sample(120)

@@ -22,9 +22,7 @@ from tests.models.test_unet import awake
 SMALL = UNetConfig(channels=32, mult=[1, 2], attention=[8], head_channels=16)
 DEVICES = [
     "cpu",
-    pytest.param(
-        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-    ),
+    pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 
 

@@ -60,7 +60,7 @@ def test_chunks_do_not_change_the_configured_solvers_flows(config):
     torch.testing.assert_close(positions(4), positions(1), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_pool_built_on_cuda_is_the_same(config, dtype):
     chosen = with_pool(config, dtype=dtype)

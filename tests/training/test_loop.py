@@ -445,7 +445,7 @@ def test_memory_is_flat(tiny):
     assert marks[600][1] - marks[300][1] < 4 * 2**20
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_memory_on_the_card_is_flat(tiny):
     config = replace(
         tiny, nsgf=replace(tiny.nsgf, iterations=301), train=replace(tiny.train, log_every=50)

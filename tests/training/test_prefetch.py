@@ -116,7 +116,7 @@ def test_pool_batches_are_the_same_ahead_and_not():
         assert all(map(torch.equal, direct.inputs, ahead.inputs))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_batches_arrive_whole_on_the_card(prefetch):
     class Large(Numbers):

@@ -265,7 +265,7 @@ def test_memory_format_may_change_on_resume(before):
     assert float((kept - changed).norm() / kept.norm()) < 1e-4
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_updates_on_a_card_and_those_that_are_skipped(precision):
     if precision == "bf16" and torch.cuda.get_device_capability() < (8, 0):
