@@ -6,8 +6,9 @@
 Lists separated by commas are combined with each other. All combinations are warmed up one after the
 other, when their memory is measured, and then timed in turn, --repeats times --steps updates each.
 "speed" is samples per second over the first one's, the median over the rounds.
-"drawing" is the median time that an update waits for its batch. What one combination holds stays
-while the others are timed: on a small card compare few at once.
+"drawing" is the median time that an update waits for its batch, "computing" its counted operations
+over its time. What one combination holds stays while the others are timed: on a small card compare
+few at once.
 
     --overfit             each combination also on one fixed batch: what drawing the data costs
     --pool-dtype float32,float16    phase nsgf: what sampling from a pool in float16 costs
@@ -31,6 +32,8 @@ import torch
 from bench_updates import Phase, Steps, TorchCFM, Updates
 
 from nsgf.config.schema import Config
+from nsgf.phases import get_phase
+from nsgf.preflight import reached
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes, pick_device, release_memory
 from nsgf.training.precision import device_settings, pick_precision
@@ -63,6 +66,8 @@ class Entry:
     steps: Steps
     peak: int
     """Bytes beyond those in use before, network and optimizer included."""
+    computing: Callable[[float], str] = lambda seconds: ""
+    """What an update of so many seconds reaches."""
     seconds: list[float] = field(default_factory=list)
     """Of one update, one value a round."""
 
@@ -127,11 +132,12 @@ def throughput(
         phase.prepare(case.config)
         make = partial(Updates, phase, case.config, fixed=case.fixed)
         entries.append(start(case.label, make, phase, options))
+        entries[-1].computing = partial(reached, case.config, get_phase(options.phase), device)
     for _ in range(options.repeats):
         for entry in entries:
             entry.seconds.append(time_steps(entry.steps, options.steps, device))
     columns = [f"{options.exp}, {options.phase}", "ms", "samples/s", "speed", "drawing, ms"]
-    columns.append("peak memory")
+    columns += ["peak memory", "computing"]
     yield f"| {' | '.join(columns)} |"
     yield "|---|" + "---:|" * (len(columns) - 1)
     for entry in entries:
@@ -172,6 +178,7 @@ def _row(entry: Entry, first: Entry) -> str:
     cells = [entry.label, f"{1e3 * seconds:.4g}", f"{rate:.4g}", f"{speed:.3f}"]
     waits = entry.steps.drawing if isinstance(entry.steps, Updates) else []
     cells += [f"{1e3 * median(waits):.3f}" if waits else "", format_bytes(entry.peak)]
+    cells.append(entry.computing(seconds))
     return f"| {' | '.join(cells)} |"
 
 

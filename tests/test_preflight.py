@@ -1,8 +1,10 @@
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 
+from nsgf.forecast import update_work
 from nsgf.phases import get_phase
 from nsgf.phases.reflow import PATHS
 from nsgf.preflight import preflight
@@ -10,6 +12,7 @@ from nsgf.system.hardware import format_hours
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
+SMALL = ("--pool-batches=2", "--sinkhorn-batch=8", "--model.unet.channels=32")
 
 
 def test_preflight_says_memory_and_time_of_every_phase(tiny):
@@ -19,6 +22,7 @@ def test_preflight_says_memory_and_time_of_every_phase(tiny):
         assert part in text
     for phase in tiny.phases:
         assert any(line.startswith(f"{phase}: ") and " s an update" in line for line in lines)
+        assert any(re.fullmatch(rf"{phase}: \S+ GFLOP/s", line) for line in lines)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5.0 s"), (90, "1.5 min"), (7200, "2.0 h")])
@@ -54,6 +58,15 @@ def test_all_paths_and_batches_are_counted():
         assert len(paths.unit()) == together
         assert steps.units == config.nsf.iterations
         assert len(steps.unit()) == batch
+
+
+def test_speed_is_the_work_of_a_whole_batch_over_its_time(monkeypatch):
+    """Of images a CPU times a part of the batch, and scales it."""
+    config = shipped("digits", "--phases=[nsgf]", "--batch-size=64", "--device=cpu", *SMALL)
+    monkeypatch.setattr("nsgf.preflight._median_seconds", lambda *_: 0.5)
+    lines = preflight(config)
+    flops = update_work(config, get_phase("nsgf"), "fp32").flops
+    assert f"nsgf: {flops / 4 / 1e9:.3g} GFLOP/s" in lines  # 8 batches of 8 samples
 
 
 @pytest.mark.parametrize(("flows", "together"), [(50, 18), (7, 7)])

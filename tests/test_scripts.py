@@ -132,12 +132,16 @@ def test_bench_train_compares_all_combinations(output):
         for kind in ("float32", "float16")
         for data in ("", ", one fixed batch")
     ]
-    for label, ms, rate, speed, drawing, memory in rows:
+    for label, ms, rate, speed, drawing, memory, computing in rows:
         size = 8 if label.startswith("batch 8") else 32
         assert float(rate) == pytest.approx(1e3 * size / float(ms), rel=2e-3)
         assert float(speed) > 0
         assert 0 <= float(drawing) < float(ms)
         assert memory.split()[1] in ("B", "KB", "MB")
+        assert computing.endswith(" GFLOP/s")
+    flops = {row[0]: float(row[1]) * float(row[6].split()[0]) for row in rows}
+    small, *_, large = flops.values()
+    assert large == pytest.approx(4 * small, rel=5e-3)
     assert rows[0][3] == "1.000"
     assert text.count("times the time of one fixed batch") == 4
 
