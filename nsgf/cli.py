@@ -18,13 +18,14 @@ from nsgf.system.launch import is_launched
 from nsgf.system.output import show, show_error
 
 SMALLER = {
-    "train": "a smaller --pool.build_batch for the pool, a smaller --sampling.batch_size else",
+    "train": "a smaller --sampling.batch_size",
     "sample": "a smaller --sampling.batch_size",
     "evaluate": "a smaller --sampling.batch_size or --evaluation.num_samples",
-    "compare": "a smaller --sampling.batch_size or --pool.build_batch",
+    "compare": "a smaller --sampling.batch_size",
     "preflight": "a smaller --batch-size",
 }
-"""What to do where a command takes too much of a card's memory; updates split their batch first."""
+"""What to do where a command takes too much of a card's memory; updates and pools split theirs
+first."""
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -98,7 +98,8 @@ class PoolConfig:
     """Type of the stored positions; auto: float32 where it fits (images: into half of the free
     memory), else float16."""
     build_batch: Annotated[int | Literal["auto"], Range(1), FREE_ON_RESUME] = "auto"
-    """Flows simulated together while building; auto: as many as pay. No setting of the results."""
+    """Flows simulated together while building; auto: as many as pay. Halved by itself where they do
+    not fit the card. No setting of the results."""
 
 
 @dataclass

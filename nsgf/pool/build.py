@@ -3,7 +3,6 @@
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +10,14 @@ from torch import Tensor
 from nsgf.config.schema import Config
 from nsgf.data import Sampler
 from nsgf.pool.plan import DTYPES, build_batch, content_settings, plan_pool, pool_folder
-from nsgf.pool.storage import PoolFile, new_header, read_header, write_header
+from nsgf.pool.storage import Header, PoolFile, new_header, read_header, write_header
 from nsgf.pool.trajectories import TrajectoryPool
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
 from nsgf.sinkhorn.schedule import step_sizes, time_step
 from nsgf.system.errors import UserError, cause, one_line
+from nsgf.system.hardware import release_memory
 
 
 def build_pool(session: Session, source: Sampler, target: Sampler) -> TrajectoryPool:
@@ -46,8 +46,9 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     if config.pool.storage == "disk":
         trajectory, counter = (flow.steps + 1, *source.shape), session.tracker.progress
         file = PoolFile(folder, header, len(share), n, trajectory, counter)
+        header = file.header
     else:
-        _remember(folder, header)
+        header = _remembered(folder, header)
     pool = TrajectoryPool(
         len(share) * n,
         flow.steps,
@@ -57,14 +58,14 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         storage=file.positions if file else None,
         filled=file.finished * n if file else 0,
     )
-    report = SolverReport(**file.header["report"]) if file else SolverReport()
+    report = SolverReport(**header["report"]) if file else SolverReport()
     if not world.any(pool.filled < len(share) * n):
         log(f"pool: {dtype} from {folder}, nothing to build{_failures(report)}")
     else:
         solver = build_solver(config.sinkhorn)
         solver.report = report
         simulation = Simulation(config, source, target, solver, session.device)
-        _fill(pool, file, simulation, share, session)
+        _fill(pool, file, header, simulation, share, session)
     if session.is_asked():
         done = pool.filled // n
         raise Stopped(f"pool: {f'{done} of {_flows(len(share))}' if file else 'nothing'} kept")
@@ -109,13 +110,18 @@ class Simulation:
 def _fill(
     pool: TrajectoryPool,
     file: PoolFile | None,
+    header: Header,
     simulation: Simulation,
     share: range,
     session: Session,
 ) -> None:
-    """Simulate the missing flows of this process's share, in order, until asked to stop."""
+    """Simulate the missing flows of this process's share, in order, until asked to stop.
+
+    Raises:
+        UserError: a single flow does not fit on the card, or fails.
+    """
     config, solver = simulation.config, simulation.solver
-    together = build_batch(config, simulation.source.shape, simulation.device)
+    together = most = build_batch(config, simulation.source.shape, simulation.device)
     first = file.finished if file else 0
     if first:
         session.tracker.log(f"pool: going on after {first} of {_flows(len(share))}")
@@ -124,8 +130,11 @@ def _fill(
         with session.tracker.progress("pool", len(share), "flow", first) as progress:
             start = first
             while session.world.any(start < len(share)) and not session.is_asked():
+                together = min([most, *(k for flow, k in header["limits"] if flow <= start)])
                 if numbers := share[start : start + together]:  # others may have more to do
-                    pool.append(simulation.flows(numbers))
+                    if not _appended(pool, simulation, numbers):
+                        _limit(header, start, len(numbers), session)
+                        continue
                     start += len(numbers)
                     if file:
                         file.commit(start, asdict(solver.report))
@@ -141,6 +150,39 @@ def _fill(
     built = pool.filled // config.sinkhorn.batch_size - first
     seconds = time.perf_counter() - started
     session.tracker.log(_summary(built, seconds, together, solver.report))
+
+
+def _appended(pool: TrajectoryPool, simulation: Simulation, numbers: range) -> bool:
+    """Simulate these flows and store them; False, and nothing is left of them: out of memory."""
+    before = asdict(simulation.solver.report)
+    try:
+        pool.append(simulation.flows(numbers))
+        return True
+    except torch.cuda.OutOfMemoryError:
+        simulation.solver.report = SolverReport(**before)
+        return False  # the exception and with it the flows are gone before the next try
+
+
+def _limit(header: Header, start: int, tried: int, session: Session) -> None:
+    """From flow ``start`` on half as many at a time, also when the pool is gone on with or built
+    again, since what is computed together is rounded together.
+
+    Raises:
+        UserError: a single one was tried.
+    """
+    if tried == 1:
+        raise UserError(
+            f"sinkhorn.batch_size = {session.config.sinkhorn.batch_size}: the card's memory is "
+            "full with a single flow of the pool; try a smaller --sinkhorn-batch"
+        )
+    header["limits"].append([start, tried // 2])
+    if session.config.pool.storage == "memory":  # a file's header is written with the next flows
+        write_header(pool_folder(session.run, session.world), header)
+    release_memory(session.device)
+    session.tracker.log(
+        f"pool: {tried} flows at a time do not fit into the card's memory; goes on with "
+        f"{tried // 2}, the same flows"
+    )
 
 
 def _summary(flows: int, seconds: float, together: int, report: SolverReport) -> str:
@@ -167,11 +209,11 @@ def _failures(report: SolverReport) -> str:
     return f"; {report.unconverged} of {report.solves} steps did not reach sinkhorn.tolerance"
 
 
-def _remember(folder: Path, header: dict[str, Any]) -> None:
-    """Note the pool's settings and type in the run folder, unless they stand there already."""
+def _remembered(folder: Path, header: Header) -> Header:
+    """The header of a pool with these settings in the run folder, written unless it is there."""
     known = read_header(folder)
     if known and known["settings"] == header["settings"]:
-        return
+        return known
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_header(folder, header)
@@ -179,3 +221,4 @@ def _remember(folder: Path, header: dict[str, Any]) -> None:
         raise UserError(
             f"out_dir: the pool folder {folder} cannot be written ({cause(error)})"
         ) from error
+    return header

@@ -34,7 +34,8 @@ SAVE_SECONDS = 5.0
 """Least time between two headers; a process that is killed loses no more than this."""
 
 Header = dict[str, Any]
-"""format, settings, dtype, checksums of the finished flows, report of the solver."""
+"""format, settings, dtype, checksums of the finished flows, report of the solver; limits of a full
+card, as pairs: from which flow on, how many at a time."""
 
 
 class PoolFile:
@@ -148,7 +149,8 @@ class PoolFile:
 def new_header(settings: dict[str, object], dtype: str) -> Header:
     """The header of a pool without any flow."""
     plain = json.loads(json.dumps(settings))  # as it will be read again: tuples are lists
-    return {"format": FORMAT, "dtype": dtype, "settings": plain, "report": {}, "checksums": []}
+    about = {"format": FORMAT, "dtype": dtype, "settings": plain}
+    return {**about, "report": {}, "limits": [], "checksums": []}
 
 
 def read_header(folder: Path) -> Header | None:
@@ -170,6 +172,10 @@ def read_header(folder: Path) -> Header | None:
             and header["dtype"] in ("float32", "float16")
             and isinstance(header["settings"], dict)
             and bool(SolverReport(**header["report"]))
+            and all(
+                {type(flow), type(limit)} == {int} and limit > 0
+                for flow, limit in header.setdefault("limits", [])  # earlier headers have none
+            )
         )
     except OSError as error:
         raise UserError(f"pool header {file} cannot be read ({cause(error)})") from error

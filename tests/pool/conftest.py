@@ -33,10 +33,13 @@ class Killed(BaseException):
 class HalfWay:
     """Particle i goes straight to target i, X^{t+1} = X^t + eta (y - X^t); knows what it did."""
 
-    def __init__(self, fail_at: int | None = None, unconverged: int = 0) -> None:
+    def __init__(
+        self, fail_at: int | None = None, unconverged: int = 0, room: int | None = None
+    ) -> None:
+        """It dies in call ``fail_at``; its card has ``room`` for so many flows."""
         self.report = SolverReport()
         self.calls: list[int] = []
-        self.fail_at, self.unconverged = fail_at, unconverged
+        self.fail_at, self.unconverged, self.room = fail_at, unconverged, room
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
         return y - x
@@ -48,6 +51,8 @@ class HalfWay:
         self.report.flows += len(x)
         self.report.solves += len(x) * len(etas)
         self.report.unconverged += self.unconverged
+        if self.room is not None and len(x) > self.room:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         positions = [x]
         for eta in etas:
             positions.append(positions[-1] + eta * (y - positions[-1]))

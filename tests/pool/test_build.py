@@ -1,21 +1,25 @@
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from threading import Barrier
 
 import pytest
 import torch
+from torch import Tensor
 
 from nsgf.data import Data
 from nsgf.experiment import train
-from nsgf.pool import pool_folder
+from nsgf.pool import build_pool, pool_folder
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
+from nsgf.run.session import Session
 from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
 from nsgf.sinkhorn.schedule import step_sizes
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
-from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
+from tests.pool.conftest import CPU, HalfWay, Killed, Lines, build, with_pool
 from tests.training.test_prefetch import threads
 
 
@@ -142,6 +146,80 @@ def test_report_goes_on_from_that_of_an_interrupted_session(config, tmp_path):
         report.record(*values, torch.arange(count) > 0)
         report = SolverReport(**json.loads(json.dumps(asdict(report))))
     assert report == SolverReport(0, 15, 7.0, 0.5, 2)
+
+
+# --- a full card ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_full_card_halves_the_flows_at_a_time(config, storage, monkeypatch):
+    """The same flows, told in one line, and nothing of what did not fit is counted."""
+    said: list[str] = []
+    monkeypatch.setattr("nsgf.pool.build.release_memory", lambda device: said.append("given back"))
+    solver = HalfWay(room=2, unconverged=1)
+    pool = build(with_pool(config, storage=storage), solver=solver, lines=said)
+    assert solver.calls == [7, 3, 1, 1, 1, 1, 1, 1, 1]
+    assert torch.equal(pool._positions, build(config)._positions)
+    assert solver.report.flows == 7
+    assert said.count("given back") == 2
+    assert [line for line in said if "card" in line] == [
+        "pool: 7 flows at a time do not fit into the card's memory; goes on with 3, the same flows",
+        "pool: 3 flows at a time do not fit into the card's memory; goes on with 1, the same flows",
+    ]
+    assert said[-1].endswith("1 at a time; 7 of 14 steps did not reach sinkhorn.tolerance")
+
+
+def test_single_flow_that_does_not_fit_names_the_setting(config):
+    with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 8: .*--sinkhorn-batch"):
+        build(config, solver=HalfWay(room=0))
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_pool_that_goes_on_takes_the_flows_together_that_it_took(config, tmp_path, storage):
+    """What is computed together is rounded together, whatever is free the next time."""
+    chosen = with_pool(config, storage=storage, build_batch=3)
+    dying, folder = HalfWay(room=3, fail_at=3), tmp_path / "pool"
+    real, rooms = dying.flows, iter([3, 1, 1])
+    dying.flows = lambda *clouds: setattr(dying, "room", next(rooms, 1)) or real(*clouds)
+    with pytest.raises(Killed):
+        build(chosen, folder, dying)
+    assert dying.calls == [3, 3, 1]
+    again = HalfWay()
+    build(chosen, folder, again)
+    assert again.calls == {"memory": [3, 1, 1, 1, 1], "disk": [1, 1, 1]}[storage]
+
+
+class Meeting(World):
+    """One of two processes, here threads, which wait for each other at each question."""
+
+    flags, barrier = [False, False], Barrier(2, timeout=10)
+
+    def agree(self, value):
+        return value
+
+    def any(self, flag):
+        self.flags[self.rank] = flag
+        self.barrier.wait()
+        answer = any(self.flags)
+        self.barrier.wait()
+        return answer
+
+
+def test_full_card_of_one_process_holds_the_other_one_up_no_longer_than_its_flows(
+    config, tmp_path, monkeypatch
+):
+    solvers = [HalfWay(room=1), HalfWay()]
+    monkeypatch.setattr("nsgf.pool.build.build_solver", lambda _: left.pop())
+    left, data = list(solvers), Data(config.data, config.seed)
+
+    def part(rank: int) -> Tensor:
+        session = Session(config, RunFolder(tmp_path), Lines(tmp_path, []), CPU, Meeting(rank, 2))
+        return build_pool(session, data.source("p"), data.target("p"))._positions
+
+    with ThreadPoolExecutor(2) as threads:
+        parts = list(threads.map(part, range(2)))
+    assert torch.equal(torch.cat(parts), build(config)._positions)
+    assert len(solvers[0].calls) > len(solvers[1].calls) == 1
 
 
 # --- inside an experiment -----------------------------------------------------------------------
