@@ -16,6 +16,7 @@ from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import timed_samples
 from nsgf.readiness import checkpoint_kept, data_found, tried, updates_finite
 from nsgf.run.plan import training_plan
+from nsgf.run.trial import naming_the_model
 from nsgf.sessions import Part, session_lines, training_hours
 from nsgf.system.cards import speed
 from nsgf.system.distributed import World
@@ -76,14 +77,15 @@ def _measured(
     """Lines about a phase, whose share of the sessions joins ``parts``.
 
     Raises:
-        UserError: updates are not finite, or a checkpoint cannot be written or read.
+        UserError: its network cannot be trained, updates are not finite, or a checkpoint cannot be
+            written or read.
     """
     optim, prepared = phase.optim(config), []
     for preparation in phase.preparations(config, device):
         seconds = _median_seconds(preparation.unit, device) * preparation.units
         yield f"{preparation.name}: about {format_hours(seconds)}"
         prepared.append((preparation, seconds))
-    with device_settings(config.train):
+    with naming_the_model(config, phase), device_settings(config.train):
         state, batch = _ready(config, phase, device)
         reset_peak_memory(device)
         each = _median_seconds(lambda: state.update(batch), device)

@@ -9,6 +9,7 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.phases import get_phase, get_phases
 from nsgf.pool.storage import free_disk_bytes
 from nsgf.run.folder import RunFolder, earlier
+from nsgf.run.trial import try_networks
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes
@@ -35,7 +36,7 @@ def training_plan(
     Raises:
         UserError: the pool does not fit this machine, the run has one of other settings, an update
             does not fit into the device's memory, checkpoints do not fit on the disk, a package is
-            missing, or a process would have nothing to do.
+            missing, a process would have nothing to do, or a network cannot be trained.
     """
     world, pending = world or World(), get_phases(phases)
     if pending and config.train.precision == "fp16" and device.type == "cpu":
@@ -60,6 +61,7 @@ def training_plan(
     disk_bytes = sum(plan.disk_bytes for plan in plans)
     home = run or RunFolder(Path(config.out_dir).expanduser())
     check_space(weights, disk_bytes, home, restarts)
+    try_networks(config, pending, device)
     if config.train.compile:
         lines.append(f"train.compile = true: compiled code is kept in {compiled_folder()}")
     return [*lines, *(line for plan in plans for line in plan.lines)]

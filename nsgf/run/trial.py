@@ -1,0 +1,69 @@
+"""The networks of a run, tried before there is anything to lose."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from nsgf.config.leaves import leaves
+from nsgf.config.schema import Config
+from nsgf.data import data_shape
+from nsgf.phases import Phase
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError, one_line
+from nsgf.system.hardware import release_memory
+from nsgf.training.precision import Forward, device_settings
+from nsgf.training.state import TrainState
+
+SAMPLES = 2
+"""Of the update that is tried: CIFAR-10's network takes two seconds for it on one core."""
+
+
+def try_networks(config: Config, phases: Sequence[Phase], device: torch.device) -> None:
+    """One update of each network, as the run would do it but for compilation, on noise.
+
+    Phases with the same network are tried once. A smoke run is a trial itself, and has none.
+
+    Raises:
+        UserError: one of them cannot be trained; names the settings of its model.
+    """
+    networks = {(type(phase).network, type(phase).example): phase for phase in reversed(phases)}
+    for phase in () if config.smoke else reversed(networks.values()):
+        with naming_the_model(config, phase), device_settings(config.train):
+            _update(config, phase, device)
+        release_memory(device)
+
+
+@contextmanager
+def naming_the_model(config: Config, phase: Phase) -> Iterator[None]:
+    """Around updates of a phase's network on noise.
+
+    Raises:
+        UserError: something failed that says nothing to the user by itself.
+    """
+    try:
+        yield
+    except (UserError, torch.cuda.OutOfMemoryError):
+        raise
+    except Exception as error:
+        own = (f"model.{config.model.kind}.", "model.predictor")
+        model = [f"{key} = {value}" for key, value, _ in leaves(config) if key.startswith(own)]
+        raise UserError(
+            f"{phase.name}: its network cannot be trained ({type(error).__name__}: "
+            f"{one_line(error)}); change {', '.join(model)}"
+        ) from error
+
+
+def _update(config: Config, phase: Phase, device: torch.device) -> None:
+    """One update of a network that is dropped afterwards."""
+    shape = data_shape(config.data.name)
+    model = phase.build(config.model, shape, seed=0).to(device).train()
+    state = TrainState(
+        Forward(model, replace(config.train, compile=False), device, World()),
+        replace(phase.optim(config), batch_size=SAMPLES),
+        accumulate=min(config.train.accumulate, SAMPLES),
+    )
+    with device:
+        batch = phase.example(SAMPLES, shape)
+    state.update(batch).read()
