@@ -91,8 +91,8 @@ def _execute(request: Request) -> int:
 
         show(dump_config(request.config).rstrip("\n"))
         return 0
-    if is_launched() and request.command != "train":
-        raise UserError(f"{request.command}: runs in one process; start it without torchrun")
+    if is_launched() and request.command == "preflight":
+        raise UserError("preflight: runs in one process; start it without torchrun")
     for note in request.notes:
         show(note)
     actions: dict[str, Callable[[Request], int | None]] = {
@@ -152,21 +152,25 @@ def _resume_command(folder: Path, processes: int, mirror: str) -> str:
 def _sample(request: Request) -> None:
     from nsgf.run.folder import RunFolder
     from nsgf.sampling.generate import sample_run
+    from nsgf.system.distributed import join
 
     assert request.run is not None
-    for line in sample_run(request.config, RunFolder(request.run)):
-        show(line)
+    with join(request.config.device) as world:
+        for line in sample_run(request.config, RunFolder(request.run), world):
+            show(line)
 
 
 def _evaluate(request: Request) -> None:
     from nsgf.metrics.evaluate import evaluate_run, report
     from nsgf.run.folder import RunFolder
+    from nsgf.system.distributed import join
 
     assert request.run is not None
-    file, metrics = evaluate_run(request.config, RunFolder(request.run))
-    for line in report(metrics):
-        show(line)
-    show(str(file))
+    with join(request.config.device) as world:
+        file, metrics = evaluate_run(request.config, RunFolder(request.run), world=world)
+        if world.is_main:
+            for line in [*report(metrics), str(file)]:
+                show(line)
 
 
 def _compare(request: Request) -> None:

@@ -12,15 +12,17 @@ from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.config.schema import Config
-from nsgf.data import Data, is_image_set
+from nsgf.data import Data, build_source, is_image_set
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
 from nsgf.phases import get_phases
 from nsgf.run.folder import RunFolder, check_links, write_text
 from nsgf.run.progress import track
+from nsgf.sampling.drawn import Drawn, drawn_folder, forget_drawn
 from nsgf.sampling.generate import generate, load_sampler, results_folder, writable
 from nsgf.sampling.sampler import FlowSampler, Samples
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device, versions
 from nsgf.system.output import show
@@ -30,9 +32,15 @@ NEAREST = 2048
 
 
 def evaluate_run(
-    config: Config, run: RunFolder, log: Callable[[str], None] = show
+    config: Config,
+    run: RunFolder,
+    log: Callable[[str], None] = show,
+    world: World | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Measure a run and write ``metrics.json``.
+
+    Batches of samples are kept until that is whole: what is interrupted goes on when it is given
+    again.
 
     Args:
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
@@ -40,32 +48,39 @@ def evaluate_run(
         run: its folder.
         log: takes a line about what is going to be measured, and lines about what is computed once
             and kept in ``out_dir``.
+        world: the processes that sample together, of which the first measures; None: this one
+            alone.
 
     Returns:
-        The file and its content.
+        The file and its content; of other processes than the first without content.
 
     Raises:
         UserError: checkpoints, data or a given weights file are missing or damaged, or a folder
             cannot be written or leads out of itself, which is found out before sampling.
     """
     check(config)
+    world = world or World()
+    log = log if world.is_main else lambda _: None
     folder, evaluation = writable(results_folder(config, run)), config.evaluation
     for name in [".classifiers"] * evaluation.classifier + [".fidelity"] * evaluation.inception:
         check_links(writable(Path(config.out_dir).expanduser() / name))
-    device = pick_device(config.device)
+    device = pick_device(config.device, world.card)
     network, weights = None, evaluation.inception_weights
     if evaluation.inception and weights is not None:
         network = Inception(Path(weights))
     sampler, progress = load_sampler(config, run, device)
-    data = Data(config.data, config.seed)
     log(plan(config, sampler))
-    samples = _samples(config, data, sampler, device)
+    file = folder / "metrics.json"
+    if not world.is_main:
+        _samples(config, sampler, device, folder / "samples", world)
+        return file, {}
+    data = Data(config.data, config.seed)
+    samples = _samples(config, sampler, device, folder / "samples", world)
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
     metrics = _description(config, sampler, progress, samples)
     metrics |= _w2_metrics(config, data, [part.x for part in samples])
     metrics["versions"] = versions()
-    file = folder / "metrics.json"
     _write(file, metrics)
     images, pixels = data.images, samples[0].pixels
     if images is not None and pixels is not None:
@@ -74,6 +89,10 @@ def evaluate_run(
         _write(file, metrics)
         metrics |= inception_part(config, images, pixels, device, log, network)
         _write(file, metrics)
+    if evaluation.inception and "inception" in metrics:
+        log("samples are kept: the same command measures what was left out")
+    else:
+        forget_drawn(folder / "samples")
     return file, metrics
 
 
@@ -192,17 +211,22 @@ def _description(
 
 
 def _samples(
-    config: Config, data: Data, sampler: FlowSampler, device: torch.device
+    config: Config, sampler: FlowSampler, device: torch.device, kept: Path, world: World
 ) -> list[Samples]:
-    """Of points for each repetition anew; of images once, floats only as many as are compared."""
+    """Of points for each repetition anew; of images once, floats only as many as are compared.
+    Batches are kept in the folder ``kept``.
+    """
     n, size = config.evaluation.num_samples, config.sampling.batch_size
-    if data.images is not None:
-        keep = max(config.evaluation.w2_samples, NEAREST)
-        return [generate(sampler, data.source("evaluate", "0"), n, size, device, keep)]
-    return [
-        generate(sampler, data.source("evaluate", str(repeat)), n, size, device)
-        for repeat in range(config.evaluation.repeats)
-    ]
+    floats, repeats = None, config.evaluation.repeats
+    if is_image_set(config.data.name):
+        floats, repeats = max(config.evaluation.w2_samples, NEAREST), 1
+    folder = drawn_folder(kept, config, sampler, n, floats or n)
+    drawn = []
+    for repeat in map(str, range(repeats)):
+        source = build_source(config.data, config.seed, "evaluate", repeat)
+        batches = Drawn(folder / repeat)
+        drawn.append(generate(sampler, source, n, size, device, floats, world, batches))
+    return drawn
 
 
 def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def open_run(
     """
     world, stop = world or World(), stop or StopRequest(config.train.max_hours)
     prepare_environment(config.train)
-    device = pick_device(config.device, world.local_rank if world.size > 1 else None)
+    device = pick_device(config.device, world.card)
     with ExitStack() as held:
         if run and world.is_main:
             _hold(run, held)

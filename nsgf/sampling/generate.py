@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.config.files import read_settings
@@ -16,10 +17,13 @@ from nsgf.data.images import to_bytes
 from nsgf.phases import load_legs, sampled_phases
 from nsgf.run.folder import RunFolder, replacing
 from nsgf.run.progress import track
+from nsgf.sampling.drawn import Batch, Drawn, fingerprint
 from nsgf.sampling.plots import save_grid, save_image_path, save_points
 from nsgf.sampling.sampler import FlowSampler, Samples
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import pick_device
+from nsgf.system.output import show
 
 PATH_SAMPLES = 8
 POINT_SAMPLES = 2048
@@ -45,38 +49,74 @@ def generate(
     batch_size: int,
     device: torch.device,
     keep: int | None = None,
+    world: World | None = None,
+    drawn: Drawn | None = None,
 ) -> Samples:
-    """``n`` samples in batches, gathered on the CPU.
+    """``n`` samples in batches, gathered on the CPU; the same ones by any number of processes.
 
     Args:
         sampler: e.g. of :func:`load_sampler`.
-        source: of mu0.
+        source: of mu0, from its first position on.
         n, batch_size: how many, and how many of them together.
         device: where the sampler runs.
         keep: for images: how many of the first are kept as floats; all then are as bytes. None:
             all as floats.
+        world: the processes among which batches are shared; None: this one alone.
+        drawn: batches that were drawn before, to which the others are added.
+
+    Returns:
+        All samples; in other processes than the first none.
+
+    Raises:
+        UserError: the networks of another process have other weights.
     """
-    xs, pixels, taus, evaluations, finite = [], [], [], 0.0, True
-    for first in track(range(0, n, batch_size), "sample", "batch"):
-        part = sampler(source.sample(min(batch_size, n - first)).to(device))
-        finite = finite and bool(part.x.isfinite().all())
-        evaluations += part.nfe * len(part.x)
-        if part.tau is not None:
-            taus.append(part.tau.cpu())
-        if keep is not None:
-            pixels.append(to_bytes(part.x).cpu())
-        if keep is None or first < keep:
-            xs.append(part.x[: None if keep is None else keep - first].cpu())
+    world, done = world or World(), dict[int, Batch]()
+    if world.size > 1 and world.agree(weights := fingerprint(sampler)) != weights:
+        raise UserError("a checkpoint was replaced while it was read; give the command again")
+    cuts = [range(first, min(first + batch_size, n)) for first in range(0, n, batch_size)]
+    if drawn and world.is_main and (done := drawn.find(len(cuts))):
+        show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
+    missing = world.agree([number for number in range(len(cuts)) if number not in done])
+    own = missing[world.rank :: world.size]
+    for number in track(own, "sample", "batch") if world.is_main else own:
+        cut = cuts[number]
+        floats = len(cut) if keep is None else min(max(0, keep - cut.start), len(cut))
+        part = sampler(source.at(cut).to(device))
+        done[number] = _as_arrays(part, floats, pixels=keep is not None)
+        if drawn:
+            drawn.keep(number, done[number])
+    for others in world.gather({} if world.is_main else done):
+        done |= others
+    if not world.is_main:
+        return Samples(x=torch.empty(0, *source.shape), nfe=0)
+    return _joined([done[number] for number in range(len(cuts))], n)
+
+
+def _as_arrays(part: Samples, floats: int, pixels: bool) -> Batch:
+    """A batch as it is kept and gathered: copies of what is asked for alone."""
+    tensors = {"x": part.x[:floats], "finite": part.x.isfinite().all()}
+    if pixels:
+        tensors["pixels"] = to_bytes(part.x)
+    if part.tau is not None:
+        tensors["tau"] = part.tau
+    arrays = {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
+    return arrays | {"evaluations": np.array(part.nfe * len(part.x))}
+
+
+def _joined(batches: list[Batch], n: int) -> Samples:
+    def whole(name: str) -> Tensor:
+        return torch.from_numpy(np.concatenate([batch[name] for batch in batches]))
+
     return Samples(
-        x=torch.cat(xs),
-        nfe=evaluations / n,
-        tau=torch.cat(taus) if taus else None,
-        pixels=torch.cat(pixels) if pixels else None,
-        finite=finite,
+        x=whole("x"),
+        nfe=sum(float(batch["evaluations"]) for batch in batches) / n,
+        tau=whole("tau") if "tau" in batches[0] else None,
+        pixels=whole("pixels") if "pixels" in batches[0] else None,
+        finite=all(bool(batch["finite"]) for batch in batches),
     )
 
 
-def sample_run(config: Config, run: RunFolder) -> list[str]:
+def sample_run(config: Config, run: RunFolder, world: World | None = None) -> list[str]:
     """Draw samples into ``samples/``: an .npz, a grid of images, a picture of their way.
 
     The files are ``samples.npz``, ``grid.png`` (images alone) and ``trajectory.png``; what this
@@ -87,23 +127,26 @@ def sample_run(config: Config, run: RunFolder) -> list[str]:
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
             that holds the run, the files go to ``OUT_DIR/RUN/samples``: the run may be read-only.
         run: its folder.
+        world: the processes that sample together, of which the first writes; None: this one alone.
 
     Returns:
-        One line about the samples, and one for each file.
+        One line about the samples, and one for each file; nothing in other processes.
 
     Raises:
         UserError: checkpoints are missing or damaged, or the files cannot be written, which is
             found out before sampling.
     """
     check(config)
+    world = world or World()
     folder = writable(results_folder(config, run) / "samples")
-    device = pick_device(config.device)
+    device = pick_device(config.device, world.card)
     sampler, progress = load_sampler(config, run, device)
     data = None if is_image_set(config.data.name) else Data(config.data, config.seed)
     source = build_source(config.data, config.seed, "sample")
-    samples = generate(
-        sampler, source, config.sampling.num_samples, config.sampling.batch_size, device
-    )
+    n, size = config.sampling.num_samples, config.sampling.batch_size
+    samples = generate(sampler, source, n, size, device, world=world)
+    if not world.is_main:
+        return []
     suffix = changed_settings(config, run)
     arrays, grid, trajectory = (
         folder / f"{stem}{suffix}{kind}"

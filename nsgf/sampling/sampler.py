@@ -25,13 +25,13 @@ class CountedNetwork:
     """A network that counts how many samples went through it."""
 
     def __init__(self, network: Network) -> None:
-        self._network = network
+        self.network = network
         self.evaluations = 0
 
     def __call__(self, x: Tensor, *time: Tensor) -> Tensor:
         """x (B, *shape), and t (B,) for velocities -> the network's output."""
         self.evaluations += len(x)
-        return self._network(x, *time)
+        return self.network(x, *time)
 
 
 @dataclass

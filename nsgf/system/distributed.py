@@ -1,4 +1,4 @@
-"""Several processes that train one network together, as ``torchrun`` starts them.
+"""Several processes that work together, as ``torchrun`` starts them.
 
 Work is cut by position: of n things, flows or samples of a batch, each process takes a contiguous
 part. What is drawn does not depend on the number of processes, only who draws it.
@@ -36,6 +36,11 @@ class World:
     """Which one this is on its machine; also its card."""
 
     @property
+    def card(self) -> int | None:
+        """The number of its card where several work together; None: the current one."""
+        return self.local_rank if self.size > 1 else None
+
+    @property
     def is_main(self) -> bool:
         """Whether this one writes checkpoints and logs."""
         return self.rank == 0
@@ -65,6 +70,14 @@ class World:
         distributed.broadcast_object_list(box, src=0)
         return box[0]
 
+    def gather(self, value: Value) -> list[Value]:
+        """What all processes say, by rank, in the first one; nothing in the others."""
+        if self.size == 1:
+            return [value]
+        box: list[Value] = [value] * self.size
+        distributed.gather_object(value, box if self.is_main else None, dst=0)
+        return box if self.is_main else []
+
     def wait(self) -> None:
         """Go on when every process has come here."""
         if self.size > 1:
@@ -92,19 +105,28 @@ def join(device: str) -> Iterator[World]:
     if not is_launched():
         yield World()
         return
-    if device.startswith("cuda:"):
-        raise UserError(f"device = {device}: several processes need a card each; say --device cuda")
     rank, size, local = (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    backend = "gloo"
-    if device != "cpu" and torch.cuda.is_available():
-        if local >= torch.cuda.device_count():
-            raise UserError(
-                f"torchrun: process {local + 1} on a machine with {torch.cuda.device_count()} "
-                "CUDA devices; use a smaller --nproc-per-node, or --device cpu"
-            )
-        torch.cuda.set_device(local)
-        backend = "cpu:gloo,cuda:nccl"
+    backend = "cpu:gloo,cuda:nccl" if take_card(device) else "gloo"
     distributed.init_process_group(backend, timeout=PATIENCE)
     yield World(rank, size, local)
     # not after an error: the others may be waiting for this process, which only its end tells them
     distributed.destroy_process_group()
+
+
+def take_card(device: str) -> bool:
+    """Make the card of this process, one of several, torch's current one; False: CPUs are used.
+
+    Raises:
+        UserError: more processes than cards, or one card for all of them.
+    """
+    if device.startswith("cuda:"):
+        raise UserError(f"device = {device}: several processes need a card each; say --device cuda")
+    if device == "cpu" or not torch.cuda.is_available():
+        return False
+    if (local := int(os.environ["LOCAL_RANK"])) >= torch.cuda.device_count():
+        raise UserError(
+            f"torchrun: process {local + 1} on a machine with {torch.cuda.device_count()} "
+            "CUDA devices; use a smaller --nproc-per-node, or --device cpu"
+        )
+    torch.cuda.set_device(local)
+    return True

@@ -9,7 +9,9 @@ import torch
 from nsgf.data import Data
 from nsgf.metrics import evaluate, wasserstein
 from nsgf.metrics.evaluate import evaluate_run, report
+from nsgf.sampling.generate import results_folder
 from nsgf.sampling.sampler import FlowSampler, Samples
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.metrics.test_inception_cache import Tiny
@@ -185,14 +187,15 @@ def test_classifier_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatc
     assert "classifier_fid" not in found
 
 
-def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch):
+def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch, tmp_path):
     """Their spread would be that of nothing."""
     config = replace(small, evaluation=replace(small.evaluation, repeats=3))
-    data, compared = Data(config.data, 0), []
+    data, compared, cpu = Data(config.data, 0), [], torch.device("cpu")
     monkeypatch.setattr(
         evaluate, "generate", lambda _, source, n, *__: Samples(source.sample(n), 1)
     )
-    drawn = [part.x for part in evaluate._samples(config, data, None, torch.device("cpu"))]
+    found = evaluate._samples(config, FlowSampler([]), cpu, tmp_path, World())
+    drawn = [part.x for part in found]
 
     def watch(x, y):
         compared.append((x, y))
@@ -219,6 +222,59 @@ def test_halves_of_a_floor_have_no_image_in_common(monkeypatch):
     one, other = ({image.numpy().tobytes() for image in half} for half in halves)
     assert len(one) == len(other) == 898
     assert not one & other
+
+
+@pytest.mark.parametrize("exp", ["2d", "digits"])
+def test_interrupted_evaluation_goes_on_with_the_samples_that_are_there(
+    exp, small, small_run, digits_run, monkeypatch, capsys, tmp_path
+):
+    """Once while sampling, once after it; what others left behind is removed at the end."""
+    config, run = (small, small_run) if exp == "2d" else digits_run
+    sampling = replace(config.sampling, batch_size=7)
+    config = replace(config, sampling=sampling, out_dir=str(tmp_path))
+    samples = results_folder(config, run) / "samples"
+    whole = evaluate_run(config, run)[1]
+    assert not list(samples.glob(".*"))
+    batches = 8 if exp == "2d" else 3  # 2 x 24 and 16 samples
+    calls = 0
+    sampled = FlowSampler.__call__
+
+    def counted(*given, **named):
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return sampled(*given, **named)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FlowSampler, "__call__", counted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_run(config, run)
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate, "w2", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_run(config, run)
+    (samples / ".drawn-other").mkdir()
+    assert evaluate_run(config, run)[1] == whole
+    assert calls == batches + 1
+    assert "sample: 2 of" in capsys.readouterr().out
+    assert not list(samples.glob(".*"))
+
+
+def test_samples_are_kept_until_inception_has_seen_them(digits_run, monkeypatch, tmp_path):
+    """The weights may be missing after hours of sampling."""
+    config, run = digits_run
+    evaluation = replace(config.evaluation, inception=True)
+    config = replace(config, evaluation=evaluation, out_dir=str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("nsgf.metrics.inception._published", lambda: tmp_path / "none.pth")
+        assert "left out" in evaluate_run(config, run)[1]["inception"]
+    monkeypatch.setattr("nsgf.metrics.evaluate.Inception", Tiny)
+    monkeypatch.setattr(FlowSampler, "__call__", lambda *_: pytest.fail("sampled again"))
+    assert evaluate_run(config, run)[1]["fid"] > 0
+    assert not list((results_folder(config, run) / "samples").glob(".*"))
 
 
 def test_report_is_in_columns_whatever_the_length_of_a_key():

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -91,14 +92,12 @@ def test_alone_there_is_nothing_to_agree_on(monkeypatch):
     assert is_launched()
 
 
-def test_only_training_may_be_launched(monkeypatch, capsys, tiny_run):
+def test_preflight_is_not_launched(monkeypatch, capsys):
     for key, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(key, value)
-    assert main(["sample", "--run", str(tiny_run.path)]) == 2
+    assert main(["preflight", "--exp=2d"]) == 2
     error = capsys.readouterr().err
-    assert (
-        error == "nsgf: error (process 1): sample: runs in one process; start it without torchrun\n"
-    )
+    assert error.startswith("nsgf: error (process 1): preflight: runs in one process; start it")
 
 
 def test_one_card_for_several_processes_is_refused(monkeypatch):
@@ -216,6 +215,38 @@ def test_one_process_goes_on_where_two_stopped(runs, tmp_path):
     for phase in ("nsf", "predictor"):
         assert checkpoint.load(RunFolder(run).checkpoint_file(phase))["step"] == 6
         assert_close(moved(other, phase), moved(RunFolder(run), phase))
+
+
+@pytest.mark.e2e
+def test_two_processes_measure_what_one_does(runs, tmp_path):
+    """Five batches of each repetition; the files of both are equal, byte for byte."""
+    run = Path(shutil.copytree(runs[1].path, tmp_path / "run"))
+    words = ["evaluate", "--run", str(run), "--num-samples=66", "--sampling.batch_size=16"]
+    words += ["--sampling.solver=heun", "--evaluation.repeats=2"]
+    assert main(words) == 0
+    alone = (run / "metrics.json").read_bytes()
+    (run / "metrics.json").unlink()
+    done = torchrun(2, "-m", "nsgf", "--", *words)
+    assert done.returncode == 0, done.stderr
+    assert (run / "metrics.json").read_bytes() == alone
+    assert done.stdout.count("w2_floor ") == 1
+    assert not list((run / "samples").glob(".*"))
+
+
+@pytest.mark.e2e
+def test_three_processes_draw_the_images_that_one_does(digits_run, tmp_path):
+    """Two batches: one process has nothing to draw."""
+    words = ["sample", "--run", str(digits_run[1].path), "--sampling.batch_size=5"]
+    words.append("--sampling.solver=dopri5")
+    assert main([*words, f"--out-dir={tmp_path / 'one'}"]) == 0
+    done = torchrun(3, "-m", "nsgf", "--", *words, f"--out-dir={tmp_path / 'three'}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("9 samples, NFE") == 1
+    one, three = ([*(tmp_path / name).rglob("*.npz")] for name in ("one", "three"))
+    with np.load(one[0]) as alone, np.load(three[0]) as shared:
+        assert {*alone} == {"x", "tau", "nfe"}
+        for name, array in alone.items():
+            assert array.tobytes() == shared[name].tobytes()
 
 
 DYING = """

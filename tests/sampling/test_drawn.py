@@ -1,0 +1,117 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nsgf.config.schema import DataConfig
+from nsgf.data import build_source
+from nsgf.sampling.drawn import Drawn, drawn_folder, fingerprint, forget_drawn
+from nsgf.sampling.generate import generate, load_sampler
+from nsgf.sampling.sampler import Samples
+from nsgf.system.distributed import World
+
+CPU = torch.device("cpu")
+
+
+def batch(value: float) -> dict[str, np.ndarray]:
+    return {"x": np.full((2, 3), value, np.float32), "finite": np.array(True)}
+
+
+def test_batches_are_found_as_they_were_kept(tmp_path):
+    drawn = Drawn(tmp_path / "new")
+    for number in (0, 2):
+        drawn.keep(number, batch(number))
+    found = Drawn(tmp_path / "new").find(4)
+    assert list(found) == [0, 2]
+    assert np.array_equal(found[2]["x"], batch(2)["x"])
+    assert found[2]["x"].dtype == np.float32
+    assert list(drawn.find(2)) == [0]
+
+
+def test_damaged_and_foreign_files_are_no_batches(tmp_path):
+    drawn = Drawn(tmp_path)
+    for number in range(5):
+        drawn.keep(number, batch(number))
+    content = bytearray((tmp_path / "0.npz").read_bytes())
+    (tmp_path / "1.npz").write_bytes(content[: len(content) // 2])
+    content[content.index(batch(0)["x"].tobytes())] ^= 1
+    (tmp_path / "0.npz").write_bytes(content)
+    np.savez(tmp_path / "2.npz", x=np.array([{}], dtype=object))
+    np.save((tmp_path / "3.npz").open("wb"), np.zeros(3))
+    assert list(drawn.find(5)) == [4]
+
+
+def test_disk_that_is_full_ends_no_sampling(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    drawn = Drawn(tmp_path / "file" / "in it")
+    for number in range(2):
+        drawn.keep(number, batch(number))
+    assert capsys.readouterr().out.count("samples are not kept for an interruption") == 1
+
+
+def test_folder_follows_what_samples_follow_from_and_nothing_else(small, small_run, tmp_path):
+    def name(config, n=24, floats=24):
+        sampler, _ = load_sampler(config, small_run, CPU)
+        return drawn_folder(tmp_path, config, sampler, n, floats)
+
+    own = name(small)
+    assert own.parent == tmp_path
+    others = {
+        name(replace(small, seed=1)),
+        name(replace(small, sampling=replace(small.sampling, batch_size=5))),
+        name(replace(small, sampling=replace(small.sampling, weights="last"))),
+        name(replace(small, sampling=replace(small.sampling, solver="heun"))),
+        name(small, n=23),
+        name(small, floats=23),
+    }
+    assert len({own, *others}) == 7
+    evaluation = replace(small.evaluation, inception_weights="w.pth")
+    assert name(replace(small, evaluation=evaluation, out_dir="x")) == own
+
+
+def test_further_training_makes_other_samples(small, small_run):
+    sampler, _ = load_sampler(small, small_run, CPU)
+    before = fingerprint(sampler)
+    assert before == fingerprint(load_sampler(small, small_run, CPU)[0])
+    with torch.no_grad():
+        next(sampler.legs[-1].network.network.parameters())[0] += 1
+    assert fingerprint(sampler) != before
+
+
+def test_what_is_forgotten_is_of_evaluations_alone(tmp_path):
+    Drawn(tmp_path / ".drawn-a" / "0").keep(0, batch(0))
+    (tmp_path / "samples.npz").write_text("")
+    forget_drawn(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["samples.npz"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("there", [[], [1], [0, 1, 2]])
+def test_batches_are_shared_and_none_is_drawn_twice(size, there, tmp_path, monkeypatch):
+    """20 samples in batches of 8, 8 and 4, some of which are there from before."""
+    data, seen = DataConfig(name="digits"), []
+    x = build_source(data, 0, "x").at(range(20))
+
+    def sampler(part):
+        seen.append(len(part))
+        return Samples(x=part * len(part), nfe=float(len(part)), tau=part[:, 0, 0, 0])
+
+    def drawn_by(world, drawn=None):
+        return generate(sampler, build_source(data, 0, "x"), 20, 8, CPU, 11, world, drawn)
+
+    alone = drawn_by(World(), Drawn(tmp_path))
+    for number in {0, 1, 2} - set(there):
+        (tmp_path / f"{number}.npz").unlink()
+    missing, parts = [number for number in range(3) if number not in there], []
+    monkeypatch.setattr("nsgf.sampling.generate.fingerprint", lambda _: "")
+    monkeypatch.setattr(World, "agree", lambda _, value: missing if value != "" else "")
+    monkeypatch.setattr(World, "gather", lambda world, value: [*parts, parts.append(value)][:-1])
+    seen.clear()
+    for rank in range(size - 1, -1, -1):  # the first process comes last, and gets all
+        shared = drawn_by(World(rank, size), Drawn(tmp_path))
+    assert sorted(seen) == sorted([8, 8, 4][number] for number in missing)
+    for one, other in ((alone.x, shared.x), (alone.pixels, shared.pixels), (alone.tau, shared.tau)):
+        assert torch.equal(one, other)
+    assert torch.equal(alone.tau, x[:, 0, 0, 0])
+    assert (alone.nfe, alone.finite) == (shared.nfe, shared.finite)
