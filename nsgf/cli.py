@@ -3,19 +3,19 @@
 Each command loads what it needs when it runs: help and refusals come without torch's seconds.
 """
 
-import os
 import shlex
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from nsgf import __version__
 from nsgf.command_line import Request, parse
 from nsgf.flags import COMMANDS, OF_PREFLIGHT, command_parser, overview
 from nsgf.system.errors import UserError, cause, one_line
-from nsgf.system.launch import is_launched
-from nsgf.system.output import show, show_error
+from nsgf.system.launch import is_launched, launched_rank
+from nsgf.system.output import show, show_error, silence
 
 SMALLER = {
     "train": "a smaller --sampling.batch_size",
@@ -80,7 +80,7 @@ def _report(request: Request | None) -> str:
 
 
 def _fail(line: str) -> int:
-    who = f" (process {os.environ['RANK']})" if is_launched() else ""
+    who = f" (process {launched_rank()})" if is_launched() else ""
     show_error(f"nsgf: error{who}: {one_line(line)}")
     return 2
 
@@ -176,17 +176,21 @@ def _evaluate(request: Request) -> None:
 def _compare(request: Request) -> None:
     from nsgf.compare.compare import compare
     from nsgf.run.stop import Stopped, StopRequest
+    from nsgf.system.distributed import take_card
 
-    stop = StopRequest(request.config.train.max_hours)
-    with stop.listening():
+    config, is_first = request.config, launched_rank() == 0
+    stop = StopRequest(config.train.max_hours)
+    if is_launched():
+        take_card(config.device)
+    with stop.listening(), nullcontext() if is_first else silence():
         try:
-            files = compare(request.config, stop)
+            files = compare(config, stop, reports=is_first)
         except Stopped as stopped:
             show(f"stopped ({stop.reason}), {stopped}; the same command goes on")
             return
-    show(files[0].read_text(encoding="utf-8").rstrip("\n"))
-    for file in files:
-        show(str(file))
+    if is_first:
+        for line in [files[0].read_text(encoding="utf-8").rstrip("\n"), *map(str, files)]:
+            show(line)
 
 
 def _preflight(request: Request) -> int:

@@ -40,7 +40,9 @@ from nsgf.system.output import show
 Log = Callable[[str], None]
 
 
-def compare(config: Config, stop: StopRequest | None = None, log: Log = show) -> list[Path]:
+def compare(
+    config: Config, stop: StopRequest | None = None, log: Log = show, *, reports: bool = True
+) -> list[Path]:
     """Train and measure all trials, and write table and pictures; the files of the report.
 
     What another process works on is left to it, so the same command may run several times at
@@ -51,6 +53,7 @@ def compare(config: Config, stop: StopRequest | None = None, log: Log = show) ->
         config: the experiment and its ``compare`` section.
         stop: ends training early, after a checkpoint.
         log: takes the lines about progress.
+        reports: False: another process writes the report.
 
     Raises:
         Stopped: asked to.
@@ -70,9 +73,11 @@ def compare(config: Config, stop: StopRequest | None = None, log: Log = show) ->
             pending = left
     except (Stopped, UserError):
         with suppress(Busy), only_process(folder):  # the other one writes the same table
-            if rows := work.rows():
+            if reports and (rows := work.rows()):
                 write_report(config, rows)
         raise
+    if not reports:
+        return []
     with in_turn(folder, work.stop_if_asked):
         rows = [*work.rows(), *work.floors()]
         return [*write_report(config, rows), *save_pictures(config, work.device)]

@@ -6,3 +6,8 @@ import os
 def is_launched() -> bool:
     """Whether torchrun started this process beside others."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
+
+
+def launched_rank() -> int:
+    """Which of torchrun's processes this is; 0 if it started none."""
+    return int(os.environ["RANK"]) if is_launched() else 0

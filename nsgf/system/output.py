@@ -4,8 +4,8 @@ a reader or terminal that went away is no reason to end.
 
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import TextIO
 
 from nsgf.system.errors import printable
@@ -21,6 +21,13 @@ def show(text: str) -> None:
 def show_error(text: str) -> None:
     """Text on stderr, at once."""
     _guarded(sys.stderr, lambda stream: print(_encodable(text, stream), file=stream))
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """No lines and no bars of this process, for as long as the context lasts."""
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 def _encodable(text: str, stream: TextIO) -> str:

@@ -1,6 +1,7 @@
 """Small comparisons from end to end: trained once, measured once, left to others, reported."""
 
 import copy
+import csv
 import json
 import shutil
 from dataclasses import replace
@@ -20,21 +21,17 @@ from nsgf.run.lock import only_process
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
+from tests.system.test_distributed import torchrun
+
+FLAGS = (
+    *("--smoke", "--compare.targets=[moons]", "--compare.methods=[nsgf,nsgf++,1rf,2rf]"),
+    *("--model.mlp.width=16", "--num-samples=32", "--evaluation.w2_samples=16", "--device=cpu"),
+)
 
 
 def moons(out_dir: Path):
-    """Three methods on moons."""
-    base = shipped(
-        "2d",
-        "--smoke",
-        "--compare.targets=[moons]",
-        "--compare.methods=[nsgf,nsgf++,1rf,2rf]",
-        "--model.mlp.width=16",
-        "--num-samples=32",
-        "--evaluation.w2_samples=16",
-        "--device=cpu",
-    )
-    return replace(base, out_dir=str(out_dir))
+    """Four methods on moons."""
+    return replace(shipped("2d", *FLAGS), out_dir=str(out_dir))
 
 
 @pytest.fixture
@@ -365,3 +362,33 @@ def test_what_ended_a_training_is_not_hidden_by_another_process(config, monkeypa
     with pytest.raises(UserError, match="out of memory"):
         work.finish(next(trials(config)))
     held[0].__exit__(None, None, None)
+
+
+def test_workers_leave_the_report_to_the_first_of_them(config, finished_once):
+    shutil.copytree(finished_once[0].out_dir, config.out_dir, dirs_exist_ok=True)
+    for file in (tables := [*comparison_folder(config).glob("table.*")]):
+        file.unlink()
+    assert compare(config, log=lambda _: None, reports=False) == []
+    assert len(tables) == 2
+    assert not any(file.exists() for file in tables)
+
+
+@pytest.mark.e2e
+def test_two_workers_compare_what_one_does(config, finished_once):
+    """The same measures, told once."""
+    words = ["compare", "--exp=2d", *FLAGS, f"--out-dir={config.out_dir}"]
+    done = torchrun(2, "-m", "nsgf", "--", *words)
+    assert done.returncode == 0, done.stderr
+
+    def measures(config):
+        times = ("train_seconds", "sample_seconds")
+        with (comparison_folder(config) / "table.csv").open() as lines:
+            return [
+                {key: value for key, value in row.items() if key not in times}
+                for row in csv.DictReader(lines)
+            ]
+
+    assert len(measures(config)) > 4
+    assert measures(config) == measures(finished_once[0])
+    assert done.stdout.count("table.csv") == done.stdout.count("| cost |") == 1
+    assert done.stdout.count("compare: 4 trials, 0 measured") == 1
