@@ -78,8 +78,8 @@ def _phase_problems(config: Config) -> Iterator[str]:
     allowed = [list(names[:count]) for names in FAMILIES for count in range(1, len(names) + 1)]
     if config.phases not in allowed:
         yield f"phases = {config.phases}: must be one of {', '.join(map(str, allowed))}"
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", config.device):
-        yield f"device = {config.device}: must be auto, cpu, cuda or cuda:N"
+    if not re.fullmatch(r"auto|cpu|mps|xpu|cuda(:[0-9]{1,2})?", config.device):
+        yield f"device = {config.device}: must be auto, cpu, cuda, cuda:N, mps or xpu"
 
 
 def _name_problems(config: Config) -> Iterator[str]:

@@ -21,6 +21,7 @@ from nsgf.sessions import Part, session_lines, training_hours
 from nsgf.system.cards import speed
 from nsgf.system.distributed import World
 from nsgf.system.hardware import (
+    OTHERS,
     describe,
     format_bytes,
     format_hours,
@@ -141,3 +142,5 @@ def _median_seconds(work: Callable[[], object], device: torch.device, repeats: i
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif device.type in OTHERS:
+        torch.accelerator.synchronize(device)

@@ -42,7 +42,7 @@ WRONG = [  # experiment, flag, words of the message
     ("2d", "--sampling.rtol=0", "sampling.rtol = 0.0: must be >= 1e-07 and <= 1"),
     ("2d", "--sampling.atol=2", "sampling.atol = 2.0: must be >= 1e-07 and <= 1"),
     ("2d", "--seed=-1", "seed = -1: must be >= 0"),
-    ("2d", "--device=gpu", "device = gpu: must be auto, cpu, cuda or cuda:N"),
+    ("2d", "--device=gpu", "device = gpu: must be auto, cpu, cuda, cuda:N, mps or xpu"),
     ("2d", "--phases=[nsf]", "phases = ['nsf']: must be one of"),
     ("2d", "--phases=[nsgf,predictor]", "must be one of"),
     ("2d", "--phases=[nsgf,nsf,predictor]", "flow.steps = 10: must be <= 5 in NSGF++"),

@@ -350,7 +350,8 @@ class Config:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Every random number of the run follows from it."""
     device: str = "auto"
-    """auto (cuda if there is one that torch can use), cpu, cuda or cuda:N."""
+    """auto (cuda if there is one that torch can use, else cpu), cpu, cuda or cuda:N; mps or xpu,
+    which nobody has tried."""
     out_dir: str = "runs"
     """Folder that holds the run folders."""
     smoke: bool = False

@@ -16,6 +16,7 @@ from nsgf.run.session import Session
 from nsgf.sampling.sampler import nsgf_steps
 from nsgf.sinkhorn.schedule import flow_time
 from nsgf.system.errors import UserError
+from nsgf.system.hardware import wide_float
 from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Task
 
@@ -128,7 +129,8 @@ def ot_coupling(start: Tensor, end: Tensor) -> Tensor:
     """
     import ot
 
-    cost = torch.cdist(start.flatten(1).double(), end.flatten(1).double()).square()
+    wide = wide_float(start.device)
+    cost = torch.cdist(start.flatten(1).to(wide), end.flatten(1).to(wide)).square()
     # uniform weights: a permutation divided by n
     plan, log = ot.emd([], [], cost.cpu().numpy(), numItermax=SIMPLEX_ITERATIONS, log=True)
     if log["warning"]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nsgf.config.schema import SamplingConfig
 from nsgf.system.errors import UserError
+from nsgf.system.hardware import wide_float
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 Observer = Callable[[Tensor], None]
@@ -159,11 +160,12 @@ def _odeint(
         # the search for a first step may look behind the end, where no network was trained
         return factor * velocity(state, start + s.clamp(max=1) * span)
 
-    grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=torch.float64, device=x.device)
+    wide = wide_float(x.device)
+    grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=wide, device=x.device)
     options: dict[str, Any] = {"grid_constructor": lambda *_: grid}
     if SOLVERS[config.solver].calls_per_step is None:
         # without step_t the last step may end far behind 1
-        options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS}
+        options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS, "dtype": wide}
     wanted = grid if observe else grid[[0, -1]]  # all states of a batch may be too many
     settings = {"method": SOLVERS[config.solver].torchdiffeq, "options": options}
     try:

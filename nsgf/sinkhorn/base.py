@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import SinkhornConfig
+from nsgf.system.hardware import wide_float
 
 
 @dataclass
@@ -42,8 +43,9 @@ class SolverReport:
 
     def record(self, iterations: Tensor, errors: Tensor, converged: Tensor) -> None:
         """Adds solves, one per entry of the arguments, each (B,)."""
+        wide = wide_float(errors.device)
         found = [iterations.sum(), errors.max(), (~converged).sum()]
-        updates, worst, left = torch.stack([value.double() for value in found]).tolist()
+        updates, worst, left = torch.stack([value.to(wide) for value in found]).tolist()
         spent = self.iterations * self.solves + updates
         self.solves += len(iterations)
         self.iterations = spent / self.solves

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, distributed
 
 from nsgf.system.errors import UserError
+from nsgf.system.hardware import OTHERS
 from nsgf.system.launch import is_launched
 
 Value = TypeVar("Value")
@@ -119,6 +120,8 @@ def take_card(device: str) -> bool:
     Raises:
         UserError: more processes than cards, or one card for all of them.
     """
+    if device in OTHERS:
+        raise UserError(f"device = {device}: takes one process; start it without torchrun")
     if device.startswith("cuda:"):
         raise UserError(f"device = {device}: several processes need a card each; say --device cuda")
     if device == "cpu" or not torch.cuda.is_available():

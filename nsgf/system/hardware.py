@@ -15,20 +15,29 @@ from nsgf.system.errors import UserError
 
 PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", "torch-fidelity"]
 """What results depend on."""
+OTHERS = ("mps", "xpu")
+"""Devices besides CPUs and CUDA cards that may be asked for: float32 alone, in one process, without
+streams and memory checks."""
 
 
 def pick_device(name: str, card: int | None = None) -> torch.device:
-    """The device that ``name`` (auto, cpu, cuda, cuda:N) means here.
+    """The device that ``name`` (auto, cpu, cuda, cuda:N, mps, xpu) means here.
 
     A card becomes torch's current one; auto and cuda mean ``card``, or else the current one. auto
     passes over a card that torch cannot use; :func:`describe` says so.
 
     Raises:
-        UserError: a CUDA device that does not exist, or that this build of torch has no code for.
+        UserError: a device that does not exist, or that this build of torch has no code for.
     """
     if name == "auto":
         name = "cpu" if _unused_card() or not torch.cuda.is_available() else "cuda"
     device = torch.device(name)
+    if device.type in OTHERS and device.type != _accelerator():
+        there = ["cpu", *(["cuda"] if torch.cuda.is_available() else []), _accelerator() or ""]
+        raise UserError(
+            f"device = {name}: torch {torch.__version__} has none here; use --device "
+            f"{' or '.join(filter(None, there))}"
+        )
     if device.type != "cuda":
         return device
     if (device.index or 0) >= torch.cuda.device_count():
@@ -42,6 +51,20 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
         raise UserError(f"device = {name}: {_without_kernels(device)}; or use --device cpu")
     torch.cuda.set_device(device)  # for streams, events and memory that name no device
     return device
+
+
+def _accelerator() -> str | None:
+    """Which of OTHERS this machine has; torch says so from 2.6 on."""
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is None or not accelerator.is_available():
+        return None
+    kind = accelerator.current_accelerator().type
+    return kind if kind in OTHERS else None
+
+
+def wide_float(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _has_kernels(device: torch.device) -> bool:
@@ -103,6 +126,8 @@ def release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    elif device.type in OTHERS:
+        torch.get_device_module(device).empty_cache()
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -126,6 +151,8 @@ def peak_memory(device: torch.device) -> int:
 def describe(device: torch.device, processes: int = 1) -> str:
     """One line for people: the device and the free memory."""
     free = f"{format_bytes(available_bytes())} of main memory free"
+    if device.type in OTHERS:
+        return f"{device.type}, on which nobody has tried this program, {free}"
     if device.type != "cuda":
         together = f", {processes} processes" if processes > 1 else ""
         unused = f"; {reason}" if (reason := _unused_card()) else ""

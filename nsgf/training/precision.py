@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from nsgf.config.schema import TrainConfig
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
+from nsgf.system.hardware import OTHERS
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -30,7 +31,7 @@ def pick_precision(
     ``torch.cuda.is_bf16_supported`` is not asked: it also counts a slow emulation.
 
     Raises:
-        UserError: bf16 on a card without it.
+        UserError: bf16 on a card without it, or 16 bit on neither a card nor a CPU.
     """
     card = "a card"
     if device.type == "cuda" and capability is None:
@@ -41,6 +42,8 @@ def pick_precision(
             f"train.precision = bf16: {card} (compute capability "
             f"{capability[0]}.{capability[1]}) has none; use --precision fp16 or auto"
         )
+    if wanted in ("bf16", "fp16") and device.type in OTHERS:
+        raise UserError(f"train.precision = {wanted}: untried on {device.type}; use fp32 or auto")
     if wanted in ("fp32", "bf16", "fp16"):
         return wanted  # type: ignore[return-value]
     if capability is None or capability < TENSOR_CORES:

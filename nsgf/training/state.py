@@ -16,6 +16,9 @@ from nsgf.training.precision import Forward
 from nsgf.training.step_stats import PendingStats
 from nsgf.training.task import Batch, Loss, squared_error
 
+LEAVES_ALONE = ("cpu", "cuda")
+"""Devices whose fused Adam looks at ``found_inf`` in every version of torch."""
+
 
 class TrainState:
     """What changes while a phase trains: weights, average, Adam, learning rate, loss scale, step.
@@ -40,7 +43,8 @@ class TrainState:
         self._parameters: list[Tensor] = list(forward.model.parameters())
         self.step = 0
         # fused: one kernel, and the only Adam that can leave everything alone (found_inf)
-        self.adam = torch.optim.Adam(self._parameters, lr=config.lr, fused=True)
+        self._fused = forward.device.type in LEAVES_ALONE
+        self.adam = torch.optim.Adam(self._parameters, lr=config.lr, fused=self._fused)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.adam, lambda step: lr_factor(step, config)
         )
@@ -59,8 +63,11 @@ class TrainState:
             self.scaler.unscale_(self.adam)
             norm = nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm or math.inf)
             loss = self._world.mean(loss)
-            self.adam.found_inf = (~torch.isfinite(loss + norm)).float()  # type: ignore[attr-defined]
-            self.adam.step()
+            finite = torch.isfinite(loss + norm)
+            if self._fused:
+                self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]
+            if self._fused or finite:  # of which the latter waits for the device
+                self.adam.step()
             self.scaler.update()
             self.schedule.step()
             self._average()
@@ -151,7 +158,8 @@ class TrainState:
         self.step = int(state["step"])
         self.forward.model.load_state_dict(state["model"])
         self.ema.load_state_dict(state["ema"])
-        self.adam.load_state_dict(state["optimizer"])
+        groups = [{**group, "fused": self._fused} for group in state["optimizer"]["param_groups"]]
+        self.adam.load_state_dict({**state["optimizer"], "param_groups": groups})
         self._lay_out_moments()
         self.schedule.load_state_dict(state["scheduler"])
         for group in self.adam.param_groups:  # the schedule's length may have changed

@@ -31,8 +31,9 @@ class PendingStats:
     def __init__(self, step: int, batch: Batch, loss: Tensor, norm: Tensor) -> None:
         """Of update ``step`` (1, 2, ...): mean loss, and gradient norm before clipping, scalars."""
         self.step, self.batch = step, batch
-        self._values = torch.stack([loss.detach(), norm]).to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event() if loss.device.type == "cuda" else None
+        on_card = loss.device.type == "cuda"  # elsewhere nothing says when a copy has arrived
+        self._values = torch.stack([loss.detach(), norm]).to("cpu", non_blocking=on_card)
+        self._copied = torch.cuda.Event() if on_card else None
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(loss.device))
 

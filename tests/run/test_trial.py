@@ -52,7 +52,9 @@ def test_network_that_cannot_be_trained_is_one_line_before_any_work(
             return y
 
     monkeypatch.setattr(Phase, "network", lambda self, config, shape: Stubborn(2, 2))
-    code = main([command, "--exp", "2d", "--device", "cpu", "--out-dir", str(tmp_path)])
+    small = ["--train-iters=2", "--pool-batches=1", "--sinkhorn-batch=8", "--compare.seeds=1"]
+    where = ["--device", "cpu", "--out-dir", str(tmp_path)]
+    code = main([command, "--exp", "2d", *small, *where])
     lines = [line for line in capsys.readouterr() if line][-1].splitlines()
     told = [line for line in lines if "its network cannot be trained" in line]
     assert code == (1 if command == "preflight" else 2)

@@ -6,7 +6,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from nsgf.config.schema import SamplingConfig
+from nsgf.phases.lines import ot_coupling
+from nsgf.sampling.solvers import integrate
+from nsgf.sinkhorn.base import SolverReport
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import (
     _commit,
@@ -17,15 +23,87 @@ from nsgf.system.hardware import (
     peak_memory,
     pick_device,
     provenance,
+    release_memory,
     reset_peak_memory,
     versions,
+    wide_float,
 )
+
+CPU = torch.device("cpu")
 
 
 def test_device_names():
     assert pick_device("cpu") == torch.device("cpu")
     expected = "cuda" if torch.cuda.is_available() else "cpu"
     assert pick_device("auto").type == expected
+
+
+@pytest.mark.parametrize("there", ["mps", "xpu", "cuda", None])
+@pytest.mark.parametrize("wanted", ["mps", "xpu"])
+def test_other_devices_are_taken_where_they_are_and_only_if_asked_for(wanted, there, monkeypatch):
+    device = torch.device(there) if there else None
+    accelerator = SimpleNamespace(
+        is_available=lambda: bool(there), current_accelerator=lambda: device
+    )
+    monkeypatch.setattr(torch, "accelerator", accelerator, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == torch.device("cpu")
+    if wanted == there:
+        assert pick_device(wanted) == torch.device(wanted)
+        assert describe(device).startswith(f"{wanted}, on which nobody has tried")
+        return
+    others = f"cpu or {there}" if there in ("mps", "xpu") else "cpu"
+    words = rf"^device = {wanted}: torch .* has none here; use --device {others}$"
+    with pytest.raises(UserError, match=words):
+        pick_device(wanted)
+
+
+def test_torch_without_accelerators_has_no_other_devices(monkeypatch):
+    monkeypatch.delattr(torch, "accelerator", raising=False)  # before 2.6
+    with pytest.raises(UserError, match=r"device = mps: .* use --device cpu"):
+        pick_device("mps")
+
+
+def test_other_devices_give_their_memory_back(monkeypatch):
+    emptied = []
+    module = SimpleNamespace(empty_cache=lambda: emptied.append(1))
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    release_memory(torch.device("mps"))
+    release_memory(torch.device("cpu"))
+    assert emptied == [1]
+
+
+class NoFloat64(TorchDispatchMode):
+    """Refuses what mps has not."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            assert not (isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float64), func
+        return out
+
+
+@pytest.mark.parametrize("work", ["heun", "dopri5", "pairs", "report"])
+def test_nothing_on_the_device_is_float64_where_there_is_none(work, monkeypatch):
+    assert wide_float(torch.device("mps")) == torch.float32
+    assert wide_float(CPU) == wide_float(torch.device("cuda")) == torch.float64
+    for module in ("sampling.solvers", "phases.lines", "sinkhorn.base"):
+        monkeypatch.setattr(f"nsgf.{module}.wide_float", lambda device: torch.float32)
+    odeint = pytest.importorskip("torchdiffeq").odeint
+    monkeypatch.setattr("nsgf.sampling.solvers._load_odeint", lambda solver: odeint)
+    x, start = torch.randn(5, 2), torch.rand(5)
+    with NoFloat64():
+        if work == "pairs":
+            assert sorted(ot_coupling(x, torch.randn(5, 2)).tolist()) == [0, 1, 2, 3, 4]
+        elif work == "report":
+            report = SolverReport()
+            report.record(torch.tensor([3, 5]), torch.tensor([0.5, 0.25]), start[:2] < 2)
+            assert (report.iterations, report.worst_error, report.unconverged) == (4.0, 0.5, 0)
+        else:
+            config = SamplingConfig(solver=work, straight_steps=4)
+            end = integrate(lambda x, t: -x, x, start, config)
+            factor = torch.exp(start - 1).unsqueeze(1)
+            torch.testing.assert_close(end, x * factor, atol=2e-2, rtol=2e-2)
 
 
 def test_missing_cuda_device_is_one_line():

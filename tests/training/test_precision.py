@@ -43,6 +43,14 @@ def test_cpu_computes_in_float32_unless_told_otherwise():
     assert pick_precision("bf16", CPU) == "bf16"
 
 
+@pytest.mark.parametrize("device", ["mps", "xpu"])
+def test_untried_devices_compute_in_float32(device):
+    assert pick_precision("auto", torch.device(device)) == "fp32"
+    for short in ("bf16", "fp16"):
+        with pytest.raises(UserError, match=f"{short}: untried on {device}; use fp32 or auto"):
+            pick_precision(short, torch.device(device))
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_device_settings_hold_inside_and_are_gone_outside(deterministic):
     def now():

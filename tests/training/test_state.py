@@ -191,9 +191,13 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(tiny):
     assert not other.scaler.is_enabled()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_update_that_is_not_finite_changes_nothing(value, precision):
+@pytest.mark.parametrize(
+    ("precision", "fused"), [("fp32", True), ("fp16", True), ("fp32", False), ("bf16", False)]
+)
+def test_update_that_is_not_finite_changes_nothing(value, precision, fused, monkeypatch):
+    if not fused:  # as on devices whose fused Adam takes any gradient
+        monkeypatch.setattr("nsgf.training.state.LEAVES_ALONE", ())
     trainer = Quadratic()
     updates = Updates(trainer, optim(clip_norm=0.5), precision=precision)
     for _ in range(3):
@@ -210,6 +214,27 @@ def test_update_that_is_not_finite_changes_nothing(value, precision):
     assert updates.update().is_finite
     assert weight(trainer) != weights
     assert updates.state.ema.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_run_may_go_on_on_a_device_with_another_adam(fused, monkeypatch, tmp_path):
+    """A checkpoint has the settings of the Adam that wrote it, and torch takes them over."""
+    whole, halves = Quadratic(), [Quadratic(), Quadratic()]
+    updates = Updates(whole, optim())
+    for _ in range(6):
+        updates.update()
+    for half, is_fused in zip(halves, (fused, not fused), strict=True):
+        monkeypatch.setattr("nsgf.training.state.LEAVES_ALONE", ("cpu",) if is_fused else ())
+        updates = Updates(half, optim())
+        if half is halves[1]:
+            updates.state.load_state_dict(checkpoint.load(tmp_path / "half"))
+        for _ in range(3):
+            updates.update()
+        checkpoint.save(tmp_path / "half", updates.state.state_dict())
+    assert weight(halves[1]) == pytest.approx(weight(whole), rel=1e-5)
+    halves[1].model.fault = lambda answer, call: answer * math.nan
+    assert not updates.update().is_finite
+    assert weight(halves[1]) == pytest.approx(weight(whole), rel=1e-5)
 
 
 def test_infinite_loss_with_a_finite_gradient_is_skipped_too():

@@ -13,6 +13,19 @@ def test_outcome_is_what_the_update_came_to():
     assert (outcome.step, outcome.batch) == (7, batch)
 
 
+def test_copy_is_awaited_where_nothing_says_when_it_arrives(monkeypatch):
+    """Only cards have their event."""
+    asked, to = [], torch.Tensor.to
+
+    def spy(tensor, *args, **kwargs):
+        asked.append(kwargs["non_blocking"])
+        return to(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", spy)
+    PendingStats(1, Batch((torch.zeros(1),), torch.zeros(1)), torch.tensor(0.5), torch.tensor(2.0))
+    assert asked == [False]
+
+
 def test_only_finite_readings_are_finite():
     assert StepStats(1.0, 2.0).is_finite
     for bad in (math.nan, math.inf, -math.inf):
