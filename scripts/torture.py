@@ -89,7 +89,7 @@ SCENARIOS = {
         again="train --run RUN --resume",
     ),
     "sample": Scenario("sample --run RUN"),
-    "evaluate": Scenario("evaluate --run RUN"),
+    "evaluate": Scenario("evaluate --run RUN", (*TINY, PLUS_PLUS, "--sampling.batch_size=4")),
     "compare": Scenario("compare", TINY),
 }
 

@@ -67,7 +67,7 @@ class ClassifierMetrics:
         require_neighbours(len(images) // 2)
         folder = out_dir.expanduser() / ".classifiers"
         self._trained = obtain(kind, images, labels, folder, device, log)
-        self._device = device
+        self._device, self._log = device, log
         order = torch.randperm(len(images), generator=make_generator(SEED, "classifier", "real"))
         size = min(MOST, len(images) // 2)
         self.accuracy, self.reference_size = self._trained.accuracy, size
@@ -95,7 +95,7 @@ class ClassifierMetrics:
         """
         require_neighbours(len(samples))
         features = self._features(samples[: self.used(len(samples))])
-        found = distances(features, self._reference)
+        found = distances(features, self._reference, self._device, self._log)
         return {f"classifier_{name}": value for name, value in found.items()}
 
     def floor(self, n: int) -> dict[str, float]:

@@ -194,7 +194,7 @@ def inception_metrics(
     subset = min(KID_SUBSET, fewest)
     score = isc_features_to_metric(logits, min(10, len(samples)))
     kid = kid_features_to_metric(features, real, kid_subset_size=subset, verbose=False)
-    return distances(features, real) | {
+    return distances(features, real, device, log) | {
         "inception_score": score["inception_score_mean"],
         "inception_score_std": score["inception_score_std"],
         "kid": kid["kernel_inception_distance_mean"],

@@ -1,16 +1,21 @@
 """What measures share: formulas of torch-fidelity, which may be missing, and files of tensors."""
 
 import hashlib
+import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError
+from nsgf.system.hardware import format_hours
 
 NEIGHBOURS = 3
+LONG_SECONDS = 30.0
 PRC_BATCH = 2000
 """Rows of the distances that precision and recall take at a time; no setting of the results."""
 
@@ -43,8 +48,13 @@ def require_neighbours(count: int) -> None:
         )
 
 
-def distances(samples: Tensor, real: Tensor) -> dict[str, Any]:
+def distances(
+    samples: Tensor, real: Tensor, device: torch.device, log: Callable[[str], None]
+) -> dict[str, Any]:
     """Of the features of samples (N, F) from those of real images (M, F), float32 on the CPU.
+
+    Precision and recall need all (N + M)^2 distances, which a card computes; their formulas then
+    take them from there block by block. ``log`` takes a line where that is long.
 
     Returns:
         ``fid``, the Frechet distance, smaller is better; ``precision``, the share of samples among
@@ -54,19 +64,35 @@ def distances(samples: Tensor, real: Tensor) -> dict[str, Any]:
     from torch_fidelity.metric_prc import prc_features_to_metric
 
     statistics = [fid_features_to_statistics(part) for part in (samples, real)]
-    manifold = prc_features_to_metric(
-        samples,
-        real,
-        prc_neighborhood=NEIGHBOURS,
-        prc_batch_size=PRC_BATCH,
-        save_cpu_ram=True,
-        verbose=False,
-    )
+    place = device if device.type == "cuda" else torch.device("cpu")
+    with full_precision(place):
+        samples, real = samples.to(place), real.to(place)
+        if (seconds := _estimate(samples, real)) > LONG_SECONDS:
+            count = f"{len(samples)} samples and {len(real)} real images"
+            log(f"precision and recall of {count}: about {format_hours(seconds)}")
+        manifold = prc_features_to_metric(
+            samples,
+            real,
+            prc_neighborhood=NEIGHBOURS,
+            prc_batch_size=PRC_BATCH,
+            save_cpu_ram=True,
+            verbose=False,
+        )
     return {
         "fid": fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"],
         "precision": manifold["precision"],
         "recall": manifold["recall"],
     }
+
+
+def _estimate(samples: Tensor, real: Tensor) -> float:
+    """Seconds that precision and recall take at most, by those of one block."""
+    block = real[:PRC_BATCH]
+    for _ in range(2):  # the first one on a card takes longer
+        started = time.perf_counter()
+        torch.cdist(block, block).cpu().kthvalue(NEIGHBOURS + 1)
+        seconds = time.perf_counter() - started
+    return seconds * ((len(samples) + len(real)) / len(block)) ** 2
 
 
 def fingerprint(tensor: Tensor) -> str:
