@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -22,10 +23,10 @@ from bench_common import clock, machine, quiet_session, status_bytes
 
 from nsgf.command_line import parse
 from nsgf.config.schema import Config
-from nsgf.data import Data, data_shape
+from nsgf.data import Data, Sampler, data_shape
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, pool_bytes
-from nsgf.pool.build import Simulation
+from nsgf.pool.build import Ahead, Simulation
 from nsgf.pool.storage import PoolFile, new_header
 from nsgf.sinkhorn import build_solver
 from nsgf.system.distributed import World
@@ -38,6 +39,8 @@ SAMPLED_PARTICLES = 8192
 """Particles of the pool that is sampled: 604 MB in float32, far more than a cache holds."""
 STEP_SECONDS = 0.01
 """Time between two batches where drawing ahead is measured, as a network on a GPU would take."""
+HOST_FLOWS, HOST_CHUNKS, SOLVER_SECONDS = 32, 6, 0.0103
+"""Flows at a time, how often, and what a T4 takes for one by our estimate."""
 MIB = 1 << 20
 
 
@@ -53,6 +56,7 @@ def main() -> int:
         "sampling": lambda: sampling_table(options.repeats),
         "build": lambda: build_table(device, options.repeats),
         "memory": memory_table,
+        "host": lambda: host_table(options.repeats),
     }
     for name, part in parts.items():
         if options.only in (None, name):
@@ -139,6 +143,47 @@ def memory_table() -> Iterator[str]:
         yield f"| {name} | {line} |"
 
 
+def host_table(repeats: int) -> Iterator[str]:
+    """What the host of a card does for CIFAR-10's pool, and how much of it is hidden."""
+    config = _config("cifar10")
+    data = Data(config.data, config.seed)
+    yield (
+        f"Seconds for the 2500 flows of CIFAR-10 in float16, {HOST_FLOWS} at a time, computed from "
+        f"{HOST_CHUNKS} chunks: first those of one core, then those on the clock. The solver is a "
+        f"pause of {SOLVER_SECONDS * 1e3:.1f} ms a flow, a T4's time by our estimate; targets are "
+        "drawn on the card.\n"
+    )
+    yield "| source | targets | storing | all, one after the other | source drawn ahead | ratio |"
+    yield "|---:|---:|---:|---:|---:|---:|"
+    cells = []
+    for _ in range(repeats):
+        with ThreadPoolExecutor(1) as thread:
+            targets, _, _ = _host_times(data.target("host"))
+            source, storing, before = _host_times(data.source("host"))
+            *_, after = _host_times(Ahead(data.source("host"), thread))
+        cells.append([source, targets, storing, before, after, before / after])
+    *seconds, ratio = (median(column) for column in zip(*cells, strict=True))
+    yield f"| {' | '.join(f'{second:.1f}' for second in seconds)} | {ratio:.2f} |"
+
+
+def _host_times(sampler: Sampler) -> tuple[float, float, float]:
+    """Seconds for CIFAR-10's pool, from a few chunks: the processor's for drawing clouds and for
+    storing flows, and those that pass while it is built.
+    """
+    drawing, positions = 0.0, torch.randn(HOST_FLOWS * 128, 6, *CIFAR)
+    pool = TrajectoryPool(HOST_CHUNKS * len(positions), 5, CIFAR, 0.2, dtype=torch.float16)
+    started, began = time.thread_time(), time.perf_counter()
+    for start in range(0, HOST_CHUNKS * len(positions), len(positions)):
+        drawing -= time.thread_time()
+        sampler.at(range(start, start + len(positions)))
+        drawing += time.thread_time()
+        time.sleep(HOST_FLOWS * SOLVER_SECONDS)
+        pool.append(positions)
+    spent, passed = time.thread_time() - started, time.perf_counter() - began
+    scale = 2500 / (HOST_FLOWS * HOST_CHUNKS)
+    return scale * drawing, scale * (spent - drawing), scale * passed
+
+
 def _print_extra_memory(name: str) -> None:
     config = _config(name)
     data = Data(config.data, config.seed)
@@ -210,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto", help="where flows are computed")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", choices=("bytes", "sampling", "build", "memory"))
+    parser.add_argument("--only", choices=("bytes", "sampling", "build", "memory", "host"))
     parser.add_argument("--memory-of", choices=EXPERIMENTS, help=argparse.SUPPRESS)
     return parser
 
