@@ -21,7 +21,7 @@ from nsgf.config.files import (
     resolved,
 )
 from nsgf.config.schema import Config
-from nsgf.flags import COMMANDS, SHORT_FLAGS, SMOKE, WITHOUT_RUN, command_parser
+from nsgf.flags import COMMANDS, SMOKE, WITHOUT_RUN, command_parser, short_flags
 from nsgf.system.errors import UserError, cause
 
 if TYPE_CHECKING:
@@ -113,10 +113,7 @@ def _flags(command: str, words: list[str]) -> tuple[Content, Content, bool]:
     if command == "compare" and names_data:
         settings["compare.targets"] = []
     for flag, value in short.items():
-        keys = SHORT_FLAGS[flag]
-        if flag == "--steps" and command in ("sample", "evaluate"):
-            keys = ("sampling.nsgf_steps",)
-        settings.update(dict.fromkeys(keys, value))
+        settings.update(dict.fromkeys(short_flags(command)[flag], value))
     return control, merged(nested(settings), given), "--sinkhorn-batch" in short
 
 

@@ -27,7 +27,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--lr": _of_all_phases("lr"),
     "--pool-batches": ("pool.num_batches",),
     "--sinkhorn-batch": ("sinkhorn.batch_size",),
-    "--steps": ("flow.steps",),  # sampling.nsgf_steps where a trained flow is only used
+    "--steps": ("flow.steps",),
     "--dataset": ("data.name",),
     "--data-root": ("data.root",),
     "--out-dir": ("out_dir",),
@@ -40,6 +40,8 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--wandb": ("tracking.wandb",),
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
+OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",), "--precision": ("sampling.precision",)}
+"""What of them sets something else in ``sample`` and ``evaluate``, which train nothing."""
 CONTROL: dict[str, dict[str, Any]] = {
     "--config": {
         "type": str,
@@ -92,6 +94,12 @@ EXAMPLES = {
 }
 
 
+def short_flags(command: str) -> dict[str, tuple[str, ...]]:
+    """Short flags of a command, with the leaves that they set there."""
+    own = OF_SAMPLING if command in ("sample", "evaluate") else {}
+    return {**SHORT_FLAGS, **own}
+
+
 def overview() -> str:
     """What the program can do."""
     lines = ["usage: nsgf COMMAND [flags]", "", "Neural Sinkhorn Gradient Flow (NSGF++).", ""]
@@ -122,7 +130,7 @@ def command_parser(command: str) -> Parser:
             continue
         place = either if resumes else group
         place.add_argument(flag, dest=f"control.{flag[2:].replace('-', '_')}", **how)
-    for flag, keys in SHORT_FLAGS.items():
+    for flag, keys in short_flags(command).items():
         leaf = parser.flags[f"--{keys[0]}"]
         meaning = leaf.help
         if len(keys) == len(OF_PHASES):

@@ -29,7 +29,7 @@ from nsgf.system.cards import Card
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes, format_hours
 from nsgf.training.memory import TrainingMemory, training_memory
-from nsgf.training.precision import Precision, pick_precision
+from nsgf.training.precision import Precision, pick_precision, sampling_precision
 from nsgf.training.task import squared_error
 
 EFFICIENCY = {"fp32": 0.5, "bf16": 0.3, "fp16": 0.3}
@@ -62,6 +62,12 @@ class Work(NamedTuple):
     def times(self, count: float) -> "Work":
         """The same so many times."""
         return Work(*(count * part for part in self))
+
+    def in_precision(self, precision: Precision, casts: int) -> "Work":
+        """What was counted in float32: 16 bit take half of the traffic and so many casts more."""
+        if precision == "fp32":
+            return self
+        return Work(self.flops, self.traffic / 2, self.launches + casts)
 
     def seconds(self, card: Card, precision: Precision, tf32: bool = False) -> float:
         """Time on a card: matrices at the assumed efficiency, then memory at its full bandwidth,
@@ -102,13 +108,11 @@ def update_work(config: Config, phase: Phase, precision: Precision) -> Work:
         batch = phase.example(phase.optim(config).batch_size, shape)
     work = counted(lambda: squared_error(model, batch).backward())
     weights = list(model.parameters())
-    launches, traffic = work.launches, work.traffic
-    if precision != "fp32":  # each weight is cast, and its gradient
-        launches, traffic = launches + 2 * len(weights), traffic / 2
+    work = work.in_precision(precision, 2 * len(weights))  # each weight is cast, and its gradient
     return Work(
         work.flops,
-        traffic + 4 * OPTIMIZER_VALUES * sum(weight.numel() for weight in weights),
-        launches * config.train.accumulate + OPTIMIZER_LAUNCHES,
+        work.traffic + 4 * OPTIMIZER_VALUES * sum(weight.numel() for weight in weights),
+        work.launches * config.train.accumulate + OPTIMIZER_LAUNCHES,
     )
 
 
@@ -126,9 +130,9 @@ def pool_work(config: Config, shape: tuple[int, ...], card: Card) -> Work:
     return solve.times(flow.steps * config.pool.num_batches)
 
 
-def sampling_work(config: Config) -> tuple[Work, int] | None:
-    """What a batch of ``sampling.batch_size`` samples takes in float32, and its network calls;
-    None: their number depends on the samples."""
+def sampling_work(config: Config, precision: Precision) -> tuple[Work, int] | None:
+    """What a batch of ``sampling.batch_size`` samples takes, and its network calls; None: their
+    number depends on the samples."""
     shape, tau, total, calls = data_shape(config.data.name), 0.0, Work(), 0
     for phase in sampled_phases(config, config.phases.__contains__):
         number, tau = phase.leg(config, nn.Identity()).expect(tau)  # type: ignore[assignment]
@@ -139,6 +143,7 @@ def sampling_work(config: Config) -> tuple[Work, int] | None:
             inputs = phase.example(config.sampling.batch_size, shape).inputs
         with torch.no_grad():
             work = counted(partial(model, *inputs))
+        work = work.in_precision(precision, len(list(model.parameters())))
         total, calls = Work(*map(sum, zip(total, work.times(number), strict=True))), calls + number
     return total, calls
 
@@ -184,7 +189,9 @@ def _phase_forecast(
 ) -> tuple[list[str], Part]:
     """Lines about the time of a phase, and its share of the sessions."""
     lines, prepared = [], []
-    for preparation in phase.preparations(config, META):
+    asked = sampling_precision(config, CPU, card.capability)
+    counting = replace(config, sampling=replace(config.sampling, precision="fp32"))
+    for preparation in phase.preparations(counting, META):
         name, tf32 = preparation.name, config.train.tf32
         if name == POOL:
             seconds = _pool_seconds(config, card)
@@ -195,7 +202,7 @@ def _phase_forecast(
             except NotImplementedError:  # it needs values
                 lines.append(f"{name}: not counted")
                 continue
-            seconds = work.seconds(card, "fp32", tf32)
+            seconds = work.in_precision(asked, 0).seconds(card, asked, tf32)
         prepared.append((preparation, seconds))
         lines.append(f"{name}: about {format_hours(seconds)}")
     work, updates = update_work(config, phase, precision), phase.optim(config).iterations
@@ -271,13 +278,14 @@ def _storage_lines(
 def _sampling_lines(config: Config, card: Card) -> list[str]:
     counts = {"sample": config.sampling.num_samples}
     counts["evaluate"] = config.evaluation.num_samples * config.evaluation.repeats
-    found = sampling_work(config)
+    precision = sampling_precision(config, CPU, card.capability)
+    found = sampling_work(config, precision)
     if found is None:
         return ["sample: depends on the samples, whose network calls differ"]
     work, calls = found
-    seconds = work.seconds(card, "fp32", config.train.tf32) / config.sampling.batch_size
+    seconds = work.seconds(card, precision, config.train.tf32) / config.sampling.batch_size
     return [
-        f"{command}: {count} samples of {calls} network calls in fp32, about "
+        f"{command}: {count} samples of {calls} network calls in {precision}, about "
         f"{format_hours(count * seconds)}"
         for command, count in counts.items()
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nsgf.config.describe import Entry, sections, yaml_words
 from nsgf.config.schema import OF_PHASES, PEER_PHASES, PHASES
-from nsgf.flags import SHORT_FLAGS, SMOKE
+from nsgf.flags import OF_SAMPLING, SHORT_FLAGS, SMOKE
 from nsgf.phases import get_phases
 
 FILE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -91,7 +91,8 @@ def fixed_keys() -> set[str]:
 def _short_flags() -> str:
     lines = ["## Short flags\n", "| Flag | Sets |", "| --- | --- |"]
     for flag, keys in SHORT_FLAGS.items():
-        extra = "; of `sample` and `evaluate`: `sampling.nsgf_steps`" if flag == "--steps" else ""
+        others = ", ".join(f"`{key}`" for key in OF_SAMPLING.get(flag, ()))
+        extra = f"; of `sample` and `evaluate`: {others}" if others else ""
         lines.append(f"| `{flag} X` | {', '.join(f'`{key}`' for key in keys)}{extra} |")
     lines.append("| `--fake-data` | `data.fake: true` |")
     smoke = ", ".join(f"`{key}: {yaml_words(value)}`" for key, value in SMOKE.items())

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -126,14 +127,38 @@ def test_pool_grows_with_its_flows_and_the_square_of_their_size():
 
 def test_sampling_counts_the_calls_of_each_network():
     config = shipped("digits", "--sampling.batch_size=2", "--sampling.straight_steps=3")
-    found = sampling_work(config)
+    found = sampling_work(config, "fp32")
     assert found is not None
     work, calls = found
     assert calls == config.flow.steps + 1 + 3
     flow = update_work(shipped("digits", "--batch-size=2"), get_phase("nsgf"), "fp32")
     assert work.flops == pytest.approx((calls - 1) * flow.flops / 3, rel=0.05)
-    assert sampling_work(shipped("digits", "--sampling.omega=0.1", "--phases=[nsgf]")) is not None
-    assert sampling_work(shipped("digits", "--sampling.omega=0.1")) is None
+    omega = shipped("digits", "--sampling.omega=0.1")
+    assert sampling_work(replace(omega, phases=["nsgf"]), "fp32") is not None
+    assert sampling_work(omega, "fp32") is None
+
+
+def test_samples_in_16_bit_take_half_the_traffic_and_cast_each_weight_in_each_call():
+    config = shipped("2d", *TINY, "--phases=[nsgf]", "--steps=7")
+    (full, calls), (half, _) = (sampling_work(config, kind) for kind in ("fp32", "fp16"))
+    weights = list(get_phase("nsgf").network(config.model, (2,)).parameters())
+    assert half == Work(full.flops, full.traffic / 2, full.launches + calls * len(weights))
+
+
+def test_time_of_samples_and_paths_is_that_of_their_precision(monkeypatch):
+    """On a T4 with the tensor cores of 16 bit, as training."""
+
+    def seconds(*flags):
+        small = ("--model.unet.mult=[1,2]", "--model.unet.attention=[]", "--phases=[peer,reflow]")
+        lines = plan("cifar10", *small, *flags, card="t4")
+        found = (re.fullmatch(r"([ ,\w]+): .*about ([.\d]+)", line) for line in lines)
+        return {match[1]: float(match[2]) for match in found if match}
+
+    monkeypatch.setattr("nsgf.forecast.format_hours", str)
+    fast, slow = seconds(), seconds("--sampling.precision=fp32")
+    for line in ("reflow, paths", "sample", "evaluate"):
+        assert 3 < slow[line] / fast[line] < 6
+    assert slow["peer"] == fast["peer"]
 
 
 def test_largest_batch_is_the_last_that_fits():
@@ -215,8 +240,8 @@ def test_what_comes_beside_the_updates_is_part_of_the_sessions(monkeypatch):
 
 def test_sampling_and_evaluation_have_their_time():
     found = [line.split(", about")[0] for line in plan("2d", *TINY, "--evaluation.repeats=2")]
-    assert "sample: 4096 samples of 10 network calls in fp32" in found
-    assert "evaluate: 8192 samples of 10 network calls in fp32" in found
+    assert "sample: 4096 samples of 10 network calls in fp16" in found
+    assert "evaluate: 8192 samples of 10 network calls in fp16" in found
 
 
 def test_bf16_is_refused_where_the_card_has_none():

@@ -17,6 +17,8 @@ from nsgf.phases import sampled_phases
 from nsgf.sampling.sampler import EntryTimes, NSGFSteps, StraightFlow
 from nsgf.sampling.solvers import steps_within
 from nsgf.system.errors import UserError
+from nsgf.system.hardware import pick_device
+from nsgf.training.precision import sampling_precision
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,11 @@ def trial_config(config: Config, trial: Trial) -> Config:
     """The configuration that trains a trial.
 
     Raises:
-        UserError: it is not valid, e.g. a target that the network does not fit.
+        UserError: it is not valid, e.g. a target that the network does not fit, or the device has
+            not the precision that samples are to be drawn in.
     """
     method = METHODS[trial.method]
+    precision = sampling_precision(config, pick_device(config.device))
     data: dict[str, Any] = {"name": trial.target.name, "source": trial.target.source}
     own = replace(
         config,
@@ -123,6 +127,8 @@ def trial_config(config: Config, trial: Trial) -> Config:
         phases=list(method.phases),
         data=replace(config.data, **data),
         train=replace(config.train, preview=False),
+        # what auto means here, or measures of two precisions would stand under one name
+        sampling=replace(config.sampling, precision=precision),
     )
     if method.peer:
         is_image = config.model.kind == "unet"

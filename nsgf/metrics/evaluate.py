@@ -26,6 +26,7 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device, versions
 from nsgf.system.output import show
+from nsgf.training.precision import sampling_precision
 
 NEAREST = 2048
 """Largest number of samples whose nearest real image is looked for, and of those real images."""
@@ -78,7 +79,7 @@ def evaluate_run(
     samples = _samples(config, sampler, device, folder / "samples", world)
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
-    metrics = _description(config, sampler, progress, samples)
+    metrics = _description(config, sampler, progress, samples, device)
     metrics |= _w2_metrics(config, data, [part.x for part in samples])
     metrics["versions"] = versions()
     _write(file, metrics)
@@ -187,7 +188,11 @@ def inception_part(
 
 
 def _description(
-    config: Config, sampler: FlowSampler, progress: dict[str, str], samples: list[Samples]
+    config: Config,
+    sampler: FlowSampler,
+    progress: dict[str, str],
+    samples: list[Samples],
+    device: torch.device,
 ) -> dict[str, Any]:
     """What was sampled, and how."""
     description: dict[str, Any] = {
@@ -196,6 +201,7 @@ def _description(
         "seed": config.seed,
         "updates": progress,
         "weights": config.sampling.weights,
+        "precision": sampling_precision(config, device),
         "num_samples": config.evaluation.num_samples,
         "expected_nfe": sampler.expected_nfe,
         "nfe": float(np.mean([part.nfe for part in samples])),

@@ -17,7 +17,8 @@ from nsgf.phases.nsgf import NSGF
 from nsgf.phases.predictor import Predictor
 from nsgf.phases.reflow import Reflow
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.sampler import FlowSampler
+from nsgf.sampling.network import InferenceNetwork
+from nsgf.sampling.sampler import FlowSampler, Network
 from nsgf.system.errors import UserError
 
 _ALL: tuple[Phase, ...] = (NSGF(), NSF(), Predictor(), Peer(), Reflow())
@@ -74,9 +75,10 @@ def load_legs(
     """
     legs, progress = [], dict[str, str]()
     for phase in phases:
-        network: nn.Module = nn.Identity()  # never called
+        network: Network = nn.Identity()  # never called
         if phase.is_called(config.sampling):
-            network, progress[phase.name] = phase.load(config, run, weights, device)
+            model, progress[phase.name] = phase.load(config, run, weights, device)
+            network = InferenceNetwork(model, config, device)
         legs.append(phase.leg(config, network))
     return FlowSampler(legs), {name: progress[name] for name in _BY_NAME if name in progress}
 

@@ -13,7 +13,9 @@ from nsgf.data import Data, PointSampler, Sampler, Times, data_shape
 from nsgf.phases.base import Phase, Preparation, timed_samples
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.session import Session
+from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import nsgf_steps
+from nsgf.sampling.solvers import Velocity
 from nsgf.sinkhorn.schedule import flow_time
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import wide_float
@@ -85,11 +87,12 @@ def nsgf_transport(session: Session) -> Transport:
     Raises:
         UserError: NSGF is not trained.
     """
-    network = NSGF().load(session.config, session.run, "ema", session.device).network
-    return _steps_of(network, session.config.flow)
+    config, device = session.config, session.device
+    model = NSGF().load(config, session.run, "ema", device).network
+    return _steps_of(InferenceNetwork(model, config, device, session.tracker.log), config.flow)
 
 
-def _steps_of(velocity: nn.Module, flow: FlowConfig) -> Transport:
+def _steps_of(velocity: Velocity, flow: FlowConfig) -> Transport:
     @torch.no_grad()
     def transport(x: Tensor) -> Tensor:
         return nsgf_steps(velocity, x, steps=flow.steps, flow_time=flow_time(flow))
@@ -104,7 +107,8 @@ def line_preparations(
     optim, shape, parts = phase.optim(config), data_shape(config.data.name), []
     if config.nsf.source == "nsgf":
         noise = torch.randn(timed_samples(config, device, optim.batch_size), *shape, device=device)
-        transport = _steps_of(NSGF().start(config, device).eval(), config.flow)
+        velocity = InferenceNetwork(NSGF().start(config, device).eval(), config, device)
+        transport = _steps_of(velocity, config.flow)
         units = optim.iterations * optim.batch_size / len(noise)
         parts.append(Preparation(f"{phase.name}, NSGF steps", lambda: transport(noise), units))
     if config.nsf.coupling == "ot":

@@ -17,12 +17,16 @@ from nsgf.phases.lines import interpolate
 from nsgf.run.progress import Progress, track
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
+from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import nsgf_steps
 from nsgf.system.seeding import derive_seed
+from nsgf.training.memory import inference_bytes
 from nsgf.training.task import Batch, Task
 
 PATHS = 1024
-"""Walked together; a constant, since sums are rounded by what is computed together."""
+"""Most that are walked together."""
+ROOM = 2e9
+"""Bytes that walking them may take of a card, the weights not counted."""
 Carry = Callable[[Tensor], Tensor]
 """A trained flow as a function of its start, (B, *shape) -> (B, *shape)."""
 
@@ -54,20 +58,28 @@ def reflow_ends(
     device: torch.device,
     is_asked: Callable[[], bool],
     counter: Callable[[str, int, str], Progress] = Progress,
+    batch: int = PATHS,
 ) -> tuple[Tensor, Tensor]:
-    """Starts Z0 ~ mu0 and the ends Z1 where ``carry`` takes them, each (pairs, *shape), CPU.
+    """Starts Z0 ~ mu0 and the ends Z1 where ``carry`` takes them, ``batch`` at a time, each
+    (pairs, *shape), CPU.
 
     Raises:
         Stopped: asked to; nothing of the paths is kept.
     """
     starts = source.at(range(pairs))
     ends = torch.empty_like(starts)
-    batches = zip(starts.split(PATHS), ends.split(PATHS), strict=True)
+    batches = zip(starts.split(batch), ends.split(batch), strict=True)
     for start, end in track(list(batches), "reflow paths", "batch", counter):
         if is_asked():
             raise Stopped("reflow: before its first step")
         end.copy_(carry(start.to(device)))
     return starts, ends
+
+
+def together(config: Config) -> int:
+    """Paths that are walked together. They follow from the configuration alone, not from what is
+    free at the time: sums are rounded by what is computed together."""
+    return max(1, min(PATHS, int(ROOM / inference_bytes(config, Peer()))))
 
 
 class Reflow(Phase):
@@ -89,19 +101,29 @@ class Reflow(Phase):
         student = self.start(config, session.device)
         student.load_state_dict(teacher.state_dict())
 
+        velocity = InferenceNetwork(teacher, config, session.device, session.tracker.log)
+
         @torch.no_grad()
         def carry(x: Tensor) -> Tensor:
-            return nsgf_steps(teacher, x, steps=reflow.ode_steps, flow_time=1.0)
+            return nsgf_steps(velocity, x, steps=reflow.ode_steps, flow_time=1.0)
 
         session.tracker.log(f"reflow: {reflow.pairs} paths of {reflow.ode_steps} steps")
         source = data.source(self.name)
         counter = session.tracker.progress
-        ends = reflow_ends(source, carry, reflow.pairs, session.device, session.is_asked, counter)
+        ends = reflow_ends(
+            source,
+            carry,
+            reflow.pairs,
+            session.device,
+            session.is_asked,
+            counter,
+            together(config),
+        )
         return ReflowTask(student, ends, derive_seed(config.seed, self.name))
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        network, together = self.start(config, device).eval(), min(PATHS, config.reflow.pairs)
-        size = timed_samples(config, device, together)
+        network = InferenceNetwork(self.start(config, device).eval(), config, device)
+        size = timed_samples(config, device, min(together(config), config.reflow.pairs))
         x, t = (part.to(device) for part in self.example(size, data_shape(config.data.name)).inputs)
 
         @torch.no_grad()

@@ -14,7 +14,7 @@ from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes
 from nsgf.training.memory import check_device_memory, training_memory
-from nsgf.training.precision import compiled_folder
+from nsgf.training.precision import compiled_folder, sampling_precision
 
 COPIES = 4
 """Values a checkpoint keeps per weight, in float32: weight, average, two moments of Adam."""
@@ -35,12 +35,14 @@ def training_plan(
 
     Raises:
         UserError: the pool does not fit this machine, the run has one of other settings, an update
-            does not fit into the device's memory, checkpoints do not fit on the disk, a package is
-            missing, a process would have nothing to do, or a network cannot be trained.
+            does not fit into the device's memory, a precision is not there, checkpoints do not fit
+            on the disk, a package is missing, a process would have nothing to do, or a network
+            cannot be trained.
     """
     world, pending = world or World(), get_phases(phases)
     if pending and config.train.precision == "fp16" and device.type == "cpu":
         raise UserError("train.precision = fp16: a CPU is slow in it; use fp32, bf16 or auto")
+    sampling_precision(config, device)
     for phase in pending:
         check_shares(phase.shared_counts(config), world.size)
     lines, weights = [], {}

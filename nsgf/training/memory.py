@@ -1,9 +1,12 @@
 """What one update needs of the device, estimated before anything runs."""
 
-from typing import NamedTuple, Protocol
+import weakref
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from nsgf.config.schema import Config, ModelConfig, PhaseName
 from nsgf.data import data_shape
@@ -113,6 +116,44 @@ def kept_bytes(model: nn.Module, *inputs: Tensor) -> int:
         model(*inputs)
     own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
+
+
+def inference_bytes(config: Config, phase: Trainable) -> float:
+    """Bytes that a sample takes of the device while a phase's network is asked, in float32 and
+    without gradients: the most that is there at once, with the same margin as an update.
+    """
+    shape, batch = data_shape(config.data.name), 8
+    with torch.device("meta"), torch.no_grad():
+        model, inputs = phase.network(config.model, shape), phase.example(batch, shape).inputs
+        with LiveBytes() as live:
+            model.eval()(*inputs)
+    return MARGIN * live.peak / batch
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that were made under it and are still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> object:
+        before = {id(storage) for storage in _storages((args, kwargs))}
+        out = func(*args, **(kwargs or {}))
+        for storage in {storage for storage in _storages(out) if id(storage) not in before}:
+            self._count(storage.nbytes())
+            weakref.finalize(storage, self._count, -storage.nbytes())
+        return out
+
+    def _count(self, nbytes: int) -> None:
+        self.now += nbytes
+        self.peak = max(self.peak, self.now)
+
+
+def _storages(values: object) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def check_device_memory(

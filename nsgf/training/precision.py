@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nsgf.config.schema import TrainConfig
+from nsgf.config.schema import Config, TrainConfig
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import OTHERS
@@ -23,10 +23,14 @@ COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def pick_precision(
-    wanted: str, device: torch.device, capability: tuple[int, int] | None = None
+    wanted: str,
+    device: torch.device,
+    capability: tuple[int, int] | None = None,
+    key: str = "train.precision",
 ) -> Precision:
     """The arithmetic that ``train.precision`` means on a device, or on a card that is not here, of
-    which the compute capability is enough.
+    which the compute capability is enough. ``key`` is the
+    setting that wants it.
 
     ``torch.cuda.is_bf16_supported`` is not asked: it also counts a slow emulation.
 
@@ -39,8 +43,8 @@ def pick_precision(
         card = torch.cuda.get_device_name(device)
     if wanted == "bf16" and capability and capability < BFLOAT16:
         raise UserError(
-            f"train.precision = bf16: {card} (compute capability "
-            f"{capability[0]}.{capability[1]}) has none; use --precision fp16 or auto"
+            f"{key} = bf16: {card} (compute capability "
+            f"{capability[0]}.{capability[1]}) has none; use --{key} fp16 or auto"
         )
     if wanted in ("bf16", "fp16") and device.type in OTHERS:
         raise UserError(f"train.precision = {wanted}: untried on {device.type}; use fp32 or auto")
@@ -49,6 +53,33 @@ def pick_precision(
     if capability is None or capability < TENSOR_CORES:
         return "fp32"
     return "bf16" if capability >= BFLOAT16 else "fp16"
+
+
+def sampling_precision(
+    config: Config, device: torch.device, capability: tuple[int, int] | None = None
+) -> Precision:
+    """The arithmetic that ``sampling.precision`` means, arguments as for :func:`pick_precision`.
+
+    Raises:
+        UserError: it is asked for and not there, or slow.
+    """
+    wanted, trained = config.sampling.precision, config.train.precision
+    on_cpu = device.type == "cpu" and capability is None
+    if wanted == "fp16" and on_cpu:
+        raise UserError("sampling.precision = fp16: a CPU is slow in it; use fp32, bf16 or auto")
+    if wanted != "auto":
+        return pick_precision(wanted, device, capability, "sampling.precision")
+    with suppress(UserError):  # the device that trained may have had what this one has not
+        if not (trained == "fp16" and on_cpu):
+            return pick_precision(trained, device, capability)
+    return "fp32"
+
+
+def layers_in(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+    """Around a call of a network, whose layers then compute in this precision."""
+    if precision == "fp32":
+        return nullcontext()  # torch's meta device has no autocast
+    return torch.autocast(device.type, torch.float16 if precision == "fp16" else torch.bfloat16)
 
 
 @contextmanager
@@ -104,8 +135,7 @@ class Forward:
         """
         if self._channels_last and inputs[0].ndim == 4:
             inputs = (inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:])
-        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
-        with torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32"):
+        with layers_in(self.precision, self.device):
             return self._network(*inputs).float()
 
     def gradient_sync(self, last: bool) -> AbstractContextManager[None]:

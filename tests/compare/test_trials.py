@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nsgf.compare.record import measure_key
 from nsgf.compare.trials import (
     Target,
     Trial,
@@ -38,6 +39,20 @@ def test_one_seed_is_complete_before_the_next():
 def test_target_with_a_source_of_its_own():
     config = trial_config(shipped("2d"), Trial(Target("moons", "8gaussians"), "nsgf", 1))
     assert (config.data.source, config.data.name, config.seed) == ("8gaussians", "moons", 1)
+
+
+def test_samples_are_drawn_in_a_precision_that_is_named(monkeypatch):
+    """A comparison that goes on where auto means another one measures again, under another name."""
+    trial, keys = Trial(Target("moons"), "nsgf", 0), set()
+    for flags, found in (
+        ([], "fp32"),
+        (["--precision=bf16"], "bf16"),
+        (["--precision=bf16", "--sampling.precision=fp32"], "fp32"),
+    ):
+        config = trial_config(shipped("2d", "--device=cpu", *flags), trial)
+        assert config.sampling.precision == found
+        keys.add(measure_key("nsgf", config, 10, 0))
+    assert len(keys) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,17 @@
+from itertools import accumulate
+
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from nsgf.data import data_shape
 from nsgf.phases import get_phase
 from nsgf.system.errors import UserError
 from nsgf.training.memory import (
+    LiveBytes,
     TrainingMemory,
     check_device_memory,
+    inference_bytes,
     kept_bytes,
     training_memory,
 )
@@ -67,9 +73,38 @@ def test_recomputed_activations_leave_the_inputs_of_stages_and_the_largest_stage
     assert stage + 5 * tensor < kept_less < stage + 10 * tensor < 0.6 * kept
 
 
+@pytest.mark.parametrize(("name", "batch"), [("2d", 64), ("digits", 16), ("mnist", 2)])
+def test_what_asking_takes_is_near_what_the_allocator_gives_out(name, batch):
+    """The profiler is told by the allocator of every byte; oneDNN has buffers of its own."""
+    config, phase = shipped(name), get_phase("peer")
+    model = phase.build(config.model, data_shape(config.data.name), 0).eval()
+    inputs = phase.example(batch, data_shape(config.data.name)).inputs
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        model(*inputs)
+    events = [
+        event for event in seen.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
+    events.sort(key=lambda event: event.start_ns())
+    peak = max(accumulate(event.nbytes() for event in events)) / batch
+    assert 0.95 * peak < inference_bytes(config, phase) < 1.4 * peak
+
+
+def test_bytes_are_counted_while_somebody_holds_them():
+    with LiveBytes() as live:
+        x = torch.ones(10)
+        view = x.view(2, 5)
+        y = x + 1
+        del x
+        assert live.now == 80  # the view holds the first
+        del view, y
+        torch.ones(5)
+    assert (live.now, live.peak) == (0, 80)
+
+
 def test_estimate_draws_no_random_numbers():
     before = torch.get_rng_state()
     training_memory(shipped("digits"), get_phase("predictor"), CPU)
+    inference_bytes(shipped("digits"), get_phase("peer"))
     assert torch.equal(before, torch.get_rng_state())
     assert next(get_phase("nsgf").build(shipped("digits").model, (1, 8, 8), 0).parameters()).is_cpu
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from nsgf.config.schema import TrainConfig
+from nsgf.config.schema import Config, SamplingConfig, TrainConfig
 from nsgf.phases import get_phase
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -14,6 +14,7 @@ from nsgf.training.precision import (
     device_settings,
     pick_precision,
     prepare_environment,
+    sampling_precision,
 )
 from tests.conftest import shipped
 from tests.training.toys import CPU, Scale
@@ -34,8 +35,38 @@ def test_auto_precision_follows_the_card(monkeypatch, capability, auto):
     assert pick_precision("fp16", CARD) == "fp16"
     assert pick_precision("auto", CPU, capability) == auto
     if auto != "bf16":
-        with pytest.raises(UserError, match=r"bf16: Some card.*--precision fp16 or auto"):
+        with pytest.raises(UserError, match=r"bf16: Some card.*precision fp16 or auto"):
             pick_precision("bf16", CARD)
+
+
+def config_of(sampling, trained):
+    return Config(sampling=SamplingConfig(precision=sampling), train=TrainConfig(precision=trained))
+
+
+@pytest.mark.parametrize(
+    ("capability", "found"),
+    [
+        (None, "fp32 fp32 bf16 fp32"),
+        ((7, 5), "fp16 fp32 fp32 fp16"),
+        ((8, 0), "bf16 fp32 bf16 fp16"),
+    ],
+)
+def test_samples_are_drawn_in_the_runs_precision_or_in_float32(capability, found):
+    """None is a CPU: what a run was trained in elsewhere may not be there."""
+    wanted = ("auto", "fp32", "bf16", "fp16")
+    assert [
+        sampling_precision(config_of("auto", trained), CPU, capability) for trained in wanted
+    ] == found.split()
+    for asked in ("fp32", "bf16" if capability != (7, 5) else "fp16"):
+        for trained in wanted:
+            assert sampling_precision(config_of(asked, trained), CPU, capability) == asked
+
+
+def test_precision_of_samples_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match=r"sampling\.precision = fp16: a CPU is slow in it"):
+        sampling_precision(config_of("fp16", "auto"), CPU)
+    with pytest.raises(UserError, match=r"sampling\.precision = bf16.*--sampling.precision fp16"):
+        sampling_precision(config_of("bf16", "auto"), CPU, (7, 5))
 
 
 def test_cpu_computes_in_float32_unless_told_otherwise():

@@ -1,0 +1,73 @@
+"""A trained network as samples and paths pass through it.
+
+Shapes: B batch.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from nsgf.config.schema import Config
+from nsgf.system.errors import UserError
+from nsgf.system.output import show
+from nsgf.training.precision import layers_in, sampling_precision
+
+
+class InferenceNetwork:
+    """A network that is only asked: its layers compute in ``sampling.precision``, and what does not
+    fit a card goes through it in parts. Its inputs and answers are float32.
+
+    A batch is split here and nowhere above, so that a solver that chooses its steps for a whole
+    batch (dopri5) takes the same ones on a full card.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Config,
+        device: torch.device,
+        log: Callable[[str], None] = show,
+    ) -> None:
+        """``log`` takes a line when a batch has to be split.
+
+        Raises:
+            UserError: the precision does not exist on this device.
+        """
+        self._model, self._device, self._log = model, device, log
+        self.precision = sampling_precision(config, device)
+        self._most: int | None = None
+        """Samples that fit at once; None: as many as were given so far."""
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Inputs, each (B, ...) -> the network's answer, (B, ...).
+
+        Raises:
+            UserError: not even single samples fit into the card's memory.
+        """
+        size, before = len(inputs[0]), self._most
+        while (answer := self._answer(inputs, min(size, self._most or size))) is None:
+            together = min(size, self._most or size)
+            if together <= 1:
+                raise UserError(
+                    "the card's memory is full, even with one sample at a time; free it of other "
+                    "programs, or use --device cpu"
+                )
+            self._most = -(-together // 2)
+            torch.cuda.empty_cache()
+        if self._most != before:
+            self._log(
+                f"the card's memory is full with {size} samples at a time; goes on with "
+                f"{self._most} at a time through the network"
+            )
+        return answer
+
+    def _answer(self, inputs: tuple[Tensor, ...], size: int) -> Tensor | None:
+        """The answer, computed for ``size`` samples at a time; None: out of memory."""
+        parts = zip(*(part.split(max(1, size)) for part in inputs), strict=True)
+        try:
+            with layers_in(self.precision, self._device):
+                answers = [self._model(*part).float() for part in parts]
+            return answers[0] if len(answers) == 1 else torch.cat(answers)
+        except torch.cuda.OutOfMemoryError:
+            return None  # the exception and what it holds are gone before the next try

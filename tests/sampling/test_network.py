@@ -1,0 +1,214 @@
+"""Trained networks that are only asked: in which precision, and on a card that is full."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nsgf.cli import main
+from nsgf.config.schema import Config, FlowConfig, SamplingConfig, TrainConfig
+from nsgf.data import Data
+from nsgf.experiment import train
+from nsgf.metrics.evaluate import evaluate_run
+from nsgf.phases import get_phase
+from nsgf.phases.lines import nsgf_transport
+from nsgf.run.log import Tracker
+from nsgf.run.session import Session
+from nsgf.sampling.generate import sample_run
+from nsgf.sampling.network import InferenceNetwork
+from nsgf.sampling.preview import preview_samples
+from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
+from nsgf.system.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+class Full(nn.Module):
+    """A network on a card that holds ``room`` samples; u = 2 t x, or 2 x without a time."""
+
+    def __init__(self, room: float = math.inf) -> None:
+        super().__init__()
+        self.room, self.sizes = room, []
+
+    def forward(self, x, t=None):
+        self.sizes.append(len(x))
+        if len(x) > self.room:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return 2 * x if t is None else 2 * t[:, None] * x
+
+
+def asked(model, lines=None, config=None):
+    return InferenceNetwork(
+        model, config or Config(), CPU, pytest.fail if lines is None else lines.append
+    )
+
+
+def in_precision(config, precision):
+    return replace(config, sampling=replace(config.sampling, precision=precision))
+
+
+def test_answers_are_the_networks_own_bit_for_bit_where_nothing_is_full():
+    model = nn.Sequential(nn.Linear(3, 16), nn.SiLU(), nn.Linear(16, 3)).requires_grad_(False)
+    x = torch.randn(50, 3)
+    assert torch.equal(asked(model)(x), model(x))
+
+
+def test_batch_that_does_not_fit_goes_through_in_parts_and_is_said_once():
+    model, lines, x, t = Full(room=3), [], torch.randn(20, 2), torch.rand(20)
+    network = asked(model, lines)
+    assert torch.equal(network(x, t), Full()(x, t))
+    assert model.sizes[:4] == [20, 10, 5, 3]
+    assert lines == [
+        "the card's memory is full with 20 samples at a time; goes on with 3 at a time through the "
+        "network"
+    ]
+    model.sizes.clear()
+    assert torch.equal(network(x, t), Full()(x, t))
+    assert model.sizes == [3] * 6 + [2]
+    network(x[:2], t[:2])
+    assert model.sizes[-1] == 2
+    assert len(lines) == 1
+
+
+def test_single_samples_that_do_not_fit_are_one_line():
+    network = asked(Full(room=0), [])
+    with pytest.raises(UserError, match=r"full, even with one sample at a time.*--device cpu"):
+        network(torch.ones(5, 2))
+
+
+def test_other_errors_are_not_taken_for_a_full_card():
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        asked(Broken())(torch.ones(4, 2))
+
+
+@pytest.mark.parametrize("solver", ["euler", "dopri5"])
+def test_full_card_changes_no_sample_and_no_nfe(solver):
+    """dopri5 takes the steps of the whole batch also where the network sees parts of it."""
+
+    def drawn(room):
+        config = Config(flow=FlowConfig(steps=2), sampling=SamplingConfig(solver=solver))
+        lines = []
+        legs = [
+            kind(config, asked(Full(room), lines, config)) for kind in (NSGFSteps, StraightFlow)
+        ]
+        return FlowSampler(legs)(x), lines
+
+    x = 3 * torch.randn(16, 2)
+    (whole, silent), (parts, told) = drawn(math.inf), drawn(5)
+    assert torch.equal(whole.x, parts.x)
+    assert whole.nfe == parts.nfe
+    assert (len(silent), len(told)) == (0, 2)  # a line for each network
+
+
+def test_reflow_and_the_transport_go_on_where_the_card_is_full(tiny, tiny_run, monkeypatch):
+    """The starts of lines and the ends of paths are the same, and the run's log says why slower."""
+    peer = replace(tiny, phases=["peer", "reflow"], peer=replace(tiny.peer, method="rf"))
+    peer = replace(peer, reflow=replace(peer.reflow, pairs=16, ode_steps=2, iterations=0))
+    session, x = Session(tiny, tiny_run, Tracker(tiny_run.path), CPU), torch.randn(16, 2)
+    start, run = nsgf_transport(session)(x), train(peer)
+    kept = []
+    monkeypatch.setattr(
+        "nsgf.phases.reflow.ReflowTask.__init__", lambda _, *args: kept.append(args)
+    )
+    lab = Session(peer, run, Tracker(run.path), CPU)
+    reflow, data = get_phase("reflow"), Data(peer.data, peer.seed)
+    reflow.task(lab, data)
+
+    def crowded(self, inputs, size, real=InferenceNetwork._answer):
+        return real(self, inputs, size) if size <= 5 else None
+
+    monkeypatch.setattr(InferenceNetwork, "_answer", crowded)
+    torch.testing.assert_close(nsgf_transport(session)(x), start)
+    reflow.task(lab, data)
+    (_, (_, whole), _), (_, (_, parts), _) = kept
+    torch.testing.assert_close(whole, parts)
+    for folder in (tiny_run.path, run.path):
+        assert (folder / "log.txt").read_text().count("goes on with 4 at a time") == 1
+
+
+def test_layers_are_in_the_precision_and_answers_and_states_are_not():
+    class Seen(nn.Linear):
+        def forward(self, x, t):
+            answer = super().forward(x)
+            types.append((x.dtype, answer.dtype))
+            return answer
+
+    for precision, inside in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        types, config = [], in_precision(Config(), precision)
+        network = asked(Seen(2, 2).requires_grad_(False), config=config)
+        states = FlowSampler([StraightFlow(config, network)])(torch.randn(4, 2), keep_path=True)
+        assert {state.dtype for state in states.path} == {torch.float32}
+        assert set(types) == {(torch.float32, inside)}
+
+
+def test_everything_that_asks_a_trained_network_does_so_in_the_precision(small, small_run):
+    """Samples, pictures, the starts of lines: each is near the one in float32, and another one."""
+    data, x = Data(small.data, small.seed), torch.randn(64, 2)
+
+    def found(precision):
+        config = in_precision(small, precision)
+        session = Session(config, small_run, Tracker(small_run.path), CPU)
+        yield preview_samples(config, small_run, get_phase("predictor"), data, CPU)
+        yield nsgf_transport(session)(x)
+        sample_run(config, small_run)
+        suffix = "" if precision == "fp32" else "-precision_bf16"
+        saved = np.load(small_run.samples / f"samples{suffix}.npz", allow_pickle=False)
+        yield torch.from_numpy(saved["x"])
+
+    small_run.write_config(in_precision(small, "fp32"))
+    for full, half in zip(found("fp32"), found("bf16"), strict=True):
+        assert not torch.equal(full, half)
+        torch.testing.assert_close(full, half, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("what", ["paths", "NSGF steps"])
+def test_preflight_times_what_is_asked_in_the_precision(tiny, what, monkeypatch):
+    used = []
+    real = InferenceNetwork._answer
+    monkeypatch.setattr(
+        InferenceNetwork,
+        "_answer",
+        lambda self, *args: used.append(self.precision) or real(self, *args),
+    )
+    config = in_precision(replace(tiny, nsf=replace(tiny.nsf, source="nsgf")), "bf16")
+    phase = get_phase("reflow" if what == "paths" else "nsf")
+    (prepared,) = phase.preparations(config, CPU)
+    assert prepared.name.endswith(what)
+    prepared.unit()
+    assert set(used) == {"bf16"}
+
+
+def test_reflow_learns_from_paths_in_the_precision(tiny):
+    peer = replace(tiny, phases=["peer", "reflow"], peer=replace(tiny.peer, method="rf"))
+    peer = replace(peer, reflow=replace(peer.reflow, pairs=32, ode_steps=3))
+    run, data = train(replace(peer, phases=["peer"])), Data(peer.data, peer.seed)
+    ends = []
+    for precision in ("fp32", "bf16"):
+        session = Session(in_precision(peer, precision), run, Tracker(run.path), CPU)
+        ends.append(get_phase("reflow").task(session, data).draw(range(32))[1])
+    assert not torch.equal(*ends)
+    torch.testing.assert_close(*ends, rtol=0, atol=0.05)
+
+
+def test_measures_say_the_precision(small, small_run):
+    half = replace(small, train=replace(small.train, precision="bf16"))
+    for config, precision in ((small, "fp32"), (half, "bf16")):
+        assert evaluate_run(config, small_run)[1]["precision"] == precision
+
+
+def test_run_of_a_card_is_sampled_on_a_cpu(small, small_run, capsys):
+    """fp16 as a T4 trains is refused here only if it is asked for."""
+    small_run.write_config(replace(small, train=TrainConfig(precision="fp16")))
+    command = ["sample", "--run", str(small_run.path), "--device=cpu"]
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main([*command, "--precision=fp16"]) == 2
+    assert "sampling.precision = fp16: a CPU is slow in it" in capsys.readouterr().err
+    assert not list(small_run.samples.glob("*fp16*"))
