@@ -7,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from nsgf.config.schema import Config
 from nsgf.run.folder import replacing
+from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler
 from nsgf.system.errors import cause
 from nsgf.system.hardware import versions
@@ -75,10 +75,11 @@ def drawn_folder(samples: Path, config: Config, sampler: FlowSampler, n: int, fl
 
 
 def fingerprint(sampler: FlowSampler) -> str:
-    """SHA-256 of the weights of its networks."""
+    """SHA-256 of the weights of its networks, and of what they compute in here."""
     digest = hashlib.sha256()
     for leg in sampler.legs:
-        if isinstance(network := leg.network.network, torch.nn.Module):
+        if isinstance(network := leg.network.network, InferenceNetwork):
+            digest.update(network.precision.encode())
             for name, tensor in network.state_dict().items():
                 digest.update(name.encode())
                 digest.update(tensor.cpu().contiguous().numpy().tobytes())

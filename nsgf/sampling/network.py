@@ -14,7 +14,7 @@ from nsgf.system.output import show
 from nsgf.training.precision import layers_in, sampling_precision
 
 
-class InferenceNetwork:
+class InferenceNetwork(nn.Module):
     """A network that is only asked: its layers compute in ``sampling.precision``, and what does not
     fit a card goes through it in parts. Its inputs and answers are float32.
 
@@ -34,12 +34,13 @@ class InferenceNetwork:
         Raises:
             UserError: the precision does not exist on this device.
         """
-        self._model, self._device, self._log = model, device, log
+        super().__init__()
+        self.model, self._device, self._log = model, device, log
         self.precision = sampling_precision(config, device)
         self._most: int | None = None
         """Samples that fit at once; None: as many as were given so far."""
 
-    def __call__(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Tensor:
         """Inputs, each (B, ...) -> the network's answer, (B, ...).
 
         Raises:
@@ -67,7 +68,7 @@ class InferenceNetwork:
         parts = zip(*(part.split(max(1, size)) for part in inputs), strict=True)
         try:
             with layers_in(self.precision, self._device):
-                answers = [self._model(*part).float() for part in parts]
+                answers = [self.model(*part).float() for part in parts]
             return answers[0] if len(answers) == 1 else torch.cat(answers)
         except torch.cuda.OutOfMemoryError:
             return None  # the exception and what it holds are gone before the next try

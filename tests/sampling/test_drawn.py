@@ -62,10 +62,11 @@ def test_folder_follows_what_samples_follow_from_and_nothing_else(small, small_r
         name(replace(small, sampling=replace(small.sampling, batch_size=5))),
         name(replace(small, sampling=replace(small.sampling, weights="last"))),
         name(replace(small, sampling=replace(small.sampling, solver="heun"))),
+        name(replace(small, train=replace(small.train, precision="bf16"))),
         name(small, n=23),
         name(small, floats=23),
     }
-    assert len({own, *others}) == 7
+    assert len({own, *others}) == 8
     evaluation = replace(small.evaluation, inception_weights="w.pth")
     assert name(replace(small, evaluation=evaluation, out_dir="x")) == own
 
