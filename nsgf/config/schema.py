@@ -276,8 +276,8 @@ class SamplingConfig:
     """Samples that go through the networks together; halved by itself where the card is full."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of the networks' layers where they are only asked: samples, previews, and paths
-    that later phases learn from. auto: what train.precision means on the device, float32 where the
-    device has not that. States and steps are float32 in any case."""
+    that later phases learn from. auto: what train.precision means on the device; float32 where the
+    device has not that, and with dopri5. States and steps are float32 in any case."""
     nsgf_steps: Annotated[int | None, Range(1)] = None
     """Euler steps with the velocity network over the whole flow time; null: flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None

@@ -69,6 +69,8 @@ def sampling_precision(
         raise UserError("sampling.precision = fp16: a CPU is slow in it; use fp32, bf16 or auto")
     if wanted != "auto":
         return pick_precision(wanted, device, capability, "sampling.precision")
+    if config.sampling.solver == "dopri5":  # it would take rounding for error, and smaller steps
+        return "fp32"
     with suppress(UserError):  # the device that trained may have had what this one has not
         if not (trained == "fp16" and on_cpu):
             return pick_precision(trained, device, capability)

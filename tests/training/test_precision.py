@@ -62,6 +62,15 @@ def test_samples_are_drawn_in_the_runs_precision_or_in_float32(capability, found
             assert sampling_precision(config_of(asked, trained), CPU, capability) == asked
 
 
+def test_solver_that_measures_its_error_has_float32_unless_told_otherwise():
+    """In bf16 it takes 176 calls for digits at its usual tolerances, in float32 110."""
+    config = config_of("auto", "bf16")
+    config.sampling.solver = "dopri5"
+    assert sampling_precision(config, CPU) == "fp32"
+    config.sampling.precision = "bf16"
+    assert sampling_precision(config, CPU) == "bf16"
+
+
 def test_precision_of_samples_that_is_not_there_is_refused():
     with pytest.raises(UserError, match=r"sampling\.precision = fp16: a CPU is slow in it"):
         sampling_precision(config_of("fp16", "auto"), CPU)
