@@ -3,6 +3,7 @@
 Each command loads what it needs when it runs: help and refusals come without torch's seconds.
 """
 
+import os
 import shlex
 import sys
 import traceback
@@ -139,12 +140,15 @@ def _train(request: Request) -> None:
 def _resume_command(folder: Path, processes: int, mirror: str) -> str:
     """The command that goes on with a run, for a shell.
 
-    The -- keeps torchrun from taking --run for an abbreviation of its own --run-path. A run's own
-    settings do not mirror it, so that is asked for again.
+    The ... stands for where machines meet. The -- keeps torchrun from taking --run for an
+    abbreviation of its own --run-path. A run's own settings do not mirror it, so that is asked for
+    again.
     """
     runner = "python -m nsgf"
     if processes > 1:
-        runner = f"torchrun --nproc-per-node {processes} -m nsgf --"
+        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        nodes = f"--nnodes {processes // here} ... " if processes > here else ""
+        runner = f"torchrun {nodes}--nproc-per-node {here} -m nsgf --"
     command = f"{runner} train --run {shlex.quote(str(folder))} --resume"
     return command if mirror == "disabled" else f"{command} --wandb {mirror}"
 

@@ -69,6 +69,7 @@ def open_run(
             run = RunFolder.create(config)
             held.enter_context(only_process(run.path))
         run = RunFolder(world.agree(run.path if run else Path()))
+        _see(run, world)
         tracker = held.enter_context(Tracker(run.path, quiet=not world.is_main))
         session = Session(config, run, tracker, device, world, stop)
         for line in [f"run {run.path} on {describe(device, world.size)}", *plan]:
@@ -89,6 +90,18 @@ def open_run(
         except Stopped as stopped:
             stopped.folder = run.path
             raise
+
+
+def _see(run: RunFolder, world: World) -> None:
+    """
+    Raises:
+        UserError: this process is on a machine that does not have the first one's run folder.
+    """
+    if not run.config_file.is_file():
+        raise UserError(
+            f"out_dir: process {world.rank} does not see {run.path}, which the first one has; "
+            "name a folder that all machines share with --out-dir DIR"
+        )
 
 
 def _hold(run: RunFolder, held: ExitStack) -> None:

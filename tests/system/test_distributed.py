@@ -15,9 +15,10 @@ import psutil
 import pytest
 import torch
 
-from nsgf.cli import main
+from nsgf.cli import _resume_command, main
 from nsgf.config.schema import TrainConfig
 from nsgf.data import Data
+from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool, build_pool
@@ -105,6 +106,26 @@ def test_one_card_for_several_processes_is_refused(monkeypatch):
         monkeypatch.setenv(key, value)
     with pytest.raises(UserError, match=r"device = cuda:0: .* say --device cuda"), join("cuda:0"):
         pass
+
+
+def test_machine_that_does_not_share_the_run_folder_is_told(tiny, tiny_run, tmp_path, monkeypatch):
+    """It would train for hours before it missed the checkpoint of the phase before."""
+    monkeypatch.setattr(World, "agree", lambda *_: tmp_path / "elsewhere")
+    monkeypatch.setattr(World, "wait", lambda _: None)
+    with pytest.raises(UserError, match=r"process 1 does not see .*elsewhere.*--out-dir"):
+        train(tiny, tiny_run, world=World(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("local", "said"),
+    [
+        ("2", "torchrun --nproc-per-node 2 -m nsgf -- train --run r --resume"),
+        ("1", "torchrun --nnodes 2 ... --nproc-per-node 1 -m nsgf -- train --run r --resume"),
+    ],
+)
+def test_command_that_goes_on_has_as_many_machines(local, said, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    assert _resume_command(Path("r"), 2, "disabled") == said
 
 
 def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess:
@@ -252,7 +273,7 @@ def test_three_processes_draw_the_images_that_one_does(digits_run, tmp_path):
 DYING = """
 import sys
 from nsgf.training.state import TrainState
-from nsgf.cli import main
+from nsgf.cli import _resume_command, main
 
 update = TrainState.update
 
