@@ -20,7 +20,7 @@ from nsgf.run.opening import load_data
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.precision import Forward
-from nsgf.training.prefetch import Batches
+from nsgf.training.prefetch import Batches, draws_ahead
 from nsgf.training.state import TrainState
 from nsgf.training.step_stats import PendingStats
 from nsgf.training.task import Task
@@ -94,8 +94,7 @@ class Updates:
             fixed: every update sees the first batch again.
         """
         optim, task = getattr(config, phase.name), phase.task(config)
-        prefetch = config.train.prefetch
-        ahead = phase.device.type == "cuda" if prefetch == "auto" else bool(prefetch)
+        ahead = draws_ahead(config, task, phase.device)
         self.batch_size: int = optim.batch_size
         self._batches = Batches(
             task, optim.batch_size, phase.device, World(), prefetch=ahead and not fixed

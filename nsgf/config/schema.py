@@ -232,7 +232,7 @@ class TrainConfig:
     data_on_device: bool = True
     """Keep an image set on the card, as bytes, if it takes at most a tenth of its free memory."""
     prefetch: bool | Literal["auto"] = "auto"
-    """Draw batches ahead in a thread, the same ones; auto: on a card, and for a pool on disk."""
+    """Draw batches ahead in a thread, the same ones; auto: images for a card, a pool on disk."""
     channels_last: bool = False
     """Store images and convolutions with channels innermost."""
     compile: bool = False

@@ -18,7 +18,7 @@ from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward, compiling, device_settings
-from nsgf.training.prefetch import Batches
+from nsgf.training.prefetch import Batches, draws_ahead
 from nsgf.training.state import TrainState, lr_factor
 from nsgf.training.step_stats import PendingStats, StepStats, describe_batch, mean_stats
 from nsgf.training.task import Batch, Task
@@ -48,9 +48,7 @@ def fit(
     """
     config, device, world = session.config.train, session.device, session.world
     optim: OptimConfig = getattr(session.config, phase)
-    prefetch = config.prefetch
-    if prefetch == "auto":
-        prefetch = task.reads_disk or device.type == "cuda"
+    prefetch = draws_ahead(session.config, task, device)
     reset_peak_memory(device)
     with (
         device_settings(config),

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
+from nsgf.config.schema import Config
+from nsgf.data import is_image_set
 from nsgf.system.distributed import World
 from nsgf.training.task import Batch, Task
 
@@ -23,6 +25,14 @@ class Loaded(NamedTuple):
     tensors: tuple[Tensor, ...]
     arrived: torch.cuda.Event | None
     """When the copies are complete; None: they are."""
+
+
+def draws_ahead(config: Config, task: Task, device: torch.device) -> bool:
+    """Whether a thread draws the batches: by ``train.prefetch``, or else for a pool on disk, and of
+    images for a card. Points are drawn in less time than the thread takes from the updates."""
+    if config.train.prefetch != "auto":
+        return config.train.prefetch
+    return task.reads_disk or (device.type == "cuda" and is_image_set(config.data.name))
 
 
 def _thread(device: torch.device) -> ThreadPoolExecutor:

@@ -7,8 +7,9 @@ import torch
 
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.system.distributed import World
-from nsgf.training.prefetch import DEPTH, Batches
+from nsgf.training.prefetch import DEPTH, Batches, draws_ahead
 from nsgf.training.task import Batch
+from tests.conftest import shipped
 from tests.pool.test_trajectories import counting_pool
 from tests.training.toys import CPU
 
@@ -130,3 +131,23 @@ def test_batches_arrive_whole_on_the_card(prefetch):
             assert target.is_cuda
             assert torch.equal(target.amin(1).cpu(), -torch.arange(4 * step, 4 * step + 4.0))
             assert torch.equal(target.amin(1), target.amax(1))
+
+
+@pytest.mark.parametrize(
+    ("exp", "device", "on_disk", "ahead"),
+    [
+        ("2d", "cuda", False, False),
+        ("2d", "cuda", True, True),
+        ("2d", "cpu", True, True),
+        ("digits", "cuda", False, True),
+        ("digits", "cpu", False, False),
+    ],
+)
+def test_a_thread_draws_where_it_gains(exp, device, on_disk, ahead):
+    """Points are drawn faster than a thread is asked; a setting holds in any case."""
+    task, device = Numbers(), torch.device(device)
+    task.reads_disk = on_disk
+    assert draws_ahead(shipped(exp), task, device) is ahead
+    for chosen in (True, False):
+        config = shipped(exp, f"--train.prefetch={chosen}".lower())
+        assert draws_ahead(config, task, device) is chosen
