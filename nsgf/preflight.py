@@ -87,7 +87,7 @@ def _measured(
         yield f"{preparation.name}: about {format_hours(seconds)}"
         prepared.append((preparation, seconds))
     with naming_the_model(config, phase), device_settings(config.train):
-        state, batch = _ready(config, phase, device)
+        state, batch = ready(config, phase, device)
         reset_peak_memory(device)
         each = _median_seconds(lambda: state.update(batch), device)
         each *= optim.batch_size / len(batch.target)
@@ -109,7 +109,7 @@ def reached(config: Config, phase: Phase, device: torch.device, seconds: float) 
     return speed(rate, called, precision, config.train.tf32)
 
 
-def _ready(config: Config, phase: Phase, device: torch.device) -> tuple[TrainState, Batch]:
+def ready(config: Config, phase: Phase, device: torch.device) -> tuple[TrainState, Batch]:
     """A phase before its first update, and a batch that may be smaller than the configured one."""
     optim, shape = phase.optim(config), data_shape(config.data.name)
     size = timed_samples(config, device, optim.batch_size)
