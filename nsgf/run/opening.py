@@ -97,7 +97,7 @@ def _see(run: RunFolder, world: World) -> None:
     Raises:
         UserError: this process is on a machine that does not have the first one's run folder.
     """
-    if not run.config_file.is_file():
+    if not run.path.is_dir():
         raise UserError(
             f"out_dir: process {world.rank} does not see {run.path}, which the first one has; "
             "name a folder that all machines share with --out-dir DIR"
