@@ -29,8 +29,7 @@ def pick_precision(
     key: str = "train.precision",
 ) -> Precision:
     """The arithmetic that ``train.precision`` means on a device, or on a card that is not here, of
-    which the compute capability is enough. ``key`` is the
-    setting that wants it.
+    which the compute capability is enough. ``key`` is the setting that wants it.
 
     ``torch.cuda.is_bf16_supported`` is not asked: it also counts a slow emulation.
 
@@ -47,7 +46,7 @@ def pick_precision(
             f"{capability[0]}.{capability[1]}) has none; use --{key} fp16 or auto"
         )
     if wanted in ("bf16", "fp16") and device.type in OTHERS:
-        raise UserError(f"train.precision = {wanted}: untried on {device.type}; use fp32 or auto")
+        raise UserError(f"{key} = {wanted}: untried on {device.type}; use fp32 or auto")
     if wanted in ("fp32", "bf16", "fp16"):
         return wanted  # type: ignore[return-value]
     if capability is None or capability < TENSOR_CORES:

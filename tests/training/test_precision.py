@@ -76,6 +76,9 @@ def test_precision_of_samples_that_is_not_there_is_refused():
         sampling_precision(config_of("fp16", "auto"), CPU)
     with pytest.raises(UserError, match=r"sampling\.precision = bf16.*--sampling.precision fp16"):
         sampling_precision(config_of("bf16", "auto"), CPU, (7, 5))
+    with pytest.raises(UserError, match=r"sampling\.precision = bf16: untried on mps"):
+        sampling_precision(config_of("bf16", "auto"), torch.device("mps"))
+    assert sampling_precision(config_of("auto", "bf16"), torch.device("mps")) == "fp32"
 
 
 def test_cpu_computes_in_float32_unless_told_otherwise():
