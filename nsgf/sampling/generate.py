@@ -17,6 +17,7 @@ from nsgf.data.images import to_bytes
 from nsgf.phases import load_legs, sampled_phases
 from nsgf.run.folder import RunFolder, replacing
 from nsgf.run.progress import track
+from nsgf.run.stop import StopRequest
 from nsgf.sampling.drawn import Batch, Drawn, fingerprint
 from nsgf.sampling.plots import save_grid, save_image_path, save_points
 from nsgf.sampling.sampler import FlowSampler, Samples
@@ -68,17 +69,23 @@ def generate(
         All samples; in other processes than the first none.
 
     Raises:
-        UserError: the networks of another process have other weights.
+        UserError: the networks of another process have other weights or another precision, or what
+            started the processes is gone.
     """
-    world, done = world or World(), dict[int, Batch]()
-    if world.size > 1 and world.agree(weights := fingerprint(sampler)) != weights:
-        raise UserError("a checkpoint was replaced while it was read; give the command again")
+    world, stop, done = world or World(), StopRequest(), dict[int, Batch]()
+    if world.size > 1 and world.agree(networks := fingerprint(sampler)) != networks:
+        raise UserError(
+            "sampling: the processes have different networks: a checkpoint was replaced while it "
+            "was read (give the command again), or cards differ (give --sampling.precision too)"
+        )
     cuts = [range(first, min(first + batch_size, n)) for first in range(0, n, batch_size)]
     if drawn and world.is_main and (done := drawn.find(len(cuts))):
         show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
     missing = world.agree([number for number in range(len(cuts)) if number not in done])
     own = missing[world.rank :: world.size]
     for number in track(own, "sample", "batch") if world.is_main else own:
+        if world.size > 1 and stop.reason:
+            raise UserError(f"sampling: {stop.reason}; give the command again")
         cut = cuts[number]
         floats = len(cut) if keep is None else min(max(0, keep - cut.start), len(cut))
         part = sampler(source.at(cut).to(device))

@@ -10,6 +10,7 @@ from nsgf.sampling.drawn import Drawn, drawn_folder, fingerprint, forget_drawn
 from nsgf.sampling.generate import generate, load_sampler
 from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -116,3 +117,29 @@ def test_batches_are_shared_and_none_is_drawn_twice(size, there, tmp_path, monke
         assert torch.equal(one, other)
     assert torch.equal(alone.tau, x[:, 0, 0, 0])
     assert (alone.nfe, alone.finite) == (shared.nfe, shared.finite)
+
+
+def test_networks_that_differ_among_processes_are_refused(monkeypatch):
+    """Training may replace a checkpoint while one process has read it and another has not."""
+    monkeypatch.setattr("nsgf.sampling.generate.fingerprint", lambda _: "mine")
+    monkeypatch.setattr(World, "agree", lambda *_: "that of the first")
+    source = build_source(DataConfig(name="digits"), 0, "x")
+    with pytest.raises(UserError, match="different networks"):
+        generate(lambda _: pytest.fail("sampled"), source, 20, 8, CPU, world=World(1, 2))
+
+
+def test_processes_do_not_outlive_torchrun_by_more_than_a_batch(monkeypatch, tmp_path):
+    for key, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr("nsgf.sampling.generate.fingerprint", lambda _: "")
+    monkeypatch.setattr(World, "agree", lambda _, value: value)
+    drawn = Drawn(tmp_path)
+
+    def sampler(part):
+        monkeypatch.setattr("os.getppid", lambda: 1)
+        return Samples(x=part, nfe=1.0)
+
+    source = build_source(DataConfig(name="digits"), 0, "x")
+    with pytest.raises(UserError, match="torchrun is gone; give the command again"):
+        generate(sampler, source, 40, 8, CPU, world=World(1, 2), drawn=drawn)
+    assert list(drawn.find(5)) == [1]
