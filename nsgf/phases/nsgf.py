@@ -14,7 +14,7 @@ from nsgf.pool.storage import drop_positions, taken_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import NSGFSteps
-from nsgf.sinkhorn import build_solver
+from nsgf.sinkhorn import build_solver, check_solver
 from nsgf.system.distributed import World
 from nsgf.system.hardware import format_bytes, release_memory
 from nsgf.system.seeding import derive_seed
@@ -56,6 +56,7 @@ class NSGF(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
+        check_solver(config.sinkhorn, device)
         folder = pool_folder(run, world) if run else None
         pool = plan_pool(config, data_shape(config.data.name), device, folder)
         disk_bytes = 0

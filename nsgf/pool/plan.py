@@ -29,7 +29,7 @@ BUILD_BYTES_CUDA, BUILD_SHARE_CUDA = 4 * 10**9, 0.25
 CLOUDS, MATRICES = 10, 10
 """Arrays of n x D and of n x n values that one flow takes besides its positions; generous, for the
 choice of how many flows are simulated together."""
-SOLVER_CLOUDS, SOLVER_MATRICES = 4, {"batched": 5, "geomloss": 8}
+SOLVER_CLOUDS, SOLVER_MATRICES = 4, {"batched": 5, "geomloss": 8, "flash": 0}
 """The same as measured, for what must fit."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -187,7 +187,7 @@ def _check_solver_memory(
         return
     together, n = build_batch(config, shape, device), config.sinkhorn.batch_size
     linear, square = _solver_terms(config, shape)
-    fitting = int((math.sqrt(linear**2 + 4 * square * budget) - linear) / (2 * square))
+    fitting = int(2 * budget / (math.sqrt(linear**2 + 4 * square * budget) + linear))
     what = "a flow needs" if together == 1 else f"{together} flows together need"
     affordable = budget * together // needed
     remedy = f"--pool.build_batch {affordable}" if affordable else f"--sinkhorn-batch {fitting}"
