@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if request and type(error).__name__ == "OutOfMemoryError":  # torch's; not loaded for it
             return _fail(f"the card's memory is full; try {SMALLER[request.command]}")
+        if is_launched() and ("gloo" in str(error) or type(error).__name__ == "DistBackendError"):
+            return _fail(f"another process is gone, whose own lines say why ({str(error)[:100]})")
         show_error(traceback.format_exc() + _report(request))
         return 1
 

@@ -225,6 +225,22 @@ def test_full_memory_of_a_card_is_one_line(monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
+def test_process_that_waits_for_one_that_is_gone_reports_no_bug(monkeypatch, capsys):
+    def lost(*_):
+        raise RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer [::1]:5")
+
+    monkeypatch.setattr("nsgf.cli._train", lost)
+    words = ["train", "--exp", "2d", "--device=cpu"]
+    assert main(words) == 1
+    assert "a bug" in capsys.readouterr().err
+    for key, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(key, value)
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("nsgf: error (process 1): another process is gone, whose own lines say")
+    assert error.count("\n") == 1
+
+
 def test_red_lines_of_preflight_are_exit_code_one(monkeypatch, capsys):
     for last, code in (("ok data", 0), ("NO data; use --data-root", 1)):
         monkeypatch.setattr("nsgf.preflight.preflight", lambda *_, last=last: ["machine", last])

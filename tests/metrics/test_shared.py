@@ -63,3 +63,12 @@ def test_long_work_is_said_before(monkeypatch):
     x = torch.randn(10, 3)
     distances(x, x[:6], torch.device("cpu"), said.append)
     assert said == ["precision and recall of 10 samples and 6 real images: about 1.3 min"]
+
+
+@pytest.mark.gpu
+def test_a_card_finds_the_precision_and_recall_of_a_cpu():
+    samples, real = torch.randn(3000, 64), torch.randn(2500, 64) + 0.1
+    cpu, card = (
+        distances(samples, real, torch.device(name), lambda _: None) for name in ("cpu", "cuda")
+    )
+    assert card == pytest.approx(cpu, abs=2e-3)
