@@ -152,3 +152,10 @@ def test_compared_method_says_which_one_it_is(tiny):
     config = replace(tiny, peer=replace(tiny.peer, method="otcfm"))
     assert get_phase("peer").described(config) == {"method": "otcfm"}
     assert get_phase("nsgf").described(config) == {}
+
+
+@pytest.mark.parametrize(("storage", "remedy"), [("memory", "--pool.storage disk"), ("disk", "")])
+def test_each_session_begins_with_the_pool_unless_it_is_on_the_disk(tiny, storage, remedy):
+    chosen = replace(tiny, pool=replace(tiny.pool, storage=storage))
+    (pool,) = get_phase("nsgf").preparations(chosen, CPU)
+    assert pool.again == remedy
