@@ -203,6 +203,13 @@ def test_measures_say_the_precision(small, small_run):
         assert evaluate_run(config, small_run)[1]["precision"] == precision
 
 
+def test_training_says_at_once_that_its_samples_have_no_such_precision(tmp_path, capsys):
+    flags = ["--smoke", "--device=cpu", "--sampling.precision=fp16", f"--out-dir={tmp_path}"]
+    assert main(["train", "--exp=2d", *flags]) == 2
+    assert "sampling.precision = fp16: a CPU is slow in it" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_run_of_a_card_is_sampled_on_a_cpu(small, small_run, capsys):
     """fp16 as a T4 trains is refused here only if it is asked for."""
     small_run.write_config(replace(small, train=TrainConfig(precision="fp16")))
