@@ -104,3 +104,12 @@ def test_all_that_would_stop_a_run_is_said_at_once(tiny, tmp_path):
     assert all("--out-dir DIR" in line for line in red[1:-1])
     assert "--session-hours: nsgf begins with" in red[-1]
     assert sum(" s an update" in line for line in lines) == len(tiny.phases)
+
+
+@pytest.mark.parametrize("updates", [199, 200])
+def test_choice_of_precision_on_a_cpu_is_said(updates, monkeypatch):
+    monkeypatch.setattr("nsgf.preflight.faster_precision", lambda *_: ("bf16", 1.25))
+    flags = ("--smoke", "--device=cpu", f"--train-iters={updates}", "--phases=[nsgf]")
+    lines = preflight(replace(shipped("digits", *flags), smoke=False))
+    said = [line for line in lines if "train.precision = auto would be bf16" in line]
+    assert len(said) == (updates == 200)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
+from nsgf.training.choice import settle_precision
 from nsgf.training.precision import Forward, compiling, device_settings
 from nsgf.training.prefetch import Batches, draws_ahead
 from nsgf.training.state import TrainState, lr_factor
@@ -86,6 +88,8 @@ class PhaseLoop:
     def run(self) -> None:
         self._resume()
         self.tracker.rewind(self.name, self.state.step)
+        first = partial(self.batches.at, self.state.step)
+        settle_precision(self.session, self.state, first, self.now)
         if self.state.forward.compiled and self.state.step < self.optim.iterations:
             self._compile()
         pending, self.logged = None, (self.state.step, time.perf_counter())
@@ -272,6 +276,7 @@ class PhaseLoop:
     def _payload(self) -> dict[str, Any]:
         return {
             "phase": self.name,
+            "precision": self.state.forward.precision,
             "config": asdict(self.session.config),
             "window": [[reading.loss, reading.norm] for reading in self.window],
             **self.state.state_dict(),
