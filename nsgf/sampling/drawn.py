@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from nsgf.config.schema import Config
 from nsgf.run.folder import replacing
@@ -82,7 +83,7 @@ def fingerprint(sampler: FlowSampler) -> str:
             digest.update(network.precision.encode())
             for name, tensor in network.state_dict().items():
                 digest.update(name.encode())
-                digest.update(tensor.cpu().contiguous().numpy().tobytes())
+                digest.update(tensor.cpu().flatten().view(torch.uint8).numpy())  # numpy has no bf16
     return digest.hexdigest()
 
 

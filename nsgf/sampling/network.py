@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config
 from nsgf.system.errors import UserError
 from nsgf.system.output import show
-from nsgf.training.precision import layers_in, sampling_precision
+from nsgf.training.precision import DTYPES, layers_in, sampling_precision
 
 
 class InferenceNetwork(nn.Module):
@@ -29,7 +29,8 @@ class InferenceNetwork(nn.Module):
         device: torch.device,
         log: Callable[[str], None] = show,
     ) -> None:
-        """``log`` takes a line when a batch has to be split.
+        """``model`` is this one's from here on: its layers' weights are cast, once, since autocast
+        keeps casts of trained weights alone. ``log`` takes a line when a batch has to be split.
 
         Raises:
             UserError: the precision does not exist on this device.
@@ -39,6 +40,9 @@ class InferenceNetwork(nn.Module):
         self.precision = sampling_precision(config, device)
         self._most: int | None = None
         """Samples that fit at once; None: as many as were given so far."""
+        for layer in model.modules() if self.precision != "fp32" else ():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                layer.to(DTYPES[self.precision])
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Inputs, each (B, ...) -> the network's answer, (B, ...).

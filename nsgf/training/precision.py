@@ -16,6 +16,7 @@ from nsgf.system.errors import UserError
 from nsgf.system.hardware import OTHERS
 
 Precision = Literal["fp32", "bf16", "fp16"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
 """Compute capabilities from which fp16 is fast, and from which bf16 is there at all."""
@@ -80,7 +81,7 @@ def layers_in(precision: Precision, device: torch.device) -> AbstractContextMana
     """Around a call of a network, whose layers then compute in this precision."""
     if precision == "fp32":
         return nullcontext()  # torch's meta device has no autocast
-    return torch.autocast(device.type, torch.float16 if precision == "fp16" else torch.bfloat16)
+    return torch.autocast(device.type, DTYPES[precision])
 
 
 @contextmanager

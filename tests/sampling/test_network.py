@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nsgf.cli import main
 from nsgf.config.schema import Config, FlowConfig, SamplingConfig, TrainConfig
@@ -22,6 +23,7 @@ from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.preview import preview_samples
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
 from nsgf.system.errors import UserError
+from tests.conftest import shipped
 
 CPU = torch.device("cpu")
 
@@ -146,6 +148,36 @@ def test_layers_are_in_the_precision_and_answers_and_states_are_not():
         states = FlowSampler([StraightFlow(config, network)])(torch.randn(4, 2), keep_path=True)
         assert {state.dtype for state in states.path} == {torch.float32}
         assert set(types) == {(torch.float32, inside)}
+
+
+def test_weights_are_cast_once_and_not_in_each_call():
+    """Autocast keeps its casts of weights that are trained; a launch for each weight is as many as
+    the network has besides."""
+    config = shipped("digits", "--sampling.precision=bf16", "--device=cpu")
+    x, t = torch.randn(2, 1, 8, 8), torch.rand(2)
+    model = get_phase("nsgf").build(config.model, (1, 8, 8), seed=0).eval().requires_grad_(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(x, t).float()
+    network = asked(model, config=config)
+    with _Casts() as seen:
+        assert torch.equal(network(x, t), expected)
+    layers = [part for part in model.modules() if isinstance(part, nn.Linear | nn.Conv2d)]
+    assert len(layers) > 20
+    assert seen.shapes  # of inputs
+    assert not {layer.weight.shape for layer in layers} & set(seen.shapes)
+
+
+class _Casts(TorchDispatchMode):
+    """Shapes of what is converted."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default:
+            self.shapes.append(args[0].shape)
+        return func(*args, **(kwargs or {}))
 
 
 def test_everything_that_asks_a_trained_network_does_so_in_the_precision(small, small_run):

@@ -16,7 +16,6 @@ from nsgf.sampling.sampler import NSGFSteps, StraightFlow
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.training.loop import PhaseLoop
 from nsgf.training.prefetch import Batches
-from nsgf.training.step_stats import PendingStats
 from tests.system.pretended_card import pretended_card
 from tests.test_cli import LOCAL_IMAGES
 
@@ -45,7 +44,7 @@ def column(exp: str, folder: str) -> dict[str, str]:
                 )
                 with (
                     card.counted(PhaseLoop, "_update") as updates,
-                    card.counted(PendingStats, "read") as outcomes,
+                    card.counted(PhaseLoop, "_settle") as outcomes,
                     card.counted(Batches, "_load") as drawing,
                 ):
                     main(["train", *where, *flags, f"--phases=[{','.join(PHASES[:number])}]"])
