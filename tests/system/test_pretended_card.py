@@ -1,5 +1,6 @@
 """What the CUDA paths do on a pretended card, and that the pretence finds faults."""
 
+import threading
 from collections import Counter
 from contextlib import closing
 
@@ -179,14 +180,20 @@ def test_images_that_are_given_back_while_they_are_read_are_found():
 
 
 def test_drawing_ends_before_its_images_are_given_back(card):
+    ahead = threading.Event()
+
     class Resident(AnyTask):
         images = torch.zeros(8).to(CARD)
 
         def draw(self, positions):
-            return (self.images[positions.start : positions.stop] + 1,)
+            drawn = self.images[positions.start : positions.stop] + 1
+            if positions.start:
+                ahead.set()
+            return (drawn,)
 
     with closing(Resident().batches()) as batches:
         batches.at(0)
+        assert ahead.wait(10)  # else the end may cancel it before it reads anything
     del Resident.images
     torch.ones(1, device=CARD)
 
