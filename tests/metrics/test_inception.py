@@ -166,6 +166,12 @@ def test_missing_weights_file_is_named():
         Inception(Path("nowhere.pth"))
 
 
+def test_published_weights_that_are_damaged_are_no_setting_of_the_users(tmp_path, monkeypatch):
+    monkeypatch.setattr("nsgf.metrics.inception._published", lambda: tmp_path / "w.pth")
+    with pytest.raises(UserError, match=r"^\S+w\.pth: no usable Inception weights"):
+        Inception(None)
+
+
 def test_weights_file_cannot_execute_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"x": Malicious()}, tmp_path / "w.pth")

@@ -169,12 +169,14 @@ def test_card_without_kernels_is_not_taken(monkeypatch, capability, built, usabl
     assert "Tesla P100 is of generation" in describe(torch.device("cpu"))
 
 
-def test_card_whose_driver_is_too_old_is_told(monkeypatch, tmp_path):
+def test_card_that_torch_cannot_use_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert _unused_card(tmp_path / "version") is None
     (tmp_path / "version").touch()
-    assert "driver may be too old" in str(_unused_card(tmp_path / "version"))
+    for build, why in (("13.2", "its driver may be too old"), (None, "this build is for CPUs")):
+        monkeypatch.setattr(torch.version, "cuda", build)
+        assert f"cannot use it: {why}" in str(_unused_card(tmp_path / "version"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
     assert _unused_card(tmp_path / "version") is None
 
