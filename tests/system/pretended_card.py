@@ -264,6 +264,7 @@ def _replacements(card: Card, enter_modes: Callable[..., None]) -> list[tuple[An
         "set_device": enter_modes,
         "get_device_capability": lambda device=None: card.capability,
         "get_device_name": lambda device=None: about.name,
+        "synchronize": lambda device=None: card.wait("device"),
         "get_device_properties": lambda device=None: about,
         "mem_get_info": lambda device=None: (about.total_memory, about.total_memory),
         "empty_cache": lambda: None,

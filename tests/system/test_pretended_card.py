@@ -78,6 +78,16 @@ def test_each_experiment_keeps_to_the_rules_of_a_card(exp, card, other, tmp_path
     )
 
 
+@pytest.mark.e2e
+def test_preflight_measures_a_card_by_its_rules(monkeypatch, capsys, tmp_path):
+    """And says what share of its peak an update reaches."""
+    small = ("--batch-size=4", "--sinkhorn-batch=8", "--pool-batches=6", f"--out-dir={tmp_path}")
+    with pretended_card(TURING), monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
+        assert main(["preflight", "--exp=2d", "--device=cuda", *small]) == 0
+    assert "of the t4's peak in fp16" in capsys.readouterr().out
+
+
 # --- how often the host waits ---
 
 
