@@ -73,6 +73,8 @@ def settle_precision(
         if session.world.is_main:
             write_text(session.run.precision_file, json.dumps({KEY: kept}) + "\n")
         session.tracker.log(f"train.precision = auto: {kept}, {described(gain)}")
+    elif kept == "bf16":
+        session.tracker.log("train.precision = auto: bf16, as the run has chosen")
     if kept == "bf16":
         state.forward.precision = "bf16"
 

@@ -81,6 +81,7 @@ def test_choice_is_made_once_and_kept_for_all_networks_of_the_run(tmp_path, run)
     for step in (0, 7):
         assert settle(config, run, unasked, "nsgf", step) == "bf16"
     assert settle(config, run, unasked, "predictor") == "fp32"
+    assert (run.path / "log.txt").read_text().count("bf16, as the run has chosen") == 2
     explicit = replace(config, train=replace(config.train, precision="fp32"))
     assert settle(explicit, run, unasked) == "fp32"
 
