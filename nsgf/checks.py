@@ -139,6 +139,16 @@ def _unused_problems(config: Config) -> Iterator[str]:
         if value != usual:
             rest = why.get(key, f" for {config.data.name}")
             yield f"data.{key} = {_written(value)}: must be {_written(usual)}{rest}"
+    if config.nsf.coupling_batch and config.nsf.coupling == "independent":
+        yield (
+            f"nsf.coupling_batch = {config.nsf.coupling_batch}: has no effect with nsf.coupling "
+            "independent; say --nsf.coupling ot"
+        )
+    if config.peer.coupling_batch and config.peer.method != "otcfm":
+        yield (
+            f"peer.coupling_batch = {config.peer.coupling_batch}: has no effect with peer.method "
+            f"{config.peer.method}; say --peer.method otcfm"
+        )
     for phase in config.phases:
         parts, size = config.train.accumulate, getattr(config, phase).batch_size
         if parts > size >= 1:

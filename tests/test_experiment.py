@@ -226,6 +226,13 @@ def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, finished):
     torch.testing.assert_close(nsgf_transport(lab)(x), expected)
 
 
+def test_straight_flow_begins_with_the_averaged_weights_of_nsgf(tiny):
+    config = replace(tiny, nsf=replace(tiny.nsf, init="nsgf", iterations=0))
+    saved = weights(train(with_phases(config, 2)))
+    for name, weight in saved["nsgf"]["ema"].items():
+        assert torch.equal(saved["nsf"]["model"][name], weight)
+
+
 def test_each_phase_has_its_own_optimizer_and_network(finished):
     payloads = weights(finished)
     assert all(payload["optimizer"]["state"] for payload in payloads.values())

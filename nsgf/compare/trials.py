@@ -1,7 +1,7 @@
 """What is compared: one trial for each method, target and seed, and its configuration.
 
 Equal terms: the same data, network, batch size and number of updates ``peer.iterations`` for every
-method. NSGF++ shares them among its three networks in the proportion of their own settings. Only
+method. NSGF++ shares them among its networks in the proportion of their own settings. Only
 2-RF goes beyond, by the ``reflow.iterations`` that it needs after those of 1-RF.
 """
 
@@ -31,13 +31,17 @@ class Method:
     """``peer.method``."""
     folder: str = ""
     """Beginning of its run folders' names, where two methods share them."""
+    large_pairs: bool = False
+    """Whether pairs are found within ``compare.coupling_batch``."""
 
 
 METHODS: dict[MethodName, Method] = {
     "nsgf": Method("NSGF", ("nsgf",)),
     "nsgf++": Method("NSGF++", PHASES),
+    "nsgf++h": Method("NSGF++h", PHASES[:2], large_pairs=True),
     "icfm": Method("I-CFM", ("peer",), "icfm"),
     "otcfm": Method("OT-CFM", ("peer",), "otcfm"),
+    "otcfm+": Method("OT-CFM+", ("peer",), "otcfm", large_pairs=True),
     "sbcfm": Method("SB-CFM", ("peer",), "sbcfm"),
     "1rf": Method("1-RF", ("peer",), "rf", "rf"),
     "2rf": Method("2-RF", PEER_PHASES, "rf", "rf"),
@@ -133,11 +137,19 @@ def trial_config(config: Config, trial: Trial) -> Config:
     if method.peer:
         is_image = config.model.kind == "unet"
         sigma = 0.0 if is_image and method.peer != "sbcfm" else SIGMA.get(method.peer, 0.0)
-        own.peer = replace(config.peer, method=method.peer, sigma=sigma)
+        group = config.compare.coupling_batch if method.large_pairs else None
+        own.peer = replace(config.peer, method=method.peer, sigma=sigma, coupling_batch=group)
     else:
-        own = _shared_updates(own)
+        own = _shared_updates(_handed_over(own) if method.large_pairs else own)
     check(own)
     return own
+
+
+def _handed_over(config: Config) -> Config:
+    """NSGF++ whose straight flow begins where the NSGF steps end, with their weights."""
+    group = config.compare.coupling_batch
+    nsf = replace(config.nsf, source="nsgf", init="nsgf", coupling="ot", coupling_batch=group)
+    return replace(config, nsf=nsf, flow=replace(config.flow, steps=config.compare.handover_steps))
 
 
 def _shared_updates(config: Config) -> Config:
@@ -145,7 +157,7 @@ def _shared_updates(config: Config) -> Config:
     steps as it may have (``flow.allow_many_steps`` lets it have more).
 
     Raises:
-        UserError: there are not enough updates for three networks.
+        UserError: there are not enough updates for its networks.
     """
     phases = config.phases
     counts = [getattr(config, phase).iterations for phase in phases]
@@ -158,7 +170,7 @@ def _shared_updates(config: Config) -> Config:
     if len(phases) == 1:
         return replace(config, **shares)
     if min(optim.iterations for optim in shares.values()) < 1:
-        raise UserError(f"peer.iterations = {total}: too few for the three networks of NSGF++")
+        raise UserError(f"peer.iterations = {total}: too few for the networks of NSGF++")
     most = config.flow.steps if config.flow.allow_many_steps else MAX_STEPS_PLUS_PLUS
     steps = min(config.flow.steps, most)
     return replace(config, flow=replace(config.flow, steps=steps), **shares)

@@ -46,7 +46,7 @@ class PointSampler(Sampler):
         self._page, self._page_number = torch.empty(0), -1
 
     def at(self, positions: range) -> Tensor:
-        return torch.cat([self._block(page)[cut] for page, cut in _pages(positions, BLOCK)])
+        return torch.cat([self._block(page)[cut] for page, cut in pages(positions, BLOCK)])
 
     def _block(self, number: int) -> Tensor:
         """Draws number * BLOCK and following.  (BLOCK, *shape)"""
@@ -76,7 +76,7 @@ class ImageSampler(Sampler):
 
     def at(self, positions: range) -> Tensor:
         indices, coins = [], []
-        for epoch, cut in _pages(positions, len(self._images)):
+        for epoch, cut in pages(positions, len(self._images)):
             self._turn_to(epoch)
             indices.append(self._order[cut])
             coins.append(self._coins[cut])
@@ -96,8 +96,12 @@ class ImageSampler(Sampler):
             self._epoch = epoch
 
 
-def _pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:
-    """Pages of ``size`` and the slices of them that make up ``positions``, in order."""
+def pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:
+    """Pages of ``size`` samples and the slices of them that make up ``positions``, in order.
+
+    Raises:
+        ValueError: the positions are none, or not successive.
+    """
     start, n = positions.start, len(positions)
     if n < 1 or positions.step != 1:
         raise ValueError(f"samples of {positions}: needs one or more successive positions")

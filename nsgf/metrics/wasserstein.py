@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from nsgf.data import Sampler
-from nsgf.phases.lines import SIMPLEX_ITERATIONS
+from nsgf.phases.flow_matching import SIMPLEX_ITERATIONS
 
 
 def w2(x: Tensor, y: Tensor) -> float:

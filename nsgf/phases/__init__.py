@@ -25,6 +25,8 @@ _ALL: tuple[Phase, ...] = (NSGF(), NSF(), Predictor(), Peer(), Reflow())
 _BY_NAME: dict[str, Phase] = {phase.name: phase for phase in _ALL}
 _ALGORITHM_4: tuple[Phase, ...] = (NSGF(), Predictor(), NSF())
 """In the order in which a sample meets their networks."""
+_HAND_OVER: tuple[Phase, ...] = (NSGF(), NSF())
+"""The same where the straight flow has learned to begin where the NSGF steps end."""
 
 
 def get_phase(name: PhaseName) -> Phase:
@@ -40,8 +42,9 @@ def get_phases(names: list[PhaseName] | tuple[PhaseName, ...]) -> list[Phase]:
 def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> tuple[Phase, ...]:
     """Phases whose legs carry a sample, in the order of the way.
 
-    Of NSGF++ all of Algorithm 4, or Algorithm 2 where a network is not trained yet; of a method
-    that it is compared with the last one.
+    Of NSGF++ all of Algorithm 4, with ``nsf.source: nsgf`` and no time predictor among the phases
+    its networks without one, or Algorithm 2 where a network is not trained yet; of a method that it
+    is compared with the last one.
 
     Args:
         config: ``phases`` and the sampling section.
@@ -53,9 +56,10 @@ def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> t
     last = get_phase(config.phases[-1])
     if last not in _ALGORITHM_4:
         return (last,)
-    called = [phase for phase in _ALGORITHM_4 if phase.is_called(config.sampling)]
-    if all(is_trained(phase.name) for phase in called):
-        return _ALGORITHM_4
+    asks_no_time = config.nsf.source == "nsgf" and Predictor.name not in config.phases
+    way = _HAND_OVER if asks_no_time and config.sampling.tau is None else _ALGORITHM_4
+    if all(is_trained(phase.name) for phase in way if phase.is_called(config.sampling)):
+        return way
     if config.sampling.tau is not None and not is_trained(NSF.name):
         raise UserError(
             f"sampling.tau = {config.sampling.tau}: needs phase {NSF.name}, which has no "

@@ -17,15 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config, PeerConfig
-from nsgf.data import Data, PointSampler, Sampler, Times
+from nsgf.data import Data, PointSampler, Times
 from nsgf.phases.base import Phase, PhasePlan
-from nsgf.phases.lines import SIMPLEX_ITERATIONS
+from nsgf.phases.coupling import Pairs
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, seed_torch
 from nsgf.training.task import Batch, Task
+
+SIMPLEX_ITERATIONS = 10_000_000
+"""Limit of POT's exact solver; its own ends before the optimum from about 2,500 points on."""
 
 
 def check_installed() -> None:
@@ -45,6 +48,8 @@ def build_matcher(config: PeerConfig) -> Any:
     """torchcfm's flow matcher of the configured method; exact plans have the steps they need."""
     from torchcfm import conditional_flow_matching as cfm
 
+    if config.coupling_batch:  # they come in optimal pairs
+        return cfm.ConditionalFlowMatcher(sigma=config.sigma)
     if config.method not in ("otcfm", "sbcfm"):
         return cfm.ConditionalFlowMatcher(sigma=config.sigma if config.method == "icfm" else 0.0)
     if config.method == "otcfm":
@@ -63,16 +68,15 @@ class PeerTask(Task):
     and pairs are other ones. Its seed comes with the batch.
     """
 
-    def __init__(
-        self, model: nn.Module, source: Sampler, target: Sampler, config: PeerConfig, seed: int
-    ) -> None:
-        self.model, self._matcher, self._seed = model, build_matcher(config), seed
-        self._streams = (source, target, PointSampler(Times(), derive_seed(seed, "times")))
+    def __init__(self, model: nn.Module, pairs: Pairs, config: PeerConfig, seed: int) -> None:
+        self.model, self._pairs, self._seed = model, pairs, seed
+        self._matcher = build_matcher(config)
+        self._times = PointSampler(Times(), derive_seed(seed, "times"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """X0, X1 (B, *shape), t (B,), and the first position, which seeds the matcher."""
-        drawn = [stream.at(positions) for stream in self._streams]
-        return (*drawn, torch.tensor([positions.start]))
+        times, first = self._times.at(positions), torch.tensor([positions.start])
+        return (*self._pairs.at(positions), times, first)
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, first = drawn
@@ -93,17 +97,14 @@ class Peer(Phase):
     """u learns the straight lines or bridges of another method, from noise to data."""
 
     name = "peer"
-    follows = ("seed", "data", "model", "peer.method", "peer.sigma")
+    follows = ("seed", "data", "model", "peer.method", "peer.sigma", "peer.coupling_batch")
 
     def task(self, session: Session, data: Data) -> Task:
-        config = session.config
-        return PeerTask(
-            self.start(config, session.device),
-            data.source(self.name),
-            data.target(self.name),
-            config.peer,
-            derive_seed(config.seed, self.name),
-        )
+        config, device = session.config, session.device
+        group = config.peer.coupling_batch
+        pairs = Pairs(data.source(self.name), data.target(self.name), device, group=group)
+        seed = derive_seed(config.seed, self.name)
+        return PeerTask(self.start(config, device), pairs, config.peer, seed)
 
     def described(self, config: Config) -> dict[str, str]:
         return {"method": config.peer.method}

@@ -6,7 +6,13 @@ from torch import Tensor
 from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.phases.base import Phase, Preparation
-from nsgf.phases.lines import LineTask, line_preparations
+from nsgf.phases.lines import (
+    LINES_FOLLOW,
+    LineTask,
+    interpolate,
+    line_needs,
+    line_preparations,
+)
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.session import Session
 from nsgf.training.task import Batch, Task
@@ -16,26 +22,33 @@ class NSFTask(LineTask):
     """u_delta(x, t) regresses X1 - X0."""
 
     def batch(self, *drawn: Tensor) -> Batch:
-        noise, end, t = drawn
-        start, end, x = self.points(noise, end, t)
-        return Batch((x, t), end - start)
+        start, end, t = drawn
+        return Batch((interpolate(start, end, t), t), end - start)
 
 
 class NSF(Phase):
     """u_delta learns the velocity of straight lines."""
 
     name = "nsf"
-    follows = (*NSGF.follows, "nsf.source", "nsf.coupling")
+    follows = (*LINES_FOLLOW, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
-        return NSFTask.of(self, session, data)
+        """
+        Raises:
+            UserError: it starts from NSGF's steps or weights, and NSGF is not trained.
+        """
+        task = NSFTask.of(self, session, data)
+        if session.config.nsf.init == "nsgf":
+            velocity = NSGF().load(session.config, session.run, "ema", session.device).network
+            task.model.load_state_dict(velocity.state_dict())
+        return task
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         return line_preparations(self, config, device)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
-        return (NSGF(),) if config.nsf.source == "nsgf" else ()
+        return (NSGF(),) if "nsgf" in (config.nsf.source, config.nsf.init) else ()
 
     def pictured(self, config: Config) -> tuple[Phase, ...]:
         """The whole straight flow, from time 0 and from where its lines start."""
-        return (*self.needs(config), self)
+        return (*line_needs(config), self)

@@ -7,7 +7,13 @@ from nsgf.config.schema import Config, ModelConfig, SamplingConfig
 from nsgf.data import Data
 from nsgf.models import time_network
 from nsgf.phases.base import Phase, Preparation
-from nsgf.phases.lines import LineTask, line_preparations
+from nsgf.phases.lines import (
+    LINES_FOLLOW,
+    LineTask,
+    interpolate,
+    line_needs,
+    line_preparations,
+)
 from nsgf.phases.nsf import NSF
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.session import Session
@@ -19,9 +25,8 @@ class TimePredictorTask(LineTask):
     """t_phi(x) regresses t."""
 
     def batch(self, *drawn: Tensor) -> Batch:
-        noise, end, t = drawn
-        _, _, x = self.points(noise, end, t)
-        return Batch((x,), t)
+        start, end, t = drawn
+        return Batch((interpolate(start, end, t),), t)
 
 
 class Predictor(Phase):
@@ -29,7 +34,7 @@ class Predictor(Phase):
 
     name = "predictor"
     leg = EntryTimes
-    follows = NSF.follows  # both must agree in their lines
+    follows = LINES_FOLLOW
 
     def task(self, session: Session, data: Data) -> Task:
         return TimePredictorTask.of(self, session, data)
@@ -44,7 +49,7 @@ class Predictor(Phase):
         return line_preparations(self, config, device)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
-        return NSF().needs(config)
+        return line_needs(config)
 
     def pictured(self, config: Config) -> tuple[Phase, ...]:
         """Algorithm 4."""

@@ -102,7 +102,7 @@ def test_without_targets_the_data_section_is_meant():
 
 
 @pytest.mark.parametrize("exp", ["2d", "digits", "mnist", "cifar10"])
-@pytest.mark.parametrize("method", ["nsgf", "nsgf++", "icfm", "otcfm", "sbcfm", "1rf"])
+@pytest.mark.parametrize("method", ["nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "sbcfm", "1rf"])
 def test_all_methods_have_the_same_number_of_updates(exp, method):
     config = shipped(exp)
     target = "moons" if exp == "2d" else exp
@@ -128,6 +128,22 @@ def test_noise_of_the_peers_is_that_of_their_authors_examples():
     assert trial_config(shipped("digits"), Trial(Target("digits"), "otcfm", 0)).peer.sigma == 0
 
 
+def test_peer_and_hand_over_pair_within_the_same_group():
+    config = shipped("digits", "--compare.coupling_batch=512", "--compare.handover_steps=3")
+    own = {
+        method: trial_config(config, Trial(Target("digits"), method, 0))
+        for method in ("otcfm", "otcfm+", "nsgf++", "nsgf++h")
+    }
+    assert own["otcfm"].peer.coupling_batch is None
+    assert own["otcfm+"].peer.coupling_batch == own["nsgf++h"].nsf.coupling_batch == 512
+    assert own["otcfm+"].peer.method == "otcfm"
+    assert own["nsgf++"].nsf.coupling == "independent"
+    handed = own["nsgf++h"]
+    assert handed.phases == ["nsgf", "nsf"]
+    assert (handed.nsf.source, handed.nsf.init, handed.nsf.coupling) == ("nsgf", "nsgf", "ot")
+    assert (handed.flow.steps, own["nsgf++"].flow.steps) == (3, 5)
+
+
 def test_2rf_goes_on_in_the_folder_of_1rf():
     config = shipped("2d")
     one, two = (
@@ -148,7 +164,7 @@ def expected_nfe(config) -> int | None:
 
 
 @pytest.mark.parametrize("nfe", [5, 10, 20, 60])
-@pytest.mark.parametrize("method", ["nsgf", "nsgf++", "icfm"])
+@pytest.mark.parametrize("method", ["nsgf", "nsgf++", "nsgf++h", "icfm"])
 def test_every_method_spends_the_network_calls_it_is_given(nfe, method):
     config = trial_config(shipped("digits"), Trial(Target("digits"), method, 0))
     assert expected_nfe(at_nfe(config, nfe)) == nfe

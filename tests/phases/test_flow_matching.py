@@ -6,8 +6,13 @@ from torch import nn
 
 from nsgf.config.schema import PeerConfig
 from nsgf.data import PointSampler
-from nsgf.phases.flow_matching import PeerTask, build_matcher, check_installed
-from nsgf.phases.lines import SIMPLEX_ITERATIONS
+from nsgf.phases.coupling import Pairs
+from nsgf.phases.flow_matching import (
+    SIMPLEX_ITERATIONS,
+    PeerTask,
+    build_matcher,
+    check_installed,
+)
 from nsgf.phases.reflow import ReflowTask, reflow_ends
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError
@@ -27,8 +32,8 @@ class Grid:
 
 
 def task(method: str, sigma: float = 0.0, seed: int = 3) -> PeerTask:
-    source, target = PointSampler(Grid(0.0), 1), PointSampler(Grid(100.0), 2)
-    return PeerTask(nn.Identity(), source, target, PeerConfig(method=method, sigma=sigma), seed)
+    pairs = Pairs(PointSampler(Grid(0.0), 1), PointSampler(Grid(100.0), 2), torch.device("cpu"))
+    return PeerTask(nn.Identity(), pairs, PeerConfig(method=method, sigma=sigma), seed)
 
 
 def drawn(method: str, sigma: float = 0.0, seed: int = 3):

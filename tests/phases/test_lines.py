@@ -1,18 +1,17 @@
-import pytest
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import nn
 
 from nsgf.data import ImageSampler, PointSampler
 from nsgf.data.points import Gaussian
-from nsgf.phases import lines
-from nsgf.phases.lines import LineTask, ot_coupling
+from nsgf.phases.coupling import Pairs
+from nsgf.phases.lines import LineTask, interpolate
 from nsgf.phases.nsf import NSFTask
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.phases.predictor import TimePredictorTask
 from nsgf.pool import TrajectoryPool
-from nsgf.system.errors import UserError
 from nsgf.training.task import Batch
+
+CPU = torch.device("cpu")
 
 
 class Constant(PointSampler):
@@ -27,7 +26,8 @@ class Constant(PointSampler):
 
 
 def line(mu0=None, target=None, kind=NSFTask, **options) -> LineTask:
-    return kind(nn.Identity(), mu0 or Constant(-1.0), target or Constant(3.0), 0, **options)
+    pairs = Pairs(mu0 or Constant(-1.0), target or Constant(3.0), CPU, **options)
+    return kind(nn.Identity(), pairs, 0)
 
 
 def batch(task, n: int) -> Batch:
@@ -35,9 +35,8 @@ def batch(task, n: int) -> Batch:
 
 
 def test_points_lie_on_the_line_from_source_to_target():
-    drawn = line().draw(range(4000))
-    t = drawn[2]
-    start, end, x = line().points(*drawn)
+    start, end, t = line().draw(range(4000))
+    x = interpolate(start, end, t)
     assert (start == -1).all()
     assert (end == 3).all()
     torch.testing.assert_close(x, (-1 + 4 * t).unsqueeze(1).expand(-1, 2))
@@ -94,38 +93,6 @@ def test_batches_of_all_tasks_follow_positions_alone():
 
 def test_line_can_start_from_the_nsgf_output():
     moved = line(Constant(0.0), transport=lambda x: x + 7)
-    drawn = moved.draw(range(16))
-    start, _, x = moved.points(*drawn)
+    start, end, t = moved.draw(range(16))
     assert (start == 7).all()
-    torch.testing.assert_close(x[:, 0], 7 - 4 * drawn[2])
-
-
-def test_optimal_pairs_is_the_cheapest_permutation():
-    torch.manual_seed(0)
-    a, b = torch.randn(40, 1, 2, 2), torch.randn(40, 1, 2, 2)
-    index = ot_coupling(a, b)
-    assert sorted(index.tolist()) == list(range(40))
-    cost = torch.cdist(a.flatten(1), b.flatten(1)).square()
-    rows, columns = linear_sum_assignment(cost.numpy())
-    torch.testing.assert_close(cost[range(40), index].sum(), cost[rows, columns].sum())
-
-
-def test_coupling_that_does_not_finish_is_one_line(monkeypatch):
-    """POT warns and hands out a plan that pairs badly, or one sample twice."""
-    monkeypatch.setattr(lines, "SIMPLEX_ITERATIONS", 1)
-    with pytest.raises(UserError, match=r"nsf\.coupling = ot: .* batch of 64 .*smaller nsf\.batch"):
-        ot_coupling(torch.randn(64, 2), torch.randn(64, 2))
-
-
-def test_optimal_coupling_pairs_the_batch():
-    def sampler(seed):
-        return PointSampler(Gaussian((2,)), seed)
-
-    def cost(coupling):
-        paired = line(sampler(0), sampler(1), coupling=coupling)
-        start, end, _ = paired.points(*paired.draw(range(64)))
-        return (start - end).square().sum(1).mean(), end
-
-    (independent, end), (optimal, paired) = cost("independent"), cost("ot")
-    assert optimal < 0.3 * independent
-    assert sorted(end.tolist()) == sorted(paired.tolist())
+    torch.testing.assert_close(interpolate(start, end, t)[:, 0], 7 - 4 * t)

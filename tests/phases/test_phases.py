@@ -97,6 +97,16 @@ def test_sample_meets_the_predictor_before_the_straight_flow(tiny):
         sampled(fixed, "nsgf")
 
 
+def test_lines_that_start_where_nsgf_ends_need_no_predictor(tiny):
+    handed = replace(tiny, phases=["nsgf", "nsf"], nsf=replace(tiny.nsf, source="nsgf"))
+    assert sampled(handed, "nsgf", "nsf") == ["nsgf", "nsf"]
+    assert sampled(handed, "nsgf") == ["nsgf"]
+    with_time = replace(handed, sampling=replace(tiny.sampling, tau=0.0))
+    assert sampled(with_time, "nsgf", "nsf") == ["nsgf", "predictor", "nsf"]
+    with_predictor = replace(handed, phases=list(PHASES))
+    assert sampled(with_predictor, *PHASES) == ["nsgf", "predictor", "nsf"]
+
+
 def test_compared_method_is_sampled_with_its_last_network(tiny):
     assert sampled(replace(tiny, phases=["peer"])) == ["peer"]
     assert sampled(replace(tiny, phases=["peer", "reflow"])) == ["reflow"]
@@ -120,6 +130,13 @@ def test_lines_from_the_nsgf_output_need_phase_one(tiny, source):
     assert names(get_phase("nsf").pictured(config)) == [*needed, "nsf"]
 
 
+def test_straight_flow_that_begins_with_nsgfs_weights_needs_them(tiny):
+    config = replace(tiny, nsf=replace(tiny.nsf, init="nsgf"))
+    assert names(get_phase("nsf").needs(config)) == ["nsgf"]
+    assert names(get_phase("nsf").pictured(config)) == ["nsf"]
+    assert names(get_phase("predictor").needs(config)) == []
+
+
 def test_compared_methods_do_not_follow_the_flow():
     assert {"sinkhorn", "flow", "pool"} <= set(get_phase("predictor").follows)
     for name in ("peer", "reflow"):
@@ -129,7 +146,10 @@ def test_compared_methods_do_not_follow_the_flow():
 FLOW = ("--seed=1", "--dataset=moons", "--model.mlp.width=7", "--sinkhorn.blur=2", "--flow.eta=0.1")
 FLOW += ("--pool-batches=3",)
 LINES = (*FLOW, "--nsf.source=nsgf", "--nsf.coupling=ot")
+LINES += ("--nsf.coupling=ot --nsf.coupling_batch=64",)
+NSF = (*LINES, "--nsf.init=nsgf")
 PEER = (*FLOW[:3], "--peer.method=otcfm", "--peer.sigma=0.3")
+PEER += ("--peer.method=otcfm --peer.coupling_batch=64",)
 REFLOW = (*PEER, "--reflow.pairs=33", "--reflow.ode_steps=3")
 
 
@@ -139,12 +159,12 @@ def test_phase_that_says_nothing_follows_seed_data_and_network():
 
 @pytest.mark.parametrize(
     ("phase", "fixed"),
-    [("nsgf", FLOW), ("nsf", LINES), ("predictor", LINES), ("peer", PEER), ("reflow", REFLOW)],
+    [("nsgf", FLOW), ("nsf", NSF), ("predictor", LINES), ("peer", PEER), ("reflow", REFLOW)],
 )
 def test_trained_network_belongs_to_each_setting_that_it_follows(phase, fixed):
     saved = asdict(shipped("2d"))
-    for flag in {*FLOW, *LINES, *PEER, *REFLOW}:
-        changes = contradictions(saved, shipped("2d", flag), get_phase(phase).follows)
+    for flag in {*NSF, *PEER, *REFLOW}:
+        changes = contradictions(saved, shipped("2d", *flag.split()), get_phase(phase).follows)
         assert bool(changes) == (flag in fixed), flag
 
 

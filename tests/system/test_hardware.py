@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nsgf.config.schema import SamplingConfig
-from nsgf.phases.lines import ot_coupling
+from nsgf.phases.coupling import optimal_pairs
 from nsgf.sampling.solvers import integrate
 from nsgf.sinkhorn.base import SolverReport
 from nsgf.system.errors import UserError
@@ -94,7 +94,7 @@ def test_nothing_on_the_device_is_float64_where_there_is_none(work, monkeypatch)
     x, start = torch.randn(5, 2), torch.rand(5)
     with NoFloat64():
         if work == "pairs":
-            assert sorted(ot_coupling(x, torch.randn(5, 2)).tolist()) == [0, 1, 2, 3, 4]
+            assert sorted(optimal_pairs(x, torch.randn(5, 2)).tolist()) == [0, 1, 2, 3, 4]
         elif work == "report":
             report = SolverReport()
             report.record(torch.tensor([3, 5]), torch.tensor([0.5, 0.25]), start[:2] < 2)

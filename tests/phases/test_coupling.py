@@ -1,0 +1,82 @@
+import ot
+import pytest
+import torch
+
+from nsgf.data import PointSampler
+from nsgf.data.points import Gaussian
+from nsgf.phases.coupling import Pairs, optimal_pairs
+from nsgf.system.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def sampler(seed: int) -> PointSampler:
+    return PointSampler(Gaussian((1, 2, 2)), seed)
+
+
+def pairs(**options) -> Pairs:
+    return Pairs(sampler(0), sampler(1), CPU, **options)
+
+
+def cost(start, end) -> torch.Tensor:
+    return (start - end).square().flatten(1).sum(1).mean()
+
+
+def test_optimal_pairs_cost_what_exact_transport_costs():
+    start, end = sampler(0).sample(40), sampler(1).sample(40)
+    index = optimal_pairs(start, end)
+    assert sorted(index.tolist()) == list(range(40))
+    matrix = torch.cdist(start.flatten(1), end.flatten(1)).square().double().numpy()
+    assert float(cost(start, end[index])) == pytest.approx(ot.emd2([], [], matrix), rel=1e-5)
+
+
+def test_points_that_are_not_finite_are_refused():
+    with pytest.raises(UserError, match=r"nsf\.coupling = ot: .* not finite"):
+        optimal_pairs(torch.full((4, 2), torch.nan), torch.zeros(4, 2))
+
+
+def test_pairs_as_drawn_are_the_streams():
+    start, end = pairs().at(range(3, 9))
+    assert torch.equal(start, sampler(0).at(range(3, 9)))
+    assert torch.equal(end, sampler(1).at(range(3, 9)))
+
+
+def test_larger_groups_have_shorter_lines():
+    lengths = [float(cost(*pairs(group=group).at(range(256)))) for group in (None, 16, 256)]
+    assert lengths[0] > 1.5 * lengths[1] > 1.5 * lengths[2]
+
+
+def test_each_end_of_a_group_is_used_once():
+    _, end = pairs(group=32).at(range(64))
+    for part, drawn in zip(end.split(32), sampler(1).at(range(64)).split(32), strict=True):
+        assert sorted(map(tuple, part.flatten(1).tolist())) == sorted(
+            map(tuple, drawn.flatten(1).tolist())
+        )
+
+
+def test_a_pair_follows_from_its_position_alone():
+    """Whichever part of a group is asked for, and whatever was asked for before."""
+    whole = pairs(group=16).at(range(64))
+    other = pairs(group=16)
+    for start, stop in ((50, 64), (0, 10), (10, 50)):
+        for part, expected in zip(other.at(range(start, stop)), whole, strict=True):
+            assert torch.equal(part, expected[start:stop])
+
+
+def test_each_group_is_paired_once_while_batches_visit_it(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "nsgf.phases.coupling.optimal_pairs",
+        lambda start, end: seen.append(len(start)) or torch.arange(len(start)),
+    )
+    visited = pairs(group=64)
+    for first in range(0, 128, 16):
+        visited.at(range(first, first + 16))
+    assert seen == [64, 64]
+
+
+def test_pairs_start_where_the_transport_ends():
+    moved = pairs(group=8, transport=lambda x: x + 100)
+    start, end = moved.at(range(8))
+    torch.testing.assert_close(start, sampler(0).at(range(8)) + 100)
+    assert float(cost(start, end)) > 1000
