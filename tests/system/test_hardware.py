@@ -87,7 +87,7 @@ class NoFloat64(TorchDispatchMode):
 def test_nothing_on_the_device_is_float64_where_there_is_none(work, monkeypatch):
     assert wide_float(torch.device("mps")) == torch.float32
     assert wide_float(CPU) == wide_float(torch.device("cuda")) == torch.float64
-    for module in ("sampling.solvers", "phases.lines", "sinkhorn.base"):
+    for module in ("sampling.solvers", "phases.coupling", "sinkhorn.base"):
         monkeypatch.setattr(f"nsgf.{module}.wide_float", lambda device: torch.float32)
     odeint = pytest.importorskip("torchdiffeq").odeint
     monkeypatch.setattr("nsgf.sampling.solvers._load_odeint", lambda solver: odeint)
