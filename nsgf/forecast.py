@@ -285,7 +285,7 @@ def _sampling_lines(config: Config, card: Card) -> list[str]:
     work, calls = found
     seconds = work.seconds(card, precision, config.train.tf32) / config.sampling.batch_size
     return [
-        f"{command}: {count} samples of {calls} network calls in {precision}, about "
+        f"{command}: to draw {count} samples of {calls} network calls in {precision}, about "
         f"{format_hours(count * seconds)}"
         for command, count in counts.items()
     ]

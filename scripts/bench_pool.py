@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -26,7 +25,7 @@ from nsgf.config.schema import Config
 from nsgf.data import Data, Sampler, data_shape
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, pool_bytes
-from nsgf.pool.build import Ahead, Simulation
+from nsgf.pool.build import Simulation
 from nsgf.pool.storage import PoolFile, new_header
 from nsgf.sinkhorn import build_solver
 from nsgf.system.distributed import World
@@ -39,8 +38,8 @@ SAMPLED_PARTICLES = 8192
 """Particles of the pool that is sampled: 604 MB in float32, far more than a cache holds."""
 STEP_SECONDS = 0.01
 """Time between two batches where drawing ahead is measured, as a network on a GPU would take."""
-HOST_FLOWS, HOST_CHUNKS, SOLVER_SECONDS = 32, 6, 0.0103
-"""Flows at a time, how often, and what a T4 takes for one by our estimate."""
+HOST_FLOWS, HOST_CHUNKS = 32, 6
+"""Flows at a time, and how often."""
 MIB = 1 << 20
 
 
@@ -144,44 +143,38 @@ def memory_table() -> Iterator[str]:
 
 
 def host_table(repeats: int) -> Iterator[str]:
-    """What the host of a card does for CIFAR-10's pool, and how much of it is hidden."""
+    """What the host of a card does for CIFAR-10's pool beside the solver."""
     config = _config("cifar10")
     data = Data(config.data, config.seed)
     yield (
-        f"Seconds for the 2500 flows of CIFAR-10 in float16, {HOST_FLOWS} at a time, computed from "
-        f"{HOST_CHUNKS} chunks: first those of one core, then those on the clock. The solver is a "
-        f"pause of {SOLVER_SECONDS * 1e3:.1f} ms a flow, a T4's time by our estimate; targets are "
-        "drawn on the card.\n"
+        f"Seconds of one core for the 2500 flows of CIFAR-10 in float16, {HOST_FLOWS} at a time, "
+        f"computed from {HOST_CHUNKS} chunks. Targets are drawn on a card where there is one.\n"
     )
-    yield "| source | targets | storing | all, one after the other | source drawn ahead | ratio |"
-    yield "|---:|---:|---:|---:|---:|---:|"
+    yield "| source | targets | storing |"
+    yield "|---:|---:|---:|"
     cells = []
     for _ in range(repeats):
-        with ThreadPoolExecutor(1) as thread:
-            targets, _, _ = _host_times(data.target("host"))
-            source, storing, before = _host_times(data.source("host"))
-            *_, after = _host_times(Ahead(data.source("host"), thread))
-        cells.append([source, targets, storing, before, after, before / after])
-    *seconds, ratio = (median(column) for column in zip(*cells, strict=True))
-    yield f"| {' | '.join(f'{second:.1f}' for second in seconds)} | {ratio:.2f} |"
+        targets, _ = _host_times(data.target("host"))
+        source, storing = _host_times(data.source("host"))
+        cells.append([source, targets, storing])
+    yield f"| {' | '.join(f'{median(column):.1f}' for column in zip(*cells, strict=True))} |"
 
 
-def _host_times(sampler: Sampler) -> tuple[float, float, float]:
-    """Seconds for CIFAR-10's pool, from a few chunks: the processor's for drawing clouds and for
-    storing flows, and those that pass while it is built.
+def _host_times(sampler: Sampler) -> tuple[float, float]:
+    """Seconds of the processor for CIFAR-10's pool, from a few chunks: for drawing clouds and for
+    storing flows.
     """
     drawing, positions = 0.0, torch.randn(HOST_FLOWS * 128, 6, *CIFAR)
     pool = TrajectoryPool(HOST_CHUNKS * len(positions), 5, CIFAR, 0.2, dtype=torch.float16)
-    started, began = time.thread_time(), time.perf_counter()
+    started = time.thread_time()
     for start in range(0, HOST_CHUNKS * len(positions), len(positions)):
         drawing -= time.thread_time()
         sampler.at(range(start, start + len(positions)))
         drawing += time.thread_time()
-        time.sleep(HOST_FLOWS * SOLVER_SECONDS)
         pool.append(positions)
-    spent, passed = time.thread_time() - started, time.perf_counter() - began
+    spent = time.thread_time() - started
     scale = 2500 / (HOST_FLOWS * HOST_CHUNKS)
-    return scale * drawing, scale * (spent - drawing), scale * passed
+    return scale * drawing, scale * (spent - drawing)
 
 
 def _print_extra_memory(name: str) -> None:

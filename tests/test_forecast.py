@@ -240,8 +240,8 @@ def test_what_comes_beside_the_updates_is_part_of_the_sessions(monkeypatch):
 
 def test_sampling_and_evaluation_have_their_time():
     found = [line.split(", about")[0] for line in plan("2d", *TINY, "--evaluation.repeats=2")]
-    assert "sample: 4096 samples of 10 network calls in fp16" in found
-    assert "evaluate: 8192 samples of 10 network calls in fp16" in found
+    assert "sample: to draw 4096 samples of 10 network calls in fp16" in found
+    assert "evaluate: to draw 8192 samples of 10 network calls in fp16" in found
 
 
 def test_bf16_is_refused_where_the_card_has_none():

@@ -1,8 +1,7 @@
 """Fill the pool: many independent flows, as many at a time as pay."""
 
 import time
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -108,24 +107,6 @@ class Simulation:
             ) from error
 
 
-class Ahead(Sampler):
-    """A sampler whose next samples a thread draws while those asked for are used."""
-
-    def __init__(self, sampler: Sampler, thread: Executor) -> None:
-        """``thread`` has one worker, since a sampler is for one thread at a time."""
-        self.shape = sampler.shape
-        self._sampler, self._thread = sampler, thread
-        self._positions = range(0)
-
-    def at(self, positions: range) -> Tensor:
-        if positions != self._positions:
-            self._drawn = self._thread.submit(self._sampler.at, positions)
-        found = self._drawn.result()
-        self._positions = range(positions.stop, positions.stop + len(positions))
-        self._drawn = self._thread.submit(self._sampler.at, self._positions)
-        return found
-
-
 def _fill(
     pool: TrajectoryPool,
     file: PoolFile | None,
@@ -139,19 +120,14 @@ def _fill(
     Raises:
         UserError: a single flow does not fit on the card, or fails.
     """
-    config, solver, source = simulation.config, simulation.solver, simulation.source
-    together = most = build_batch(config, source.shape, simulation.device)
+    config, solver = simulation.config, simulation.solver
+    together = most = build_batch(config, simulation.source.shape, simulation.device)
     first = file.finished if file else 0
     if first:
         session.tracker.log(f"pool: going on after {first} of {_flows(len(share))}")
     started = time.perf_counter()
     try:
-        with (
-            session.tracker.progress("pool", len(share), "flow", first) as progress,
-            ThreadPoolExecutor(1, "pool") as thread,
-        ):
-            if simulation.device.type == "cuda":  # else it would take cores from the solver
-                simulation = replace(simulation, source=Ahead(source, thread))
+        with session.tracker.progress("pool", len(share), "flow", first) as progress:
             start = first
             while session.world.any(start < len(share)) and not session.is_asked():
                 together = min([most, *(k for flow, k in header["limits"] if flow <= start)])

@@ -2,16 +2,15 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from threading import Barrier, Event, current_thread, main_thread
+from threading import Barrier
 
 import pytest
 import torch
 from torch import Tensor
 
-from nsgf.data import Data, PointSampler
+from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.pool import build_pool, pool_folder
-from nsgf.pool.build import Ahead
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
@@ -21,7 +20,6 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.pool.conftest import CPU, HalfWay, Killed, Lines, build, with_pool
-from tests.system.pretended_card import pretended_card
 from tests.training.test_prefetch import threads
 
 
@@ -148,44 +146,6 @@ def test_report_goes_on_from_that_of_an_interrupted_session(config, tmp_path):
         report.record(*values, torch.arange(count) > 0)
         report = SolverReport(**json.loads(json.dumps(asdict(report))))
     assert report == SolverReport(0, 15, 7.0, 0.5, 2)
-
-
-# --- drawn ahead ---------------------------------------------------------------------------------
-
-
-def test_samples_drawn_ahead_are_the_same(config):
-    """In order, again, or elsewhere; by one thread alone, which needs no lock."""
-    source, names = Data(config.data, 0).source("p"), set()
-    real = source.at
-    source.at = lambda positions: names.add(current_thread().name) or real(positions)
-    with ThreadPoolExecutor(1, "one") as thread:
-        ahead = Ahead(source, thread)
-        for start, stop in ((0, 300), (300, 600), (300, 450), (450, 600), (5, 9)):
-            expected = Data(config.data, 0).source("p").at(range(start, stop))
-            assert torch.equal(ahead.at(range(start, stop)), expected)
-    assert names == {"one_0"}
-    assert ahead.shape == source.shape
-
-
-def test_on_a_card_the_next_samples_are_drawn_while_the_solver_works(config, monkeypatch):
-    drawn, real, solver = Event(), PointSampler.at, HalfWay()
-
-    def spying(sampler, positions):
-        if positions.start == 16 and current_thread() is not main_thread():
-            drawn.set()
-        return real(sampler, positions)
-
-    def waiting(x, y, etas):
-        assert drawn.wait(10) or len(solver.calls) > 1
-        return HalfWay.flows(solver, x, y, etas)
-
-    monkeypatch.setattr(PointSampler, "at", spying)
-    expected = build(config)
-    assert not drawn.is_set()  # on a CPU nothing is drawn ahead
-    monkeypatch.setattr(solver, "flows", waiting)
-    with pretended_card():
-        pool = build(with_pool(config, build_batch=2), solver=solver, device=torch.device("cuda"))
-    assert torch.equal(pool._positions, expected._positions)
 
 
 # --- a full card ---------------------------------------------------------------------------------
