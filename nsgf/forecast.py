@@ -63,7 +63,7 @@ class Work(NamedTuple):
         """The same so many times."""
         return Work(*(count * part for part in self))
 
-    def in_precision(self, precision: Precision, casts: int) -> "Work":
+    def in_precision(self, precision: Precision, casts: int = 0) -> "Work":
         """What was counted in float32: 16 bit take half of the traffic and so many casts more."""
         if precision == "fp32":
             return self
@@ -189,8 +189,7 @@ def _phase_forecast(
 ) -> tuple[list[str], Part]:
     """Lines about the time of a phase, and its share of the sessions."""
     lines, prepared = [], []
-    asked = sampling_precision(config, CPU, card.capability)
-    counting = replace(config, sampling=replace(config.sampling, precision="fp32"))
+    counting = replace(config, train=replace(config.train, precision="fp32"))
     for preparation in phase.preparations(counting, META):
         name, tf32 = preparation.name, config.train.tf32
         if name == POOL:
@@ -202,7 +201,7 @@ def _phase_forecast(
             except NotImplementedError:  # it needs values
                 lines.append(f"{name}: not counted")
                 continue
-            seconds = work.in_precision(asked, 0).seconds(card, asked, tf32)
+            seconds = work.in_precision(precision).seconds(card, precision, tf32)
         prepared.append((preparation, seconds))
         lines.append(f"{name}: about {format_hours(seconds)}")
     work, updates = update_work(config, phase, precision), phase.optim(config).iterations

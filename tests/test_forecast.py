@@ -146,7 +146,7 @@ def test_samples_in_16_bit_take_half_the_traffic_and_cast_each_weight_in_each_ca
 
 
 def test_time_of_samples_and_paths_is_that_of_their_precision(monkeypatch):
-    """On a T4 with the tensor cores of 16 bit, as training."""
+    """On a T4 with the tensor cores of 16 bit; paths as training, whatever samples are drawn in."""
 
     def seconds(*flags):
         wide = ("--model.unet.mult=[1]", "--model.unet.channels=256", "--phases=[peer,reflow]")
@@ -155,10 +155,14 @@ def test_time_of_samples_and_paths_is_that_of_their_precision(monkeypatch):
         return {match[1]: float(match[2]) for match in found if match}
 
     monkeypatch.setattr("nsgf.forecast.format_hours", str)
-    fast, slow = seconds(), seconds("--sampling.precision=fp32")
+    fast, slow = seconds(), seconds("--precision=fp32")
     for line in ("reflow, paths", "sample", "evaluate"):
         assert 3 < slow[line] / fast[line] < 6
-    assert slow["peer"] == fast["peer"]
+    samples = seconds("--sampling.precision=fp32")
+    for line in ("reflow, paths", "peer"):
+        assert samples[line] == fast[line]
+    for line in ("sample", "evaluate"):
+        assert samples[line] == slow[line]
 
 
 def test_largest_batch_is_the_last_that_fits():

@@ -287,9 +287,10 @@ class SamplingConfig:
     batch_size: Annotated[int, Range(1)] = 256
     """Samples that go through the networks together; halved by itself where the card is full."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of the networks' layers where they are only asked: samples, previews, and paths
-    that later phases learn from. auto: what train.precision means on the device; float32 where the
-    device has not that, and with dopri5. States and steps are float32 in any case."""
+    """Arithmetic of the networks' layers for samples and previews. auto: what train.precision means
+    on the device; float32 where the device has not that, and with dopri5. States and steps are
+    float32 in any case. Paths that later phases learn from are walked as their network was
+    trained."""
     nsgf_steps: Annotated[int | None, Range(1)] = None
     """Euler steps with the velocity network over the whole flow time; null: flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None

@@ -20,6 +20,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, Network
 from nsgf.system.errors import UserError
+from nsgf.training.precision import sampling_precision
 
 _ALL: tuple[Phase, ...] = (NSGF(), NSF(), Predictor(), Peer(), Reflow())
 _BY_NAME: dict[str, Phase] = {phase.name: phase for phase in _ALL}
@@ -78,11 +79,13 @@ def load_legs(
         UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
     """
     legs, progress = [], dict[str, str]()
+    precision = sampling_precision(config, device)
     for phase in phases:
         network: Network = nn.Identity()  # never called
         if phase.is_called(config.sampling):
-            model, progress[phase.name] = phase.load(config, run, weights, device)
-            network = InferenceNetwork(model, config, device)
+            trained = phase.load(config, run, weights, device)
+            model, progress[phase.name] = trained.network, trained.progress
+            network = InferenceNetwork(model, precision, device)
         legs.append(phase.leg(config, network))
     return FlowSampler(legs), {name: progress[name] for name in _BY_NAME if name in progress}
 

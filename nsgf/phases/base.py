@@ -25,6 +25,7 @@ from nsgf.sampling.sampler import Leg, StraightFlow
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed
+from nsgf.training.precision import Precision, kept_precision
 from nsgf.training.task import Batch, Task
 
 FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
@@ -37,6 +38,9 @@ class Trained(NamedTuple):
     network: nn.Module
     progress: str
     """Updates done of those configured when it was saved, e.g. ``300 of 100000``."""
+    precision: Precision
+    """What paths that later phases learn from are walked in: as it was trained, if the device can.
+    No setting of sampling is asked, or a resume with another one would go on with other paths."""
 
 
 CPU_BATCH = 8
@@ -176,4 +180,5 @@ class Phase(ABC):
         except (RuntimeError, KeyError, TypeError, AttributeError) as error:
             why = one_line(error)
             raise UserError(f"checkpoint {file} does not fit the network ({why})") from error
-        return Trained(model.to(device).eval().requires_grad_(False), progress)
+        precision = kept_precision(payload.get("precision"), device)
+        return Trained(model.to(device).eval().requires_grad_(False), progress, precision)

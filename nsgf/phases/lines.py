@@ -17,6 +17,7 @@ from nsgf.sampling.sampler import nsgf_steps
 from nsgf.sampling.solvers import Velocity
 from nsgf.sinkhorn.schedule import flow_time
 from nsgf.system.seeding import derive_seed
+from nsgf.training.precision import pick_precision
 from nsgf.training.task import Task
 
 LINES_FOLLOW = (*NSGF.follows, "nsf.source", "nsf.coupling", "nsf.coupling_batch")
@@ -75,8 +76,10 @@ def nsgf_transport(session: Session) -> Transport:
         UserError: NSGF is not trained.
     """
     config, device = session.config, session.device
-    model = NSGF().load(config, session.run, "ema", device).network
-    return _steps_of(InferenceNetwork(model, config, device, session.tracker.log), config.flow)
+    trained = NSGF().load(config, session.run, "ema", device)
+    log = session.tracker.log
+    velocity = InferenceNetwork(trained.network, trained.precision, device, log)
+    return _steps_of(velocity, config.flow)
 
 
 def _steps_of(velocity: Velocity, flow: FlowConfig) -> Transport:
@@ -94,7 +97,8 @@ def line_preparations(
     optim, shape, parts = phase.optim(config), data_shape(config.data.name), []
     if config.nsf.source == "nsgf":
         noise = torch.randn(timed_samples(config, device, optim.batch_size), *shape, device=device)
-        velocity = InferenceNetwork(NSGF().start(config, device).eval(), config, device)
+        precision = pick_precision(config.train.precision, device)
+        velocity = InferenceNetwork(NSGF().start(config, device).eval(), precision, device)
         transport = _steps_of(velocity, config.flow)
         units = optim.iterations * optim.batch_size / len(noise)
         parts.append(Preparation(f"{phase.name}, NSGF steps", lambda: transport(noise), units))

@@ -21,6 +21,7 @@ from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import nsgf_steps
 from nsgf.system.seeding import derive_seed
 from nsgf.training.memory import inference_bytes
+from nsgf.training.precision import pick_precision
 from nsgf.training.task import Batch, Task
 
 PATHS = 1024
@@ -97,11 +98,11 @@ class Reflow(Phase):
             UserError: the peer is not trained.
         """
         config, reflow = session.config, session.config.reflow
-        teacher = Peer().load(config, session.run, "ema", session.device).network
+        teacher, _, precision = Peer().load(config, session.run, "ema", session.device)
         student = self.start(config, session.device)
         student.load_state_dict(teacher.state_dict())
 
-        velocity = InferenceNetwork(teacher, config, session.device, session.tracker.log)
+        velocity = InferenceNetwork(teacher, precision, session.device, session.tracker.log)
 
         @torch.no_grad()
         def carry(x: Tensor) -> Tensor:
@@ -122,7 +123,8 @@ class Reflow(Phase):
         return ReflowTask(student, ends, derive_seed(config.seed, self.name))
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        network = InferenceNetwork(self.start(config, device).eval(), config, device)
+        precision = pick_precision(config.train.precision, device)
+        network = InferenceNetwork(self.start(config, device).eval(), precision, device)
         size = timed_samples(config, device, min(together(config), config.reflow.pairs))
         x, t = (part.to(device) for part in self.example(size, data_shape(config.data.name)).inputs)
 

@@ -8,15 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config
 from nsgf.system.errors import UserError
 from nsgf.system.output import show
-from nsgf.training.precision import DTYPES, layers_in, sampling_precision
+from nsgf.training.precision import DTYPES, Precision, layers_in
 
 
 class InferenceNetwork(nn.Module):
-    """A network that is only asked: its layers compute in ``sampling.precision``, and what does not
-    fit a card goes through it in parts. Its inputs and answers are float32.
+    """A network that is only asked: its layers compute in a precision, and what does not fit a card
+    goes through it in parts. Its inputs and answers are float32.
 
     A batch is split here and nowhere above, so that a solver that chooses its steps for a whole
     batch (dopri5) takes the same ones on a full card.
@@ -25,19 +24,16 @@ class InferenceNetwork(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        config: Config,
+        precision: Precision,
         device: torch.device,
         log: Callable[[str], None] = show,
     ) -> None:
         """``model`` is this one's from here on: its layers' weights are cast, once, since autocast
         keeps casts of trained weights alone. ``log`` takes a line when a batch has to be split.
-
-        Raises:
-            UserError: the precision does not exist on this device.
         """
         super().__init__()
         self.model, self._device, self._log = model, device, log
-        self.precision = sampling_precision(config, device)
+        self.precision = precision
         self._most: int | None = None
         """Samples that fit at once; None: as many as were given so far."""
         for layer in model.modules() if self.precision != "fp32" else ():

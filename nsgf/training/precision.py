@@ -63,18 +63,30 @@ def sampling_precision(
     Raises:
         UserError: it is asked for and not there, or slow.
     """
-    wanted, trained = config.sampling.precision, config.train.precision
-    on_cpu = device.type == "cpu" and capability is None
-    if wanted == "fp16" and on_cpu:
+    wanted = config.sampling.precision
+    if wanted == "fp16" and _is_cpu(device, capability):
         raise UserError("sampling.precision = fp16: a CPU is slow in it; use fp32, bf16 or auto")
     if wanted != "auto":
         return pick_precision(wanted, device, capability, "sampling.precision")
     if config.sampling.solver == "dopri5":  # it would take rounding for error, and smaller steps
         return "fp32"
-    with suppress(UserError):  # the device that trained may have had what this one has not
-        if not (trained == "fp16" and on_cpu):
+    return kept_precision(config.train.precision, device, capability)
+
+
+def kept_precision(
+    trained: object, device: torch.device, capability: tuple[int, int] | None = None
+) -> Precision:
+    """The arithmetic ``trained`` where the device has it and is not slow in it, or else float32;
+    device and capability as for :func:`pick_precision`."""
+    if isinstance(trained, str) and not (trained == "fp16" and _is_cpu(device, capability)):
+        with suppress(UserError):  # the device that trained may have had what this one has not
             return pick_precision(trained, device, capability)
     return "fp32"
+
+
+def _is_cpu(device: torch.device, capability: tuple[int, int] | None) -> bool:
+    """A capability is that of a card that is not here."""
+    return device.type == "cpu" and capability is None
 
 
 def layers_in(precision: Precision, device: torch.device) -> AbstractContextManager[None]:

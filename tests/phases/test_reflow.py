@@ -83,7 +83,7 @@ def test_paths_that_are_walked_together_fit_any_card_by_the_configuration_alone(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: pytest.fail("asks the card"))
     assert [together(shipped(name)) for name in ("2d", "digits", "mnist")] == [PATHS] * 3
     cifar10 = together(shipped("cifar10"))
-    assert cifar10 == together(shipped("cifar10", "--sampling.precision=fp16"))
+    assert cifar10 == together(shipped("cifar10", "--precision=bf16"))
     assert ROOM - 2e7 < cifar10 * inference_bytes(shipped("cifar10"), get_phase("peer")) <= ROOM
     huge = ("--model.unet.channels=4096", "--model.unet.mult=[1]", "--model.unet.res_blocks=1")
     assert together(shipped("cifar10", *huge, "--model.unet.attention=[]")) == 2

@@ -16,6 +16,7 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
 from nsgf.phases.lines import nsgf_transport
+from nsgf.run import checkpoint
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.sampling.generate import sample_run
@@ -23,6 +24,7 @@ from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.preview import preview_samples
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
 from nsgf.system.errors import UserError
+from nsgf.training.precision import sampling_precision
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -43,9 +45,8 @@ class Full(nn.Module):
 
 
 def asked(model, lines=None, config=None):
-    return InferenceNetwork(
-        model, config or Config(), CPU, pytest.fail if lines is None else lines.append
-    )
+    precision = sampling_precision(config or Config(), CPU)
+    return InferenceNetwork(model, precision, CPU, pytest.fail if lines is None else lines.append)
 
 
 def in_precision(config, precision):
@@ -182,14 +183,12 @@ class _Casts(TorchDispatchMode):
 
 
 def test_everything_that_asks_a_trained_network_does_so_in_the_precision(small, small_run):
-    """Samples, pictures, the starts of lines: each is near the one in float32, and another one."""
-    data, x = Data(small.data, small.seed), torch.randn(64, 2)
+    """Samples and pictures: each is near the one in float32, and another one."""
+    data = Data(small.data, small.seed)
 
     def found(precision):
         config = in_precision(small, precision)
-        session = Session(config, small_run, Tracker(small_run.path), CPU)
         yield preview_samples(config, small_run, get_phase("predictor"), data, CPU)
-        yield nsgf_transport(session)(x)
         sample_run(config, small_run)
         suffix = "" if precision == "fp32" else "-precision_bf16"
         saved = np.load(small_run.samples / f"samples{suffix}.npz", allow_pickle=False)
@@ -202,7 +201,7 @@ def test_everything_that_asks_a_trained_network_does_so_in_the_precision(small, 
 
 
 @pytest.mark.parametrize("what", ["paths", "NSGF steps"])
-def test_preflight_times_what_is_asked_in_the_precision(tiny, what, monkeypatch):
+def test_preflight_times_paths_in_the_precision_of_training(tiny, what, monkeypatch):
     used = []
     real = InferenceNetwork._answer
     monkeypatch.setattr(
@@ -210,7 +209,8 @@ def test_preflight_times_what_is_asked_in_the_precision(tiny, what, monkeypatch)
         "_answer",
         lambda self, *args: used.append(self.precision) or real(self, *args),
     )
-    config = in_precision(replace(tiny, nsf=replace(tiny.nsf, source="nsgf")), "bf16")
+    config = in_precision(replace(tiny, nsf=replace(tiny.nsf, source="nsgf")), "fp32")
+    config = replace(config, train=replace(config.train, precision="bf16"))
     phase = get_phase("reflow" if what == "paths" else "nsf")
     (prepared,) = phase.preparations(config, CPU)
     assert prepared.name.endswith(what)
@@ -218,16 +218,53 @@ def test_preflight_times_what_is_asked_in_the_precision(tiny, what, monkeypatch)
     assert set(used) == {"bf16"}
 
 
-def test_reflow_learns_from_paths_in_the_precision(tiny):
-    peer = replace(tiny, phases=["peer", "reflow"], peer=replace(tiny.peer, method="rf"))
-    peer = replace(peer, reflow=replace(peer.reflow, pairs=32, ode_steps=3))
-    run, data = train(replace(peer, phases=["peer"])), Data(peer.data, peer.seed)
-    ends = []
+def learned_from(config, runs):
+    """What the lines of one run start from, and where the paths of the other one's reflow end."""
+    nsgf, peer = (Session(config, run, Tracker(run.path), CPU) for run in runs)
+    data = Data(config.data, config.seed)
+    reflowed = get_phase("reflow").task(peer, data)
+    return nsgf_transport(nsgf)(data.source("nsf").at(range(32))), reflowed.draw(range(32))[1]
+
+
+def trained_in(precision, *files):
+    """Let checkpoints say that they were trained so."""
+    for file in files:
+        checkpoint.save(file, {**checkpoint.load(file), "precision": precision})
+
+
+def test_no_setting_of_sampling_changes_what_is_learned_from(tiny, tiny_run):
+    """Nor does another precision at a resume: the other half would be learned from other paths."""
+    reflow = replace(tiny.reflow, pairs=32, ode_steps=3)
+    config = replace(tiny, peer=replace(tiny.peer, method="rf"), reflow=reflow)
+    runs, found = (tiny_run, train(replace(config, phases=["peer"]))), []
+    files = [run.checkpoint_file(name) for run, name in zip(runs, ("nsgf", "peer"), strict=True)]
+    half = replace(config, train=replace(config.train, precision="bf16"))
     for precision in ("fp32", "bf16"):
-        session = Session(in_precision(peer, precision), run, Tracker(run.path), CPU)
-        ends.append(get_phase("reflow").task(session, data).draw(range(32))[1])
-    assert not torch.equal(*ends)
-    torch.testing.assert_close(*ends, rtol=0, atol=0.05)
+        trained_in(precision, *files)
+        found.append(learned_from(config, runs))
+        for sampling in ({"precision": "fp32"}, {"precision": "bf16"}, {"solver": "dopri5"}):
+            other = replace(half, sampling=replace(half.sampling, **sampling))
+            for one, same in zip(learned_from(other, runs), found[-1], strict=True):
+                assert torch.equal(one, same)
+    for full, short in zip(*found, strict=True):
+        assert not torch.equal(full, short)
+
+
+def test_paths_are_walked_in_the_precision_that_their_network_was_trained_in(tiny, tiny_run):
+    """In float32 by earlier versions, whose checkpoints do not say, and where the device has not
+    that precision."""
+    file, x = tiny_run.checkpoint_file("nsgf"), torch.randn(64, 2)
+    session = Session(tiny, tiny_run, Tracker(tiny_run.path), CPU)
+    payload, found = checkpoint.load(file), {}
+    for precision in ("fp32", "bf16", "fp16", None, ["bf16"]):
+        trained_in(precision, file)
+        found[str(precision)] = nsgf_transport(session)(x)
+    checkpoint.save(file, {key: part for key, part in payload.items() if key != "precision"})
+    found["earlier"] = nsgf_transport(session)(x)
+    full, half = found.pop("fp32"), found.pop("bf16")
+    assert not torch.equal(full, half)
+    torch.testing.assert_close(full, half, rtol=0, atol=0.05)
+    assert all(torch.equal(full, other) for other in found.values())
 
 
 def test_measures_say_the_precision(small, small_run):
