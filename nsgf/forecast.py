@@ -143,7 +143,7 @@ def sampling_work(config: Config, precision: Precision) -> tuple[Work, int] | No
             inputs = phase.example(config.sampling.batch_size, shape).inputs
         with torch.no_grad():
             work = counted(partial(model, *inputs))
-        work = work.in_precision(precision, len(list(model.parameters())))
+        work = work.in_precision(precision)  # weights are cast once, before
         total, calls = Work(*map(sum, zip(total, work.times(number), strict=True))), calls + number
     return total, calls
 

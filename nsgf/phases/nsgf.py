@@ -80,11 +80,11 @@ class NSGF(Phase):
         data = Data(replace(config.data, fake=True), config.seed, device)
         together = build_batch(config, data.shape, device)
         source, target = data.source("preflight"), data.target("preflight")
-        solver = build_solver(config.sinkhorn)
-        simulation = Simulation(config, source, target, solver, device)
         again = "" if config.pool.storage == "disk" else "--pool.storage disk"
 
         def build() -> Tensor:
+            solver = build_solver(config.sinkhorn)  # a plan for elsewhere needs no package for it
+            simulation = Simulation(config, source, target, solver, device)
             return simulation.flows(range(together)).cpu()
 
         return (Preparation("pool", build, config.pool.num_batches / together, again),)
