@@ -76,7 +76,9 @@ def _as_json(values: dict[str, float]) -> dict[str, float | None]:
 
 def measure_key(method: MethodName, config: Config, nfe: int, draw: int) -> str:
     """What a measure depends on besides the training settings, which a folder has one set of."""
-    sampling = replace(at_nfe(config, nfe).sampling, num_samples=1)
+    sampling = asdict(replace(at_nfe(config, nfe).sampling, num_samples=1))
+    if sampling["precision"] == "fp32":  # as all were when it had no setting
+        del sampling["precision"]
     key: dict[str, Any] = {
         "format": FORMAT,
         "method": method,
@@ -85,7 +87,7 @@ def measure_key(method: MethodName, config: Config, nfe: int, draw: int) -> str:
         "iterations": [getattr(config, phase).iterations for phase in config.phases],
         "samples": config.evaluation.num_samples,
         "w2_samples": config.evaluation.w2_samples,
-        "sampling": asdict(sampling),
+        "sampling": sampling,
     }
     return json.dumps(key, sort_keys=True)
 

@@ -55,6 +55,17 @@ def test_samples_are_drawn_in_a_precision_that_is_named(monkeypatch):
     assert len(keys) == 2
 
 
+def test_measures_of_earlier_versions_are_found():
+    """All were drawn in float32, which their names do not say."""
+    config = trial_config(shipped("2d", "--device=cpu"), Trial(Target("moons"), "nsgf++", 0))
+    assert measure_key("nsgf++", config, 10, 0) == (
+        '{"draw": 0, "format": 1, "iterations": [6667, 6667, 6666], "method": "nsgf++", "nfe": 10, '
+        '"samples": 4096, "sampling": {"atol": 1e-05, "batch_size": 4096, "nsgf_steps": 4, '
+        '"num_samples": 1, "omega": null, "rtol": 1e-05, "solver": "euler", "straight_steps": 5, '
+        '"tau": null, "weights": "ema"}, "w2_samples": 4096}'
+    )
+
+
 @pytest.mark.parametrize(
     ("label", "target"),
     [
