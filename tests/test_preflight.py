@@ -10,6 +10,7 @@ from nsgf.phases.reflow import PATHS
 from nsgf.preflight import preflight
 from nsgf.system.hardware import format_hours
 from tests.conftest import shipped
+from tests.pool.conftest import HalfWay
 
 CPU = torch.device("cpu")
 SMALL = ("--pool-batches=2", "--sinkhorn-batch=8", "--model.unet.channels=32")
@@ -76,7 +77,27 @@ def test_flows_of_the_pool_are_timed_together_as_they_are_built(flows, together)
     config = shipped("digits", *flags, f"--pool-batches={flows}")
     (pool,) = get_phase("nsgf").preparations(config, CPU)
     assert pool.units == flows / together
-    assert pool.unit().shape == (together * 8, 3, 1, 8, 8)
+    assert [part.shape for part in pool.unit()] == [(together * 8, 3, 1, 8, 8)]
+
+
+def test_full_card_halves_the_flows_that_are_timed_as_those_that_are_built(monkeypatch, capsys):
+    """Then the phase's updates are measured all the same."""
+    solver = HalfWay(room=2)
+    monkeypatch.setattr("nsgf.phases.nsgf.build_solver", lambda _: solver)
+    small = ("--sinkhorn-batch=8", "--steps=2", "--model.mlp.width=4", "--device=cpu")
+    lines = preflight(shipped("2d", "--phases=[nsgf]", "--pool-batches=7", *small))
+    assert solver.calls == [7, 3] + 4 * 7 * [1]
+    assert not any(line.startswith("NO") for line in lines)
+    assert any(line.startswith("nsgf: ") and " s an update" in line for line in lines)
+    assert "7 flows at a time do not fit into the card's memory; goes on with 3" in (
+        capsys.readouterr().out
+    )
+
+
+def test_single_flow_that_does_not_fit_is_red(monkeypatch):
+    monkeypatch.setattr("nsgf.phases.nsgf.build_solver", lambda _: HalfWay(room=0))
+    lines = preflight(shipped("2d", "--phases=[nsgf]", "--smoke", "--device=cpu"))
+    assert lines[-1].startswith("NO sinkhorn.batch_size = 8: ")
 
 
 def test_what_was_tried_is_said_and_measured_time_makes_sessions(tiny):

@@ -17,6 +17,7 @@ from nsgf.sampling.sampler import NSGFSteps
 from nsgf.sinkhorn import build_solver, check_solver
 from nsgf.system.distributed import World
 from nsgf.system.hardware import format_bytes, release_memory
+from nsgf.system.output import show
 from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Batch, Task
 
@@ -78,13 +79,23 @@ class NSGF(Phase):
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         data = Data(replace(config.data, fake=True), config.seed, device)
-        together = build_batch(config, data.shape, device)
+        together = most = build_batch(config, data.shape, device)
         source, target = data.source("preflight"), data.target("preflight")
         again = "" if config.pool.storage == "disk" else "--pool.storage disk"
 
-        def build() -> Tensor:
+        def build() -> list[Tensor]:
+            """All of them, in parts that fit."""
+            nonlocal most
             solver = build_solver(config.sinkhorn)  # a plan for elsewhere needs no package for it
             simulation = Simulation(config, source, target, solver, device)
-            return simulation.flows(range(together)).cpu()
+            parts: list[Tensor] = []
+            start = 0
+            while start < together:
+                numbers = range(start, min(start + most, together))
+                if simulation.passed(numbers, lambda flows: parts.append(flows.cpu())):
+                    start = numbers.stop
+                else:
+                    most = simulation.fewer(len(numbers), show)
+            return parts
 
         return (Preparation("pool", build, config.pool.num_batches / together, again),)

@@ -1,6 +1,7 @@
 """Fill the pool: many independent flows, as many at a time as pay."""
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -106,6 +107,34 @@ class Simulation:
                 f"{self.config.sinkhorn.blur}: try a smaller flow.eta or a larger sinkhorn.blur"
             ) from error
 
+    def passed(self, numbers: range, take: Callable[[Tensor], object]) -> bool:
+        """Give these flows to ``take``; False, and nothing is left of them: out of memory."""
+        before = asdict(self.solver.report)
+        try:
+            take(self.flows(numbers))
+            return True
+        except torch.cuda.OutOfMemoryError:
+            self.solver.report = SolverReport(**before)
+            return False  # the exception and with it the flows are gone before the next try
+
+    def fewer(self, tried: int, log: Callable[[str], None]) -> int:
+        """How many flows at a time to go on with where so many did not fit; ``log`` is told.
+
+        Raises:
+            UserError: a single one was tried.
+        """
+        if tried == 1:
+            raise UserError(
+                f"sinkhorn.batch_size = {self.config.sinkhorn.batch_size}: the card's memory is "
+                "full with a single flow of the pool; try a smaller --sinkhorn-batch"
+            )
+        release_memory(self.device)
+        log(
+            f"pool: {tried} flows at a time do not fit into the card's memory; goes on with "
+            f"{tried // 2}, the same flows"
+        )
+        return tried // 2
+
 
 def _fill(
     pool: TrajectoryPool,
@@ -132,8 +161,9 @@ def _fill(
             while session.world.any(start < len(share)) and not session.is_asked():
                 together = min([most, *(k for flow, k in header["limits"] if flow <= start)])
                 if numbers := share[start : start + together]:  # others may have more to do
-                    if not _appended(pool, simulation, numbers):
-                        _limit(header, start, len(numbers), session)
+                    if not simulation.passed(numbers, pool.append):
+                        fewer = simulation.fewer(len(numbers), session.tracker.log)
+                        _limit(header, start, fewer, session)
                         continue
                     start += len(numbers)
                     if file:
@@ -152,37 +182,12 @@ def _fill(
     session.tracker.log(_summary(built, seconds, together, solver.report))
 
 
-def _appended(pool: TrajectoryPool, simulation: Simulation, numbers: range) -> bool:
-    """Simulate these flows and store them; False, and nothing is left of them: out of memory."""
-    before = asdict(simulation.solver.report)
-    try:
-        pool.append(simulation.flows(numbers))
-        return True
-    except torch.cuda.OutOfMemoryError:
-        simulation.solver.report = SolverReport(**before)
-        return False  # the exception and with it the flows are gone before the next try
-
-
-def _limit(header: Header, start: int, tried: int, session: Session) -> None:
-    """From flow ``start`` on half as many at a time, also when the pool is gone on with or built
-    again, since what is computed together is rounded together.
-
-    Raises:
-        UserError: a single one was tried.
-    """
-    if tried == 1:
-        raise UserError(
-            f"sinkhorn.batch_size = {session.config.sinkhorn.batch_size}: the card's memory is "
-            "full with a single flow of the pool; try a smaller --sinkhorn-batch"
-        )
-    header["limits"].append([start, tried // 2])
+def _limit(header: Header, start: int, together: int, session: Session) -> None:
+    """From flow ``start`` on so many at a time, also when the pool is gone on with or built again,
+    since what is computed together is rounded together."""
+    header["limits"].append([start, together])
     if session.config.pool.storage == "memory":  # a file's header is written with the next flows
         write_header(pool_folder(session.run, session.world), header)
-    release_memory(session.device)
-    session.tracker.log(
-        f"pool: {tried} flows at a time do not fit into the card's memory; goes on with "
-        f"{tried // 2}, the same flows"
-    )
 
 
 def _summary(flows: int, seconds: float, together: int, report: SolverReport) -> str:
