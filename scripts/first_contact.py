@@ -4,9 +4,10 @@
     python scripts/first_contact.py --out DIR --tiny     # every stage on a CPU, in small sizes
 
 Writes DIR/first_contact.md, with the end of each stage's output and pictures of MNIST; the whole
-outputs are in DIR/logs. Each stage has a limit of time, and none depends on another's success. The
-exit code is 1 if one is red. The last one trains MNIST in the time that is left, on random images
-unless --data-root names real ones.
+outputs are in DIR/logs. Each stage has a limit of time, and none needs another's success. The exit
+code is 1 if one is red; what finds no time is left out, and counted. The last one trains MNIST in
+the time that is left, as many updates as fit by what preflight measured, if it did, on random
+images unless --data-root names real ones.
 
 Nothing is fetched. What a machine without network lacks is named; bring it along:
 
@@ -27,6 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -92,7 +94,6 @@ STAGES = (
         "smoke",
         80,
         """nsgf train --exp={2d} --smoke {where}
-        nsgf train --exp={digits} --smoke {where}
         nsgf train --exp={cifar10} --smoke {where} --fake-data {large}""",
     ),
     Stage(
@@ -104,8 +105,9 @@ STAGES = (
     Stage(
         "sample and evaluate",
         60,
-        """nsgf sample --exp=digits --smoke {where} --sampling.solver=heun
-        nsgf evaluate --exp=digits --smoke {where}""",
+        """nsgf train --exp={digits} --smoke {where}/asked
+        nsgf sample --exp=digits --smoke {where}/asked --sampling.solver=heun
+        nsgf evaluate --exp=digits --smoke {where}/asked""",
         ("torchdiffeq",),
     ),
     Stage(
@@ -279,42 +281,62 @@ def run(
     if missing or (tiny and not stage.on_cpu):
         why = f"needs {', '.join(missing)}" if missing else "for a card"
         return Outcome(stage.name, f"left out: {why}")
-    begin, limit, text = time.monotonic(), min(limit, stage.seconds * (5 if tiny else 1)), ""
+    if limit <= 0:
+        return Outcome(stage.name, "left out: no time was left")
+    begin, own, text = time.monotonic(), stage.seconds * (5 if tiny else 1), ""
     for command in stage.commands.splitlines():
         first, *rest = shlex.split(command.format_map(values))
         words = [first, *rest] if first == "-c" else ["-m", first, *rest]
         if first.endswith(".py"):
             words = [str(ROOT / "scripts" / first), *rest]
-        seconds = limit - (time.monotonic() - begin)
+        seconds = min(limit, own) - (time.monotonic() - begin)
         code, said = execute(words, seconds) if seconds > 0 else (None, "")
         text += f"$ python {'-c ...' if first == '-c' else shlex.join(words)}\n{said}\n"
         if code != 0:
-            why = (
-                f"exit code {code}" if code is not None else f"no end within {max(0, limit):.0f} s"
+            ended = (
+                f"red: exit code {code}" if code is not None else f"red: no end within {own:.0f} s"
             )
-            return Outcome(stage.name, f"red: {why}", time.monotonic() - begin, text)
+            if code is None and limit < own:
+                ended = f"left out: {limit:.0f} s were left, in which it did not end"
+            return Outcome(stage.name, ended, time.monotonic() - begin, text)
     return Outcome(stage.name, "green", time.monotonic() - begin, text)
 
 
 def execute(words: list[str], seconds: float) -> tuple[int | None, str]:
     """Run Python; whatever it started ends with it."""
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    child = subprocess.Popen(
-        [sys.executable, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    code = None
-    try:
-        said, _ = child.communicate(timeout=seconds)
-        code = child.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        said, _ = child.communicate()
-    return code, said.decode(errors="replace")
+    with tempfile.TemporaryFile() as output:  # who keeps a pipe open would be waited for
+        child = subprocess.Popen(
+            [sys.executable, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": paths},
+        )
+        try:
+            code = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            end(child)
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
+
+
+def end(child: subprocess.Popen[bytes]) -> None:
+    """Kill it and what it started: its group, and what has left that, as torchrun's workers."""
+    started: list[int] = []
+    with suppress(ImportError):  # it may be what is missing here
+        import psutil
+
+        with suppress(psutil.NoSuchProcess):
+            started = [each.pid for each in psutil.Process(child.pid).children(recursive=True)]
+    for kill, number in [(os.killpg, child.pid), *((os.kill, number) for number in started)]:
+        with suppress(ProcessLookupError):
+            kill(number, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):  # what hangs in a driver takes no signal
+        child.wait(10)
 
 
 def report(outcomes: list[Outcome], options: argparse.Namespace, out: Path) -> str:
@@ -322,10 +344,12 @@ def report(outcomes: list[Outcome], options: argparse.Namespace, out: Path) -> s
     missing = [name for name in PACKAGES if find_spec(name) is None]
     sizes = "tiny sizes on a CPU" if options.tiny else "sizes of a card"
     images = f"MNIST of {options.data_root}" if options.data_root else "random images for MNIST"
+    words = ("green", "red", "left out")
+    counts = [f"{sum(one.said.startswith(word) for one in outcomes)} {word}" for word in words]
     lines = [
         "# First contact",
         "",
-        f"{sizes}; {images}; missing: {', '.join(missing) or 'nothing'}",
+        f"{sizes}; {images}; missing: {', '.join(missing) or 'nothing'}; {', '.join(counts)}",
     ]
     lines += ["", "| stage | outcome | seconds |", "|---|---|---:|"]
     lines += [f"| {one.name} | {one.said} | {one.seconds:.0f} |" for one in outcomes]

@@ -1,9 +1,13 @@
 """The report of scripts/first_contact.py; its stages are tried by --tiny."""
 
+import re
 import runpy
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "first_contact.py"
@@ -70,16 +74,39 @@ def test_what_is_missing_or_for_a_card_is_left_out(contact, script, monkeypatch)
 
 def test_the_last_stage_keeps_its_time_and_takes_what_preflight_measured(contact, script):
     """With less than its reserve left nothing else begins; half of what is left is for updates."""
-    code, text, _ = contact({}, "--minutes=1")
-    assert code == 1
-    assert "| smoke | red: no end within 0 s | 0 |" in text
+    code, text, commands = contact({}, "--minutes=1")
+    assert code == 0
+    assert "| smoke | left out: no time was left | 0 |" in text
     assert "| MNIST | green | 0 |" in text
+    assert f"; 1 green, 0 red, {len(script['STAGES'])} left out" in text
+    assert len(commands) == 3
     outcome, affordable = script["Outcome"], script["affordable"]
     measured = "nsgf: 0.5 s an update, x\nnsf: 0.4 s an update\npredictor: 1e-1 s an update\n"
     slow = "nsgf: 9 s an update\n"  # of the experiment before
     outcomes = [outcome("smoke", "green"), outcome("preflight", "green", 1, slow + measured)]
     assert affordable(outcomes, 200) == 100
     assert affordable([], 0) == 20
+
+
+def test_a_stage_that_the_whole_time_cuts_short_is_not_red(script):
+    """What is red took longer than its own limit."""
+    run, stage = script["run"], script["Stage"]("one", 30, "nsgf")
+    assert run(stage, {}, 40, lambda *_: (None, "")).said == "red: no end within 30 s"
+    short = "left out: 20 s were left, in which it did not end"
+    assert run(stage, {}, 20, lambda *_: (None, "")).said == short
+
+
+def test_no_stage_reads_a_run_of_another(script):
+    """Each one that samples, measures or goes on with a run trains it first, in the same folder."""
+    for stage in (*script["STAGES"], script["LAST"]):
+        trained: set[str] = set()
+        for command in stage.commands.splitlines():
+            experiment = re.search(r"--exp=\{?(\w+)", command)
+            folder = re.search(r"\{(?:where|runs)\}(\S*)", command)
+            if "nsgf train" in command and "--resume" not in command:
+                trained.add(f"{experiment[1]}{folder[1]}")
+            elif "nsgf sample" in command or "nsgf evaluate" in command or "--resume" in command:
+                assert f"{experiment[1]}{folder[1]}" in trained, command
 
 
 def test_stages_that_are_not_asked_for_are_not_tried(contact):
@@ -95,5 +122,12 @@ def test_stages_that_are_not_asked_for_are_not_tried(contact):
 def test_a_command_ends_with_all_that_it_started(script):
     execute = script["execute"]
     assert execute(["-c", "print(3); raise SystemExit(4)"], 60) == (4, "3\n")
-    sleeps = "import subprocess; print(1, flush=True); subprocess.run(['sleep', '60'])"
-    assert execute(["-c", sleeps], 5) == (None, "1\n")  # the pipe is closed: sleep is gone too
+    sleeps = (
+        "import subprocess as s, sys; child = s.Popen(['sleep', '200'], start_new_session=True); "
+        "print(child.pid, flush=True); child.wait()"
+    )
+    code, said = execute(["-c", sleeps], 5)  # as torchrun starts its workers
+    assert code is None
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(int(said)).status() != "zombie":  # a killed one needs a moment
+            time.sleep(0.01)
