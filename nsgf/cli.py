@@ -19,14 +19,15 @@ from nsgf.system.launch import is_launched, launched_rank
 from nsgf.system.output import show, show_error, silence
 
 SMALLER = {
-    "train": "a smaller --sampling.batch_size",
-    "sample": "a smaller --sampling.batch_size",
-    "evaluate": "a smaller --sampling.batch_size or --evaluation.num_samples",
-    "compare": "a smaller --sampling.batch_size",
-    "preflight": "a smaller --batch-size",
+    "train": "a smaller --batch-size or a smaller model, as --model.unet.channels",
+    "sample": "a smaller --sampling.batch_size, or --device cpu",
+    "evaluate": "a smaller --sampling.batch_size or --evaluation.num_samples, or --device cpu",
+    "compare": "a smaller --batch-size or a smaller model, or --device cpu",
+    "preflight": "a smaller --batch-size or a smaller model, as --model.unet.channels",
 }
-"""What to do where a command takes too much of a card's memory; updates and pools split theirs
-first."""
+"""What to do where a command takes too much of a card's memory. Updates, pools and networks that
+are asked have split theirs by then: left are weights and Adam's moments, what makes the batches,
+and the networks that measure, of which Inception takes --sampling.batch_size images at a time."""
 
 
 def main(argv: list[str] | None = None) -> int:

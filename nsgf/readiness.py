@@ -30,10 +30,7 @@ def tried(work: Callable[[], Iterable[str]]) -> list[str]:
     except UserError as error:
         lines.append(f"NO {error}")
     except torch.cuda.OutOfMemoryError:
-        lines.append(
-            "NO the card's memory is full; use a smaller --sinkhorn-batch for the pool, a smaller "
-            "--batch-size else"
-        )
+        lines.append("NO the card's memory is full; use a smaller --batch-size or a smaller model")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -12,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from nsgf.cli import main
+from nsgf.cli import SMALLER, main
 from nsgf.config.schema import PHASES
+from nsgf.flags import command_parser
 from nsgf.run import checkpoint
 
 LOCAL_IMAGES = ("mnist", "cifar10")
@@ -223,6 +225,16 @@ def test_full_memory_of_a_card_is_one_line(monkeypatch, capsys):
     error = capsys.readouterr().err
     assert error.startswith("nsgf: error: the card's memory is full; try a smaller --batch-size")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", SMALLER)
+def test_what_is_advised_for_a_full_card_is_no_batch_that_is_halved_anyway(command):
+    """Networks that are asked split what they get; training has flags of its own, that exist."""
+    flags = set(re.findall(r"--[\w.-]+", SMALLER[command]))
+    assert ("--batch-size" in flags) == (command in ("train", "compare", "preflight"))
+    assert ("--sampling.batch_size" in flags) == (command in ("sample", "evaluate"))
+    help_text = command_parser(command).format_help()
+    assert all(re.search(rf"{re.escape(flag)}\b", help_text) for flag in flags)
 
 
 def test_process_that_waits_for_one_that_is_gone_reports_no_bug(monkeypatch, capsys):

@@ -24,7 +24,7 @@ def test_full_memory_of_a_card_is_a_line_too():
         raise torch.cuda.OutOfMemoryError
 
     assert tried(lines)[0] == "ok so far"
-    assert tried(lines)[1].startswith("NO the card's memory is full; use a smaller --sinkhorn-b")
+    assert tried(lines)[1].startswith("NO the card's memory is full; use a smaller --batch-size")
 
 
 def test_data_are_found_or_named(tmp_path):
