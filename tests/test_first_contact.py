@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -131,3 +132,10 @@ def test_a_command_ends_with_all_that_it_started(script):
     with suppress(psutil.NoSuchProcess):
         while psutil.Process(int(said)).status() != "zombie":  # a killed one needs a moment
             time.sleep(0.01)
+
+
+@pytest.mark.e2e
+def test_shell_script_hands_its_words_on(monkeypatch):
+    monkeypatch.setenv("PYTHON", "echo")
+    words = ["bash", str(SCRIPT.with_suffix(".sh")), "--only", "a small card"]
+    assert subprocess.check_output(words, text=True) == f"{SCRIPT} --only a small card\n"
