@@ -273,7 +273,7 @@ def test_three_processes_draw_the_images_that_one_does(digits_run, tmp_path):
 DYING = """
 import sys
 from nsgf.training.state import TrainState
-from nsgf.cli import _resume_command, main
+from nsgf.cli import main
 
 update = TrainState.update
 
