@@ -87,10 +87,11 @@ def _measured(
         seconds = _median_seconds(preparation.unit, device) * preparation.units
         yield f"{preparation.name}: about {format_hours(seconds)}"
         prepared.append((preparation, seconds))
-    with naming_the_model(config, phase), device_settings(config.train):
-        state, batch = ready(config, phase, device)
-        reset_peak_memory(device)
-        each = _median_seconds(lambda: state.update(batch), device)
+    with device_settings(config.train):
+        with naming_the_model(config, phase):
+            state, batch = ready(config, phase, device)
+            reset_peak_memory(device)
+            each = _median_seconds(lambda: state.update(batch), device)
         each *= optim.batch_size / len(batch.target)
         peak = f"; peak {format_bytes(peak_memory(device))} on the card"
         whole, where = each * optim.iterations, peak if device.type == "cuda" else ""
@@ -99,7 +100,8 @@ def _measured(
         yield f"{phase.name}: {reached(config, phase, device, each)}"
         if measures(config, state, device):
             with device:
-                noise = phase.example(min(SAMPLES, optim.batch_size), data_shape(config.data.name))
+                size = min(SAMPLES * state.accumulate, optim.batch_size)
+                noise = phase.example(size, data_shape(config.data.name))
             chosen, gain = faster_precision(state, noise, time.perf_counter)
             yield f"{phase.name}: train.precision = auto would be {chosen}, {described(gain)}"
         yield updates_finite(config, phase.name, lambda: state.update(batch).read())

@@ -18,6 +18,9 @@ from nsgf.training.state import TrainState
 
 SAMPLES = 2
 """Of the update that is tried: CIFAR-10's network takes two seconds for it on one core."""
+CARD_ERRORS = (torch.cuda.OutOfMemoryError, getattr(torch, "AcceleratorError", ()))
+CARD_WORDS = ("CUDA", "cuDNN")
+"""In errors of a card that are plain RuntimeErrors, as all are in older versions of torch."""
 
 
 def try_networks(config: Config, phases: Sequence[Phase], device: torch.device) -> None:
@@ -37,16 +40,17 @@ def try_networks(config: Config, phases: Sequence[Phase], device: torch.device) 
 
 @contextmanager
 def naming_the_model(config: Config, phase: Phase) -> Iterator[None]:
-    """Around updates of a phase's network on noise.
+    """Around updates of a phase's network on noise. Faults of a card and of this program stay what
+    they are.
 
     Raises:
-        UserError: something failed that says nothing to the user by itself.
+        UserError: shapes do not fit, as torch says in words that tell the user nothing.
     """
     try:
         yield
-    except (UserError, torch.cuda.OutOfMemoryError):
-        raise
-    except Exception as error:
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, CARD_ERRORS) or any(word in str(error) for word in CARD_WORDS):
+            raise
         own = (f"model.{config.model.kind}.", "model.predictor")
         model = [f"{key} = {value}" for key, value, _ in leaves(config) if key.startswith(own)]
         raise UserError(

@@ -72,3 +72,22 @@ def test_trial_of_a_user_error_keeps_its_words(tiny, monkeypatch):
     monkeypatch.setattr(TrainState, "update", refuse)
     with pytest.raises(UserError, match=r"^full$"):
         try_networks(shipped("2d"), get_phases(["nsgf"]), CPU)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        AttributeError("a mistake of ours"),
+        RuntimeError("CUDA error: unspecified launch failure"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        getattr(torch, "AcceleratorError", torch.cuda.OutOfMemoryError)("the card is lost"),
+    ],
+)
+def test_trial_lets_faults_of_cards_and_of_this_program_through(fault, monkeypatch):
+    def fail(self, batch):
+        raise fault
+
+    monkeypatch.setattr(TrainState, "update", fail)
+    with pytest.raises(type(fault)) as raised:
+        try_networks(shipped("2d"), get_phases(["nsgf"]), CPU)
+    assert raised.value is fault
