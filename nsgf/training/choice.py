@@ -87,21 +87,25 @@ def described(gain: float) -> str:
 def faster_precision(
     state: TrainState, batch: Batch, now: Callable[[], float]
 ) -> tuple[Precision, float]:
-    """Time gradients of the first samples in both precisions, in turn; nothing changes.
+    """Time gradients of the first samples, at most as many as an update of the run computes at
+    once, in both precisions, in turn; nothing changes.
 
     Returns:
         bf16 if float32 takes GAIN times as long or more, else fp32; and that ratio.
     """
     size = OF_LARGE if count_parameters(state.forward.model) > LARGE else SAMPLES
-    part, before = next(iter(batch.split(-(-len(batch.target) // size)))), state.forward.precision
+    whole = batch.split(state.accumulate)[0]
+    part = whole.split(-(-len(whole.target) // size))[0]
+    before = state.forward.precision, state.accumulate
     seconds: dict[Precision, list[float]] = {"fp32": [], "bf16": []}
+    state.accumulate = 1
     for _ in range(1 + ROUNDS):
         for precision, times in seconds.items():
             state.forward.precision = precision
             start = now()
             state.rehearse(part)
             times.append(now() - start)
-    state.forward.precision = before
+    state.forward.precision, state.accumulate = before
     fp32, bf16 = (median(times[1:]) for times in seconds.values())  # the first one warms up
     gain = fp32 / max(bf16, 1e-9)
     return ("bf16" if gain >= GAIN else "fp32"), gain

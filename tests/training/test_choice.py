@@ -1,3 +1,4 @@
+import copy
 import json
 from dataclasses import replace
 from itertools import accumulate, cycle
@@ -16,6 +17,7 @@ from nsgf.training import choice
 from nsgf.training.choice import faster_precision, leave_open, settle_precision
 from nsgf.training.precision import Forward
 from nsgf.training.state import TrainState
+from nsgf.training.task import squared_error
 from tests.conftest import shipped
 from tests.training.toys import CPU
 
@@ -38,10 +40,10 @@ def run(tmp_path):
     return RunFolder.prepare(tmp_path / "run")
 
 
-def state_of(config, phase="nsf"):
+def state_of(config, phase="nsf", **options):
     model = get_phase(phase).build(config.model, SHAPE, seed=0).train()
     forward = Forward(model, config.train, CPU, World())
-    return TrainState(forward, getattr(config, phase), seed=3)
+    return TrainState(forward, getattr(config, phase), seed=3, **options)
 
 
 def settle(config, run, now, phase="nsf", step=0):
@@ -63,13 +65,30 @@ def unasked():
 )
 def test_faster_precision_by_a_tenth_is_taken_and_nothing_changes(fp32, bf16, chosen, tmp_path):
     state = state_of(digits(tmp_path))
-    before = checkpoint.is_finite(state.state_dict()["model"]), str(state.state_dict())
+    before = copy.deepcopy(state.state_dict())
     batch = get_phase("nsf").example(4, SHAPE)
     found, gain = faster_precision(state, batch, clock(fp32, bf16))
     assert found == chosen
     assert gain == pytest.approx(fp32 / bf16)
-    assert (checkpoint.is_finite(state.state_dict()["model"]), str(state.state_dict())) == before
+    torch.testing.assert_close(state.state_dict(), before, rtol=0, atol=0)
+    assert all(parameter.grad is None for parameter in state.forward.model.parameters())
     assert state.forward.precision == "fp32"
+
+
+@pytest.mark.parametrize(("accumulate", "timed"), [(1, 32), (2, 32), (8, 8)])
+def test_gradients_are_timed_of_as_many_samples_as_the_run_computes_at_once(
+    accumulate, timed, tmp_path
+):
+    config, seen = digits(tmp_path), []
+
+    def loss(forward, batch):
+        seen.append(len(batch.target))
+        return squared_error(forward, batch)
+
+    state = state_of(config, loss=loss, accumulate=accumulate)
+    faster_precision(state, get_phase("nsf").example(64, SHAPE), clock(1, 1))
+    assert seen == [timed] * 2 * (1 + choice.ROUNDS)
+    assert state.accumulate == accumulate
 
 
 def test_choice_is_made_once_and_kept_for_all_networks_of_the_run(tmp_path, run):
