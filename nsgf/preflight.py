@@ -98,7 +98,7 @@ def _measured(
         parts.append(Part.of(phase.name, whole, prepared))
         yield f"{phase.name}: {each:.3g} s an update, about {format_hours(whole)}{where}"
         yield f"{phase.name}: {reached(config, phase, device, each)}"
-        if measures(config, state, device):
+        if measures(config, optim, state.forward.model, device):
             with device:
                 size = min(SAMPLES * state.accumulate, optim.batch_size)
                 noise = phase.example(size, data_shape(config.data.name))

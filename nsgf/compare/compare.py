@@ -16,6 +16,7 @@ from nsgf.compare.trials import (
     Target,
     Trial,
     comparison_folder,
+    named_precision,
     trial_config,
     trial_folder,
     trials,
@@ -131,12 +132,15 @@ def check_earlier(config: Config, run: RunFolder) -> None:
         file = run.checkpoint_file(phase)
         if not run.has_checkpoint(phase):
             continue
-        saved = good_header(file)["config"]
+        header = good_header(file)
+        saved = header["config"]
+        wanted = header.get("precision", saved["train"]["precision"])  # earlier versions' have none
+        precision = named_precision(wanted, pick_device(config.device))
         differences += contradictions(saved, config, get_phase(phase).follows, running=phase)
         optim = getattr(config, phase)
         for key, before, now in (
             (f"{phase}.iterations", saved[phase].get("iterations"), optim.iterations),
-            ("train.precision", saved["train"].get("precision"), config.train.precision),
+            ("train.precision", precision, config.train.precision),
         ):
             if before != now:
                 differences.append(f"{key}: the checkpoint has {before}, this command {now}")

@@ -8,7 +8,9 @@ method. NSGF++ shares them among its networks in the proportion of their own set
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
 
 from nsgf.checks import MAX_STEPS_PLUS_PLUS, check
 from nsgf.config.schema import PEER_PHASES, PHASES, Config, MethodName, PeerName, PhaseName
@@ -18,7 +20,7 @@ from nsgf.sampling.sampler import EntryTimes, NSGFSteps, StraightFlow
 from nsgf.sampling.solvers import steps_within
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
-from nsgf.training.precision import sampling_precision
+from nsgf.training.precision import Precision, pick_precision, sampling_precision
 
 
 @dataclass(frozen=True)
@@ -123,16 +125,17 @@ def trial_config(config: Config, trial: Trial) -> Config:
             not the precision that samples are to be drawn in.
     """
     method = METHODS[trial.method]
-    precision = sampling_precision(config, pick_device(config.device))
+    device, train = pick_device(config.device), config.train
+    trained = named_precision(train.precision, device)
     data: dict[str, Any] = {"name": trial.target.name, "source": trial.target.source}
     own = replace(
         config,
         seed=trial.seed,
         phases=list(method.phases),
         data=replace(config.data, **data),
-        train=replace(config.train, preview=False),
-        # what auto means here, or measures of two precisions would stand under one name
-        sampling=replace(config.sampling, precision=precision),
+        # what auto means here, or cells of two precisions would stand under one name
+        train=replace(train, preview=False, precision=trained),
+        sampling=replace(config.sampling, precision=sampling_precision(config, device)),
     )
     if method.peer:
         is_image = config.model.kind == "unet"
@@ -143,6 +146,11 @@ def trial_config(config: Config, trial: Trial) -> Config:
         own = _shared_updates(_handed_over(own) if method.large_pairs else own)
     check(own)
     return own
+
+
+def named_precision(wanted: Precision | Literal["auto"], device: torch.device) -> Precision:
+    """What ``train.precision`` means for all cells on a device: on a CPU auto measures nothing."""
+    return pick_precision("auto", device) if wanted == "auto" else wanted
 
 
 def _handed_over(config: Config) -> Config:

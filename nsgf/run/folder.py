@@ -31,7 +31,6 @@ class RunFolder:
         self.config_file = path / "config.yaml"
         self.pool = path / "pool"
         self.samples = path / "samples"
-        self.precision_file = path / "precision.json"
 
     def checkpoint_file(self, phase: PhaseName) -> Path:
         """Checkpoint of a phase, e.g. ``checkpoints/phase2_nsf.pt``."""

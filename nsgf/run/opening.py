@@ -22,7 +22,6 @@ from nsgf.run.wandb_mirror import open_mirror
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import describe, pick_device
-from nsgf.training.choice import leave_open
 from nsgf.training.precision import prepare_environment
 
 
@@ -68,7 +67,6 @@ def open_run(
         is_new = run is None
         if world.is_main and is_new:
             run = RunFolder.create(config)
-            leave_open(config, run, device)
             held.enter_context(only_process(run.path))
         run = RunFolder(world.agree(run.path if run else Path()))
         _see(run, world)

@@ -1,22 +1,22 @@
-"""What ``train.precision: auto`` means on a CPU: measured once in a new run, kept in its folder.
+"""What ``train.precision: auto`` means on a CPU: a phase that begins measures, and its checkpoint
+says what it goes on in.
 
 Some CPUs compute in bf16 a third faster than in float32, some not, and nothing but a clock tells
-which. Networks of points and time predictors gain nothing and are always float32.
+which. Networks of points and time predictors gain nothing and measure nothing.
 """
 
-import json
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from statistics import median
+from typing import Any
 
 import torch
+from torch import nn
 
-from nsgf.config.schema import Config, OptimConfig
+from nsgf.config.schema import Config, OptimConfig, TrainConfig
 from nsgf.models import count_parameters
 from nsgf.models.unet import UNet
-from nsgf.run.folder import RunFolder, write_text
 from nsgf.run.session import Session
-from nsgf.training.precision import Precision
+from nsgf.training.precision import Precision, pick_precision
 from nsgf.training.state import TrainState
 from nsgf.training.task import Batch
 
@@ -27,56 +27,60 @@ GAIN = 1.1
 ROUNDS = 3
 SAMPLES, OF_LARGE, LARGE = 32, 8, 10**7
 """Of a batch that is timed, and of a network with more weights than that."""
-OPEN, KEY = "open", "cpu"
 
 
-def leave_open(config: Config, run: RunFolder, device: torch.device) -> None:
-    """Let a new run measure. One that was not asked here, by a comparison, an earlier version or
-    for another device, stays with float32 on a CPU: cells of a table must not mix precisions."""
-    phases = [getattr(config, name) for name in config.phases]
-    if any(would_measure(config, optim, device) for optim in phases):
-        write_text(run.precision_file, json.dumps({KEY: OPEN}) + "\n")
+def measures(config: Config, optim: OptimConfig, network: nn.Module, device: torch.device) -> bool:
+    """Whether a phase with these settings and this network measures when it begins."""
+    is_open = config.train.precision == "auto" and device.type == "cpu"
+    is_worth_it = optim.iterations >= FEWEST and not (config.train.compile or config.smoke)
+    return is_open and is_worth_it and isinstance(network, UNet)
 
 
-def would_measure(config: Config, optim: OptimConfig, device: torch.device) -> bool:
-    """Whether a new run measures before a phase of these settings, if that trains a UNet."""
-    train, is_wanted = config.train, config.model.kind == "unet" and not config.smoke
-    is_wanted &= device.type == "cpu" and train.precision == "auto" and not train.compile
-    return is_wanted and optim.iterations >= FEWEST
+def saved_precision(header: Mapping[str, Any]) -> str:
+    """What a checkpoint says; those of earlier versions say nothing, and on a CPU are float32's."""
+    return str(header.get("precision", "fp32"))
 
 
-def measures(config: Config, state: TrainState, device: torch.device) -> bool:
-    """Whether a new run measures before this phase, unless one before it has."""
-    is_unet = isinstance(state.forward.model, UNet)
-    return is_unet and would_measure(config, state.config, device)
+def precision_after(saved: str | None, config: TrainConfig, device: torch.device) -> Precision:
+    """What a phase computes in whose checkpoint says ``saved``; None: it has none, nor measures.
+
+    Raises:
+        UserError: the precision does not exist on this device.
+    """
+    if saved == "bf16" and config.precision == "auto" and device.type == "cpu":
+        return "bf16"
+    return pick_precision(config.precision, device)
 
 
 def settle_precision(
-    session: Session, state: TrainState, batch: Callable[[], Batch], now: Callable[[], float]
-) -> None:
-    """Let a phase on a CPU go on in the precision that was chosen for the run, or choose it now.
+    session: Session,
+    state: TrainState,
+    saved: str | None,
+    batch: Callable[[], Batch],
+    now: Callable[[], float],
+) -> str | None:
+    """Let a phase go on in the precision of its checkpoint, or choose one where it begins.
 
     Args:
         session: the run and its processes, which take the same.
         state: the phase, before its first or next update.
+        saved: what its checkpoint says; None: it has none.
         batch: makes a batch of this process to measure with.
         now: seconds that never go backwards.
+
+    Returns:
+        A remark for people, where a CPU does not simply use float32.
     """
-    if session.config.train.precision != "auto" or session.device.type != "cpu":
-        return
-    if not isinstance(state.forward.model, UNet):
-        return
-    kept = session.world.agree(_read(session.run))
-    if kept == OPEN and state.step == 0 and measures(session.config, state, session.device):
-        kept, gain = faster_precision(state, batch(), now)
-        kept, gain = session.world.agree((kept, gain))
-        if session.world.is_main:
-            write_text(session.run.precision_file, json.dumps({KEY: kept}) + "\n")
-        session.tracker.log(f"train.precision = auto: {kept}, {described(gain)}")
-    elif kept == "bf16":
-        session.tracker.log("train.precision = auto: bf16, as the run has chosen")
-    if kept == "bf16":
-        state.forward.precision = "bf16"
+    config, device = session.config, session.device
+    usual = state.forward.precision
+    state.forward.precision = precision_after(saved, config.train, device)
+    if state.forward.precision != usual:
+        return f"train.precision = auto: {saved}, as in the checkpoint"
+    if saved is None and measures(config, state.config, state.forward.model, device):
+        chosen, gain = session.world.agree(faster_precision(state, batch(), now))
+        state.forward.precision = chosen
+        return f"train.precision = auto: {chosen}, {described(gain)}"
+    return None
 
 
 def described(gain: float) -> str:
@@ -109,12 +113,3 @@ def faster_precision(
     fp32, bf16 = (median(times[1:]) for times in seconds.values())  # the first one warms up
     gain = fp32 / max(bf16, 1e-9)
     return ("bf16" if gain >= GAIN else "fp32"), gain
-
-
-def _read(run: RunFolder) -> str | None:
-    """What the run folder says; None: nothing that is understood."""
-    with suppress(OSError, ValueError, RecursionError, TypeError, KeyError):
-        kept = json.loads(run.precision_file.read_text())[KEY]
-        if kept in (OPEN, "fp32", "bf16"):
-            return str(kept)
-    return None

@@ -18,7 +18,7 @@ from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
-from nsgf.training.choice import settle_precision
+from nsgf.training.choice import saved_precision, settle_precision
 from nsgf.training.precision import Forward, compiling, device_settings
 from nsgf.training.prefetch import Batches, draws_ahead
 from nsgf.training.state import TrainState, lr_factor
@@ -86,10 +86,11 @@ class PhaseLoop:
         self.saved_step: int | None = None
 
     def run(self) -> None:
-        self._resume()
+        saved = self._resume()
         self.tracker.rewind(self.name, self.state.step)
         first = partial(self.batches.at, self.state.step)
-        settle_precision(self.session, self.state, first, self.now)
+        if said := settle_precision(self.session, self.state, saved, first, self.now):
+            self.tracker.log(f"{self.name}: {said}")
         if self.state.forward.compiled and self.state.step < self.optim.iterations:
             self._compile()
         pending, self.logged = None, (self.state.step, time.perf_counter())
@@ -233,9 +234,10 @@ class PhaseLoop:
             peak_memory=peak_memory(self.session.device),
         )
 
-    def _resume(self) -> None:
+    def _resume(self) -> str | None:
+        """Go on from the checkpoint. Returns its precision; None: there is no checkpoint."""
         if not self.file.exists():
-            return
+            return None
         payload = checkpoint.load(self.file)
         checkpoint.check_phase(self.file, payload, self.name)
         try:
@@ -249,6 +251,7 @@ class PhaseLoop:
         self.tracker.log(
             f"{self.name}: going on after step {self.state.step} of {self.optim.iterations}"
         )
+        return saved_precision(payload)
 
     def _save(self) -> None:
         """

@@ -17,6 +17,7 @@ from nsgf.compare import measure
 from nsgf.compare.compare import Work, compare, comparison_plan
 from nsgf.compare.record import Record
 from nsgf.compare.trials import comparison_folder, trial_folder, trials
+from nsgf.run.checkpoint import load, save
 from nsgf.run.lock import only_process
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
@@ -266,7 +267,7 @@ def test_stop_while_waiting_for_another_process(config):
     [
         ("flow", {"steps": 7}, r"flow\.steps"),
         ("nsgf", {"lr": 0.5}, r"nsgf\.lr"),
-        ("train", {"precision": "bf16"}, r"train\.precision: the checkpoint has auto, this"),
+        ("train", {"precision": "bf16"}, r"train\.precision: the checkpoint has fp32, this"),
         ("peer", {"iterations": 3}, r"iterations: the checkpoint has 5, this command 3"),
         ("reflow", {"pairs": 9}, r"reflow\.pairs"),
     ],
@@ -278,6 +279,19 @@ def test_cells_of_other_settings_are_refused_before_any_work(
     other = replace(finished, **{section: replace(getattr(finished, section), **change)})
     with pytest.raises(UserError, match=f"other settings .*{told}.*remove it, or name another"):
         run(other)
+
+
+def test_cells_of_earlier_versions_have_the_precision_that_they_asked_for(finished):
+    for file in comparison_folder(finished).glob("*/*/checkpoints/phase?_*.pt"):
+        payload = load(file)
+        payload.pop("precision")
+        payload["config"]["train"]["precision"] = "auto"
+        file.unlink()
+        save(file, payload)
+    comparison_plan(finished)
+    half = replace(finished, train=replace(finished.train, precision="bf16"))
+    with pytest.raises(UserError, match=r"train\.precision: the checkpoint has fp32, this"):
+        comparison_plan(half)
 
 
 def test_damaged_checkpoint_is_no_other_setting(finished):

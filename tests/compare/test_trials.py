@@ -41,16 +41,16 @@ def test_target_with_a_source_of_its_own():
     assert (config.data.source, config.data.name, config.seed) == ("8gaussians", "moons", 1)
 
 
-def test_samples_are_drawn_in_a_precision_that_is_named(monkeypatch):
+def test_cells_are_computed_in_precisions_that_are_named(monkeypatch):
     """A comparison that goes on where auto means another one measures again, under another name."""
     trial, keys = Trial(Target("moons"), "nsgf", 0), set()
-    for flags, found in (
-        ([], "fp32"),
-        (["--precision=bf16"], "bf16"),
-        (["--precision=bf16", "--sampling.precision=fp32"], "fp32"),
+    for flags, trained, found in (
+        ([], "fp32", "fp32"),  # also of UNets: cells are not to differ by what is measured
+        (["--precision=bf16"], "bf16", "bf16"),
+        (["--precision=bf16", "--sampling.precision=fp32"], "bf16", "fp32"),
     ):
         config = trial_config(shipped("2d", "--device=cpu", *flags), trial)
-        assert config.sampling.precision == found
+        assert (config.train.precision, config.sampling.precision) == (trained, found)
         keys.add(measure_key("nsgf", config, 10, 0))
     assert len(keys) == 2
 

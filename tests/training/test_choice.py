@@ -1,5 +1,4 @@
 import copy
-import json
 from dataclasses import replace
 from itertools import accumulate, cycle
 
@@ -14,7 +13,7 @@ from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from nsgf.training import choice
-from nsgf.training.choice import faster_precision, leave_open, settle_precision
+from nsgf.training.choice import faster_precision, measures, saved_precision, settle_precision
 from nsgf.training.precision import Forward
 from nsgf.training.state import TrainState
 from nsgf.training.task import squared_error
@@ -46,14 +45,15 @@ def state_of(config, phase="nsf", **options):
     return TrainState(forward, getattr(config, phase), seed=3, **options)
 
 
-def settle(config, run, now, phase="nsf", step=0):
-    """The precision with which a phase goes on."""
-    state = state_of(config, phase)
-    state.step = step
+def settle(config, run, now, saved=None):
+    """The precision with which a phase goes on, and what is said of it."""
+    state = state_of(config)
     with Tracker(run.path) as tracker:
         session = Session(config, run, tracker, CPU)
-        settle_precision(session, state, lambda: get_phase(phase).example(4, SHAPE), now)
-    return state.forward.precision
+        said = settle_precision(
+            session, state, saved, lambda: get_phase("nsf").example(4, SHAPE), now
+        )
+    return state.forward.precision, said
 
 
 def unasked():
@@ -91,50 +91,50 @@ def test_gradients_are_timed_of_as_many_samples_as_the_run_computes_at_once(
     assert state.accumulate == accumulate
 
 
-def test_choice_is_made_once_and_kept_for_all_networks_of_the_run(tmp_path, run):
+@pytest.mark.parametrize(("fp32", "chosen"), [(2, "bf16"), (1, "fp32")])
+def test_phase_that_begins_measures_and_goes_on_in_what_its_checkpoint_says(
+    fp32, chosen, tmp_path, run
+):
     config = digits(tmp_path)
-    leave_open(config, run, CPU)
-    assert settle(config, run, clock(2, 1)) == "bf16"
-    assert json.loads(run.precision_file.read_text()) == {"cpu": "bf16"}
-    assert "bf16, measured: on this CPU fp32 takes 2.00 times" in (run.path / "log.txt").read_text()
-    for step in (0, 7):
-        assert settle(config, run, unasked, "nsgf", step) == "bf16"
-    assert settle(config, run, unasked, "predictor") == "fp32"
-    assert (run.path / "log.txt").read_text().count("bf16, as the run has chosen") == 2
-    explicit = replace(config, train=replace(config.train, precision="fp32"))
-    assert settle(explicit, run, unasked) == "fp32"
+    precision, said = settle(config, run, clock(fp32, 1))
+    assert precision == chosen
+    assert f"auto: {chosen}, measured: on this CPU fp32 takes {fp32}.00 times" in said
+    precision, said = settle(config, run, unasked, saved=chosen)
+    assert precision == chosen
+    assert said == ("train.precision = auto: bf16, as in the checkpoint" if fp32 == 2 else None)
 
 
-def test_float32_is_kept_too(tmp_path, run):
-    config = digits(tmp_path)
-    leave_open(config, run, CPU)
-    assert settle(config, run, clock(1, 1)) == "fp32"
-    assert settle(config, run, unasked) == "fp32"
+def test_phases_of_a_card_with_fp16_go_on_in_float32(tmp_path, run):
+    assert settle(digits(tmp_path), run, unasked, saved="fp16") == ("fp32", None)
 
 
-@pytest.mark.parametrize("asked", [{"updates": 199}, {"precision": "fp32"}, {"compile": True}])
-def test_short_compiled_and_explicit_runs_measure_nothing(asked, tmp_path, run):
-    config = digits(tmp_path, updates=asked.pop("updates", 200))
-    leave_open(replace(config, train=replace(config.train, **asked)), run, CPU)
-    assert not run.precision_file.exists()
-    leave_open(replace(digits(tmp_path), smoke=True), run, CPU)
-    leave_open(shipped("2d"), run, CPU)
-    leave_open(digits(tmp_path), run, torch.device("cuda"))
-    assert not run.precision_file.exists()
+@pytest.mark.parametrize(("asked", "saved"), [("fp32", "bf16"), ("bf16", "fp32"), ("fp32", None)])
+def test_precision_that_is_asked_for_is_taken_whatever_was_before(asked, saved, tmp_path, run):
+    config = digits(tmp_path, f"--precision={asked}")
+    assert settle(config, run, unasked, saved=saved) == (asked, None)
 
 
-def test_runs_that_were_not_left_open_stay_with_float32(tmp_path, run):
-    """Of earlier versions, of comparisons, of other devices; a damaged note is none."""
-    config = digits(tmp_path)
-    assert settle(config, run, unasked) == "fp32"
-    for text in ("", "[]", '{"cpu": "fp16"}', "{"):
-        run.precision_file.write_text(text)
-        assert settle(config, run, unasked) == "fp32"
-    leave_open(config, run, CPU)
-    assert settle(config, run, unasked, step=1) == "fp32"  # its first updates were float32
+def test_checkpoints_of_earlier_versions_are_of_float32():
+    assert saved_precision({"step": 7}) == "fp32"
 
 
-def test_new_run_measures_and_its_resume_does_not(tmp_path, monkeypatch):
+def test_only_unets_of_long_plain_phases_on_a_cpu_measure(tmp_path):
+    def asked(config, phase="nsf", device=CPU):
+        network = get_phase(phase).build(config.model, SHAPE, seed=0)
+        return measures(config, getattr(config, phase), network, device)
+
+    assert asked(digits(tmp_path))
+    assert not asked(digits(tmp_path), "predictor")
+    assert not asked(digits(tmp_path), device=torch.device("cuda"))
+    assert not asked(digits(tmp_path, updates=199))
+    assert not asked(digits(tmp_path, "--precision=fp32"))
+    assert not asked(digits(tmp_path, "--train.compile=true"))
+    assert not asked(replace(digits(tmp_path), smoke=True))
+    assert not asked(shipped("2d", "--train-iters=200"))
+
+
+def test_phases_of_a_run_measure_when_they_begin_and_not_when_they_go_on(tmp_path, monkeypatch):
+    """The run was killed before its first update: it has a configuration and nothing else."""
     measured = []
 
     def chosen(state, batch, now):
@@ -144,11 +144,18 @@ def test_new_run_measures_and_its_resume_does_not(tmp_path, monkeypatch):
     monkeypatch.setattr(choice, "faster_precision", chosen)
     monkeypatch.setattr(choice, "FEWEST", 2)
     config = digits(tmp_path, "--batch-size=2", "--train.preview=false", updates=2)
-    run = train(config)
-    assert measured == [2]
-    found = [checkpoint.read_header(run.checkpoint_file(name)) for name in config.phases]
-    assert [header["precision"] for header in found] == ["bf16", "bf16", "fp32"]
-    assert all(header["config"]["train"]["precision"] == "auto" for header in found)
-    train(replace(config, nsf=replace(config.nsf, iterations=3)), run, "nsf")
-    assert measured == [2]
+    run = train(config, RunFolder.create(config))
+    assert measured == [2, 2]
+    headers = [checkpoint.read_header(run.checkpoint_file(name)) for name in config.phases]
+    assert [header["precision"] for header in headers] == ["bf16", "bf16", "fp32"]
+    assert all(header["config"]["train"]["precision"] == "auto" for header in headers)
+    log = (run.path / "log.txt").read_text()
+    assert log.count(" M weights, fp32 or bf16, at most ") == 2
+    assert log.count(" M weights, fp32, about ") == 1
+    assert "nsf: train.precision = auto: bf16, measured" in log
+    train(replace(config, nsf=replace(config.nsf, iterations=3)), run)
+    assert measured == [2, 2]
     assert checkpoint.read_header(run.checkpoint_file("nsf"))["precision"] == "bf16"
+    assert (
+        "nsf: 3 updates of 2, 0.70 M weights, bf16, about 1" in (run.path / "log.txt").read_text()
+    )
