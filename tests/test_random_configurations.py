@@ -59,6 +59,7 @@ EVERYWHERE = {
     "peer.method": ["icfm", "otcfm", "sbcfm", "rf"],
     "peer.sigma": [0, 0.5],
     "sampling.batch_size": [4, 64],
+    "sampling.precision": ["auto", "fp32", "bf16"],
     "sampling.solver": ["euler", "heun", "dopri5"],
     "sampling.straight_steps": [1, 3],
     "sampling.omega": ["null", 0.4, 1],
