@@ -73,9 +73,10 @@ def compare(
                 time.sleep(WAIT_SECONDS)
             pending = left
     except (Stopped, UserError):
-        with suppress(Busy), only_process(folder):  # the other one writes the same table
-            if reports and (rows := work.rows()):
-                write_report(config, rows)
+        if reports:
+            with suppress(Busy), only_process(folder):  # the other one writes the same table
+                if rows := work.rows():
+                    write_report(config, rows)
         raise
     if not reports:
         return []

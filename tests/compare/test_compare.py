@@ -330,6 +330,18 @@ def test_stopped_comparison_leaves_the_table_of_what_it_has(config, monkeypatch)
     assert "| 1-RF | - (0 measures) | - (0 measures) |" in table
 
 
+def test_stopped_worker_is_not_in_the_way_of_the_first_ones_table(config, monkeypatch):
+    """Which is not written where another process holds the comparison."""
+
+    def stopped(*_, **__):
+        raise Stopped("here")
+
+    monkeypatch.setattr(comparison, "train", stopped)
+    with pytest.raises(Stopped):
+        compare(config, StopRequest(), lambda _: None, reports=False)
+    assert not (comparison_folder(config) / "lock").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
