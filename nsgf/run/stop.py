@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from nsgf.system.launch import is_launched
+from nsgf.system.launch import STARTED_BY, is_launched
 
 SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -33,7 +33,7 @@ class StopRequest:
         self._deadline = None if max_hours is None else clock() + 3600 * max_hours
         self._limit = f"train.max_hours = {max_hours:g} is over" if max_hours is not None else ""
         self._signal: str | None = None
-        self._launcher = os.getppid() if is_launched() else None
+        self._launcher = STARTED_BY if is_launched() else None
 
     @property
     def reason(self) -> str | None:

@@ -2,6 +2,9 @@
 
 import os
 
+STARTED_BY = os.getppid()
+"""The process that started this one; another number now means that it is gone."""
+
 
 def is_launched() -> bool:
     """Whether torchrun started this process beside others."""

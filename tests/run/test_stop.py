@@ -83,6 +83,7 @@ def test_worker_whose_launcher_was_killed_ends(monkeypatch):
     assert launched.reason is None
     monkeypatch.setattr(os, "getppid", lambda: 1)
     assert launched.reason == "torchrun is gone"
+    assert StopRequest().reason == "torchrun is gone"  # also if that was before it was asked
     monkeypatch.delenv("WORLD_SIZE")
     assert StopRequest().reason is None
 
