@@ -6,7 +6,7 @@ part. What is drawn does not depend on the number of processes, only who draws i
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -109,8 +109,10 @@ def join(device: str) -> Iterator[World]:
     rank, size, local = (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     backend = "cpu:gloo,cuda:nccl" if take_card(device) else "gloo"
     distributed.init_process_group(backend, timeout=PATIENCE)
-    yield World(rank, size, local)
-    # not after an error: the others may be waiting for this process, which only its end tells them
+    yield (world := World(rank, size, local))
+    # neither after an error: the others may be waiting for this process, which only its end tells
+    with suppress(RuntimeError):  # what is wrong with another process is for that one to tell
+        world.any(False)  # ends when the first has measured: torchrun leaves machines that are done
     distributed.destroy_process_group()
 
 

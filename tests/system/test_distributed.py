@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -106,6 +107,24 @@ def test_one_card_for_several_processes_is_refused(monkeypatch):
         monkeypatch.setenv(key, value)
     with pytest.raises(UserError, match=r"device = cuda:0: .* say --device cuda"), join("cuda:0"):
         pass
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("Timed out, or closed by peer")])
+def test_processes_end_together_unless_one_fails(error, monkeypatch):
+    """The first may measure for an hour; torchrun on other machines waits for it five minutes."""
+    for key, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(key, value)
+    calls = mock.Mock(**{"all_reduce.side_effect": error})
+    for name in ("init_process_group", "all_reduce", "destroy_process_group"):
+        monkeypatch.setattr(f"nsgf.system.distributed.distributed.{name}", getattr(calls, name))
+    with join("cpu"):
+        calls.work()
+    names = [call[0] for call in calls.method_calls]
+    assert names == ["init_process_group", "work", "all_reduce", "destroy_process_group"]
+    calls.reset_mock()
+    with pytest.raises(UserError), join("cpu"):
+        raise UserError("one line")
+    assert [call[0] for call in calls.method_calls] == ["init_process_group"]
 
 
 def test_machine_that_does_not_share_the_run_folder_is_told(tiny, tiny_run, tmp_path, monkeypatch):
