@@ -66,17 +66,18 @@ def evaluate_run(
     for name in [".classifiers"] * evaluation.classifier + [".fidelity"] * evaluation.inception:
         check_links(writable(Path(config.out_dir).expanduser() / name))
     device = pick_device(config.device, world.card)
-    network, weights = None, evaluation.inception_weights
-    if evaluation.inception and weights is not None:
-        network = Inception(Path(weights))
+    network: Inception | str | None = None
+    if evaluation.inception and evaluation.inception_weights is not None:
+        network = Inception(Path(evaluation.inception_weights))
     sampler, progress = load_sampler(config, run, device)
     log(plan(config, sampler))
     file = folder / "metrics.json"
+    drawn = drawn_folder(folder / "samples", config, sampler, device, _floats(config))
     if not world.is_main:
-        _samples(config, sampler, device, folder / "samples", world)
+        _samples(config, sampler, device, drawn, world)
         return file, {}
     data = Data(config.data, config.seed)
-    samples = _samples(config, sampler, device, folder / "samples", world)
+    samples = _samples(config, sampler, device, drawn, world)
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
     metrics = _description(config, sampler, progress, samples, device)
@@ -88,12 +89,13 @@ def evaluate_run(
         metrics |= nearest_metrics(data, samples[0].x)
         metrics |= classifier_part(config, images, pixels, device, log)
         _write(file, metrics)
+        network = network or _find_inception(config)
         metrics |= inception_part(config, images, pixels, device, log, network)
         _write(file, metrics)
-    if evaluation.inception and "inception" in metrics:
+    is_needed = evaluation.inception and isinstance(network, str)
+    if is_needed:
         log("samples are kept: the same command measures what was left out")
-    else:
-        forget_drawn(folder / "samples")
+    forget_drawn(drawn, keep=is_needed)
     return file, metrics
 
 
@@ -163,25 +165,35 @@ def classifier_part(
     }
 
 
+def _find_inception(config: Config) -> Inception | str:
+    """The network with the published weights, or why there is none."""
+    if not config.evaluation.inception:
+        return "evaluation.inception is false"
+    try:
+        return Inception()
+    except UserError as error:
+        return str(error)
+
+
 def inception_part(
     config: Config,
     images: Tensor,
     pixels: Tensor,
     device: torch.device,
     log: Callable[[str], None],
-    network: Inception | None,
+    network: Inception | str,
 ) -> dict[str, Any]:
     """FID, Inception score, KID, precision and recall, or why they were left out.
 
     Arguments as for :func:`classifier_part`; ``log`` takes a line about kept features. ``network``
-    None: that of the published weights.
+    may be why there is none.
     """
-    if not config.evaluation.inception:
-        return {"inception": "left out: evaluation.inception is false"}
+    if isinstance(network, str):
+        return {"inception": f"left out: {network}"}
     name = config.data.name + (" random stand-in" if config.data.fake else "")
     reference = Reference(images, name, Path(config.out_dir).expanduser() / ".fidelity")
     try:
-        network, size = network or Inception(), config.sampling.batch_size
+        size = config.sampling.batch_size
         return inception_metrics(pixels, reference, network, device, size, log)
     except UserError as error:
         return {"inception": f"left out: {error}"}
@@ -222,17 +234,21 @@ def _samples(
     """Of points for each repetition anew; of images once, floats only as many as are compared.
     Batches are kept in the folder ``kept``.
     """
-    n, size = config.evaluation.num_samples, config.sampling.batch_size
-    floats, repeats = None, config.evaluation.repeats
-    if is_image_set(config.data.name):
-        floats, repeats = max(config.evaluation.w2_samples, NEAREST), 1
-    folder = drawn_folder(kept, config, sampler, n, floats or n)
+    n, size, floats = config.evaluation.num_samples, config.sampling.batch_size, _floats(config)
+    repeats = 1 if is_image_set(config.data.name) else config.evaluation.repeats
     drawn = []
     for repeat in map(str, range(repeats)):
         source = build_source(config.data, config.seed, "evaluate", repeat)
-        batches = Drawn(folder / repeat)
+        batches = Drawn(kept / repeat)
         drawn.append(generate(sampler, source, n, size, device, floats, world, batches))
     return drawn
+
+
+def _floats(config: Config) -> int | None:
+    """How many images are kept as floats; None: points, all of which are."""
+    if not is_image_set(config.data.name):
+        return None
+    return max(config.evaluation.w2_samples, NEAREST)
 
 
 def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 import hashlib
 import json
 import shutil
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from nsgf.config.leaves import is_free, leaves
 from nsgf.config.schema import Config
 from nsgf.run.folder import replacing
 from nsgf.sampling.network import InferenceNetwork
@@ -19,10 +20,11 @@ from nsgf.system.output import show
 
 FOLLOW = ("seed", "phases", "data", "flow", "model", "sampling")
 """What samples follow from, besides the weights."""
-NAME = ".drawn-"
 
 Batch = dict[str, np.ndarray]
 """Arrays by name, as :func:`nsgf.sampling.generate.generate` makes them."""
+Kind = dict[str, tuple[str, tuple[int, ...]]]
+"""Type and shape of each of them."""
 
 
 class Drawn:
@@ -32,10 +34,10 @@ class Drawn:
     def __init__(self, folder: Path) -> None:
         self._folder, self._can_keep = folder, True
 
-    def find(self, count: int) -> dict[int, Batch]:
-        """Those of the batches 0 .. count - 1 that are there and whole."""
-        found = {number: self._read(number) for number in range(count)}
-        return {number: batch for number, batch in found.items() if batch}
+    def find(self, kinds: Sequence[Kind]) -> dict[int, Batch]:
+        """Those batches, by number, that are there, whole, and of their kind."""
+        found = {number: self._read(number) for number in range(len(kinds))}
+        return {number: batch for number, batch in found.items() if _kind(batch) == kinds[number]}
 
     def keep(self, number: int, batch: Batch) -> None:
         """Write a batch; a line says once if that is not possible."""
@@ -61,18 +63,32 @@ class Drawn:
         return self._folder / f"{number}.npz"
 
 
-def drawn_folder(samples: Path, config: Config, sampler: FlowSampler, n: int, floats: int) -> Path:
-    """Where the batches of an evaluation are kept: a folder named after all that they follow from.
+def _kind(batch: Batch) -> Kind:
+    return {name: (array.dtype.name, array.shape) for name, array in batch.items()}
+
+
+def drawn_folder(
+    samples: Path, config: Config, sampler: FlowSampler, device: torch.device, floats: int | None
+) -> Path:
+    """Where the batches of an evaluation are kept: a folder named after all that they follow from,
+    ``.drawn-SETTINGS-WEIGHTS``.
 
     Args:
         samples: the folder of a run's samples.
-        config, sampler: with what is sampled.
-        n, floats: how many samples, and how many of images are kept as floats.
+        config, sampler, device: with what is sampled.
+        floats: how many images are kept as floats; None: all samples.
     """
-    settings = asdict(config)
-    follow = [versions(), fingerprint(sampler), n, floats, *(settings[key] for key in FOLLOW)]
-    digest = hashlib.sha256(json.dumps(follow, sort_keys=True).encode())
-    return samples / f"{NAME}{digest.hexdigest()[:16]}"
+    settings = {
+        key: value
+        for key, value, item in leaves(config)
+        if key.partition(".")[0] in FOLLOW and not is_free(item)
+    }
+    asked = [settings, config.evaluation.num_samples, floats, device.type]
+    return samples / f".drawn-{_digest(asked)}-{_digest([versions(), fingerprint(sampler)])}"
+
+
+def _digest(values: list[object]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fingerprint(sampler: FlowSampler) -> str:
@@ -87,7 +103,11 @@ def fingerprint(sampler: FlowSampler) -> str:
     return digest.hexdigest()
 
 
-def forget_drawn(samples: Path) -> None:
-    """Remove what evaluations kept, also of other settings or weights."""
-    for folder in samples.glob(f"{NAME}*"):
-        shutil.rmtree(folder, ignore_errors=True)
+def forget_drawn(folder: Path, *, keep: bool) -> None:
+    """Remove what was kept with the same settings and weights that were trained further since, and
+    unless ``keep`` the folder itself. An evaluation with other settings may need its own yet.
+    """
+    settings, _, _ = folder.name.rpartition("-")
+    for other in folder.parent.glob(f"{settings}-*"):
+        if other != folder or not keep:
+            shutil.rmtree(other, ignore_errors=True)

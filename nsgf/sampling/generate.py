@@ -18,7 +18,7 @@ from nsgf.phases import load_legs, sampled_phases
 from nsgf.run.folder import RunFolder, replacing
 from nsgf.run.progress import track
 from nsgf.run.stop import StopRequest
-from nsgf.sampling.drawn import Batch, Drawn, fingerprint
+from nsgf.sampling.drawn import Batch, Drawn, Kind, fingerprint
 from nsgf.sampling.plots import save_grid, save_image_path, save_points
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
@@ -79,17 +79,19 @@ def generate(
             "was read (give the command again), or cards differ (give --sampling.precision too)"
         )
     cuts = [range(first, min(first + batch_size, n)) for first in range(0, n, batch_size)]
-    if drawn and world.is_main and (done := drawn.find(len(cuts))):
-        show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
+    floats = [len(cut) if keep is None else min(max(0, keep - cut.start), len(cut)) for cut in cuts]
+    if drawn and world.is_main:
+        form = (source.shape, sampler.has_entry_times, keep is not None)
+        kinds = [_kind(len(cut), kept, *form) for cut, kept in zip(cuts, floats, strict=True)]
+        if done := drawn.find(kinds):
+            show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
     missing = world.agree([number for number in range(len(cuts)) if number not in done])
     own = missing[world.rank :: world.size]
     for number in track(own, "sample", "batch") if world.is_main else own:
         if world.size > 1 and stop.reason:
             raise UserError(f"sampling: {stop.reason}; give the command again")
-        cut = cuts[number]
-        floats = len(cut) if keep is None else min(max(0, keep - cut.start), len(cut))
-        part = sampler(source.at(cut).to(device))
-        done[number] = _as_arrays(part, floats, pixels=keep is not None)
+        part = sampler(source.at(cuts[number]).to(device))
+        done[number] = _as_arrays(part, floats[number], pixels=keep is not None)
         if drawn:
             drawn.keep(number, done[number])
     for others in world.gather({} if world.is_main else done):
@@ -108,6 +110,16 @@ def _as_arrays(part: Samples, floats: int, pixels: bool) -> Batch:
         tensors["tau"] = part.tau
     arrays = {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
     return arrays | {"evaluations": np.array(part.nfe * len(part.x))}
+
+
+def _kind(count: int, floats: int, shape: tuple[int, ...], has_tau: bool, pixels: bool) -> Kind:
+    """What :func:`_as_arrays` makes of ``count`` samples."""
+    kind: Kind = {"x": ("float32", (floats, *shape)), "finite": ("bool", ())}
+    if pixels:
+        kind["pixels"] = ("uint8", (count, *shape))
+    if has_tau:
+        kind["tau"] = ("float32", (count,))
+    return kind | {"evaluations": ("float64", ())}
 
 
 def _joined(batches: list[Batch], n: int) -> Samples:

@@ -154,6 +154,11 @@ class FlowSampler:
         return any(isinstance(leg, StraightFlow) for leg in self.legs)
 
     @property
+    def has_entry_times(self) -> bool:
+        """Whether samples come with ``tau``."""
+        return any(isinstance(leg, EntryTimes) for leg in self.legs)
+
+    @property
     def expected_nfe(self) -> int | None:
         """Network calls for each sample that the settings imply; None: they depend on the samples
         (dopri5 chooses its steps, and ``omega`` fits them to predicted times)."""

@@ -228,7 +228,7 @@ def test_halves_of_a_floor_have_no_image_in_common(monkeypatch):
 def test_interrupted_evaluation_goes_on_with_the_samples_that_are_there(
     exp, small, small_run, digits_run, monkeypatch, capsys, tmp_path
 ):
-    """Once while sampling, once after it; what others left behind is removed at the end."""
+    """Once while sampling, once after it; an evaluation with other settings comes between."""
     config, run = (small, small_run) if exp == "2d" else digits_run
     sampling = replace(config.sampling, batch_size=7)
     config = replace(config, sampling=sampling, out_dir=str(tmp_path))
@@ -256,11 +256,12 @@ def test_interrupted_evaluation_goes_on_with_the_samples_that_are_there(
         patch.setattr(evaluate, "w2", interrupted)
         with pytest.raises(KeyboardInterrupt):
             evaluate_run(config, run)
-    (samples / ".drawn-other").mkdir()
+    (samples / ".drawn-other-settings").mkdir()
+    evaluate_run(replace(config, seed=1), run)
     assert evaluate_run(config, run)[1] == whole
-    assert calls == batches + 1
+    assert calls == 2 * batches + 1
     assert "sample: 2 of" in capsys.readouterr().out
-    assert not list(samples.glob(".*"))
+    assert [folder.name for folder in samples.glob(".*")] == [".drawn-other-settings"]
 
 
 def test_samples_are_kept_until_inception_has_seen_them(digits_run, monkeypatch, tmp_path):
@@ -268,12 +269,29 @@ def test_samples_are_kept_until_inception_has_seen_them(digits_run, monkeypatch,
     config, run = digits_run
     evaluation = replace(config.evaluation, inception=True)
     config = replace(config, evaluation=evaluation, out_dir=str(tmp_path))
+    samples, said = results_folder(config, run) / "samples", []
     with monkeypatch.context() as patch:
         patch.setattr("nsgf.metrics.inception._published", lambda: tmp_path / "none.pth")
-        assert "left out" in evaluate_run(config, run)[1]["inception"]
+        with monkeypatch.context() as earlier:
+            earlier.setattr("nsgf.sampling.drawn.fingerprint", lambda _: "of earlier weights")
+            evaluate_run(config, run)
+        assert "left out" in evaluate_run(config, run, said.append)[1]["inception"]
+    assert said[-1] == "samples are kept: the same command measures what was left out"
+    assert len(list(samples.glob(".*"))) == 1
     monkeypatch.setattr("nsgf.metrics.evaluate.Inception", Tiny)
     monkeypatch.setattr(FlowSampler, "__call__", lambda *_: pytest.fail("sampled again"))
     assert evaluate_run(config, run)[1]["fid"] > 0
+    assert not list((results_folder(config, run) / "samples").glob(".*"))
+
+
+def test_samples_that_are_too_few_for_inception_are_not_kept(digits_run, monkeypatch, tmp_path):
+    """The same command would leave it out again."""
+    config, run = digits_run
+    monkeypatch.setattr("nsgf.metrics.evaluate.Inception", Tiny)
+    evaluation, said = replace(config.evaluation, inception=True, num_samples=3), []
+    config = replace(config, evaluation=evaluation, out_dir=str(tmp_path))
+    assert "more than 3 samples" in evaluate_run(config, run, said.append)[1]["inception"]
+    assert not any("samples are kept" in line for line in said)
     assert not list((results_folder(config, run) / "samples").glob(".*"))
 
 

@@ -8,11 +8,12 @@ from nsgf.config.schema import DataConfig
 from nsgf.data import build_source
 from nsgf.sampling.drawn import Drawn, drawn_folder, fingerprint, forget_drawn
 from nsgf.sampling.generate import generate, load_sampler
-from nsgf.sampling.sampler import Samples
+from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")
+KIND = {"x": ("float32", (2, 3)), "finite": ("bool", ())}
 
 
 def batch(value: float) -> dict[str, np.ndarray]:
@@ -23,11 +24,11 @@ def test_batches_are_found_as_they_were_kept(tmp_path):
     drawn = Drawn(tmp_path / "new")
     for number in (0, 2):
         drawn.keep(number, batch(number))
-    found = Drawn(tmp_path / "new").find(4)
+    found = Drawn(tmp_path / "new").find([KIND] * 4)
     assert list(found) == [0, 2]
     assert np.array_equal(found[2]["x"], batch(2)["x"])
     assert found[2]["x"].dtype == np.float32
-    assert list(drawn.find(2)) == [0]
+    assert list(drawn.find([KIND] * 2)) == [0]
 
 
 def test_damaged_and_foreign_files_are_no_batches(tmp_path):
@@ -40,7 +41,19 @@ def test_damaged_and_foreign_files_are_no_batches(tmp_path):
     (tmp_path / "0.npz").write_bytes(content)
     np.savez(tmp_path / "2.npz", x=np.array([{}], dtype=object))
     np.save((tmp_path / "3.npz").open("wb"), np.zeros(3))
-    assert list(drawn.find(5)) == [4]
+    assert list(drawn.find([KIND] * 5)) == [4]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"pixels": ("uint8", (2, 3))}, {"x": ("float64", (2, 3))}, {"x": ("float32", (1, 3))}],
+)
+def test_arrays_that_are_not_those_of_a_batch_are_none(other, tmp_path):
+    drawn = Drawn(tmp_path)
+    drawn.keep(0, batch(0))
+    assert not drawn.find([KIND | other])
+    assert not drawn.find([{"x": KIND["x"]}])
+    assert drawn.find([KIND])
 
 
 def test_disk_that_is_full_ends_no_sampling(tmp_path, capsys):
@@ -52,9 +65,9 @@ def test_disk_that_is_full_ends_no_sampling(tmp_path, capsys):
 
 
 def test_folder_follows_what_samples_follow_from_and_nothing_else(small, small_run, tmp_path):
-    def name(config, n=24, floats=24):
+    def name(config, floats=None, device=CPU):
         sampler, _ = load_sampler(config, small_run, CPU)
-        return drawn_folder(tmp_path, config, sampler, n, floats)
+        return drawn_folder(tmp_path, config, sampler, device, floats)
 
     own = name(small)
     assert own.parent == tmp_path
@@ -64,12 +77,14 @@ def test_folder_follows_what_samples_follow_from_and_nothing_else(small, small_r
         name(replace(small, sampling=replace(small.sampling, weights="last"))),
         name(replace(small, sampling=replace(small.sampling, solver="heun"))),
         name(replace(small, train=replace(small.train, precision="bf16"))),
-        name(small, n=23),
+        name(replace(small, evaluation=replace(small.evaluation, num_samples=23))),
         name(small, floats=23),
+        name(small, device=torch.device("cuda:1")),
     }
-    assert len({own, *others}) == 8
+    assert len({own, *others}) == 9
     evaluation = replace(small.evaluation, inception_weights="w.pth")
-    assert name(replace(small, evaluation=evaluation, out_dir="x")) == own
+    data = replace(small.data, root="elsewhere", download=False)
+    assert name(replace(small, evaluation=evaluation, data=data, out_dir="x")) == own
 
 
 def test_further_training_makes_other_samples(small, small_run):
@@ -81,11 +96,27 @@ def test_further_training_makes_other_samples(small, small_run):
     assert fingerprint(sampler) != before
 
 
-def test_what_is_forgotten_is_of_evaluations_alone(tmp_path):
-    Drawn(tmp_path / ".drawn-a" / "0").keep(0, batch(0))
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_is_forgotten_is_of_the_same_settings(keep, tmp_path):
+    for name in ("a-1", "a-2", "b-1"):
+        Drawn(tmp_path / f".drawn-{name}" / "0").keep(0, batch(0))
     (tmp_path / "samples.npz").write_text("")
-    forget_drawn(tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["samples.npz"]
+    forget_drawn(tmp_path / ".drawn-a-2", keep=keep)
+    left = [".drawn-a-2"] * keep + [".drawn-b-1", "samples.npz"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == left
+
+
+class Copies(FlowSampler):
+    """Does what a function says in the place of trained networks."""
+
+    has_entry_times = True
+
+    def __init__(self, sampled):
+        super().__init__([])
+        self.sampled = sampled
+
+    def __call__(self, x, **_):
+        return self.sampled(x)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
@@ -102,6 +133,7 @@ def test_batches_are_shared_and_none_is_drawn_twice(size, there, tmp_path, monke
     def drawn_by(world, drawn=None):
         return generate(sampler, build_source(data, 0, "x"), 20, 8, CPU, 11, world, drawn)
 
+    sampler = Copies(sampler)
     alone = drawn_by(World(), Drawn(tmp_path))
     for number in {0, 1, 2} - set(there):
         (tmp_path / f"{number}.npz").unlink()
@@ -117,6 +149,30 @@ def test_batches_are_shared_and_none_is_drawn_twice(size, there, tmp_path, monke
         assert torch.equal(one, other)
     assert torch.equal(alone.tau, x[:, 0, 0, 0])
     assert (alone.nfe, alone.finite) == (shared.nfe, shared.finite)
+
+
+@pytest.mark.parametrize("floats", [None, 11])
+def test_foreign_arrays_are_drawn_again(floats, tmp_path):
+    """They would end the evaluation at each attempt."""
+    source, sizes = build_source(DataConfig(name="digits"), 0, "x"), []
+
+    def sampler(x):
+        sizes.append(len(x))
+        return Samples(x=x, nfe=1.0, tau=x[:, 0, 0, 0])
+
+    def drawn():
+        source = build_source(DataConfig(name="digits"), 0, "x")
+        return generate(Copies(sampler), source, 20, 8, CPU, floats, drawn=Drawn(tmp_path))
+
+    whole = drawn()
+    assert torch.equal(whole.x, source.at(range(20))[:floats])
+    sizes.clear()
+    np.savez(tmp_path / "1.npz", x=np.zeros(3))
+    (tmp_path / "2.npz").write_bytes((tmp_path / "0.npz").read_bytes())
+    again = drawn()
+    assert sizes == [8, 4]
+    assert torch.equal(again.x, whole.x)
+    assert torch.equal(again.tau, whole.tau)
 
 
 def test_networks_that_differ_among_processes_are_refused(monkeypatch):
@@ -137,9 +193,9 @@ def test_processes_do_not_outlive_torchrun_by_more_than_a_batch(monkeypatch, tmp
 
     def sampler(part):
         monkeypatch.setattr("os.getppid", lambda: 1)
-        return Samples(x=part, nfe=1.0)
+        return Samples(x=part, nfe=1.0, tau=part[:, 0, 0, 0])
 
     source = build_source(DataConfig(name="digits"), 0, "x")
     with pytest.raises(UserError, match="torchrun is gone; give the command again"):
-        generate(sampler, source, 40, 8, CPU, world=World(1, 2), drawn=drawn)
-    assert list(drawn.find(5)) == [1]
+        generate(Copies(sampler), source, 40, 8, CPU, world=World(1, 2), drawn=drawn)
+    assert [file.name for file in tmp_path.iterdir()] == ["1.npz"]
