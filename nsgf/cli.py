@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -206,13 +206,16 @@ def _preflight(request: Request) -> int:
     from nsgf.system.cards import find_card
 
     config, sessions = request.config, (request.session_hours, _training_command(request.words))
-    if request.assume is None:
-        lines = preflight(config, *sessions)
-    else:
-        lines = forecast(config, find_card(request.assume), *sessions)
+    lines: Iterable[str] = (
+        preflight(config, *sessions)
+        if request.assume is None
+        else forecast(config, find_card(request.assume), *sessions)
+    )
+    stops = False
     for line in lines:
         show(line)
-    return int(any(line.startswith("NO ") for line in lines))
+        stops |= line.startswith("NO ")
+    return int(stops)
 
 
 def _training_command(words: tuple[str, ...]) -> str:

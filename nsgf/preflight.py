@@ -43,8 +43,9 @@ from nsgf.training.task import Batch
 
 def preflight(
     config: Config, session_hours: float = 12.0, command: str = "python -m nsgf train"
-) -> list[str]:
-    """Lines for people: plan, what was tried, measured time of each phase, and sessions.
+) -> Iterator[str]:
+    """Lines for people, each as soon as it is known (a large network takes a CPU minutes): plan, what
+    was tried, measured time of each phase, and sessions.
 
     Lines that begin with NO say what would stop a run, and the setting that would mend it; with ok,
     what was tried and worked. Data are downloaded where they may be.
@@ -61,16 +62,16 @@ def preflight(
     limit = training_hours(session_hours)
     prepare_environment(config.train)
     device = pick_device(config.device)
-    lines = [f"machine: {describe(device)}"]
-    lines += tried(lambda: [*training_plan(config, config.phases, device), "ok memory and disk"])
-    lines += tried(lambda: [data_found(config)])
+    yield f"machine: {describe(device)}"
+    plan = partial(training_plan, config, config.phases, device)
+    yield from tried(lambda: [*plan(), "ok memory and disk"])
+    yield from tried(lambda: [data_found(config)])
     parts: list[Part] = []
     for phase in get_phases(config.phases):
-        lines += tried(partial(_measured, config, phase, device, parts))
-    if len(parts) < len(config.phases):
-        return lines
-    whole = tried(lambda: session_lines(parts, limit, command))
-    return [*lines, "measured on a few steps each:", *whole]
+        yield from tried(partial(_measured, config, phase, device, parts))
+    if len(parts) == len(config.phases):
+        yield "measured on a few steps each:"
+        yield from tried(lambda: session_lines(parts, limit, command))
 
 
 def _measured(

@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +22,14 @@ PREFIX = ".nsgf-preflight-"
 """Of the folder in which a checkpoint is tried."""
 
 
-def tried(work: Callable[[], Iterable[str]]) -> list[str]:
+def tried(work: Callable[[], Iterable[str]]) -> Iterator[str]:
     """The lines of some work, the last of which is NO and the reason where it is refused."""
-    lines: list[str] = []
     try:
-        lines.extend(work())
+        yield from work()
     except UserError as error:
-        lines.append(f"NO {error}")
+        yield f"NO {error}"
     except torch.cuda.OutOfMemoryError:
-        lines.append("NO the card's memory is full; use a smaller --batch-size or a smaller model")
-    return lines
+        yield "NO the card's memory is full; use a smaller --batch-size or a smaller model"
 
 
 def data_found(config: Config) -> str:

@@ -17,13 +17,19 @@ SMALL = ("--pool-batches=2", "--sinkhorn-batch=8", "--model.unet.channels=32")
 
 
 def test_preflight_says_memory_and_time_of_every_phase(tiny):
-    lines = preflight(tiny)
+    lines = list(preflight(tiny))
     text = "\n".join(lines)
     for part in ("machine: CPU", "pool: 4 flows", "nsgf: 12 updates", "all phases: about"):
         assert part in text
     for phase in tiny.phases:
         assert any(line.startswith(f"{phase}: ") and " s an update" in line for line in lines)
         assert any(re.fullmatch(rf"{phase}: \S+ GFLOP/s", line) for line in lines)
+
+
+def test_a_line_is_said_before_the_next_is_worked_for(tiny, monkeypatch):
+    """Networks that a CPU takes minutes for leave nobody in silence."""
+    monkeypatch.setattr("nsgf.preflight.training_plan", lambda *_: pytest.fail("too early"))
+    assert next(iter(preflight(tiny))).startswith("machine: ")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "5.0 s"), (90, "1.5 min"), (7200, "2.0 h")])
@@ -43,7 +49,7 @@ def test_preflight_times_what_comes_beside_the_updates(flags, words):
     if not flags[0].startswith("--phases"):
         flags = ["--phases=[nsgf,nsf,predictor]", *flags]
     small = ("--steps=2", "--smoke", "--model.mlp.width=4", "--device=cpu")
-    lines = preflight(shipped("2d", *small, *flags))
+    lines = list(preflight(shipped("2d", *small, *flags)))
     for part in words:
         assert any(line.startswith(f"{part}: about") for line in lines), part
 
@@ -65,7 +71,7 @@ def test_speed_is_the_work_of_a_whole_batch_over_its_time(monkeypatch):
     """Of images a CPU times a part of the batch, and scales it."""
     config = shipped("digits", "--phases=[nsgf]", "--batch-size=64", "--device=cpu", *SMALL)
     monkeypatch.setattr("nsgf.preflight._median_seconds", lambda *_: 0.5)
-    lines = preflight(config)
+    lines = list(preflight(config))
     flops = update_work(config, get_phase("nsgf"), "fp32").flops
     assert f"nsgf: {flops / 4 / 1e9:.3g} GFLOP/s" in lines  # 8 batches of 8 samples
 
@@ -85,7 +91,7 @@ def test_full_card_halves_the_flows_that_are_timed_as_those_that_are_built(monke
     solver = HalfWay(room=2)
     monkeypatch.setattr("nsgf.phases.nsgf.build_solver", lambda _: solver)
     small = ("--sinkhorn-batch=8", "--steps=2", "--model.mlp.width=4", "--device=cpu")
-    lines = preflight(shipped("2d", "--phases=[nsgf]", "--pool-batches=7", *small))
+    lines = list(preflight(shipped("2d", "--phases=[nsgf]", "--pool-batches=7", *small)))
     assert solver.calls == [7, 3] + 4 * 7 * [1]
     assert not any(line.startswith("NO") for line in lines)
     assert any(line.startswith("nsgf: ") and " s an update" in line for line in lines)
@@ -96,12 +102,12 @@ def test_full_card_halves_the_flows_that_are_timed_as_those_that_are_built(monke
 
 def test_single_flow_that_does_not_fit_is_red(monkeypatch):
     monkeypatch.setattr("nsgf.phases.nsgf.build_solver", lambda _: HalfWay(room=0))
-    lines = preflight(shipped("2d", "--phases=[nsgf]", "--smoke", "--device=cpu"))
+    lines = list(preflight(shipped("2d", "--phases=[nsgf]", "--smoke", "--device=cpu")))
     assert lines[-1].startswith("NO sinkhorn.batch_size = 8: ")
 
 
 def test_what_was_tried_is_said_and_measured_time_makes_sessions(tiny):
-    lines = preflight(tiny, 1.0, "train --exp tiny")
+    lines = list(preflight(tiny, 1.0, "train --exp tiny"))
     for found in ("ok memory and disk", "ok data: "):
         assert any(line.startswith(found) for line in lines)
     for phase in tiny.phases:
@@ -118,7 +124,7 @@ def test_all_that_would_stop_a_run_is_said_at_once(tiny, tmp_path):
         out_dir=str(tmp_path / "file" / "runs"),
         pool=replace(tiny.pool, num_batches=10**9),
     )
-    lines = preflight(wrong)
+    lines = list(preflight(wrong))
     red = [line for line in lines if line.startswith("NO ")]
     assert len(red) == 1 + len(tiny.phases) + 1
     assert "--pool-batches" in red[0]
@@ -138,7 +144,7 @@ def test_choice_of_precision_on_a_cpu_is_said(updates, accumulate, samples, monk
     monkeypatch.setattr("nsgf.preflight.faster_precision", faster)
     flags = ("--smoke", "--device=cpu", f"--train-iters={updates}", "--phases=[nsgf]")
     flags += ("--batch-size=66", f"--accumulate={accumulate}")
-    lines = preflight(replace(shipped("digits", *flags), smoke=False))
+    lines = list(preflight(replace(shipped("digits", *flags), smoke=False)))
     said = [line for line in lines if "train.precision = auto would be bf16" in line]
     assert len(said) == len(samples)
     assert seen == samples
@@ -153,4 +159,4 @@ def test_only_what_trains_the_network_is_told_as_its_fault(later, tiny, monkeypa
 
     monkeypatch.setattr(f"nsgf.preflight.{later}", fail)
     with pytest.raises(ValueError, match=r"^a mistake of ours$"):
-        preflight(tiny)
+        list(preflight(tiny))

@@ -15,7 +15,7 @@ def test_a_refusal_is_the_last_line():
         yield "ok so far"
         raise UserError("use --this")
 
-    assert tried(lines) == ["ok so far", "NO use --this"]
+    assert list(tried(lines)) == ["ok so far", "NO use --this"]
 
 
 def test_full_memory_of_a_card_is_a_line_too():
@@ -23,8 +23,9 @@ def test_full_memory_of_a_card_is_a_line_too():
         yield "ok so far"
         raise torch.cuda.OutOfMemoryError
 
-    assert tried(lines)[0] == "ok so far"
-    assert tried(lines)[1].startswith("NO the card's memory is full; use a smaller --batch-size")
+    first, second = tried(lines)
+    assert first == "ok so far"
+    assert second.startswith("NO the card's memory is full; use a smaller --batch-size")
 
 
 def test_data_are_found_or_named(tmp_path):
