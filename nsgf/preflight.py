@@ -44,8 +44,8 @@ from nsgf.training.task import Batch
 def preflight(
     config: Config, session_hours: float = 12.0, command: str = "python -m nsgf train"
 ) -> Iterator[str]:
-    """Lines for people, each as soon as it is known (a CPU takes minutes for a large network): plan,
-    what was tried, measured time of each phase, and sessions.
+    """Lines for people, each as soon as it is known (a CPU takes minutes for a large network):
+    plan, what was tried, measured time of each phase, and sessions.
 
     Lines that begin with NO say what would stop a run, and the setting that would mend it; with ok,
     what was tried and worked. Data are downloaded where they may be.
