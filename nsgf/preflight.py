@@ -61,7 +61,10 @@ def preflight(
     check(config)
     limit = training_hours(session_hours)
     prepare_environment(config.train)
-    device = pick_device(config.device)
+    return _lines(config, pick_device(config.device), limit, command)
+
+
+def _lines(config: Config, device: torch.device, limit: float, command: str) -> Iterator[str]:
     yield f"machine: {describe(device)}"
     plan = partial(training_plan, config, config.phases, device)
     yield from tried(lambda: [*plan(), "ok memory and disk"])
