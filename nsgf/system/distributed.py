@@ -111,8 +111,9 @@ def join(device: str) -> Iterator[World]:
     distributed.init_process_group(backend, timeout=PATIENCE)
     yield (world := World(rank, size, local))
     # neither after an error: the others may be waiting for this process, which only its end tells
-    with suppress(RuntimeError):  # what is wrong with another process is for that one to tell
-        world.any(False)  # ends when the first has measured: torchrun leaves machines that are done
+    if int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:  # on several machines
+        with suppress(RuntimeError):  # what is wrong with another process is for that one to tell
+            world.any(False)  # until the first has measured: torchrun leaves machines early
     distributed.destroy_process_group()
 
 

@@ -112,8 +112,9 @@ def test_one_card_for_several_processes_is_refused(monkeypatch):
 @pytest.mark.parametrize("error", [None, RuntimeError("Timed out, or closed by peer")])
 def test_processes_end_together_unless_one_fails(error, monkeypatch):
     """The first may measure for an hour; torchrun on other machines waits for it five minutes."""
-    for key, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
-        monkeypatch.setenv(key, value)
+    settings = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "RANK": 1, "LOCAL_RANK": 0}
+    for key, value in settings.items():
+        monkeypatch.setenv(key, str(value))
     calls = mock.Mock(**{"all_reduce.side_effect": error})
     for name in ("init_process_group", "all_reduce", "destroy_process_group"):
         monkeypatch.setattr(f"nsgf.system.distributed.distributed.{name}", getattr(calls, name))
@@ -125,6 +126,11 @@ def test_processes_end_together_unless_one_fails(error, monkeypatch):
     with pytest.raises(UserError), join("cpu"):
         raise UserError("one line")
     assert [call[0] for call in calls.method_calls] == ["init_process_group"]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    calls.reset_mock()
+    with join("cpu"):
+        calls.work()
+    assert "all_reduce" not in [call[0] for call in calls.method_calls]
 
 
 def test_machine_that_does_not_share_the_run_folder_is_told(tiny, tiny_run, tmp_path, monkeypatch):
