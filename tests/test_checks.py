@@ -160,3 +160,12 @@ def test_entries_refuse_what_is_not_valid_before_they_do_anything(entry, tiny, t
     with pytest.raises(UserError, match=r"sinkhorn\.blur = -1\.0: must be > 0"):
         getattr(importlib.import_module(module), name)(wrong, *run)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "remedy"), [("nsf", "--nsf.coupling ot"), ("peer", "--peer.method otcfm")]
+)
+def test_groups_of_pairs_that_nothing_is_paired_in_are_refused(tiny, section, remedy):
+    changed = replace(getattr(tiny, section), coupling_batch=64)
+    with pytest.raises(UserError, match=rf"{section}\.coupling_batch = 64: has no .*{remedy}"):
+        check(replace(tiny, **{section: changed}))

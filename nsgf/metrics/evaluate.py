@@ -66,37 +66,52 @@ def evaluate_run(
     for name in [".classifiers"] * evaluation.classifier + [".fidelity"] * evaluation.inception:
         check_links(writable(Path(config.out_dir).expanduser() / name))
     device = pick_device(config.device, world.card)
-    network: Inception | str | None = None
+    network = None
     if evaluation.inception and evaluation.inception_weights is not None:
         network = Inception(Path(evaluation.inception_weights))
     sampler, progress = load_sampler(config, run, device)
     log(plan(config, sampler))
     file = folder / "metrics.json"
     drawn = drawn_folder(folder / "samples", config, sampler, device, _floats(config))
-    if not world.is_main:
-        _samples(config, sampler, device, drawn, world)
-        return file, {}
-    data = Data(config.data, config.seed)
+    data = Data(config.data, config.seed) if world.is_main else None  # refused before sampling
     samples = _samples(config, sampler, device, drawn, world)
+    if data is None:
+        return file, {}
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
     metrics = _description(config, sampler, progress, samples, device)
-    metrics |= _w2_metrics(config, data, [part.x for part in samples])
-    metrics["versions"] = versions()
-    _write(file, metrics)
-    images, pixels = data.images, samples[0].pixels
-    if images is not None and pixels is not None:
-        metrics |= nearest_metrics(data, samples[0].x)
-        metrics |= classifier_part(config, images, pixels, device, log)
-        _write(file, metrics)
-        network = network or _find_inception(config)
-        metrics |= inception_part(config, images, pixels, device, log, network)
-        _write(file, metrics)
-    is_needed = evaluation.inception and isinstance(network, str)
+    is_needed = _measure(config, data, samples, device, log, network, file, metrics)
     if is_needed:
         log("samples are kept: the same command measures what was left out")
     forget_drawn(drawn, keep=is_needed)
     return file, metrics
+
+
+def _measure(
+    config: Config,
+    data: Data,
+    samples: list[Samples],
+    device: torch.device,
+    log: Callable[[str], None],
+    network: Inception | None,
+    file: Path,
+    metrics: dict[str, Any],
+) -> bool:
+    """Add all measures to ``metrics``, which are written after each part; whether the samples are
+    needed once more, for an Inception network that could not be had."""
+    metrics |= _w2_metrics(config, data, [part.x for part in samples])
+    metrics["versions"] = versions()
+    _write(file, metrics)
+    images, pixels = data.images, samples[0].pixels
+    if images is None or pixels is None:
+        return False
+    metrics |= nearest_metrics(data, samples[0].x)
+    metrics |= classifier_part(config, images, pixels, device, log)
+    _write(file, metrics)
+    found = network or _find_inception(config)
+    metrics |= inception_part(config, images, pixels, device, log, found)
+    _write(file, metrics)
+    return config.evaluation.inception and isinstance(found, str)
 
 
 def plan(config: Config, sampler: FlowSampler) -> str:

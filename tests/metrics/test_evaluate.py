@@ -317,3 +317,15 @@ def test_what_is_measured_is_said_first(small, small_run):
     said: list[str] = []
     evaluate_run(small, small_run, said.append)
     assert said == ["evaluate: 24 samples at NFE 8; W2 of 4096 at most, 2 times"]
+
+
+def test_missing_data_are_found_out_before_anything_is_sampled(small, small_run, monkeypatch):
+    """Sampling may take hours."""
+
+    def missing(*_):
+        raise UserError("no such files")
+
+    monkeypatch.setattr(evaluate, "Data", missing)
+    monkeypatch.setattr(FlowSampler, "__call__", lambda *_: pytest.fail("sampled"))
+    with pytest.raises(UserError, match="no such files"):
+        evaluate_run(small, small_run)

@@ -1,11 +1,13 @@
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from nsgf.config.schema import PeerConfig
-from nsgf.data import PointSampler
+from nsgf.data import Data, PointSampler
+from nsgf.phases import get_phase
 from nsgf.phases.coupling import Pairs
 from nsgf.phases.flow_matching import (
     SIMPLEX_ITERATIONS,
@@ -14,6 +16,8 @@ from nsgf.phases.flow_matching import (
     check_installed,
 )
 from nsgf.phases.reflow import ReflowTask, reflow_ends
+from nsgf.run.log import Tracker
+from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError
 
@@ -62,6 +66,19 @@ def test_exact_plan_of_a_large_batch_has_the_steps_it_needs(method):
     """POT's own limit ends before the optimum from about 2,500 points on."""
     matcher = build_matcher(PeerConfig(method=method, sigma=0.1))
     assert matcher.ot_sampler.ot_fn.keywords["numItermax"] == SIMPLEX_ITERATIONS
+
+
+def test_pairs_that_come_from_a_group_are_not_paired_again(tiny, tiny_run):
+    """torchcfm would pair them anew within the batch."""
+    peer = PeerConfig(method="otcfm", sigma=0.0, coupling_batch=32)
+    run = Session(replace(tiny, peer=peer), tiny_run, Tracker(tiny_run.path), torch.device("cpu"))
+    task = get_phase("peer").task(run, Data(tiny.data, 0))
+    start, end, t, first = task.draw(range(8))
+    streams = (Data(tiny.data, 0).source("peer"), Data(tiny.data, 0).target("peer"))
+    whole = Pairs(*streams, torch.device("cpu"), group=32).at(range(8))
+    assert torch.equal(start, whole[0])
+    assert torch.equal(end, whole[1])
+    torch.testing.assert_close(task.batch(start, end, t, first).target, end - start)
 
 
 def test_otcfm_pairs_by_optimal_transport():

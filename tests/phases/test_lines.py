@@ -1,14 +1,20 @@
+from dataclasses import replace
+
+import pytest
 import torch
 from torch import nn
 
-from nsgf.data import ImageSampler, PointSampler
+from nsgf.data import Data, ImageSampler, PointSampler
 from nsgf.data.points import Gaussian
+from nsgf.phases import get_phase
 from nsgf.phases.coupling import Pairs
 from nsgf.phases.lines import LineTask, interpolate
 from nsgf.phases.nsf import NSFTask
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.phases.predictor import TimePredictorTask
 from nsgf.pool import TrajectoryPool
+from nsgf.run.log import Tracker
+from nsgf.run.session import Session
 from nsgf.training.task import Batch
 
 CPU = torch.device("cpu")
@@ -96,3 +102,21 @@ def test_line_can_start_from_the_nsgf_output():
     start, end, t = moved.draw(range(16))
     assert (start == 7).all()
     torch.testing.assert_close(interpolate(start, end, t)[:, 0], 7 - 4 * t)
+
+
+@pytest.mark.parametrize(
+    ("coupling", "within", "group"),
+    [("independent", None, None), ("ot", None, 8), ("ot", 32, 32)],
+)
+def test_lines_of_a_phase_are_paired_within_the_configured_group(
+    tiny, tiny_run, coupling, within, group
+):
+    """Of nothing else said, within a batch."""
+    nsf = replace(tiny.nsf, batch_size=8, coupling=coupling, coupling_batch=within)
+    config = replace(tiny, nsf=nsf)
+    session = Session(config, tiny_run, Tracker(tiny_run.path), CPU)
+    start, end, _ = get_phase("nsf").task(session, Data(tiny.data, 0)).draw(range(8))
+    streams = (Data(tiny.data, 0).source("nsf"), Data(tiny.data, 0).target("nsf"))
+    expected = Pairs(*streams, CPU, group=group).at(range(8))
+    assert torch.equal(start, expected[0])
+    assert torch.equal(end, expected[1])
