@@ -204,6 +204,12 @@ def _compare_problems(config: Config) -> Iterator[str]:
             yield f"compare.{key} = {values}: must not name one twice"
         if not values and key != "targets":
             yield f"compare.{key} = []: must name at least one"
+    methods, updates = config.compare.methods, config.compare.updates
+    if updates and len(updates) != len(methods):
+        yield (
+            f"compare.updates = {updates}: must have {len(methods)} numbers, one for each of "
+            f"compare.methods = {methods}"
+        )
 
 
 def _unet_problems(config: Config) -> Iterator[str]:

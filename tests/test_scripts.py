@@ -1,16 +1,20 @@
 """The benchmark scripts, each in a setting of seconds."""
 
+import json
 import re
 import runpy
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.profiler import record_function
 
+from nsgf.compare.trials import Target, Trial, trial_config, updates
+from nsgf.config.schema import PHASES
 from nsgf.data import DATA_SETS
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -288,7 +292,7 @@ def test_variants_share_the_classifier_and_a_first_phase_that_is_the_same(
     """T 1 has a first phase of its own; the other two differ in the second alone."""
     monkeypatch.setitem(DATA_SETS, "digits", replace(DATA_SETS["digits"], classifier_epochs=1))
     ablate = scripts("ablate")
-    words = ["digits", "--only", "configs/digits.yaml", "coupling ot", "T 1", "--smoke"]
+    words = ["digits", "--only", "NSGF++", "coupling ot", "T 1", "--smoke"]
     words += ["--num-samples=16", "--compare.nfe=[4]", "--device=cpu"]
     monkeypatch.setattr(sys, "argv", ["ablate.py", *words, "--out-dir", str(tmp_path)])
     ablate["main"]()
@@ -301,6 +305,46 @@ def test_variants_share_the_classifier_and_a_first_phase_that_is_the_same(
     assert len(files) == 3
     seconds = {file.read_bytes() for file in tmp_path.rglob("phase2_nsf.pt")}
     assert len(seconds) == 3
+
+
+@pytest.mark.e2e
+def test_variant_with_a_fixed_time_takes_the_mean_that_its_own_predictor_finds(
+    tmp_path, monkeypatch, capsys, scripts
+):
+    """Sampled from the run that it shares with the variant that is entered at predicted times."""
+    monkeypatch.setitem(DATA_SETS, "digits", replace(DATA_SETS["digits"], classifier_epochs=1))
+    ablate = scripts("ablate")
+    words = ["digits", "--only", "NSGF++", "tau fixed to its mean", "--smoke"]
+    words += ["--num-samples=16", "--compare.nfe=[4]", "--device=cpu"]
+    monkeypatch.setattr(sys, "argv", ["ablate.py", *words, "--out-dir", str(tmp_path)])
+    ablate["main"]()
+    (record,) = tmp_path.rglob("digits/own-seed*/compare.json")
+    measures = json.loads(record.read_text())["measures"]
+    taus = [json.loads(measure["key"])["sampling"]["tau"] for measure in measures]
+    predicted, fixed = taus
+    assert predicted is None
+    assert 0 < fixed < 1
+    assert fixed != 0.5
+    assert "| tau fixed to its mean | 4.000 |" in capsys.readouterr().out
+
+
+def test_variants_of_digits_are_recipes_of_their_own(scripts, tmp_path):
+    """Whatever the experiment's file has, with as many updates as each other."""
+    ablate = scripts("ablate")
+    own = SimpleNamespace(exp="digits", out_dir=str(tmp_path))
+    found = {}
+    for label, flags in ablate["VARIANTS"]["digits"].items():
+        trial = Trial(Target("digits"), ablate["METHOD"]["digits"], 0)
+        config = ablate["_config"](own, [*flags.split(), "--device=cpu"], trial)
+        found[label] = trial_config(config, trial)
+        assert max(map(len, Path(config.out_dir).parts)) < 200
+    assert {updates(config) for config in found.values()} == {1800}
+    handed = found["hand-over"]
+    assert (handed.phases, handed.nsf.source, handed.flow.steps) == (["nsgf", "nsf"], "nsgf", 2)
+    assert found["hand-over, T 3"].flow.steps == 3
+    assert found["hand-over, T 3"].nsf == handed.nsf
+    assert found["hand-over, pairs as drawn"].nsf.coupling == "independent"
+    assert (found["T 3"].phases, found["T 3"].flow.steps) == (list(PHASES), 3)
 
 
 def test_ablation_of_changed_settings_does_not_show_old_figures(

@@ -15,7 +15,9 @@ from nsgf.compare.trials import (
     METHODS,
     Target,
     Trial,
+    asked_nfe,
     comparison_folder,
+    least_nfe,
     named_precision,
     trial_config,
     trial_folder,
@@ -90,9 +92,16 @@ def comparison_plan(config: Config) -> list[str]:
 
     Raises:
         UserError: a trial's configuration is wrong, it was trained with another one, the folder
-            leads out of itself, a package is missing, or this machine has too little memory.
+            leads out of itself, no method can do with so few calls, a package is missing, or this
+            machine has too little memory.
     """
-    todo = list(trials(config))
+    todo = [trial for trial in trials(config) if asked_nfe(trial_config(config, trial))]
+    if not todo:
+        least = min(least_nfe(trial_config(config, trial)) for trial in trials(config))
+        raise UserError(
+            f"compare.nfe = {config.compare.nfe}: must have a number >= {least}, the fewest calls "
+            "that one of compare.methods can do with"
+        )
     check_solver(config.sampling)
     check_links(comparison_folder(config))
     for trial in todo:
@@ -154,13 +163,13 @@ def check_earlier(config: Config, run: RunFolder) -> None:
 
 def _is_measured(config: Config, trial: Trial) -> bool:
     record, own = Record(trial_folder(config, trial)), trial_config(config, trial)
-    keys = (measure_key(trial.method, own, nfe, draw) for nfe, draw in _measures(config))
+    keys = (measure_key(trial.method, own, nfe, draw) for nfe, draw in _measures(own))
     return all(map(record.find, keys))
 
 
 def _measures(config: Config) -> list[tuple[int, int]]:
-    """NFE and draw of each measure of a trial."""
-    return [(nfe, draw) for nfe in config.compare.nfe for draw in range(config.compare.draws)]
+    """NFE and draw of each measure of a trial with this configuration."""
+    return [(nfe, draw) for nfe in asked_nfe(config) for draw in range(config.compare.draws)]
 
 
 class Work:
@@ -224,7 +233,7 @@ class Work:
 
     def _measure(self, trial: Trial, config: Config, run: RunFolder) -> None:
         record = Record(run.path)
-        for nfe, draw in _measures(self._config):
+        for nfe, draw in _measures(config):
             key = measure_key(trial.method, config, nfe, draw)
             if record.find(key):
                 continue
@@ -247,8 +256,8 @@ class Work:
         rows = []
         for trial in trials(self._config):
             own, record = trial_config(self._config, trial), Record(self._folder(trial))
-            seconds = record.train_seconds(METHODS[trial.method].phases)
-            for nfe, draw in _measures(self._config):
+            seconds = record.train_seconds(tuple(own.phases))
+            for nfe, draw in _measures(own):
                 measured = record.find(measure_key(trial.method, own, nfe, draw))
                 if measured is not None:
                     rows.append(Row(trial, nfe, draw, updates(own), seconds, measured))

@@ -7,6 +7,7 @@ import torch
 from nsgf.compare.trials import (
     METHODS,
     Trial,
+    asked_nfe,
     at_nfe,
     comparison_folder,
     trial_config,
@@ -31,10 +32,9 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
     for label in dict.fromkeys(trial.target.label for trial in first):
         own = [trial for trial in first if trial.target.label == label]
         drawn = {
-            METHODS[trial.method].title: {
-                f"NFE {nfe}": _sample(config, trial, nfe, device) for nfe in config.compare.nfe
-            }
+            METHODS[trial.method].title: samples
             for trial in own
+            if (samples := _samples(config, trial, device))
         }
         file = comparison_folder(config) / f"{label}.png"
         data = Data(trial_config(config, own[0]).data, config.seed)
@@ -47,9 +47,13 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
     return files
 
 
-def _sample(config: Config, trial: Trial, nfe: int, device: torch.device) -> Samples:
-    own = at_nfe(trial_config(config, trial), nfe)
-    sampler, _ = load_sampler(own, RunFolder(trial_folder(config, trial)), device)
-    source = build_source(own.data, config.seed, "picture")
-    count = POINTS if len(source.shape) == 1 else IMAGES
-    return sampler(source.sample(count).to(device), keep_path=True)
+def _samples(config: Config, trial: Trial, device: torch.device) -> dict[str, Samples]:
+    """With each number of calls that the trial can do with, by its title."""
+    own, drawn = trial_config(config, trial), dict[str, Samples]()
+    for nfe in asked_nfe(own):
+        run = RunFolder(trial_folder(config, trial))
+        sampler, _ = load_sampler(at_nfe(own, nfe), run, device)
+        source = build_source(own.data, config.seed, "picture")
+        count = POINTS if len(source.shape) == 1 else IMAGES
+        drawn[f"NFE {nfe}"] = sampler(source.sample(count).to(device), keep_path=True)
+    return drawn

@@ -4,12 +4,13 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
 from nsgf.compare.measure import Measured
-from nsgf.compare.trials import METHODS, Trial, comparison_folder
+from nsgf.compare.trials import METHODS, Trial, asked_nfe, comparison_folder, trial_config
 from nsgf.config.schema import Config, MethodName
 from nsgf.run.folder import write_text
 
@@ -17,7 +18,13 @@ LEGEND = (
     "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "
     "is one seed); the best mean in bold. Below: the difference within the same seed and draw, ± "
     "its standard error; ahead or behind where a t test at 5 % says so, which one cell in twenty "
-    "does by chance. With one seed it speaks of that training run alone."
+    "does by chance. With one seed it speaks of that training run alone. A dash alone: the method "
+    "cannot do with so few calls."
+)
+COST_LEGEND = (
+    "Training is the time of all of a method's networks, the pool, NSGF steps and pairs with it; "
+    "2-RF counts 1-RF's. For a comparison at equal time give the fourth column, in this order, as "
+    "--compare.updates [...] with another --out-dir."
 )
 CSV_COLUMNS = "target method seed draw nfe calls updates train_seconds sample_seconds"
 HIGHER_IS_BETTER = {"precision", "recall"}
@@ -55,7 +62,7 @@ def markdown(config: Config, rows: Sequence[Row]) -> str:
     parts += [LEGEND, ""]
     for metric in rows[0].measured.values:
         parts += [_differences(config, rows, metric), ""]
-    parts += [_costs(config, rows), ""]
+    parts += [_costs(config, rows), "", COST_LEGEND, ""]
     return "\n".join(parts)
 
 
@@ -99,6 +106,9 @@ def _remark(config: Config, rows: Sequence[Row], method: MethodName, column: Col
         for row in rows
         if (row.trial.method, row.trial.target.label, row.nfe) == (method, *column)
     ]
+    trial = next(row.trial for row in rows if row.trial.target.label == column[0])
+    if column[1] not in asked_nfe(trial_config(config, replace(trial, method=method))):
+        return ""
     remarks = []
     if len(own) < config.compare.seeds * config.compare.draws:
         remarks.append(counted(len(own), "measure"))
@@ -147,16 +157,28 @@ def verdict(differences: Sequence[float], metric: str) -> str:
 def _costs(config: Config, rows: Sequence[Row]) -> str:
     """Updates, training time and sampling time, means over the trials that were timed."""
     counts = config.compare.nfe
-    head = ["cost", "updates", "training, s", *(f"sampling at NFE {nfe}, s" for nfe in counts)]
+    head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
+    head += [f"sampling at NFE {nfe}, s" for nfe in counts]
+    measured = {
+        method: own
+        for method in config.compare.methods
+        if (own := [row for row in rows if row.trial.method == method and row.nfe])
+    }
+    training = {
+        method: mean(seconds)
+        for method, own in measured.items()
+        if (seconds := [row.train_seconds for row in own if row.train_seconds])
+    }
     lines = []
-    for method in config.compare.methods:
-        own = [row for row in rows if row.trial.method == method and row.nfe]
-        if not own:
-            continue
-        times = [[row.measured.sample_seconds for row in own if row.nfe == nfe] for nfe in counts]
-        sampling = [f"{mean(seconds or [math.nan]):.2f}" for seconds in times]
-        training = mean([row.train_seconds for row in own if row.train_seconds] or [math.nan])
-        lines.append([METHODS[method].title, str(own[0].updates), f"{training:.0f}", *sampling])
+    for method, own in measured.items():
+        updates, texts = own[0].updates, ["-", "-"]
+        if method in training:
+            equal = updates * max(training.values()) / training[method]
+            texts = [f"{training[method]:.0f}", f"{equal:.0f}"]
+        for nfe in counts:
+            times = [row.measured.sample_seconds for row in own if row.nfe == nfe]
+            texts.append(f"{mean(times):.2f}" if times else "-")
+        lines.append([METHODS[method].title, str(updates), *texts])
     return _table(head, lines)
 
 

@@ -2,7 +2,9 @@
 
 Equal terms: the same data, network, batch size and number of updates ``peer.iterations`` for every
 method. NSGF++ shares them among its networks in the proportion of their own settings. Only
-2-RF goes beyond, by the ``reflow.iterations`` that it needs after those of 1-RF.
+2-RF goes beyond, by the ``reflow.iterations`` that it needs after those of 1-RF. Where
+``compare.updates`` gives each method a number of its own, e.g. for equal time, all share it among
+their networks, 2-RF too.
 """
 
 from collections.abc import Iterator
@@ -15,9 +17,9 @@ import torch
 from nsgf.checks import MAX_STEPS_PLUS_PLUS, check
 from nsgf.config.schema import PEER_PHASES, PHASES, Config, MethodName, PeerName, PhaseName
 from nsgf.data import DATA_SETS, NOISE
-from nsgf.phases import sampled_phases
+from nsgf.phases import Phase, sampled_phases
 from nsgf.sampling.sampler import EntryTimes, NSGFSteps, StraightFlow
-from nsgf.sampling.solvers import steps_within
+from nsgf.sampling.solvers import expected_calls, steps_within
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import Precision, pick_precision, sampling_precision
@@ -29,15 +31,18 @@ class Method:
 
     title: str
     phases: tuple[PhaseName, ...]
+    """Empty: those that the experiment has."""
     peer: PeerName | None = None
     """``peer.method``."""
     folder: str = ""
-    """Beginning of its run folders' names, where two methods share them."""
+    """Beginning of its run folders' names, where two methods share them because they have the same
+    updates of the same networks."""
     large_pairs: bool = False
     """Whether pairs are found within ``compare.coupling_batch``."""
 
 
 METHODS: dict[MethodName, Method] = {
+    "own": Method("as configured", ()),
     "nsgf": Method("NSGF", ("nsgf",)),
     "nsgf++": Method("NSGF++", PHASES),
     "nsgf++h": Method("NSGF++h", PHASES[:2], large_pairs=True),
@@ -112,8 +117,9 @@ def comparison_folder(config: Config) -> Path:
 
 
 def trial_folder(config: Config, trial: Trial) -> Path:
-    """The trial's run folder. 2-RF goes on in that of 1-RF."""
-    name = METHODS[trial.method].folder or trial.method
+    """The trial's run folder. 2-RF goes on in that of 1-RF unless each has updates of its own."""
+    shared = "" if config.compare.updates else METHODS[trial.method].folder
+    name = shared or trial.method
     return comparison_folder(config) / trial.target.label / f"{name}-seed{trial.seed}"
 
 
@@ -121,29 +127,28 @@ def trial_config(config: Config, trial: Trial) -> Config:
     """The configuration that trains a trial.
 
     Raises:
-        UserError: it is not valid, e.g. a target that the network does not fit, or the device has
-            not the precision that samples are to be drawn in.
+        UserError: it is not valid, e.g. a target that the network does not fit, the experiment of
+            ``own`` is none of NSGF, or the device has not the precision that samples are to be
+            drawn in.
     """
     method = METHODS[trial.method]
     device, train = pick_device(config.device), config.train
     trained = named_precision(train.precision, device)
     data: dict[str, Any] = {"name": trial.target.name, "source": trial.target.source}
+    phases = list(method.phases or config.phases)
+    tau = config.sampling.tau if trial.method == "own" and "nsf" in phases else None
     own = replace(
         config,
         seed=trial.seed,
-        phases=list(method.phases),
+        phases=phases,
         data=replace(config.data, **data),
         # what auto means here, or cells of two precisions would stand under one name
         train=replace(train, preview=False, precision=trained),
-        sampling=replace(config.sampling, precision=sampling_precision(config, device)),
+        sampling=replace(config.sampling, precision=sampling_precision(config, device), tau=tau),
     )
-    if method.peer:
-        is_image = config.model.kind == "unet"
-        sigma = 0.0 if is_image and method.peer != "sbcfm" else SIGMA.get(method.peer, 0.0)
-        group = config.compare.coupling_batch if method.large_pairs else None
-        own.peer = replace(config.peer, method=method.peer, sigma=sigma, coupling_batch=group)
-    else:
-        own = _shared_updates(_handed_over(own) if method.large_pairs else own)
+    own = _recipe(own, trial.method)
+    if not method.peer or config.compare.updates:
+        own = _shared_updates(own, trial.method)
     check(own)
     return own
 
@@ -153,35 +158,56 @@ def named_precision(wanted: Precision | Literal["auto"], device: torch.device) -
     return pick_precision("auto", device) if wanted == "auto" else wanted
 
 
-def _handed_over(config: Config) -> Config:
-    """NSGF++ whose straight flow begins where the NSGF steps end, with their weights."""
-    group = config.compare.coupling_batch
-    nsf = replace(config.nsf, source="nsgf", init="nsgf", coupling="ot", coupling_batch=group)
-    return replace(config, nsf=nsf, flow=replace(config.flow, steps=config.compare.handover_steps))
-
-
-def _shared_updates(config: Config) -> Config:
-    """NSGF or NSGF++ with as many updates in all as the other methods; NSGF++ also with as many
-    steps as it may have (``flow.allow_many_steps`` lets it have more).
+def _recipe(config: Config, method: MethodName) -> Config:
+    """What defines a method, whatever the experiment sets itself.
 
     Raises:
-        UserError: there are not enough updates for its networks.
+        UserError: ``own`` is to be compared, and the experiment is none of NSGF.
     """
-    phases = config.phases
+    nsf, flow, group = config.nsf, config.flow, config.compare.coupling_batch
+    kind, large_pairs = METHODS[method].peer, METHODS[method].large_pairs
+    if kind:
+        is_image = config.model.kind == "unet"
+        sigma = 0.0 if is_image and kind != "sbcfm" else SIGMA.get(kind, 0.0)
+        pairs = group if large_pairs else None
+        peer = replace(config.peer, method=kind, sigma=sigma, coupling_batch=pairs)
+        return replace(config, peer=peer)
+    if method == "nsgf++":
+        most = max(flow.steps if flow.allow_many_steps else 0, MAX_STEPS_PLUS_PLUS)
+        nsf = replace(
+            nsf, source="prior", init="random", coupling="independent", coupling_batch=None
+        )
+        return replace(config, nsf=nsf, flow=replace(flow, steps=most))
+    if method == "nsgf++h":
+        nsf = replace(nsf, source="nsgf", init="nsgf", coupling="ot", coupling_batch=group)
+        flow = replace(flow, steps=config.compare.handover_steps)
+        return replace(config, nsf=nsf, flow=flow)
+    if config.phases[0] not in PHASES:
+        raise UserError(
+            f"phases = {config.phases}: must be of NSGF for compare.methods own; say --phases "
+            "[nsgf,nsf], or name other methods"
+        )
+    return config
+
+
+def _shared_updates(config: Config, method: MethodName) -> Config:
+    """A method's updates, shared among its networks in the proportion of their settings.
+
+    Raises:
+        UserError: there are not enough for all of them.
+    """
+    phases, given = config.phases, config.compare.updates
     counts = [getattr(config, phase).iterations for phase in phases]
-    total, left = config.peer.iterations, config.peer.iterations
-    shares = {}
+    total = given[config.compare.methods.index(method)] if given else config.peer.iterations
+    shares, left = {}, total
     for phase, count in zip(phases, counts, strict=True):
         own = left if phase == phases[-1] else round(count * total / max(1, sum(counts)))
         shares[phase] = replace(getattr(config, phase), iterations=own)
         left -= own
-    if len(phases) == 1:
-        return replace(config, **shares)
-    if min(optim.iterations for optim in shares.values()) < 1:
-        raise UserError(f"peer.iterations = {total}: too few for the networks of NSGF++")
-    most = config.flow.steps if config.flow.allow_many_steps else MAX_STEPS_PLUS_PLUS
-    steps = min(config.flow.steps, most)
-    return replace(config, flow=replace(config.flow, steps=steps), **shares)
+    if len(phases) > 1 and min(optim.iterations for optim in shares.values()) < 1:
+        key = f"compare.updates = {given}" if given else f"peer.iterations = {total}"
+        raise UserError(f"{key}: too few for the networks of {method}")
+    return replace(config, **shares)
 
 
 def updates(config: Config) -> int:
@@ -189,21 +215,41 @@ def updates(config: Config) -> int:
     return sum(getattr(config, phase).iterations for phase in config.phases)
 
 
+def asked_nfe(config: Config) -> list[int]:
+    """Those of ``compare.nfe`` with which a trial can be sampled."""
+    least = least_nfe(config)
+    return [nfe for nfe in config.compare.nfe if nfe >= least]
+
+
+def least_nfe(config: Config) -> int:
+    """Network calls for each sample that a trial cannot do without: one of each network on the
+    way, and of a straight flow as many as a step of its solver makes (dopri5 counts as one)."""
+    step = expected_calls(replace(config.sampling, straight_steps=1, omega=None), 0.0) or 1
+    return sum(step if phase.leg is StraightFlow else 1 for phase in _called_phases(config))
+
+
 def at_nfe(config: Config, nfe: int) -> Config:
     """Sampling with ``nfe`` network calls for each sample, or as near as it gets from below.
 
     NSGF++ spends one on the predictor, at most T and at most half of the others on the NSGF steps,
-    and what is left on the straight flow, whose Heun steps take two. Three calls are its least.
-    dopri5 takes what it needs.
+    and what is left on the straight flow, whose Heun steps take two. dopri5 takes what it needs.
+
+    Args:
+        config: of a trial.
+        nfe: at least :func:`least_nfe`.
     """
     sampling = replace(config.sampling, omega=None)
-    free = replace(config, sampling=replace(sampling, tau=None))
-    phases = sampled_phases(free, lambda name: name in config.phases)
-    legs = [phase.leg for phase in phases]
+    legs = [phase.leg for phase in _called_phases(config)]
     if StraightFlow not in legs:
-        return replace(free, sampling=replace(free.sampling, nsgf_steps=nfe))
-    nfe -= sum(phase.leg is EntryTimes and phase.is_called(sampling) for phase in phases)
+        return replace(config, sampling=replace(sampling, nsgf_steps=nfe))
+    nfe -= legs.count(EntryTimes)
     if NSGFSteps in legs:
         steps = max(1, min(config.flow.steps, nfe // 2))
         sampling, nfe = replace(sampling, nsgf_steps=steps), nfe - steps
     return replace(config, sampling=replace(sampling, straight_steps=steps_within(sampling, nfe)))
+
+
+def _called_phases(config: Config) -> list[Phase]:
+    """Those of a trial whose networks a sample meets."""
+    way = sampled_phases(config, lambda name: name in config.phases)
+    return [phase for phase in way if phase.is_called(config.sampling)]

@@ -333,7 +333,9 @@ class EvaluationConfig:
     FID, and comparable with nothing but other numbers of this program."""
 
 
-MethodName = Literal["nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "otcfm+", "sbcfm", "1rf", "2rf"]
+MethodName = Literal[
+    "own", "nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "otcfm+", "sbcfm", "1rf", "2rf"
+]
 TargetName = Literal[PointName, "8gaussians_moons"]
 
 
@@ -342,8 +344,12 @@ class CompareConfig:
     """What `nsgf compare` trains and measures."""
 
     methods: list[MethodName] = field(default_factory=lambda: ["nsgf", "icfm", "otcfm"])
-    """Methods, each trained with peer.iterations updates in all (2rf: and reflow.iterations); their
-    noise is that of torchcfm's examples, whatever peer.sigma is."""
+    """Methods, each trained with peer.iterations updates in all (2rf: and reflow.iterations). own
+    is the experiment as it is configured; nsgf++ is always the paper's and nsgf++h the hand-over.
+    The noise of the others is that of torchcfm's examples, whatever peer.sigma is."""
+    updates: Annotated[list[int], Range(1)] = field(default_factory=list)
+    """Updates of each of the methods, in their order, instead of peer.iterations for all, of all
+    its networks together (2rf: of 1-RF and reflow); empty: peer.iterations."""
     targets: list[TargetName] = field(default_factory=list)
     """2D sets, 8gaussians_moons from 8gaussians instead of noise; empty: the data section's own."""
     seeds: Annotated[int, Range(1, 1000)] = 5
@@ -352,9 +358,11 @@ class CompareConfig:
     """Draws of noise and target that each run is measured with; tables show the mean and
     spread of the seeds' means, with one seed those of its draws."""
     nfe: Annotated[list[int], Range(1)] = field(default_factory=lambda: [10, 100])
-    """Network calls for each sample."""
+    """Network calls for each sample. A method is not measured with fewer than it can do with:
+    nsgf++ takes 3, nsgf++h 2, the others 1, with Heun's steps one more for a straight flow."""
     handover_steps: Annotated[int, Range(1)] = 2
-    """Flow steps T of nsgf++h, whose straight flow begins where these end."""
+    """Flow steps T of nsgf++h, whose straight flow begins where these end; more than 5 with
+    flow.allow_many_steps alone."""
     coupling_batch: Annotated[int, Range(2, 2**14)] = 1024
     """Samples among which nsgf++h and otcfm+ pair by exact transport."""
 

@@ -76,14 +76,16 @@ def _save(figure: Any, file: Path, **how: Any) -> None:
 
 
 def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
-    """Methods across; down: the way at the first setting, then the samples of each.
+    """Methods across; down: the way at the first setting that all have, then the samples of each.
 
     Args:
-        drawn: by column and row title, with paths of (N, 2) states.
+        drawn: by column and row title, with paths of (N, 2) states; one column has all rows, and
+            one row all columns.
         target: samples of mu*, (M, 2), shown in a column of their own.
         file: PNG to write.
     """
-    settings = list(next(iter(drawn.values())))
+    settings = _settings(drawn)
+    common = next(title for title in settings if all(title in found for found in drawn.values()))
     rows, columns = len(settings) + 1, len(drawn) + 1
     drawn = {
         name: {title: _near(found, target) for title, found in samples.items()}
@@ -97,18 +99,25 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for number, (name, samples) in enumerate(drawn.items()):
         axes[0][number].set_title(name)
-        _show_way(axes[0][number], next(iter(samples.values())).path)
-        for panel, found in zip(axes[1:, number], samples.values(), strict=True):
-            panel.scatter(*found.x.numpy().T, s=1, color="tab:red")
+        _show_way(axes[0][number], samples[common].path)
+        for panel, title in zip(axes[1:, number], settings, strict=True):
+            if title in samples:
+                panel.scatter(*samples[title].x.numpy().T, s=1, color="tab:red")
     axes[0][-1].set_title("target")
     axes[0][-1].scatter(*target.numpy().T, s=1, color="tab:green")
-    for panel, title in zip(axes[:, 0], [f"way, {settings[0]}", *settings], strict=True):
+    for panel, title in zip(axes[:, 0], [f"way, {common}", *settings], strict=True):
         panel.set_ylabel(title)
     for panel in axes[1:, -1]:
         panel.set_axis_off()
     for panel in axes.flat:
         panel.set_aspect("equal")
     _save(figure, file, dpi=80)
+
+
+def _settings(drawn: dict[str, dict[str, Samples]]) -> list[str]:
+    """Titles of all settings, in their order, from the method that has them all."""
+    fullest = max(drawn.values(), key=len)
+    return list(fullest)
 
 
 def _near(found: Samples, target: Tensor) -> Samples:
@@ -142,17 +151,20 @@ def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
     """Methods down, settings across, a grid of samples in each place; real images below.
 
     Args:
-        drawn: by row and column title, images (N, C, H, W) in [-1, 1].
+        drawn: by row and column title, images (N, C, H, W) in [-1, 1]; one row has all columns.
         target: real images, (M, C, H, W) in [-1, 1].
         file: PNG to write.
     """
-    titles = list(next(iter(drawn.values())))
+    titles = _settings(drawn)
     figure = _new_figure(2.2 * len(titles), 2.2 * (len(drawn) + 1))
     axes = figure.subplots(len(drawn) + 1, len(titles), squeeze=False)
     for panels, (name, samples) in zip(axes, drawn.items(), strict=False):
         panels[0].set_ylabel(name)
-        for panel, found in zip(panels, samples.values(), strict=True):
-            _show_grid(panel, found.x)
+        for panel, title in zip(panels, titles, strict=True):
+            if title in samples:
+                _show_grid(panel, samples[title].x)
+            else:
+                panel.set(xticks=[], yticks=[], frame_on=False)
     axes[-1][0].set_ylabel("real")
     _show_grid(axes[-1][0], target)
     for panel, title in zip(axes[0], titles, strict=True):

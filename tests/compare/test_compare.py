@@ -15,6 +15,7 @@ from nsgf.command_line import parse
 from nsgf.compare import compare as comparison
 from nsgf.compare import measure
 from nsgf.compare.compare import Work, compare, comparison_plan
+from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record
 from nsgf.compare.trials import comparison_folder, trial_folder, trials
 from nsgf.run.checkpoint import load, save
@@ -97,6 +98,64 @@ def test_other_nfe_are_measured_without_training(finished, monkeypatch):
     run(replace(config, compare=replace(config.compare, nfe=[3])))
     again = [file.stat().st_mtime_ns for folder in before for file in sorted(folder.iterdir())]
     assert times == again
+
+
+def test_few_calls_are_measured_where_a_method_can_do_with_them(config, monkeypatch):
+    """Elsewhere the cell is a dash, and nothing is said to be missing."""
+    monkeypatch.setattr(comparison, "save_pictures", save_pictures)
+    methods: list = ["nsgf++", "nsgf++h", "otcfm", "own"]
+    small = replace(config.compare, methods=methods, nfe=[1, 2, 3, 4], coupling_batch=8)
+    files, _ = run(replace(config, compare=small, peer=replace(config.peer, iterations=6)))
+    table = files[0].read_text()
+    assert "measures" not in table.replace("measure of", "")
+    cells = {line[0]: line[1:] for line in cells_of(table)}
+    for title, missing in {"NSGF++": 2, "NSGF++h": 1, "OT-CFM": 0, "as configured": 0}.items():
+        dashes = [cell == "-" for cell in cells[title]]
+        assert dashes == [True] * missing + [False] * (4 - missing)
+    verdicts = {line[0]: line[1:] for line in cells_of(table.split("| NSGF++ minus, w2 |")[1])}
+    assert [cell == "-" for cell in verdicts["OT-CFM"]] == [True, True, False, False]
+    costs = {line[0]: line[1:] for line in cells_of("| cost |" + table.split("| cost |")[1])}
+    assert "-" not in [*costs["as configured"], *costs["NSGF++"][:3]]
+    with files[1].open() as lines:
+        measured = [row for row in csv.DictReader(lines) if row["method"] != "floor"]
+    assert len(measured) == 2 + 3 + 4 + 4
+    assert all(float(row["calls"]) == float(row["nfe"]) for row in measured)
+    assert files[2].stat().st_size > 0
+
+
+def cells_of(table: str) -> list[list[str]]:
+    """Lines of the first table in a text."""
+    lines = table.strip().split("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_method_that_takes_more_calls_than_any_is_not_trained(config):
+    few = replace(config.compare, methods=["icfm", "nsgf++"], nfe=[1, 2])
+    files, said = run(replace(config, compare=few))
+    assert said[1] == "compare: 1 trial, 0 measured, 5 updates in all"
+    assert not list(comparison_folder(config).glob("moons/nsgf++*"))
+    assert "| NSGF++ | - | - |" in files[0].read_text()
+
+
+def test_methods_are_trained_with_updates_of_their_own(config):
+    methods: list = ["nsgf", "1rf", "2rf"]
+    compared = replace(config.compare, methods=methods, updates=[3, 4, 6], nfe=[2])
+    files, said = run(replace(config, compare=compared))
+    assert "3 trials, 0 measured, 13 updates" in said[1]
+    with files[1].open() as lines:
+        rows = {row["method"]: row for row in csv.DictReader(lines)}
+    assert [rows[name]["updates"] for name in methods] == ["3", "4", "6"]
+    steps = {
+        f"{file.parents[1].name}/{file.stem}": load(file)["step"]
+        for file in comparison_folder(config).glob("moons/*/checkpoints/phase?_*.pt")
+        if "earlier" not in file.name
+    }
+    assert steps == {
+        "nsgf-seed0/phase1_nsgf": 3,
+        "1rf-seed0/phase1_peer": 4,
+        "2rf-seed0/phase1_peer": 3,
+        "2rf-seed0/phase2_reflow": 3,
+    }
 
 
 def test_floor_belongs_to_its_seed_draw_and_sample_counts(config):
@@ -349,6 +408,13 @@ def test_stopped_worker_is_not_in_the_way_of_the_first_ones_table(config, monkey
         (["--compare.nfe=[2,2]"], "compare.nfe = [2, 2]: must not name one twice"),
         (["--num-samples=1"], "evaluation.num_samples = 1: must be >= 2"),
         (["--peer.iterations=2", "--compare.methods=[nsgf++]"], "peer.iterations = 2: too few"),
+        (
+            ["--compare.nfe=[1,2]", "--compare.methods=[nsgf++]"],
+            "compare.nfe = [1, 2]: must have a number >= 3",
+        ),
+        (["--compare.updates=[5,5]"], "compare.updates = [5, 5]: must have 6 numbers"),
+        (["--compare.updates=[5,5,5,0,5,5]"], "5]: must be >= 1"),
+        (["--compare.methods=[own]", "--phases=[peer]"], "phases = ['peer']: must be of NSGF"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, told):

@@ -1,6 +1,7 @@
 import csv
 import io
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -52,7 +53,34 @@ def test_differences_are_taken_seed_by_seed():
     ]
     assert "| NSGF minus, w2 |" in markdown(CONFIG, both)
     assert "| I-CFM | -0.207 ± 0.007 ahead |" in markdown(CONFIG, both)
-    assert "| NSGF | 100 | 60 | 0.50 |" in text
+    assert "| NSGF | 100 | 60 | 100 | 0.50 |" in text
+
+
+def test_updates_that_take_as_long_as_the_slowest_method():
+    """In proportion to the time of all networks; nothing is guessed where none was taken."""
+    seconds = {"nsgf": 40.0, "icfm": 70.0}
+    rows = [item._replace(train_seconds=seconds[item.trial.method]) for item in ROWS]
+    text = markdown(CONFIG, rows)
+    assert "| cost | updates | training, s | updates in the time of the slowest |" in text
+    assert "| NSGF | 100 | 40 | 175 | 0.50 |" in text
+    assert "| I-CFM | 100 | 70 | 100 | 0.50 |" in text
+    rows = [item._replace(train_seconds=0.0) if item in ROWS[3:6] else item for item in ROWS]
+    text = markdown(CONFIG, rows)
+    assert "| NSGF | 100 | 60 | 100 | 0.50 |" in text
+    assert "| I-CFM | 100 | - | - | 0.50 |" in text
+
+
+def test_calls_that_a_method_cannot_do_with_are_dashes_in_all_tables():
+    methods = ["nsgf++", "icfm"]
+    config = replace(CONFIG, compare=replace(CONFIG.compare, methods=methods, nfe=[2, 10]))
+    rows = [
+        *(row("nsgf++", seed, 0.1) for seed in range(3)),
+        *(row("icfm", seed, 0.2, nfe) for seed in range(3) for nfe in (2, 10)),
+    ]
+    text = markdown(config, rows)
+    assert "| NSGF++ | - | **0.100** |" in text
+    assert "| NSGF++ | 100 | 60 | 100 | - | 0.50 |" in text
+    assert "| I-CFM | - | -0.100 ± 0.000 ahead |" in text
 
 
 def test_draws_of_one_network_are_not_counted_as_seeds():

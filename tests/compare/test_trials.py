@@ -7,8 +7,10 @@ from nsgf.compare.record import measure_key
 from nsgf.compare.trials import (
     Target,
     Trial,
+    asked_nfe,
     at_nfe,
     comparison_folder,
+    least_nfe,
     named_target,
     trial_config,
     trial_folder,
@@ -113,7 +115,9 @@ def test_without_targets_the_data_section_is_meant():
 
 
 @pytest.mark.parametrize("exp", ["2d", "digits", "mnist", "cifar10"])
-@pytest.mark.parametrize("method", ["nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "sbcfm", "1rf"])
+@pytest.mark.parametrize(
+    "method", ["own", "nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "sbcfm", "1rf"]
+)
 def test_all_methods_have_the_same_number_of_updates(exp, method):
     config = shipped(exp)
     target = "moons" if exp == "2d" else exp
@@ -153,6 +157,75 @@ def test_peer_and_hand_over_pair_within_the_same_group():
     assert handed.phases == ["nsgf", "nsf"]
     assert (handed.nsf.source, handed.nsf.init, handed.nsf.coupling) == ("nsgf", "nsgf", "ot")
     assert (handed.flow.steps, own["nsgf++"].flow.steps) == (3, 5)
+
+
+HAND_OVER = (
+    *("--phases=[nsgf,nsf]", "--nsf.source=nsgf", "--nsf.init=nsgf", "--nsf.coupling=ot"),
+    *("--nsf.coupling_batch=256", "--steps=2", "--sampling.tau=0.3", "--peer.iterations=1800"),
+)
+PLUS_PLUS = (
+    *("--phases=[nsgf,nsf,predictor]", "--nsf.source=prior", "--nsf.init=random", "--steps=4"),
+    *("--nsf.coupling=independent", "--nsf.coupling_batch=null", "--sampling.tau=null"),
+)
+
+
+def test_recipes_do_not_follow_the_experiments_own():
+    """NSGF++ is the paper's and the hand-over complete, whichever of them the file has."""
+    files = [shipped("digits", *flags) for flags in (HAND_OVER, PLUS_PLUS)]
+    for method in ("nsgf++", "nsgf++h"):
+        one, other = (trial_config(file, Trial(Target("digits"), method, 0)) for file in files)
+        assert (one.phases, one.nsf, one.flow) == (other.phases, other.nsf, other.flow)
+        assert one.sampling == other.sampling
+        assert one.sampling.tau is None
+    paper, handed = (
+        trial_config(files[0], Trial(Target("digits"), method, 0)) for method in ("nsgf++", "own")
+    )
+    assert paper.phases == list(PHASES)
+    assert (paper.nsf.source, paper.nsf.init, paper.flow.steps) == ("prior", "random", 5)
+    assert (paper.nsf.coupling, paper.nsf.coupling_batch) == ("independent", None)
+    assert (handed.nsf, handed.flow) == (
+        replace(files[0].nsf, iterations=handed.nsf.iterations),
+        files[0].flow,
+    )
+    assert (handed.phases, handed.sampling.tau) == (["nsgf", "nsf"], 0.3)
+
+
+def test_the_experiment_itself_is_compared_where_it_is_one_of_nsgf():
+    trial = Trial(Target("moons"), "own", 0)
+    own = trial_config(shipped("2d", "--steps=40", "--sampling.tau=0.3"), trial)
+    assert (own.phases, own.flow.steps, own.sampling.tau) == (["nsgf"], 40, None)
+    with pytest.raises(UserError, match=r"phases = \['peer'\]: must be of NSGF for compare"):
+        trial_config(shipped("2d", "--phases=[peer]"), trial)
+
+
+def test_steps_of_the_hand_over_are_refused_where_they_are_too_many():
+    trial, flags = Trial(Target("digits"), "nsgf++h", 0), ["--compare.handover_steps=7"]
+    with pytest.raises(UserError, match=r"flow\.steps = 7: must be <= 5"):
+        trial_config(shipped("digits", *flags), trial)
+    many = shipped("digits", *flags, "--flow.allow_many_steps=true")
+    assert trial_config(many, trial).flow.steps == 7
+
+
+def test_updates_of_each_method_are_shared_among_its_networks():
+    """2-RF too, which then has a 1-RF of its own."""
+    config = shipped("2d", "--compare.methods=[nsgf++,otcfm,1rf,2rf]", "--reflow.iterations=10000")
+    given = replace(config, compare=replace(config.compare, updates=[300, 700, 500, 900]))
+    shares = {}
+    for method in config.compare.methods:
+        own = trial_config(given, Trial(Target("moons"), method, 0))
+        shares[method] = [getattr(own, phase).iterations for phase in own.phases]
+    assert shares == {"nsgf++": [100] * 3, "otcfm": [700], "1rf": [500], "2rf": [600, 300]}
+    one, two = (trial_folder(given, Trial(Target("moons"), name, 2)) for name in ("1rf", "2rf"))
+    assert (one.name, two.name) == ("1rf-seed2", "2rf-seed2")
+    few = replace(config, compare=replace(config.compare, updates=[2, 700, 500, 900]))
+    with pytest.raises(UserError, match=r"compare\.updates = \[2, .*: too few for .* nsgf\+\+"):
+        trial_config(few, Trial(Target("moons"), "nsgf++", 0))
+
+
+def test_without_updates_of_its_own_2rf_has_those_of_1rf_and_of_reflow():
+    config = shipped("2d", "--reflow.iterations=10000")
+    own = trial_config(config, Trial(Target("moons"), "2rf", 0))
+    assert [own.peer.iterations, own.reflow.iterations] == [20_000, 10_000]
 
 
 def test_2rf_goes_on_in_the_folder_of_1rf():
@@ -200,9 +273,33 @@ def test_nsgf_plus_plus_has_more_than_five_steps_only_where_they_are_allowed():
     assert trial_config(replace(plain, flow=flow), trial).flow.steps == 5
 
 
-def test_least_calls_of_nsgf_plus_plus_are_three():
-    config = trial_config(shipped("digits"), Trial(Target("digits"), "nsgf++", 0))
-    assert expected_nfe(at_nfe(config, 1)) == 3
+@pytest.mark.parametrize("solver", ["euler", "heun", "dopri5"])
+@pytest.mark.parametrize(
+    ("method", "least"),
+    [("nsgf", 1), ("nsgf++", 3), ("nsgf++h", 2), ("icfm", 1), ("otcfm+", 1), ("1rf", 1)],
+)
+def test_few_calls_are_made_or_not_asked_for(method, least, solver):
+    """A step of Heun's takes one more; no method makes more calls than it was asked for."""
+    flags = ("--compare.nfe=[1,2,3,4]", f"--sampling.solver={solver}")
+    config = trial_config(shipped("digits", *flags), Trial(Target("digits"), method, 0))
+    least += solver == "heun" and method != "nsgf"
+    assert least_nfe(config) == least
+    assert asked_nfe(config) == [nfe for nfe in (1, 2, 3, 4) if nfe >= least]
+    made = {nfe: expected_nfe(at_nfe(config, nfe)) for nfe in asked_nfe(config)}
+    if solver == "euler":
+        assert made == {nfe: nfe for nfe in made}
+    elif solver == "heun":
+        assert made[least] == least
+        assert all(made[nfe] in (nfe, nfe - 1) for nfe in made)
+
+
+def test_a_time_that_is_given_takes_no_call():
+    """Of the experiment as it is configured; the straight flow is entered without a predictor."""
+    flags = ("--phases=[nsgf,nsf]", "--sampling.tau=0.5", "--nsf.source=prior")
+    config = trial_config(shipped("digits", *flags), Trial(Target("digits"), "own", 0))
+    assert least_nfe(config) == 2
+    sampling = at_nfe(config, 3).sampling
+    assert (sampling.tau, sampling.nsgf_steps, sampling.straight_steps) == (0.5, 1, 2)
 
 
 def test_nsgf_alone_has_no_straight_flow_to_enter():

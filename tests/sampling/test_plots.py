@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -149,6 +150,41 @@ def test_table_of_images_keeps_each_in_its_place(tmp_path):
     middle = [int(np.median(picture[y : y + 12, x : x + 12])) for y, x in corners]
     assert middle[:4] == [255, 0, 0, 0]
     assert 120 <= middle[4] <= 135
+
+
+def test_settings_that_a_method_has_not_are_left_empty(tmp_path):
+    """A has NFE 4 alone, so that is the setting of all ways: B's way at NFE 2 is not seen."""
+    start = torch.randn(40, 2)
+    near, far = (Samples(x=start + d, nfe=2, path=[start, start + d]) for d in (0.0, 9.0))
+    drawn = {"A": {"NFE 4": near}, "B": {"NFE 2": far, "NFE 4": near}}
+    save_point_table(drawn, torch.randn(60, 2), tmp_path / "t.png")
+    picture = pixels(tmp_path / "t.png")[..., :3]
+    red = (picture == (214, 39, 40)).all(-1)
+    height, width = red.shape
+    places = [
+        [red[r * height // 3 : (r + 1) * height // 3][:, cut].any() for cut in halves]
+        for r in range(3)
+        for halves in [(slice(0, width // 2 - 20), slice(width // 2 - 20, width))]
+    ]
+    assert places == [[True, True], [False, True], [True, True]]
+    target = torch.randn(60, 2)
+    for name, other in (("a", far), ("b", replace(far, path=far.path[::-1]))):
+        save_point_table({**drawn, "B": {"NFE 2": other, "NFE 4": near}}, target, tmp_path / name)
+    assert (pixels(tmp_path / "a") == pixels(tmp_path / "b")).all()
+
+    def images(value):
+        return Samples(x=torch.full((4, 1, 8, 8), value), nfe=2)
+
+    rows = {"A": {"NFE 4": images(-1.0)}, "B": {"NFE 2": images(-1.0), "NFE 4": images(-1.0)}}
+    save_image_table(rows, torch.zeros(4, 1, 8, 8), tmp_path / "i.png")
+    picture = pixels(tmp_path / "i.png")[..., 0]
+    height, width = picture.shape
+    dark = [
+        bool((picture[int((r + 0.5) * height / 3), int((c + 0.45) * width / 2)] < 60).any())
+        for r in range(2)
+        for c in range(2)
+    ]
+    assert dark == [False, True, True, True]
 
 
 @pytest.mark.e2e
