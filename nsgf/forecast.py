@@ -21,7 +21,7 @@ from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import data_shape
 from nsgf.phases import Phase, get_phases, sampled_phases
-from nsgf.pool.plan import build_batch, plan_pool, pool_bytes, solver_bytes
+from nsgf.pool.plan import build_batch, flow_flags, plan_pool, pool_bytes, solver_bytes
 from nsgf.readiness import tried
 from nsgf.run.plan import checkpoint_bytes
 from nsgf.sessions import Part, session_lines, training_hours
@@ -117,17 +117,17 @@ def update_work(config: Config, phase: Phase, precision: Precision) -> Work:
 
 
 def pool_work(config: Config, shape: tuple[int, ...], card: Card) -> Work:
-    """All flows: two cost matrices and two plans of n x n for each step, each a product over all
-    coordinates, and Sinkhorn updates, which read one of them twice."""
-    n, values, flow = config.sinkhorn.batch_size, math.prod(shape), config.flow
+    """All flows: a cost matrix and a plan of n x m and of n x n for each step, each a product over
+    all coordinates, and Sinkhorn updates, which read that of n x m twice."""
+    n, m, values = config.sinkhorn.batch_size, config.sinkhorn.targets, math.prod(shape)
     batched = config.sinkhorn.solver == "batched"
     together = build_batch(config, shape, CPU, card.memory) if batched else 1
     solve = Work(
-        flops=n * n * (8 * values + 4 * SINKHORN_UPDATES),
-        traffic=4 * n * (n * (2 * SINKHORN_UPDATES + 20) + 10 * values),
+        flops=n * (4 * (n + m) * values + 4 * m * SINKHORN_UPDATES),
+        traffic=4 * (n * (m * (2 * SINKHORN_UPDATES + 10) + 10 * n) + 5 * (n + m) * values),
         launches=(16 * SINKHORN_UPDATES + 100) / together,
     )
-    return solve.times(flow.steps * config.pool.num_batches)
+    return solve.times(config.flow.steps * config.pool.num_batches)
 
 
 def sampling_work(config: Config, precision: Precision) -> tuple[Work, int] | None:
@@ -255,7 +255,8 @@ def _storage_lines(
             where = f" on {host.name}" if host else ""
             lines.append(f"pool: {text}{where}; {what}")
             if solver > USABLE * card.memory:
-                lines.append(f"NO pool: {what}; use a smaller --sinkhorn-batch")
+                flags = " or ".join(flow_flags(config))
+                lines.append(f"NO pool: {what}; use a smaller {flags}")
         except UserError as error:
             lines.append(f"NO {error}")
     sizes = [checkpoint_bytes(count) for count in weights]

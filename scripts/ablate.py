@@ -85,6 +85,8 @@ VARIANTS: dict[str, dict[str, str]] = {
         "T 3": plus_plus("--steps 3"),
         "T 4": plus_plus("--steps 4"),
         "harmonic steps": plus_plus("--flow.schedule harmonic"),
+        "m 512": plus_plus("--sinkhorn.target_batch 512"),
+        "m 1797": plus_plus("--sinkhorn.target_batch 1797"),
         "tau fixed to its mean": plus_plus("--sampling.tau MEAN"),
         "straight leg: heun": plus_plus("--sampling.solver heun"),
         "straight leg: dopri5": plus_plus("--sampling.solver dopri5"),

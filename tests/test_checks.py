@@ -20,6 +20,7 @@ def test_shipped_configurations_are_valid(config_names):
 
 WRONG = [  # experiment, flag, words of the message
     ("2d", "--sinkhorn.batch_size=0", "sinkhorn.batch_size = 0: must be >= 1"),
+    ("2d", "--sinkhorn.target_batch=0", "sinkhorn.target_batch = 0: must be >= 1"),
     ("2d", "--sinkhorn.blur=0", "sinkhorn.blur = 0.0: must be > 0"),
     ("2d", "--sinkhorn.blur=1e200", "sinkhorn.blur = 1e+200: must be > 0 and <= 1000000.0"),
     ("2d", "--sinkhorn.blur=-0.5", "sinkhorn.blur = -0.5: must be > 0"),

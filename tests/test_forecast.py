@@ -118,6 +118,11 @@ def test_pool_grows_with_its_flows_and_the_square_of_their_size():
     assert work.flops == pytest.approx(2500 * 5 * 4 * 2 * n**2 * 3072, rel=0.01)
     matrices, clouds = 2 * SINKHORN_UPDATES + 20, 10
     assert work.traffic == 2500 * 5 * 4 * (matrices * n**2 + clouds * n * 3072)
+    more = pool_work(shipped("cifar10", "--sinkhorn.target_batch=1000"), shape, card)
+    products = n * (n + 1000) * 3072
+    assert more.flops == 2500 * 5 * 4 * (products + n * 1000 * SINKHORN_UPDATES)
+    read = n * (10 * n + (2 * SINKHORN_UPDATES + 10) * 1000) + 5 * (n + 1000) * 3072
+    assert more.traffic == 2500 * 5 * 4 * read
     twice = pool_work(shipped("cifar10", "--pool-batches=5000"), shape, card)
     assert twice.flops == 2 * work.flops
     assert twice.launches == pytest.approx(2 * work.launches)
@@ -233,6 +238,9 @@ def test_what_a_usual_host_cannot_keep_is_red():
 def test_flows_too_large_for_the_card_are_red():
     lines = plan("2d", "--phases=[nsgf]", *TINY[:1], "--sinkhorn-batch=30000", card="v100")
     assert any(line.startswith("NO pool: 18.") and "--sinkhorn-batch" in line for line in lines)
+    flags = ("--phases=[nsgf]", *TINY, "--sinkhorn.target_batch=300000000")
+    (red,) = (line for line in plan("2d", *flags, card="v100") if line.startswith("NO "))
+    assert red.endswith("use a smaller --sinkhorn-batch or --sinkhorn.target_batch")
 
 
 def test_what_comes_beside_the_updates_is_part_of_the_sessions(monkeypatch):

@@ -46,6 +46,7 @@ EVERYWHERE = {
     "train.deterministic": ["true", "false"],
     "detect-anomaly": [0, 1],
     "sinkhorn-batch": [1, 3, 8],
+    "sinkhorn.target_batch": ["null", 1, 12],
     "sinkhorn.solver": ["batched", "geomloss"],
     "sinkhorn.blur": [0.3, 2],
     "steps": [1, 2, 5],

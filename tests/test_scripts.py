@@ -1,6 +1,7 @@
 """The benchmark scripts, each in a setting of seconds."""
 
 import json
+import math
 import re
 import runpy
 import sys
@@ -52,6 +53,70 @@ def table(text: str) -> list[list[str]]:
     """Cells of the rows below the first header."""
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in row] for row in rows[1:]]
+
+
+class Mean:
+    """A solver whose velocity is the mean of the targets, and something of the companions."""
+
+    def __init__(self, own: float) -> None:
+        self.own = own
+
+    def velocity(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y.mean(0) + self.own / len(x) + 0 * x
+
+
+@pytest.mark.parametrize(("n", "m"), [(16, 8), (5, 30), (5, 32)])
+def test_bench_targets_divides_errors_into_bias_and_spread(scripts, n, m):
+    """Of a mean of m out of 32 both are known: none, and what drawing without replacement leaves;
+    what depends on the number of companions alone is bias."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 1, 2, 2, generator=generator), torch.randn(32, 1, 2, 2)
+    exact = Mean(0.0).velocity(x, y)
+    size = float(exact[0].norm())
+    found, seconds = scripts("bench_targets")["measured"](Mean(3.0), x, y, exact, n, m, 400)
+    assert found.bias == pytest.approx(3.0 / n * 2 / size, abs=0.15)
+    variance = y.flatten(1).var(0, correction=1).sum() / m * (1 - m / 32)
+    assert found.spread == pytest.approx(float(variance.sqrt()) / size, rel=0.05, abs=1e-3)
+    assert found.error**2 == pytest.approx(found.bias**2 + found.spread**2, rel=0.02)
+    assert len(seconds) == 400 * (40 // n)
+
+
+def test_bench_targets_corrects_the_mean_of_few_velocities(scripts):
+    """Gaps of 1 and 3 from a velocity of 2; another particle has been seen only once."""
+    total, squares, counts = (torch.tensor(row) for row in ([4.0, 9.0], [10.0, 81.0], [2.0, 1.0]))
+    divided = scripts("bench_targets")["_divided"]
+    found = divided(total.view(2, 1), squares, counts, torch.tensor([[2.0], [5.0]]))
+    expected = [math.sqrt(square) / 2 for square in (5.0, 3.0, 2.0)]
+    assert list(found) == pytest.approx(expected)
+
+
+def test_bench_targets_measures_fewer_and_times_more_than_the_reference(output):
+    text = output("bench_targets", "--reference=300", "--rounds=2", "--steps=2")
+    assert "reference n = m = 300 of 1797 images, 2 rounds" in text
+    rows = [row for row in table(text) if row[0].isdigit()]
+    assert [row[:2] for row in rows] == 2 * [
+        ["256", str(m)] for m in (64, 128, 256, 300, 512, 1024, 1797)
+    ]
+    for row in rows:
+        known = int(row[1]) <= 300
+        assert all(cell.endswith(" %") == known for cell in row[2:5])
+        assert float(row[5]) > 0
+    errors = [float(row[2].split()[0]) for row in rows[:4]]
+    assert errors == sorted(errors, reverse=True)
+    assert 0 < errors[-1] < errors[0] < 100
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--exp", "2d"), "--exp 2d: must be an image set"),
+        (("--reference=256",), "--reference 256: must be > 256"),
+        (("--rounds=1",), "--rounds 1: must be >= 2"),
+        (("--sinkhorn.blur=0",), "sinkhorn.blur = 0.0: must be > 0"),
+    ],
+)
+def test_bench_targets_refuses_what_it_cannot_measure(output, flags, told):
+    assert told in output("bench_targets", *flags, code=2)
 
 
 @pytest.mark.e2e

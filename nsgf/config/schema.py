@@ -58,7 +58,10 @@ class SinkhornConfig:
     divergence, one flow at a time; flash does the same without n x n matrices (CUDA, extra
     ``flash``; untried on a card)."""
     batch_size: Annotated[int, Range(1)] = 256
-    """Particles n of one flow, and as many targets."""
+    """Particles n of one flow."""
+    target_batch: Annotated[int | None, Range(1)] = None
+    """Targets m of one flow, also more than particles; null: as many. As many as an image set has
+    images: each flow meets every one once."""
     blur: Annotated[float, Range(above=0, maximum=1e6)] = 0.5
     """Square root of the regularization eps, in units of the data."""
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
@@ -69,6 +72,11 @@ class SinkhornConfig:
     proportion, where particles move by less than the blur."""
     max_iterations: Annotated[int, Range(1)] = 2000
     """batched: updates after which a solve short of the tolerance is cut off, and counted."""
+
+    @property
+    def targets(self) -> int:
+        """Targets m of one flow."""
+        return self.target_batch or self.batch_size
 
 
 @dataclass

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Sampler
-from nsgf.pool.plan import DTYPES, build_batch, content_settings, plan_pool, pool_folder
-from nsgf.pool.storage import Header, PoolFile, new_header, read_header, write_header
+from nsgf.pool.plan import DTYPES, build_batch, content_settings, flow_flags, plan_pool, pool_folder
+from nsgf.pool.storage import Header, PoolFile, differences, new_header, read_header, write_header
 from nsgf.pool.trajectories import TrajectoryPool
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
@@ -86,17 +86,21 @@ class Simulation:
     def flows(self, numbers: range) -> Tensor:
         """All trajectories of the flows with these numbers.  (len(numbers) n, T+1, *shape)
 
-        Flow k starts from position k n of both samplers (n particles each), so any part of the
-        pool can be built again, alone or with others.
+        Flow k takes positions k n to (k + 1) n - 1 of the source and k m to (k + 1) m - 1 of the
+        target, so any part of the pool can be built again, alone or with others.
 
         Raises:
             UserError: the solver refuses the clouds, e.g. for a blur too small for float32.
         """
-        n, flow = self.config.sinkhorn.batch_size, self.config.flow
-        positions = range(numbers.start * n, numbers.stop * n)
+        sinkhorn, flow = self.config.sinkhorn, self.config.flow
         x, y = (
-            sampler.at(positions).to(self.device).unflatten(0, (len(numbers), n))
-            for sampler in (self.source, self.target)
+            sampler.at(range(numbers.start * size, numbers.stop * size))
+            .to(self.device)
+            .unflatten(0, (len(numbers), size))
+            for sampler, size in (
+                (self.source, sinkhorn.batch_size),
+                (self.target, sinkhorn.targets),
+            )
         )
         try:
             return self.solver.flows(x, y, step_sizes(flow)).flatten(0, 1)
@@ -104,7 +108,7 @@ class Simulation:
             raise UserError(
                 f"flows {numbers.start} to {numbers.stop - 1} of the pool failed "
                 f"({one_line(error)}); with flow.eta = {flow.eta} and sinkhorn.blur = "
-                f"{self.config.sinkhorn.blur}: try a smaller flow.eta or a larger sinkhorn.blur"
+                f"{sinkhorn.blur}: try a smaller flow.eta or a larger sinkhorn.blur"
             ) from error
 
     def passed(self, numbers: range, take: Callable[[Tensor], object]) -> bool:
@@ -124,9 +128,10 @@ class Simulation:
             UserError: a single one was tried.
         """
         if tried == 1:
+            flags = " or ".join(flow_flags(self.config))
             raise UserError(
                 f"sinkhorn.batch_size = {self.config.sinkhorn.batch_size}: the card's memory is "
-                "full with a single flow of the pool; try a smaller --sinkhorn-batch"
+                f"full with a single flow of the pool; try a smaller {flags}"
             )
         release_memory(self.device)
         log(
@@ -217,7 +222,7 @@ def _failures(report: SolverReport) -> str:
 def _remembered(folder: Path, header: Header) -> Header:
     """The header of a pool with these settings in the run folder, written unless it is there."""
     known = read_header(folder)
-    if known and known["settings"] == header["settings"]:
+    if known and not differences(known, header["settings"]):
         return known
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,8 @@ pool holds ``pool.num_batches`` flows of ``sinkhorn.batch_size`` trajectories ea
 """
 
 import math
+from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +14,13 @@ import torch
 
 from nsgf.config.leaves import is_free, leaves
 from nsgf.config.schema import Config
-from nsgf.pool.storage import free_disk_bytes, read_header, refuse_mismatch, taken_bytes
+from nsgf.pool.storage import (
+    differences,
+    free_disk_bytes,
+    read_header,
+    refuse_mismatch,
+    taken_bytes,
+)
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -27,10 +35,10 @@ BUILD_BYTES = 80 * 10**6
 BUILD_BYTES_CUDA, BUILD_SHARE_CUDA = 4 * 10**9, 0.25
 """The same on a graphics card, and the largest share of its memory."""
 CLOUDS, MATRICES = 10, 10
-"""Arrays of n x D and of n x n values that one flow takes besides its positions; generous, for the
-choice of how many flows are simulated together."""
+"""Clouds and matrices that one flow takes besides its positions; generous, for the choice of how
+many flows are simulated together. Each counts as the larger of n particles and m targets."""
 SOLVER_CLOUDS, SOLVER_MATRICES = 4, {"batched": 5, "geomloss": 8, "flash": 0}
-"""The same as measured, for what must fit."""
+"""The same as measured, for what must fit. geomloss compares the targets with each other, too."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -66,9 +74,8 @@ def solver_bytes(
 ) -> int:
     """Bytes that the flows simulated together take while the pool is built; arguments as
     :func:`build_batch`."""
-    linear, square = _solver_terms(config, shape)
-    n = config.sinkhorn.batch_size
-    return build_batch(config, shape, device, memory) * (linear * n + square * n**2)
+    one = _flow_bytes(config, shape, config.sinkhorn.batch_size, config.sinkhorn.targets)
+    return build_batch(config, shape, device, memory) * one
 
 
 def plan_pool(
@@ -113,8 +120,9 @@ def plan_pool(
         generous = budget if on_disk or len(shape) == 1 else min(budget, available // 2)
         dtype = "float32" if pool_bytes(config, shape, "float32") <= generous else "float16"
     needed = pool_bytes(config, shape, dtype)
+    n, m = config.sinkhorn.batch_size, config.sinkhorn.target_batch
     size = (
-        f"{config.pool.num_batches} flows of {config.sinkhorn.batch_size} particles, "
+        f"{config.pool.num_batches} flows of {n} particles{f' against {m} targets' if m else ''}, "
         f"{config.flow.steps} steps each, {needed:,} bytes ({format_bytes(needed)})"
     )
     if needed > budget:
@@ -156,18 +164,39 @@ def build_batch(
     if memory is not None:
         budget = min(BUILD_BYTES_CUDA, BUILD_SHARE_CUDA * memory)
     n, values = config.sinkhorn.batch_size, math.prod(shape)
+    larger = max(n, config.sinkhorn.targets)
     positions = 2 * (config.flow.steps + 1)  # as computed, and as stacked or converted
-    flow = 4 * n * ((positions + CLOUDS) * values + MATRICES * n)
+    flow = 4 * ((positions * n + CLOUDS * larger) * values + MATRICES * n * larger)
     return max(1, min(config.pool.num_batches, int(budget // flow)))
 
 
-def _solver_terms(config: Config, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Bytes of one flow under construction, as factors of n and of n^2."""
-    values = math.prod(shape)
-    return (
-        4 * (config.flow.steps + 1 + SOLVER_CLOUDS) * values,
-        4 * SOLVER_MATRICES[config.sinkhorn.solver],
-    )
+def flow_flags(config: Config) -> list[str]:
+    """The flags that set how large a flow is."""
+    targets = ["--sinkhorn.target_batch"] if config.sinkhorn.target_batch else []
+    return ["--sinkhorn-batch", *targets]
+
+
+def _flow_bytes(config: Config, shape: tuple[int, ...], n: int, m: int) -> int:
+    """Bytes of one flow of n particles and m targets under construction."""
+    solver, larger = config.sinkhorn.solver, max(n, m)
+    clouds = (config.flow.steps + 1) * n + SOLVER_CLOUDS * larger
+    rows = larger if solver == "geomloss" else n
+    return 4 * (clouds * math.prod(shape) + SOLVER_MATRICES[solver] * rows * larger)
+
+
+def _fitting(config: Config, shape: tuple[int, ...], budget: int) -> str:
+    """The flags with which a single flow would fit, each by itself."""
+    n, m = config.sinkhorn.batch_size, config.sinkhorn.target_batch
+    particles = _largest(n, budget, lambda k: _flow_bytes(config, shape, k, m or k))
+    targets = _largest(m or 0, budget, lambda k: _flow_bytes(config, shape, n, k))
+    fitting = [f"--sinkhorn-batch {particles}"] if particles else []
+    fitting += [f"--sinkhorn.target_batch {targets}"] if targets else []
+    return " or ".join(fitting) or "smaller " + " and ".join(flow_flags(config))
+
+
+def _largest(most: int, budget: int, nbytes: Callable[[int], int]) -> int:
+    """The largest number below ``most`` that takes at most ``budget``; 0: not even one does."""
+    return bisect_right(range(1, most), budget, key=nbytes)
 
 
 def _check_solver_memory(
@@ -185,15 +214,15 @@ def _check_solver_memory(
     needed, budget = solver_bytes(config, shape, device), int(MEMORY_SHARE * free)
     if needed <= budget:
         return
-    together, n = build_batch(config, shape, device), config.sinkhorn.batch_size
-    linear, square = _solver_terms(config, shape)
-    fitting = int(2 * budget / (math.sqrt(linear**2 + 4 * square * budget) + linear))
+    together, sinkhorn = build_batch(config, shape, device), config.sinkhorn
+    n, m = sinkhorn.batch_size, sinkhorn.targets
+    targets = f", sinkhorn.target_batch = {m}" if sinkhorn.target_batch else ""
     what = "a flow needs" if together == 1 else f"{together} flows together need"
     affordable = budget * together // needed
-    remedy = f"--pool.build_batch {affordable}" if affordable else f"--sinkhorn-batch {fitting}"
+    remedy = f"--pool.build_batch {affordable}" if affordable else _fitting(config, shape, budget)
     raise UserError(
-        f"sinkhorn.batch_size = {n}: the transport plans are {n} x {n} matrices, and {what} about "
-        f"{format_bytes(needed)} for them, more than {MEMORY_SHARE:.0%} of the "
+        f"sinkhorn.batch_size = {n}{targets}: the transport plans are {n} x {m} matrices, and "
+        f"{what} about {format_bytes(needed)} for them, more than {MEMORY_SHARE:.0%} of the "
         f"{format_bytes(free)} of free {where}; try {remedy}"
     )
 
@@ -209,7 +238,7 @@ def _known_dtype(config: Config, shape: tuple[int, ...], folder: Path | None) ->
         settings = content_settings(config, shape, known["dtype"])
         if config.pool.storage == "disk":
             refuse_mismatch(known, folder, settings)
-        if known["settings"] == settings:
+        if not differences(known, settings):
             return str(known["dtype"])
     return None if config.pool.dtype == "auto" else config.pool.dtype
 

@@ -63,7 +63,7 @@ class PoolFile:
         known = read_header(folder)
         if known:
             refuse_mismatch(known, folder, header["settings"])
-        self.header = known if known and known["settings"] == header["settings"] else header
+        self.header = known if known and not differences(known, header["settings"]) else header
         dtype: torch.dtype = getattr(torch, self.header["dtype"])
         self._map = self._mapped(flows * n * math.prod(trajectory) * dtype.itemsize)
         self._bytes = self._map.reshape(flows, -1)
@@ -194,21 +194,26 @@ def write_header(folder: Path, header: Header) -> None:
     write_text(folder / "header.json", json.dumps(header))
 
 
+def differences(known: Header, settings: dict[str, object]) -> list[str]:
+    """One text per setting in which the pool ``known`` differs; one that it lacks was null."""
+    before = known["settings"]
+    return [
+        f"{key}: the pool has {before.get(key)}, this command {settings.get(key)}"
+        for key in {**before, **settings}
+        if before.get(key) != settings.get(key)
+    ]
+
+
 def refuse_mismatch(known: Header, folder: Path | None, settings: dict[str, object]) -> None:
     """Refuse to go on with a pool of other settings.
 
     Raises:
         UserError: some of its flows are finished, and were built with other settings.
     """
-    before = known["settings"]
-    differences = [
-        f"{key}: the pool has {before.get(key)}, this command {settings.get(key)}"
-        for key in {**before, **settings}
-        if before.get(key) != settings.get(key)
-    ]
-    if known["checksums"] and differences:
+    found = differences(known, settings)
+    if known["checksums"] and found:
         raise UserError(
-            f"pool {folder} was built with other settings: {'; '.join(differences)}; use the same "
+            f"pool {folder} was built with other settings: {'; '.join(found)}; use the same "
             "settings, or remove that folder to build it again"
         )
 

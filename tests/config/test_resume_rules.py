@@ -22,6 +22,7 @@ def saved_and_now(name: str, *flags: str):
         "--model.unet.channels=64",
         "--data.flip=true",
         "--sinkhorn.blur=2.0",
+        "--sinkhorn.target_batch=1797",
         "--flow.eta=0.1",
         "--pool-batches=3",
         "--pool.dtype=float16",
@@ -77,6 +78,14 @@ def test_settings_a_checkpoint_lacks_contradict_it():
     saved, now = saved_and_now("digits")
     del saved["model"]
     assert any(text.startswith("model.kind") for text in contradictions(saved, now, FROZEN))
+
+
+def test_setting_that_is_newer_than_a_checkpoint_had_its_default_there():
+    saved, now = saved_and_now("digits")
+    del saved["sinkhorn"]["target_batch"]
+    assert contradictions(saved, now, FROZEN) == []
+    (text,) = contradictions(saved, shipped("digits", "--sinkhorn.target_batch=9"), FROZEN)
+    assert text == "sinkhorn.target_batch: the checkpoint has None, this command 9"
 
 
 def test_leaves_that_may_change_are_marked_in_the_schema():

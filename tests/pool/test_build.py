@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.pool import build_pool, pool_folder
@@ -35,6 +36,59 @@ def test_built_pool_holds_the_flows_of_its_samplers(name):
         stored = pool._positions[8 * batch : 8 * batch + 8]
         torch.testing.assert_close(stored, expected, rtol=1e-4, atol=1e-4)
         assert torch.equal(stored[:, 0], x)
+
+
+def against(config: Config, targets: int) -> Config:
+    return replace(config, sinkhorn=replace(config.sinkhorn, target_batch=targets))
+
+
+class Seen(HalfWay):
+    """Keeps the clouds that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.particles: list[Tensor] = []
+        self.targets: list[Tensor] = []
+
+    def flows(self, x: Tensor, y: Tensor, etas: list[float]) -> Tensor:
+        self.particles += x
+        self.targets += y
+        return super().flows(x, y[:, : x.shape[1]], etas)
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_each_flow_meets_its_own_part_of_the_targets(config, together):
+    """12 of them, for 8 particles, which stay those of a flow against 8."""
+    seen, data = Seen(), Data(config.data, config.seed)
+    pool = build(with_pool(against(config, 12), build_batch=together), solver=seen)
+    assert torch.equal(torch.cat(seen.targets), data.target("p").sample(7 * 12))
+    assert {len(targets) for targets in seen.targets} == {12}
+    assert torch.equal(torch.cat(seen.particles), data.source("p").sample(7 * 8))
+    assert torch.equal(pool._positions[:, 0], torch.cat(seen.particles))
+    assert len(pool._positions) == 7 * 8
+
+
+def test_flows_against_a_whole_set_of_images_meet_each_one_once():
+    config = shipped("digits", "--pool-batches=2", "--sinkhorn-batch=8", "--pool.build_batch=1")
+    seen, images = Seen(), Data(config.data, config.seed).images
+    assert images is not None
+    build(against(config, len(images)), solver=seen)
+    levels = [targets.add(1).mul(127.5).round().to(torch.uint8) for targets in seen.targets]
+    found = [sorted(map(bytes, pictures.flatten(1).numpy())) for pictures in levels]
+    assert found == [sorted(map(bytes, images.flatten(1).numpy()))] * 2
+    assert not torch.equal(seen.targets[0], seen.targets[1])
+
+
+@pytest.mark.parametrize("solver", ["batched", "geomloss"])
+def test_as_many_targets_as_particles_give_the_same_pool(config, solver):
+    solving = replace(config.sinkhorn, solver=solver)
+    default = with_pool(replace(config, sinkhorn=solving), num_batches=3)
+    pools = [
+        build(chosen, solver=build_solver(solving))._positions
+        for chosen in (default, against(default, 8), against(default, 9))
+    ]
+    assert torch.equal(pools[0], pools[1])
+    assert not torch.equal(pools[0], pools[2])
 
 
 @pytest.mark.parametrize("together", [1, 2, 3, 7, 50, "auto"])
@@ -172,6 +226,8 @@ def test_full_card_halves_the_flows_at_a_time(config, storage, monkeypatch):
 def test_single_flow_that_does_not_fit_names_the_setting(config):
     with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 8: .*--sinkhorn-batch"):
         build(config, solver=HalfWay(room=0))
+    with pytest.raises(UserError, match=r"smaller --sinkhorn-batch or --sinkhorn\.target_batch$"):
+        build(against(config, 8), solver=HalfWay(room=0))
 
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])

@@ -164,6 +164,79 @@ def test_memory_of_the_solver_counts_matrices_and_clouds(config, solver, matrice
     assert solver_bytes(chosen, (3, 5), CPU) == 7 * 4 * 8 * ((3 + 4) * 15 + matrices * 8)
 
 
+@pytest.mark.parametrize(
+    ("solver", "targets", "matrices"),
+    [
+        ("batched", 3, 5 * 64),
+        ("batched", 60, 5 * 480),
+        ("geomloss", 60, 8 * 3600),
+        ("flash", 60, 0),
+    ],
+)
+def test_clouds_and_matrices_count_as_the_larger_of_particles_and_targets(
+    config, solver, targets, matrices
+):
+    """Of eight particles; geomloss has a matrix of the targets alone."""
+    sinkhorn = replace(config.sinkhorn, solver=solver, target_batch=targets)
+    chosen = replace(with_pool(config, build_batch=7), sinkhorn=sinkhorn)
+    clouds = (3 * 8 + 4 * max(8, targets)) * 15
+    assert solver_bytes(chosen, (3, 5), CPU) == 7 * 4 * (clouds + matrices)
+
+
+def test_as_many_targets_as_particles_change_no_estimate(config):
+    same = replace(config, sinkhorn=replace(config.sinkhorn, target_batch=8))
+    for shape in ((2,), CIFAR):
+        assert build_batch(same, shape, CPU) == build_batch(config, shape, CPU)
+        assert solver_bytes(same, shape, CPU) == solver_bytes(config, shape, CPU)
+
+
+def test_more_targets_leave_room_for_fewer_flows_together():
+    config = parsed("mnist", "--sinkhorn.target_batch=2048")
+    alone, together = (4 * ((12 * 256 + 10 * m) * 784 + 10 * 256 * m) for m in (2048, 256))
+    assert build_batch(config, MNIST, CPU, 40 * GB) == 4 * GB // alone
+    assert build_batch(parsed("mnist"), MNIST, CPU, 40 * GB) == 4 * GB // together
+
+
+def test_every_image_of_mnist_fits_beside_few_particles():
+    config = with_pool(parsed("mnist", "--sinkhorn.target_batch=60000"), num_batches=2)
+    chosen = plan_pool(config, MNIST, CPU, available=2 * GB)
+    assert chosen.text.startswith("2 flows of 256 particles against 60000 targets, 5 steps each, ")
+    assert build_batch(config, MNIST, CPU) == 1
+
+
+@pytest.mark.parametrize(("particles", "targets"), [(256, 10**6), (5000, 10**5), (10**5, 500)])
+def test_targets_that_do_not_fit_name_both_sizes_that_would(config, particles, targets):
+    """Few targets are no help where the particles' own matrix is too large."""
+
+    def changed(n, m):
+        sinkhorn = replace(config.sinkhorn, batch_size=n, target_batch=m)
+        return with_pool(replace(config, sinkhorn=sinkhorn), num_batches=1)
+
+    free = 2 * GB
+    with pytest.raises(UserError) as caught:
+        plan_pool(changed(particles, targets), (2,), CPU, available=free)
+    message = str(caught.value)
+    assert message.startswith(
+        f"sinkhorn.batch_size = {particles}, sinkhorn.target_batch = {targets}: the transport "
+        f"plans are {particles} x {targets} matrices, and a flow needs about "
+    )
+    found = re.fullmatch(r".*; try --sinkhorn-batch (\d+)(?: or (--\S+) (\d+))?", message)
+    sizes = [(int(found[1]), 0)]
+    if particles != 10**5:
+        assert found[2] == "--sinkhorn.target_batch"
+        sizes.append((0, int(found[3])))
+    for n, m in sizes:
+        for more, fits in ((0, True), (1, False)):
+            chosen = changed(n + more if n else particles, m + more if m else targets)
+            assert (solver_bytes(chosen, (2,), CPU) <= int(0.85 * free)) == fits
+
+
+def test_flow_of_which_no_side_alone_can_be_small_enough_names_both(config):
+    sinkhorn = replace(config.sinkhorn, batch_size=10**6, target_batch=10**9)
+    with pytest.raises(UserError, match=r"try smaller --sinkhorn-batch and --sinkhorn\.target_b"):
+        plan_pool(replace(config, sinkhorn=sinkhorn), (2,), CPU, available=GB)
+
+
 def test_type_of_a_known_pool_stays_when_less_is_free(config, tmp_path):
     """auto must not turn a resumed run's float32 values into float16."""
     folder, config = tmp_path / "pool", with_pool(config, build_batch=1)

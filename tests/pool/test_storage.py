@@ -123,6 +123,7 @@ def test_other_chunks_continue_the_same_file(disk, folder):
     [
         ("flow", "eta", 0.2, 0.25),
         ("sinkhorn", "blur", 0.25, 0.75),
+        ("sinkhorn", "target_batch", None, 12),
         ("data", "source", "gaussian", "8gaussians"),
         ("pool", "num_batches", 7, 6),
         ("pool", "dtype", "float32", "float16"),
@@ -161,6 +162,34 @@ def test_settings_that_change_no_value_may_differ(disk, folder):
     )
     never = HalfWay(fail_at=0)
     build(other, folder, never)
+
+
+def without_targets(folder, **values) -> None:
+    """As an earlier version wrote the header, without sinkhorn.target_batch; other ``values``."""
+    settings = {**header(folder)["settings"], **values}
+    del settings["sinkhorn.target_batch"]
+    edit_header(folder, settings=settings)
+
+
+def test_half_finished_pool_goes_on_whose_header_lacks_a_setting_that_is_null(disk, folder):
+    with pytest.raises(Killed):
+        build(disk, folder, HalfWay(fail_at=1))
+    without_targets(folder)
+    solver = HalfWay()
+    pool = build(disk, folder, solver)
+    assert solver.calls == [2, 2, 1]
+    assert torch.equal(pool._positions, build(disk)._positions)
+
+
+def test_known_type_holds_where_the_header_lacks_a_setting_that_is_null(config, folder):
+    """Of a pool in memory too: what it was rounded to, and the flows that fit a card."""
+    config = with_pool(config, build_batch=1)
+    build(config, folder)
+    without_targets(folder, **{"pool.dtype": "float16"})
+    edit_header(folder, dtype="float16", limits=[[0, 3]])
+    solver = HalfWay()
+    assert build(with_pool(config, build_batch=7), folder, solver)._positions.dtype == torch.float16
+    assert solver.calls == [3, 3, 1]
 
 
 @pytest.mark.parametrize("position", [0, 100, -1])

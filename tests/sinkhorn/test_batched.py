@@ -78,16 +78,27 @@ def test_unequal_numbers(n, m):
 
 
 @pytest.mark.parametrize("blur", [0.1, 0.5, 3.0])
-def test_marginals_hold_within_the_tolerance(blur):
-    x, y = points(2, 64)
+@pytest.mark.parametrize(("n", "m"), [(64, 64), (16, 96), (96, 16)])
+def test_marginals_hold_within_the_tolerance(blur, n, m):
+    x, y = points(2, 96)
+    x, y = x[:, :n], y[:, :m]
     solution = solver(blur=blur).solve(x, y)
     cost = 0.5 * torch.cdist(x.double(), y.double()).square()
-    plan = torch.softmax((solution.g.double().unsqueeze(1) - cost) / blur**2, dim=2) / 64
-    torch.testing.assert_close(plan.sum(2), torch.full_like(plan.sum(2), 1 / 64))
-    errors = (plan.sum(1) - 1 / 64).abs().sum(1)
+    plan = torch.softmax((solution.g.double().unsqueeze(1) - cost) / blur**2, dim=2) / n
+    torch.testing.assert_close(plan.sum(2), torch.full_like(plan.sum(2), 1 / n))
+    errors = (plan.sum(1) - 1 / m).abs().sum(1)
     assert (errors < DEFAULT.tolerance * 1.01).all()
     assert solution.converged.all()
     assert (errors <= solution.error + 1e-5).all()  # the reported error is this one or Q's
+
+
+def test_a_flow_against_every_digit_follows_the_fixed_point():
+    """48 particles, and more than ten times as many targets."""
+    x, y = digits(1, 600)
+    positions = solver().flows(x[:, :48], y, [0.5] * 3)[0]
+    for t in range(3):
+        v = (positions[:, t + 1] - positions[:, t]) / 0.5
+        assert relative_error(v, reference.velocity(positions[:, t], y[0], 0.5)) < 2e-2
 
 
 def test_tolerance_sets_the_error():

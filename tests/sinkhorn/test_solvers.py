@@ -74,9 +74,11 @@ def plan_by_pot(x: np.ndarray, y: np.ndarray, blur: float) -> np.ndarray:
 
 
 @functools.cache
-def velocity_by_pot(n: int, shape: tuple[int, ...], blur: float) -> torch.Tensor:
+def velocity_by_pot(
+    n: int, shape: tuple[int, ...], blur: float, m: int | None = None
+) -> torch.Tensor:
     """v_i = n (P y - Q x)_i from POT's plans: another library, another iteration, float64."""
-    x, y = clouds(n, shape)
+    x, y = clouds(n, shape, m)
     a, b = (z.flatten(1).double().numpy() for z in (x, y))
     v = len(a) * (plan_by_pot(a, b, blur) @ b - plan_by_pot(a, a, blur) @ a)
     return torch.from_numpy(v).view(x.shape).float()
@@ -118,6 +120,15 @@ def test_velocity_agrees_with_pot_where_annealing_converges(solver, n, shape, bl
     assert relative_error(field(solver, blur, scaling=0.95)(x, y), expected) < tolerance
     double = velocity_by_pot(n, shape, blur * math.sqrt(2))  # what a wrong factor would give
     assert relative_error(double, expected) > 2 * tolerance
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize(("n", "m"), [(32, 400), (200, 40)])
+def test_velocity_agrees_with_pot_against_another_number_of_targets(solver, n, m):
+    """Weights of 1/n and 1/m: one taken for the other would scale a plan."""
+    x, y = clouds(n, (1, 8, 8), m)
+    expected = velocity_by_pot(n, (1, 8, 8), 1.0, m)
+    assert relative_error(field(solver, 1.0, scaling=0.95)(x, y), expected) < 0.03
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
