@@ -139,21 +139,41 @@ def _unused_problems(config: Config) -> Iterator[str]:
         if value != usual:
             rest = why.get(key, f" for {config.data.name}")
             yield f"data.{key} = {_written(value)}: must be {_written(usual)}{rest}"
-    if config.nsf.coupling_batch and config.nsf.coupling == "independent":
-        yield (
-            f"nsf.coupling_batch = {config.nsf.coupling_batch}: has no effect with nsf.coupling "
-            "independent; say --nsf.coupling ot"
-        )
-    if config.peer.coupling_batch and config.peer.method != "otcfm":
-        yield (
-            f"peer.coupling_batch = {config.peer.coupling_batch}: has no effect with peer.method "
-            f"{config.peer.method}; say --peer.method otcfm"
-        )
+    yield from _unused_couplings(config)
     for phase in config.phases:
         parts, size = config.train.accumulate, getattr(config, phase).batch_size
         if parts > size >= 1:
             yield f"train.accumulate = {parts}: must be <= {phase}.batch_size = {size}"
             break
+
+
+def _unused_couplings(config: Config) -> Iterator[str]:
+    nsf, peer = config.nsf, config.peer
+    if nsf.coupling_batch and nsf.coupling != "ot":
+        yield (
+            f"nsf.coupling_batch = {nsf.coupling_batch}: has no effect with nsf.coupling "
+            f"{nsf.coupling}; say --nsf.coupling ot"
+        )
+    chosen = {"coupling": peer.coupling != "batch", "coupling_batch": peer.coupling_batch}
+    for key in (key for key, value in chosen.items() if value and peer.method != "otcfm"):
+        yield (
+            f"peer.{key} = {getattr(peer, key)}: has no effect with peer.method {peer.method}; "
+            "say --peer.method otcfm"
+        )
+    if peer.coupling_batch and peer.coupling == "semidiscrete":
+        yield (
+            f"peer.coupling_batch = {peer.coupling_batch}: has no effect with peer.coupling "
+            "semidiscrete; leave one of them out"
+        )
+    for key, coupling, other in (
+        ("nsf.coupling", nsf.coupling, "nsf.coupling ot"),
+        ("peer.coupling", peer.coupling, "peer.coupling_batch N"),
+    ):
+        if coupling == "semidiscrete" and not is_image_set(config.data.name):
+            yield (
+                f"{key} = semidiscrete: needs an image set, {config.data.name} has no finite set "
+                f"of samples; say --{other}"
+            )
 
 
 def refuse_unused(config: Config, asked: set[str]) -> None:

@@ -170,3 +170,19 @@ def test_groups_of_pairs_that_nothing_is_paired_in_are_refused(tiny, section, re
     changed = replace(getattr(tiny, section), coupling_batch=64)
     with pytest.raises(UserError, match=rf"{section}\.coupling_batch = 64: has no .*{remedy}"):
         check(replace(tiny, **{section: changed}))
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("nsf", {}, r"nsf\.coupling = semidiscrete: needs an image set, .*--nsf\.coupling ot"),
+        ("peer", {"method": "otcfm"}, r"peer\.coupling = semidiscrete: needs .*coupling_batch N"),
+        ("peer", {"method": "icfm"}, r"peer\.coupling = semidiscrete: has no effect with .*icfm"),
+        ("peer", {"method": "otcfm", "coupling_batch": 8}, r"coupling_batch = 8: has no effect"),
+        ("nsf", {"coupling_batch": 8}, r"coupling_batch = 8: has no effect .*semidiscrete; say"),
+    ],
+)
+def test_partners_among_all_data_need_a_finite_set(tiny, section, values, message):
+    changed = replace(getattr(tiny, section), coupling="semidiscrete", **values)
+    with pytest.raises(UserError, match=message):
+        check(replace(tiny, **{section: changed}))

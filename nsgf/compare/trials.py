@@ -164,13 +164,15 @@ def _recipe(config: Config, method: MethodName) -> Config:
     Raises:
         UserError: ``own`` is to be compared, and the experiment is none of NSGF.
     """
-    nsf, flow, group = config.nsf, config.flow, config.compare.coupling_batch
+    nsf, flow, coupling = config.nsf, config.flow, config.compare.coupling
+    group = config.compare.coupling_batch if coupling == "ot" else None
     kind, large_pairs = METHODS[method].peer, METHODS[method].large_pairs
     if kind:
         is_image = config.model.kind == "unet"
         sigma = 0.0 if is_image and kind != "sbcfm" else SIGMA.get(kind, 0.0)
-        pairs = group if large_pairs else None
-        peer = replace(config.peer, method=kind, sigma=sigma, coupling_batch=pairs)
+        peer = replace(config.peer, method=kind, sigma=sigma, coupling="batch", coupling_batch=None)
+        if large_pairs:
+            peer.coupling, peer.coupling_batch = ("batch" if group else "semidiscrete"), group
         return replace(config, peer=peer)
     if method == "nsgf++":
         most = max(flow.steps if flow.allow_many_steps else 0, MAX_STEPS_PLUS_PLUS)
@@ -179,7 +181,7 @@ def _recipe(config: Config, method: MethodName) -> Config:
         )
         return replace(config, nsf=nsf, flow=replace(flow, steps=most))
     if method == "nsgf++h":
-        nsf = replace(nsf, source="nsgf", init="nsgf", coupling="ot", coupling_batch=group)
+        nsf = replace(nsf, source="nsgf", init="nsgf", coupling=coupling, coupling_batch=group)
         flow = replace(flow, steps=config.compare.handover_steps)
         return replace(config, nsf=nsf, flow=flow)
     if config.phases[0] not in PHASES:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.data.images import IMAGE_SETS, Files, ImageSet
+from nsgf.data.images import FAKE_IMAGES, IMAGE_SETS, Files, ImageSet, to_unit_range
 from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
 from nsgf.data.samplers import ImageSampler, PointSampler, Sampler
 from nsgf.system.errors import UserError
@@ -42,6 +42,18 @@ def is_image_set(name: str) -> bool:
 def data_shape(name: str) -> tuple[int, ...]:
     """Shape of one sample of the set, known without loading it."""
     return data_set(name).shape
+
+
+def data_size(config: DataConfig) -> int:
+    """Training samples of an image set, mirrored ones counted, known without loading it.
+
+    Raises:
+        UserError: points in the plane are drawn from a law that has no end of them.
+    """
+    target = data_set(config.name)
+    if not isinstance(target, ImageSet):
+        raise UserError(f"data.name = {config.name}: has no finite set of samples")
+    return (FAKE_IMAGES if config.fake else target.size) * (2 if config.flip else 1)
 
 
 class Data:
@@ -78,6 +90,18 @@ class Data:
             return PointSampler(self._target, seed)
         assert self.images is not None
         return ImageSampler(self.images, seed, flip=self._config.flip)
+
+    def everything(self) -> Tensor:
+        """All samples that the target is made of, each as likely as the others; with ``data.flip``
+        the mirrored ones come after the others.  (N, *shape), float32 in [-1, 1]
+
+        Raises:
+            UserError: the target is no image set.
+        """
+        if self.images is None:
+            raise UserError(f"data.name = {self._config.name}: has no finite set of samples")
+        images = to_unit_range(self.images)
+        return torch.cat([images, images.flip(-1)]) if self._config.flip else images
 
 
 def fits_beside_training(images: Tensor, device: torch.device) -> bool:
@@ -119,5 +143,6 @@ __all__ = [
     "build_source",
     "data_set",
     "data_shape",
+    "data_size",
     "is_image_set",
 ]

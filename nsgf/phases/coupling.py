@@ -1,4 +1,4 @@
-"""Pairs of a start and an end by exact optimal transport, within a batch or a larger group.
+"""Pairs of a start and an end by optimal transport: within a batch, a larger group, or to all data.
 
 Shapes: n points of a group, *shape one point.
 """
@@ -15,6 +15,8 @@ from nsgf.system.hardware import wide_float
 
 Transport = Callable[[Tensor], Tensor]
 """NSGF steps as a function of their start, (n, *shape) -> (n, *shape), without gradients."""
+Partners = Callable[[Tensor], Tensor]
+"""Ends of starts, (n, *shape) -> (n, *shape), of all that the target has."""
 
 
 def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
@@ -37,8 +39,8 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
 
 
 class Pairs:
-    """Starts X0 and ends X1: as their streams draw them, or paired within groups of successive
-    samples.
+    """Starts X0 and ends X1: as their streams draw them, paired within groups of successive
+    samples, or each start with the partner that it has among all data.
 
     Pair i follows from the streams and i alone, whoever draws it and however batches are cut: a
     group is always paired as a whole.
@@ -52,6 +54,7 @@ class Pairs:
         *,
         group: int | None = None,
         transport: Transport | None = None,
+        partners: Partners | None = None,
     ) -> None:
         """
         Args:
@@ -59,9 +62,10 @@ class Pairs:
             device: where ``transport`` and pairing happen.
             group: samples of a group; None: pairs as drawn.
             transport: takes the source's samples to X0; None: they are X0.
+            partners: finds X1 of X0 instead of the target's stream; ``group`` is None then.
         """
         self._source, self._target, self._device = source, target, device
-        self._group, self._transport = group, transport
+        self._group, self._transport, self._partners = group, transport, partners
         self._number, self._paired = -1, (torch.empty(0), torch.empty(0))
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
@@ -76,8 +80,13 @@ class Pairs:
         return torch.cat(starts), torch.cat(ends)
 
     def _drawn(self, positions: range) -> tuple[Tensor, Tensor]:
-        start, end = self._source.at(positions), self._target.at(positions)
-        return self._transport(start.to(self._device)) if self._transport else start, end
+        start = self._source.at(positions)
+        if self._transport:
+            start = self._transport(start.to(self._device))
+        if self._partners:
+            start = start.to(self._device)
+            return start, self._partners(start)
+        return start, self._target.at(positions)
 
     def _pair_group(self, number: int, size: int) -> tuple[Tensor, Tensor]:
         """The last group is kept: batches visit them one after another."""

@@ -9,8 +9,13 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, FlowConfig
 from nsgf.data import Data, PointSampler, Times, data_shape
 from nsgf.phases.base import Phase, Preparation, timed_samples
-from nsgf.phases.coupling import Pairs, Transport, optimal_pairs
+from nsgf.phases.coupling import Pairs, Partners, Transport, optimal_pairs
 from nsgf.phases.nsgf import NSGF
+from nsgf.phases.potential import (
+    draws_of,
+    learned_potential,
+    potential_preparation,
+)
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import nsgf_steps
@@ -20,7 +25,13 @@ from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import pick_precision
 from nsgf.training.task import Task
 
-LINES_FOLLOW = (*NSGF.follows, "nsf.source", "nsf.coupling", "nsf.coupling_batch")
+LINES_FOLLOW = (
+    *NSGF.follows,
+    "nsf.source",
+    "nsf.coupling",
+    "nsf.coupling_batch",
+    "semidiscrete",
+)
 """What all lines follow from: those of phase 2 and those of phase 3 must agree."""
 
 
@@ -28,7 +39,8 @@ class LineTask(Task):
     """Random points of straight lines from X0 to X1, the input of phases 2 and 3.
 
     X0 is a sample of mu0, or with ``nsf.source: nsgf`` what the NSGF steps make of it; X1 is a
-    sample of mu*; with ``nsf.coupling: ot`` both are re-paired within groups.
+    sample of mu*; with ``nsf.coupling: ot`` both are re-paired within groups, with ``semidiscrete``
+    X1 is the partner of X0 among all data.
     """
 
     def __init__(self, model: nn.Module, pairs: Pairs, seed: int) -> None:
@@ -40,15 +52,21 @@ class LineTask(Task):
         """The task of a run's phase, with random streams of the phase's own.
 
         Raises:
+            Stopped: asked to, while partners are learned.
             UserError: the lines start from the NSGF steps, and NSGF is not trained.
         """
         config, device = session.config, session.device
+        transport = nsgf_transport(session) if config.nsf.source == "nsgf" else None
+        partners: Partners | None = None
+        if config.nsf.coupling == "semidiscrete":
+            partners = learned_potential(session, data, transport).partners
         pairs = Pairs(
             data.source(phase.name),
             data.target(phase.name),
             device,
             group=pair_group(phase, config),
-            transport=nsgf_transport(session) if config.nsf.source == "nsgf" else None,
+            transport=transport,
+            partners=partners,
         )
         return cls(phase.start(config, device), pairs, derive_seed(config.seed, phase.name))
 
@@ -59,7 +77,7 @@ class LineTask(Task):
 
 def pair_group(phase: Phase, config: Config) -> int | None:
     """Samples among which a phase's pairs are optimal; None: they are paired as drawn."""
-    if config.nsf.coupling == "independent":
+    if config.nsf.coupling != "ot":
         return None
     return config.nsf.coupling_batch or phase.optim(config).batch_size
 
@@ -95,12 +113,17 @@ def line_preparations(
 ) -> tuple[Preparation, ...]:
     """What the lines of all batches take before the network that learns them is called."""
     optim, shape, parts = phase.optim(config), data_shape(config.data.name), []
+    starts = optim.iterations * optim.batch_size
+    if config.nsf.coupling == "semidiscrete":
+        # what phase 2 has learned phase 3 finds in the run folder
+        starts += draws_of(config) if phase.name == "nsf" else 0
+        parts.append(potential_preparation(phase.name, config, device, starts))
     if config.nsf.source == "nsgf":
         noise = torch.randn(timed_samples(config, device, optim.batch_size), *shape, device=device)
         precision = pick_precision(config.train.precision, device)
         velocity = InferenceNetwork(NSGF().start(config, device).eval(), precision, device)
         transport = _steps_of(velocity, config.flow)
-        units = optim.iterations * optim.batch_size / len(noise)
+        units = starts / len(noise)
         parts.append(Preparation(f"{phase.name}, NSGF steps", lambda: transport(noise), units))
     if group := pair_group(phase, config):
         ends = torch.randn(2, group, *shape, device=device)

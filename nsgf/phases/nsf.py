@@ -5,7 +5,7 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Data
-from nsgf.phases.base import Phase, Preparation
+from nsgf.phases.base import Phase, PhasePlan, Preparation
 from nsgf.phases.lines import (
     LINES_FOLLOW,
     LineTask,
@@ -14,7 +14,10 @@ from nsgf.phases.lines import (
     line_preparations,
 )
 from nsgf.phases.nsgf import NSGF
+from nsgf.phases.potential import potential_plan
+from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
+from nsgf.system.distributed import World
 from nsgf.training.task import Batch, Task
 
 
@@ -42,6 +45,12 @@ class NSF(Phase):
             velocity = NSGF().load(session.config, session.run, "ema", session.device).network
             task.model.load_state_dict(velocity.state_dict())
         return task
+
+    def plan(
+        self, config: Config, device: torch.device, run: RunFolder | None, world: World
+    ) -> PhasePlan:
+        learns = config.nsf.coupling == "semidiscrete"
+        return PhasePlan((potential_plan(config, device),) if learns else ())
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         return line_preparations(self, config, device)

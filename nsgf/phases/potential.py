@@ -1,0 +1,203 @@
+"""The potentials of semidiscrete transport as a part of a run: learned once, kept, gone on with.
+
+Both the lines of NSGF++ and those of a peer may be paired by them. They follow from the law of the
+starts, not from the phase, so all phases of a run share one file, ``checkpoints/semidiscrete.pt``.
+"""
+
+import math
+import time
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nsgf.config.leaves import is_free, leaves
+from nsgf.config.schema import Config, PhaseName
+from nsgf.data import Data, data_shape, data_size
+from nsgf.phases.base import Preparation
+from nsgf.phases.coupling import Transport
+from nsgf.phases.nsgf import NSGF
+from nsgf.run import checkpoint
+from nsgf.run.folder import earlier
+from nsgf.run.session import Session
+from nsgf.run.stop import Stopped
+from nsgf.sinkhorn.semidiscrete import BATCH, Semidiscrete
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import available_bytes, format_bytes
+
+NAME = "semidiscrete"
+CHECK_PASSES = 4
+"""Draws for each point with which the learned potentials are checked."""
+
+
+def steps_of(config: Config, points: int) -> int:
+    """Steps of the ascent for so many points."""
+    return -(-config.semidiscrete.passes * points // BATCH)
+
+
+def draws_of(config: Config) -> int:
+    """Starts that learning and checking take, known without loading the data."""
+    points = data_size(config.data)
+    return BATCH * steps_of(config, points) + CHECK_PASSES * points
+
+
+def potential_plan(config: Config, device: torch.device) -> str:
+    """A line about what is learned and the memory that it takes.
+
+    Raises:
+        UserError: it does not fit.
+    """
+    points, values = data_size(config.data), math.prod(data_shape(config.data.name))
+    needed = 4 * points * (values + 2 * BATCH)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    if needed > free:
+        raise UserError(
+            f"coupling = semidiscrete: {points} samples and their costs need "
+            f"{format_bytes(needed)} of the device, {format_bytes(free)} are free; use coupling ot"
+        )
+    return (
+        f"{NAME}: potentials of {points} samples in {steps_of(config, points)} steps of {BATCH}, "
+        f"{format_bytes(needed)} on the device"
+    )
+
+
+def potential_preparation(
+    phase: PhaseName, config: Config, device: torch.device, starts: int
+) -> Preparation:
+    """Finding the partners of so many starts, in learning and in training."""
+    shape = data_shape(config.data.name)
+    points = torch.randn(data_size(config.data), *shape, device=device)
+    dual, x = Semidiscrete(points, 1), torch.randn(BATCH, *shape, device=device)
+    return Preparation(f"{phase}, partners", lambda: dual.partners(x), starts / BATCH)
+
+
+def learned_potential(
+    session: Session, data: Data, transport: Transport | None = None
+) -> Semidiscrete:
+    """Potentials that carry the starts to all training samples, from the run folder as far as they
+    are there.
+
+    Args:
+        session: the run; its processes share the draws of each step.
+        data: source and target.
+        transport: the trained NSGF steps from the source's samples to the starts X0; None: they
+            are X0.
+
+    Raises:
+        Stopped: asked to; what is learned is kept.
+        UserError: the file cannot be read or written, or the target has no finite set of samples.
+    """
+    return _Learner(session, data, transport).finished()
+
+
+class _Learner:
+    """The ascent of one run, and its file."""
+
+    def __init__(self, session: Session, data: Data, transport: Transport | None) -> None:
+        self._session, self._transport = session, transport
+        self._source = data.source(NAME)
+        points = data.everything().to(session.device)
+        self._dual = Semidiscrete(points, steps_of(session.config, len(points)))
+        self._file = session.run.path / "checkpoints" / f"{NAME}.pt"
+        self._settings = _settings(session, transport)
+        self._saved_at = time.monotonic()
+
+    def finished(self) -> Semidiscrete:
+        dual, session = self._dual, self._session
+        self._read()
+        session.world.wait()  # before the first process writes
+        if not dual.is_learned:
+            self._learn()
+            session.tracker.log(f"{NAME}: {self._checked()}")
+        return dual
+
+    def _learn(self) -> None:
+        dual, session = self._dual, self._session
+        gap = dual.gap(self._starts(range(BATCH)))
+        session.tracker.log(f"{NAME}: {len(dual.points)} points, {dual.steps} steps of {BATCH}")
+        try:
+            with session.tracker.progress(NAME, dual.steps, "step", dual.step) as progress:
+                while not dual.is_learned:
+                    if session.is_asked():
+                        raise Stopped(f"{NAME}: {dual.step} of {dual.steps} steps kept")
+                    own = session.world.share(range(dual.step * BATCH, (dual.step + 1) * BATCH))
+                    dual.climb(self._summed(dual.wins(self._starts(own))), gap)
+                    progress.update()
+                    self._save_now_and_then()
+        finally:
+            self._save()
+
+    def _checked(self) -> str:
+        """How even the points win draws that were not learned from."""
+        dual, first = self._dual, self._dual.steps * BATCH
+        own = self._session.world.share(range(first, first + CHECK_PASSES * len(dual.points)))
+        wins = torch.zeros_like(dual.average)
+        for begin in range(own.start, own.stop, BATCH):
+            wins += dual.average_wins(self._starts(range(begin, min(begin + BATCH, own.stop))))
+        return dual.shares(self._summed(wins)).text()
+
+    def _starts(self, positions: range) -> Tensor:
+        x = self._source.at(positions).to(self._session.device)
+        return self._transport(x) if self._transport else x
+
+    def _summed(self, wins: Tensor) -> Tensor:
+        return self._session.world.mean(wins) * self._session.world.size
+
+    def _read(self) -> None:
+        """Go on from the file, if it is of the same settings."""
+        if not (self._file.exists() or earlier(self._file).exists()):
+            return
+        payload, remark = checkpoint.load_good(self._file)
+        checkpoint.check_phase(self._file, payload, NAME)
+        dual, log = self._dual, self._session.tracker.log
+        if payload["config"] != self._settings:
+            log(f"{NAME}: learned anew; {self._file} is of other settings or other NSGF steps")
+            return
+        try:
+            dual.potential.copy_(payload["model"]["g"])
+            dual.average.copy_(payload["ema"]["g"])
+            dual.step = int(payload["step"])
+        except (RuntimeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{self._file} does not fit the data; remove it") from error
+        log(f"{NAME}: {dual.step} of {dual.steps} steps are in {self._file}{remark}")
+
+    def _save_now_and_then(self) -> None:
+        minutes = self._session.config.train.checkpoint_minutes
+        if time.monotonic() - self._saved_at > 60 * minutes:
+            self._save()
+
+    def _save(self) -> None:
+        self._saved_at = time.monotonic()
+        if not self._session.world.is_main:
+            return
+        dual = self._dual
+        payload: dict[str, Any] = {
+            "phase": NAME,
+            "step": dual.step,
+            "config": self._settings,
+            "model": {"g": dual.potential.cpu()},
+            "ema": {"g": dual.average.cpu()},
+        }
+        checkpoint.save(self._file, payload)
+
+
+def _settings(session: Session, transport: Transport | None) -> dict[str, Any]:
+    """All that the potentials follow from, by dotted key."""
+    settings: dict[str, Any] = {
+        key: value
+        for key, value, item in leaves(session.config)
+        if key.partition(".")[0] in ("seed", "data", NAME) and not is_free(item)
+    }
+    if transport:
+        trained = NSGF().load(session.config, session.run, "ema", session.device)
+        settings |= {"steps": session.config.flow.steps, "weights": _checksum(trained.network)}
+    return settings
+
+
+def _checksum(network: nn.Module) -> int:
+    """Of all weights."""
+    summed = 0
+    for value in network.state_dict().values():
+        summed = zlib.crc32(value.cpu().contiguous().numpy().tobytes(), summed)
+    return summed

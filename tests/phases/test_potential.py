@@ -1,0 +1,163 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsgf.data import Data, data_size
+from nsgf.experiment import train
+from nsgf.phases import get_phase
+from nsgf.phases.potential import learned_potential, potential_plan
+from nsgf.run import checkpoint
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import Tracker
+from nsgf.run.session import Session
+from nsgf.run.stop import Stopped, StopRequest
+from nsgf.sinkhorn.semidiscrete import BATCH, Semidiscrete
+from nsgf.system.errors import UserError
+from tests.conftest import shipped
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A peer on 512 random images of 8x8, with potentials of one pass."""
+    return shipped(
+        "digits",
+        "--fake-data",
+        "--phases=[peer]",
+        "--peer.method=otcfm",
+        "--peer.coupling=semidiscrete",
+        "--semidiscrete.passes=3",
+        "--train-iters=2",
+        "--batch-size=4",
+        "--train.preview=false",
+        "--device=cpu",
+        f"--out-dir={tmp_path / 'runs'}",
+    )
+
+
+@pytest.fixture
+def session(config, tmp_path) -> Session:
+    run = RunFolder.prepare(tmp_path / "run")
+    return Session(config, run, Tracker(run.path), CPU)
+
+
+def data(config) -> Data:
+    return Data(config.data, config.seed)
+
+
+def log(session) -> str:
+    return (session.run.path / "log.txt").read_text()
+
+
+def test_potentials_are_learned_once_and_kept(session, monkeypatch):
+    first = learned_potential(session, data(session.config))
+    assert first.step == first.steps == 6
+    assert "semidiscrete: error of a point's mass" in log(session)
+    monkeypatch.setattr(Semidiscrete, "climb", None)
+    again = learned_potential(session, data(session.config))
+    assert torch.equal(again.average, first.average)
+    assert "6 of 6 steps are in" in log(session)
+
+
+def test_interrupted_ascent_ends_at_the_same_potentials(session, monkeypatch):
+    whole = learned_potential(session, data(session.config))
+    file = session.run.path / "checkpoints" / "semidiscrete.pt"
+    file.unlink()
+    climb, now = Semidiscrete.climb, 0.0
+    stopping = replace(session, stop=StopRequest(max_hours=1, clock=lambda: now))
+
+    def climb_and_ask(self, wins, gap):
+        nonlocal now
+        climb(self, wins, gap)
+        now = 3600.0 * (self.step == 4)
+
+    monkeypatch.setattr(Semidiscrete, "climb", climb_and_ask)
+    with pytest.raises(Stopped, match="semidiscrete: 4 of 6 steps kept"):
+        learned_potential(stopping, data(session.config))
+    assert checkpoint.load(file)["step"] == 4
+    monkeypatch.setattr(Semidiscrete, "climb", climb)
+    resumed = learned_potential(session, data(session.config))
+    assert torch.equal(resumed.average, whole.average)
+    assert torch.equal(resumed.potential, whole.potential)
+
+
+def test_potentials_of_other_settings_are_learned_anew(session):
+    one = learned_potential(session, data(session.config))
+    other = replace(session, config=replace(session.config, seed=5))
+    two = learned_potential(other, data(other.config))
+    assert not torch.equal(one.average, two.average)
+    assert "learned anew" in log(session)
+
+
+def test_potentials_follow_the_weights_of_the_steps_that_starts_come_from(config):
+    """A phase 1 that is trained again, to other weights, must not meet the old potentials."""
+    flags = replace(config, phases=["nsgf", "nsf"], pool=replace(config.pool, num_batches=2))
+    nsf = replace(flags.nsf, source="nsgf", coupling="semidiscrete")
+    flags = replace(flags, nsf=nsf, sinkhorn=replace(flags.sinkhorn, batch_size=8))
+    run = train(flags)
+    file = run.path / "checkpoints" / "semidiscrete.pt"
+    before = checkpoint.load(file)
+    longer = replace(flags, nsgf=replace(flags.nsgf, iterations=4))
+    train(longer, run, first="nsgf")
+    after = checkpoint.load(file)
+    assert before["config"]["steps"] == after["config"]["steps"] == flags.flow.steps
+    assert before["config"]["weights"] != after["config"]["weights"]
+    assert not torch.equal(before["model"]["g"], after["model"]["g"])
+
+
+def test_lines_end_at_the_partners_of_their_starts(config, session):
+    task = get_phase("peer").task(session, data(config))
+    start, end, *_ = task.draw(range(3, 9))
+    assert torch.equal(start, data(config).source("peer").at(range(3, 9)))
+    dual = learned_potential(session, data(config))
+    assert torch.equal(end, dual.partners(start))
+    everything = data(config).everything()
+    assert all((everything == image).flatten(1).all(1).any() for image in end)
+
+
+def test_lines_of_both_phases_share_the_potentials(config):
+    nsf = replace(config.nsf, coupling="semidiscrete")
+    run = train(replace(config, nsf=nsf, phases=["nsgf", "nsf", "predictor"]))
+    assert (run.path / "log.txt").read_text().count("error of a point's mass") == 1
+
+
+def test_damaged_potentials_are_refused(session):
+    learned_potential(session, data(session.config))
+    file = session.run.path / "checkpoints" / "semidiscrete.pt"
+    payload = checkpoint.load(file)
+    checkpoint.save(file, {**payload, "model": {"g": torch.zeros(3)}})
+    with pytest.raises(UserError, match="does not fit the data; remove it"):
+        learned_potential(session, data(session.config))
+
+
+def test_plan_tells_what_is_learned_and_what_it_takes(config):
+    text = potential_plan(config, CPU)
+    assert text.startswith("semidiscrete: potentials of 512 samples in 6 steps of 256, ")
+
+
+def test_data_that_do_not_fit_are_refused(config, monkeypatch):
+    monkeypatch.setattr("nsgf.phases.potential.available_bytes", lambda: 1000)
+    with pytest.raises(UserError, match=r"^coupling = semidiscrete: 512 samples .*; use coupling"):
+        potential_plan(config, CPU)
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10"])
+def test_samples_are_counted_without_loading_them(name):
+    config = shipped(name).data
+    assert data_size(config) == {"digits": 1797, "mnist": 60_000, "cifar10": 100_000}[name]
+    fake = replace(config, fake=True)
+    assert data_size(fake) == len(Data(fake, 0).everything())
+
+
+def test_everything_has_the_mirrored_images_too():
+    both = Data(replace(shipped("digits").data, flip=True), 0).everything()
+    assert len(both) == 2 * 1797
+    assert torch.equal(both[1797:], both[:1797].flip(-1))
+    assert (float(both.min()), float(both.max())) == (-1, 1)
+
+
+def test_steps_of_a_pass_cover_all_points(session):
+    dual = learned_potential(session, data(session.config))
+    assert dual.steps * BATCH == 3 * 512
