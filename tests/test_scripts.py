@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch.profiler import record_function
 
+from nsgf.compare.report import configured_plan, markdown, read_rows
 from nsgf.compare.trials import Target, Trial, trial_config, updates
 from nsgf.config.schema import PHASES
 from nsgf.data import DATA_SETS
+from tests.conftest import shipped
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 SMALL = ("--model.mlp.width=16", "--batch-size=16", "--sinkhorn-batch=16", "--pool-batches=2")
@@ -282,6 +284,137 @@ def test_a_fixed_batch_stays_the_same(scripts, tiny):
     assert torch.equal(batches[0], batches[1])
     assert torch.equal(batches[0], batches[2])
     assert not torch.equal(batches[2], batches[3])
+
+
+@pytest.fixture
+def tabulated(scripts, monkeypatch, capsys, tmp_path):
+    """What tabulate prints of tables with these lines, or its complaint, without the folder."""
+
+    def run(tables: dict[str, str], *flags: str, code: int = 0) -> str:
+        for name, lines in tables.items():
+            (tmp_path / name).write_text("\n".join([TABLE_HEAD, *lines.split(), ""]))
+        files = [str(tmp_path / name) for name in tables]
+        monkeypatch.setattr(sys, "argv", ["tabulate.py", *files, *flags])
+        module = scripts("tabulate")
+        try:
+            module["finish"](module["main"])
+            ended = 0
+        except SystemExit as exit_:
+            ended = exit_.code
+        printed = capsys.readouterr()
+        assert ended == code, printed.err
+        return printed.out if code == 0 else printed.err.replace(f"{tmp_path}/", "")
+
+    return run
+
+
+TABLE_HEAD = "target,method,seed,draw,nfe,calls,updates,train_seconds,sample_seconds,w2"
+FIRST = """
+moons,nsgf,0,0,10,10.0,100,60.0,0.5,0.1
+moons,nsgf,0,0,100,100.0,100,60.0,5.0,0.1
+moons,icfm,0,0,10,10.0,100,50.0,0.5,0.2
+moons,floor,0,0,,0.0,0,0.0,0.0,0.05
+"""
+SECOND = """
+moons,nsgf,1,0,10,10.0,100,60.0,0.5,0.3
+moons,icfm,1,0,10,10.0,100,50.0,0.5,0.5
+moons,otcfm,0,0,10,10.0,100,70.0,0.5,0.4
+moons,floor,0,0,,0.0,0,0.0,0.0,0.0500000001
+moons,floor,1,0,,0.0,0,0.0,0.0,0.07
+"""
+
+
+def test_tables_of_several_files_are_one(tabulated):
+    """Seeds of one file, a method of the other; what is missing beside others is said."""
+    lines = tabulated({"a.csv": FIRST, "b.csv": SECOND}).splitlines()
+    assert lines[:7] == [
+        "| w2 | moons, 10 | moons, 100 |",
+        "| --- | --- | --- |",
+        "| NSGF | **0.200 ± 0.141** | **0.100 (1 measure)** |",
+        "| I-CFM | 0.350 ± 0.212 | - |",
+        "| OT-CFM | 0.400 (1 measure) | - |",
+        "| floor | 0.060 ± 0.014 | 0.060 ± 0.014 |",
+        "",
+    ]
+    assert "| I-CFM | -0.150 ± 0.050 level | - |" in lines
+    assert "| NSGF | 100 | 60 | 117 | 0.50 | 5.00 |" in lines
+
+
+def test_table_is_that_of_the_comparison(tabulated):
+    """On the kept measures: the lines that a comparison of these methods and calls writes."""
+    config = shipped("2d", "--compare.methods=[otcfm,nsgf]", "--compare.nfe=[100]")
+    file = Path(__file__).parents[1] / "docs" / "results" / "2d.csv"
+    kept = {"otcfm", "nsgf"}
+    rows = [
+        row
+        for row in read_rows(file)
+        if row.nfe is None or (row.nfe == 100 and row.trial.method in kept)
+    ]
+    text = tabulated({}, str(file), "--methods", "otcfm", "nsgf", "--nfe", "100")
+    assert text == markdown(configured_plan(config, rows), rows)
+
+
+def test_table_shows_what_is_asked_for(tabulated):
+    """The floor too is that of the seeds that are shown alone."""
+    both = {"a.csv": FIRST, "b.csv": SECOND}
+    lines = tabulated(both, "--first", "otcfm", "--nfe", "10").splitlines()
+    assert [line.split(" | ")[0] for line in lines[:6]] == [
+        *("| w2", "| ---", "| OT-CFM", "| NSGF", "| I-CFM", "| floor")
+    ]
+    lines = tabulated(both, "--methods", "otcfm", "--nfe", "10").splitlines()
+    assert lines[:4] == [
+        "| w2 | moons, 10 |",
+        "| --- | --- |",
+        "| OT-CFM | **0.400** |",
+        "| floor | 0.050 |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("icfm,1", "icfm,0", "a.csv and b.csv: moons, icfm, seed 0, draw 0, NFE 10 is in both"),
+        (
+            "0.0500000001",
+            "0.0500001",
+            "a.csv and b.csv: the floors of moons, seed 0, draw 0 have w2",
+        ),
+        ("100,50.0", "200,50.0", "a.csv and b.csv: 100 and 200 updates of icfm on moons"),
+        (",w2", ",w3", "a.csv and b.csv: must have the same measures"),
+    ],
+)
+def test_tables_that_do_not_belong_together_are_refused(tabulated, tmp_path, before, after, told):
+    text = "\n".join([TABLE_HEAD, *SECOND.split(), ""])
+    assert before in text
+    (tmp_path / "b.csv").write_text(text.replace(before, after, 1))
+    said = tabulated({"a.csv": FIRST}, str(tmp_path / "b.csv"), code=2)
+    assert told in said
+    assert said.count("\n") == 1
+
+
+def test_images_have_one_floor_for_all_seeds(tabulated):
+    """Machines that trained different seeds cannot hide that their classifiers differ."""
+    line = "digits,{},{},0,{},10.0,100,60.0,0.5,{}"
+    tables = {
+        f"{seed}.csv": "\n".join(
+            [line.format("icfm", seed, 10, 1), line.format("floor", seed, "", 2 + seed)]
+        )
+        for seed in (0, 1)
+    }
+    assert "the floors of digits have w2 2 and 3" in tabulated(tables, code=2)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--methods rf", "--methods rf: must be among nsgf, icfm"),
+        ("--first otcfm", "--first otcfm: must be among nsgf, icfm"),
+        ("--nfe 10 20", "--nfe 20: must be among 10, 100"),
+        ("--methods icfm --nfe 100", "nothing to show"),
+    ],
+)
+def test_tabulate_refuses_what_the_files_do_not_have(tabulated, flags, told):
+    assert told in tabulated({"a.csv": FIRST}, *flags.split(), code=2)
 
 
 def test_ablations_use_draws_of_their_own(tmp_path, monkeypatch, capsys, scripts):

@@ -10,16 +10,24 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 from nsgf.compare.measure import Measured
-from nsgf.compare.trials import METHODS, Trial, asked_nfe, comparison_folder, trial_config
+from nsgf.compare.trials import (
+    METHODS,
+    Trial,
+    asked_nfe,
+    comparison_folder,
+    named_target,
+    trial_config,
+)
 from nsgf.config.schema import Config, MethodName
 from nsgf.run.folder import write_text
+from nsgf.system.errors import UserError, cause
 
 LEGEND = (
     "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "
     "is one seed); the best mean in bold. Below: the difference within the same seed and draw, ± "
     "its standard error; ahead or behind where a t test at 5 % says so, which one cell in twenty "
-    "does by chance. With one seed it speaks of that training run alone. A dash alone: the method "
-    "cannot do with so few calls."
+    "does by chance. With one seed it speaks of that training run alone. A dash alone: no measure, "
+    "as where the method cannot do with so few calls."
 )
 COST_LEGEND = (
     "Training is the time of all of a method's networks, the pool, NSGF steps and pairs with it; "
@@ -31,7 +39,8 @@ HIGHER_IS_BETTER = {"precision", "recall"}
 
 
 class Row(NamedTuple):
-    """One measure of one trial; ``nfe`` None: the floor, samples of the target itself."""
+    """One measure of one trial; ``nfe`` None: the floor, samples of the target itself, where the
+    method of the trial means nothing."""
 
     trial: Trial
     nfe: int | None
@@ -45,24 +54,47 @@ Column = tuple[str, int]
 """Label of the target, and NFE."""
 
 
+class Plan(NamedTuple):
+    """What the tables show."""
+
+    methods: Sequence[MethodName]
+    """Their lines; differences are those of the first one to the others."""
+    nfe: Sequence[int]
+    measures: Mapping[tuple[MethodName, Column], int]
+    """How many a cell is to have; none where it is missing, e.g. as the method cannot do with so
+    few calls."""
+
+
 def write_report(config: Config, rows: Sequence[Row]) -> list[Path]:
     """``table.md`` and ``table.csv`` in the comparison's folder."""
     folder = comparison_folder(config)
     files = [folder / "table.md", folder / "table.csv"]
-    write_text(files[0], markdown(config, rows))
+    write_text(files[0], markdown(configured_plan(config, rows), rows))
     write_text(files[1], table_csv(rows))
     return files
 
 
-def markdown(config: Config, rows: Sequence[Row]) -> str:
+def configured_plan(config: Config, rows: Sequence[Row]) -> Plan:
+    """All that the comparison was asked for, on the targets of ``rows``."""
+    compare = config.compare
+    measures = {
+        (method, (trial.target.label, nfe)): compare.seeds * compare.draws
+        for trial in {row.trial.target: row.trial for row in rows}.values()
+        for method in compare.methods
+        for nfe in asked_nfe(trial_config(config, replace(trial, method=method)))
+    }
+    return Plan(compare.methods, compare.nfe, measures)
+
+
+def markdown(plan: Plan, rows: Sequence[Row]) -> str:
     """All tables: one for each measure, the differences, and what it took."""
     parts = []
     for metric in rows[0].measured.values:
-        parts += [_metric_table(config, rows, metric), ""]
+        parts += [_metric_table(plan, rows, metric), ""]
     parts += [LEGEND, ""]
     for metric in rows[0].measured.values:
-        parts += [_differences(config, rows, metric), ""]
-    parts += [_costs(config, rows), "", COST_LEGEND, ""]
+        parts += [_differences(plan, rows, metric), ""]
+    parts += [_costs(plan, rows), "", COST_LEGEND, ""]
     return "\n".join(parts)
 
 
@@ -83,34 +115,88 @@ def table_csv(rows: Sequence[Row]) -> str:
     return stream.getvalue()
 
 
-def _metric_table(config: Config, rows: Sequence[Row], metric: str) -> str:
+def read_rows(file: Path) -> list[Row]:
+    """What :func:`table_csv` wrote, with times as they are rounded there.
+
+    Raises:
+        UserError: the file cannot be read or is no such table.
+    """
+    try:
+        head, *lines = list(csv.reader(io.StringIO(file.read_text("utf-8")))) or [[]]
+    except OSError as error:
+        raise UserError(f"{file}: {cause(error)}") from error
+    except (ValueError, csv.Error) as error:
+        raise UserError(f"{file}: must be a table.csv of nsgf compare ({error})") from error
+    columns = CSV_COLUMNS.split()
+    if head[: len(columns)] != columns or head == columns:
+        wanted = ",".join(columns)
+        raise UserError(f"{file}: must be a table.csv of nsgf compare: {wanted} and measures")
+    rows = []
+    for number, cells in enumerate(lines, 2):
+        try:
+            if len(cells) != len(head):
+                raise ValueError(f"{len(cells)} cells, but the head has {len(head)}")
+            rows.append(_read_row(dict(zip(head, cells, strict=True))))
+        except (ValueError, UserError) as error:
+            raise UserError(f"{file}, line {number}: {error}") from error
+    return rows
+
+
+def _read_row(cells: Mapping[str, str]) -> Row:
+    """
+    Raises:
+        ValueError: what stands in a cell is not what belongs there.
+        UserError: there is no such target.
+    """
+    metrics = list(cells)[len(CSV_COLUMNS.split()) :]
+    is_floor = cells["method"] == "floor"
+    named = [method for method in METHODS if is_floor or method == cells["method"]]
+    if not named:
+        raise ValueError(
+            f"method = {cells['method']}: must be floor or one of {', '.join(METHODS)}"
+        )
+    return Row(
+        Trial(named_target(cells["target"]), named[0], int(cells["seed"])),
+        None if is_floor else int(cells["nfe"]),
+        int(cells["draw"]),
+        int(cells["updates"]),
+        float(cells["train_seconds"]),
+        Measured(
+            0.0 if is_floor else float(cells["calls"]),
+            float(cells["sample_seconds"]),
+            {name: float(cells[name]) for name in metrics},
+        ),
+    )
+
+
+def _metric_table(plan: Plan, rows: Sequence[Row], metric: str) -> str:
     """Methods down, targets and NFE across."""
-    columns = _columns(config, rows)
+    columns = _columns(plan, rows)
     lines = []
-    best = {column: _best(config, rows, metric, column) for column in columns}
-    for method in config.compare.methods:
+    best = {column: _best(plan, rows, metric, column) for column in columns}
+    for method in plan.methods:
         cells = []
         for column in columns:
             values = _values(rows, metric, *column, method)
-            text = spread(by_seed(values)) + _remark(config, rows, method, column)
+            text = spread(by_seed(values)) + _remark(plan, rows, method, column)
             cells.append(f"**{text}**" if best[column] == method else text)
         lines.append([METHODS[method].title, *cells])
     floors = [spread(by_seed(_values(rows, metric, target, None))) for target, _ in columns]
     return _table([metric, *_titles(columns)], [*lines, ["floor", *floors]])
 
 
-def _remark(config: Config, rows: Sequence[Row], method: MethodName, column: Column) -> str:
+def _remark(plan: Plan, rows: Sequence[Row], method: MethodName, column: Column) -> str:
     """Remarks on a trial: fewer measures than planned, another NFE than asked for."""
     own = [
         row
         for row in rows
         if (row.trial.method, row.trial.target.label, row.nfe) == (method, *column)
     ]
-    trial = next(row.trial for row in rows if row.trial.target.label == column[0])
-    if column[1] not in asked_nfe(trial_config(config, replace(trial, method=method))):
+    planned = plan.measures.get((method, column), 0)
+    if not planned:
         return ""
     remarks = []
-    if len(own) < config.compare.seeds * config.compare.draws:
+    if len(own) < planned:
         remarks.append(counted(len(own), "measure"))
     taken = mean([row.measured.nfe for row in own] or [column[1]])
     if abs(taken - column[1]) > 0.05:
@@ -118,10 +204,10 @@ def _remark(config: Config, rows: Sequence[Row], method: MethodName, column: Col
     return f" ({', '.join(remarks)})" if remarks else ""
 
 
-def _differences(config: Config, rows: Sequence[Row], metric: str) -> str:
+def _differences(plan: Plan, rows: Sequence[Row], metric: str) -> str:
     """The first method against each other one, draw by draw: ahead, level or behind."""
-    first, *others = config.compare.methods
-    columns = _columns(config, rows)
+    first, *others = plan.methods
+    columns = _columns(plan, rows)
     lines = []
     for other in others:
         cells = []
@@ -154,14 +240,14 @@ def verdict(differences: Sequence[float], metric: str) -> str:
     return f"{middle:+.3f} ± {error:.3f} {word}"
 
 
-def _costs(config: Config, rows: Sequence[Row]) -> str:
+def _costs(plan: Plan, rows: Sequence[Row]) -> str:
     """Updates, training time and sampling time, means over the trials that were timed."""
-    counts = config.compare.nfe
+    counts = plan.nfe
     head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
     head += [f"sampling at NFE {nfe}, s" for nfe in counts]
     measured = {
         method: own
-        for method in config.compare.methods
+        for method in plan.methods
         if (own := [row for row in rows if row.trial.method == method and row.nfe])
     }
     training = {
@@ -182,9 +268,9 @@ def _costs(config: Config, rows: Sequence[Row]) -> str:
     return _table(head, lines)
 
 
-def _columns(config: Config, rows: Sequence[Row]) -> list[Column]:
+def _columns(plan: Plan, rows: Sequence[Row]) -> list[Column]:
     targets = list(dict.fromkeys(row.trial.target.label for row in rows))
-    return [(target, nfe) for nfe in config.compare.nfe for target in targets]
+    return [(target, nfe) for nfe in plan.nfe for target in targets]
 
 
 def _values(
@@ -210,14 +296,14 @@ def by_seed(values: Mapping[tuple[int, int], float]) -> list[float]:
     return [mean(value for (own, _), value in values.items() if own == seed) for seed in seeds]
 
 
-def _best(config: Config, rows: Sequence[Row], metric: str, column: Column) -> MethodName:
+def _best(plan: Plan, rows: Sequence[Row], metric: str, column: Column) -> MethodName:
     pick: Callable[..., MethodName] = max if _is_better_higher(metric) else min
     means = {
         method: mean(values.values())
-        for method in config.compare.methods
+        for method in plan.methods
         if (values := _values(rows, metric, *column, method))
     }
-    return pick(means, key=means.__getitem__, default=config.compare.methods[0])
+    return pick(means, key=means.__getitem__, default=plan.methods[0])
 
 
 def _is_better_higher(metric: str) -> bool:
