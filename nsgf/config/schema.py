@@ -207,6 +207,9 @@ class NSFConfig(OptimConfig):
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
     """Samples of a group of ot; null: batch_size. Found on the CPU: 0.15 s for 1024, and eight
     times as long for twice as many."""
+    starts: Annotated[int | None, Range(1)] = 65_536
+    """With source nsgf: samples that the NSGF steps are walked from, once; they are kept in main
+    memory and come again and again, with other ends. null: always new ones, which takes longer."""
     init: Literal["random", "nsgf"] = "random"
     """Weights with which the straight-flow network begins: random ones, or the averaged ones of the
     velocity network, which has the same architecture."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nsgf.data import Sampler
-from nsgf.data.samplers import pages
+from nsgf.data.samplers import BLOCK, pages
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import wide_float
 
@@ -38,6 +38,41 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
     return torch.from_numpy(linear_sum_assignment(cost.numpy())[1]).to(end.device)
 
 
+class WalkedStarts(Sampler):
+    """What the NSGF steps make of a stream of noise, on their device.
+
+    Of ``kept`` samples the first are walked, once, and come again in the same order: to walk each
+    anew takes a third of a hand-over's training and more. They wait in main memory.
+    """
+
+    def __init__(
+        self, source: Sampler, transport: Transport, device: torch.device, kept: int | None
+    ) -> None:
+        self.shape = source.shape
+        self._source, self._transport = source, transport
+        self._device, self._kept = device, kept
+        self._pages: dict[int, Tensor] = {}
+
+    def at(self, positions: range) -> Tensor:
+        if self._kept is None:
+            return self._walked(positions)
+        parts = []
+        for _, epoch in pages(positions, self._kept):
+            for number, cut in pages(range(epoch.start, epoch.stop), BLOCK):
+                parts.append(self._page(number)[cut].to(self._device))
+        return torch.cat(parts)
+
+    def _page(self, number: int) -> Tensor:
+        """Always walked as a whole: what is computed together is rounded together."""
+        if number not in self._pages:
+            whole = range(number * BLOCK, (number + 1) * BLOCK)
+            self._pages[number] = self._walked(whole).cpu()
+        return self._pages[number]
+
+    def _walked(self, positions: range) -> Tensor:
+        return self._transport(self._source.at(positions).to(self._device))
+
+
 class Pairs:
     """Starts X0 and ends X1: as their streams draw them, paired within groups of successive
     samples, or each start with the partner that it has among all data.
@@ -53,19 +88,17 @@ class Pairs:
         device: torch.device,
         *,
         group: int | None = None,
-        transport: Transport | None = None,
         partners: Partners | None = None,
     ) -> None:
         """
         Args:
-            source, target: of mu0 and mu*.
-            device: where ``transport`` and pairing happen.
+            source, target: of X0 and of mu*.
+            device: where pairing happens.
             group: samples of a group; None: pairs as drawn.
-            transport: takes the source's samples to X0; None: they are X0.
             partners: finds X1 of X0 instead of the target's stream; ``group`` is None then.
         """
         self._source, self._target, self._device = source, target, device
-        self._group, self._transport, self._partners = group, transport, partners
+        self._group, self._partners = group, partners
         self._number, self._paired = -1, (torch.empty(0), torch.empty(0))
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
@@ -81,8 +114,6 @@ class Pairs:
 
     def _drawn(self, positions: range) -> tuple[Tensor, Tensor]:
         start = self._source.at(positions)
-        if self._transport:
-            start = self._transport(start.to(self._device))
         if self._partners:
             start = start.to(self._device)
             return start, self._partners(start)

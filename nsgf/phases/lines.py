@@ -3,13 +3,16 @@
 Shapes: B batch, *shape one sample.
 """
 
+import math
+import sys
+
 import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config, FlowConfig
 from nsgf.data import Data, PointSampler, Times, data_shape
 from nsgf.phases.base import Phase, Preparation, timed_samples
-from nsgf.phases.coupling import Pairs, Partners, Transport, optimal_pairs
+from nsgf.phases.coupling import Pairs, Transport, WalkedStarts, optimal_pairs
 from nsgf.phases.nsgf import NSGF
 from nsgf.phases.potential import (
     draws_of,
@@ -21,6 +24,8 @@ from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import nsgf_steps
 from nsgf.sampling.solvers import Velocity
 from nsgf.sinkhorn.schedule import flow_time
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import available_bytes, format_bytes
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import pick_precision
 from nsgf.training.task import Task
@@ -30,6 +35,7 @@ LINES_FOLLOW = (
     "nsf.source",
     "nsf.coupling",
     "nsf.coupling_batch",
+    "nsf.starts",
     "semidiscrete",
 )
 """What all lines follow from: those of phase 2 and those of phase 3 must agree."""
@@ -56,16 +62,17 @@ class LineTask(Task):
             UserError: the lines start from the NSGF steps, and NSGF is not trained.
         """
         config, device = session.config, session.device
+        source, partners = data.source(phase.name), None
         transport = nsgf_transport(session) if config.nsf.source == "nsgf" else None
-        partners: Partners | None = None
+        if transport:
+            source = WalkedStarts(source, transport, device, config.nsf.starts)
         if config.nsf.coupling == "semidiscrete":
             partners = learned_potential(session, data, transport).partners
         pairs = Pairs(
-            data.source(phase.name),
+            source,
             data.target(phase.name),
             device,
             group=pair_group(phase, config),
-            transport=transport,
             partners=partners,
         )
         return cls(phase.start(config, device), pairs, derive_seed(config.seed, phase.name))
@@ -108,22 +115,47 @@ def _steps_of(velocity: Velocity, flow: FlowConfig) -> Transport:
     return transport
 
 
+def walked_starts(phase: Phase, config: Config) -> int:
+    """From how many samples the lines of a phase let the NSGF steps walk."""
+    if config.nsf.source != "nsgf":
+        return 0
+    optim = phase.optim(config)
+    return min(config.nsf.starts or sys.maxsize, optim.iterations * optim.batch_size)
+
+
+def line_plan(phase: Phase, config: Config) -> tuple[str, ...]:
+    """A line about starts that wait in main memory, if any do.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    kept = walked_starts(phase, config) if config.nsf.starts else 0
+    needed, free = 4 * kept * math.prod(data_shape(config.data.name)), available_bytes()
+    if needed > free:
+        raise UserError(
+            f"nsf.starts = {config.nsf.starts}: {kept} samples need {format_bytes(needed)} of main "
+            f"memory, {format_bytes(free)} are free; use fewer, or null for new ones each time"
+        )
+    text = f"{phase.name}: {kept} starts, walked by NSGF and kept, {format_bytes(needed)}"
+    return (text,) if kept else ()
+
+
 def line_preparations(
     phase: Phase, config: Config, device: torch.device
 ) -> tuple[Preparation, ...]:
     """What the lines of all batches take before the network that learns them is called."""
     optim, shape, parts = phase.optim(config), data_shape(config.data.name), []
-    starts = optim.iterations * optim.batch_size
+    starts, learned = optim.iterations * optim.batch_size, 0
     if config.nsf.coupling == "semidiscrete":
         # what phase 2 has learned phase 3 finds in the run folder
-        starts += draws_of(config) if phase.name == "nsf" else 0
-        parts.append(potential_preparation(phase.name, config, device, starts))
+        learned = draws_of(config) if phase.name == "nsf" else 0
+        parts.append(potential_preparation(phase.name, config, device, starts + learned))
     if config.nsf.source == "nsgf":
         noise = torch.randn(timed_samples(config, device, optim.batch_size), *shape, device=device)
         precision = pick_precision(config.train.precision, device)
         velocity = InferenceNetwork(NSGF().start(config, device).eval(), precision, device)
         transport = _steps_of(velocity, config.flow)
-        units = starts / len(noise)
+        units = (walked_starts(phase, config) + learned) / len(noise)
         parts.append(Preparation(f"{phase.name}, NSGF steps", lambda: transport(noise), units))
     if group := pair_group(phase, config):
         ends = torch.randn(2, group, *shape, device=device)

@@ -11,6 +11,7 @@ from nsgf.phases.lines import (
     LineTask,
     interpolate,
     line_needs,
+    line_plan,
     line_preparations,
 )
 from nsgf.phases.nsgf import NSGF
@@ -50,7 +51,8 @@ class NSF(Phase):
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
         learns = config.nsf.coupling == "semidiscrete"
-        return PhasePlan((potential_plan(config, device),) if learns else ())
+        learned = (potential_plan(config, device),) if learns else ()
+        return PhasePlan((*line_plan(self, config), *learned))
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         return line_preparations(self, config, device)

@@ -6,18 +6,21 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, ModelConfig, SamplingConfig
 from nsgf.data import Data
 from nsgf.models import time_network
-from nsgf.phases.base import Phase, Preparation
+from nsgf.phases.base import Phase, PhasePlan, Preparation
 from nsgf.phases.lines import (
     LINES_FOLLOW,
     LineTask,
     interpolate,
     line_needs,
+    line_plan,
     line_preparations,
 )
 from nsgf.phases.nsf import NSF
 from nsgf.phases.nsgf import NSGF
+from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import EntryTimes
+from nsgf.system.distributed import World
 from nsgf.training.task import Batch, Task
 
 
@@ -44,6 +47,11 @@ class Predictor(Phase):
 
     def example(self, size: int, shape: tuple[int, ...]) -> Batch:
         return Batch((torch.randn(size, *shape),), torch.rand(size))
+
+    def plan(
+        self, config: Config, device: torch.device, run: RunFolder | None, world: World
+    ) -> PhasePlan:
+        return PhasePlan(line_plan(self, config))
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         return line_preparations(self, config, device)

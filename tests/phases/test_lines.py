@@ -7,14 +7,15 @@ from torch import nn
 from nsgf.data import Data, ImageSampler, PointSampler
 from nsgf.data.points import Gaussian
 from nsgf.phases import get_phase
-from nsgf.phases.coupling import Pairs
-from nsgf.phases.lines import LineTask, interpolate
+from nsgf.phases.coupling import Pairs, WalkedStarts
+from nsgf.phases.lines import LineTask, interpolate, line_plan
 from nsgf.phases.nsf import NSFTask
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.phases.predictor import TimePredictorTask
 from nsgf.pool import TrajectoryPool
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
+from nsgf.system.errors import UserError
 from nsgf.training.task import Batch
 
 CPU = torch.device("cpu")
@@ -98,7 +99,7 @@ def test_batches_of_all_tasks_follow_positions_alone():
 
 
 def test_line_can_start_from_the_nsgf_output():
-    moved = line(Constant(0.0), transport=lambda x: x + 7)
+    moved = line(WalkedStarts(Constant(0.0), lambda x: x + 7, CPU, None))
     start, end, t = moved.draw(range(16))
     assert (start == 7).all()
     torch.testing.assert_close(interpolate(start, end, t)[:, 0], 7 - 4 * t)
@@ -120,3 +121,33 @@ def test_lines_of_a_phase_are_paired_within_the_configured_group(
     expected = Pairs(*streams, CPU, group=group).at(range(8))
     assert torch.equal(start, expected[0])
     assert torch.equal(end, expected[1])
+
+
+def handed(config, **changes):
+    return replace(config, nsf=replace(config.nsf, source="nsgf", **changes))
+
+
+def test_plan_tells_which_starts_are_kept(tiny):
+    phase = get_phase("nsf")
+    assert line_plan(phase, tiny) == ()
+    assert line_plan(phase, handed(tiny, starts=None)) == ()
+    updates = tiny.nsf.iterations * tiny.nsf.batch_size
+    assert line_plan(phase, handed(tiny)) == (
+        f"nsf: {updates} starts, walked by NSGF and kept, {8 * updates / 1000:.1f} KB",
+    )
+    assert "100 starts" in line_plan(phase, handed(tiny, starts=100))[0]
+
+
+def test_starts_that_do_not_fit_are_refused(tiny, monkeypatch):
+    monkeypatch.setattr("nsgf.phases.lines.available_bytes", lambda: 799)
+    with pytest.raises(UserError, match=r"nsf\.starts = 100: 100 samples need .*use fewer"):
+        line_plan(get_phase("nsf"), handed(tiny, starts=100))
+
+
+def test_steps_that_are_walked_are_counted_once(tiny):
+    def units(config):
+        return get_phase("nsf").preparations(config, CPU)[0].units
+
+    size = tiny.nsf.batch_size
+    assert units(handed(tiny, starts=None)) == tiny.nsf.iterations
+    assert units(handed(tiny, starts=3 * size)) == 3
