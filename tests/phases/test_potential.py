@@ -1,4 +1,7 @@
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sinkhorn.semidiscrete import BATCH, Semidiscrete
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
@@ -83,6 +87,48 @@ def test_interrupted_ascent_ends_at_the_same_potentials(session, monkeypatch):
     assert torch.equal(resumed.potential, whole.potential)
 
 
+class Meeting:
+    """Two threads that share numbers as two processes do."""
+
+    def __init__(self) -> None:
+        self._barrier, self._said = threading.Barrier(2, timeout=60), {}
+
+    def world(self, rank: int):
+        plain = World(rank, 2)
+        return SimpleNamespace(
+            size=2,
+            is_main=plain.is_main,
+            share=plain.share,
+            wait=self._barrier.wait,
+            any=lambda flag: flag,
+            mean=lambda value: self._mean(rank, value),
+        )
+
+    def _mean(self, rank: int, value: torch.Tensor) -> torch.Tensor:
+        self._said[rank] = value.clone()
+        self._barrier.wait()
+        mean = (self._said[0] + self._said[1]) / 2
+        self._barrier.wait()
+        return mean
+
+
+def test_two_processes_learn_what_one_does(session):
+    alone = learned_potential(session, data(session.config))
+    (session.run.path / "checkpoints" / "semidiscrete.pt").unlink()
+    meeting = Meeting()
+
+    def learn(rank: int) -> Semidiscrete:
+        own = replace(session, world=meeting.world(rank))
+        return learned_potential(own, data(session.config))
+
+    with ThreadPoolExecutor(2) as threads:
+        both = list(threads.map(learn, range(2)))
+    for dual in both:
+        assert torch.equal(dual.average, alone.average)
+    words = [line for line in log(session).splitlines() if "error of a point's mass" in line]
+    assert len({word.partition("semidiscrete")[2] for word in words}) == 1
+
+
 def test_potentials_of_other_settings_are_learned_anew(session):
     one = learned_potential(session, data(session.config))
     other = replace(session, config=replace(session.config, seed=5))
@@ -91,8 +137,14 @@ def test_potentials_of_other_settings_are_learned_anew(session):
     assert "learned anew" in log(session)
 
 
-def test_potentials_follow_the_weights_of_the_steps_that_starts_come_from(config):
+def test_potentials_follow_the_weights_of_the_steps_that_starts_come_from(config, monkeypatch):
     """A phase 1 that is trained again, to other weights, must not meet the old potentials."""
+    monkeypatch.setattr("nsgf.phases.potential.CHECK_PASSES", 1)
+    config = replace(
+        config,
+        flow=replace(config.flow, steps=1),
+        semidiscrete=replace(config.semidiscrete, passes=1),
+    )
     flags = replace(config, phases=["nsgf", "nsf"], pool=replace(config.pool, num_batches=2))
     nsf = replace(flags.nsf, source="nsgf", coupling="semidiscrete")
     flags = replace(flags, nsf=nsf, sinkhorn=replace(flags.sinkhorn, batch_size=8))
