@@ -1,7 +1,7 @@
 """Is anything ever lost? Kills commands, lets them go on, and compares with undisturbed ones.
 
     python scripts/torture.py [--scenario NAME ...]
-    python scripts/torture.py --exp digits --kills 100 [--seed 0] [--damage 0.1] [any training flag]
+    python scripts/torture.py --exp 2d --kills 100 [--seed 0] [--damage 0.1] [any training flag]
 
 The first way kills small commands by SIGKILL before each of their file operations, and after each
 that opens a file. The second ends training at random moments, by a signal that nothing catches, and
@@ -45,7 +45,7 @@ SETTINGS = {
         *(PLUS_PLUS, "--steps=5", "--pool-batches=30", "--train-iters=3000"),
         "--train.checkpoint_every=20",
     ),
-    "digits": (
+    "digits-paper": (
         *("--model.unet.mult=[1]", "--model.unet.dropout=0.1", "--pool-batches=60"),
         *("--pool.storage=disk", "--train-iters=300", "--batch-size=16"),
         *("--predictor.iterations=1500", "--train.checkpoint_every=5"),

@@ -121,7 +121,7 @@ def small_run(small: Config, tiny_run: RunFolder) -> RunFolder:
 def digits_run(tmp_path_factory) -> tuple[Config, RunFolder]:
     """A smoke run of NSGF++ on images; its samples and measures may be written anew."""
     config = shipped(
-        "digits",
+        "digits-paper",
         "--smoke",
         "--device=cpu",
         "--sampling.num_samples=9",

@@ -13,7 +13,7 @@ from tests.conftest import shipped
 
 
 def test_shipped_configurations_are_valid(config_names):
-    assert config_names == ["2d", "cifar10", "digits", "mnist"]
+    assert config_names == ["2d", "cifar10", "digits", "digits-paper", "mnist"]
     for name in config_names:
         check(shipped(name))
 

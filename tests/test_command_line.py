@@ -135,7 +135,7 @@ def test_optim_as_a_flag_lies_above_what_the_file_says_of_a_phase_and_below_othe
     assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3, 2e-3, 3e-3, 3e-3, 3e-3]
     config = shipped("digits", "--optim.iterations=7", "--smoke")
     assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 5, 5]
-    config = shipped("digits", "--optim.iterations=7")
+    config = shipped("digits-paper", "--optim.iterations=7")
     assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 21, 21]
     config = shipped("cifar10", "--lr=3e-3", "--optim.lr=1")
     assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3] * 5
@@ -242,7 +242,10 @@ WRONG = [
         ["train", "--exp", "2d", "--sampling.omega", "x"],
         "sampling.omega = x: must be a number or null",
     ),
-    (["train", "--exp", "nope"], "exp = nope: must be one of 2d, cifar10, digits, mnist"),
+    (
+        ["train", "--exp", "nope"],
+        "exp = nope: must be one of 2d, cifar10, digits, digits-paper, mnist",
+    ),
     (["train"], "--exp NAME"),
     (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
     (

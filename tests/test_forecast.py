@@ -132,14 +132,14 @@ def test_pool_grows_with_its_flows_and_the_square_of_their_size():
 
 
 def test_sampling_counts_the_calls_of_each_network():
-    config = shipped("digits", "--sampling.batch_size=2", "--sampling.straight_steps=3")
+    config = shipped("digits-paper", "--sampling.batch_size=2", "--sampling.straight_steps=3")
     found = sampling_work(config, "fp32")
     assert found is not None
     work, calls = found
     assert calls == config.flow.steps + 1 + 3
     flow = update_work(shipped("digits", "--batch-size=2"), get_phase("nsgf"), "fp32")
     assert work.flops == pytest.approx((calls - 1) * flow.flops / 3, rel=0.05)
-    omega = shipped("digits", "--sampling.omega=0.1")
+    omega = shipped("digits-paper", "--sampling.omega=0.1")
     assert sampling_work(replace(omega, phases=["nsgf"]), "fp32") is not None
     assert sampling_work(omega, "fp32") is None
 
@@ -220,7 +220,7 @@ def test_no_card_is_asked_for(card, monkeypatch):
 
 
 def test_pool_in_memory_is_built_again_in_each_session():
-    lines = plan("digits", "--phases=[nsgf]", "--pool-batches=1000000", hours=0.05)
+    lines = plan("digits-paper", "--phases=[nsgf]", "--pool-batches=1000000", hours=0.05)
     (pool,) = (line for line in lines if line.startswith("pool at "))
     assert 1_000_000 * 128 * 6 * 64 * 4 / POOL_RATE > 0.04 * 3600  # its bytes alone take so long
     assert "min" in pool

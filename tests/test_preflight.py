@@ -57,6 +57,7 @@ def test_preflight_times_what_comes_beside_the_updates(flags, words):
 def test_all_paths_and_batches_are_counted():
     """In units of what is timed, which for images on a CPU is a part of a batch."""
     flags = ("--reflow.pairs=3000", "--reflow.ode_steps=7", "--nsf.source=nsgf", "--smoke")
+    flags = (*flags, "--nsf.coupling=independent", "--nsf.coupling_batch=null")
     for name, together, batch in (("2d", PATHS, 4), ("digits", 8, 4)):
         config = shipped(name, *flags)
         (paths,) = get_phase("reflow").preparations(config, CPU)

@@ -182,7 +182,7 @@ PLUS_PLUS = (
 
 def test_recipes_do_not_follow_the_experiments_own():
     """NSGF++ is the paper's and the hand-over complete, whichever of them the file has."""
-    files = [shipped("digits", *flags) for flags in (HAND_OVER, PLUS_PLUS)]
+    files = [shipped("digits-paper", *flags) for flags in (HAND_OVER, PLUS_PLUS)]
     for method in ("nsgf++", "nsgf++h"):
         one, other = (trial_config(file, Trial(Target("digits"), method, 0)) for file in files)
         assert (one.phases, one.nsf, one.flow) == (other.phases, other.nsf, other.flow)

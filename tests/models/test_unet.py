@@ -72,11 +72,12 @@ def test_each_sample_sees_its_own_time(small):
 
 
 def test_single_sample_may_be_halved_down_to_one_pixel():
-    """Groups of one channel, of which a single pixel is left: torch's own module refuses that."""
+    """Groups of one channel, of which a single pixel is left: torch's own module refuses that.
+    Their spread is 0, so that rounding is divided by the norm's 1e-5 alone."""
     model = awake(UNet((1, 8, 8), UNetConfig(channels=32, mult=[1, 1, 1, 1])))
     x, t = torch.randn(2, 1, 8, 8), torch.rand(2)
     alone = model(x[:1], t[:1])
-    torch.testing.assert_close(alone, model(x, t)[:1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(alone, model(x, t)[:1], atol=1e-3, rtol=1e-2)
     alone.sum().backward()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
