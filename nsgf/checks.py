@@ -154,6 +154,9 @@ def _unused_couplings(config: Config) -> Iterator[str]:
             f"nsf.coupling_batch = {nsf.coupling_batch}: has no effect with nsf.coupling "
             f"{nsf.coupling}; say --nsf.coupling ot"
         )
+    if nsf.starts and (nsf.source == "prior" or nsf.coupling == "semidiscrete"):
+        why = "nsf.source prior" if nsf.source == "prior" else "nsf.coupling semidiscrete"
+        yield f"nsf.starts = {nsf.starts}: has no effect with {why}; say --nsf.starts null"
     chosen = {"coupling": peer.coupling != "batch", "coupling_batch": peer.coupling_batch}
     for key in (key for key, value in chosen.items() if value and peer.method != "otcfm"):
         yield (
@@ -224,6 +227,17 @@ def _compare_problems(config: Config) -> Iterator[str]:
             yield f"compare.{key} = {values}: must not name one twice"
         if not values and key != "targets":
             yield f"compare.{key} = []: must name at least one"
+    if config.compare.coupling == "semidiscrete" and not is_image_set(config.data.name):
+        yield (
+            f"compare.coupling = semidiscrete: needs an image set, {config.data.name} has no "
+            "finite set of samples; say --compare.coupling ot"
+        )
+    steps = config.compare.handover_steps
+    if steps > MAX_STEPS_PLUS_PLUS and not config.flow.allow_many_steps:
+        yield (
+            f"compare.handover_steps = {steps}: must be <= {MAX_STEPS_PLUS_PLUS}, or say "
+            "--flow.allow_many_steps true"
+        )
     methods, updates = config.compare.methods, config.compare.updates
     if updates and len(updates) != len(methods):
         yield (

@@ -201,7 +201,10 @@ def _phase_forecast(
             except NotImplementedError:  # it needs values
                 lines.append(f"{name}: not counted")
                 continue
-            seconds = work.in_precision(precision).seconds(card, precision, tf32)
+            if preparation.exact:
+                seconds = work.seconds(card, "fp32")
+            else:
+                seconds = work.in_precision(precision).seconds(card, precision, tf32)
         prepared.append((preparation, seconds))
         lines.append(f"{name}: about {format_hours(seconds)}")
     work, updates = update_work(config, phase, precision), phase.optim(config).iterations

@@ -40,7 +40,7 @@ def plus_plus(changes: str = "") -> str:
     """NSGF++ on digits as in the paper, whatever the experiment's file has, 1,800 updates."""
     return recipe(
         "--phases [nsgf,nsf,predictor] --nsf.source prior --nsf.init random "
-        "--nsf.coupling independent --nsf.coupling_batch null --steps 5 "
+        "--nsf.coupling independent --nsf.coupling_batch null --nsf.starts null --steps 5 "
         "--nsgf.iterations 300 --nsf.iterations 1100 --predictor.iterations 400",
         changes,
     )
@@ -50,7 +50,8 @@ def hand_over(changes: str = "") -> str:
     """The hand-over on digits, with as many updates."""
     return recipe(
         "--phases [nsgf,nsf] --nsf.source nsgf --nsf.init nsgf --nsf.coupling ot "
-        "--nsf.coupling_batch 1024 --steps 2 --nsgf.iterations 400 --nsf.iterations 1400",
+        "--nsf.coupling_batch 1024 --nsf.starts 65536 --steps 2 "
+        "--nsgf.iterations 400 --nsf.iterations 1400",
         changes,
     )
 
@@ -98,6 +99,11 @@ VARIANTS: dict[str, dict[str, str]] = {
         "hand-over, pairs as drawn": hand_over(
             "--nsf.coupling independent --nsf.coupling_batch null"
         ),
+        "hand-over, semidiscrete": hand_over(
+            "--nsf.coupling semidiscrete --nsf.coupling_batch null --nsf.starts null"
+        ),
+        "hand-over, all starts new": hand_over("--nsf.starts null"),
+        "hand-over, n 1024": hand_over("--sinkhorn-batch 1024 --pool-batches 50"),
         "hand-over, init random": hand_over("--nsf.init random"),
         "hand-over, source prior": plus_plus(
             "--nsf.init nsgf --nsf.coupling ot --nsf.coupling_batch 1024 --steps 2"

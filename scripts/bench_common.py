@@ -65,6 +65,11 @@ def clock(device: torch.device) -> float:
     return time.perf_counter()
 
 
+def busy_clock(device: torch.device) -> float:
+    """Seconds of the processor, whatever else it does; on a card, of the clock."""
+    return clock(device) if device.type == "cuda" else time.process_time()
+
+
 def spread(times: list[float]) -> str:
     """Median, smallest and largest."""
     return f"{median(times):.3g} ({min(times):.3g} to {max(times):.3g})"

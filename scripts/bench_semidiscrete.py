@@ -11,7 +11,6 @@ groups do, which is solved on the CPU.
 """
 
 import argparse
-import time
 from collections.abc import Callable
 from functools import partial
 from statistics import median
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from nsgf.data import Data, Sampler, is_image_set
 from nsgf.phases.coupling import optimal_pairs
-from nsgf.phases.potential import CHECK_PASSES, steps_of
+from nsgf.phases.potential import check_steps, steps_of
 from nsgf.sinkhorn.semidiscrete import BATCH, Semidiscrete
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes, pick_device
@@ -40,7 +39,7 @@ def main() -> None:
         raise UserError(f"--exp {options.exp}: must be an image set, whose images can be counted")
     device, data = pick_device(config.device), Data(config.data, config.seed)
     memory = bench_common.PeakMemory(device)
-    images, source = data.everything().to(device), data.source("benchmark")
+    images, source = data.everything(device), data.source("benchmark")
     dual = Semidiscrete(images, steps_of(config, len(images)))
     print(bench_common.machine(device, f"{config.data.name}, {BATCH} draws a step") + "\n")
     taken = _climbed(dual, source, min(dual.steps, options.steps or dual.steps))
@@ -77,18 +76,19 @@ def _options() -> tuple[argparse.Namespace, list[str]]:
 def _climbed(dual: Semidiscrete, source: Sampler, steps: int) -> float:
     """Seconds of a step, on average over these."""
     device = dual.points.device
-    gap, started = dual.gap(source.at(range(BATCH)).to(device)), _now(device)
+    gap, started = dual.gap(source.at(range(BATCH)).to(device)), bench_common.busy_clock(device)
     for step in range(steps):
         x = source.at(range(step * BATCH, (step + 1) * BATCH)).to(device)
         dual.climb(dual.wins(x), gap)
-    return (_now(device) - started) / steps
+    return (bench_common.busy_clock(device) - started) / steps
 
 
 def _checked(dual: Semidiscrete, source: Sampler) -> str:
     """How even the images win draws that were not learned from."""
-    first, wins = dual.steps * BATCH, torch.zeros_like(dual.average)
-    for begin in range(first, first + CHECK_PASSES * len(dual.points), BATCH):
-        wins += dual.average_wins(source.at(range(begin, begin + BATCH)).to(dual.points.device))
+    wins = torch.zeros_like(dual.average)
+    for step in range(dual.steps, dual.steps + check_steps(len(dual.points))):
+        x = source.at(range(step * BATCH, (step + 1) * BATCH))
+        wins += dual.average_wins(x.to(dual.points.device))
     return dual.shares(wins).text()
 
 
@@ -97,15 +97,10 @@ def _seconds(find: Callable[[], Tensor]) -> float:
     times = []
     for _ in range(REPEATS):
         result = find()
-        started = _now(result.device)
+        started = bench_common.busy_clock(result.device)
         find()
-        times.append(_now(result.device) - started)
+        times.append(bench_common.busy_clock(result.device) - started)
     return median(times)
-
-
-def _now(device: torch.device) -> float:
-    """Seconds of the processor, which a busy machine disturbs less, or of the card."""
-    return bench_common.clock(device) if device.type == "cuda" else time.process_time()
 
 
 if __name__ == "__main__":

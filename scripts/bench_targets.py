@@ -17,7 +17,6 @@ beyond its clouds.
 
 import argparse
 import math
-import time
 from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
@@ -70,9 +69,9 @@ def main() -> None:
     etas = step_sizes(config.flow)
     positions = solver.flows(x[None], y[None, :count], etas[:-1])[0]
     for step in sorted({0, len(etas) - 1}):
-        start = _clock(device)
+        start = bench_common.busy_clock(device)
         exact = solver.velocity(positions[:, step], y[:count])
-        took = _clock(device) - start
+        took = bench_common.busy_clock(device) - start
         print(f"\n### step {step + 1} of {len(etas)}, whose reference took {took:.3g} s\n")
         for line in _table(solver, positions[:, step], y, exact, options.rounds):
             print(line, flush=True)
@@ -134,9 +133,9 @@ def measured(
         order = torch.randperm(len(x), generator=generator).to(x.device)
         for cloud in order.split(n)[: len(x) // n]:
             chosen = torch.randperm(len(y), generator=generator)[:m].to(x.device)
-            targets, start = y[chosen], _clock(x.device)
+            targets, start = y[chosen], bench_common.busy_clock(x.device)
             gap = solver.velocity(x[cloud], targets) - exact[cloud]
-            seconds.append(_clock(x.device) - start)
+            seconds.append(bench_common.busy_clock(x.device) - start)
             total[cloud] += gap
             squares[cloud] += gap.flatten(1).square().sum(1)
             counts[cloud] += 1
@@ -162,16 +161,11 @@ def _divided(total: Tensor, squares: Tensor, counts: Tensor, exact: Tensor) -> E
     )
 
 
-def _clock(device: torch.device) -> float:
-    """Seconds of the processor, whatever else it does; on a card, of the clock."""
-    return time.process_time() if device.type == "cpu" else bench_common.clock(device)
-
-
 def _timed(solver: FlowSolver, x: Tensor, y: Tensor) -> tuple[float, int]:
     """Seconds and bytes of one solve."""
-    memory, start = bench_common.PeakMemory(x.device), _clock(x.device)
+    memory, start = bench_common.PeakMemory(x.device), bench_common.busy_clock(x.device)
     solver.velocity(x, y)
-    return _clock(x.device) - start, memory.bytes()
+    return bench_common.busy_clock(x.device) - start, memory.bytes()
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.data import is_image_set
 from nsgf.experiment import train
 from nsgf.phases import get_phase
+from nsgf.phases.potential import potential_file
 from nsgf.run.checkpoint import good_header, mend
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
@@ -222,7 +223,8 @@ class Work:
         phase = config.phases[-1]
         if is_trained(config, run, phase):
             return
-        resumed, started = run.checkpoint_file(phase).exists(), time.perf_counter()
+        begun = (run.checkpoint_file(phase), potential_file(run))
+        resumed, started = any(file.exists() for file in begun), time.perf_counter()
         try:
             train(config, run, stop=self._stop)
         finally:

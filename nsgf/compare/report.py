@@ -12,6 +12,7 @@ from typing import NamedTuple
 from nsgf.compare.measure import Measured
 from nsgf.compare.trials import (
     METHODS,
+    Target,
     Trial,
     asked_nfe,
     comparison_folder,
@@ -137,7 +138,7 @@ def read_rows(file: Path) -> list[Row]:
             if len(cells) != len(head):
                 raise ValueError(f"{len(cells)} cells, but the head has {len(head)}")
             rows.append(_read_row(dict(zip(head, cells, strict=True))))
-        except (ValueError, UserError) as error:
+        except ValueError as error:
             raise UserError(f"{file}, line {number}: {error}") from error
     return rows
 
@@ -146,7 +147,6 @@ def _read_row(cells: Mapping[str, str]) -> Row:
     """
     Raises:
         ValueError: what stands in a cell is not what belongs there.
-        UserError: there is no such target.
     """
     metrics = list(cells)[len(CSV_COLUMNS.split()) :]
     is_floor = cells["method"] == "floor"
@@ -156,7 +156,7 @@ def _read_row(cells: Mapping[str, str]) -> Row:
             f"method = {cells['method']}: must be floor or one of {', '.join(METHODS)}"
         )
     return Row(
-        Trial(named_target(cells["target"]), named[0], int(cells["seed"])),
+        Trial(_target(cells["target"]), named[0], int(cells["seed"])),
         None if is_floor else int(cells["nfe"]),
         int(cells["draw"]),
         int(cells["updates"]),
@@ -167,6 +167,17 @@ def _read_row(cells: Mapping[str, str]) -> Row:
             {name: float(cells[name]) for name in metrics},
         ),
     )
+
+
+def _target(label: str) -> Target:
+    """
+    Raises:
+        ValueError: there is none of this label.
+    """
+    try:
+        return named_target(label)
+    except UserError as error:
+        raise ValueError(f"target = {label}: there is none of this name") from error
 
 
 def _metric_table(plan: Plan, rows: Sequence[Row], metric: str) -> str:
@@ -296,14 +307,15 @@ def by_seed(values: Mapping[tuple[int, int], float]) -> list[float]:
     return [mean(value for (own, _), value in values.items() if own == seed) for seed in seeds]
 
 
-def _best(plan: Plan, rows: Sequence[Row], metric: str, column: Column) -> MethodName:
-    pick: Callable[..., MethodName] = max if _is_better_higher(metric) else min
+def _best(plan: Plan, rows: Sequence[Row], metric: str, column: Column) -> MethodName | None:
+    """None: no method is measured there."""
+    pick: Callable[..., MethodName | None] = max if _is_better_higher(metric) else min
     means = {
         method: mean(values.values())
         for method in plan.methods
         if (values := _values(rows, metric, *column, method))
     }
-    return pick(means, key=means.__getitem__, default=plan.methods[0])
+    return pick(means, key=means.__getitem__, default=None)
 
 
 def _is_better_higher(metric: str) -> bool:

@@ -57,6 +57,10 @@ SIGMA = {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5}
 """Widths of torchcfm's own examples in the plane; 0 is its choice for images."""
 
 
+STARTS = 65_536
+"""``nsf.starts`` of the hand-over."""
+
+
 @dataclass(frozen=True)
 class Target:
     """What a trial is to reach, and from where."""
@@ -177,11 +181,17 @@ def _recipe(config: Config, method: MethodName) -> Config:
     if method == "nsgf++":
         most = max(flow.steps if flow.allow_many_steps else 0, MAX_STEPS_PLUS_PLUS)
         nsf = replace(
-            nsf, source="prior", init="random", coupling="independent", coupling_batch=None
+            nsf,
+            source="prior",
+            init="random",
+            coupling="independent",
+            coupling_batch=None,
+            starts=None,
         )
         return replace(config, nsf=nsf, flow=replace(flow, steps=most))
     if method == "nsgf++h":
         nsf = replace(nsf, source="nsgf", init="nsgf", coupling=coupling, coupling_batch=group)
+        nsf.starts = STARTS if group else None
         flow = replace(flow, steps=config.compare.handover_steps)
         return replace(config, nsf=nsf, flow=flow)
     if config.phases[0] not in PHASES:

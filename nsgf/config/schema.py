@@ -100,8 +100,8 @@ class SemidiscreteConfig:
     """Optimal transport to the whole training set, for nsf.coupling and peer.coupling."""
 
     passes: Annotated[int, Range(1)] = 20
-    """Draws for each training image from which its potential g is learned before the phase: 20
-    leave an error of about a third of an image's mass, 40 a fifth."""
+    """Draws for each training image from which its potential g is learned before the phase. On
+    digits 20 leave an error of 27 % of an image's mass, 80 of 13 %."""
 
 
 @dataclass
@@ -207,9 +207,10 @@ class NSFConfig(OptimConfig):
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
     """Samples of a group of ot; null: batch_size. Found on the CPU: 0.15 s for 1024, and eight
     times as long for twice as many."""
-    starts: Annotated[int | None, Range(1)] = 65_536
+    starts: Annotated[int | None, Range(1)] = None
     """With source nsgf: samples that the NSGF steps are walked from, once; they are kept in main
-    memory and come again and again, with other ends. null: always new ones, which takes longer."""
+    memory and come again and again, with other ends. null: always new ones, which takes longer;
+    so does coupling semidiscrete, where a start has one end."""
     init: Literal["random", "nsgf"] = "random"
     """Weights with which the straight-flow network begins: random ones, or the averaged ones of the
     velocity network, which has the same architecture."""

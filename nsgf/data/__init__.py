@@ -18,6 +18,8 @@ DataSet = PointSet | ImageSet
 DATA_SETS: dict[str, DataSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}
 NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
+PART = 4096
+"""Images that are turned into floats together."""
 DEVICE_SHARE = 0.1
 """Largest share of a card's free memory that an image set may take (CIFAR-10 has 154 MB)."""
 
@@ -91,17 +93,25 @@ class Data:
         assert self.images is not None
         return ImageSampler(self.images, seed, flip=self._config.flip)
 
-    def everything(self) -> Tensor:
+    def everything(self, device: torch.device) -> Tensor:
         """All samples that the target is made of, each as likely as the others; with ``data.flip``
         the mirrored ones come after the others.  (N, *shape), float32 in [-1, 1]
+
+        Made part by part: whatever else held a copy would double what they take.
 
         Raises:
             UserError: the target is no image set.
         """
         if self.images is None:
             raise UserError(f"data.name = {self._config.name}: has no finite set of samples")
-        images = to_unit_range(self.images)
-        return torch.cat([images, images.flip(-1)]) if self._config.flip else images
+        count, copies = len(self.images), 2 if self._config.flip else 1
+        made = torch.empty(copies * count, *self.shape, device=device)
+        for first in range(0, count, PART):
+            part = to_unit_range(self.images[first : first + PART].to(device))
+            made[first : first + len(part)] = part
+            if copies == 2:
+                made[count + first : count + first + len(part)] = part.flip(-1)
+        return made
 
 
 def fits_beside_training(images: Tensor, device: torch.device) -> bool:

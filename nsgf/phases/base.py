@@ -72,6 +72,8 @@ class Preparation(NamedTuple):
     """How many there are."""
     again: str = ""
     """What avoids it, where each session that goes on with the phase begins with all of it."""
+    exact: bool = False
+    """Whether it is computed in float32 without TF32, whatever networks take."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
 class WalkedStarts(Sampler):
     """What the NSGF steps make of a stream of noise, on their device.
 
-    Of ``kept`` samples the first are walked, once, and come again in the same order: to walk each
-    anew takes a third of a hand-over's training and more. They wait in main memory.
+    Of ``kept`` samples the first are walked, once, and come again in the same order. They wait in
+    main memory.
     """
 
     def __init__(

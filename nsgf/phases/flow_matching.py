@@ -124,7 +124,9 @@ class Peer(Phase):
         else:
             pairs = Pairs(*streams, device, group=config.peer.coupling_batch)
         seed = derive_seed(config.seed, self.name)
-        return PeerTask(self.start(config, device), pairs, config.peer, seed)
+        task = PeerTask(self.start(config, device), pairs, config.peer, seed)
+        task.draws_between = config.peer.coupling == "semidiscrete"
+        return task
 
     def described(self, config: Config) -> dict[str, str]:
         return {"method": config.peer.method}
@@ -134,7 +136,7 @@ class Peer(Phase):
     ) -> PhasePlan:
         check_installed()
         learns = config.peer.coupling == "semidiscrete"
-        return PhasePlan((potential_plan(config, device),) if learns else ())
+        return PhasePlan((potential_plan("peer.coupling", config, device),) if learns else ())
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         if config.peer.coupling != "semidiscrete":

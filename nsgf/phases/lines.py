@@ -17,6 +17,7 @@ from nsgf.phases.nsgf import NSGF
 from nsgf.phases.potential import (
     draws_of,
     learned_potential,
+    potential_plan,
     potential_preparation,
 )
 from nsgf.run.session import Session
@@ -24,6 +25,7 @@ from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import nsgf_steps
 from nsgf.sampling.solvers import Velocity
 from nsgf.sinkhorn.schedule import flow_time
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import available_bytes, format_bytes
 from nsgf.system.seeding import derive_seed
@@ -65,7 +67,7 @@ class LineTask(Task):
         source, partners = data.source(phase.name), None
         transport = nsgf_transport(session) if config.nsf.source == "nsgf" else None
         if transport:
-            source = WalkedStarts(source, transport, device, config.nsf.starts)
+            source = WalkedStarts(source, transport, device, kept_starts(config))
         if config.nsf.coupling == "semidiscrete":
             partners = learned_potential(session, data, transport).partners
         pairs = Pairs(
@@ -75,7 +77,9 @@ class LineTask(Task):
             group=pair_group(phase, config),
             partners=partners,
         )
-        return cls(phase.start(config, device), pairs, derive_seed(config.seed, phase.name))
+        task = cls(phase.start(config, device), pairs, derive_seed(config.seed, phase.name))
+        task.draws_between = partners is not None
+        return task
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """X0 and X1 (B, *shape) as they are paired, and t ~ U[0, 1) (B,)."""
@@ -115,29 +119,44 @@ def _steps_of(velocity: Velocity, flow: FlowConfig) -> Transport:
     return transport
 
 
+def kept_starts(config: Config) -> int | None:
+    """Starts that come again and again; None: none does.
+
+    Partners among all data follow from the start, so that few starts would meet few data.
+    """
+    return None if config.nsf.coupling == "semidiscrete" else config.nsf.starts
+
+
 def walked_starts(phase: Phase, config: Config) -> int:
     """From how many samples the lines of a phase let the NSGF steps walk."""
     if config.nsf.source != "nsgf":
         return 0
     optim = phase.optim(config)
-    return min(config.nsf.starts or sys.maxsize, optim.iterations * optim.batch_size)
+    return min(kept_starts(config) or sys.maxsize, optim.iterations * optim.batch_size)
 
 
-def line_plan(phase: Phase, config: Config) -> tuple[str, ...]:
-    """A line about starts that wait in main memory, if any do.
+def line_plan(phase: Phase, config: Config, device: torch.device, world: World) -> tuple[str, ...]:
+    """Lines about what waits in memory: walked starts, data with their potentials.
 
     Raises:
         UserError: they do not fit.
     """
-    kept = walked_starts(phase, config) if config.nsf.starts else 0
-    needed, free = 4 * kept * math.prod(data_shape(config.data.name)), available_bytes()
-    if needed > free:
-        raise UserError(
-            f"nsf.starts = {config.nsf.starts}: {kept} samples need {format_bytes(needed)} of main "
-            f"memory, {format_bytes(free)} are free; use fewer, or null for new ones each time"
-        )
-    text = f"{phase.name}: {kept} starts, walked by NSGF and kept, {format_bytes(needed)}"
-    return (text,) if kept else ()
+    lines = []
+    if config.nsf.source == "nsgf" and kept_starts(config):
+        kept = walked_starts(phase, config)
+        needed = 4 * kept * math.prod(data_shape(config.data.name)) * world.size
+        if needed > (free := available_bytes()):
+            raise UserError(
+                f"nsf.starts = {config.nsf.starts}: {kept} samples need {format_bytes(needed)} of "
+                f"main memory, {format_bytes(free)} are free; use fewer, or null for new ones each "
+                "time"
+            )
+        each = f", each of {world.size} processes its own" if world.size > 1 else ""
+        text = f"{kept} starts, walked by NSGF and kept, {format_bytes(needed)}"
+        lines.append(f"{phase.name}: {text}{each}")
+    if config.nsf.coupling == "semidiscrete":
+        lines.append(potential_plan("nsf.coupling", config, device))
+    return tuple(lines)
 
 
 def line_preparations(
@@ -156,7 +175,9 @@ def line_preparations(
         velocity = InferenceNetwork(NSGF().start(config, device).eval(), precision, device)
         transport = _steps_of(velocity, config.flow)
         units = (walked_starts(phase, config) + learned) / len(noise)
-        parts.append(Preparation(f"{phase.name}, NSGF steps", lambda: transport(noise), units))
+        again = "fewer --nsf.starts" if kept_starts(config) else ""
+        steps = Preparation(f"{phase.name}, NSGF steps", lambda: transport(noise), units, again)
+        parts.append(steps)
     if group := pair_group(phase, config):
         ends = torch.randn(2, group, *shape, device=device)
         groups = optim.iterations * optim.batch_size / group

@@ -15,7 +15,6 @@ from nsgf.phases.lines import (
     line_preparations,
 )
 from nsgf.phases.nsgf import NSGF
-from nsgf.phases.potential import potential_plan
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
@@ -50,9 +49,7 @@ class NSF(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
-        learns = config.nsf.coupling == "semidiscrete"
-        learned = (potential_plan(config, device),) if learns else ()
-        return PhasePlan((*line_plan(self, config), *learned))
+        return PhasePlan(line_plan(self, config, device, world))
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         return line_preparations(self, config, device)

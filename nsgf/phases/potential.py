@@ -7,6 +7,7 @@ starts, not from the phase, so all phases of a run share one file, ``checkpoints
 import math
 import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from nsgf.phases.base import Preparation
 from nsgf.phases.coupling import Transport
 from nsgf.phases.nsgf import NSGF
 from nsgf.run import checkpoint
-from nsgf.run.folder import earlier
+from nsgf.run.folder import RunFolder, earlier
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.sinkhorn.semidiscrete import BATCH, Semidiscrete
@@ -31,19 +32,29 @@ CHECK_PASSES = 4
 """Draws for each point with which the learned potentials are checked."""
 
 
+def potential_file(run: RunFolder) -> Path:
+    """Where a run keeps its potentials."""
+    return run.path / "checkpoints" / f"{NAME}.pt"
+
+
 def steps_of(config: Config, points: int) -> int:
     """Steps of the ascent for so many points."""
     return -(-config.semidiscrete.passes * points // BATCH)
 
 
+def check_steps(points: int) -> int:
+    """As many draws as BATCH times this check them."""
+    return -(-CHECK_PASSES * points // BATCH)
+
+
 def draws_of(config: Config) -> int:
     """Starts that learning and checking take, known without loading the data."""
     points = data_size(config.data)
-    return BATCH * steps_of(config, points) + CHECK_PASSES * points
+    return BATCH * (steps_of(config, points) + check_steps(points))
 
 
-def potential_plan(config: Config, device: torch.device) -> str:
-    """A line about what is learned and the memory that it takes.
+def potential_plan(key: str, config: Config, device: torch.device) -> str:
+    """A line about what is learned and the memory that it takes; ``key`` asks for it.
 
     Raises:
         UserError: it does not fit.
@@ -53,8 +64,8 @@ def potential_plan(config: Config, device: torch.device) -> str:
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
     if needed > free:
         raise UserError(
-            f"coupling = semidiscrete: {points} samples and their costs need "
-            f"{format_bytes(needed)} of the device, {format_bytes(free)} are free; use coupling ot"
+            f"{key} = semidiscrete: {points} samples and their costs need {format_bytes(needed)} "
+            f"of the device, {format_bytes(free)} are free; pair within groups instead"
         )
     return (
         f"{NAME}: potentials of {points} samples in {steps_of(config, points)} steps of {BATCH}, "
@@ -69,7 +80,7 @@ def potential_preparation(
     shape = data_shape(config.data.name)
     points = torch.randn(data_size(config.data), *shape, device=device)
     dual, x = Semidiscrete(points, 1), torch.randn(BATCH, *shape, device=device)
-    return Preparation(f"{phase}, partners", lambda: dual.partners(x), starts / BATCH)
+    return Preparation(f"{phase}, partners", lambda: dual.partners(x), starts / BATCH, exact=True)
 
 
 def learned_potential(
@@ -97,77 +108,87 @@ class _Learner:
     def __init__(self, session: Session, data: Data, transport: Transport | None) -> None:
         self._session, self._transport = session, transport
         self._source = data.source(NAME)
-        points = data.everything().to(session.device)
+        points = data.everything(session.device)
         self._dual = Semidiscrete(points, steps_of(session.config, len(points)))
-        self._file = session.run.path / "checkpoints" / f"{NAME}.pt"
+        self._file = potential_file(session.run)
         self._settings = _settings(session, transport)
         self._saved_at = time.monotonic()
 
     def finished(self) -> Semidiscrete:
         dual, session = self._dual, self._session
-        self._read()
+        checked = self._read()
         session.world.wait()  # before the first process writes
         if not dual.is_learned:
             self._learn()
+        if not checked:
             session.tracker.log(f"{NAME}: {self._checked()}")
+            self._save(checked=True)
         return dual
 
     def _learn(self) -> None:
         dual, session = self._dual, self._session
         gap = dual.gap(self._starts(range(BATCH)))
+        if not math.isfinite(gap):
+            raise UserError(f"{NAME}: starts or images are not finite, so none is the nearest")
         session.tracker.log(f"{NAME}: {len(dual.points)} points, {dual.steps} steps of {BATCH}")
-        try:
-            with session.tracker.progress(NAME, dual.steps, "step", dual.step) as progress:
-                while not dual.is_learned:
-                    if session.is_asked():
-                        raise Stopped(f"{NAME}: {dual.step} of {dual.steps} steps kept")
-                    own = session.world.share(range(dual.step * BATCH, (dual.step + 1) * BATCH))
-                    dual.climb(self._summed(dual.wins(self._starts(own))), gap)
-                    progress.update()
-                    self._save_now_and_then()
-        finally:
-            self._save()
+        with session.tracker.progress(NAME, dual.steps, "step", dual.step) as progress:
+            while not dual.is_learned:
+                self._stop_if_asked()
+                dual.climb(self._summed(dual.wins(self._part(dual.step))), gap)
+                progress.update()
+                self._save_now_and_then()
+        self._save()
 
     def _checked(self) -> str:
         """How even the points win draws that were not learned from."""
-        dual, first = self._dual, self._dual.steps * BATCH
-        own = self._session.world.share(range(first, first + CHECK_PASSES * len(dual.points)))
-        wins = torch.zeros_like(dual.average)
-        for begin in range(own.start, own.stop, BATCH):
-            wins += dual.average_wins(self._starts(range(begin, min(begin + BATCH, own.stop))))
+        dual, wins = self._dual, torch.zeros_like(self._dual.average)
+        for part in range(dual.steps, dual.steps + check_steps(len(dual.points))):
+            self._stop_if_asked()
+            wins += dual.average_wins(self._part(part))
         return dual.shares(self._summed(wins)).text()
+
+    def _stop_if_asked(self) -> None:
+        if self._session.is_asked():
+            self._save()
+            raise Stopped(f"{NAME}: {self._dual.step} of {self._dual.steps} steps kept")
+
+    def _part(self, number: int) -> Tensor:
+        """This process's starts of a step."""
+        whole = range(number * BATCH, (number + 1) * BATCH)
+        return self._starts(self._session.world.share(whole))
 
     def _starts(self, positions: range) -> Tensor:
         x = self._source.at(positions).to(self._session.device)
         return self._transport(x) if self._transport else x
 
     def _summed(self, wins: Tensor) -> Tensor:
-        return self._session.world.mean(wins) * self._session.world.size
+        return (self._session.world.mean(wins) * self._session.world.size).round()
 
-    def _read(self) -> None:
-        """Go on from the file, if it is of the same settings."""
+    def _read(self) -> bool:
+        """Go on from the file, if it is of the same settings; whether it was checked."""
         if not (self._file.exists() or earlier(self._file).exists()):
-            return
+            return False
         payload, remark = checkpoint.load_good(self._file)
         checkpoint.check_phase(self._file, payload, NAME)
         dual, log = self._dual, self._session.tracker.log
         if payload["config"] != self._settings:
             log(f"{NAME}: learned anew; {self._file} is of other settings or other NSGF steps")
-            return
+            return False
         try:
             dual.potential.copy_(payload["model"]["g"])
             dual.average.copy_(payload["ema"]["g"])
-            dual.step = int(payload["step"])
+            dual.step, checked = int(payload["step"]), bool(payload["checked"])
         except (RuntimeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{self._file} does not fit the data; remove it") from error
         log(f"{NAME}: {dual.step} of {dual.steps} steps are in {self._file}{remark}")
+        return checked
 
     def _save_now_and_then(self) -> None:
         minutes = self._session.config.train.checkpoint_minutes
         if time.monotonic() - self._saved_at > 60 * minutes:
             self._save()
 
-    def _save(self) -> None:
+    def _save(self, *, checked: bool = False) -> None:
         self._saved_at = time.monotonic()
         if not self._session.world.is_main:
             return
@@ -176,6 +197,7 @@ class _Learner:
             "phase": NAME,
             "step": dual.step,
             "config": self._settings,
+            "checked": checked,
             "model": {"g": dual.potential.cpu()},
             "ema": {"g": dual.average.cpu()},
         }

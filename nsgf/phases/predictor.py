@@ -51,7 +51,7 @@ class Predictor(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
-        return PhasePlan(line_plan(self, config))
+        return PhasePlan(line_plan(self, config, device, world))
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         return line_preparations(self, config, device)

@@ -48,6 +48,8 @@ class Task(ABC):
     """What is trained."""
     reads_disk: bool = False
     """Drawing a batch waits for a disk."""
+    draws_between: bool = False
+    """Drawing sets what holds for the whole process, so never beside an update."""
 
     @abstractmethod
     def draw(self, positions: range) -> tuple[Tensor, ...]:

@@ -211,7 +211,7 @@ def test_the_experiment_itself_is_compared_where_it_is_one_of_nsgf():
 
 def test_steps_of_the_hand_over_are_refused_where_they_are_too_many():
     trial, flags = Trial(Target("digits"), "nsgf++h", 0), ["--compare.handover_steps=7"]
-    with pytest.raises(UserError, match=r"flow\.steps = 7: must be <= 5"):
+    with pytest.raises(UserError, match=r"compare\.handover_steps = 7: must be <= 5"):
         trial_config(shipped("digits", *flags), trial)
     many = shipped("digits", *flags, "--flow.allow_many_steps=true")
     assert trial_config(many, trial).flow.steps == 7
@@ -307,7 +307,7 @@ def test_few_calls_are_made_or_not_asked_for(method, least, solver):
 def test_a_time_that_is_given_takes_no_call():
     """Of the experiment as it is configured; the straight flow is entered without a predictor."""
     flags = ("--phases=[nsgf,nsf]", "--sampling.tau=0.5", "--nsf.source=prior")
-    config = trial_config(shipped("digits", *flags), Trial(Target("digits"), "own", 0))
+    config = trial_config(shipped("digits-paper", *flags), Trial(Target("digits"), "own", 0))
     assert least_nfe(config) == 2
     sampling = at_nfe(config, 3).sampling
     assert (sampling.tau, sampling.nsgf_steps, sampling.straight_steps) == (0.5, 1, 2)

@@ -8,13 +8,14 @@ from nsgf.data import Data, ImageSampler, PointSampler
 from nsgf.data.points import Gaussian
 from nsgf.phases import get_phase
 from nsgf.phases.coupling import Pairs, WalkedStarts
-from nsgf.phases.lines import LineTask, interpolate, line_plan
+from nsgf.phases.lines import LineTask, interpolate, kept_starts, line_plan
 from nsgf.phases.nsf import NSFTask
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.phases.predictor import TimePredictorTask
 from nsgf.pool import TrajectoryPool
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.task import Batch
 
@@ -129,25 +130,34 @@ def handed(config, **changes):
 
 def test_plan_tells_which_starts_are_kept(tiny):
     phase = get_phase("nsf")
-    assert line_plan(phase, tiny) == ()
-    assert line_plan(phase, handed(tiny, starts=None)) == ()
+    assert line_plan(phase, tiny, CPU, World()) == ()
+    assert line_plan(phase, handed(tiny), CPU, World()) == ()
     updates = tiny.nsf.iterations * tiny.nsf.batch_size
-    assert line_plan(phase, handed(tiny)) == (
+    assert line_plan(phase, handed(tiny, starts=1000), CPU, World()) == (
         f"nsf: {updates} starts, walked by NSGF and kept, {8 * updates / 1000:.1f} KB",
     )
-    assert "100 starts" in line_plan(phase, handed(tiny, starts=100))[0]
+    (two,) = line_plan(phase, handed(tiny, starts=100), CPU, World(1, 2))
+    assert two.endswith("100 starts, walked by NSGF and kept, 1.6 KB, each of 2 processes its own")
 
 
 def test_starts_that_do_not_fit_are_refused(tiny, monkeypatch):
     monkeypatch.setattr("nsgf.phases.lines.available_bytes", lambda: 799)
     with pytest.raises(UserError, match=r"nsf\.starts = 100: 100 samples need .*use fewer"):
-        line_plan(get_phase("nsf"), handed(tiny, starts=100))
+        line_plan(get_phase("nsf"), handed(tiny, starts=100), CPU, World())
 
 
 def test_steps_that_are_walked_are_counted_once(tiny):
-    def units(config):
-        return get_phase("nsf").preparations(config, CPU)[0].units
+    def steps(config):
+        return get_phase("nsf").preparations(config, CPU)[0]
 
     size = tiny.nsf.batch_size
-    assert units(handed(tiny, starts=None)) == tiny.nsf.iterations
-    assert units(handed(tiny, starts=3 * size)) == 3
+    assert steps(handed(tiny)).units == tiny.nsf.iterations
+    assert steps(handed(tiny, starts=3 * size)).units == 3
+    assert steps(handed(tiny, starts=3 * size)).again == "fewer --nsf.starts"
+
+
+def test_partners_among_all_data_let_every_start_be_new(tiny):
+    """A start has one partner: few starts would meet few data."""
+    config = handed(tiny, starts=5)
+    assert kept_starts(config) == 5
+    assert kept_starts(handed(tiny, starts=5, coupling="semidiscrete")) is None

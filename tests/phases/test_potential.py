@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nsgf.data import Data, data_size
+from nsgf.data import Data, ImageSampler, data_size
 from nsgf.experiment import train
 from nsgf.phases import get_phase
-from nsgf.phases.potential import learned_potential, potential_plan
+from nsgf.phases.potential import learned_potential, potential_file, potential_plan
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
@@ -18,6 +18,7 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sinkhorn.semidiscrete import BATCH, Semidiscrete
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
+from nsgf.training.prefetch import draws_ahead
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -51,6 +52,12 @@ def data(config) -> Data:
     return Data(config.data, config.seed)
 
 
+def forget(session) -> None:
+    """Remove the potentials, and those of the file before."""
+    for file in session.run.path.glob("checkpoints/semidiscrete*"):
+        file.unlink()
+
+
 def log(session) -> str:
     return (session.run.path / "log.txt").read_text()
 
@@ -67,8 +74,7 @@ def test_potentials_are_learned_once_and_kept(session, monkeypatch):
 
 def test_interrupted_ascent_ends_at_the_same_potentials(session, monkeypatch):
     whole = learned_potential(session, data(session.config))
-    file = session.run.path / "checkpoints" / "semidiscrete.pt"
-    file.unlink()
+    forget(session)
     climb, now = Semidiscrete.climb, 0.0
     stopping = replace(session, stop=StopRequest(max_hours=1, clock=lambda: now))
 
@@ -80,7 +86,7 @@ def test_interrupted_ascent_ends_at_the_same_potentials(session, monkeypatch):
     monkeypatch.setattr(Semidiscrete, "climb", climb_and_ask)
     with pytest.raises(Stopped, match="semidiscrete: 4 of 6 steps kept"):
         learned_potential(stopping, data(session.config))
-    assert checkpoint.load(file)["step"] == 4
+    assert checkpoint.load(potential_file(session.run))["step"] == 4
     monkeypatch.setattr(Semidiscrete, "climb", climb)
     resumed = learned_potential(session, data(session.config))
     assert torch.equal(resumed.average, whole.average)
@@ -114,7 +120,7 @@ class Meeting:
 
 def test_two_processes_learn_what_one_does(session):
     alone = learned_potential(session, data(session.config))
-    (session.run.path / "checkpoints" / "semidiscrete.pt").unlink()
+    forget(session)
     meeting = Meeting()
 
     def learn(rank: int) -> Semidiscrete:
@@ -165,7 +171,7 @@ def test_lines_end_at_the_partners_of_their_starts(config, session):
     assert torch.equal(start, data(config).source("peer").at(range(3, 9)))
     dual = learned_potential(session, data(config))
     assert torch.equal(end, dual.partners(start))
-    everything = data(config).everything()
+    everything = data(config).everything(CPU)
     assert all((everything == image).flatten(1).all(1).any() for image in end)
 
 
@@ -177,7 +183,7 @@ def test_lines_of_both_phases_share_the_potentials(config):
 
 def test_damaged_potentials_are_refused(session):
     learned_potential(session, data(session.config))
-    file = session.run.path / "checkpoints" / "semidiscrete.pt"
+    file = potential_file(session.run)
     payload = checkpoint.load(file)
     checkpoint.save(file, {**payload, "model": {"g": torch.zeros(3)}})
     with pytest.raises(UserError, match="does not fit the data; remove it"):
@@ -185,14 +191,14 @@ def test_damaged_potentials_are_refused(session):
 
 
 def test_plan_tells_what_is_learned_and_what_it_takes(config):
-    text = potential_plan(config, CPU)
+    text = potential_plan("peer.coupling", config, CPU)
     assert text.startswith("semidiscrete: potentials of 512 samples in 6 steps of 256, ")
 
 
 def test_data_that_do_not_fit_are_refused(config, monkeypatch):
     monkeypatch.setattr("nsgf.phases.potential.available_bytes", lambda: 1000)
-    with pytest.raises(UserError, match=r"^coupling = semidiscrete: 512 samples .*; use coupling"):
-        potential_plan(config, CPU)
+    with pytest.raises(UserError, match=r"^peer\.coupling = semidiscrete: 512 samples .*groups"):
+        potential_plan("peer.coupling", config, CPU)
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist", "cifar10"])
@@ -200,11 +206,11 @@ def test_samples_are_counted_without_loading_them(name):
     config = shipped(name).data
     assert data_size(config) == {"digits": 1797, "mnist": 60_000, "cifar10": 100_000}[name]
     fake = replace(config, fake=True)
-    assert data_size(fake) == len(Data(fake, 0).everything())
+    assert data_size(fake) == len(Data(fake, 0).everything(CPU))
 
 
 def test_everything_has_the_mirrored_images_too():
-    both = Data(replace(shipped("digits").data, flip=True), 0).everything()
+    both = Data(replace(shipped("digits").data, flip=True), 0).everything(CPU)
     assert len(both) == 2 * 1797
     assert torch.equal(both[1797:], both[:1797].flip(-1))
     assert (float(both.min()), float(both.max())) == (-1, 1)
@@ -213,3 +219,61 @@ def test_everything_has_the_mirrored_images_too():
 def test_steps_of_a_pass_cover_all_points(session):
     dual = learned_potential(session, data(session.config))
     assert dual.steps * BATCH == 3 * 512
+
+
+def test_potentials_are_checked_once_even_when_stopped_before(session, monkeypatch):
+    learned_potential(session, data(session.config))
+    file = potential_file(session.run)
+    checkpoint.save(file, {**checkpoint.load(file), "checked": False})
+    learned_potential(session, data(session.config))
+    assert log(session).count("error of a point's mass") == 2
+    assert checkpoint.load(file)["checked"] is True
+
+
+def test_second_interrupt_leaves_what_was_saved(session, monkeypatch):
+    """In the middle of a step potentials and step do not agree."""
+
+    def interrupted(self, wins, gap):
+        self.potential += 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Semidiscrete, "climb", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        learned_potential(session, data(session.config))
+    assert not potential_file(session.run).exists()
+
+
+def test_potentials_are_kept_now_and_then(session, monkeypatch):
+    train = replace(session.config.train, checkpoint_minutes=1e-9)
+    saved = []
+    save = checkpoint.save
+    monkeypatch.setattr(
+        "nsgf.phases.potential.checkpoint.save",
+        lambda file, payload: (saved.append(payload["step"]), save(file, payload)),
+    )
+    session = replace(session, config=replace(session.config, train=train))
+    learned_potential(session, data(session.config))
+    assert saved[:6] == [1, 2, 3, 4, 5, 6]
+
+
+def test_starts_that_are_not_finite_are_refused(session):
+    broken = data(session.config)
+    broken.source = lambda name: ImageSampler(broken.images, 0)
+    broken.images = broken.images.float() * torch.nan
+    with pytest.raises(UserError, match="semidiscrete: starts or images are not finite"):
+        learned_potential(session, broken)
+
+
+def test_lines_with_partners_are_never_drawn_beside_an_update(config, session):
+    task = get_phase("peer").task(session, data(config))
+    prefetching = replace(config, train=replace(config.train, prefetch=True))
+    assert not draws_ahead(prefetching, task, CPU)
+    task.draws_between = False
+    assert draws_ahead(prefetching, task, CPU)
+
+
+def test_partners_are_counted_in_learning_and_in_training(config):
+    (part,) = get_phase("peer").preparations(config, CPU)
+    assert part.exact
+    assert part.units == 6 + 8 + 2 * 4 / BATCH
+    assert part.unit().shape == (BATCH, 1, 8, 8)
