@@ -7,6 +7,7 @@ import runpy
 import sys
 import time
 from dataclasses import replace
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,6 +31,12 @@ def scripts(monkeypatch):
     """Import a script as a module, without running it."""
     monkeypatch.syspath_prepend(str(SCRIPTS))
     return lambda name: runpy.run_path(str(SCRIPTS / f"{name}.py"))
+
+
+def test_no_script_has_a_librarys_name():
+    """The folder of a script comes first on the path of all that it imports."""
+    libraries = {*packages_distributions(), *sys.stdlib_module_names, "tabulate"}
+    assert not libraries & {file.stem for file in SCRIPTS.glob("*.py")}
 
 
 @pytest.fixture
@@ -106,6 +113,20 @@ def test_bench_targets_measures_fewer_and_times_more_than_the_reference(output):
     errors = [float(row[2].split()[0]) for row in rows[:4]]
     assert errors == sorted(errors, reverse=True)
     assert 0 < errors[-1] < errors[0] < 100
+
+
+def test_bench_semidiscrete_learns_all_or_tells_what_it_would_take(output):
+    flags = ("--fake-data", "--semidiscrete.passes=3")
+    text = output("bench_semidiscrete", *flags)
+    rows = [row for row in table(text) if row[0] == "512"]
+    assert [row[:3] for row in rows] == [["512", "64", "6"]]
+    assert "Learned: error of a point's mass" in text
+    short = output("bench_semidiscrete", *flags, "--steps=2")
+    assert "Learned" not in short
+    (row,) = (row for row in table(short) if row[0] == "512")
+    assert float(row[4]) == pytest.approx(6 * float(row[3]), rel=0.01)
+    assert "--exp 2d: must be an image set" in output("bench_semidiscrete", "--exp=2d", code=2)
+    assert "--steps 0: must be >= 1" in output("bench_semidiscrete", "--steps=0", code=2)
 
 
 @pytest.mark.parametrize(
@@ -287,15 +308,15 @@ def test_a_fixed_batch_stays_the_same(scripts, tiny):
 
 
 @pytest.fixture
-def tabulated(scripts, monkeypatch, capsys, tmp_path):
-    """What tabulate prints of tables with these lines, or its complaint, without the folder."""
+def merged(scripts, monkeypatch, capsys, tmp_path):
+    """What merge_tables prints of tables with these lines, or its complaint, without the folder."""
 
     def run(tables: dict[str, str], *flags: str, code: int = 0) -> str:
         for name, lines in tables.items():
             (tmp_path / name).write_text("\n".join([TABLE_HEAD, *lines.split(), ""]))
         files = [str(tmp_path / name) for name in tables]
-        monkeypatch.setattr(sys, "argv", ["tabulate.py", *files, *flags])
-        module = scripts("tabulate")
+        monkeypatch.setattr(sys, "argv", ["merge_tables.py", *files, *flags])
+        module = scripts("merge_tables")
         try:
             module["finish"](module["main"])
             ended = 0
@@ -324,9 +345,9 @@ moons,floor,1,0,,0.0,0,0.0,0.0,0.07
 """
 
 
-def test_tables_of_several_files_are_one(tabulated):
+def test_tables_of_several_files_are_one(merged):
     """Seeds of one file, a method of the other; what is missing beside others is said."""
-    lines = tabulated({"a.csv": FIRST, "b.csv": SECOND}).splitlines()
+    lines = merged({"a.csv": FIRST, "b.csv": SECOND}).splitlines()
     assert lines[:7] == [
         "| w2 | moons, 10 | moons, 100 |",
         "| --- | --- | --- |",
@@ -340,7 +361,7 @@ def test_tables_of_several_files_are_one(tabulated):
     assert "| NSGF | 100 | 60 | 117 | 0.50 | 5.00 |" in lines
 
 
-def test_table_is_that_of_the_comparison(tabulated):
+def test_table_is_that_of_the_comparison(merged):
     """On the kept measures: the lines that a comparison of these methods and calls writes."""
     config = shipped("2d", "--compare.methods=[otcfm,nsgf]", "--compare.nfe=[100]")
     file = Path(__file__).parents[1] / "docs" / "results" / "2d.csv"
@@ -350,18 +371,18 @@ def test_table_is_that_of_the_comparison(tabulated):
         for row in read_rows(file)
         if row.nfe is None or (row.nfe == 100 and row.trial.method in kept)
     ]
-    text = tabulated({}, str(file), "--methods", "otcfm", "nsgf", "--nfe", "100")
+    text = merged({}, str(file), "--methods", "otcfm", "nsgf", "--nfe", "100")
     assert text == markdown(configured_plan(config, rows), rows)
 
 
-def test_table_shows_what_is_asked_for(tabulated):
+def test_table_shows_what_is_asked_for(merged):
     """The floor too is that of the seeds that are shown alone."""
     both = {"a.csv": FIRST, "b.csv": SECOND}
-    lines = tabulated(both, "--first", "otcfm", "--nfe", "10").splitlines()
+    lines = merged(both, "--first", "otcfm", "--nfe", "10").splitlines()
     assert [line.split(" | ")[0] for line in lines[:6]] == [
         *("| w2", "| ---", "| OT-CFM", "| NSGF", "| I-CFM", "| floor")
     ]
-    lines = tabulated(both, "--methods", "otcfm", "--nfe", "10").splitlines()
+    lines = merged(both, "--methods", "otcfm", "--nfe", "10").splitlines()
     assert lines[:4] == [
         "| w2 | moons, 10 |",
         "| --- | --- |",
@@ -383,16 +404,16 @@ def test_table_shows_what_is_asked_for(tabulated):
         (",w2", ",w3", "a.csv and b.csv: must have the same measures"),
     ],
 )
-def test_tables_that_do_not_belong_together_are_refused(tabulated, tmp_path, before, after, told):
+def test_tables_that_do_not_belong_together_are_refused(merged, tmp_path, before, after, told):
     text = "\n".join([TABLE_HEAD, *SECOND.split(), ""])
     assert before in text
     (tmp_path / "b.csv").write_text(text.replace(before, after, 1))
-    said = tabulated({"a.csv": FIRST}, str(tmp_path / "b.csv"), code=2)
+    said = merged({"a.csv": FIRST}, str(tmp_path / "b.csv"), code=2)
     assert told in said
     assert said.count("\n") == 1
 
 
-def test_images_have_one_floor_for_all_seeds(tabulated):
+def test_images_have_one_floor_for_all_seeds(merged):
     """Machines that trained different seeds cannot hide that their classifiers differ."""
     line = "digits,{},{},0,{},10.0,100,60.0,0.5,{}"
     tables = {
@@ -401,7 +422,7 @@ def test_images_have_one_floor_for_all_seeds(tabulated):
         )
         for seed in (0, 1)
     }
-    assert "the floors of digits have w2 2 and 3" in tabulated(tables, code=2)
+    assert "the floors of digits have w2 2 and 3" in merged(tables, code=2)
 
 
 @pytest.mark.parametrize(
@@ -413,8 +434,8 @@ def test_images_have_one_floor_for_all_seeds(tabulated):
         ("--methods icfm --nfe 100", "nothing to show"),
     ],
 )
-def test_tabulate_refuses_what_the_files_do_not_have(tabulated, flags, told):
-    assert told in tabulated({"a.csv": FIRST}, *flags.split(), code=2)
+def test_tabulate_refuses_what_the_files_do_not_have(merged, flags, told):
+    assert told in merged({"a.csv": FIRST}, *flags.split(), code=2)
 
 
 def test_ablations_use_draws_of_their_own(tmp_path, monkeypatch, capsys, scripts):

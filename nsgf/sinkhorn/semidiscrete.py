@@ -65,7 +65,7 @@ class Semidiscrete:
         """
         self.points, self.steps, self.step = points, steps, 0
         self._flat = points.flatten(1).float()
-        self._half = 0.5 * self._flat.square().sum(1)
+        self._half = 0.5 * torch.linalg.vector_norm(self._flat, dim=1).square()
         self.potential = torch.zeros_like(self._half)
         """Where the ascent stands.  (N,)"""
         self.average = torch.zeros_like(self._half)

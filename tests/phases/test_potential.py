@@ -18,6 +18,7 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sinkhorn.semidiscrete import BATCH, Semidiscrete
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
+from nsgf.training.memory import LiveBytes
 from nsgf.training.prefetch import draws_ahead
 from tests.conftest import shipped
 
@@ -277,3 +278,14 @@ def test_partners_are_counted_in_learning_and_in_training(config):
     assert part.exact
     assert part.units == 6 + 8 + 2 * 4 / BATCH
     assert part.unit().shape == (BATCH, 1, 8, 8)
+
+
+def test_all_data_are_held_once():
+    """What comes and goes while they are prepared is small beside them."""
+    flipped = Data(replace(shipped("mnist").data, fake=True, flip=True), 0)
+    flipped.images = flipped.images.repeat(40, 1, 1, 1)
+    with LiveBytes() as live:
+        points = flipped.everything(CPU)
+        Semidiscrete(points, 1)
+    assert points.nbytes == 2 * 40 * 512 * 784 * 4
+    assert live.peak < 1.4 * points.nbytes

@@ -1,7 +1,7 @@
 """The tables of `nsgf compare` out of the table.csv files that several machines or days have left.
 
-    python scripts/tabulate.py runs/*/compare-digits/table.csv
-    python scripts/tabulate.py docs/results/2d.csv --nfe 10 --first otcfm
+    python scripts/merge_tables.py runs/*/compare-digits/table.csv
+    python scripts/merge_tables.py docs/results/2d.csv --nfe 10 --first otcfm
 
 Each file may bring seeds, draws, methods, targets or NFE of its own. Refused is what does not
 belong into one table: a measure that is there already, other measures, updates or floors.
