@@ -33,11 +33,15 @@ def test_time_limit_counts_hours_of_a_clock_that_never_goes_back():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_requests_while_listening(number):
-    request, before = StopRequest(), signal.getsignal(number)
-    with request.listening():
-        os.kill(os.getpid(), number)
-        assert request.reason == number.name
-    assert signal.getsignal(number) == before
+    """Also where the tests themselves run under nohup."""
+    request, outside = StopRequest(), signal.signal(number, signal.default_int_handler)
+    try:
+        with request.listening():
+            os.kill(os.getpid(), number)
+            assert request.reason == number.name
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, outside)
 
 
 def test_hangup_that_nohup_ignores_stays_ignored():
