@@ -180,6 +180,8 @@ def test_groups_of_pairs_that_nothing_is_paired_in_are_refused(tiny, section, re
         ("peer", {"method": "icfm"}, r"peer\.coupling = semidiscrete: has no effect with .*icfm"),
         ("peer", {"method": "otcfm", "coupling_batch": 8}, r"coupling_batch = 8: has no effect"),
         ("nsf", {"coupling_batch": 8}, r"coupling_batch = 8: has no effect .*semidiscrete; say"),
+        # a start has one partner: few starts would meet few data
+        ("nsf", {"source": "nsgf", "starts": 8}, r"starts = 8: has no effect with .*semidiscrete"),
     ],
 )
 def test_partners_among_all_data_need_a_finite_set(tiny, section, values, message):

@@ -257,6 +257,17 @@ def test_what_comes_beside_the_updates_is_part_of_the_sessions(monkeypatch):
     assert seconds["nsf, NSGF steps"] > 2 * 20_000 * 5 * LAUNCH
 
 
+def test_partners_among_all_data_are_found_in_float32():
+    """Whatever the precision of the networks is; by products on the card's slow units."""
+    flags = ("--phases=[nsgf,nsf]", "--nsf.coupling=semidiscrete", "--semidiscrete.passes=1000")
+    found = []
+    for precision in ("fp16", "fp32"):
+        lines = plan("mnist", *flags, f"--precision={precision}")
+        (text,) = (line for line in lines if line.startswith("nsf, partners: about "))
+        found.append(text)
+    assert found[0] == found[1]
+
+
 def test_sampling_and_evaluation_have_their_time():
     found = [line.split(", about")[0] for line in plan("2d", *TINY, "--evaluation.repeats=2")]
     assert "sample: to draw 4096 samples of 10 network calls in fp16" in found

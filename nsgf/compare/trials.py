@@ -190,8 +190,14 @@ def _recipe(config: Config, method: MethodName) -> Config:
         )
         return replace(config, nsf=nsf, flow=replace(flow, steps=most))
     if method == "nsgf++h":
-        nsf = replace(nsf, source="nsgf", init="nsgf", coupling=coupling, coupling_batch=group)
-        nsf.starts = STARTS if group else None
+        nsf = replace(
+            nsf,
+            source="nsgf",
+            init="nsgf",
+            coupling=coupling,
+            coupling_batch=group,
+            starts=STARTS if group else None,
+        )
         flow = replace(flow, steps=config.compare.handover_steps)
         return replace(config, nsf=nsf, flow=flow)
     if config.phases[0] not in PHASES:

@@ -77,6 +77,15 @@ def leaves(node: Any, prefix: str = "") -> Iterator[Leaf]:
             yield Leaf(f"{prefix}{item.name}", value, item)
 
 
+def fixed_values(config: Any, sections: tuple[str, ...]) -> dict[str, Any]:
+    """By dotted key, what the results of these sections follow from: all leaves but the free."""
+    return {
+        key: value
+        for key, value, item in leaves(config)
+        if key.partition(".")[0] in sections and not is_free(item)
+    }
+
+
 def range_of(item: "dataclasses.Field[Any]") -> Range | None:
     """The range in a leaf's annotation, if it has one."""
     return next((note for note in _notes(item) if isinstance(note, Range)), None)

@@ -209,8 +209,8 @@ class NSFConfig(OptimConfig):
     times as long for twice as many."""
     starts: Annotated[int | None, Range(1)] = None
     """With source nsgf: samples that the NSGF steps are walked from, once; they are kept in main
-    memory and come again and again, with other ends. null: always new ones, which takes longer;
-    so does coupling semidiscrete, where a start has one end."""
+    memory and come again and again, with other ends. null: always new ones, which takes longer and
+    is all that coupling semidiscrete has, where a start has one end."""
     init: Literal["random", "nsgf"] = "random"
     """Weights with which the straight-flow network begins: random ones, or the averaged ones of the
     velocity network, which has the same architecture."""

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from nsgf.data import Sampler
-from nsgf.data.samplers import BLOCK, pages
+from nsgf.data.samplers import pages
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import wide_float
 
-Transport = Callable[[Tensor], Tensor]
-"""NSGF steps as a function of their start, (n, *shape) -> (n, *shape), without gradients."""
 Partners = Callable[[Tensor], Tensor]
 """Ends of starts, (n, *shape) -> (n, *shape), of all that the target has."""
 
@@ -36,41 +34,6 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
     if not cost.isfinite().all():
         raise UserError("nsf.coupling = ot: points that are not finite cannot be paired")
     return torch.from_numpy(linear_sum_assignment(cost.numpy())[1]).to(end.device)
-
-
-class WalkedStarts(Sampler):
-    """What the NSGF steps make of a stream of noise, on their device.
-
-    Of ``kept`` samples the first are walked, once, and come again in the same order. They wait in
-    main memory.
-    """
-
-    def __init__(
-        self, source: Sampler, transport: Transport, device: torch.device, kept: int | None
-    ) -> None:
-        self.shape = source.shape
-        self._source, self._transport = source, transport
-        self._device, self._kept = device, kept
-        self._pages: dict[int, Tensor] = {}
-
-    def at(self, positions: range) -> Tensor:
-        if self._kept is None:
-            return self._walked(positions)
-        parts = []
-        for _, epoch in pages(positions, self._kept):
-            for number, cut in pages(range(epoch.start, epoch.stop), BLOCK):
-                parts.append(self._page(number)[cut].to(self._device))
-        return torch.cat(parts)
-
-    def _page(self, number: int) -> Tensor:
-        """Always walked as a whole: what is computed together is rounded together."""
-        if number not in self._pages:
-            whole = range(number * BLOCK, (number + 1) * BLOCK)
-            self._pages[number] = self._walked(whole).cpu()
-        return self._pages[number]
-
-    def _walked(self, positions: range) -> Tensor:
-        return self._transport(self._source.at(positions).to(self._device))
 
 
 class Pairs:

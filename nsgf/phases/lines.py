@@ -9,10 +9,10 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, FlowConfig
+from nsgf.config.schema import Config
 from nsgf.data import Data, PointSampler, Times, data_shape
 from nsgf.phases.base import Phase, Preparation, timed_samples
-from nsgf.phases.coupling import Pairs, Transport, WalkedStarts, optimal_pairs
+from nsgf.phases.coupling import Pairs, optimal_pairs
 from nsgf.phases.nsgf import NSGF
 from nsgf.phases.potential import (
     draws_of,
@@ -20,11 +20,9 @@ from nsgf.phases.potential import (
     potential_plan,
     potential_preparation,
 )
+from nsgf.phases.transport import TrainedSteps, WalkedStarts, steps_of
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import nsgf_steps
-from nsgf.sampling.solvers import Velocity
-from nsgf.sinkhorn.schedule import flow_time
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import available_bytes, format_bytes
@@ -65,11 +63,11 @@ class LineTask(Task):
         """
         config, device = session.config, session.device
         source, partners = data.source(phase.name), None
-        transport = nsgf_transport(session) if config.nsf.source == "nsgf" else None
-        if transport:
-            source = WalkedStarts(source, transport, device, kept_starts(config))
+        steps = TrainedSteps(session) if config.nsf.source == "nsgf" else None
+        if steps:
+            source = WalkedStarts(source, steps, device, config.nsf.starts)
         if config.nsf.coupling == "semidiscrete":
-            partners = learned_potential(session, data, transport).partners
+            partners = learned_potential(session, data, steps).partners
         pairs = Pairs(
             source,
             data.target(phase.name),
@@ -98,41 +96,12 @@ def line_needs(config: Config) -> tuple[Phase, ...]:
     return (NSGF(),) if config.nsf.source == "nsgf" else ()
 
 
-def nsgf_transport(session: Session) -> Transport:
-    """The trained NSGF steps (Algorithm 2), from the checkpoint of phase 1.
-
-    Raises:
-        UserError: NSGF is not trained.
-    """
-    config, device = session.config, session.device
-    trained = NSGF().load(config, session.run, "ema", device)
-    log = session.tracker.log
-    velocity = InferenceNetwork(trained.network, trained.precision, device, log)
-    return _steps_of(velocity, config.flow)
-
-
-def _steps_of(velocity: Velocity, flow: FlowConfig) -> Transport:
-    @torch.no_grad()
-    def transport(x: Tensor) -> Tensor:
-        return nsgf_steps(velocity, x, steps=flow.steps, flow_time=flow_time(flow))
-
-    return transport
-
-
-def kept_starts(config: Config) -> int | None:
-    """Starts that come again and again; None: none does.
-
-    Partners among all data follow from the start, so that few starts would meet few data.
-    """
-    return None if config.nsf.coupling == "semidiscrete" else config.nsf.starts
-
-
 def walked_starts(phase: Phase, config: Config) -> int:
     """From how many samples the lines of a phase let the NSGF steps walk."""
     if config.nsf.source != "nsgf":
         return 0
     optim = phase.optim(config)
-    return min(kept_starts(config) or sys.maxsize, optim.iterations * optim.batch_size)
+    return min(config.nsf.starts or sys.maxsize, optim.iterations * optim.batch_size)
 
 
 def line_plan(phase: Phase, config: Config, device: torch.device, world: World) -> tuple[str, ...]:
@@ -142,7 +111,7 @@ def line_plan(phase: Phase, config: Config, device: torch.device, world: World) 
         UserError: they do not fit.
     """
     lines = []
-    if config.nsf.source == "nsgf" and kept_starts(config):
+    if config.nsf.source == "nsgf" and config.nsf.starts:
         kept = walked_starts(phase, config)
         needed = 4 * kept * math.prod(data_shape(config.data.name)) * world.size
         if needed > (free := available_bytes()):
@@ -173,9 +142,9 @@ def line_preparations(
         noise = torch.randn(timed_samples(config, device, optim.batch_size), *shape, device=device)
         precision = pick_precision(config.train.precision, device)
         velocity = InferenceNetwork(NSGF().start(config, device).eval(), precision, device)
-        transport = _steps_of(velocity, config.flow)
+        transport = steps_of(velocity, config.flow)
         units = (walked_starts(phase, config) + learned) / len(noise)
-        again = "fewer --nsf.starts" if kept_starts(config) else ""
+        again = "fewer --nsf.starts" if config.nsf.starts else ""
         steps = Preparation(f"{phase.name}, NSGF steps", lambda: transport(noise), units, again)
         parts.append(steps)
     if group := pair_group(phase, config):

@@ -6,19 +6,17 @@ starts, not from the phase, so all phases of a run share one file, ``checkpoints
 
 import math
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nsgf.config.leaves import is_free, leaves
+from nsgf.config.leaves import fixed_values
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import Data, data_shape, data_size
 from nsgf.phases.base import Preparation
-from nsgf.phases.coupling import Transport
-from nsgf.phases.nsgf import NSGF
+from nsgf.phases.transport import TrainedSteps
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.run.session import Session
@@ -84,7 +82,7 @@ def potential_preparation(
 
 
 def learned_potential(
-    session: Session, data: Data, transport: Transport | None = None
+    session: Session, data: Data, transport: TrainedSteps | None = None
 ) -> Semidiscrete:
     """Potentials that carry the starts to all training samples, from the run folder as far as they
     are there.
@@ -105,7 +103,7 @@ def learned_potential(
 class _Learner:
     """The ascent of one run, and its file."""
 
-    def __init__(self, session: Session, data: Data, transport: Transport | None) -> None:
+    def __init__(self, session: Session, data: Data, transport: TrainedSteps | None) -> None:
         self._session, self._transport = session, transport
         self._source = data.source(NAME)
         points = data.everything(session.device)
@@ -127,7 +125,8 @@ class _Learner:
 
     def _learn(self) -> None:
         dual, session = self._dual, self._session
-        gap = dual.gap(self._starts(range(BATCH)))
+        # rounded by each card in its own way
+        gap = session.world.agree(dual.gap(self._starts(range(BATCH))))
         if not math.isfinite(gap):
             raise UserError(f"{NAME}: starts or images are not finite, so none is the nearest")
         session.tracker.log(f"{NAME}: {len(dual.points)} points, {dual.steps} steps of {BATCH}")
@@ -204,22 +203,9 @@ class _Learner:
         checkpoint.save(self._file, payload)
 
 
-def _settings(session: Session, transport: Transport | None) -> dict[str, Any]:
+def _settings(session: Session, transport: TrainedSteps | None) -> dict[str, Any]:
     """All that the potentials follow from, by dotted key."""
-    settings: dict[str, Any] = {
-        key: value
-        for key, value, item in leaves(session.config)
-        if key.partition(".")[0] in ("seed", "data", NAME) and not is_free(item)
-    }
+    settings = fixed_values(session.config, ("seed", "data", NAME))
     if transport:
-        trained = NSGF().load(session.config, session.run, "ema", session.device)
-        settings |= {"steps": session.config.flow.steps, "weights": _checksum(trained.network)}
+        settings |= {"steps": transport.steps, "weights": transport.checksum}
     return settings
-
-
-def _checksum(network: nn.Module) -> int:
-    """Of all weights."""
-    summed = 0
-    for value in network.state_dict().values():
-        summed = zlib.crc32(value.cpu().contiguous().numpy().tobytes(), summed)
-    return summed

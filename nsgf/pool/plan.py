@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from nsgf.config.leaves import is_free, leaves
+from nsgf.config.leaves import fixed_values
 from nsgf.config.schema import Config
 from nsgf.pool.storage import (
     differences,
@@ -134,13 +134,8 @@ def plan_pool(
 
 def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict[str, object]:
     """Everything that determines the values of a pool, by dotted key."""
-    settings: dict[str, object] = {
-        key: value
-        for key, value, item in leaves(config)
-        if key.partition(".")[0] in ("seed", "data", "sinkhorn", "flow") and not is_free(item)
-    }
     return {
-        **settings,
+        **fixed_values(config, ("seed", "data", "sinkhorn", "flow")),
         "pool.num_batches": config.pool.num_batches,
         "pool.dtype": dtype if config.pool.dtype == "auto" else config.pool.dtype,
         "shape": list(shape),

@@ -112,7 +112,13 @@ def box_diameter(x: Tensor, y: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """No autocast, and no TF32, which loses the small differences of a cost matrix."""
+    """No autocast, and no TF32, which loses the small differences of a cost matrix.
+
+    On the meta device, where shapes alone are counted, there is no autocast to switch off.
+    """
+    if device.type == "meta":
+        yield
+        return
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:

@@ -17,8 +17,10 @@ from nsgf.compare import measure
 from nsgf.compare.compare import Work, compare, comparison_plan
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record
-from nsgf.compare.trials import comparison_folder, trial_folder, trials
+from nsgf.compare.trials import comparison_folder, trial_config, trial_folder, trials
+from nsgf.phases.potential import potential_file
 from nsgf.run.checkpoint import load, save
+from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
@@ -219,6 +221,15 @@ def test_time_that_is_not_known_is_not_guessed(tmp_path):
     record.add_train_seconds("reflow", 2.0, resumed=True)
     assert record.train_seconds(("peer", "reflow")) == 0
     assert record.train_seconds(("reflow",)) == 7
+
+
+def test_time_is_not_known_where_potentials_were_learned_by_a_killed_session(config, monkeypatch):
+    trial = next(trials(config))
+    own, folder = trial_config(config, trial), RunFolder.prepare(trial_folder(config, trial))
+    potential_file(folder).touch()
+    monkeypatch.setattr(comparison, "train", lambda *_, **__: None)
+    Work(config, StopRequest(None), print)._train(own, folder)
+    assert Record(folder.path).train_seconds(tuple(own.phases)) == 0
 
 
 def test_failure_of_one_cell_leaves_the_table_of_the_others(config, monkeypatch):

@@ -201,6 +201,15 @@ def test_recipes_do_not_follow_the_experiments_own():
     assert (handed.phases, handed.sampling.tau) == (["nsgf", "nsf"], 0.3)
 
 
+def test_shipped_digits_are_the_hand_over_of_compare():
+    """What a reader of the table trains with the shipped file."""
+    config = shipped("digits")
+    compared = trial_config(config, Trial(Target("digits"), "nsgf++h", 0))
+    assert compared.phases == config.phases
+    assert compared.flow == config.flow
+    assert compared.nsf == replace(config.nsf, iterations=compared.nsf.iterations)
+
+
 def test_the_experiment_itself_is_compared_where_it_is_one_of_nsgf():
     trial = Trial(Target("moons"), "own", 0)
     own = trial_config(shipped("2d", "--steps=40", "--sampling.tau=0.3"), trial)

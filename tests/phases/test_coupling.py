@@ -4,7 +4,8 @@ import torch
 
 from nsgf.data import PointSampler
 from nsgf.data.points import Gaussian
-from nsgf.phases.coupling import Pairs, WalkedStarts, optimal_pairs
+from nsgf.phases.coupling import Pairs, optimal_pairs
+from nsgf.phases.transport import WalkedStarts
 from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")
@@ -75,35 +76,8 @@ def test_each_group_is_paired_once_while_batches_visit_it(monkeypatch):
     assert seen == [64, 64]
 
 
-def walked(kept: int | None, calls: list[int] | None = None) -> WalkedStarts:
-    def walk(x):
-        if calls is not None:
-            calls.append(len(x))
-        return x + 100
-
-    return WalkedStarts(sampler(0), walk, CPU, kept)
-
-
-@pytest.mark.parametrize("kept", [None, 1000])
-def test_pairs_start_where_the_steps_end(kept):
-    start, end = Pairs(walked(kept), sampler(1), CPU, group=8).at(range(8))
+def test_pairs_have_the_starts_that_they_are_given():
+    moved = WalkedStarts(sampler(0), lambda x: x + 100, CPU, None)
+    start, end = Pairs(moved, sampler(1), CPU, group=8).at(range(8))
     torch.testing.assert_close(start, sampler(0).at(range(8)) + 100)
     assert float(cost(start, end)) > 1000
-
-
-def test_kept_starts_are_walked_once_and_come_again():
-    calls: list[int] = []
-    starts = walked(300, calls)
-    first = starts.at(range(300))
-    assert calls == [256, 256]
-    assert torch.equal(starts.at(range(310, 890)), torch.cat([first[10:], first[:290]]))
-    assert calls == [256, 256]
-    assert torch.equal(walked(300).at(range(890, 905)), torch.cat([first[290:], first[:5]]))
-
-
-def test_without_a_number_all_starts_are_new():
-    calls: list[int] = []
-    starts = walked(None, calls)
-    assert not torch.equal(starts.at(range(10)), starts.at(range(300, 310)))
-    starts.at(range(10))
-    assert calls == [10, 10, 10]

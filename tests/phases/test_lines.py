@@ -7,11 +7,12 @@ from torch import nn
 from nsgf.data import Data, ImageSampler, PointSampler
 from nsgf.data.points import Gaussian
 from nsgf.phases import get_phase
-from nsgf.phases.coupling import Pairs, WalkedStarts
-from nsgf.phases.lines import LineTask, interpolate, kept_starts, line_plan
+from nsgf.phases.coupling import Pairs
+from nsgf.phases.lines import LineTask, interpolate, line_plan
 from nsgf.phases.nsf import NSFTask
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.phases.predictor import TimePredictorTask
+from nsgf.phases.transport import WalkedStarts
 from nsgf.pool import TrajectoryPool
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
@@ -154,10 +155,3 @@ def test_steps_that_are_walked_are_counted_once(tiny):
     assert steps(handed(tiny)).units == tiny.nsf.iterations
     assert steps(handed(tiny, starts=3 * size)).units == 3
     assert steps(handed(tiny, starts=3 * size)).again == "fewer --nsf.starts"
-
-
-def test_partners_among_all_data_let_every_start_be_new(tiny):
-    """A start has one partner: few starts would meet few data."""
-    config = handed(tiny, starts=5)
-    assert kept_starts(config) == 5
-    assert kept_starts(handed(tiny, starts=5, coupling="semidiscrete")) is None

@@ -18,6 +18,7 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sinkhorn.semidiscrete import BATCH, Semidiscrete
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
+from nsgf.system.hardware import format_bytes
 from nsgf.training.memory import LiveBytes
 from nsgf.training.prefetch import draws_ahead
 from tests.conftest import shipped
@@ -95,41 +96,47 @@ def test_interrupted_ascent_ends_at_the_same_potentials(session, monkeypatch):
 
 
 class Meeting:
-    """Two threads that share numbers as two processes do."""
+    """Threads that share numbers as processes do."""
 
-    def __init__(self) -> None:
-        self._barrier, self._said = threading.Barrier(2, timeout=60), {}
+    def __init__(self, size: int) -> None:
+        self._size, self._said = size, {}
+        self._barrier = threading.Barrier(size, timeout=60)
 
     def world(self, rank: int):
-        plain = World(rank, 2)
+        plain = World(rank, self._size)
         return SimpleNamespace(
-            size=2,
+            size=self._size,
             is_main=plain.is_main,
             share=plain.share,
             wait=self._barrier.wait,
             any=lambda flag: flag,
-            mean=lambda value: self._mean(rank, value),
+            agree=lambda value: self._all(rank, value)[0],
+            mean=lambda value: torch.stack(self._all(rank, value)).sum(0) / self._size,
         )
 
-    def _mean(self, rank: int, value: torch.Tensor) -> torch.Tensor:
-        self._said[rank] = value.clone()
+    def _all(self, rank: int, value) -> list:
+        self._said[rank] = value
         self._barrier.wait()
-        mean = (self._said[0] + self._said[1]) / 2
+        said = [self._said[rank] for rank in range(self._size)]
         self._barrier.wait()
-        return mean
+        return said
 
 
-def test_two_processes_learn_what_one_does(session):
+@pytest.mark.parametrize("size", [2, 41])  # float32 has 41 * (1 / 41) < 1
+def test_processes_learn_what_one_does(session, monkeypatch, size):
+    """Also where their cards round the first gap differently."""
     alone = learned_potential(session, data(session.config))
     forget(session)
-    meeting = Meeting()
+    meeting, mine, gap = Meeting(size), threading.local(), Semidiscrete.gap
+    monkeypatch.setattr(Semidiscrete, "gap", lambda *args: gap(*args) * (1 + mine.rank / 10**4))
 
     def learn(rank: int) -> Semidiscrete:
+        mine.rank = rank
         own = replace(session, world=meeting.world(rank))
         return learned_potential(own, data(session.config))
 
-    with ThreadPoolExecutor(2) as threads:
-        both = list(threads.map(learn, range(2)))
+    with ThreadPoolExecutor(size) as threads:
+        both = list(threads.map(learn, range(size)))
     for dual in both:
         assert torch.equal(dual.average, alone.average)
     words = [line for line in log(session).splitlines() if "error of a point's mass" in line]
@@ -191,9 +198,22 @@ def test_damaged_potentials_are_refused(session):
         learned_potential(session, data(session.config))
 
 
-def test_plan_tells_what_is_learned_and_what_it_takes(config):
+def test_plan_tells_what_is_learned_and_what_it_takes(session):
+    config = session.config
     text = potential_plan("peer.coupling", config, CPU)
     assert text.startswith("semidiscrete: potentials of 512 samples in 6 steps of 256, ")
+    points, costs = 512 * 64, 512 * 2 * BATCH
+    assert text.endswith(f", {format_bytes(4 * (points + costs))} on the device")
+
+
+def test_memory_is_what_the_plan_says(session):
+    """The images, and the costs of a step with what their choice takes."""
+    images, whole = data(session.config), []
+    images.everything = lambda device: torch.rand(8192, 1, 8, 8)
+    with LiveBytes() as live:
+        whole.append(learned_potential(session, images))
+    planned = 4 * 8192 * (64 + 2 * BATCH)
+    assert 0.5 * planned < live.peak < 1.1 * planned
 
 
 def test_data_that_do_not_fit_are_refused(config, monkeypatch):

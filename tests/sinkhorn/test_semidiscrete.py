@@ -40,6 +40,13 @@ def test_each_point_wins_its_part(dual, cloud):
     assert shares.largest < 2.5
 
 
+@pytest.mark.parametrize("count", [4, 16])
+def test_few_points_win_their_part(count):
+    """Each wins many of a step's draws, and would be thrown to and fro by as many steps."""
+    few = learned(draws(count, 20_000))
+    assert few.shares(few.average_wins(draws(20_000, 99_999))).error < 0.1
+
+
 def test_partners_cost_what_exact_transport_costs(dual, cloud):
     """Among 2,000 draws and the same points, each with mass for 50 of them."""
     x = draws(2000, 77_777)

@@ -1,0 +1,99 @@
+"""The NSGF steps as a function of their start, and the starts of lines that they make.
+
+Shapes: n samples, *shape one sample.
+"""
+
+import zlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from nsgf.config.schema import FlowConfig
+from nsgf.data import Sampler
+from nsgf.data.samplers import BLOCK, pages
+from nsgf.phases.nsgf import NSGF
+from nsgf.run.session import Session
+from nsgf.sampling.network import InferenceNetwork
+from nsgf.sampling.sampler import nsgf_steps
+from nsgf.sampling.solvers import Velocity
+from nsgf.sinkhorn.schedule import flow_time
+
+Transport = Callable[[Tensor], Tensor]
+"""(n, *shape) -> (n, *shape), without gradients."""
+
+
+class TrainedSteps:
+    """The trained NSGF steps (Algorithm 2), from the checkpoint of phase 1: a Transport."""
+
+    def __init__(self, session: Session) -> None:
+        """
+        Raises:
+            UserError: NSGF is not trained.
+        """
+        config, device = session.config, session.device
+        trained = NSGF().load(config, session.run, "ema", device)
+        self.steps = config.flow.steps
+        """T."""
+        self.checksum = _checksum(trained.network)
+        """Of the weights as they were trained: other ones make other starts."""
+        log = session.tracker.log
+        velocity = InferenceNetwork(trained.network, trained.precision, device, log)
+        self._transport = steps_of(velocity, config.flow)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(n, *shape) -> (n, *shape)"""
+        return self._transport(x)
+
+
+def steps_of(velocity: Velocity, flow: FlowConfig) -> Transport:
+    """The steps with any velocity."""
+
+    @torch.no_grad()
+    def transport(x: Tensor) -> Tensor:
+        return nsgf_steps(velocity, x, steps=flow.steps, flow_time=flow_time(flow))
+
+    return transport
+
+
+class WalkedStarts(Sampler):
+    """What the NSGF steps make of a stream of noise, on their device.
+
+    Of ``kept`` samples the first are walked, once, and come again in the same order. They wait in
+    main memory.
+    """
+
+    def __init__(
+        self, source: Sampler, transport: Transport, device: torch.device, kept: int | None
+    ) -> None:
+        self.shape = source.shape
+        self._source, self._transport = source, transport
+        self._device, self._kept = device, kept
+        self._pages: dict[int, Tensor] = {}
+
+    def at(self, positions: range) -> Tensor:
+        if self._kept is None:
+            return self._walked(positions)
+        parts = []
+        for _, epoch in pages(positions, self._kept):
+            for number, cut in pages(range(epoch.start, epoch.stop), BLOCK):
+                parts.append(self._page(number)[cut].to(self._device))
+        return torch.cat(parts)
+
+    def _page(self, number: int) -> Tensor:
+        """Always walked as a whole: what is computed together is rounded together."""
+        if number not in self._pages:
+            whole = range(number * BLOCK, (number + 1) * BLOCK)
+            self._pages[number] = self._walked(whole).cpu()
+        return self._pages[number]
+
+    def _walked(self, positions: range) -> Tensor:
+        return self._transport(self._source.at(positions).to(self._device))
+
+
+def _checksum(network: nn.Module) -> int:
+    """Of all weights."""
+    summed = 0
+    for value in network.state_dict().values():
+        summed = zlib.crc32(value.cpu().contiguous().numpy().tobytes(), summed)
+    return summed
