@@ -19,7 +19,7 @@ from nsgf.run.folder import RunFolder, replacing
 from nsgf.run.progress import track
 from nsgf.run.stop import StopRequest
 from nsgf.sampling.drawn import Batch, Drawn, Kind, fingerprint
-from nsgf.sampling.plots import save_grid, save_image_path, save_points
+from nsgf.sampling.plots import save_grid, save_image_way, save_points
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, cause
@@ -177,15 +177,16 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
 
     shown = POINT_SAMPLES if data else PATH_SAMPLES
     start = build_source(config.data, config.seed, "path").sample(shown).to(device)
-    path = [state.cpu() for state in sampler(start, keep_path=True).path]
+    way = sampler(start, keep_path=True)
     files = [arrays, trajectory]
     if data:
         target = data.target("path").sample(POINT_SAMPLES)
+        path = [state.cpu() for state in way.path]
         save_points(path, target, trajectory, f"NFE {samples.nfe:g}")
     else:
         files.insert(1, grid)
         save_grid(samples.x, grid)
-        save_image_path(path, trajectory)
+        save_image_way(way, trajectory)
     networks = ", ".join(f"{phase} ({_with_unit(updates)})" for phase, updates in progress.items())
     count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, with {networks}"
     return [count, *map(str, files)]

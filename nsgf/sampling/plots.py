@@ -4,6 +4,7 @@ Figures are made without pyplot, whose backend belongs to whoever imports this p
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from nsgf.run.folder import replacing
 from nsgf.sampling.sampler import Samples
 
 MAX_PATHS = 256
+COLUMNS = 16
+"""States of a way that are shown side by side."""
 FAR = 10
 """Extents of the target, beyond which a point is not drawn: it would leave no room for others."""
 MIN_PIXELS = 600
@@ -32,11 +35,36 @@ def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
         save_image(grid.repeat_interleave(zoom, 1).repeat_interleave(zoom, 2), stream, "png")
 
 
-def save_image_path(path: list[Tensor], file: Path, rows: int = 8) -> None:
-    """One row per sample, one column per state along the way, each (N, C, H, W) in [-1, 1]."""
-    rows = min(rows, len(path[0]))
-    columns = torch.stack([state[:rows] for state in path], dim=1)
-    save_grid(columns.flatten(0, 1), file, columns=len(path))
+def save_image_way(samples: Samples, file: Path, rows: int = 8) -> None:
+    """One row per sample, one column per state of the path, each (N, C, H, W) in [-1, 1]: at most
+    COLUMNS, of the straight flow not all. A line stands where the straight flow begins.
+    """
+    columns = _chosen(samples.marks)
+    marks = [samples.marks[column] for column in columns]
+    states = torch.stack([samples.path[column][:rows] for column in columns], dim=1)
+    count, _, _, height, width = states.shape
+    figure = _new_figure(0.4 + 0.75 * len(columns), 0.5 + 0.75 * count * height / width)
+    panel = figure.subplots()
+    _show_grid(panel, states.flatten(0, 1), len(columns))
+    cell = width + 1
+    panel.set_xticks([(number + 0.5) * cell for number in range(len(columns))], marks)
+    panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+    for edge in _borders(marks):
+        panel.axvline(edge * cell, color="tab:red", linewidth=2)
+    panel.set_frame_on(False)
+    _save(figure, file, dpi=120)
+
+
+def _chosen(marks: Sequence[str]) -> list[int]:
+    """Which states are shown: all while there is room, else every few of the last leg's."""
+    last = [number for number, mark in enumerate(marks) if mark[0] == marks[-1][0]]
+    every = math.ceil(len(last) / max(1, COLUMNS - (len(marks) - len(last))))
+    return [*range(last[0]), *reversed(last[::-1][::every])]
+
+
+def _borders(marks: Sequence[str]) -> list[int]:
+    """Columns with which another leg begins, but for the first leg."""
+    return [number for number in range(2, len(marks)) if marks[number][0] != marks[number - 1][0]]
 
 
 def save_points(path: list[Tensor], target: Tensor, file: Path, title: str) -> None:
@@ -174,10 +202,11 @@ def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
     _save(figure, file, dpi=100)
 
 
-def _show_grid(panel: Any, images: Tensor) -> None:
+def _show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
+    """Images (N, C, H, W) in [-1, 1], nearly square unless ``columns`` is given."""
     from torchvision.utils import make_grid
 
-    columns = math.ceil(math.sqrt(len(images)))
+    columns = columns or math.ceil(math.sqrt(len(images)))
     grid = make_grid(images.cpu().clamp(-1, 1), nrow=columns, padding=1, pad_value=1.0)
     panel.imshow(((grid.permute(1, 2, 0) + 1) / 2).numpy())
     panel.set_xticks([])

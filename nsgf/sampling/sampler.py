@@ -10,6 +10,7 @@ of the networks for one sample.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,6 +48,9 @@ class Samples:
     ``sampling.tau``; None without such times."""
     path: list[Tensor] = field(default_factory=list)
     """States along the way, each (B, *shape), on request: start, NSGF steps, straight steps."""
+    marks: list[str] = field(default_factory=list)
+    """What each state of the path is: ``start``, ``v 1/2`` after the first of two NSGF steps, ``u
+    3/10`` after three of ten parts of the straight flow."""
     pixels: Tensor | None = None
     """All samples of a gathering as uint8 images, (N, C, H, W), on request; x then holds the first
     of them only."""
@@ -56,6 +60,9 @@ class Samples:
 
 class Leg(ABC):
     """The part of one network in the way of a sample."""
+
+    symbol: ClassVar[str] = ""
+    """The network's in pictures."""
 
     def __init__(self, config: Config, network: Network) -> None:
         self.config, self.network = config, CountedNetwork(network)
@@ -79,6 +86,8 @@ class Leg(ABC):
 
 class NSGFSteps(Leg):
     """Algorithm 2 with v_theta."""
+
+    symbol = "v"
 
     def carry(
         self, x: Tensor, tau: Tensor | None, observe: Observer
@@ -113,6 +122,8 @@ class StraightFlow(Leg):
     """Along u_delta from each sample's tau to 1: the end of Algorithm 4, and all that the methods
     NSGF is compared with do."""
 
+    symbol = "u"
+
     def __init__(self, config: Config, network: Network) -> None:
         """
         Raises:
@@ -140,13 +151,15 @@ class FlowSampler:
     @torch.no_grad()
     def __call__(self, x: Tensor, *, keep_path: bool = False) -> Samples:
         """x: samples of mu0, (B, *shape), on the networks' device."""
-        path = [x] if keep_path else []
+        path, marks = ([x], ["start"]) if keep_path else ([], [])
         observe: Observer = path.append if keep_path else lambda _: None
         tau, before = None, self._evaluations()
         for leg in self.legs:
             x, tau = leg.carry(x, tau, observe)
+            new = len(path) - len(marks)
+            marks += [f"{leg.symbol} {step}/{new}" for step in range(1, new + 1)]
         nfe = (self._evaluations() - before) / len(x)
-        return Samples(x=x, nfe=nfe, tau=tau, path=path)
+        return Samples(x=x, nfe=nfe, tau=tau, path=path, marks=marks)
 
     @property
     def has_straight_flow(self) -> bool:

@@ -8,9 +8,11 @@ import torch
 from PIL import Image
 
 from nsgf.sampling.plots import (
+    COLUMNS,
+    _chosen,
     save_grid,
-    save_image_path,
     save_image_table,
+    save_image_way,
     save_point_table,
     save_points,
 )
@@ -33,13 +35,49 @@ def test_grid_keeps_order_and_full_contrast(tmp_path):
     assert width >= 300
 
 
-def test_image_path_has_one_row_per_sample_and_one_column_per_state(tmp_path):
-    path = [torch.full((10, 3, 32, 32), v) for v in (-1.0, 1.0, -1.0, 1.0, 1.0)]
-    save_image_path(path, tmp_path / "p.png", rows=2)
-    picture = pixels(tmp_path / "p.png")
-    height, width, _ = picture.shape
-    middle = [picture[height // 4, (2 * c + 1) * width // 10, 0] for c in range(5)]
-    assert middle == [0, 255, 0, 255, 255]
+def shown_way(file, nsgf: int, straight: int, **options) -> np.ndarray:
+    """Ten samples that are black at the start, grey after NSGF steps, white on the straight flow.
+    RGB, (height, width, 3)"""
+    values = [-1.0] + [0.0] * nsgf + [1.0] * straight
+    marks = [f"v {step}/{nsgf}" for step in range(1, nsgf + 1)]
+    marks += [f"u {step}/{straight}" for step in range(1, straight + 1)]
+    path = [torch.full((10, 3, 32, 32), value) for value in values]
+    save_image_way(Samples(path[-1], 0.0, path=path, marks=["start", *marks]), file, **options)
+    return pixels(file)[..., :3]
+
+
+def test_image_way_has_a_row_for_each_sample_and_a_column_for_each_state(tmp_path):
+    picture = shown_way(tmp_path / "w.png", 2, 3, rows=2)
+    black, grey = ((abs(picture - value) <= 2).all(2) for value in (0, 128))
+    columns = grey.mean(0) > 0.5
+    assert abs(columns.sum() - 2 * (black.mean(0) > 0.5).sum()) <= 4
+    assert np.flatnonzero(columns)[0] > np.flatnonzero(black.mean(0) > 0.5)[-1]
+    rows = grey.mean(1) > 0.2
+    assert (np.diff(rows.astype(int)) == 1).sum() == 2
+
+
+def test_line_stands_where_the_straight_flow_begins(tmp_path):
+    picture = shown_way(tmp_path / "w.png", 2, 3, rows=2)
+    red = (picture == (214, 39, 40)).all(2).mean(0) > 0.5
+    grey = (abs(picture - 128) <= 2).all(2).mean(0) > 0.5
+    assert red.any()
+    assert 0 <= np.flatnonzero(red)[0] - np.flatnonzero(grey)[-1] < 6
+    alone = shown_way(tmp_path / "u.png", 0, 3)
+    assert not (alone == (214, 39, 40)).all(2).any()
+
+
+@pytest.mark.parametrize(("nsgf", "straight"), [(5, 54), (2, 10), (100, 0), (0, 100)])
+def test_of_a_long_way_some_states_are_shown(nsgf, straight):
+    marks = ["start", *(f"v {n}" for n in range(nsgf)), *(f"u {n}" for n in range(straight))]
+    chosen = _chosen(marks)
+    assert len(chosen) <= COLUMNS
+    assert len(chosen) > 0.6 * min(COLUMNS, len(marks))
+    assert chosen == sorted(set(chosen))
+    assert {0, len(marks) - 1} <= set(chosen)
+    if nsgf < COLUMNS:
+        assert set(range(nsgf + 1)) <= set(chosen)
+    later = np.diff(chosen[nsgf + 1 if straight else 1 :])
+    assert len(set(later.tolist())) <= 1
 
 
 def test_point_path_is_drawn(tmp_path):

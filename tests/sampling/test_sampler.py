@@ -271,6 +271,8 @@ def test_path_holds_start_and_every_step_on_request(solver):
     start = torch.zeros(2, 2)
     samples = sampler(start, keep_path=True)
     assert len(samples.path) == 1 + 3 + 4
+    straight = [f"u {step}/4" for step in (1, 2, 3, 4)]
+    assert samples.marks == ["start", "v 1/3", "v 2/3", "v 3/3", *straight]
     assert torch.equal(samples.path[0], start)
     assert torch.equal(samples.path[-1], samples.x)
     alone = sampler(start)
