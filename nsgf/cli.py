@@ -1,4 +1,4 @@
-"""The command line: ``nsgf train | sample | evaluate | compare | preflight``.
+"""The command line: ``nsgf train | sample | evaluate | report | compare | preflight``.
 
 Each command loads what it needs when it runs: help and refusals come without torch's seconds.
 """
@@ -22,6 +22,7 @@ SMALLER = {
     "train": "a smaller --batch-size or a smaller model, as --model.unet.channels",
     "sample": "a smaller --sampling.batch_size, or --device cpu",
     "evaluate": "a smaller --sampling.batch_size or --evaluation.num_samples, or --device cpu",
+    "report": "a smaller --sampling.batch_size, or --device cpu",
     "compare": "a smaller --batch-size or a smaller model, or --device cpu",
     "preflight": "a smaller --batch-size or a smaller model, as --model.unet.channels",
 }
@@ -95,14 +96,15 @@ def _execute(request: Request) -> int:
 
         show(dump_config(request.config).rstrip("\n"))
         return 0
-    if is_launched() and request.command == "preflight":
-        raise UserError("preflight: runs in one process; start it without torchrun")
+    if is_launched() and request.command in ("preflight", "report"):
+        raise UserError(f"{request.command}: runs in one process; start it without torchrun")
     for note in request.notes:
         show(note)
     actions: dict[str, Callable[[Request], int | None]] = {
         "train": _train,
         "sample": _sample,
         "evaluate": _evaluate,
+        "report": _report_page,
         "compare": _compare,
         "preflight": _preflight,
     }
@@ -136,7 +138,7 @@ def _train(request: Request) -> None:
                 show(f"    {_resume_command(folder, world.size, mirror)}")
             return
         if world.is_main:
-            for command in ("sample", "evaluate"):
+            for command in ("sample", "evaluate", "report"):
                 show(f"next: python -m nsgf {command} --run {shlex.quote(str(run.path))}")
 
 
@@ -178,6 +180,15 @@ def _evaluate(request: Request) -> None:
         if world.is_main:
             for line in [*report(metrics), str(file)]:
                 show(line)
+
+
+def _report_page(request: Request) -> None:
+    from nsgf.report.page import report_run
+    from nsgf.run.folder import RunFolder
+
+    assert request.run is not None
+    for line in report_run(request.config, RunFolder(request.run), request.figures):
+        show(line)
 
 
 def _compare(request: Request) -> None:

@@ -21,7 +21,7 @@ from nsgf.config.files import (
     resolved,
 )
 from nsgf.config.schema import Config
-from nsgf.flags import COMMANDS, SMOKE, WITHOUT_RUN, command_parser, short_flags
+from nsgf.flags import COMMANDS, ON_SAMPLES, SMOKE, WITHOUT_RUN, command_parser, short_flags
 from nsgf.system.errors import UserError, cause
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Request:
     print_config: bool = False
     assume: str | None = None
     session_hours: float = 12.0
+    figures: str = "png"
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     """What stands behind the command."""
@@ -94,7 +95,7 @@ def _parse(command: str, words: list[str]) -> Request:
             for section in ("data", "tracking")
             for key in (*own.get(section, {}), *flags.get(section, {}))
         }
-        if command in ("sample", "evaluate") and "out_dir" in flags:
+        if command in ON_SAMPLES and "out_dir" in flags:
             asked.add("out_dir")
         wanted, config = config.tracking.wandb, at_home(config, run, asked)
         if command == "train" and wanted != config.tracking.wandb:

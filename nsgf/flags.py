@@ -10,11 +10,15 @@ COMMANDS = {
     "train": "train the phases of an experiment, or go on with them",
     "sample": "draw samples and pictures from a trained run",
     "evaluate": "measure a trained run: W2, FID, precision and recall",
+    "report": "write a page about a trained run: curves, pictures, measures, settings",
     "compare": "train and measure NSGF and other methods on equal terms, resumable",
     "preflight": "say what training would take on this machine, without training",
 }
 WITHOUT_RUN = ("compare", "preflight")
+ON_SAMPLES = ("sample", "evaluate", "report")
+"""Commands that draw samples of a run and train nothing."""
 OF_PREFLIGHT = ("--assume", "--session-hours")
+OF_REPORT = ("--figures",)
 
 
 def _of_all_phases(name: str) -> tuple[str, ...]:
@@ -41,7 +45,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",), "--precision": ("sampling.precision",)}
-"""What of them sets something else in ``sample`` and ``evaluate``, which train nothing."""
+"""What of them sets something else in commands that train nothing."""
 CONTROL: dict[str, dict[str, Any]] = {
     "--config": {
         "type": str,
@@ -67,6 +71,11 @@ CONTROL: dict[str, dict[str, Any]] = {
         "metavar": "H",
         "help": "hours of a session, for the plan (default: 12)",
     },
+    "--figures": {
+        "type": str,
+        "choices": ("png", "svg", "pdf"),
+        "help": "kind of files that the figures are written to, besides PNG (default: png)",
+    },
 }
 """Flags that are no settings: which file, which run, what to do with it."""
 SMOKE: dict[str, Any] = {
@@ -90,6 +99,7 @@ EXAMPLES = {
     ),
     "sample": ("--exp digits --num-samples 64", "--run runs/digits-20260101_120000 --steps 5"),
     "evaluate": ("--exp digits", "--run runs/2d-20260101_120000 --num-samples 4096"),
+    "report": ("--exp digits", "--run runs/2d-20260101_120000 --figures pdf"),
     "compare": ("--exp 2d --dataset moons --compare.seeds 1", "--exp digits --smoke"),
     "preflight": ("--exp cifar10", "--exp cifar10 --assume t4 --session-hours 12"),
 }
@@ -97,7 +107,7 @@ EXAMPLES = {
 
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     """Short flags of a command, with the leaves that they set there."""
-    own = OF_SAMPLING if command in ("sample", "evaluate") else {}
+    own = OF_SAMPLING if command in ON_SAMPLES else {}
     return {**SHORT_FLAGS, **own}
 
 
@@ -128,6 +138,9 @@ def command_parser(command: str) -> Parser:
             continue
         if flag in OF_PREFLIGHT and command != "preflight":
             parser.elsewhere[flag] = "nsgf preflight"
+            continue
+        if flag in OF_REPORT and command != "report":
+            parser.elsewhere[flag] = "nsgf report"
             continue
         place = either if resumes else group
         place.add_argument(flag, dest=f"control.{flag[2:].replace('-', '_')}", **how)

@@ -43,16 +43,16 @@ def save_image_way(samples: Samples, file: Path, rows: int = 8) -> None:
     marks = [samples.marks[column] for column in columns]
     states = torch.stack([samples.path[column][:rows] for column in columns], dim=1)
     count, _, _, height, width = states.shape
-    figure = _new_figure(0.4 + 0.75 * len(columns), 0.5 + 0.75 * count * height / width)
+    figure = new_figure(0.4 + 0.75 * len(columns), 0.5 + 0.75 * count * height / width)
     panel = figure.subplots()
-    _show_grid(panel, states.flatten(0, 1), len(columns))
+    show_grid(panel, states.flatten(0, 1), len(columns))
     cell = width + 1
     panel.set_xticks([(number + 0.5) * cell for number in range(len(columns))], marks)
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     for edge in _borders(marks):
         panel.axvline(edge * cell, color="tab:red", linewidth=2)
     panel.set_frame_on(False)
-    _save(figure, file, dpi=120)
+    save_figure(figure, file, dpi=120)
 
 
 def _chosen(marks: Sequence[str]) -> list[int]:
@@ -77,7 +77,7 @@ def save_points(path: list[Tensor], target: Tensor, file: Path, title: str) -> N
         title: of the left panel.
     """
     states = torch.stack(path, dim=1).numpy()  # (N, steps + 1, 2)
-    figure = _new_figure(11, 5.5)
+    figure = new_figure(11, 5.5)
     left, right = figure.subplots(1, 2, sharex=True, sharey=True)
     if len(path) > 1:
         _draw_lines(left, states[:MAX_PATHS])
@@ -88,19 +88,20 @@ def save_points(path: list[Tensor], target: Tensor, file: Path, title: str) -> N
         panel.set_title(words)
         panel.legend(loc="upper right")
         panel.set_aspect("equal")
-    _save(figure, file, dpi=120)
+    save_figure(figure, file, dpi=120, bbox_inches="tight")
 
 
-def _new_figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """An empty figure, sizes in inches."""
     from matplotlib.figure import Figure  # half a second to import
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, file: Path, **how: Any) -> None:
+def save_figure(figure: Any, file: Path, **how: Any) -> None:
+    """As the file's suffix says: .png, .svg or .pdf."""
     with replacing(file) as stream:
-        figure.savefig(stream, format="png", **how)
+        figure.savefig(stream, format=file.suffix[1:], **how)
 
 
 def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
@@ -123,7 +124,7 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
     points = torch.cat([*states, target])
     points = points[points.isfinite().all(1)]
     width, height = (points.amax(0) - points.amin(0)).tolist()
-    figure = _new_figure(2.2 * columns, 0.4 + 2.2 * height / width * rows)
+    figure = new_figure(2.2 * columns, 0.4 + 2.2 * height / width * rows)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for number, (name, samples) in enumerate(drawn.items()):
         axes[0][number].set_title(name)
@@ -139,7 +140,7 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
         panel.set_axis_off()
     for panel in axes.flat:
         panel.set_aspect("equal")
-    _save(figure, file, dpi=80)
+    save_figure(figure, file, dpi=80)
 
 
 def _settings(drawn: dict[str, dict[str, Samples]]) -> list[str]:
@@ -184,25 +185,25 @@ def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
         file: PNG to write.
     """
     titles = _settings(drawn)
-    figure = _new_figure(2.2 * len(titles), 2.2 * (len(drawn) + 1))
+    figure = new_figure(2.2 * len(titles), 2.2 * (len(drawn) + 1))
     axes = figure.subplots(len(drawn) + 1, len(titles), squeeze=False)
     for panels, (name, samples) in zip(axes, drawn.items(), strict=False):
         panels[0].set_ylabel(name)
         for panel, title in zip(panels, titles, strict=True):
             if title in samples:
-                _show_grid(panel, samples[title].x)
+                show_grid(panel, samples[title].x)
             else:
                 panel.set(xticks=[], yticks=[], frame_on=False)
     axes[-1][0].set_ylabel("real")
-    _show_grid(axes[-1][0], target)
+    show_grid(axes[-1][0], target)
     for panel, title in zip(axes[0], titles, strict=True):
         panel.set_title(title)
     for panel in axes[-1][1:]:
         panel.set_axis_off()
-    _save(figure, file, dpi=100)
+    save_figure(figure, file, dpi=100)
 
 
-def _show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
+def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
     """Images (N, C, H, W) in [-1, 1], nearly square unless ``columns`` is given."""
     from torchvision.utils import make_grid
 

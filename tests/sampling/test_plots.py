@@ -206,9 +206,9 @@ def test_settings_that_a_method_has_not_are_left_empty(tmp_path):
     ]
     assert places == [[True, True], [False, True], [True, True]]
     target = torch.randn(60, 2)
-    for name, other in (("a", far), ("b", replace(far, path=far.path[::-1]))):
+    for name, other in (("a.png", far), ("b.png", replace(far, path=far.path[::-1]))):
         save_point_table({**drawn, "B": {"NFE 2": other, "NFE 4": near}}, target, tmp_path / name)
-    assert (pixels(tmp_path / "a") == pixels(tmp_path / "b")).all()
+    assert (pixels(tmp_path / "a.png") == pixels(tmp_path / "b.png")).all()
 
     def images(value):
         return Samples(x=torch.full((4, 1, 8, 8), value), nfe=2)

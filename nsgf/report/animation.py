@@ -1,0 +1,86 @@
+"""The way of samples as an animated GIF.
+
+Shapes: N samples, C channels, H x W pixels.
+"""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nsgf.run.folder import replacing
+from nsgf.sampling.plots import new_figure, show_grid
+from nsgf.sampling.sampler import Samples
+
+FRAME, PAUSE = 250, 1500
+"""Milliseconds of a state, and of the first and the last one."""
+FRAMES = 40
+"""Of a longer way not all states are shown."""
+ARROWS = 400
+
+
+def save_way(samples: Samples, file: Path) -> None:
+    """One frame for each state of ``samples.path``: images (N, C, H, W), or points (N, 2) with what
+    the next step does to them.
+    """
+    from PIL import Image
+
+    last = len(samples.path) - 1
+    every = math.ceil(last / FRAMES) if last else 1
+    chosen = [*range(0, last, every), last]
+    draw = _points if samples.x.ndim == 2 else _images
+    frames = [Image.fromarray(_rgb(draw(samples, state))) for state in chosen]
+    times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
+    with replacing(file) as stream:
+        frames[0].save(
+            stream, "gif", save_all=True, append_images=frames[1:], duration=times, loop=0
+        )
+
+
+def _rgb(figure: Any) -> np.ndarray:
+    """The pixels of a figure, uint8, (H, W, 3)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def _images(samples: Samples, state: int) -> Any:
+    x = samples.path[state]
+    rows = max(1, math.isqrt(len(x) // 2))
+    columns = math.ceil(len(x) / rows)
+    figure = new_figure(4.5, 0.4 + 4.5 * rows * x.shape[2] / (columns * x.shape[3]))
+    panel = figure.subplots()
+    show_grid(panel, x, columns)
+    panel.set_title(samples.marks[state])
+    panel.set_frame_on(False)
+    return figure
+
+
+def _points(samples: Samples, state: int) -> Any:
+    x = samples.path[state]
+    low, high = _reach(samples.path)
+    figure = new_figure(5, 0.6 + 4.4 * (high[1] - low[1]) / (high[0] - low[0]))
+    panel = figure.subplots()
+    if state + 1 < len(samples.path):
+        step = samples.path[state + 1] - x
+        arrows = (*x[:ARROWS].T.numpy(), *step[:ARROWS].T.numpy())
+        how = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.002}
+        panel.quiver(*arrows, color="0.5", **how)
+    panel.scatter(*x.T.numpy(), s=2, color="tab:red")
+    panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), title=samples.marks[state])
+    panel.set_aspect("equal")
+    return figure
+
+
+def _reach(path: Sequence[Tensor]) -> tuple[list[float], list[float]]:
+    """The corners of what all states take, without the outermost thousandth."""
+    points = torch.cat(list(path))
+    low, high = (points.quantile(part, dim=0) for part in (0.001, 0.999))
+    margin = 0.05 * (high - low)
+    return (low - margin).tolist(), (high + margin).tolist()

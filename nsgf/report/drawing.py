@@ -1,0 +1,162 @@
+"""What a report draws with the networks of a run, and what it leaves out.
+
+Shapes: N samples, *shape one sample.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nsgf.config.schema import Config
+from nsgf.data import Data
+from nsgf.data.images import to_unit_range
+from nsgf.report.animation import save_way
+from nsgf.report.figures import Field, entry_figure, field_figure, neighbour_figure
+from nsgf.run.folder import RunFolder
+from nsgf.sampling.generate import load_sampler
+from nsgf.sampling.plots import save_figure, save_image_way, save_points
+from nsgf.sampling.preview import count_samples
+from nsgf.sampling.sampler import FlowSampler, NSGFSteps, Samples
+from nsgf.sinkhorn import build_solver
+from nsgf.sinkhorn.schedule import step_sizes, time_step
+from nsgf.system.errors import UserError
+
+NEIGHBOURS = 16
+PART = 4096
+"""Training images that are compared with samples at once."""
+
+
+class Picture(NamedTuple):
+    """A file that a report shows."""
+
+    file: Path
+    title: str
+    text: str
+    is_small: bool = False
+    """Whether several stand side by side."""
+
+
+class Album:
+    """The folder of a report's pictures: PNG for the page, and another kind where asked for."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        """``kind``: png, svg or pdf."""
+        self.folder, self._kinds = folder, dict.fromkeys(("png", kind))
+
+    def add(self, name: str, title: str, text: str, save: Callable[[Path], None]) -> Picture:
+        """Let ``save`` write ``NAME.png`` and ``NAME.KIND``."""
+        files = [self.folder / f"{name}.{kind}" for kind in self._kinds]
+        for file in files:
+            save(file)
+        return Picture(files[0], title, text)
+
+
+def drawn_pictures(
+    config: Config, run: RunFolder, album: Album, device: torch.device
+) -> Iterator[Picture]:
+    """Draw all that the run's networks and data allow, one picture after another.
+
+    Raises:
+        UserError: there is no checkpoint, or the data are not there.
+    """
+    data = Data(config.data, config.seed)
+    sampler, _ = load_sampler(config, run, device)
+    noise = data.source("report").sample(count_samples(config, data, device))
+    samples = on_cpu(sampler(noise.to(device), keep_path=True))
+    calls = f"{len(samples.x)} samples, {samples.nfe:g} network calls each."
+    if data.images is not None:
+        yield from _image_pictures(samples, data.images, album, calls)
+    elif samples.x.shape[1:] == (2,):
+        target = data.target("report").sample(len(samples.x))
+        yield album.add(
+            "way",
+            "The way of a batch",
+            calls,
+            lambda file: save_points(samples.path, target, file, f"NFE {samples.nfe:g}"),
+        )
+        if fields := velocity_fields(config, sampler, data, device):
+            yield album.add(
+                "field",
+                "The velocity that was learned, on the flow's",
+                "Both at points of a Sinkhorn flow that was not trained on, in its own length.",
+                lambda file: save_figure(field_figure(fields), file, bbox_inches="tight"),
+            )
+    if data.images is not None or samples.x.shape[1:] == (2,):
+        save_way(samples, album.folder / "way.gif")
+        yield Picture(album.folder / "way.gif", "The same, moving", "v: NSGF steps; u: straight.")
+    if (tau := samples.tau) is not None:
+        yield album.add(
+            "tau",
+            "Where samples enter the straight flow",
+            calls,
+            lambda file: save_figure(entry_figure(tau), file),
+        )
+
+
+def _image_pictures(
+    samples: Samples, images: Tensor, album: Album, calls: str
+) -> Iterator[Picture]:
+    yield album.add("way", "The way of a batch", calls, lambda file: save_image_way(samples, file))
+    x = samples.x[:NEIGHBOURS]
+    nearest = nearest_images(x, images)
+    yield album.add(
+        "nearest",
+        "The nearest training images",
+        "By the distance of all pixels: equal pairs would be copies.",
+        lambda file: save_figure(neighbour_figure(x, nearest), file),
+    )
+
+
+def on_cpu(samples: Samples) -> Samples:
+    """The same samples, in main memory."""
+    path = [state.cpu() for state in samples.path]
+    tau = None if samples.tau is None else samples.tau.cpu()
+    return Samples(samples.x.cpu(), samples.nfe, tau, path, samples.marks)
+
+
+def nearest_images(x: Tensor, images: Tensor) -> Tensor:
+    """Of uint8 ``images`` (M, C, H, W) the nearest to each x (N, C, H, W) in [-1, 1], like x."""
+    flat, best = x.flatten(1), torch.full((len(x),), torch.inf)
+    found = torch.zeros_like(x)
+    for part in images.split(PART):
+        real = to_unit_range(part.cpu())
+        distance, index = torch.cdist(flat, real.flatten(1)).min(1)
+        closer = distance < best
+        found[closer], best[closer] = real[index[closer]], distance[closer]
+    return found
+
+
+def velocity_fields(
+    config: Config, sampler: FlowSampler, data: Data, device: torch.device
+) -> list[Field]:
+    """The network's velocity beside the flow's, at the first, a middle and the last step of a new
+    Sinkhorn flow; none where the sampler has no NSGF steps."""
+    network = next((leg.network for leg in sampler.legs if isinstance(leg, NSGFSteps)), None)
+    if network is None:
+        return []
+    sinkhorn, flow = config.sinkhorn, config.flow
+    x = data.source("report", "field").sample(sinkhorn.batch_size).to(device)
+    y = data.target("report", "field").sample(sinkhorn.targets).to(device)
+    positions = build_solver(sinkhorn).flows(x[None], y[None], step_sizes(flow))[0]
+    fields, length = [], time_step(flow)
+    for step in sorted({0, flow.steps // 2, flow.steps - 1}):
+        here, after = positions[:, step], positions[:, step + 1]
+        t = torch.full((len(here),), step / flow.steps, device=device)
+        learned, title = network(here, t), f"step {step + 1} of {flow.steps}"
+        fields.append(
+            Field(title, *(part.cpu() for part in (here, learned, (after - here) / length)))
+        )
+    return fields
+
+
+def tried(pictures: Iterator[Picture], log: Callable[[str], None]) -> list[Picture]:
+    """All pictures until one cannot be drawn, with a line about why."""
+    found: list[Picture] = []
+    try:
+        found.extend(pictures)
+    except UserError as error:
+        log(f"report: the rest of the pictures is left out: {error}")
+    return found

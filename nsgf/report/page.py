@@ -1,0 +1,199 @@
+"""The page itself: one HTML file with everything in it, which needs no network."""
+
+import base64
+import json
+import mimetypes
+import shlex
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nsgf.checks import check
+from nsgf.config.schema import Config
+from nsgf.data import is_image_set
+from nsgf.report.drawing import Album, Picture, drawn_pictures, tried
+from nsgf.report.figures import curve_figure
+from nsgf.report.records import content, costs, curves, log_lines, remarks
+from nsgf.run.checkpoint import good_header
+from nsgf.run.folder import RunFolder, dump_config, phase_stem, replacing
+from nsgf.sampling.generate import results_folder, writable
+from nsgf.sampling.plots import save_figure
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import format_bytes, pick_device
+from nsgf.system.output import show
+
+REPORTED = {
+    ("mnist", "fid"): "3.8 at NFE 60",
+    ("cifar10", "fid"): "5.55 at NFE 59",
+    ("cifar10", "inception_score"): "8.86 at NFE 59",
+}
+"""The paper's, by data set and measure."""
+FLOORS = {"nearest_real": "nearest_real_among_real"}
+"""Where the floor of a measure is not called MEASURE_floor."""
+
+
+NOT_MEASURES = ("_std", "nfe", "tau_mean")
+
+
+class PhaseRow(NamedTuple):
+    """A line of the table of phases, in words."""
+
+    name: str
+    updates: str
+    loss: str
+    time: str
+    memory: str
+
+
+class Measure(NamedTuple):
+    """A line of the table of measures, in words."""
+
+    name: str
+    value: str
+    floor: str
+    reported: str
+
+
+def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
+    """Write ``report.html`` and the figures that it shows, into ``report/`` of the run folder; as
+    :func:`nsgf.sampling.generate.sample_run` elsewhere, where ``out_dir`` says so.
+
+    Args:
+        config: the run's settings with this command's on top.
+        run: its folder.
+        kind: png, or svg or pdf for files of that kind beside the PNGs that the page has.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: nothing is trained, or the files cannot be written.
+    """
+    check(config)
+    home = results_folder(config, run)
+    folder = writable(home / "report")
+    rows = phase_rows(config, run)
+    shown = tried(_pictures(config, run, Album(folder, kind)), show)
+    measures = content(home / "metrics.json") or content(run.path / "metrics.json")
+    lines = log_lines(run)
+    page = render(
+        title=f"{config.exp}: {run.path.name}",
+        made=f"{datetime.now():%Y-%m-%d %H:%M}",
+        smoke=config.smoke,
+        phases=rows,
+        pictures=[(picture, data_uri(picture.file)) for picture in shown],
+        measures=measure_rows(config, measures),
+        described=described(measures),
+        commands=commands(run),
+        remarks=remarks(lines),
+        log=lines,
+        config=dump_config(config),
+        versions=json.dumps(content(run.path / "versions.json"), indent=2),
+    )
+    file = home / "report.html"
+    with replacing(file) as stream:
+        stream.write(page.encode())
+    return [str(file), *(str(picture.file) for picture in shown)]
+
+
+def phase_rows(config: Config, run: RunFolder) -> list[PhaseRow]:
+    """A line for each phase of the experiment.
+
+    Raises:
+        UserError: none has a checkpoint.
+    """
+    rows, taken, last = [], costs(run), {curve.phase: curve.loss[-1] for curve in curves(run)}
+    trained = [phase for phase in config.phases if run.has_checkpoint(phase)]
+    if not trained:
+        raise UserError(f"{run.path}: nothing is trained yet, so there is nothing to report")
+    for phase in config.phases:
+        step = good_header(run.checkpoint_file(phase))["step"] if phase in trained else 0
+        cost, loss = taken.get(phase), last.get(phase)
+        rows.append(
+            PhaseRow(
+                phase,
+                f"{step} of {getattr(config, phase).iterations}",
+                "" if loss is None else f"{loss:.4g}",
+                f"{cost.seconds:.0f} s" if cost else "",
+                format_bytes(cost.peak_memory) if cost and cost.peak_memory else "",
+            )
+        )
+    return rows
+
+
+def _pictures(config: Config, run: RunFolder, album: Album) -> Iterator[Picture]:
+    if found := curves(run):
+        yield album.add(
+            "curves",
+            "Training",
+            "Loss and gradient of each update that was logged.",
+            lambda file: save_figure(curve_figure(found), file),
+        )
+    is_images = is_image_set(config.data.name)
+    for phase in config.phases:
+        file = run.samples / f"{phase_stem(phase)}.png"
+        if file.exists():
+            yield Picture(file, f"After phase {phase}", "From the same noise.", is_images)
+    yield from drawn_pictures(config, run, album, pick_device(config.device))
+
+
+def measure_rows(config: Config, metrics: dict[str, Any]) -> list[Measure]:
+    """What ``nsgf evaluate`` measured, beside floors and what the paper reports."""
+    rows = []
+    floors = {FLOORS.get(name, f"{name}_floor") for name in metrics}
+    for name, value in metrics.items():
+        if not isinstance(value, float) or name in floors or name.endswith(NOT_MEASURES):
+            continue
+        floor = FLOORS.get(name, f"{name}_floor")
+        reported = "" if config.data.fake else REPORTED.get((config.data.name, name), "")
+        rows.append(Measure(name, _spread(metrics, name), _spread(metrics, floor), reported))
+    return rows
+
+
+def _spread(metrics: dict[str, Any], name: str) -> str:
+    """A measure, with its spread over repetitions if there are several; empty: it is not there."""
+    if name not in metrics:
+        return ""
+    spread = metrics.get(f"{name}_std")
+    return f"{metrics[name]:.4g}" + (f" ± {spread:.2g}" if spread else "")
+
+
+def described(metrics: dict[str, Any]) -> list[tuple[str, str]]:
+    """What was measured, and how."""
+    told = []
+    for name, value in metrics.items():
+        is_measure = isinstance(value, float) and name not in ("nfe", "tau_mean", "tau_std")
+        if name == "versions" or is_measure:
+            continue
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        told.append((name, ", ".join(f"{part} {words}".strip() for part, words in parts)))
+    return told
+
+
+def commands(run: RunFolder) -> list[str]:
+    """How to do it again, and what else the run can be asked."""
+    place = shlex.quote(str(run.path))
+    return [
+        f"python -m nsgf train --config {shlex.quote(str(run.config_file))}",
+        f"python -m nsgf train --run {place} --resume",
+        f"python -m nsgf sample --run {place}",
+        f"python -m nsgf evaluate --run {place}",
+    ]
+
+
+def data_uri(file: Path) -> str:
+    """A picture as it stands inside a page."""
+    kind = mimetypes.guess_type(file.name)[0]
+    return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
+
+
+def render(**values: Any) -> str:
+    """The page; everything that comes from files is escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    engine = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return engine.get_template("page.html.j2").render(**values)

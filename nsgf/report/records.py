@@ -1,0 +1,102 @@
+"""What a run folder says of itself: curves, times, remarks, measures. Nothing is loaded for it."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nsgf.run.folder import RunFolder
+
+REMARKS = (
+    " skipped, ",
+    "the card's memory is full",
+    "no picture of samples",
+    "nothing is mirrored",
+    "starts anew",
+    "learned anew",
+    "is damaged",
+)
+"""What stands in lines of the log that tell of something that was not planned."""
+LOG_LINES = 400
+"""Of a longer log the last ones are shown."""
+
+
+class Curve(NamedTuple):
+    """What ``metrics.jsonl`` holds of a phase, each list as long as ``steps``."""
+
+    phase: str
+    steps: list[int]
+    loss: list[float]
+    grad_norm: list[float]
+
+
+class Cost(NamedTuple):
+    """What a phase took, from ``costs.jsonl``."""
+
+    seconds: float
+    """Of its updates."""
+    peak_memory: int
+    """Bytes."""
+
+
+def curves(run: RunFolder) -> list[Curve]:
+    """Those of all phases, in the order in which they were trained."""
+    found: dict[str, Curve] = {}
+    for line in _records(run.path / "metrics.jsonl"):
+        try:
+            phase, step = str(line["phase"]), int(line["step"])
+            loss, norm = float(line["loss"]), float(line["grad_norm"])
+        except (KeyError, TypeError, ValueError):
+            continue  # another version's
+        curve = found.setdefault(phase, Curve(phase, [], [], []))
+        curve.steps.append(step)
+        curve.loss.append(loss)
+        curve.grad_norm.append(norm)
+    return list(found.values())
+
+
+def costs(run: RunFolder) -> dict[str, Cost]:
+    """By phase. Each line's speed holds for the updates since the line before."""
+    found: dict[str, Cost] = {}
+    steps: dict[str, int] = {}
+    for line in _records(run.path / "costs.jsonl"):
+        try:
+            phase, step = str(line["phase"]), int(line["step"])
+            seconds = (step - steps.get(phase, 0)) / float(line["steps_per_second"])
+            peak = int(line["peak_memory"])
+        except (KeyError, TypeError, ValueError, ZeroDivisionError):
+            continue
+        before = found.get(phase, Cost(0.0, 0))
+        found[phase] = Cost(before.seconds + seconds, max(peak, before.peak_memory))
+        steps[phase] = step
+    return found
+
+
+def log_lines(run: RunFolder) -> list[str]:
+    """The last lines of the log."""
+    file = run.path / "log.txt"
+    return file.read_text("utf-8", "replace").splitlines()[-LOG_LINES:] if file.exists() else []
+
+
+def remarks(lines: list[str]) -> list[str]:
+    """Lines of a log that tell of what was not planned."""
+    return [line for line in lines if any(words in line for words in REMARKS)]
+
+
+def content(file: Path) -> dict[str, Any]:
+    """What a JSON file of the run holds; nothing where it is not there or cannot be read."""
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _records(file: Path) -> Iterator[dict[str, Any]]:
+    for line in file.read_text("utf-8", "replace").splitlines() if file.exists() else ():
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue  # cut off by an interruption
+        if isinstance(record, dict):
+            yield record

@@ -1,0 +1,46 @@
+import torch
+
+from nsgf.data import Data
+from nsgf.report.drawing import PART, nearest_images, tried, velocity_fields
+from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
+from nsgf.sinkhorn import build_solver
+from nsgf.system.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+def test_nearest_images_are_found_wherever_they_are():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (2 * PART + 5, 1, 4, 4), dtype=torch.uint8, generator=generator)
+    wanted = images[[3, PART + 1, 2 * PART + 4, 0]]
+    near = (wanted.float() / 127.5 - 1) + 0.01
+    torch.testing.assert_close(nearest_images(near, images), wanted.float() / 127.5 - 1)
+
+
+def test_fields_are_the_flow_s_and_the_network_s(tiny):
+    """At the first step the flow's is the solver's; a network that answers its time tells it."""
+    sampler = FlowSampler([NSGFSteps(tiny, lambda x, t: t[:, None].expand(-1, 2))])
+    data = Data(tiny.data, tiny.seed)
+    fields = velocity_fields(tiny, sampler, data, CPU)
+    steps = tiny.flow.steps
+    assert [field.title for field in fields] == [f"step {k} of {steps}" for k in (1, 2, 3)]
+    for field, time in zip(fields, (0, 1 / 3, 2 / 3), strict=True):
+        assert (field.learned == torch.tensor(time)).all()
+    target = Data(tiny.data, tiny.seed).target("report", "field").sample(tiny.sinkhorn.targets)
+    expected = build_solver(tiny.sinkhorn).velocity(fields[0].x, target)
+    torch.testing.assert_close(fields[0].sinkhorn, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_without_steps_of_the_flow_there_is_no_field(tiny):
+    straight = FlowSampler([StraightFlow(tiny, lambda x, t: x)])
+    assert velocity_fields(tiny, straight, Data(tiny.data, 0), CPU) == []
+
+
+def test_pictures_before_a_failure_are_kept():
+    def pictures():
+        yield "one"
+        raise UserError("no data")
+
+    said: list[str] = []
+    assert tried(pictures(), said.append) == ["one"]
+    assert said == ["report: the rest of the pictures is left out: no data"]

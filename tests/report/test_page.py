@@ -1,0 +1,114 @@
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from nsgf.cli import main
+from nsgf.report.page import measure_rows, phase_rows, report_run
+from nsgf.run.folder import RunFolder, earlier
+from nsgf.system.errors import UserError
+from tests.conftest import shipped
+
+
+class Page(HTMLParser):
+    """Where a page points to, and what it says."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(file.read_text("utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img", "link", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_page_of_points_has_everything_in_it(small, small_run):
+    files = report_run(small, small_run, "pdf")
+    page = Page(Path(files[0]))
+    assert page.open == []
+    assert page.links
+    assert all(link.startswith("data:image/") for link in page.links)
+    names = {Path(file).name for file in files[1:]}
+    assert {"curves.png", "way.png", "field.png", "way.gif", "tau.png"} <= names
+    for stem in ("curves", "way", "field", "tau"):
+        assert (small_run.path / "report" / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
+    assert "12 of 12" in page.text
+    assert "None yet" in page.text
+    assert f"train --run {small_run.path} --resume" in page.text
+
+
+def test_page_of_images_shows_the_nearest(digits_run, tmp_path):
+    config, run = digits_run
+    files = report_run(replace(config, out_dir=str(tmp_path)), run)
+    assert {"way.png", "nearest.png", "way.gif"} <= {Path(file).name for file in files}
+    assert "smoke run" in Page(Path(files[0])).text
+    assert Path(files[0]) == tmp_path / run.path.name / "report.html"
+    assert not (run.path / "report").exists()
+    # start, five NSGF steps and the straight ones of a smoke run
+    assert Image.open(tmp_path / run.path.name / "report" / "way.gif").n_frames == 1 + 5 + 2
+
+
+def test_what_files_say_is_no_html(small, small_run):
+    with (small_run.path / "log.txt").open("a") as log:
+        log.write("<script>alert(1)</script>\n")
+    (small_run.path / "metrics.json").write_text(json.dumps({"exp": "<b>", "w2": 1.0}))
+    text = Path(report_run(small, small_run)[0]).read_text()
+    assert "<script>" not in text
+    assert "<b>" not in text
+    assert "&lt;script&gt;alert(1)" in text
+
+
+def test_measures_stand_beside_floors_and_what_is_reported():
+    metrics = {"fid": 4.25, "w2": 2.0, "w2_floor": 1.5, "nearest_real": 3.0, "nfe": 60.0}
+    metrics |= {"nearest_real_among_real": 2.5, "exp": "mnist", "w2_std": 0.25, "tau_std": 0.1}
+    rows = measure_rows(shipped("mnist"), metrics)
+    assert [tuple(row) for row in rows] == [
+        ("fid", "4.25", "", "3.8 at NFE 60"),
+        ("w2", "2 ± 0.25", "1.5", ""),
+        ("nearest_real", "3", "2.5", ""),
+    ]
+    assert measure_rows(shipped("mnist", "--fake-data"), metrics)[0].reported == ""
+
+
+def test_phases_that_are_not_trained_yet_say_so(small, small_run):
+    file = small_run.checkpoint_file("predictor")
+    file.unlink()
+    earlier(file).unlink()
+    rows = {row.name: row for row in phase_rows(small, small_run)}
+    assert rows["predictor"].updates.startswith("0 of ")
+    assert float(rows["nsgf"].loss) > 0
+
+
+def test_nothing_is_reported_of_nothing(tiny, tmp_path):
+    run = RunFolder.create(tiny)
+    with pytest.raises(UserError, match="nothing is trained yet"):
+        report_run(tiny, run)
+
+
+def test_remarks_of_the_log_come_first(small, small_run):
+    with (small_run.path / "log.txt").open("a") as log:
+        log.write("2026-01-01 00:00:00 nsgf: step 3 skipped, loss is nan\n")
+    text = Page(Path(report_run(small, small_run)[0])).text
+    assert text.index("step 3 skipped") < text.index("Pictures")
+
+
+def test_command_writes_the_page(small_run, capsys):
+    assert main(["report", "--run", str(small_run.path), "--figures", "svg"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == str(small_run.path / "report.html")
+    assert (small_run.path / "report" / "way.svg").exists()
+    assert main(["sample", "--run", str(small_run.path), "--figures", "svg"]) == 2
+    assert "--figures: no flag of nsgf sample, but of nsgf report" in capsys.readouterr().err
