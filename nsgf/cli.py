@@ -1,4 +1,4 @@
-"""The command line: ``nsgf train | sample | evaluate | report | compare | preflight``.
+"""The command line: ``nsgf train | sample | evaluate | report | list | compare | preflight``.
 
 Each command loads what it needs when it runs: help and refusals come without torch's seconds.
 """
@@ -105,6 +105,7 @@ def _execute(request: Request) -> int:
         "sample": _sample,
         "evaluate": _evaluate,
         "report": _report_page,
+        "list": _list,
         "compare": _compare,
         "preflight": _preflight,
     }
@@ -188,6 +189,13 @@ def _report_page(request: Request) -> None:
 
     assert request.run is not None
     for line in report_run(request.config, RunFolder(request.run), request.figures):
+        show(line)
+
+
+def _list(request: Request) -> None:
+    from nsgf.report.listing import run_table
+
+    for line in run_table(Path(request.config.out_dir).expanduser()):
         show(line)
 
 

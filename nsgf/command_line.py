@@ -69,7 +69,9 @@ def _parse(command: str, words: list[str]) -> Request:
     flags = inherited(flags)  # --optim.KEY is a flag of every phase
     file = _file(control, flags)
     run = _find_run(command, control, flags, file)
-    base, own = _base(run, file, flags, laid_over_run="config" in control)
+    base, own = _base(
+        run, file, flags, laid_over_run="config" in control, needs_file=command != "list"
+    )
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
     config = resolved(merged(merged(base, smoke), flags), base.get("phases"))
     notes: tuple[str, ...] = ()
@@ -167,7 +169,12 @@ def _find_run(
 
 
 def _base(
-    run: "RunFolder | None", file: Path | None, flags: Content, *, laid_over_run: bool
+    run: "RunFolder | None",
+    file: Path | None,
+    flags: Content,
+    *,
+    laid_over_run: bool,
+    needs_file: bool,
 ) -> tuple[Content, Content]:
     """The settings below the flags, and of those what --config FILE says.
 
@@ -175,6 +182,8 @@ def _base(
         UserError: there is no file, or the run is not of this experiment, or no smoke run.
     """
     if run is None:
+        if file is None and not needs_file:
+            return {}, {}
         if file is None:
             names = ", ".join(sorted(file.stem for file in config_folder().glob("*.yaml")))
             raise UserError(f"say --exp NAME ({names}) or --config FILE")

@@ -11,10 +11,11 @@ COMMANDS = {
     "sample": "draw samples and pictures from a trained run",
     "evaluate": "measure a trained run: W2, FID, precision and recall",
     "report": "write a page about a trained run: curves, pictures, measures, settings",
+    "list": "list the runs in --out-dir, how far they are and what they take",
     "compare": "train and measure NSGF and other methods on equal terms, resumable",
     "preflight": "say what training would take on this machine, without training",
 }
-WITHOUT_RUN = ("compare", "preflight")
+WITHOUT_RUN = ("list", "compare", "preflight")
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
 OF_PREFLIGHT = ("--assume", "--session-hours")
@@ -100,6 +101,7 @@ EXAMPLES = {
     "sample": ("--exp digits --num-samples 64", "--run runs/digits-20260101_120000 --steps 5"),
     "evaluate": ("--exp digits", "--run runs/2d-20260101_120000 --num-samples 4096"),
     "report": ("--exp digits", "--run runs/2d-20260101_120000 --figures pdf"),
+    "list": ("", "--out-dir /kaggle/working/runs"),
     "compare": ("--exp 2d --dataset moons --compare.seeds 1", "--exp digits --smoke"),
     "preflight": ("--exp cifar10", "--exp cifar10 --assume t4 --session-hours 12"),
 }
@@ -116,7 +118,9 @@ def overview() -> str:
     lines = ["usage: nsgf COMMAND [flags]", "", "Neural Sinkhorn Gradient Flow (NSGF++).", ""]
     lines += [f"  {name:10} {text}" for name, text in COMMANDS.items()]
     lines += ["", "nsgf COMMAND --help lists the flags of a command. Examples:"]
-    return "\n".join([*lines, *(f"  nsgf {name} {EXAMPLES[name][0]}" for name in COMMANDS)])
+    return "\n".join(
+        [*lines, *(f"  nsgf {name} {EXAMPLES[name][0]}".rstrip() for name in COMMANDS)]
+    )
 
 
 @functools.cache

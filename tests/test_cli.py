@@ -15,7 +15,7 @@ import torch
 
 from nsgf.cli import SMALLER, main
 from nsgf.config.schema import PHASES
-from nsgf.flags import command_parser
+from nsgf.flags import ON_SAMPLES, command_parser
 from nsgf.run import checkpoint
 
 LOCAL_IMAGES = ("mnist", "cifar10")
@@ -232,7 +232,7 @@ def test_what_is_advised_for_a_full_card_is_no_batch_that_is_halved_anyway(comma
     """Networks that are asked split what they get; training has flags of its own, that exist."""
     flags = set(re.findall(r"--[\w.-]+", SMALLER[command]))
     assert ("--batch-size" in flags) == (command in ("train", "compare", "preflight"))
-    assert ("--sampling.batch_size" in flags) == (command in ("sample", "evaluate"))
+    assert ("--sampling.batch_size" in flags) == (command in ON_SAMPLES)
     help_text = command_parser(command).format_help()
     assert all(re.search(rf"{re.escape(flag)}\b", help_text) for flag in flags)
 

@@ -1,0 +1,61 @@
+"""The runs of a folder, a line each."""
+
+from pathlib import Path
+
+from nsgf.config.files import read_settings
+from nsgf.config.schema import Config
+from nsgf.report.records import costs, curves
+from nsgf.run.checkpoint import good_header
+from nsgf.run.folder import RunFolder
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import format_bytes, format_hours
+
+HEAD = ("run", "updates", "last loss", "time", "size")
+
+
+def run_table(folder: Path) -> list[str]:
+    """Lines for people: the runs in a folder, the newest first.
+
+    Raises:
+        UserError: there is none.
+    """
+    files = folder.glob("*/config.yaml")
+    runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
+    if not runs:
+        raise UserError(f"out_dir = {folder}: holds no run; train one, or say --out-dir DIR")
+    rows = [HEAD, *(_row(RunFolder(path)) for path in runs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _row(run: RunFolder) -> tuple[str, ...]:
+    last = [curve.loss[-1] for curve in curves(run)][-1:]
+    taken = sum(cost.seconds for cost in costs(run).values())
+    size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
+    return (
+        run.path.name,
+        _updates(run),
+        "".join(f"{loss:.4g}" for loss in last),
+        format_hours(taken) if taken else "",
+        format_bytes(size),
+    )
+
+
+def _updates(run: RunFolder) -> str:
+    """``nsgf 150/150, nsf 20/400`` of what its settings name, or what is wrong with it."""
+    usual = Config()
+    try:
+        saved = read_settings(run.config_file)
+        parts = []
+        for phase in saved.get("phases", usual.phases):
+            planned = saved.get(phase, {}).get("iterations", getattr(usual, phase).iterations)
+            done = 0
+            if run.has_checkpoint(phase):
+                done = good_header(run.checkpoint_file(phase))["step"]
+            parts.append(f"{phase} {done}/{planned}")
+    except (UserError, AttributeError, TypeError) as error:
+        return f"cannot be read: {error}"[:60]
+    return ", ".join(parts)
