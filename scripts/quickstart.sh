@@ -8,6 +8,7 @@ start=$SECONDS
 trained=$((SECONDS - start))
 "$PYTHON_VENV" -m nsgf sample --exp digits
 "$PYTHON_VENV" -m nsgf evaluate --exp digits
+"$PYTHON_VENV" -m nsgf report --exp digits
 
 run=$(ls -dt runs/digits-[0-9]*/ | head -n 1)
 run=${run%/}
@@ -16,3 +17,4 @@ echo "trained in $trained s"
 echo "sample grid:        $run/samples/grid.png"
 echo "trajectory picture: $run/samples/trajectory.png"
 echo "metrics:            $run/metrics.json"
+echo "all on one page:    $run/report.html"
