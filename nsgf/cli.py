@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
-from nsgf import __version__
 from nsgf.command_line import Request, parse
 from nsgf.flags import COMMANDS, OF_PREFLIGHT, command_parser, overview
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.launch import is_launched, launched_rank
 from nsgf.system.output import show, show_error, silence
+from nsgf.version import __version__
 
 SMALLER = {
     "train": "a smaller --batch-size or a smaller model, as --model.unet.channels",
