@@ -1,4 +1,4 @@
-"""The command line: ``nsgf train | sample | evaluate | compare | preflight``.
+"""The command line: ``nsgf train | sample | evaluate | compare | export | preflight``.
 
 Each command loads what it needs when it runs: help and refusals come without torch's seconds.
 """
@@ -95,8 +95,8 @@ def _execute(request: Request) -> int:
 
         show(dump_config(request.config).rstrip("\n"))
         return 0
-    if is_launched() and request.command == "preflight":
-        raise UserError("preflight: runs in one process; start it without torchrun")
+    if is_launched() and request.command in ("export", "preflight"):
+        raise UserError(f"{request.command}: runs in one process; start it without torchrun")
     for note in request.notes:
         show(note)
     actions: dict[str, Callable[[Request], int | None]] = {
@@ -104,6 +104,7 @@ def _execute(request: Request) -> int:
         "sample": _sample,
         "evaluate": _evaluate,
         "compare": _compare,
+        "export": _export,
         "preflight": _preflight,
     }
     return actions[request.command](request) or 0
@@ -198,6 +199,16 @@ def _compare(request: Request) -> None:
     if is_first:
         for line in [files[0].read_text(encoding="utf-8").rstrip("\n"), *map(str, files)]:
             show(line)
+
+
+def _export(request: Request) -> None:
+    from nsgf.run.folder import RunFolder
+    from nsgf.share.export import export_run
+
+    assert request.run is not None
+    assert request.to is not None
+    for line in export_run(request.config, RunFolder(request.run), Path(request.to)):
+        show(line)
 
 
 def _preflight(request: Request) -> int:

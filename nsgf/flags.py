@@ -11,6 +11,7 @@ COMMANDS = {
     "sample": "draw samples and pictures from a trained run",
     "evaluate": "measure a trained run: W2, FID, precision and recall",
     "compare": "train and measure NSGF and other methods on equal terms, resumable",
+    "export": "write the averaged weights of a run as a folder to share",
     "preflight": "say what training would take on this machine, without training",
 }
 WITHOUT_RUN = ("compare", "preflight")
@@ -57,6 +58,7 @@ CONTROL: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "go on at phase N, anew where phase N is finished",
     },
+    "--to": {"type": str, "metavar": "DIR", "help": "folder that is written"},
     "--assume": {
         "type": str,
         "metavar": "CARD",
@@ -91,6 +93,7 @@ EXAMPLES = {
     "sample": ("--exp digits --num-samples 64", "--run runs/digits-20260101_120000 --steps 5"),
     "evaluate": ("--exp digits", "--run runs/2d-20260101_120000 --num-samples 4096"),
     "compare": ("--exp 2d --dataset moons --compare.seeds 1", "--exp digits --smoke"),
+    "export": ("--exp digits --to digits-export", "--run runs/2d-20260101_120000 --to moons"),
     "preflight": ("--exp cifar10", "--exp cifar10 --assume t4 --session-hours 12"),
 }
 
@@ -125,6 +128,9 @@ def command_parser(command: str) -> Parser:
         resumes = flag.startswith("--resume")
         if (resumes and command != "train") or (flag == "--run" and command in WITHOUT_RUN):
             parser.elsewhere[flag] = "nsgf train" if resumes else "commands that work on a run"
+            continue
+        if flag == "--to" and command != "export":
+            parser.elsewhere[flag] = "nsgf export"
             continue
         if flag in OF_PREFLIGHT and command != "preflight":
             parser.elsewhere[flag] = "nsgf preflight"
