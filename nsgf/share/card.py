@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nsgf.config.schema import Config
+from nsgf.config.schema import PHASES, Config
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import data_shape, is_image_set
 from nsgf.metrics.evaluate import report
 from nsgf.phases import Phase, get_phases
 from nsgf.run.folder import RunFolder, phase_stem, replacing
-from nsgf.system.errors import one_line, printable
+from nsgf.system.errors import printable
 from nsgf.version import __version__
 
 CARD_FILE = "README.md"
@@ -100,11 +100,13 @@ def _description(config: Config) -> str:
     kind = "Images" if is_image_set(config.data.name) else "Points"
     fake = " Its training images were **random**, in place of the set." if config.data.fake else ""
     smoke = " A **smoke run**: it tried whether everything works." if config.smoke else ""
+    paper = "Neural Sinkhorn Gradient Flow ([arXiv 2401.14069](https://arxiv.org/abs/2401.14069))"
+    is_peer = config.phases[-1] not in PHASES
+    method = f"`{config.peer.method}`, compared with {paper}" if is_peer else paper
     return (
-        f"{kind} ({shape}) like those of `{config.data.name}`, from {config.data.source} noise, by "
-        "networks of *Neural Sinkhorn Gradient Flow* "
-        f"([arXiv 2401.14069](https://arxiv.org/abs/2401.14069)) or a method that it is compared "
-        f"with, trained with nsgf {__version__}, an independent reproduction.{fake}{smoke}\n"
+        f"{kind} ({shape}) like those of `{config.data.name}`, made from `{config.data.source}` "
+        f"samples. Method: {method}, trained with nsgf {__version__}, an independent "
+        f"reproduction.{fake}{smoke}\n"
     )
 
 
@@ -145,7 +147,7 @@ def _training(config: Config, updates: dict[str, str]) -> str:
 def _measured(measures: dict[str, Any]) -> str:
     if not measures:
         return "## Measures\n\nNot measured with these weights (`nsgf evaluate`).\n"
-    lines = "\n".join(f"    {one_line(line)}" for line in report(measures))
+    lines = "\n".join("    " + line.replace("\n", " ") for line in report(measures))
     return f"## Measures\n\n`nsgf evaluate` wrote:\n\n{lines}\n"
 
 
