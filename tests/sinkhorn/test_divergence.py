@@ -143,13 +143,15 @@ def test_types_come_back(kind, of_value):
     assert x.grad.dtype == y.grad.dtype == sinkhorn_velocity(x, y).dtype == kind
 
 
-def test_what_is_cut_off_warns():
+@pytest.mark.parametrize("function", [sinkhorn_divergence, sinkhorn_velocity])
+def test_what_is_cut_off_warns(function):
     x, y = pair()
-    with pytest.warns(RuntimeWarning, match="1 of 1 Sinkhorn problems did not converge"):
-        sinkhorn_velocity(x, y, 0.05, max_iterations=10)
+    with pytest.warns(RuntimeWarning, match="1 of 1 Sinkhorn problems did not converge") as caught:
+        function(x, y, 0.05, max_iterations=10)
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sinkhorn_divergence(x, y)
+        function(x, y)
 
 
 @pytest.mark.parametrize("function", [sinkhorn_divergence, sinkhorn_velocity])
