@@ -130,8 +130,9 @@ def load(
     settings = dict(overrides or {})
     settings |= {"device": str(device)} if device is not None else {}
     settings |= {"sampling.weights": weights} if weights is not None else {}
-    folder = fetched(path) if is_address(path) else Path(os.fspath(path)).expanduser()
-    if is_exported(folder):
+    is_on_hub = is_address(path)
+    folder = fetched(path) if is_on_hub else Path(os.fspath(path)).expanduser()
+    if is_on_hub or is_exported(folder):
         exported = ExportedRun.read(folder, given(settings))
         return _opened(folder, exported.config, exported.has, exported.load)
     found = request("sample", {"run": str(folder)}, settings)

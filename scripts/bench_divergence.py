@@ -14,8 +14,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
+import bench_common
 import torch
-from bench_common import clock, finish, machine
 from geomloss import SamplesLoss
 from torch import Tensor
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--scalings", type=float, nargs="+", default=[0.5, 0.9], help="geomloss's")
     args = parser.parse_args()
     device = pick_device(args.device)
-    print(machine(device, f"{args.repeats} repeats after one warm-up") + "\n")
+    print(bench_common.machine(device, f"{args.repeats} repeats after one warm-up") + "\n")
     print(header([*(f"geomloss {scaling:g}" for scaling in args.scalings), "nsgf"]))
     for case in CASES:
         for place in ("far", "near") if args.only in case.data else ():
@@ -81,9 +81,9 @@ def row(case: Case, place: str, args: argparse.Namespace, device: torch.device) 
     times: list[list[float]] = [[] for _ in losses]
     for _ in range(args.repeats):
         for loss, own in zip(losses, times, strict=True):
-            start = clock(device)
+            start = bench_common.clock(device)
             solved(loss, x, y)
-            own.append((clock(device) - start) * 1e3 / case.problems)
+            own.append((bench_common.clock(device) - start) * 1e3 / case.problems)
     ms = [median(own) for own in times]
     cells = [
         case.data,
@@ -130,4 +130,4 @@ def solved(loss: Loss, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 if __name__ == "__main__":
-    finish(main)
+    bench_common.finish(main)

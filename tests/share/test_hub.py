@@ -1,5 +1,6 @@
 """Runs on the hub, with a local folder in the place of a download."""
 
+import inspect
 import shutil
 import sys
 from pathlib import Path
@@ -89,9 +90,13 @@ def test_without_the_extra_it_is_named(monkeypatch):
         nsgf.load("hf://me/moons")
 
 
+def test_what_is_no_exported_run_there_is_said(asked, cached):
+    (cached / "config.json").unlink()
+    with pytest.raises(UserError, match=r"config\.json: no such file"):
+        nsgf.load("hf://me/moons")
+
+
 def test_the_real_function_takes_these_words():
     hub = pytest.importorskip("huggingface_hub")
-    import inspect
-
     taken = inspect.signature(hub.snapshot_download).parameters
     assert {"repo_id", "revision", "allow_patterns"} <= set(taken)
