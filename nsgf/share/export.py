@@ -130,10 +130,9 @@ def refuse_foreign(to: Path) -> None:
             raise UserError(f"--to {to}: holds other files; name an empty folder or a new one")
         sums = read_index(to)["files"]
         for entry in sorted(to.iterdir()):
-            known = sums.get(entry.name)
             if entry.name == CONFIG_FILE:
                 continue
-            if not entry.is_file() or known is None or checksum(entry.read_bytes()) != known:
+            if not entry.is_file() or checksum(entry.read_bytes()) != sums.get(entry.name):
                 raise UserError(
                     f"--to {to}: {entry.name} is not as an export left it; move it away, or name "
                     "another folder"
