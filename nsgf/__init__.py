@@ -1,3 +1,46 @@
-"""NSGF++: generative modelling by a neural Sinkhorn gradient flow (arXiv 2401.14069)."""
+"""NSGF++: generative modelling by a neural Sinkhorn gradient flow (arXiv 2401.14069).
 
-__version__ = "0.1.0"
+The command is ``nsgf``; from Python:
+
+    run = nsgf.load("runs/digits-...")
+    images = run.sample(64, seed=0)
+    run = nsgf.train(exp="2d", dataset="moons")
+    loss = nsgf.sinkhorn_divergence(x, y, blur=0.5)
+
+Nothing is loaded before it is used. What a caller can mend is raised as :class:`UserError`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from nsgf.system.errors import UserError
+from nsgf.version import __version__
+
+if TYPE_CHECKING:
+    from nsgf.api import Run, load, train
+    from nsgf.sinkhorn.divergence import sinkhorn_divergence, sinkhorn_velocity
+
+__all__ = [
+    "Run",
+    "UserError",
+    "__version__",
+    "load",
+    "sinkhorn_divergence",
+    "sinkhorn_velocity",
+    "train",
+]
+_PLACES = {
+    **dict.fromkeys(("Run", "load", "train"), "nsgf.api"),
+    **dict.fromkeys(("sinkhorn_divergence", "sinkhorn_velocity"), "nsgf.sinkhorn.divergence"),
+}
+"""Where the names are defined that take torch's seconds to load."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

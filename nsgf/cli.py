@@ -1,4 +1,4 @@
-"""The command line: ``nsgf train | sample | evaluate | report | list | compare | preflight``.
+"""The command line: ``nsgf COMMAND``, one function for each command.
 
 Each command loads what it needs when it runs: help and refusals come without torch's seconds.
 """
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 
-from nsgf import __version__
 from nsgf.command_line import Request, parse
 from nsgf.flags import COMMANDS, OF_PREFLIGHT, command_parser, overview
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.launch import is_launched, launched_rank
 from nsgf.system.output import show, show_error, silence
+from nsgf.version import __version__
 
 SMALLER = {
     "train": "a smaller --batch-size or a smaller model, as --model.unet.channels",
@@ -96,7 +96,7 @@ def _execute(request: Request) -> int:
 
         show(dump_config(request.config).rstrip("\n"))
         return 0
-    if is_launched() and request.command in ("preflight", "report"):
+    if is_launched() and request.command in ("export", "preflight", "report"):
         raise UserError(f"{request.command}: runs in one process; start it without torchrun")
     for note in request.notes:
         show(note)
@@ -107,6 +107,7 @@ def _execute(request: Request) -> int:
         "report": _report_page,
         "list": _list,
         "compare": _compare,
+        "export": _export,
         "preflight": _preflight,
     }
     return actions[request.command](request) or 0
@@ -217,6 +218,16 @@ def _compare(request: Request) -> None:
     if is_first:
         for line in [files[0].read_text(encoding="utf-8").rstrip("\n"), *map(str, files)]:
             show(line)
+
+
+def _export(request: Request) -> None:
+    from nsgf.run.folder import RunFolder
+    from nsgf.share.export import export_run
+
+    assert request.run is not None
+    assert request.to is not None
+    for line in export_run(request.config, RunFolder(request.run), Path(request.to)):
+        show(line)
 
 
 def _preflight(request: Request) -> int:

@@ -7,6 +7,8 @@ a run; there each phase has its own values already.
 """
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from nsgf.config.files import (
     Content,
     config_folder,
+    given,
     inherited,
     merged,
     nested,
@@ -38,6 +41,7 @@ class Request:
     resume: bool = False
     resume_phase: int | None = None
     print_config: bool = False
+    to: str | None = None
     assume: str | None = None
     session_hours: float = 12.0
     figures: str = "png"
@@ -52,11 +56,37 @@ def parse(argv: list[str]) -> Request:
     Raises:
         UserError: anything wrong with it, in one line.
     """
-    try:
+    with _in_one_line():
         if not argv or argv[0] not in COMMANDS:
             named = repr(argv[0]) if argv else "missing"
             raise UserError(f"unknown command {named}: must be one of {', '.join(COMMANDS)}")
-        return _parse(argv[0], argv[1:])
+        control, flags, smaller_batches = _flags(argv[0], argv[1:])
+        return _request(argv[0], control, flags, tuple(argv[1:]), smaller_batches)
+
+
+def request(command: str, control: Content, settings: Mapping[str, Any]) -> Request:
+    """The same from Python.
+
+    Args:
+        command: one of :data:`nsgf.flags.COMMANDS`.
+        control: what is no setting, as ``{"run": "runs/2d-..."}``.
+        settings: what flags would set, by dotted key.
+
+    Raises:
+        UserError: as :func:`parse`.
+    """
+    with _in_one_line():
+        return _request(command, control, given(settings), (), False)
+
+
+@contextmanager
+def _in_one_line() -> Iterator[None]:
+    """
+    Raises:
+        UserError: what the system refuses, or what would take all memory.
+    """
+    try:
+        yield
     except OSError as error:
         raise UserError(f"cannot use {error.filename or 'a path'}: {cause(error)}") from error
     except (MemoryError, RecursionError) as error:
@@ -64,9 +94,12 @@ def parse(argv: list[str]) -> Request:
         raise UserError(f"command line or configuration: too large or nested ({kind})") from error
 
 
-def _parse(command: str, words: list[str]) -> Request:
-    control, flags, smaller_batches = _flags(command, words)
+def _request(
+    command: str, control: Content, flags: Content, words: tuple[str, ...], smaller_batches: bool
+) -> Request:
     flags = inherited(flags)  # --optim.KEY is a flag of every phase
+    if command == "export":
+        _refuse_changes(control, flags)
     file = _file(control, flags)
     run = _find_run(command, control, flags, file)
     base, own = _base(
@@ -104,7 +137,7 @@ def _parse(command: str, words: list[str]) -> Request:
             notes += (f"not mirrored as the run's settings say: add --wandb {wanted} for that",)
     how = {key: value for key, value in control.items() if key not in ("config", "run")}
     where = run.path if run else None
-    return Request(command, config, where, notes=notes, words=tuple(words), **how)
+    return Request(command, config, where, notes=notes, words=words, **how)
 
 
 def _flags(command: str, words: list[str]) -> tuple[Content, Content, bool]:
@@ -196,6 +229,20 @@ def _base(
         raise UserError(f"--smoke: {run.path} is no smoke run; leave it out, or train a new run")
     own = inherited(read_settings(file)) if file is not None and laid_over_run else {}
     return merged(inherited(saved), own), own
+
+
+def _refuse_changes(control: Content, flags: Content) -> None:
+    """
+    Raises:
+        UserError: an export names no folder, or settings that are not the run's.
+    """
+    if "to" not in control:
+        raise UserError("export needs --to DIR, the folder that it writes")
+    other = sorted(set(flags) - {"exp", "out_dir", "smoke", "sampling"})
+    if other:
+        raise UserError(
+            f"--{other[0]}: an export has its run's settings; only those of sampling may change"
+        )
 
 
 def _refuse_move(run: "RunFolder", flags: Content) -> None:

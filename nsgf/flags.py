@@ -13,13 +13,18 @@ COMMANDS = {
     "report": "write a page about a trained run: curves, pictures, measures, settings",
     "list": "list the runs in --out-dir, how far they are and what they take",
     "compare": "train and measure NSGF and other methods on equal terms, resumable",
+    "export": "write the averaged weights of a run as a folder to share",
     "preflight": "say what training would take on this machine, without training",
 }
 WITHOUT_RUN = ("list", "compare", "preflight")
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
 OF_PREFLIGHT = ("--assume", "--session-hours")
-OF_REPORT = ("--figures",)
+OF_ONE_COMMAND = {
+    **dict.fromkeys(OF_PREFLIGHT, "preflight"),
+    "--figures": "report",
+    "--to": "export",
+}
 
 
 def _of_all_phases(name: str) -> tuple[str, ...]:
@@ -62,6 +67,7 @@ CONTROL: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "go on at phase N, anew where phase N is finished",
     },
+    "--to": {"type": str, "metavar": "DIR", "help": "folder that is written"},
     "--assume": {
         "type": str,
         "metavar": "CARD",
@@ -103,6 +109,7 @@ EXAMPLES = {
     "report": ("--exp digits", "--run runs/2d-20260101_120000 --figures pdf"),
     "list": ("", "--out-dir /kaggle/working/runs"),
     "compare": ("--exp 2d --dataset moons --compare.seeds 1", "--exp digits --smoke"),
+    "export": ("--exp digits --to digits-export", "--run runs/2d-20260101_120000 --to moons"),
     "preflight": ("--exp cifar10", "--exp cifar10 --assume t4 --session-hours 12"),
 }
 
@@ -140,11 +147,8 @@ def command_parser(command: str) -> Parser:
         if (resumes and command != "train") or (flag == "--run" and command in WITHOUT_RUN):
             parser.elsewhere[flag] = "nsgf train" if resumes else "commands that work on a run"
             continue
-        if flag in OF_PREFLIGHT and command != "preflight":
-            parser.elsewhere[flag] = "nsgf preflight"
-            continue
-        if flag in OF_REPORT and command != "report":
-            parser.elsewhere[flag] = "nsgf report"
+        if OF_ONE_COMMAND.get(flag, command) != command:
+            parser.elsewhere[flag] = f"nsgf {OF_ONE_COMMAND[flag]}"
             continue
         place = either if resumes else group
         place.add_argument(flag, dest=f"control.{flag[2:].replace('-', '_')}", **how)

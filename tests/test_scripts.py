@@ -99,6 +99,19 @@ def test_bench_targets_corrects_the_mean_of_few_velocities(scripts):
     assert list(found) == pytest.approx(expected)
 
 
+@pytest.mark.e2e
+def test_bench_divergence_tells_times_and_errors(output):
+    text = output("bench_divergence", "--only=digits", "--repeats=1", "--scalings", "0.5")
+    far, near = table(text)
+    assert far[:4] == ["digits", "16 x 128 x 64", "0.5", "far"]
+    assert near[3] == "near"
+    for _, _, _, _, theirs_ms, ours_ms, faster, *errors in (far, near):
+        assert float(faster) == pytest.approx(float(theirs_ms) / float(ours_ms), rel=0.05)
+        gradients, values = errors[:2], errors[2:]
+        for theirs, ours in (gradients, values):
+            assert float(ours.removesuffix(" %")) < 0.2 < float(theirs.removesuffix(" %"))
+
+
 def test_bench_targets_measures_fewer_and_times_more_than_the_reference(output):
     text = output("bench_targets", "--reference=300", "--rounds=2", "--steps=2")
     assert "reference n = m = 300 of 1797 images, 2 rounds" in text

@@ -17,9 +17,9 @@ import torch
 from nsgf.checks import MAX_STEPS_PLUS_PLUS, check
 from nsgf.config.schema import PEER_PHASES, PHASES, Config, MethodName, PeerName, PhaseName
 from nsgf.data import DATA_SETS, NOISE
-from nsgf.phases import Phase, sampled_phases
-from nsgf.sampling.sampler import EntryTimes, NSGFSteps, StraightFlow
-from nsgf.sampling.solvers import expected_calls, steps_within
+from nsgf.phases import called_legs
+from nsgf.sampling.budget import at_calls, least_calls
+from nsgf.sampling.sampler import Leg
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import Precision, pick_precision, sampling_precision
@@ -240,34 +240,17 @@ def asked_nfe(config: Config) -> list[int]:
 
 
 def least_nfe(config: Config) -> int:
-    """Network calls for each sample that a trial cannot do without: one of each network on the
-    way, and of a straight flow as many as a step of its solver makes (dopri5 counts as one)."""
-    step = expected_calls(replace(config.sampling, straight_steps=1, omega=None), 0.0) or 1
-    return sum(step if phase.leg is StraightFlow else 1 for phase in _called_phases(config))
+    """Network calls for each sample that a trial cannot do without."""
+    return least_calls(config.sampling, _called_legs(config))
 
 
 def at_nfe(config: Config, nfe: int) -> Config:
-    """Sampling with ``nfe`` network calls for each sample, or as near as it gets from below.
-
-    NSGF++ spends one on the predictor, at most T and at most half of the others on the NSGF steps,
-    and what is left on the straight flow, whose Heun steps take two. dopri5 takes what it needs.
-
-    Args:
-        config: of a trial.
-        nfe: at least :func:`least_nfe`.
+    """A trial's configuration with ``nfe`` network calls for each sample, at least
+    :func:`least_nfe` (see :func:`nsgf.sampling.budget.at_calls`).
     """
-    sampling = replace(config.sampling, omega=None)
-    legs = [phase.leg for phase in _called_phases(config)]
-    if StraightFlow not in legs:
-        return replace(config, sampling=replace(sampling, nsgf_steps=nfe))
-    nfe -= legs.count(EntryTimes)
-    if NSGFSteps in legs:
-        steps = max(1, min(config.flow.steps, nfe // 2))
-        sampling, nfe = replace(sampling, nsgf_steps=steps), nfe - steps
-    return replace(config, sampling=replace(sampling, straight_steps=steps_within(sampling, nfe)))
+    return at_calls(config, _called_legs(config), nfe)
 
 
-def _called_phases(config: Config) -> list[Phase]:
+def _called_legs(config: Config) -> list[type[Leg]]:
     """Those of a trial whose networks a sample meets."""
-    way = sampled_phases(config, lambda name: name in config.phases)
-    return [phase for phase in way if phase.is_called(config.sampling)]
+    return called_legs(config, lambda name: name in config.phases)

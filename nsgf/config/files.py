@@ -4,7 +4,8 @@ Settings come in layers: defaults, a file, flags. Within a file the section ``op
 every phase that does not set a value of its own.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,8 +40,20 @@ def read_settings(file: Path) -> Content:
         file: YAML in UTF-8.
 
     Raises:
-        UserError: it cannot be read, is too large, is no YAML of plain values, has an unknown key
-            or a value of a wrong type, or names no experiment.
+        UserError: as :func:`read_plain`, or it has an unknown key or a value of a wrong type, or
+            names no experiment.
+    """
+    content = settings_parser().checked(read_plain(file))
+    if "exp" not in content:
+        raise UserError(f"config {file}: must name its experiment, for example exp: {file.stem}")
+    return content
+
+
+def read_plain(file: Path) -> Content:
+    """Keys and plain values of a file, unchecked: YAML in UTF-8, of which JSON is a part.
+
+    Raises:
+        UserError: it cannot be read, is too large, or is no YAML of keys and plain values.
     """
     if not file.is_file():
         raise UserError(f"config {file}: no such file")
@@ -52,10 +65,25 @@ def read_settings(file: Path) -> Content:
         raise UserError(f"config {file}: cannot be read ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise UserError(f"config {file}: must hold keys and values, not {content!r}")
-    content = settings_parser().checked(content)
-    if "exp" not in content:
-        raise UserError(f"config {file}: must name its experiment, for example exp: {file.stem}")
     return content
+
+
+def given(settings: Mapping[str, Any]) -> Content:
+    """Settings that a program gives by dotted key, nested, with values of the right types.
+
+    Raises:
+        UserError: an unknown key, or a value of a wrong type.
+    """
+    if not (isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings)):
+        raise UserError(f"settings {settings!r}: must be values by key, as {{'nsgf.lr': 1e-4}}")
+    flat = {
+        key: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for key, value in settings.items()
+    }
+    try:
+        return settings_parser().checked(nested(flat))
+    except KeyError as error:  # jsonargparse's, of keys that are empty or have spaces
+        raise UserError(f"settings {settings!r}: {error.args[0]}") from error
 
 
 def nested(flat: dict[str, Any]) -> Content:

@@ -89,7 +89,10 @@ class Parser(ArgumentParser):
         for key, value in _flat(content):
             if f"--{key}" not in self.flags:
                 self._unknown(key, value)
-        result: dict[str, Any] = self.parse_object(content).as_dict()
+        try:
+            result: dict[str, Any] = self.parse_object(content).as_dict()
+        except OverflowError as error:
+            raise UserError(f"a number of the settings is too large: {error}") from error
         return result
 
     def _unknown(self, name: str, value: object = None) -> NoReturn:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.phases.base import Phase
+from nsgf.phases.base import Phase, Trained
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.nsf import NSF
 from nsgf.phases.nsgf import NSGF
@@ -18,7 +18,7 @@ from nsgf.phases.predictor import Predictor
 from nsgf.phases.reflow import Reflow
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import FlowSampler, Network
+from nsgf.sampling.sampler import FlowSampler, Leg, Network
 from nsgf.system.errors import UserError
 from nsgf.training.precision import sampling_precision
 
@@ -69,6 +69,13 @@ def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> t
     return _ALGORITHM_4[:1]
 
 
+def called_legs(config: Config, is_trained: Callable[[PhaseName], bool]) -> list[type[Leg]]:
+    """Legs whose networks a sample meets, in the order of the way; arguments and errors as for
+    :func:`sampled_phases`."""
+    way = sampled_phases(config, is_trained)
+    return [phase.leg for phase in way if phase.is_called(config.sampling)]
+
+
 def load_legs(
     config: Config, run: RunFolder, phases: Sequence[Phase], weights: str, device: torch.device
 ) -> tuple[FlowSampler, dict[str, str]]:
@@ -78,16 +85,35 @@ def load_legs(
     Raises:
         UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
     """
+    return join_legs(config, phases, lambda phase: phase.load(config, run, weights, device), device)
+
+
+def join_legs(
+    config: Config,
+    phases: Sequence[Phase],
+    load: Callable[[Phase], Trained],
+    device: torch.device,
+) -> tuple[FlowSampler, dict[str, str]]:
+    """As :func:`load_legs`, with networks from wherever ``load`` has them."""
     legs, progress = [], dict[str, str]()
     precision = sampling_precision(config, device)
     for phase in phases:
         network: Network = nn.Identity()  # never called
         if phase.is_called(config.sampling):
-            trained = phase.load(config, run, weights, device)
+            trained = load(phase)
             model, progress[phase.name] = trained.network, trained.progress
             network = InferenceNetwork(model, precision, device)
         legs.append(phase.leg(config, network))
     return FlowSampler(legs), {name: progress[name] for name in _BY_NAME if name in progress}
 
 
-__all__ = ["Phase", "get_phase", "get_phases", "load_legs", "sampled_phases"]
+__all__ = [
+    "Phase",
+    "Trained",
+    "called_legs",
+    "get_phase",
+    "get_phases",
+    "join_legs",
+    "load_legs",
+    "sampled_phases",
+]

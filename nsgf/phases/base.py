@@ -9,7 +9,7 @@ Shapes: B batch, *shape one sample.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -175,12 +175,21 @@ class Phase(ABC):
         texts = contradictions(payload["config"], config, fixed)
         if texts:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
-        model = self.build(config.model, data_shape(config.data.name), seed=0)
         try:
-            model.load_state_dict(payload["ema" if weights == "ema" else "model"])
+            model = self.filled(config, payload["ema" if weights == "ema" else "model"], device)
             progress = f"{payload['step']} of {payload['config'][self.name]['iterations']}{remark}"
         except (RuntimeError, KeyError, TypeError, AttributeError) as error:
             why = one_line(error)
             raise UserError(f"checkpoint {file} does not fit the network ({why})") from error
         precision = kept_precision(payload.get("precision"), device)
-        return Trained(model.to(device).eval().requires_grad_(False), progress, precision)
+        return Trained(model, progress, precision)
+
+    def filled(self, config: Config, state: Any, device: torch.device) -> nn.Module:
+        """The network with these weights, in eval mode and without gradients.
+
+        Raises:
+            RuntimeError, TypeError, AttributeError: they do not fit it.
+        """
+        model = self.build(config.model, data_shape(config.data.name), seed=0)
+        model.load_state_dict(state)
+        return model.to(device).eval().requires_grad_(False)

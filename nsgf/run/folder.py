@@ -87,6 +87,11 @@ class RunFolder:
             UserError: it is none.
         """
         run = cls(path.expanduser())
+        if not run.config_file.is_file() and (run.path / "config.json").is_file():
+            raise UserError(
+                f"run = {path}: no run folder but an exported one, which commands do not take; in "
+                f"Python: nsgf.load({str(path)!r}).sample(64)"
+            )
         if not run.config_file.is_file():
             raise UserError(f"run = {path}: no run folder (it has no config.yaml)")
         return run
@@ -210,14 +215,14 @@ FOREIGN = "wandb"
 """Folder that wandb fills, with links to its own logs; this program writes nothing in it."""
 
 
-def check_links(folder: Path) -> None:
+def check_links(folder: Path, home: Path | None = None) -> None:
     """Refuse a folder that leads out of itself: ``log.txt`` must not be appended to whatever a link
-    of that name points to.
+    of that name points to. ``home`` may name a larger place in which it may stay.
 
     Raises:
         UserError: it holds a link to a place outside.
     """
-    home = folder.resolve()
+    home = home or folder.resolve()
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(place, name)

@@ -39,6 +39,7 @@ class InferenceNetwork(nn.Module):
         for layer in model.modules() if self.precision != "fp32" else ():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 layer.to(DTYPES[self.precision])
+        self.eval()
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Inputs, each (B, ...) -> the network's answer, (B, ...).

@@ -161,6 +161,14 @@ class FlowSampler:
         nfe = (self._evaluations() - before) / len(x)
         return Samples(x=x, nfe=nfe, tau=tau, path=path, marks=marks)
 
+    def with_settings(self, config: Config) -> "FlowSampler":
+        """The same networks under other settings of sampling.
+
+        Raises:
+            UserError: a solver needs torchdiffeq, which is missing.
+        """
+        return FlowSampler([type(leg)(config, leg.network.network) for leg in self.legs])
+
     @property
     def has_straight_flow(self) -> bool:
         """Whether ``sampling.solver`` and its settings are used."""

@@ -63,6 +63,7 @@ class Solution:
     velocity: Tensor  # (B, N, D)
     speed: Tensor  # (B,) root mean square of |v_i|
     g: Tensor  # (B, M) potential of the targets
+    own: Tensor  # (B, N) potential of the particles against themselves
     iterations: Tensor  # (B,) int64, updates of the pair (f, g), annealing included
     error: Tensor  # (B,) L1 error of the marginals, the larger of P's and Q's
     converged: Tensor  # (B,) whether the error is within the tolerance
@@ -130,13 +131,13 @@ class BatchedSolver:
         cost = half_squared_distances(x, y)
         self._check_precision(cost)
         g, iterations, goal = self._begin(cost, start)
-        own, self_error = self._self_projection(x)
+        projected, own, self_error = self.self_projection(x)
         error = torch.full_like(goal, math.inf)
         while True:  # each turn updates what is left: at most cap / UPDATES turns
             before = iterations
             g, error, iterations = self._updated(cost, g, error, goal, iterations)
             plan = torch.softmax(_exponent(cost, g, self._eps), dim=2)
-            v = torch.baddbmm(own, plan, y, beta=-1)  # P y - Q x
+            v = torch.baddbmm(projected, plan, y, beta=-1)  # P y - Q x
             speed = torch.linalg.vector_norm(v, dim=(1, 2)) / math.sqrt(v.shape[1])
             needed = self._goal(speed)
             converged = torch.maximum(error, self_error) <= needed
@@ -148,7 +149,7 @@ class BatchedSolver:
                 break
         error = torch.maximum(error, self_error)
         self.report.record(iterations, error, converged)
-        return Solution(v, speed, g, iterations, error, converged)
+        return Solution(v, speed, g, own, iterations, error, converged)
 
     def _begin(self, cost: Tensor, start: Solution | None) -> tuple[Tensor, Tensor, Tensor]:
         """First g (B, M), the updates spent on it (B,), and the error to reach (B,)."""
@@ -217,8 +218,9 @@ class BatchedSolver:
             live = live[going]
         return g, error, iterations
 
-    def _self_projection(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Q x (B, N, D) and the marginal error of Q (B,).
+    def self_projection(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q x (B, N, D), the potential of Q (B, N), and its marginal error (B,), for clouds x
+        (B, N, D) near the origin.
 
         With f = g the averaged update contracts from any start: K is positive definite. The
         diagonal of K is 1, so that no row underflows.
@@ -226,7 +228,8 @@ class BatchedSolver:
         kernel = half_squared_distances(x, x).mul_(-1 / self._eps)
         kernel.diagonal(dim1=1, dim2=2).fill_(LOWEST)
         if float(kernel.amax()) < ISOLATED - math.log(x.shape[1]):
-            return x, torch.zeros_like(x[:, 0, 0])
+            alone = torch.full_like(x[:, :, 0], self._eps * 0.5 * math.log(x.shape[1]))
+            return x, alone, torch.zeros_like(x[:, 0, 0])
         kernel.clamp_min_(LOWEST).exp_().diagonal(dim1=1, dim2=2).fill_(1.0)
         log_w = -0.5 * kernel.sum(2).log()
         for _ in range(SELF_UPDATES):
@@ -234,7 +237,8 @@ class BatchedSolver:
             log_w = log_w - 2 / 3 * log_row
         row = log_w.exp() * _times(kernel, log_w.exp())
         plan = kernel.mul_(log_w.exp().unsqueeze(1)).mul_((log_w.exp() / row).unsqueeze(2))
-        return plan @ x, (row - 1).abs().mean(1)
+        potential = self._eps * (log_w + 0.5 * math.log(x.shape[1]))
+        return plan @ x, potential, (row - 1).abs().mean(1)
 
 
 def _rows_of(cost: Tensor, live: Tensor) -> Tensor:

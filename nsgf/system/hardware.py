@@ -221,7 +221,7 @@ def versions() -> dict[str, str]:
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
-    from nsgf import __version__
+    from nsgf.version import __version__
 
     found = {"nsgf": __version__, "python": platform.python_version()}
     for package in PACKAGES:

@@ -1,4 +1,4 @@
-"""Velocity of the Sinkhorn flow at the fixed point, in float64: what the solvers are measured by.
+"""Velocity and divergence at the fixed point, in float64: what the solvers are measured by.
 
 It shares no code and no iteration with the package: potentials come from annealed Sinkhorn updates
 in the log domain, then from damped Newton steps on the dual, which converge where Sinkhorn's own
@@ -15,6 +15,18 @@ def velocity(x: Tensor, y: Tensor, blur: float) -> Tensor:
     """v_i = (sum_j P_ij y_j - sum_j Q_ij x_j) / row sums, x (N, D), y (M, D).  (N, D), float64"""
     x, y = x.double(), y.double()
     return plan(x, y, blur) @ y - plan(x, x, blur) @ x
+
+
+def divergence(x: Tensor, y: Tensor, blur: float) -> float:
+    """S_eps(x, y), each of its terms as <P, C> + eps KL(P | uniform)."""
+    return _primal(x, y, blur) - 0.5 * _primal(x, x, blur) - 0.5 * _primal(y, y, blur)
+
+
+def _primal(x: Tensor, y: Tensor, blur: float) -> float:
+    coupling = plan(x, y, blur) / len(x)
+    cost = 0.5 * torch.cdist(x.double(), y.double()).square()
+    entropy = torch.xlogy(coupling, coupling * coupling.numel())
+    return float((coupling * cost + blur**2 * entropy).sum())
 
 
 def plan(x: Tensor, y: Tensor, blur: float, tolerance: float = 1e-8) -> Tensor:

@@ -1,0 +1,216 @@
+"""What a program in Python asks for: train, load and sample, as the commands do.
+
+:mod:`nsgf` offers these names. Settings have the keys, layers and checks of the command line. What
+a caller can mend is raised as :class:`UserError`, in one line. Loading and sampling print nothing;
+training prints what the command prints.
+
+Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (2,).
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from nsgf import experiment
+from nsgf.checks import check
+from nsgf.command_line import request
+from nsgf.config.files import build, given, merged
+from nsgf.config.schema import Config, PhaseName
+from nsgf.data import build_source, data_shape
+from nsgf.phases import Phase, Trained, get_phases, join_legs, sampled_phases
+from nsgf.run.folder import RunFolder
+from nsgf.run.stop import Stopped
+from nsgf.sampling.budget import at_calls, least_calls
+from nsgf.sampling.network import InferenceNetwork
+from nsgf.sampling.sampler import FlowSampler, StraightFlow
+from nsgf.share.exported import ExportedRun, is_exported
+from nsgf.share.hub import fetched, is_address
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import pick_device
+from nsgf.system.output import silence
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained run, opened for sampling."""
+
+    path: Path
+    """Its folder: of a run, or one that ``nsgf export`` wrote."""
+    config: Config = field(repr=False)
+    """All settings that hold."""
+    device: torch.device
+    """Where its networks are."""
+    progress: dict[str, str]
+    """Updates done of those configured, by phase: ``{"nsgf": "300 of 100000"}``."""
+    sampler: FlowSampler = field(repr=False)
+    """Carries samples of mu0 (B, *shape) on ``device`` to samples of mu*, and tells the network
+    calls, times and, with ``keep_path=True``, the states on the way."""
+    networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
+    """The networks that a sample meets, by phase, in eval mode and without gradients: velocities
+    called as (x, t), a time predictor as (x)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return data_shape(self.config.data.name)
+
+    def sample(
+        self,
+        n: int,
+        seed: int | None = None,
+        *,
+        nfe: int | None = None,
+        batch_size: int | None = None,
+    ) -> Tensor:
+        """Samples as ``nsgf sample`` draws them: sample i follows from the seed and i alone.
+
+        Args:
+            n: how many.
+            seed: of the samples of mu0; None: that of the run.
+            nfe: network calls for each sample, or as near as it gets from below, shared among the
+                networks as the comparison does; None: what the settings of sampling imply.
+            batch_size: how many go through the networks together, which changes nothing but
+                rounding; None: that of the settings.
+
+        Returns:
+            (N, *shape), float32, on the CPU.
+
+        Raises:
+            UserError: a number that is out of its range, more calls than that are needed, or a card
+                that is full.
+        """
+        asked = {"sampling.num_samples": n, "seed": seed, "sampling.batch_size": batch_size}
+        config = _overlaid(self.config, asked)
+        sampler = self.sampler if nfe is None else self.sampler.with_settings(self._at(nfe))
+        source = build_source(config.data, config.seed, "sample")
+        count, size = config.sampling.num_samples, config.sampling.batch_size
+        cuts = [range(first, min(first + size, count)) for first in range(0, count, size)]
+        return torch.cat([sampler(source.at(cut).to(self.device)).x.cpu() for cut in cuts])
+
+    def _at(self, nfe: int) -> Config:
+        legs = [phase.leg for phase in get_phases(list(self.networks))]
+        least = least_calls(self.config.sampling, legs)
+        if isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < least:
+            raise UserError(f"nfe = {nfe!r}: must be a whole number >= {least} for this run")
+        if StraightFlow in legs and self.config.sampling.solver == "dopri5":
+            raise UserError(
+                f"nfe = {nfe}: dopri5 chooses its own calls; leave nfe out, or load the run with "
+                "overrides={'sampling.solver': 'euler'}"
+            )
+        return at_calls(self.config, legs, nfe)
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    device: str | torch.device | None = None,
+    weights: Literal["ema", "last"] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Run:
+    """Open a trained run for sampling. Nothing is written, and no code of the folder runs.
+
+    Args:
+        path: a run folder, a folder that ``nsgf export`` wrote, or ``hf://OWNER/NAME[@REVISION]``
+            of the Hugging Face hub (extra ``hub``).
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``; None: as the run is configured.
+        weights: averaged weights, or those of the last update; None: as the run is configured.
+        overrides: other settings by dotted key, as ``{"sampling.solver": "heun"}``.
+
+    Raises:
+        UserError: there is no such run, its files are missing, damaged or foreign, a setting is
+            wrong or not that of its networks, or the device does not exist.
+    """
+    settings = dict(overrides or {})
+    settings |= {"device": str(device)} if device is not None else {}
+    settings |= {"sampling.weights": weights} if weights is not None else {}
+    is_on_hub = is_address(path)
+    folder = fetched(path) if is_on_hub else Path(os.fspath(path)).expanduser()
+    if is_on_hub or is_exported(folder):
+        exported = ExportedRun.read(folder, given(settings))
+        return _opened(folder, exported.config, exported.has, exported.load)
+    found = request("sample", {"run": str(folder)}, settings)
+    config, run = found.config, RunFolder(folder)
+
+    def trained(phase: Phase, device: torch.device) -> Trained:
+        return phase.load(config, run, config.sampling.weights, device)
+
+    return _opened(folder, config, run.has_checkpoint, trained)
+
+
+def _opened(
+    folder: Path,
+    config: Config,
+    is_trained: Callable[[PhaseName], bool],
+    trained: Callable[[Phase, torch.device], Trained],
+) -> Run:
+    device = pick_device(config.device)
+    phases = sampled_phases(config, is_trained)
+    sampler, progress = join_legs(config, phases, lambda phase: trained(phase, device), device)
+    networks = {
+        phase.name: network
+        for phase, leg in zip(phases, sampler.legs, strict=True)
+        if isinstance(network := leg.network.network, InferenceNetwork)
+    }
+    return Run(folder, config, device, progress, sampler, networks)
+
+
+def train(
+    exp: str | None = None,
+    *,
+    dataset: str | None = None,
+    config: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> Run:
+    """Train an experiment in this process, as ``nsgf train`` does, and open the run.
+
+    The caller's random numbers stay as they were. Ctrl-C loses what came after the last checkpoint.
+
+    Args:
+        exp: ``2d``, ``digits``, ``mnist`` or ``cifar10``.
+        dataset: ``data.name``, as ``moons``.
+        config: a YAML file in place of ``exp``, or on top of ``resume``.
+        resume: a run folder to go on with.
+        overrides: settings by dotted key, as ``{"nsgf.iterations": 2000}``; those of ``optim`` hold
+            for every phase.
+        quiet: print nothing; the run folder's log has all lines.
+
+    Raises:
+        UserError: as the command, in the same words; or ``train.max_hours`` are over.
+    """
+    settings = {key: value for key, value in (("exp", exp), ("data.name", dataset)) if value}
+    control = {"run": resume, "config": config}
+    words: dict[str, str | bool] = {
+        key: os.fspath(path) for key, path in control.items() if path is not None
+    }
+    if resume is not None:
+        words["resume"] = True
+    asked = request("train", words, {**(overrides or {}), **settings})
+    run = RunFolder(asked.run) if asked.run else None
+    device = pick_device(asked.config.device)
+    cards = [device] if device.type == "cuda" else []
+    with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
+        try:
+            run = experiment.train(asked.config, run)
+        except Stopped as stopped:
+            raise UserError(
+                f"train.max_hours = {asked.config.train.max_hours} is over, {stopped}; go on with "
+                f"nsgf.train(resume={str(stopped.folder)!r})"
+            ) from stopped
+    return load(run.path, device=device)
+
+
+def _overlaid(config: Config, settings: Mapping[str, Any]) -> Config:
+    """A configuration with the settings that are not None on top, checked."""
+    wanted = {key: value for key, value in settings.items() if value is not None}
+    result = build(Config, merged(asdict(config), given(wanted)))
+    check(result)
+    return result

@@ -1,0 +1,37 @@
+"""How a number of network calls is shared among the legs of a sample's way."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nsgf.config.schema import Config, SamplingConfig
+from nsgf.sampling.sampler import EntryTimes, Leg, NSGFSteps, StraightFlow
+from nsgf.sampling.solvers import expected_calls, steps_within
+
+
+def least_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> int:
+    """Network calls for each sample that these legs cannot do without: one of each, and of a
+    straight flow as many as a step of its solver makes (dopri5 counts as one)."""
+    step = expected_calls(replace(sampling, straight_steps=1, omega=None), 0.0) or 1
+    return sum(step if leg is StraightFlow else 1 for leg in legs)
+
+
+def at_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
+    """Sampling with so many network calls for each sample, or as near as it gets from below.
+
+    NSGF++ spends one on the predictor, at most T and at most half of the others on the NSGF steps,
+    and what is left on the straight flow, whose Heun steps take two. dopri5 takes what it needs.
+
+    Args:
+        config: of a run.
+        legs: those whose networks a sample meets.
+        calls: at least :func:`least_calls`.
+    """
+    sampling = replace(config.sampling, omega=None)
+    if StraightFlow not in legs:
+        return replace(config, sampling=replace(sampling, nsgf_steps=calls))
+    calls -= list(legs).count(EntryTimes)
+    if NSGFSteps in legs:
+        steps = max(1, min(config.flow.steps, calls // 2))
+        sampling, calls = replace(sampling, nsgf_steps=steps), calls - steps
+    straight_steps = steps_within(sampling, calls)
+    return replace(config, sampling=replace(sampling, straight_steps=straight_steps))

@@ -1,0 +1,175 @@
+"""The model card of an exported run: what it is, how it was trained, measured and is used."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nsgf.config.schema import PHASES, Config
+from nsgf.config.yaml_loader import dump_yaml
+from nsgf.data import data_shape, is_image_set
+from nsgf.metrics.evaluate import report
+from nsgf.phases import Phase, get_phases
+from nsgf.run.folder import RunFolder, phase_stem, replacing
+from nsgf.system.errors import printable
+from nsgf.version import __version__
+
+CARD_FILE = "README.md"
+PNG = b"\x89PNG\r\n\x1a\n"
+MAX_BYTES = 2**24
+"""Of a picture or of a file of measures."""
+MEASURES = ("w2", "fid", "inception_score", "kid", "precision", "recall", "classifier_fid")
+"""What the hub's front matter tells of ``metrics.json``."""
+TAGS = ["nsgf", "optimal-transport", "sinkhorn", "gradient-flow", "arxiv:2401.14069"]
+
+
+def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:
+    """Copy the pictures of a run that ``nsgf sample`` drew, or else that of its last phase; names.
+
+    Those that are older than a checkpoint show other weights, and stay.
+    """
+    stems = [f"{phase_stem(phase.name)}.png" for phase in phases]
+    trained = max(_time(run.checkpoint_file(phase.name)) for phase in phases)
+    for names in (["grid.png", "trajectory.png"], stems[-1:]):
+        found = {
+            name: content
+            for name in names
+            if _time(run.samples / name) >= trained
+            and (content := _content(run.samples / name)).startswith(PNG)
+        }
+        if found:
+            break
+    for name, content in found.items():
+        with replacing(folder / name) as stream:
+            stream.write(content)
+    return list(found)
+
+
+def card(config: Config, run: RunFolder, updates: dict[str, str], shown: list[str]) -> str:
+    """The text of ``README.md``, with the hub's front matter.
+
+    Args:
+        config: all settings.
+        run: its folder, whose measures are told if they are those of the same weights.
+        updates: training progress, by phase.
+        shown: names of pictures beside it.
+    """
+    measures = same_measures(run, updates)
+    parts = [
+        f"---\n{dump_yaml(_front_matter(config, measures))}---\n",
+        f"# {config.exp}: {config.data.name} by a neural Sinkhorn gradient flow\n",
+        _description(config),
+        *(f"![{name}]({name})\n" for name in shown),
+        _use(config),
+        _training(config, updates),
+        _measured(measures),
+        CLOSING,
+    ]
+    return printable("\n".join(parts))
+
+
+def same_measures(run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
+    """What ``metrics.json`` says, if it was measured on these averaged weights; else nothing."""
+    try:
+        found = json.loads(_content(run.path / "metrics.json") or b"{}")
+        its = found.get("updates", {})
+        same = its and all(updates.get(phase) == done for phase, done in its.items())
+        return dict(found) if same and found.get("weights") == "ema" else {}
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return {}
+
+
+def _front_matter(config: Config, measures: dict[str, Any]) -> dict[str, Any]:
+    front: dict[str, Any] = {"license": "mit", "library_name": "nsgf", "tags": TAGS}
+    task = "other"
+    if is_image_set(config.data.name):
+        front["pipeline_tag"] = task = "unconditional-image-generation"
+    numbers = [
+        {"type": name, "value": value}
+        for name in MEASURES
+        if isinstance(value := measures.get(name), int | float)
+    ]
+    if numbers:
+        data = {"name": config.data.name, "type": config.data.name}
+        results = [{"task": {"type": task}, "dataset": data, "metrics": numbers}]
+        front["model-index"] = [{"name": config.exp, "results": results}]
+    return front
+
+
+def _description(config: Config) -> str:
+    shape = " x ".join(map(str, data_shape(config.data.name)))
+    kind = "Images" if is_image_set(config.data.name) else "Points"
+    fake = " Its training images were **random**, in place of the set." if config.data.fake else ""
+    smoke = " A **smoke run**: it tried whether everything works." if config.smoke else ""
+    paper = "Neural Sinkhorn Gradient Flow ([arXiv 2401.14069](https://arxiv.org/abs/2401.14069))"
+    is_peer = config.phases[-1] not in PHASES
+    method = f"`{config.peer.method}`, compared with {paper}" if is_peer else paper
+    return (
+        f"{kind} ({shape}) like those of `{config.data.name}`, made from `{config.data.source}` "
+        f"samples. Method: {method}, trained with nsgf {__version__}, an independent "
+        f"reproduction.{fake}{smoke}\n"
+    )
+
+
+def _use(config: Config) -> str:
+    shape = ", ".join(map(str, data_shape(config.data.name)))
+    content = "images in [-1, 1]" if is_image_set(config.data.name) else "points"
+    return (
+        "## Use\n\n"
+        "    import nsgf\n\n"
+        '    run = nsgf.load("PATH")              # this folder, or hf://OWNER/NAME\n'
+        f"    x = run.sample(64, seed=0)           # (64, {shape}), {content}\n"
+        "    x = run.sample(64, seed=0, nfe=10)   # with 10 network calls for each sample\n"
+    )
+
+
+def _training(config: Config, updates: dict[str, str]) -> str:
+    rows = [
+        f"| {phase.name} | {updates[phase.name]} | {phase.optim(config).batch_size} "
+        f"| {phase.optim(config).lr:g} |"
+        for phase in get_phases(config.phases)
+        if phase.name in updates
+    ]
+    sinkhorn, flow = config.sinkhorn, config.flow
+    return "\n".join(
+        [
+            "## Training\n",
+            "| phase | updates | batch | learning rate |",
+            "| --- | --- | --- | --- |",
+            *rows,
+            "",
+            f"Sinkhorn flow: blur {sinkhorn.blur:g}, {sinkhorn.batch_size} particles, "
+            f"{flow.steps} steps. Weights are averages over the updates. All settings: "
+            "`config.json`.\n",
+        ]
+    )
+
+
+def _measured(measures: dict[str, Any]) -> str:
+    if not measures:
+        return "## Measures\n\nNot measured with these weights (`nsgf evaluate`).\n"
+    lines = "\n".join("    " + line.replace("\n", " ") for line in report(measures))
+    return f"## Measures\n\n`nsgf evaluate` wrote:\n\n{lines}\n"
+
+
+CLOSING = """## Licence and citation
+
+The software is under the MIT licence; who shares the weights may choose another one above. The data
+have terms of their own.
+
+    @article{zhu2024neural,
+      title   = {Neural Sinkhorn Gradient Flow},
+      author  = {Zhu and Wang and Zhang and Zhao and Qian},
+      journal = {arXiv preprint arXiv:2401.14069},
+      year    = {2024}
+    }
+"""
+
+
+def _time(file: Path) -> float:
+    """When a file was written; before all others, if there is none."""
+    return file.stat().st_mtime if file.is_file() else 0.0
+
+
+def _content(file: Path) -> bytes:
+    """Of a file; nothing of one that is missing or larger than any that is expected."""
+    return file.read_bytes() if file.is_file() and file.stat().st_size <= MAX_BYTES else b""

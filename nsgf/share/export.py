@@ -1,0 +1,173 @@
+"""Write a run as a folder to hand on: ``nsgf export``.
+
+The folder appears as a whole or not at all: it is written beside its place and renamed.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from glob import escape
+from pathlib import Path
+
+import psutil
+import torch
+from safetensors.torch import save as save_tensors
+
+from nsgf.config.schema import Config, DataConfig, TrackingConfig
+from nsgf.phases import Phase, get_phases
+from nsgf.run.folder import RunFolder, replacing, sync_folder, write_text
+from nsgf.share.card import CARD_FILE, card, copied_pictures
+from nsgf.share.exported import (
+    CONFIG_FILE,
+    FORMAT,
+    MARK,
+    checksum,
+    read_index,
+    weights_file,
+)
+from nsgf.system.errors import UserError, cause
+from nsgf.version import __version__
+
+CPU = torch.device("cpu")
+OLD = ".old."
+"""In the name of an earlier export while another takes its place."""
+
+
+def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
+    """Write averaged weights of each trained phase, all settings and a model card.
+
+    Args:
+        config: the run's settings.
+        run: its folder, which is only read.
+        to: the folder to write; an earlier export that nobody has changed is replaced.
+
+    Returns:
+        Lines for people: the files, and how they are used.
+
+    Raises:
+        UserError: the run has no weights, damaged ones, or settings of its own for them; ``to``
+            holds something else, or cannot be written. What was there before is still there.
+    """
+    if config.sampling.weights != "ema":
+        raise UserError(
+            f"sampling.weights = {config.sampling.weights}: an export holds averaged weights; say "
+            "--sampling.weights ema"
+        )
+    to = to.expanduser().resolve()
+    refuse_foreign(to)
+    phases = [phase for phase in get_phases(config.phases) if run.has_checkpoint(phase.name)]
+    if not phases:
+        raise UserError(f"run = {run.path}: has no checkpoint yet; train it first")
+    try:
+        with replacing_folder(to) as folder:
+            updates: dict[str, str] = {
+                phase.name: _write_weights(folder, phase, config, run) for phase in phases
+            }
+            shown = copied_pictures(run, phases, folder)
+            write_text(folder / CARD_FILE, card(config, run, updates, shown))
+            _write_index(folder, config, updates)
+    except OSError as error:
+        raise UserError(
+            f"{to} cannot be written ({cause(error)}); name another folder with --to DIR"
+        ) from error
+    return [
+        *(str(to / name) for name in sorted(os.listdir(to))),
+        f"read it with nsgf.load({str(to)!r}); share it with: hf upload OWNER/NAME {to}",
+    ]
+
+
+def _write_weights(folder: Path, phase: Phase, config: Config, run: RunFolder) -> str:
+    """The averages of a phase; returns its progress."""
+    trained = phase.load(config, run, "ema", CPU)
+    state = {name: part.contiguous() for name, part in trained.network.state_dict().items()}
+    with replacing(folder / weights_file(phase.name)) as stream:
+        stream.write(save_tensors(state, {"format": "pt"}))
+    return trained.progress
+
+
+def _write_index(folder: Path, config: Config, updates: dict[str, str]) -> None:
+    """``config.json``: what all other files are, and what they mean."""
+    index = {
+        MARK: FORMAT,
+        "library_name": "nsgf",
+        "version": __version__,
+        "settings": asdict(of_no_machine(config)),
+        "updates": updates,
+        "files": {file.name: checksum(file.read_bytes()) for file in sorted(folder.iterdir())},
+    }
+    write_text(folder / CONFIG_FILE, json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+
+
+def of_no_machine(config: Config) -> Config:
+    """The settings without what they say of the machine and its user."""
+    usual = Config()
+    evaluation = replace(config.evaluation, inception_weights=usual.evaluation.inception_weights)
+    data = replace(config.data, root=DataConfig.root)
+    return replace(
+        config,
+        device=usual.device,
+        out_dir=usual.out_dir,
+        data=data,
+        evaluation=evaluation,
+        tracking=TrackingConfig(),
+    )
+
+
+def refuse_foreign(to: Path) -> None:
+    """
+    Raises:
+        UserError: there is something that is no export, or one that was changed since.
+    """
+    try:
+        if not to.exists() or (to.is_dir() and not os.listdir(to)):
+            return
+        if not to.is_dir():
+            raise UserError(f"--to {to}: is a file; name a folder")
+        if not (to / CONFIG_FILE).is_file():
+            raise UserError(f"--to {to}: holds other files; name an empty folder or a new one")
+        sums = read_index(to)["files"]
+        for entry in sorted(to.iterdir()):
+            if entry.name == CONFIG_FILE:
+                continue
+            if not entry.is_file() or checksum(entry.read_bytes()) != sums.get(entry.name):
+                raise UserError(
+                    f"--to {to}: {entry.name} is not as an export left it; move it away, or name "
+                    "another folder"
+                )
+    except OSError as error:
+        raise UserError(f"--to {to}: cannot be read ({cause(error)})") from error
+
+
+@contextmanager
+def replacing_folder(to: Path) -> Iterator[Path]:
+    """A new folder beside ``to`` that takes its place at the end. What fails leaves nothing, nor
+    does what processes of this machine that have ended left behind.
+    """
+    to.parent.mkdir(parents=True, exist_ok=True)
+    for left in to.parent.glob(f".{escape(to.name)}.*.partial"):
+        number = left.suffixes[-2][1:]
+        process = int(number) if number.isdecimal() and len(number) < 10 else 0
+        if process not in (0, os.getpid()) and psutil.pid_exists(process):
+            continue
+        if OLD in left.name and not to.exists():  # killed between the two renames
+            left.rename(to)
+        shutil.rmtree(left, ignore_errors=True)
+    partial, old = (to.with_name(f".{to.name}{w}{os.getpid()}.partial") for w in (".", OLD))
+    partial.mkdir()
+    try:
+        yield partial
+        if to.exists():
+            to.rename(old)
+        try:
+            partial.rename(to)
+        except OSError:
+            if old.exists():
+                old.rename(to)
+            raise
+        sync_folder(to.parent)
+    finally:
+        for left in (partial, old):
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,175 @@
+"""The folder that ``nsgf export`` writes, and how it is read back.
+
+    config.json              format, version, all settings, updates of each phase, checksums
+    phase1_nsgf.safetensors  averaged weights of a phase, one file each
+    README.md, *.png         the model card and its pictures
+
+Nothing in it can run code. Names of files follow from the phases; none is read from the folder.
+"""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from nsgf.checks import check
+from nsgf.config.files import Content, merged, read_plain, resolved
+from nsgf.config.parser import settings_parser
+from nsgf.config.resume_rules import contradictions
+from nsgf.config.schema import Config, PhaseName
+from nsgf.data import data_shape
+from nsgf.phases import Phase, Trained
+from nsgf.phases.base import FREE_IN_SAMPLING
+from nsgf.run.checkpoint import is_finite, newer_format
+from nsgf.run.folder import check_links, phase_stem
+from nsgf.system.errors import UserError, cause, one_line
+from nsgf.training.precision import kept_precision
+
+FORMAT = 1
+MARK = "nsgf_export"
+"""Key of ``config.json`` that tells the format."""
+CONFIG_FILE = "config.json"
+MAX_PROGRESS = 200
+"""Characters of a phase's progress."""
+
+
+def weights_file(phase: PhaseName) -> str:
+    """Name of the file of a phase's weights, e.g. ``phase2_nsf.safetensors``."""
+    return f"{phase_stem(phase)}.safetensors"
+
+
+def checksum(content: bytes) -> str:
+    """SHA-256."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def is_exported(folder: Path) -> bool:
+    """Whether a folder holds an exported run, be it damaged, and no run."""
+    return (folder / CONFIG_FILE).is_file() and not (folder / "config.yaml").is_file()
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What ``config.json`` says, with its parts of the right types.
+
+    Raises:
+        UserError: it cannot be read, or is of another format or of another program.
+    """
+    file = folder / CONFIG_FILE
+    try:
+        check_links(folder, _home(folder))
+        content = read_plain(file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({cause(error)})") from error
+    its = content.get(MARK)
+    if not isinstance(its, int) or isinstance(its, bool):
+        raise UserError(f"{folder}: no exported run (its {CONFIG_FILE} has no {MARK})")
+    if its > FORMAT:
+        raise newer_format(str(file), its, FORMAT)
+    parts = [content.get(key) for key in ("settings", "updates", "files")]
+    texts = [text for part in parts[1:] if isinstance(part, dict) for text in part.values()]
+    if its < 1 or not all(isinstance(part, dict) for part in parts):
+        raise UserError(f"{file} is damaged: it must have settings, updates and files")
+    if not all(isinstance(text, str) and len(text) <= MAX_PROGRESS for text in texts):
+        raise UserError(f"{file} is damaged: updates and files must be short texts")
+    return content
+
+
+def _home(folder: Path) -> Path:
+    """Where links in the folder may lead: the hub's cache keeps files beside its snapshots."""
+    real = folder.resolve()
+    return real.parents[1] if real.parent.name == "snapshots" else real
+
+
+@dataclass(frozen=True)
+class ExportedRun:
+    """An exported run whose settings are read, and whose weights are read when they are used."""
+
+    folder: Path
+    config: Config
+    """All settings that hold."""
+    saved: dict[str, Any]
+    """Those of the folder alone, nested."""
+    updates: dict[str, str]
+    """Training progress, by phase."""
+    sums: dict[str, str]
+    """SHA-256 of the folder's files, by name."""
+
+    @classmethod
+    def read(cls, folder: Path, above: Content) -> "ExportedRun":
+        """The run in this folder with settings ``above`` on top of its own.
+
+        Raises:
+            UserError: it is damaged or foreign, or a setting is wrong.
+        """
+        index = read_index(folder)
+        try:
+            below = settings_parser().checked(index["settings"])
+            saved = resolved(below)
+            check(saved)
+        except UserError as error:
+            raise UserError(f"{folder / CONFIG_FILE}: {error}") from error
+        config = resolved(merged(below, above))
+        check(config)
+        if config.sampling.weights != "ema":
+            raise UserError(
+                f"sampling.weights = {config.sampling.weights}: {folder} holds averaged weights "
+                "alone; leave it out, or load the run folder"
+            )
+        return cls(folder, config, asdict(saved), index["updates"], index["files"])
+
+    def has(self, phase: PhaseName) -> bool:
+        """Whether the weights of a phase belong to it."""
+        return weights_file(phase) in self.sums
+
+    def load(self, phase: Phase, device: torch.device) -> Trained:
+        """The network of a phase, in eval mode and without gradients.
+
+        Raises:
+            UserError: its file is missing, damaged, or does not fit the settings.
+        """
+        file = self.folder / weights_file(phase.name)
+        texts = contradictions(self.saved, self.config, set(phase.follows) - FREE_IN_SAMPLING)
+        if texts:
+            raise UserError(f"cannot use {file}: " + "; ".join(texts))
+        state = self._state(file)
+        with torch.device("meta"):  # a network that does not fit its file is never made
+            network = phase.network(self.config.model, data_shape(self.config.data.name))
+        problem = misfit(state, network.state_dict())
+        if problem:
+            raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
+        model = phase.filled(self.config, state, device)
+        precision = kept_precision(self.config.train.precision, device)
+        return Trained(model, self.updates.get(phase.name, "not known"), precision)
+
+    def _state(self, file: Path) -> dict[str, Tensor]:
+        try:
+            if not file.is_file():
+                raise UserError(f"{file} is missing; export the run again, or copy all its files")
+            content = file.read_bytes()
+        except OSError as error:
+            raise UserError(f"{file} cannot be read ({cause(error)})") from error
+        if checksum(content) != self.sums.get(file.name):
+            raise UserError(f"{file} is damaged: it does not fit its checksum in {CONFIG_FILE}")
+        try:
+            state = load_tensors(content)
+        except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+            raise UserError(f"{file} cannot be read ({one_line(error)})") from error
+        if not is_finite(state):
+            raise UserError(f"{file}: has values that are not finite")
+        return state
+
+
+def misfit(state: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
+    """How the tensors of a file differ from a network's in names, shapes or types; None: not."""
+    for name in sorted(state.keys() ^ expected.keys()):
+        return f"{name} is {'missing' if name in expected else 'not in it'}"
+    for name, tensor in state.items():
+        its, ours = (f"{list(t.shape)} {t.dtype}" for t in (tensor, expected[name]))
+        if its != ours:
+            return f"{name} is {its}, not {ours}"
+    return None

@@ -1,0 +1,116 @@
+"""The model card: front matter that the hub reads, measures and pictures of these weights alone."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsgf.config.schema import Config
+from nsgf.config.yaml_loader import load_yaml
+from nsgf.phases import get_phases
+from nsgf.run.folder import RunFolder
+from nsgf.share.card import PNG, card, copied_pictures
+from tests.conftest import shipped
+
+UPDATES = {"nsgf": "12 of 12", "nsf": "12 of 12", "predictor": "12 of 12"}
+PHASES = get_phases(["nsgf", "nsf", "predictor"])
+
+
+def front_matter(text: str) -> dict:
+    empty, front, _ = text.split("---\n", 2)
+    assert empty == ""
+    return load_yaml(front)
+
+
+def with_measures(run: RunFolder, **changes: object) -> RunFolder:
+    measures = {"updates": UPDATES, "weights": "ema", "w2": 0.25, "nfe": 8.0, **changes}
+    (run.path / "metrics.json").write_text(json.dumps(measures))
+    return run
+
+
+def test_measures_of_the_same_weights_are_told(small, small_run):
+    text = card(small, with_measures(small_run), UPDATES, [])
+    (model,) = front_matter(text)["model-index"]
+    (result,) = model["results"]
+    assert result["metrics"] == [{"type": "w2", "value": 0.25}]
+    assert "    w2       0.25\n" in text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"updates": {"nsgf": "6 of 12"}},
+        {"updates": {}},
+        {"updates": 3},
+        {"weights": "last"},
+    ],
+)
+def test_measures_of_other_weights_are_not(small, small_run, changes):
+    text = card(small, with_measures(small_run, **changes), UPDATES, [])
+    assert "model-index" not in front_matter(text)
+    assert "Not measured with these weights" in text
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b"[" * 100_000])
+def test_measures_that_cannot_be_read_are_none(small, small_run, content):
+    (small_run.path / "metrics.json").write_bytes(content)
+    assert "Not measured" in card(small, small_run, UPDATES, [])
+
+
+def test_words_of_a_file_stay_in_their_line(small, small_run):
+    text = card(small, with_measures(small_run, nfe="x\n\n# Title\x1b[1m"), UPDATES, [])
+    assert "\n# Title" not in text
+    assert "\x1b" not in text
+
+
+def test_the_card_says_what_was_trained(small, small_run):
+    text = card(small, small_run, UPDATES, ["grid.png"])
+    assert "| nsf | 12 of 12 | 16 | 0.001 |" in text
+    assert "![grid.png](grid.png)" in text
+    assert "`8gaussians`, made from `gaussian` samples" in text
+    assert front_matter(text)["license"] == "mit"
+    assert "pipeline_tag" not in front_matter(text)
+
+
+def test_images_have_a_task_and_a_shape(small_run):
+    digits = shipped("digits")
+    text = card(digits, small_run, {"nsgf": "1 of 2"}, [])
+    assert front_matter(text)["pipeline_tag"] == "unconditional-image-generation"
+    assert "(64, 1, 8, 8), images in [-1, 1]" in text
+
+
+def test_what_is_not_the_real_thing_says_so(small, small_run):
+    plain = card(small, small_run, UPDATES, [])
+    peer: Config = replace(small, phases=["peer"], smoke=True)
+    text = card(replace(peer, data=replace(peer.data, fake=True)), small_run, {}, [])
+    for words in ("**smoke run**", "**random**", "`icfm`, compared with"):
+        assert words in text
+        assert words not in plain
+
+
+@pytest.fixture
+def pictured(small_run) -> RunFolder:
+    small_run.samples.mkdir(exist_ok=True)
+    for name in ("grid", "trajectory", "phase2_nsf", "phase3_predictor"):
+        (small_run.samples / f"{name}.png").write_bytes(PNG + name.encode())
+    return small_run
+
+
+def test_pictures_of_the_command_come_first(pictured, tmp_path):
+    assert copied_pictures(pictured, PHASES, tmp_path) == ["grid.png", "trajectory.png"]
+    assert (tmp_path / "grid.png").read_bytes() == PNG + b"grid"
+
+
+def test_else_that_of_the_last_phase(pictured, tmp_path):
+    (pictured.samples / "grid.png").write_bytes(b"no picture")
+    (pictured.samples / "trajectory.png").unlink()
+    assert copied_pictures(pictured, PHASES, tmp_path) == ["phase3_predictor.png"]
+    assert not Path(tmp_path, "grid.png").exists()
+
+
+def test_pictures_of_earlier_weights_stay(pictured, tmp_path):
+    for file in pictured.samples.iterdir():
+        os.utime(file, (1, 1))
+    assert copied_pictures(pictured, PHASES, tmp_path) == []

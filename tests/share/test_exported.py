@@ -1,0 +1,219 @@
+"""Exported folders that are damaged, foreign or hostile: one line each, and no code runs."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+import nsgf
+from nsgf import UserError
+from nsgf.run.folder import RunFolder
+from nsgf.share.export import export_run
+from nsgf.share.exported import checksum, misfit
+from tests.conftest import tiny_config
+
+WEIGHTS = "phase1_nsgf.safetensors"
+
+
+@pytest.fixture(scope="session")
+def exported_once(tmp_path_factory, trained_once) -> Path:
+    config = tiny_config(trained_once.parent)
+    folder = tmp_path_factory.mktemp("exported") / "run"
+    export_run(config, RunFolder(trained_once), folder)
+    return folder
+
+
+@pytest.fixture
+def exported(tmp_path, exported_once) -> Path:
+    return Path(shutil.copytree(exported_once, tmp_path / "run"))
+
+
+def index(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
+def write_index(folder: Path, content: object) -> None:
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+def put(folder: Path, content: bytes) -> None:
+    """Weights whose checksum fits: who writes a hostile file writes that too."""
+    (folder / WEIGHTS).write_bytes(content)
+    changed = index(folder)
+    changed["files"][WEIGHTS] = checksum(content)
+    write_index(folder, changed)
+
+
+def changed_state(folder: Path, change) -> bytes:
+    state = load_file(folder / WEIGHTS)
+    change(state, next(iter(state)))
+    return save(state)
+
+
+def refusal(folder: Path, **how) -> str:
+    with pytest.raises(UserError) as error:
+        nsgf.load(folder, **how)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"model_type": "gpt2"}, "no exported run"),
+        ({"nsgf_export": True}, "no exported run"),
+        ({"nsgf_export": 2}, "newer format 2, this program reads 1"),
+        ({"nsgf_export": 0, "settings": {}, "updates": {}, "files": {}}, "is damaged"),
+        ({"nsgf_export": 1, "updates": {}, "files": {}}, "must have settings, updates and files"),
+        ({"nsgf_export": 1, "settings": {}, "updates": {}, "files": []}, "must have settings"),
+        ({"nsgf_export": 1, "settings": {}, "updates": {"nsgf": 3}, "files": {}}, "short texts"),
+        ([1, 2], "must hold keys and values"),
+        (3 * [[[]]], "must hold keys and values"),
+    ],
+)
+def test_a_foreign_index(exported, content, words):
+    write_index(exported, content)
+    assert words in refusal(exported)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "must hold keys and values"),
+        ("{" * 5000, "cannot be read"),
+        ("!!python/object/apply:os.system ['touch executed']", "cannot be read"),
+        ("\ufffe\x00", "cannot be read"),
+        ('{"nsgf_export": 1, "nsgf_export": 1}', "twice"),
+        ("[" + "0," * 2**20 + "0]", "at most"),
+    ],
+    ids=["empty", "nested", "tag", "binary", "twice", "large"],
+)
+def test_a_damaged_index(exported, text, words):
+    (exported / "config.json").write_text(text)
+    assert words in refusal(exported)
+
+
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.99])
+def test_an_index_that_is_cut_off(exported, part):
+    text = (exported / "config.json").read_text()
+    (exported / "config.json").write_text(text[: int(part * len(text))])
+    assert "config.json" in refusal(exported)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("colour", "blue", "colour: unknown key"),
+        ("seed", "x", "seed = x: must be an integer"),
+        ("seed", 10**400, "seed"),
+        ("seed", None, "seed = null"),
+        ("exp", "../../x", "exp = '../../x'"),
+        ("model", {"kind": "mlp", "mlp": {"width": 10**9}}, "model.mlp.width"),
+        ("sampling", {"weights": "last"}, "holds averaged weights alone"),
+    ],
+)
+def test_wrong_settings(exported, key, value, words):
+    content = index(exported)
+    content["settings"][key] = value
+    write_index(exported, content)
+    assert words in refusal(exported)
+
+
+def test_a_network_far_larger_than_its_file_is_never_made(exported, monkeypatch):
+    """Within the bounds of the settings: 4 TB of weights."""
+    content = index(exported)
+    content["settings"]["model"]["mlp"].update(width=2**16, depth=250)
+    write_index(exported, content)
+    assert "does not fit the network" in refusal(exported)
+
+
+def test_settings_that_the_weights_do_not_have(exported):
+    words = refusal(exported, overrides={"model.mlp.width": 32})
+    assert "the checkpoint has 16, this command 32" in words
+    assert "averaged weights alone" in refusal(exported, weights="last")
+
+
+def test_other_settings_of_sampling_are_free(exported):
+    run = nsgf.load(exported, overrides={"sampling.straight_steps": 2}, device="cpu")
+    assert run.sampler(torch.randn(3, 2)).nfe == 3 + 1 + 2
+
+
+def pickled(folder: Path) -> bytes:
+    stream = io.BytesIO()
+    torch.save({"x": torch.ones(2)}, stream)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (lambda f: b"", "cannot be read"),
+        (lambda f: (f / WEIGHTS).read_bytes()[:-9], "cannot be read"),
+        (lambda f: (f / WEIGHTS).read_bytes()[:100], "cannot be read"),
+        (lambda f: b"\xff" * 100, "cannot be read"),
+        (lambda f: (2).to_bytes(8, "little") + b"{}", "does not fit"),
+        (pickled, "cannot be read"),
+        (lambda f: changed_state(f, lambda state, key: state.pop(key)), "is missing"),
+        (lambda f: changed_state(f, lambda state, key: state.update(x=state[key] + 1)), "x is not"),
+        (
+            lambda f: changed_state(f, lambda state, key: state.update({key: state[key][:1] + 0})),
+            "does not fit the network",
+        ),
+        (
+            lambda f: changed_state(f, lambda state, key: state.update({key: state[key].double()})),
+            "torch.float64, not",
+        ),
+        (
+            lambda f: changed_state(f, lambda state, key: state[key].view(-1)[0].fill_(torch.nan)),
+            "not finite",
+        ),
+    ],
+)
+def test_weights_that_are_none_or_others(exported, content, words):
+    put(exported, content(exported))
+    assert words in refusal(exported)
+
+
+def test_a_flipped_bit_is_noticed(exported):
+    content = bytearray((exported / WEIGHTS).read_bytes())
+    content[-5] ^= 1
+    (exported / WEIGHTS).write_bytes(content)
+    assert "does not fit its checksum" in refusal(exported)
+
+
+def test_a_missing_file(exported):
+    (exported / WEIGHTS).unlink()
+    assert f"{WEIGHTS} is missing" in refusal(exported)
+
+
+def test_an_index_without_weights(exported):
+    write_index(exported, {**index(exported), "files": {}})
+    assert "does not fit its checksum" in refusal(exported)
+
+
+def test_links_out_of_the_folder_are_refused(exported, tmp_path):
+    outside = tmp_path / "outside.safetensors"
+    (exported / WEIGHTS).rename(outside)
+    (exported / WEIGHTS).symlink_to(outside)
+    assert "is a link out of that folder" in refusal(exported)
+
+
+def test_no_file_is_named_by_the_folder(exported, tmp_path):
+    """Only names that follow from phases are opened."""
+    content = index(exported)
+    content["files"] = {"../outside": checksum(b"x"), **content["files"]}
+    write_index(exported, content)
+    (tmp_path / "outside").mkdir()  # to open it would fail
+    assert nsgf.load(exported).sample(2).shape == (2, 2)
+
+
+def test_what_differs_is_named():
+    a, b = torch.zeros(2, 3), torch.zeros(3, 2)
+    assert misfit({"w": a}, {"w": a}) is None
+    assert misfit({"w": a}, {"w": b}) == "w is [2, 3] torch.float32, not [3, 2] torch.float32"
+    assert misfit({}, {"w": b}) == "w is missing"
+    assert misfit({"w": a}, {}) == "w is not in it"

@@ -1,0 +1,180 @@
+"""The divergence and its velocity as functions: values, gradients, shapes, refusals."""
+
+import warnings
+
+import pytest
+import torch
+from geomloss import SamplesLoss
+from torch import Tensor
+
+from nsgf import UserError, sinkhorn_divergence, sinkhorn_velocity
+from nsgf.config.schema import SinkhornConfig
+from nsgf.sinkhorn import build_solver
+from tests.sinkhorn import reference
+
+BLUR = 0.5
+
+
+def cloud(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pair(*batch: int) -> tuple[Tensor, Tensor]:
+    """Forty particles and sixty targets, shifted and wider."""
+    return cloud(*batch, 40, 2), 1.5 * cloud(*batch, 60, 2, seed=1) + 1
+
+
+@pytest.mark.parametrize("blur", [0.3, 0.5, 2.0])
+def test_value_is_that_of_the_fixed_point(blur):
+    """Notices blur taken for eps, the 1/2 of the cost, and each of the three terms."""
+    x, y = pair()
+    expected = reference.divergence(x, y, blur)
+    assert float(sinkhorn_divergence(x, y, blur)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_value_and_gradient_are_those_of_geomloss_with_fine_annealing():
+    x, y = (z.requires_grad_() for z in pair(2))
+    loss = SamplesLoss("sinkhorn", p=2, blur=1.0, scaling=0.99, backend="tensorized")
+    values, theirs = sinkhorn_divergence(x, y, 1.0), loss(x, y)
+    torch.testing.assert_close(values, theirs, rtol=1e-3, atol=0)
+    ours = torch.autograd.grad(values.sum(), (x, y))
+    for mine, other in zip(ours, torch.autograd.grad(theirs.sum(), (x, y)), strict=True):
+        torch.testing.assert_close(mine, other, rtol=0, atol=0.01 * float(other.abs().max()))
+
+
+def test_gradient_is_the_velocity_of_each_side():
+    """-N grad_x S = v(x, y), -M grad_y S = v(y, x)."""
+    x, y = (z.requires_grad_() for z in pair(3))
+    sinkhorn_divergence(x, y, BLUR).sum().backward()
+    v_x, v_y = sinkhorn_velocity(x, y, BLUR), sinkhorn_velocity(y, x, BLUR)
+    assert not v_x.requires_grad
+    torch.testing.assert_close(-40 * x.grad, v_x)
+    torch.testing.assert_close(-60 * y.grad, v_y, rtol=0, atol=5e-3)
+    torch.testing.assert_close(
+        (-60 * y.grad[1]).double(),
+        reference.velocity(y[1].detach(), x[1].detach(), BLUR),
+        rtol=0,
+        atol=5e-3,
+    )
+
+
+@pytest.mark.parametrize("moved", [0, 1], ids=["x", "y"])
+def test_gradient_is_the_slope_of_the_value(moved):
+    clouds = [z.requires_grad_() for z in pair()]
+    direction = cloud(*clouds[moved].shape, seed=7)
+    (gradient,) = torch.autograd.grad(sinkhorn_divergence(*clouds, BLUR), clouds[moved])
+
+    def value(step: float) -> float:
+        shifted = [z.detach() for z in clouds]
+        shifted[moved] = shifted[moved] + step * direction
+        return float(sinkhorn_divergence(*shifted, BLUR, tolerance=1e-5))
+
+    slope = (value(0.02) - value(-0.02)) / 0.04
+    assert float((gradient * direction).sum()) == pytest.approx(slope, rel=0.01)
+
+
+def test_gradient_follows_what_is_done_with_the_values():
+    x, y = pair(2)
+    x.requires_grad_()
+    weights = torch.tensor([3.0, -0.5])
+    (weighted,) = torch.autograd.grad((weights * sinkhorn_divergence(x, y)).sum(), x)
+    (plain,) = torch.autograd.grad(sinkhorn_divergence(x, y).sum(), x)
+    torch.testing.assert_close(weighted, weights.view(2, 1, 1) * plain)
+    assert y.grad is None
+
+
+def test_one_tensor_on_both_sides_has_no_gradient():
+    x = cloud(30, 2).requires_grad_()
+    value = sinkhorn_divergence(x, x, BLUR)
+    (gradient,) = torch.autograd.grad(value, x)
+    assert abs(value.item()) < 1e-5
+    assert gradient.abs().max() < 1e-3
+
+
+def test_second_derivatives_are_refused():
+    x, y = pair()
+    x.requires_grad_()
+    with pytest.raises(UserError, match="no second derivative"):
+        torch.autograd.grad(sinkhorn_divergence(x, y), x, create_graph=True)
+
+
+def test_single_points_and_translations():
+    x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([[4.0, -2.0]])
+    assert float(sinkhorn_divergence(x, y)) == pytest.approx(12.5)
+    x = cloud(50, 2)
+    moved = x + torch.tensor([1.5, -2.0])
+    assert float(sinkhorn_divergence(x, moved, BLUR)) == pytest.approx(3.125, rel=1e-3)
+
+
+def test_points_far_apart_are_assigned():
+    """No particle sees another at this blur: the self terms are eps log N each."""
+    x = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0], [10.0, 10.0]])
+    value = sinkhorn_divergence(x, x.roll(1, 0) + 0.3, 0.2)
+    assert float(value) == pytest.approx(0.09, rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(2,), (1, 4, 4)], ids=["points", "images"])
+def test_several_problems_are_solved_like_each_alone(shape):
+    x, y = cloud(3, 20, *shape), cloud(3, 30, *shape, seed=1) + 1
+    values, v = sinkhorn_divergence(x, y), sinkhorn_velocity(x, y)
+    assert values.shape == (3,)
+    assert v.shape == x.shape
+    for one in range(3):
+        assert float(sinkhorn_divergence(x[one], y[one])) == pytest.approx(float(values[one]))
+        torch.testing.assert_close(sinkhorn_velocity(x[one], y[one]), v[one])
+
+
+def test_velocity_is_the_solvers():
+    x, y = pair()
+    expected = build_solver(SinkhornConfig(blur=0.3)).velocity(x, y)
+    assert torch.equal(sinkhorn_velocity(x, y, 0.3), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_value"),
+    [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)],
+    ids=["float64", "bfloat16"],
+)
+def test_types_come_back(kind, of_value):
+    x, y = (z.to(kind).requires_grad_() for z in pair())
+    value = sinkhorn_divergence(x, y)
+    value.backward()
+    assert value.dtype == of_value
+    assert x.grad.dtype == y.grad.dtype == sinkhorn_velocity(x, y).dtype == kind
+
+
+@pytest.mark.parametrize("function", [sinkhorn_divergence, sinkhorn_velocity])
+def test_what_is_cut_off_warns(function):
+    x, y = pair()
+    with pytest.warns(RuntimeWarning, match="1 of 1 Sinkhorn problems did not converge") as caught:
+        function(x, y, 0.05, max_iterations=10)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        function(x, y)
+
+
+@pytest.mark.parametrize("function", [sinkhorn_divergence, sinkhorn_velocity])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": torch.zeros(5)}, "x of shape (5,): must be (N, D)"),
+        ({"x": torch.zeros(2, 5, 2)}, "x and y of shapes (2, 5, 2) and (60, 2)"),
+        ({"x": torch.zeros(5, 3)}, "with the same shape"),
+        ({"x": torch.zeros(0, 2)}, "empty cloud"),
+        ({"x": torch.full((3, 2), torch.nan)}, "not finite"),
+        ({"x": torch.zeros(5, 2, dtype=torch.int64)}, "x: must be a tensor of floating-point"),
+        ({"y": [[0.0, 1.0]]}, "y: must be a tensor of floating-point numbers, not list"),
+        ({"y": torch.zeros(5, 2, device="meta")}, "x is on cpu, y on meta"),
+        ({"blur": 0}, "blur = 0: must be > 0"),
+        ({"blur": "0.5"}, "blur = '0.5': must be a number > 0"),
+        ({"tolerance": float("nan")}, "tolerance = nan: must be a finite number"),
+        ({"max_iterations": 0}, "max_iterations = 0: must be >= 1"),
+        ({"blur": 1e-5}, "too small for float32"),
+    ],
+)
+def test_what_does_not_go_together_is_one_line(function, change, words):
+    x, y = pair()
+    with pytest.raises(UserError) as error:
+        function(**{"x": x, "y": y, **change})
+    assert words in str(error.value)

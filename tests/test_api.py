@@ -1,0 +1,225 @@
+"""The names that the package offers to programs."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nsgf
+from nsgf import UserError
+from nsgf.experiment import train as train_run
+from nsgf.sampling.generate import sample_run
+
+SMALL = {
+    "optim.iterations": 4,
+    "optim.batch_size": 8,
+    "pool.num_batches": 2,
+    "sinkhorn.batch_size": 8,
+    "model.mlp.width": 16,
+    "train.preview": False,
+    "device": "cpu",
+}
+
+
+def test_import_loads_nothing_that_takes_long():
+    code = "import sys, nsgf; nsgf.UserError, nsgf.__version__; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "nsgf" in loaded
+    assert not loaded & {"torch", "numpy", "jsonargparse", "yaml", "safetensors"}
+
+
+def test_every_name_that_is_offered_is_there():
+    assert all(hasattr(nsgf, name) and name in dir(nsgf) for name in nsgf.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'sampler'"):
+        _ = nsgf.sampler
+
+
+def test_samples_are_those_of_the_command(small, small_run):
+    sample_run(replace(small, seed=5), small_run)
+    saved = np.load(small_run.samples / "samples-seed5.npz", allow_pickle=False)["x"]
+    run = nsgf.load(small_run.path)
+    assert np.array_equal(run.sample(20, seed=5).numpy(), saved)
+    assert not np.array_equal(run.sample(20).numpy(), saved)  # seed 0, the run's
+
+
+def test_samples_do_not_depend_on_their_number_or_batches(small_run):
+    run = nsgf.load(str(small_run.path))
+    every = run.sample(20, seed=1)
+    assert every.shape == (20, *run.shape) == (20, 2)
+    torch.testing.assert_close(run.sample(7, seed=1), every[:7])
+    torch.testing.assert_close(run.sample(20, seed=1, batch_size=3), every)
+
+
+def test_loading_and_sampling_write_and_print_nothing(small_run, capsys):
+    before = {path: path.stat().st_mtime_ns for path in small_run.path.rglob("*")}
+    nsgf.load(small_run.path).sample(20)
+    assert {path: path.stat().st_mtime_ns for path in small_run.path.rglob("*")} == before
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("nfe", "steps", "straight"), [(3, 1, 1), (6, 2, 3), (20, 3, 16)])
+def test_calls_are_shared_as_in_the_comparison(small_run, nfe, steps, straight):
+    """One for the predictor, at most T = 3 and half of the others for NSGF."""
+    run = nsgf.load(small_run.path)
+    config = run.config
+    by_hand = nsgf.load(
+        small_run.path,
+        overrides={"sampling.nsgf_steps": steps, "sampling.straight_steps": straight},
+    )
+    assert by_hand.sampler(torch.randn(2, 2)).nfe == nfe
+    assert torch.equal(run.sample(8, nfe=nfe), by_hand.sample(8))
+    assert run.config == config
+    assert run.sampler(torch.randn(2, 2)).nfe == 3 + 1 + 4  # as configured, before and after
+
+
+def test_an_unfinished_run_is_sampled_by_what_it_has(small):
+    run = nsgf.load(train_run(replace(small, phases=["nsgf"])).path)
+    assert list(run.networks) == ["nsgf"]
+    assert torch.equal(run.sample(4, nfe=3), run.sample(4))
+    assert run.sampler.with_settings(run._at(9))(torch.randn(2, 2)).nfe == 9
+
+
+def test_networks_are_ready_to_be_asked(small_run):
+    run = nsgf.load(small_run.path)
+    assert set(run.networks) == {"nsgf", "nsf", "predictor"}
+    assert run.progress == dict.fromkeys(run.networks, "12 of 12")
+    x, t = torch.randn(5, 2), torch.rand(5)
+    assert run.networks["nsgf"](x, t).shape == (5, 2)
+    assert run.networks["predictor"](x).shape == (5,)
+    for network in run.networks.values():
+        assert isinstance(network, nn.Module)
+        assert not network.training
+        assert not any(part.requires_grad for part in network.parameters())
+
+
+def test_last_weights_are_others(small_run):
+    last = nsgf.load(small_run.path, weights="last", device="cpu")
+    assert last.config.sampling.weights == "last"
+    assert not torch.equal(last.sample(4), nsgf.load(small_run.path).sample(4))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"n": 0}, "sampling.num_samples = 0: must be >= 1"),
+        ({"n": 1.5}, "sampling.num_samples = 1.5: must be an integer"),
+        ({"n": 4, "seed": -1}, "seed = -1: must be >= 0"),
+        ({"n": 4, "batch_size": 0}, "sampling.batch_size = 0: must be >= 1"),
+        ({"n": 4, "nfe": 2}, "nfe = 2: must be a whole number >= 3 for this run"),
+        ({"n": 4, "nfe": 5.0}, "nfe = 5.0: must be a whole number"),
+    ],
+)
+def test_wrong_numbers_are_one_line(small_run, how, words):
+    with pytest.raises(UserError) as error:
+        nsgf.load(small_run.path).sample(**how)
+    assert words in str(error.value)
+
+
+def test_solvers_that_choose_their_calls_take_no_number(small_run):
+    pytest.importorskip("torchdiffeq")
+    run = nsgf.load(small_run.path, overrides={"sampling.solver": "dopri5"})
+    assert run.sample(4).shape == (4, 2)
+    with pytest.raises(UserError, match="dopri5 chooses its own calls"):
+        run.sample(4, nfe=10)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"overrides": {"model.mlp.width": 32}}, "the checkpoint has 16, this command 32"),
+        ({"overrides": {"sampling.stepz": 3}}, "sampling.stepz: unknown key"),
+        ({"overrides": {"a b": 3}}, "Spaces not allowed"),
+        ({"overrides": {1: 3}}, "must be values by key"),
+        ({"overrides": {"nsgf.lr": 10**400}}, "too large"),
+        ({"device": "tpu"}, "device = tpu: must be auto, cpu"),
+        ({"weights": "best"}, "sampling.weights = best: must be one of ema, last"),
+    ],
+)
+def test_wrong_settings_are_one_line(small_run, how, words):
+    with pytest.raises(UserError) as error:
+        nsgf.load(small_run.path, **how)
+    assert words in str(error.value)
+
+
+def test_what_is_no_run_is_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"no run folder \(it has no config.yaml\)"):
+        nsgf.load(tmp_path / "nowhere")
+
+
+def test_training_in_a_program(tmp_path, capsys):
+    """Quiet, without touching the caller's random numbers, and resumed to the same weights."""
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    settings = {**SMALL, "out_dir": tmp_path, "phases": ("nsgf",)}
+    run = nsgf.train("2d", dataset="moons", overrides=settings, quiet=True)
+    assert capsys.readouterr() == ("", "")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert run.path.parent == tmp_path
+    assert run.config.data.name == "moons"
+    assert run.progress == {"nsgf": "4 of 4"}
+    longer = nsgf.train(resume=run.path, overrides={"nsgf.iterations": 6})
+    assert longer.path == run.path
+    assert longer.progress == {"nsgf": "6 of 6"}
+    assert "nsgf: step 6 of 6" in capsys.readouterr().out
+
+
+def test_training_from_a_file(tmp_path):
+    file = tmp_path / "own.yaml"
+    file.write_text("exp: own\nmodel: {kind: mlp}\nphases: [nsgf]\n")
+    run = nsgf.train(config=file, overrides={**SMALL, "out_dir": tmp_path}, quiet=True)
+    assert run.path.name.startswith("own-")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({}, "say --exp NAME"),
+        ({"exp": "3d"}, "exp = 3d: must be one of"),
+        ({"exp": "2d", "dataset": "moon"}, "data.name = moon: must be"),
+        ({"exp": "2d", "overrides": {"nsgf.lr": -1.0}}, "nsgf.lr = -1.0: must be > 0"),
+    ],
+)
+def test_training_that_cannot_be_is_refused(how, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as error:
+        nsgf.train(**how)
+    assert words in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_time_that_is_over_says_how_to_go_on(tmp_path):
+    settings = {**SMALL, "out_dir": tmp_path, "train.max_hours": 1e-9}
+    with pytest.raises(UserError, match=r"max_hours = 1e-09 is over, .*nsgf\.train\(resume='"):
+        nsgf.train("2d", overrides=settings, quiet=True)
+
+
+def test_lines_of_the_readme_run(tmp_path, monkeypatch):
+    """As they stand there, with fewer updates and the path of a run that is there."""
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    blocks = re.findall(r"(?:^    .*\n|^\n)+", text, re.MULTILINE)
+    (code,) = (block for block in blocks if "import nsgf\n" in block)
+    lines = "\n".join(line[4:] for line in code.splitlines())
+    assert "nsgf.train(" in lines
+    assert "nsgf.load(" in lines
+    small = {key: value for key, value in SMALL.items() if not key.startswith("sinkhorn")}
+    real = nsgf.train
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        nsgf,
+        "train",
+        lambda *words, overrides=None, **how: real(
+            *words, **how, overrides={**(overrides or {}), "nsgf.iterations": 4, **small}
+        ),
+        raising=False,
+    )
+    made = real("2d", overrides={**SMALL, "phases": ["nsgf"]}, quiet=True)
+    names = {"x": torch.randn(20, 2), "y": torch.randn(20, 2) + 1}
+    exec(re.sub(r'"runs/[^"]*\.\.\."', repr(str(made.path)), lines), names)
+    assert names["run"].sample(3).shape == (3, 2)
