@@ -158,7 +158,7 @@ class Phase(ABC):
 
     def start(self, config: Config, device: torch.device) -> nn.Module:
         """The network as it begins, from a random stream of the phase's own."""
-        seed, shape = derive_seed(config.seed, self.name, "init"), data_shape(config.data.name)
+        seed, shape = derive_seed(config.seed, self.name, "init"), data_shape(config.data)
         return self.build(config.model, shape, seed).to(device)
 
     def load(self, config: Config, run: RunFolder, weights: str, device: torch.device) -> Trained:
@@ -175,7 +175,7 @@ class Phase(ABC):
         texts = contradictions(payload["config"], config, fixed)
         if texts:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
-        model = self.build(config.model, data_shape(config.data.name), seed=0)
+        model = self.build(config.model, data_shape(config.data), seed=0)
         try:
             model.load_state_dict(payload["ema" if weights == "ema" else "model"])
             progress = f"{payload['step']} of {payload['config'][self.name]['iterations']}{remark}"
