@@ -85,7 +85,7 @@ EXAMPLES = {
     "train": (
         "--exp 2d --dataset moons --steps 10",
         "--exp cifar10 --max-hours 11.5 --out-dir runs",
-        "--exp images --data.path DIR             # your own images; your own points: --exp points",
+        "--exp images --data.path DIR             # own images; also: --exp points",
         "--exp mnist --smoke --fake-data          # does everything work here?",
         "--exp cifar10 --resume                   # go on with its newest run",
     ),

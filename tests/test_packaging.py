@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LATE = ("matplotlib", "sklearn", "ot", "wandb", "scipy", "torchvision")
 OPTIONAL = {"flash_sinkhorn", "torch_fidelity", "torchdiffeq", "torchcfm"}
-PACKAGE = {"ot": "POT", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+PACKAGE = {"PIL": "pillow", "ot": "POT", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 """Names of packages where they are not those of their modules."""
 
 

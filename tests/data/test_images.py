@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import Data, Files, data_set, data_shape
+from nsgf.data import Data, Files, data_set
 from nsgf.data.images import IMAGE_SETS, to_bytes, to_unit_range
 from nsgf.system.errors import UserError
 
@@ -103,7 +103,7 @@ def test_bytes_and_unit_range_are_inverse():
 def test_fake_data_has_the_shape_of_the_real_set(name, tmp_path):
     data = Data(DataConfig(name=name, fake=True, root=str(tmp_path)), seed=0)
     batch = data.target("x").sample(5)
-    assert batch.shape == (5, *data_shape(name))
+    assert batch.shape == (5, *data_set(name).shape)
     assert data.source("x").sample(5).shape == batch.shape
 
 
