@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nsgf.config.files import Content, inherited, merged, nested, resolved
-from nsgf.config.schema import FoundConfig
+from nsgf.config.schema import Config, FoundConfig
 from nsgf.system.errors import UserError
 
 OWN: dict[str, str] = {"images": "DIR", "points": "FILE"}
@@ -46,7 +46,8 @@ def with_own_data(base: Content, flags: Content) -> tuple[Content, Content, tupl
     if path is None:
         raise UserError(f"data.path = null: name the {name} to train on, --data.path {OWN[name]}")
     seen = LOOKS[name](config.data)
-    chosen, data = _chosen(seen.found), {"found": asdict(seen.found)}
+    given = merged(base, flags).get("model", {}).get("unet", {}).get("mult")
+    chosen, data = _chosen(config, seen.found, given), {"found": asdict(seen.found)}
     if name == "images":
         channels, size, _ = seen.found.shape or []
         data |= {"size": size, "fit": config.data.fit or "crop"}
@@ -56,12 +57,17 @@ def with_own_data(base: Content, flags: Content) -> tuple[Content, Content, tupl
     return below, merged(flags, {"data": data}), (*seen.notes, note)
 
 
-def _chosen(found: FoundConfig) -> dict[str, Any]:
+def _chosen(config: Config, found: FoundConfig, mult: list[int] | None) -> dict[str, Any]:
+    """Settings by dotted key, but for those that would have no effect."""
     samples, shape = found.samples or 0, found.shape or []
     if len(shape) == 1:
         return for_points(samples, *shape)
-    settings = for_images(samples, channels=shape[0], size=shape[1])
-    return {**settings, "evaluation.classifier": bool(found.classes)}
+    chosen = for_images(samples, shape[0], shape[1], mult)
+    if config.nsf.coupling != "ot":
+        del chosen["nsf.coupling_batch"]
+    if config.nsf.source == "prior" or config.nsf.coupling == "semidiscrete":
+        del chosen["nsf.starts"]
+    return {**chosen, "evaluation.classifier": bool(found.classes)}
 
 
 def for_points(samples: int, dim: int) -> dict[str, Any]:
@@ -77,8 +83,11 @@ def for_points(samples: int, dim: int) -> dict[str, Any]:
     }
 
 
-def for_images(samples: int, channels: int, size: int) -> dict[str, Any]:
-    """Settings for so many images of ``size`` x ``size`` pixels, by dotted key.
+def for_images(
+    samples: int, channels: int, size: int, mult: list[int] | None = None
+) -> dict[str, Any]:
+    """Settings for so many images of ``size`` x ``size`` pixels, by dotted key; ``mult`` are the
+    levels of the network that are given.
 
     Raises:
         UserError: a network cannot halve that side often enough.
@@ -86,14 +95,15 @@ def for_images(samples: int, channels: int, size: int) -> dict[str, Any]:
     sides = [size]
     while sides[-1] % 2 == 0 and sides[-1] >= 8:
         sides.append(sides[-1] // 2)
-    if sides[-1] > LARGEST_END:
+    if mult:
+        sides = sides[: len(mult)]
+    elif sides[-1] > LARGEST_END:
         raise UserError(
             f"data.size = {size}: can be halved to {sides[-1]} pixels alone, must come to "
             f"{LARGEST_END} or fewer; use a multiple of 8, as {max(8, round(size / 8) * 8)}"
         )
     n, values = min(128, samples), channels * size**2
     width = 32 if size < 32 else 64 if size < 64 else 128
-    mult = [1, *[2] * (len(sides) - 1)]
     return {
         "optim.batch_size": n,
         "sinkhorn.batch_size": n,
@@ -101,9 +111,9 @@ def for_images(samples: int, channels: int, size: int) -> dict[str, Any]:
         "pool.num_batches": _flows(25_600, n, 3 * values),
         "model.unet.channels": width,
         "model.unet.res_blocks": 1 if size < 32 else 2,
-        "model.unet.mult": mult,
+        "model.unet.mult": mult or [1, *[2] * (len(sides) - 1)],
         "model.unet.attention": [side for side in sides[1:] if 8 <= side <= 16],
-        "model.unet.head_channels": min(64, width * mult[-1]),
+        "model.unet.head_channels": 32,  # divides whatever GroupNorm allows
         "model.predictor_channels": [32, 64, 128, 256][: size.bit_length() - 1],
         "nsf.coupling_batch": min(1024, samples),
         "nsf.starts": min(65_536, START_VALUES // values),

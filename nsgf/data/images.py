@@ -114,7 +114,7 @@ class ImageSet:
         remedies.append("name another folder with --data-root DIR")
         remedies.append("try the machinery with --fake-data")
         if holds_images(files.root):
-            remedies.insert(0, "train on the images that are there with --exp images --data.path")
+            remedies.insert(0, "train on the images there with --exp images --data.path DIR")
         return (
             f"data.root = {files.root}: no usable {self.name} ({one_line(error)}); "
             f"{', or '.join(remedies)}"

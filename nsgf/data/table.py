@@ -94,8 +94,8 @@ def read_table(file: Path) -> Table:
         _refuse_shape(values)
         names = names or tuple(f"coordinate {number + 1}" for number in range(values.shape[1]))
         _refuse_values(values, names)
-    except UserError:
-        raise
+    except UnicodeDecodeError as error:
+        raise UserError(f"data.path = {file}: no text in UTF-8; save it anew") from error
     except Exception as error:  # numpy raises many types for damaged and foreign files
         raise UserError(f"data.path = {file}: {one_line(error)}") from error
     rows = torch.from_numpy(values)
@@ -161,7 +161,10 @@ def _read_array(file: Path) -> np.ndarray:
     Raises:
         Exception: nearly any: the file is damaged, holds several arrays, or other than numbers.
     """
-    content = np.load(file, allow_pickle=False)
+    try:
+        content = np.load(file, allow_pickle=False)
+    except ValueError as error:  # numpy's own words advise to load pickles
+        raise ValueError("no whole file of numpy's, or one of objects; save numbers") from error
     if not isinstance(content, np.ndarray):
         with content:
             if len(content.files) != 1:
@@ -191,8 +194,8 @@ def _refuse_values(values: np.ndarray, names: tuple[str, ...]) -> None:
     if len(wrong):
         row, column = wrong[0]
         raise ValueError(
-            f"{values[row, column]} in point {row + 1}, {names[column]} (and {len(wrong) - 1} "
-            "others), must be finite; drop such rows, or write numbers for them"
+            f"{len(wrong)} values are not finite, the first is {values[row, column]} in point "
+            f"{row + 1}, {names[column]}; drop such rows, or write numbers for them"
         )
     largest = np.abs(values).max(0)
     if largest.max() > 1e100:
