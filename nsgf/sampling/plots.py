@@ -71,6 +71,9 @@ def save_points(
         panel.set_title(words)
         panel.legend(loc="upper right")
         _name_axes(panel, axes)
+    if on_line:
+        left.set_ylabel("step")
+        right.set_ylabel("share")
     _save(figure, file, dpi=120)
 
 
