@@ -16,6 +16,8 @@ OWN: dict[str, str] = {"images": "DIR", "points": "FILE"}
 """``data.name`` of own data, and what ``--data.path`` names."""
 POOL_VALUES, START_VALUES = 2**29, 2**28
 """Numbers that a pool and the walked starts may have: 2 and 1 GiB in float32."""
+MANY = 10_000
+"""Images from which on networks are as large as the shipped ones for such images."""
 LARGEST_END = 16
 """Pixels of a side at which a UNet may end: attention in its middle takes their fourth power."""
 
@@ -103,14 +105,15 @@ def for_images(
             f"{LARGEST_END} or fewer; use a multiple of 8, as {max(8, round(size / 8) * 8)}"
         )
     n, values = min(128, samples), channels * size**2
-    width = 32 if size < 32 else 64 if size < 64 else 128
+    # the wider networks are for sets that they cannot learn by heart so soon
+    width, many = (32 if size < 32 else 64 if size < 64 else 128), samples >= MANY
     return {
         "optim.batch_size": n,
         "sinkhorn.batch_size": n,
         "sinkhorn.blur": 0.5 if size < 32 else 1.0,
         "pool.num_batches": _flows(25_600, n, 3 * values),
-        "model.unet.channels": width,
-        "model.unet.res_blocks": 1 if size < 32 else 2,
+        "model.unet.channels": width if many else max(32, width // 2),
+        "model.unet.res_blocks": 2 if many and size >= 32 else 1,
         "model.unet.mult": mult or [1, *[2] * (len(sides) - 1)],
         "model.unet.attention": [side for side in sides[1:] if 8 <= side <= 16],
         "model.unet.head_channels": 32,  # divides whatever GroupNorm allows

@@ -66,7 +66,12 @@ def refused(*words: object) -> str:
     ],
 )
 def test_networks_follow_from_the_size(size, mult, attention, channels):
-    chosen = for_images(200, 3, size)
+    few, chosen = (for_images(count, 3, size) for count in (9_999, 10_000))
+    assert few["model.unet.channels"] == max(32, channels // 2)
+    assert (few["model.unet.res_blocks"], chosen["model.unet.res_blocks"]) == (
+        1,
+        2 if size >= 32 else 1,
+    )
     assert chosen["model.unet.mult"] == mult
     assert chosen["model.unet.attention"] == attention
     assert chosen["model.unet.channels"] == channels

@@ -202,6 +202,7 @@ def _pixels(root: Path, file: Path, content: bytes, shape: list[int], fit: str) 
     channels, size = shape[0], (shape[2], shape[1])
     image = _opened(root, file, content)
     try:
+        image.draft(None, (2 * size[0], 2 * size[1]))  # JPEG alone: photos take a sixth
         image = _in_eight_bits(ImageOps.exif_transpose(image))
         image = _on_white(image).convert("L" if channels == 1 else "RGB")
         how = Image.Resampling.BICUBIC

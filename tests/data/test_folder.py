@@ -289,3 +289,15 @@ def test_folders_of_images_are_known_for_a_hint(tmp_path):
     write_images(tmp_path, 1, classes=1)
     assert holds_images(tmp_path)
     assert holds_images(tmp_path / "class0")
+
+
+def test_large_photos_are_decoded_as_coarsely_as_they_are_needed(tmp_path):
+    """JPEG can leave out what nobody would see: the picture must stay, where it was."""
+    ramp = np.linspace(0, 255, 400)
+    pixels = np.stack([np.broadcast_to(ramp, (300, 400)), *[np.full((300, 400), 90)] * 2], -1)
+    image = Image.fromarray(pixels.astype(np.uint8))
+    write_all(tmp_path / "jpg", image, "{}.jpg")
+    write_all(tmp_path / "png", image)
+    coarse, fine = (only_pixels(tmp_path / kind).float() for kind in ("jpg", "png"))
+    assert float((coarse - fine).abs().max()) < 6
+    assert coarse[0, 0, 0] < 60 < 190 < coarse[0, 0, -1]
