@@ -43,7 +43,7 @@ class Table:
 
     def in_units(self, x: Tensor) -> Tensor:
         """Standardised points (..., D) in the units of the file.  float64"""
-        return x.double() * self.scale.to(x.device) + self.mean.to(x.device)
+        return x * self.scale.to(x.device) + self.mean.to(x.device)
 
     @property
     def checksum(self) -> str:
