@@ -23,7 +23,8 @@ from nsgf.checks import check
 from nsgf.command_line import request
 from nsgf.config.files import build, given, merged
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import build_source, data_shape
+from nsgf.data import Data, build_source, data_shape, target_set
+from nsgf.data.own import TableSet
 from nsgf.phases import Phase, Trained, get_phases, join_legs, sampled_phases
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
@@ -59,7 +60,7 @@ class Run:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
-        return data_shape(self.config.data.name)
+        return data_shape(self.config.data)
 
     def sample(
         self,
@@ -80,11 +81,11 @@ class Run:
                 rounding; None: that of the settings.
 
         Returns:
-            (N, *shape), float32, on the CPU.
+            (N, *shape), float32, on the CPU; own points float64 in the units of their file.
 
         Raises:
-            UserError: a number that is out of its range, more calls than that are needed, or a card
-                that is full.
+            UserError: a number that is out of its range, more calls than that are needed, a card
+                that is full, or a file of own points that is gone.
         """
         asked = {"sampling.num_samples": n, "seed": seed, "sampling.batch_size": batch_size}
         config = _overlaid(self.config, asked)
@@ -92,7 +93,10 @@ class Run:
         source = build_source(config.data, config.seed, "sample")
         count, size = config.sampling.num_samples, config.sampling.batch_size
         cuts = [range(first, min(first + size, count)) for first in range(0, count, size)]
-        return torch.cat([sampler(source.at(cut).to(self.device)).x.cpu() for cut in cuts])
+        x = torch.cat([sampler(source.at(cut).to(self.device)).x.cpu() for cut in cuts])
+        if isinstance(target_set(config.data), TableSet):
+            return Data(config.data, config.seed).in_units(x)
+        return x
 
     def _at(self, nfe: int) -> Config:
         legs = [phase.leg for phase in get_phases(list(self.networks))]

@@ -8,12 +8,14 @@ from typing import get_args
 
 from nsgf.config.leaves import leaves, plain_type, range_of
 from nsgf.config.schema import FAMILIES, PHASES, Config, DataConfig
-from nsgf.data import data_set, data_shape, is_image_set
+from nsgf.data import OWN_SETS, ImageSet, data_shape, is_image_set, target_set
 from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
 
 MAX_STEPS_PLUS_PLUS = 5
-PATHS = ("out_dir", "data.root", "evaluation.inception_weights")
+PATHS = ("out_dir", "data.root", "data.path", "evaluation.inception_weights")
+OF_OWN_DATA = ("path", "size", "fit", "color")
+"""Keys of the section ``data`` that say what own data are read, and how."""
 MAX_PATH = 4096
 """Characters of a text; Linux takes no longer path."""
 MAX_NAME = 100
@@ -51,13 +53,14 @@ def refuse_nulls(config: Config) -> None:
 
 
 def check_places(config: Config) -> None:
-    """What must hold before ``exp`` and ``out_dir`` are looked for.
+    """What must hold before ``exp``, ``out_dir`` and ``data.path`` are looked for.
 
     Raises:
-        UserError: they, or another text, are no names or paths, or a key has no value.
+        UserError: they, or another text, are no names or paths, a number is out of its range, or a
+            key has no value.
     """
     refuse_nulls(config)
-    problems = [*_name_problems(config), *_text_problems(config)]
+    problems = [*_range_problems(config), *_name_problems(config), *_text_problems(config)]
     if problems:
         raise UserError("; ".join(problems))
 
@@ -123,7 +126,10 @@ def _data_problems(config: Config) -> Iterator[str]:
         yield f"data.source = {config.data.source}: must differ from data.name"
     for key in ("inception", "classifier"):
         if not is_image and getattr(config.evaluation, key):
-            yield f"evaluation.{key} = true: must be false for the 2D set {config.data.name}"
+            yield f"evaluation.{key} = true: must be false for {config.data.name}, which are points"
+    target = target_set(config.data)
+    if isinstance(target, ImageSet) and not target.read_labels and config.evaluation.classifier:
+        yield "evaluation.classifier = true: must be false for images without enough of each class"
     if config.peer.method == "sbcfm" and config.peer.sigma == 0:
         yield "peer.sigma = 0: must be > 0 for peer.method sbcfm"
     if config.model.mlp.time_features % 2:
@@ -132,12 +138,17 @@ def _data_problems(config: Config) -> Iterator[str]:
 
 def _unused_problems(config: Config) -> Iterator[str]:
     """Settings that would silently have no effect."""
-    unused = {"root", "source", "fake", "flip"} - data_set(config.data.name).uses
-    why = {"root": f", {config.data.name} reads no files"}
+    name = config.data.name
+    unused = {"root", "source", "fake", "flip", *OF_OWN_DATA} - target_set(config.data).uses
+    why = {"root": f", {name} reads no files"}
+    if name in OWN_SETS:
+        why = {"root": f", {name} are read from data.path"}
+    else:
+        why["path"] = f" for {name}; own data are --exp images and --exp points"
     for key in sorted(unused):
         value, usual = getattr(config.data, key), getattr(DataConfig(), key)
         if value != usual:
-            rest = why.get(key, f" for {config.data.name}")
+            rest = why.get(key, f" for {name}")
             yield f"data.{key} = {_written(value)}: must be {_written(usual)}{rest}"
     yield from _unused_couplings(config)
     for phase in config.phases:
@@ -174,8 +185,8 @@ def _unused_couplings(config: Config) -> Iterator[str]:
     ):
         if coupling == "semidiscrete" and not is_image_set(config.data.name):
             yield (
-                f"{key} = semidiscrete: needs an image set, {config.data.name} has no finite set "
-                f"of samples; say --{other}"
+                f"{key} = semidiscrete: needs an image set, {config.data.name} is none; "
+                f"say --{other}"
             )
 
 
@@ -191,14 +202,16 @@ def refuse_unused(config: Config, asked: set[str]) -> None:
         UserError: one of them would silently have no effect.
     """
     name = config.data.name
-    unused = sorted(asked & {"verify", "download"} - data_set(name).uses)
+    unused = sorted(asked & {"verify", "download"} - target_set(config.data).uses)
     if unused:
         raise UserError(f"--data.{unused[0]}: has no effect for data.name {name}; leave it out")
 
 
-def _written(value: bool | str) -> str:
+def _written(value: bool | int | str | None) -> str:
     """A value as YAML and flags have it."""
-    return str(value).lower() if isinstance(value, bool) else value
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _flow_problems(config: Config) -> Iterator[str]:
@@ -229,8 +242,8 @@ def _compare_problems(config: Config) -> Iterator[str]:
             yield f"compare.{key} = []: must name at least one"
     if config.compare.coupling == "semidiscrete" and not is_image_set(config.data.name):
         yield (
-            f"compare.coupling = semidiscrete: needs an image set, {config.data.name} has no "
-            "finite set of samples; say --compare.coupling ot"
+            f"compare.coupling = semidiscrete: needs an image set, {config.data.name} is none; "
+            "say --compare.coupling ot"
         )
     steps = config.compare.handover_steps
     if steps > MAX_STEPS_PLUS_PLUS and not config.flow.allow_many_steps:
@@ -247,7 +260,7 @@ def _compare_problems(config: Config) -> Iterator[str]:
 
 
 def _unet_problems(config: Config) -> Iterator[str]:
-    unet, size = config.model.unet, data_shape(config.data.name)[1]
+    unet, size = config.model.unet, data_shape(config.data)[1]
     if not unet.mult:
         yield "model.unet.mult = []: must have at least one level"
         return
@@ -278,7 +291,7 @@ def _unet_problems(config: Config) -> Iterator[str]:
 
 
 def _predictor_problems(config: Config) -> Iterator[str]:
-    channels, size = config.model.predictor_channels, data_shape(config.data.name)[1]
+    channels, size = config.model.predictor_channels, data_shape(config.data)[1]
     if not channels or size >> len(channels) < 1:
         yield (
             f"model.predictor_channels = {channels}: must have 1 to {int(math.log2(size))} layers "

@@ -1,6 +1,7 @@
 """From a command line to a :class:`Request`.
 
-Settings come in layers, later ones on top: defaults; the section ``optim`` of a file; what a phase
+Settings come in layers, later ones on top: defaults; what is chosen for own data
+(:mod:`nsgf.own_data`); the section ``optim`` of a file; what a phase
 sets itself in that file; --smoke; ``--optim.KEY``; short flags for several leaves at once; flags
 for one leaf. In place of the file stands a run's saved configuration where a command works on
 a run; there each phase has its own values already.
@@ -25,6 +26,7 @@ from nsgf.config.files import (
 )
 from nsgf.config.schema import Config
 from nsgf.flags import COMMANDS, ON_SAMPLES, SMOKE, WITHOUT_RUN, command_parser, short_flags
+from nsgf.own_data import with_own_data
 from nsgf.system.errors import UserError, cause
 
 if TYPE_CHECKING:
@@ -105,9 +107,9 @@ def _request(
     base, own = _base(
         run, file, flags, laid_over_run="config" in control, needs_file=command != "list"
     )
+    base, flags, notes = with_own_data(base, flags)
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
     config = resolved(merged(merged(base, smoke), flags), base.get("phases"))
-    notes: tuple[str, ...] = ()
     if command == "train" and run and "run" in control:
         _refuse_move(run, flags)
     from nsgf.checks import (
@@ -119,7 +121,8 @@ def _request(
     if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
         planned = resolved(base)
         refuse_nulls(planned)
-        config, notes = _keep_pool_total(config, planned)
+        config, kept = _keep_pool_total(config, planned)
+        notes += kept
     check(config)
     refuse_unused(config, set(flags.get("data", {})))
     if run:

@@ -101,6 +101,7 @@ EXAMPLES = {
     "train": (
         "--exp 2d --dataset moons --steps 10",
         "--exp cifar10 --max-hours 11.5 --out-dir runs",
+        "--exp images --data.path DIR             # own images; also: --exp points",
         "--exp mnist --smoke --fake-data          # does everything work here?",
         "--exp cifar10 --resume                   # go on with its newest run",
     ),
@@ -140,7 +141,7 @@ def command_parser(command: str) -> Parser:
         epilog="\n  ".join(["examples:", *(f"nsgf {command} {say}" for say in EXAMPLES[command])]),
     )
     group = add_settings(parser)
-    parser.flags["--exp"].help = "experiment: 2d, digits, mnist or cifar10"
+    parser.flags["--exp"].help = "experiment: 2d, digits, mnist, cifar10, images or points"
     either = group.add_mutually_exclusive_group()
     for flag, how in CONTROL.items():
         resumes = flag.startswith("--resume")

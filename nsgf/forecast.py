@@ -102,7 +102,7 @@ def counted(compute: Callable[[], object]) -> Work:
 
 def update_work(config: Config, phase: Phase, precision: Precision) -> Work:
     """One update: forward, backward and optimizer, for the whole batch."""
-    shape = data_shape(config.data.name)
+    shape = data_shape(config.data)
     with META:
         model = phase.network(config.model, shape).train()
         batch = phase.example(phase.optim(config).batch_size, shape)
@@ -133,7 +133,7 @@ def pool_work(config: Config, shape: tuple[int, ...], card: Card) -> Work:
 def sampling_work(config: Config, precision: Precision) -> tuple[Work, int] | None:
     """What a batch of ``sampling.batch_size`` samples takes, and its network calls; None: their
     number depends on the samples."""
-    shape, tau, total, calls = data_shape(config.data.name), 0.0, Work(), 0
+    shape, tau, total, calls = data_shape(config.data), 0.0, Work(), 0
     for phase in sampled_phases(config, config.phases.__contains__):
         number, tau = phase.leg(config, nn.Identity()).expect(tau)  # type: ignore[assignment]
         if number is None:
@@ -166,7 +166,7 @@ def forecast(config: Config, card: Card, session_hours: float, command: str) -> 
     limit = training_hours(session_hours)
     precision = pick_precision(config.train.precision, CPU, card.capability)
     config = replace(config, train=replace(config.train, precision=precision))
-    tf32, shape = config.train.tf32, data_shape(config.data.name)
+    tf32, shape = config.train.tf32, data_shape(config.data)
     lines = [
         f"one {card.name}, computed, not measured: {format_bytes(card.memory)}, {precision}, "
         f"memory at {card.bandwidth / 1e9:.0f} GB/s; assumed: {EFFICIENCY[precision]:.0%} of "
@@ -218,7 +218,7 @@ def _phase_forecast(
 
 
 def _pool_seconds(config: Config, card: Card) -> float:
-    shape = data_shape(config.data.name)
+    shape = data_shape(config.data)
     on_card = pool_work(config, shape, card).seconds(card, "fp32")
     return on_card + pool_bytes(config, shape) / POOL_RATE
 

@@ -105,7 +105,7 @@ def _measured(
         if measures(config, optim, state.forward.model, device):
             with device:
                 size = min(SAMPLES * state.accumulate, optim.batch_size)
-                noise = phase.example(size, data_shape(config.data.name))
+                noise = phase.example(size, data_shape(config.data))
             chosen, gain = faster_precision(state, noise, time.perf_counter)
             yield f"{phase.name}: train.precision = auto would be {chosen}, {described(gain)}"
         yield updates_finite(config, phase.name, lambda: state.update(batch).read())
@@ -123,7 +123,7 @@ def reached(config: Config, phase: Phase, device: torch.device, seconds: float) 
 
 def ready(config: Config, phase: Phase, device: torch.device) -> tuple[TrainState, Batch]:
     """A phase before its first update, and a batch that may be smaller than the configured one."""
-    optim, shape = phase.optim(config), data_shape(config.data.name)
+    optim, shape = phase.optim(config), data_shape(config.data)
     size = timed_samples(config, device, optim.batch_size)
     model = phase.build(config.model, shape, seed=0).to(device)
     state = TrainState(

@@ -38,9 +38,9 @@ def data_found(config: Config) -> str:
     Raises:
         UserError: they are missing or damaged.
     """
-    images = Data(config.data, config.seed).images
-    what = config.data.name if images is None else f"{len(images)} images of {config.data.name}"
-    return f"ok data: {what}"
+    data, name = Data(config.data, config.seed), config.data.name
+    what = "images" if data.table is None else "points"
+    return f"ok data: {name if data.count is None else f'{data.count} {what} of {name}'}"
 
 
 def updates_finite(config: Config, phase: str, update: Callable[[], StepStats]) -> str:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nsgf.command_line import parse
 from nsgf.config.schema import Config
-from nsgf.data import data_set
+from nsgf.data import target_set
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
@@ -154,7 +154,7 @@ def experiment(name: str, flags: list[str]) -> Config:
     real = not given.keys().isdisjoint({"--data-root", "--data.root", "--fake-data"})
     config = parse(words).config
     prepare_environment(config.train)
-    if real or "root" not in data_set(config.data.name).uses:
+    if real or "root" not in target_set(config.data).uses:
         return config
     return parse([*words, "--fake-data"]).config
 

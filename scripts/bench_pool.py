@@ -72,7 +72,7 @@ def bytes_table() -> Iterator[str]:
     yield "|---|---:|---:|---:|---:|"
     for name in EXPERIMENTS:
         config = _config(name)
-        shape = data_shape(config.data.name)
+        shape = data_shape(config.data)
         pairs = config.pool.num_batches * config.sinkhorn.batch_size * config.flow.steps
         both = pairs * 2 * math.prod(shape) * 4
         sizes = [both, *(pool_bytes(config, shape, dtype) for dtype in ("float32", "float16"))]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from nsgf.command_line import parse
 from nsgf.config.schema import UNetConfig
-from nsgf.data import data_shape
+from nsgf.data import data_set, data_shape
 from nsgf.models import count_parameters
 from nsgf.models.unet import UNet
 from nsgf.system.hardware import format_bytes, pick_device
@@ -68,7 +68,7 @@ def main() -> None:
     for name, flags in CASES.items():
         if args.only in name:
             config = parse(["train", "--exp", name, *flags]).config
-            shape = data_shape(config.data.name)
+            shape = data_shape(config.data)
             found = variants(theirs.UNetModel, config.model.unet, shape, args)
             for line in rows(f"{name}, attention at {config.model.unet.attention}", found, args):
                 print(line, flush=True)
@@ -133,7 +133,7 @@ def awake(model: nn.Module) -> None:
 
 def rows(title: str, found: list[Variant], args: argparse.Namespace) -> list[str]:
     """One line of the table per variant."""
-    shape = (args.batch, *data_shape("cifar10" if title.startswith("cifar10") else "mnist"))
+    shape = (args.batch, *data_set("cifar10" if title.startswith("cifar10") else "mnist").shape)
     x, t = torch.randn(shape, device=args.device), torch.rand(args.batch, device=args.device)
     times: list[list[float]] = [[] for _ in found]
     peaks = [0.0] * len(found)

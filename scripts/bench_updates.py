@@ -154,7 +154,7 @@ class TorchCFM:
         self._device, self._targets = phase.device, phase.data.target("targets")
         self._matcher: Any = ConditionalFlowMatcher(sigma=0.0)
         self._model: nn.Module = UNetModelWrapper(
-            dim=data_shape(config.data.name),
+            dim=data_shape(config.data),
             num_channels=unet.channels,
             num_res_blocks=unet.res_blocks,
             channel_mult=unet.mult,

@@ -25,13 +25,14 @@ command would use, and a run keeps them in its `config.yaml`.
 Later ones win:
 
 1. the default;
-2. the section `optim` of the file, for every phase ({phases});
-3. what the file sets in a phase's own section;
-4. `--smoke`, see below;
-5. `--optim.KEY`, for every phase; `--optim.iterations` not for peers;
-6. short flags that set a key in several sections (`--lr`, `--batch-size`, `--train-iters`,
+2. for own data what is chosen by their number and shape ([own data](own-data.md));
+3. the section `optim` of the file, for every phase ({phases});
+4. what the file sets in a phase's own section;
+5. `--smoke`, see below;
+6. `--optim.KEY`, for every phase; `--optim.iterations` not for peers;
+7. short flags that set a key in several sections (`--lr`, `--batch-size`, `--train-iters`,
    `--num-samples`);
-7. flags of one key, such as `--nsf.lr`.
+8. flags of one key, such as `--nsf.lr`.
 
 `peer.iterations` that is not given, or null, is the sum of the phases that the peer is compared
 with: those in `phases`, or all of NSGF++ if `phases` names peers alone and the file no others.

@@ -18,6 +18,7 @@ from nsgf.config.files import Content
 from nsgf.config.schema import Config
 from nsgf.experiment import train
 from nsgf.run.folder import RunFolder
+from tests.data.own_files import write_images, write_points
 
 for _name, _examples in (("quick", 10), ("all", 200)):  # scripts/test.sh --all takes the latter
     settings.register_profile(
@@ -59,6 +60,16 @@ def _shipped_files_are_read_once() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def config_names() -> list[str]:
     return sorted(file.stem for file in config_folder().glob("*.yaml"))
+
+
+@pytest.fixture(scope="session")
+def own_data(tmp_path_factory) -> dict[str, tuple[str, ...]]:
+    """By name of experiment the flag that names a user's own images or points."""
+    folder = tmp_path_factory.mktemp("own")
+    write_images(folder / "images")
+    write_points(folder / "points.npy")
+    places = {"images": folder / "images", "points": folder / "points.npy"}
+    return {name: (f"--data.path={place}",) for name, place in places.items()}
 
 
 def tiny_config(out_dir: Path) -> Config:

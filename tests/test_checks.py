@@ -12,10 +12,11 @@ from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
 
-def test_shipped_configurations_are_valid(config_names):
-    assert config_names == ["2d", "cifar10", "digits", "digits-paper", "mnist"]
+def test_shipped_configurations_are_valid(config_names, own_data):
+    shipped_sets = ["2d", "cifar10", "digits", "digits-paper", "mnist"]
+    assert config_names == sorted([*shipped_sets, *own_data])
     for name in config_names:
-        check(shipped(name))
+        check(shipped(name, *own_data.get(name, ())))
 
 
 WRONG = [  # experiment, flag, words of the message
@@ -50,8 +51,8 @@ WRONG = [  # experiment, flag, words of the message
     ("2d", "--data.name=mnist", "model.kind = mlp: must be unet"),
     ("2d", "--data.source=8gaussians", "must differ from data.name"),
     ("2d", "--fake-data", "data.fake = true: must be false"),
-    ("2d", "--evaluation.inception=true", "evaluation.inception = true: must be false for the 2D"),
-    ("2d", "--evaluation.classifier=true", "evaluation.classifier = true: must be false for the"),
+    ("2d", "--evaluation.inception=true", "evaluation.inception = true: must be false for 8g"),
+    ("2d", "--evaluation.classifier=true", "evaluation.classifier = true: must be false for 8g"),
     ("2d", "--model.mlp.time_features=7", "model.mlp.time_features = 7: must be even"),
     ("digits", "--data.name=moons", "model.kind = unet: must be mlp"),
     ("digits", "--data.source=8gaussians", "data.source = 8gaussians: must be gaussian"),

@@ -325,3 +325,36 @@ def test_training_ends_by_naming_the_next_commands(tiny, capsys):
     assert f"next: python -m nsgf sample --run {run.path}" in printed
     assert main(["preflight", "--exp", "2d", "--batch-size", "8"]) == 0
     assert "all phases: about" in capsys.readouterr().out
+
+
+NARROW_OWN = {
+    "images": ("--data.size=8", "--compare.methods=[nsgf++h,otcfm]"),
+    "points": ("--model.mlp.width=8", "--compare.methods=[nsgf,icfm]"),
+}
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("exp", NARROW_OWN)
+def test_own_data_are_trained_resumed_sampled_measured_and_compared(exp, tmp_path, nsgf, own_data):
+    flags = ["--exp", exp, *own_data[exp], "--smoke", "--device=cpu", f"--out-dir={tmp_path}"]
+    assert "ok data" in nsgf("preflight", *flags, *NARROW_OWN[exp])
+    told = nsgf("train", *flags, *NARROW_OWN[exp])
+    assert "data: " in told
+    assert "no picture of samples" not in told
+    run = only_run(tmp_path)
+    assert "data: " not in nsgf("train", "--run", run, "--resume-phase", "1")
+    nsgf("sample", "--run", run, "--num-samples", "200")
+    (file,) = (run / "samples").glob("samples*.npz")
+    drawn = np.load(file, allow_pickle=False)["x"]
+    if exp == "points":  # barely trained: noise in the units of the file
+        scale = 10.0 ** np.arange(3)
+        np.testing.assert_allclose(drawn.mean(0) / scale, -5, atol=1)
+        np.testing.assert_allclose(drawn.std(0) / scale, 1, atol=0.5)
+    else:
+        assert drawn.shape == (200, 3, 8, 8)
+        assert abs(drawn).max() < 10
+    nsgf("evaluate", "--run", run)
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["w2"] > 0
+    assert ("nearest_real" in metrics) is (exp == "images")
+    assert "| floor" in nsgf("compare", *flags, *NARROW_OWN[exp])

@@ -26,7 +26,7 @@ from nsgf.compare.trials import (
 )
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import is_image_set
+from nsgf.data import ImageSet, target_set
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.potential import potential_file
@@ -288,7 +288,8 @@ class Work:
     def _yardstick(self, trial: Trial) -> Yardstick:
         if trial.target not in self._yardsticks:
             config = trial_config(self._config, trial)
-            if is_image_set(trial.target.name):
+            target = target_set(config.data)
+            if isinstance(target, ImageSet) and target.read_labels:
                 folder = self._classifiers or Path(config.out_dir).expanduser()
                 self._yardsticks[trial.target] = ImageYardstick(
                     config, folder, self.device, self._log

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nsgf.compare.trials import at_nfe
 from nsgf.config.schema import Config
-from nsgf.data import Data, build_source
+from nsgf.data import Data, Sampler, build_source
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.shared import require_neighbours
 from nsgf.metrics.wasserstein import energy_distance, w2
@@ -26,7 +26,8 @@ from nsgf.system.errors import UserError
 
 
 class PointYardstick:
-    """Exact W2, and the energy distance, which sees smaller differences of laws."""
+    """Exact W2, and the energy distance, which sees smaller differences of laws: of points, and of
+    images without classes."""
 
     names = ("w2", "1000 energy")
 
@@ -37,20 +38,30 @@ class PointYardstick:
         """
         self._config, self._n = config, config.evaluation.w2_samples
         self.samples = config.evaluation.num_samples
+        if (count := Data(config.data, config.seed).count) is not None:
+            self.samples = min(self.samples, count // 2)  # two disjoint halves for the floor
         if self.samples < 2:
             raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
 
     def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
         """Distances of samples (n, *shape) from a draw of the target, by name."""
-        target = Data(self._config.data, seed).target("compare", str(draw))
-        reals = target.sample(len(samples))
-        near = w2(samples[: self._n], reals[: self._n])
-        return {"w2": near, "1000 energy": 1000 * energy_distance(samples, reals)}
+        data = Data(self._config.data, seed)
+        return self._distances(data.in_units(samples), data.reference("compare", str(draw)))
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
         """What as many samples of the target itself would score."""
-        others = Data(self._config.data, seed).target("floor", str(draw))
-        return self.measure(others.sample(self.samples), seed, draw)
+        data = Data(self._config.data, seed)
+        real = data.reference("compare", str(draw))
+        if data.count is None:
+            others = data.reference("floor", str(draw)).sample(self.samples)
+        else:
+            others = real.at(range(self.samples, 2 * self.samples))  # none of those that it meets
+        return self._distances(others, real)
+
+    def _distances(self, samples: Tensor, target: Sampler) -> dict[str, float]:
+        reals = target.sample(len(samples))
+        near = w2(samples[: self._n], reals[: self._n])
+        return {"w2": near, "1000 energy": 1000 * energy_distance(samples, reals)}
 
 
 class ImageYardstick:

@@ -1,5 +1,6 @@
 """One picture for each target: every method's way and samples, from the same noise."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -38,9 +39,10 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
         }
         file = comparison_folder(config) / f"{label}.png"
         data = Data(trial_config(config, own[0]).data, config.seed)
-        target = data.target("picture")
+        target = data.reference("picture")
         if data.images is None:
-            save_point_table(drawn, target.sample(POINTS), file)
+            drawn = {name: _in_units(data, found) for name, found in drawn.items()}
+            save_point_table(drawn, target.sample(POINTS), file, data.axes)
         else:
             save_image_table(drawn, target.sample(IMAGES), file)
         files.append(file)
@@ -57,3 +59,12 @@ def _samples(config: Config, trial: Trial, device: torch.device) -> dict[str, Sa
         count = POINTS if len(source.shape) == 1 else IMAGES
         drawn[f"NFE {nfe}"] = sampler(source.sample(count).to(device), keep_path=True)
     return drawn
+
+
+def _in_units(data: Data, drawn: dict[str, Samples]) -> dict[str, Samples]:
+    return {
+        title: replace(
+            found, x=data.in_units(found.x), path=[data.in_units(state) for state in found.path]
+        )
+        for title, found in drawn.items()
+    }

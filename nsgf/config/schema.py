@@ -25,16 +25,32 @@ def family(phase: PhaseName) -> tuple[PhaseName, ...]:
 
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
 ImageName = Literal["digits", "mnist", "cifar10"]
+OwnName = Literal["images", "points"]
 SourceName = Literal["gaussian", "8gaussians"]
 """Names of data sets, whose records are in :mod:`nsgf.data`."""
+
+
+@dataclass
+class FoundConfig:
+    """What was found at data.path when the run was begun. Filled in by the program; a run that goes
+    on must find the same."""
+
+    samples: Annotated[int | None, Range(1)] = None
+    """Images, or rows of points."""
+    shape: Annotated[list[int] | None, Range(1)] = None
+    """Of one sample: channels, height and width, or the number of coordinates."""
+    classes: Annotated[int | None, Range(0)] = None
+    """Classes of images, by subfolder, where there are enough of each to train a classifier on."""
+    checksum: str | None = None
+    """Of the names and contents of all images, or of all points."""
 
 
 @dataclass
 class DataConfig:
     """Source mu0 and target mu*."""
 
-    name: Literal[PointName, ImageName] = "8gaussians"
-    """Target mu*: a 2D set or an image set."""
+    name: Literal[PointName, ImageName, OwnName] = "8gaussians"
+    """Target mu*: a 2D set, an image set, or the images or points at data.path."""
     source: SourceName = "gaussian"
     """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
     root: Annotated[str, FREE_ON_RESUME] = "data"
@@ -47,6 +63,15 @@ class DataConfig:
     """Replace an image set by random images of the same shape."""
     flip: bool = False
     """Mirror training images left to right with probability 1/2."""
+    path: Annotated[str | None, FREE_ON_RESUME] = None
+    """images: a folder of them, with or without subfolders; points: a file .npz, .npy or .csv."""
+    size: Annotated[int | None, Range(4, 1024)] = None
+    """images: pixels of a side, to which all are brought; null: 32."""
+    fit: Literal["crop", "stretch"] | None = None
+    """images: cut the middle square out of what is not square, or distort it; null: crop."""
+    color: Literal["auto", "grey", "rgb"] | None = None
+    """images: one channel or three; auto and null: rgb, unless all files are grey."""
+    found: FoundConfig = field(default_factory=FoundConfig)
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """The data sets, and samplers of the source mu0 and of the target mu*.
 
 Each set states all that is its own in one record, a :class:`PointSet` in points.py or an
-:class:`ImageSet` in images.py; everything else asks the record and knows no set by its name.
+:class:`ImageSet` in images.py; everything else asks the record and knows no set by its name. The
+records of a user's own data (own.py) are made of what was found at ``data.path``.
 """
 
 import torch
@@ -9,13 +10,16 @@ from torch import Tensor
 
 from nsgf.config.schema import DataConfig
 from nsgf.data.images import FAKE_IMAGES, IMAGE_SETS, Files, ImageSet, to_unit_range
+from nsgf.data.own import OWN_IMAGES, OWN_SETS, TableSet
 from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
-from nsgf.data.samplers import ImageSampler, PointSampler, Sampler
+from nsgf.data.samplers import ImageSampler, PointSampler, RowSampler, Sampler
+from nsgf.data.table import Table, read_points
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, make_generator
 
-DataSet = PointSet | ImageSet
-DATA_SETS: dict[str, DataSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}
+DataSet = PointSet | ImageSet | TableSet
+DATA_SETS: dict[str, PointSet | ImageSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}
+"""Those that are the same for everyone."""
 NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
 PART = 4096
@@ -24,8 +28,8 @@ DEVICE_SHARE = 0.1
 """Largest share of a card's free memory that an image set may take (CIFAR-10 has 154 MB)."""
 
 
-def data_set(name: str) -> DataSet:
-    """The record of a data set.
+def data_set(name: str) -> PointSet | ImageSet:
+    """The record of a shipped data set.
 
     Raises:
         UserError: there is none of this name.
@@ -36,25 +40,35 @@ def data_set(name: str) -> DataSet:
         raise UserError(f"data.name = {name}: must be one of {', '.join(DATA_SETS)}") from None
 
 
+def target_set(config: DataConfig) -> DataSet:
+    """The record of the set that the section ``data`` names.
+
+    Raises:
+        UserError: there is none of this name, or own data have not been looked at.
+    """
+    own = OWN_SETS.get(config.name)
+    return own(config) if own else data_set(config.name)
+
+
 def is_image_set(name: str) -> bool:
-    """Whether the set holds images; else points in the plane."""
-    return isinstance(data_set(name), ImageSet)
+    """Whether the set holds images; else points."""
+    return name == OWN_IMAGES if name in OWN_SETS else isinstance(data_set(name), ImageSet)
 
 
-def data_shape(name: str) -> tuple[int, ...]:
-    """Shape of one sample of the set, known without loading it."""
-    return data_set(name).shape
+def data_shape(config: DataConfig) -> tuple[int, ...]:
+    """Shape of one sample of the target, known without loading it."""
+    return target_set(config).shape
 
 
 def data_size(config: DataConfig) -> int:
     """Training samples of an image set, mirrored ones counted, known without loading it.
 
     Raises:
-        UserError: points in the plane are drawn from a law that has no end of them.
+        UserError: points are drawn from a law that has no end of them, or are the user's own.
     """
-    target = data_set(config.name)
+    target = target_set(config)
     if not isinstance(target, ImageSet):
-        raise UserError(f"data.name = {config.name}: has no finite set of samples")
+        raise UserError(f"data.name = {config.name}: is no image set")
     return (FAKE_IMAGES if config.fake else target.size) * (2 if config.flip else 1)
 
 
@@ -68,11 +82,16 @@ class Data:
             UserError: the target's files are missing or damaged.
         """
         self._config, self._seed = config, seed
-        self._target = data_set(config.name)
+        self._target = target_set(config)
         self.shape: tuple[int, ...] = self._target.shape
         self.images: Tensor | None = None
         """The training images, uint8, (N, C, H, W); None for points."""
-        if isinstance(self._target, ImageSet):
+        self.table: Table | None = None
+        """The user's own points; None for other sets."""
+        if isinstance(self._target, TableSet):
+            self.table = read_points(config)
+            self._rows = self.table.standardised()
+        elif isinstance(self._target, ImageSet):
             self.images = (
                 self._target.fake_images(make_generator(seed, "fake"))
                 if config.fake
@@ -86,12 +105,37 @@ class Data:
         return build_source(self._config, self._seed, *stream)
 
     def target(self, *stream: str) -> Sampler:
-        """Sampler of mu* with a random stream of its own."""
+        """Sampler of mu* as networks see it, with a random stream of its own."""
         seed = derive_seed(self._seed, "target", *stream)
         if isinstance(self._target, PointSet):
             return PointSampler(self._target, seed)
-        assert self.images is not None
+        if self.images is None:
+            return RowSampler(self._rows, seed)
         return ImageSampler(self.images, seed, flip=self._config.flip)
+
+    def reference(self, *stream: str) -> Sampler:
+        """As :meth:`target`, the same samples, but own points in the units of their file: what
+        samples are measured against and shown beside."""
+        if self.table is None:
+            return self.target(*stream)
+        seed = derive_seed(self._seed, "target", *stream)
+        return RowSampler(torch.from_numpy(self.table.values), seed)
+
+    def in_units(self, samples: Tensor) -> Tensor:
+        """Samples of networks beside those of :meth:`reference`: own points in the units of their
+        file, float64; else as they are.  (N, *shape)"""
+        return samples if self.table is None else self.table.in_units(samples)
+
+    @property
+    def count(self) -> int | None:
+        """Samples that the target is made of, without mirrored ones; None: there is no end."""
+        rows = self.images if self.table is None else self.table.values
+        return None if rows is None else len(rows)
+
+    @property
+    def axes(self) -> tuple[str, ...] | None:
+        """Names of the coordinates of own points; None: those of the plane, which have none."""
+        return None if self.table is None else self.table.names
 
     def everything(self, device: torch.device) -> Tensor:
         """All samples that the target is made of, each as likely as the others; with ``data.flip``
@@ -103,7 +147,7 @@ class Data:
             UserError: the target is no image set.
         """
         if self.images is None:
-            raise UserError(f"data.name = {self._config.name}: has no finite set of samples")
+            raise UserError(f"data.name = {self._config.name}: is no image set")
         count, copies = len(self.images), 2 if self._config.flip else 1
         made = torch.empty(copies * count, *self.shape, device=device)
         for first in range(0, count, PART):
@@ -128,7 +172,7 @@ def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:
     Raises:
         UserError: ``data.source`` is neither noise nor a set that can be a source.
     """
-    law: Distribution = Gaussian(data_shape(config.name))
+    law: Distribution = Gaussian(data_shape(config))
     if config.source != NOISE:
         named = data_set(config.source)
         if not (isinstance(named, PointSet) and named.is_source):
@@ -140,6 +184,7 @@ def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:
 __all__ = [
     "DATA_SETS",
     "NOISE",
+    "OWN_SETS",
     "Data",
     "DataSet",
     "Files",
@@ -148,11 +193,14 @@ __all__ = [
     "PointSampler",
     "PointSet",
     "RandomIndices",
+    "RowSampler",
     "Sampler",
+    "TableSet",
     "Times",
     "build_source",
     "data_set",
     "data_shape",
     "data_size",
     "is_image_set",
+    "target_set",
 ]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nsgf.config.schema import DataConfig
 from nsgf.data.cifar import read_batch, read_labels
+from nsgf.data.folder import holds_images
 from nsgf.system.errors import UserError, one_line
 
 FAKE_IMAGES = 512
@@ -98,6 +99,8 @@ class ImageSet:
     def _read(self, read: Callable[[Files], Tensor], files: Files) -> Tensor:
         try:
             return read(files)
+        except UserError:
+            raise
         except Exception as error:  # for damaged files torchvision and pickle raise anything
             raise UserError(self._unusable(files, error)) from error
 
@@ -110,6 +113,8 @@ class ImageSet:
             remedies.append("accept a copy with other md5 sums with --data.verify false")
         remedies.append("name another folder with --data-root DIR")
         remedies.append("try the machinery with --fake-data")
+        if holds_images(files.root):
+            remedies.insert(0, "train on the images there with --exp images --data.path DIR")
         return (
             f"data.root = {files.root}: no usable {self.name} ({one_line(error)}); "
             f"{', or '.join(remedies)}"

@@ -56,44 +56,60 @@ class PointSampler(Sampler):
         return self._page
 
 
-class ImageSampler(Sampler):
-    """Images without replacement within an epoch, a fresh permutation for each epoch.
+class RowSampler(Sampler):
+    """Samples of a finite set without replacement within an epoch, a fresh permutation for each.
 
-    Pictures come from wherever ``images`` live; the permutation, one call per epoch, is made on
-    the CPU, so that it is the same on every device.
+    They come from wherever ``rows`` live; the permutation, one call per epoch, is made on the CPU,
+    so that it is the same on every device.
     """
 
-    def __init__(self, images: Tensor, seed: int, *, flip: bool = False) -> None:
-        """``images``: uint8, (N, C, H, W), any device, shared and never written. With ``flip``
-        each is mirrored left to right with probability 1/2.
-        """
-        self.shape = tuple(images.shape[1:])
-        self._images = images
+    def __init__(self, rows: Tensor, seed: int) -> None:
+        """``rows``: (N, *shape), any device, shared and never written."""
+        self.shape = tuple(rows.shape[1:])
+        self._rows = rows
         self._seed = seed
-        self._flip = flip
         self._order, self._coins = torch.empty(0, dtype=torch.long), torch.empty(0)
         self._epoch = -1
 
     def at(self, positions: range) -> Tensor:
+        return self._with_coins(positions)[0]
+
+    def _with_coins(self, positions: range) -> tuple[Tensor, Tensor]:
+        """The rows, (n, *shape), and for each a number from [0, 1), (n,)."""
         indices, coins = [], []
-        for epoch, cut in pages(positions, len(self._images)):
+        for epoch, cut in pages(positions, len(self._rows)):
             self._turn_to(epoch)
             indices.append(self._order[cut])
             coins.append(self._coins[cut])
-        device = self._images.device
-        batch = to_unit_range(self._images.index_select(0, torch.cat(indices).to(device)))
-        if self._flip:
-            mirrored = (torch.cat(coins) < 0.5).view(-1, 1, 1, 1).to(device)
-            batch = torch.where(mirrored, batch.flip(-1), batch)
-        return batch
+        device = self._rows.device
+        rows = self._rows.index_select(0, torch.cat(indices).to(device))
+        return rows, torch.cat(coins).to(device)
 
     def _turn_to(self, epoch: int) -> None:
         """Order and coins of an epoch, kept until another one is asked for."""
         if epoch != self._epoch:
             generator = make_generator(self._seed, "epoch", epoch)
-            self._order = torch.randperm(len(self._images), generator=generator)
-            self._coins = torch.rand(len(self._images), generator=generator)
+            self._order = torch.randperm(len(self._rows), generator=generator)
+            self._coins = torch.rand(len(self._rows), generator=generator)
             self._epoch = epoch
+
+
+class ImageSampler(RowSampler):
+    """Images of bytes as floats in [-1, 1]."""
+
+    def __init__(self, images: Tensor, seed: int, *, flip: bool = False) -> None:
+        """``images``: uint8, (N, C, H, W), as of :class:`RowSampler`. With ``flip`` each is
+        mirrored left to right with probability 1/2.
+        """
+        super().__init__(images, seed)
+        self._flip = flip
+
+    def at(self, positions: range) -> Tensor:
+        images, coins = self._with_coins(positions)
+        batch = to_unit_range(images)
+        if self._flip:
+            batch = torch.where((coins < 0.5).view(-1, 1, 1, 1), batch.flip(-1), batch)
+        return batch
 
 
 def pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:

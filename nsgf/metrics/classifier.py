@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import Files, ImageSet, data_set
+from nsgf.data import Files, ImageSet, target_set
 from nsgf.data.images import to_bytes
 from nsgf.metrics.network import SEED, obtain
 from nsgf.metrics.shared import distances, require_fidelity, require_neighbours
@@ -56,7 +56,7 @@ class ClassifierMetrics:
         require_fidelity("evaluation.classifier")
         if config.fake:
             raise UserError("evaluation.classifier = true: random images have no labels")
-        kind = data_set(config.name)
+        kind = target_set(config)
         assert isinstance(kind, ImageSet)
         labels = kind.labels(Files.of(config))
         if len(labels) != len(images):

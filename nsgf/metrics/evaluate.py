@@ -269,13 +269,13 @@ def _floats(config: Config) -> int | None:
 def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, Any]:
     """Exact W2 to fresh target samples, and the floor, over the repetitions."""
     n = min(config.evaluation.w2_samples, len(samples[0]))
-    if data.images is not None:
-        n = min(n, len(data.images) // 2)  # two disjoint halves for the floor
+    if data.count is not None:
+        n = min(n, data.count // 2)  # two disjoint halves for the floor
     distances, floors = [], []
     for repeat in track(range(config.evaluation.repeats), "W2", "repeat"):
-        target = data.target("evaluate", str(repeat))
-        distances.append(w2(samples[repeat % len(samples)][:n], target.sample(n)))
-        floors.append(w2_floor(data.target("floor", str(repeat)), n))
+        own = data.in_units(samples[repeat % len(samples)][:n])
+        distances.append(w2(own, data.reference("evaluate", str(repeat)).sample(n)))
+        floors.append(w2_floor(data.reference("floor", str(repeat)), n))
     return {
         "w2": float(np.mean(distances)),
         "w2_std": float(np.std(distances)),

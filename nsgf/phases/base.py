@@ -158,7 +158,7 @@ class Phase(ABC):
 
     def start(self, config: Config, device: torch.device) -> nn.Module:
         """The network as it begins, from a random stream of the phase's own."""
-        seed, shape = derive_seed(config.seed, self.name, "init"), data_shape(config.data.name)
+        seed, shape = derive_seed(config.seed, self.name, "init"), data_shape(config.data)
         return self.build(config.model, shape, seed).to(device)
 
     def load(self, config: Config, run: RunFolder, weights: str, device: torch.device) -> Trained:
@@ -190,6 +190,6 @@ class Phase(ABC):
         Raises:
             RuntimeError, TypeError, AttributeError: they do not fit it.
         """
-        model = self.build(config.model, data_shape(config.data.name), seed=0)
+        model = self.build(config.model, data_shape(config.data), seed=0)
         model.load_state_dict(state)
         return model.to(device).eval().requires_grad_(False)

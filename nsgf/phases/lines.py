@@ -113,7 +113,7 @@ def line_plan(phase: Phase, config: Config, device: torch.device, world: World) 
     lines = []
     if config.nsf.source == "nsgf" and config.nsf.starts:
         kept = walked_starts(phase, config)
-        needed = 4 * kept * math.prod(data_shape(config.data.name)) * world.size
+        needed = 4 * kept * math.prod(data_shape(config.data)) * world.size
         if needed > (free := available_bytes()):
             raise UserError(
                 f"nsf.starts = {config.nsf.starts}: {kept} samples need {format_bytes(needed)} of "
@@ -132,7 +132,7 @@ def line_preparations(
     phase: Phase, config: Config, device: torch.device
 ) -> tuple[Preparation, ...]:
     """What the lines of all batches take before the network that learns them is called."""
-    optim, shape, parts = phase.optim(config), data_shape(config.data.name), []
+    optim, shape, parts = phase.optim(config), data_shape(config.data), []
     starts, learned = optim.iterations * optim.batch_size, 0
     if config.nsf.coupling == "semidiscrete":
         # what phase 2 has learned phase 3 finds in the run folder

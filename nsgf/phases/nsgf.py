@@ -59,7 +59,7 @@ class NSGF(Phase):
     ) -> PhasePlan:
         check_solver(config.sinkhorn, device)
         folder = pool_folder(run, world) if run else None
-        pool = plan_pool(config, data_shape(config.data.name), device, folder)
+        pool = plan_pool(config, data_shape(config.data), device, folder)
         disk_bytes = 0
         if config.pool.storage == "disk":
             disk_bytes = max(0, pool.nbytes - (taken_bytes(folder) if folder else 0))

@@ -57,7 +57,7 @@ def potential_plan(key: str, config: Config, device: torch.device) -> str:
     Raises:
         UserError: it does not fit.
     """
-    points, values = data_size(config.data), math.prod(data_shape(config.data.name))
+    points, values = data_size(config.data), math.prod(data_shape(config.data))
     needed = 4 * points * (values + 2 * BATCH)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
     if needed > free:
@@ -75,7 +75,7 @@ def potential_preparation(
     phase: PhaseName, config: Config, device: torch.device, starts: int
 ) -> Preparation:
     """Finding the partners of so many starts, in learning and in training."""
-    shape = data_shape(config.data.name)
+    shape = data_shape(config.data)
     points = torch.randn(data_size(config.data), *shape, device=device)
     dual, x = Semidiscrete(points, 1), torch.randn(BATCH, *shape, device=device)
     return Preparation(f"{phase}, partners", lambda: dual.partners(x), starts / BATCH, exact=True)

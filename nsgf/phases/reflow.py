@@ -126,7 +126,7 @@ class Reflow(Phase):
         precision = pick_precision(config.train.precision, device)
         network = InferenceNetwork(self.start(config, device).eval(), precision, device)
         size = timed_samples(config, device, min(together(config), config.reflow.pairs))
-        x, t = (part.to(device) for part in self.example(size, data_shape(config.data.name)).inputs)
+        x, t = (part.to(device) for part in self.example(size, data_shape(config.data)).inputs)
 
         @torch.no_grad()
         def step() -> Tensor:

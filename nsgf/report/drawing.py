@@ -69,22 +69,24 @@ def drawn_pictures(
     calls = f"{len(samples.x)} samples, {samples.nfe:g} network calls each."
     if data.images is not None:
         yield from _image_pictures(samples, data.images, album, calls)
-    elif samples.x.shape[1:] == (2,):
-        target = data.target("report").sample(len(samples.x))
+    else:
+        path = [data.in_units(state) for state in samples.path]
+        target, title = data.reference("report").sample(len(samples.x)), f"NFE {samples.nfe:g}"
         yield album.add(
             "way",
             "The way of a batch",
             calls,
-            lambda file: save_points(samples.path, target, file, f"NFE {samples.nfe:g}"),
+            lambda file: save_points(path, target, file, title, data.axes),
         )
-        if fields := velocity_fields(config, sampler, data, device):
-            yield album.add(
-                "field",
-                "The velocity that was learned, on the flow's",
-                "Both at points of a Sinkhorn flow that was not trained on, in its own length.",
-                lambda file: save_figure(field_figure(fields), file, bbox_inches="tight"),
-            )
-    if data.images is not None or samples.x.shape[1:] == (2,):
+    in_plane = samples.x.shape[1:] == (2,)
+    if in_plane and (fields := velocity_fields(config, sampler, data, device)):
+        yield album.add(
+            "field",
+            "The velocity that was learned, on the flow's",
+            "Both at points of a Sinkhorn flow that was not trained on, in its own length.",
+            lambda file: save_figure(field_figure(fields), file, bbox_inches="tight"),
+        )
+    if data.images is not None or in_plane:
         save_way(samples, album.folder / "way.gif")
         yield Picture(album.folder / "way.gif", "The same, moving", "v: NSGF steps; u: straight.")
     if (tau := samples.tau) is not None:

@@ -85,7 +85,7 @@ def _updates(
     needed = training_memory(own, phase, device, world.size)
     check_device_memory(phase.name, needed, device)
     with torch.device("meta"):
-        network = phase.network(config.model, data_shape(config.data.name))
+        network = phase.network(config.model, data_shape(config.data))
     is_open = saved is None and measures(config, optim, network, device)
     return needed, (
         f"{phase.name}: {optim.iterations} updates of {optim.batch_size}, "

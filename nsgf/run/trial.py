@@ -61,7 +61,7 @@ def naming_the_model(config: Config, phase: Phase) -> Iterator[None]:
 
 def _update(config: Config, phase: Phase, device: torch.device) -> None:
     """One update of a network that is dropped afterwards."""
-    shape = data_shape(config.data.name)
+    shape = data_shape(config.data)
     model = phase.build(config.model, shape, seed=0).to(device).train()
     state = TrainState(
         Forward(model, replace(config.train, compile=False), device, World()),

@@ -138,7 +138,8 @@ def _joined(batches: list[Batch], n: int) -> Samples:
 def sample_run(config: Config, run: RunFolder, world: World | None = None) -> list[str]:
     """Draw samples into ``samples/``: an .npz, a grid of images, a picture of their way.
 
-    The files are ``samples.npz``, ``grid.png`` (images alone) and ``trajectory.png``; what this
+    The files are ``samples.npz`` (own points in the units of their file), ``grid.png`` (images
+    alone) and ``trajectory.png``; what this
     command sets differently from the run's own configuration is added to the names, as in
     ``samples-seed1-solver_heun.npz``, so that samples of other settings stay.
 
@@ -172,20 +173,21 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
         for stem, kind in (("samples", ".npz"), ("grid", ".png"), ("trajectory", ".png"))
     )
     tau = np.empty(0) if samples.tau is None else samples.tau.numpy()
+    x = data.in_units(samples.x) if data else samples.x
     with replacing(arrays) as stream:
-        np.savez(stream, x=samples.x.numpy(), tau=tau, nfe=samples.nfe)
+        np.savez(stream, x=x.numpy(), tau=tau, nfe=samples.nfe)
 
     shown = POINT_SAMPLES if data else PATH_SAMPLES
     start = build_source(config.data, config.seed, "path").sample(shown).to(device)
     way = sampler(start, keep_path=True)
     files = [arrays, trajectory]
     if data:
-        target = data.target("path").sample(POINT_SAMPLES)
-        path = [state.cpu() for state in way.path]
-        save_points(path, target, trajectory, f"NFE {samples.nfe:g}")
+        target = data.reference("path").sample(POINT_SAMPLES)
+        path = [data.in_units(state.cpu()) for state in way.path]
+        save_points(path, target, trajectory, f"NFE {samples.nfe:g}", data.axes)
     else:
         files.insert(1, grid)
-        save_grid(samples.x, grid)
+        save_grid(x, grid)
         save_image_way(way, trajectory)
     networks = ", ".join(f"{phase} ({_with_unit(updates)})" for phase, updates in progress.items())
     count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, with {networks}"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ COLUMNS = 16
 """States of a way that are shown side by side."""
 FAR = 10
 """Extents of the target, beyond which a point is not drawn: it would leave no room for others."""
+BINS = 60
 MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
 
@@ -67,28 +69,71 @@ def _borders(marks: Sequence[str]) -> list[int]:
     return [number for number in range(2, len(marks)) if marks[number][0] != marks[number - 1][0]]
 
 
-def save_points(path: list[Tensor], target: Tensor, file: Path, title: str) -> None:
-    """Source, trajectories and samples beside the target, same axes.
+def save_points(
+    path: list[Tensor], target: Tensor, file: Path, title: str, axes: tuple[str, ...] | None = None
+) -> None:
+    """Source, trajectories and samples beside the target, same axes: of points in space the first
+    two coordinates, of points on a line the steps of the way upwards, and histograms.
 
     Args:
-        path: states along the way, each (N, 2); of the samples alone where it has a single one.
-        target: samples of mu*, (M, 2).
+        path: states along the way, each (N, D); of the samples alone where it has a single one.
+        target: samples of mu*, (M, D).
         file: PNG to write.
         title: of the left panel.
+        axes: names of the coordinates, which then may have different units; None: points in the
+            plane.
     """
-    states = torch.stack(path, dim=1).numpy()  # (N, steps + 1, 2)
-    figure = new_figure(11, 5.5)
-    left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+    figure, on_line = new_figure(11, 5.5), target.shape[1] == 1
+    left, right = figure.subplots(1, 2, sharex=True, sharey=not on_line)
+    states = torch.stack(_in_plane(path), dim=1).numpy()  # (N, steps + 1, 2)
     if len(path) > 1:
         _draw_lines(left, states[:MAX_PATHS])
         left.scatter(*states[:, 0].T, s=3, color="tab:blue", label="source", zorder=2)
     left.scatter(*states[:, -1].T, s=3, color="tab:red", label="samples", zorder=3)
-    right.scatter(*target.numpy().T, s=3, color="tab:green", label="target")
+    if on_line:
+        both = {"samples": path[-1][:, 0].numpy(), "target": target[:, 0].numpy()}
+        _draw_histograms(right, both)
+    else:
+        right.scatter(*target[:, :2].numpy().T, s=3, color="tab:green", label="target")
     for panel, words in ((left, title), (right, "target")):
         panel.set_title(words)
         panel.legend(loc="upper right")
-        panel.set_aspect("equal")
+        _name_axes(panel, axes)
+    if on_line:
+        left.set_ylabel("step")
+        right.set_ylabel("share")
     save_figure(figure, file, dpi=120, bbox_inches="tight")
+
+
+def _in_plane(path: list[Tensor]) -> list[Tensor]:
+    """States (N, D) as points to draw, each (N, 2): the first two coordinates, or the only one and
+    the number of the state."""
+    if path[0].shape[1] > 1:
+        return [state[:, :2] for state in path]
+    return [
+        torch.cat([state, torch.full_like(state, number)], 1) for number, state in enumerate(path)
+    ]
+
+
+def _name_axes(panel: Any, axes: tuple[str, ...] | None) -> None:
+    """Coordinates with names may have different units; others have the same scale."""
+    if axes is None:
+        panel.set_aspect("equal")
+        return
+    more = f" (of {len(axes)} coordinates)" if len(axes) > 2 else ""
+    panel.set_xlabel(f"{axes[0]}{more}")
+    if len(axes) > 1:
+        panel.set_ylabel(axes[1])
+
+
+def _draw_histograms(panel: Any, values: dict[str, Any]) -> None:
+    """Of the finite values, with the bins of the last ones; y is their share."""
+    bins = np.histogram_bin_edges(list(values.values())[-1], bins=BINS)
+    colors = {"samples": "tab:red", "target": "tab:green"}
+    for name, found in values.items():
+        weights = np.full(len(found), 1 / len(found))
+        how = {"histtype": "step", "color": colors[name], "label": name}
+        panel.hist(found, bins=bins, weights=weights, **how)
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -104,14 +149,20 @@ def save_figure(figure: Any, file: Path, **how: Any) -> None:
         figure.savefig(stream, format=file.suffix[1:], **how)
 
 
-def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
+def save_point_table(
+    drawn: dict[str, dict[str, Samples]],
+    target: Tensor,
+    file: Path,
+    axes: tuple[str, ...] | None = None,
+) -> None:
     """Methods across; down: the way at the first setting that all have, then the samples of each.
 
     Args:
-        drawn: by column and row title, with paths of (N, 2) states; one column has all rows, and
+        drawn: by column and row title, with paths of (N, D) states; one column has all rows, and
             one row all columns.
-        target: samples of mu*, (M, 2), shown in a column of their own.
+        target: samples of mu*, (M, D), shown in a column of their own.
         file: PNG to write.
+        axes: names of the coordinates, as of :func:`save_points`.
     """
     settings = _settings(drawn)
     common = next(title for title in settings if all(title in found for found in drawn.values()))
@@ -120,27 +171,45 @@ def save_point_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file:
         name: {title: _near(found, target) for title, found in samples.items()}
         for name, samples in drawn.items()
     }
+    shape = 1.0 if axes else _height_by_width(drawn, target)
+    figure, on_line = new_figure(2.2 * columns, 0.4 + 2.2 * shape * rows), target.shape[1] == 1
+    panels = figure.subplots(rows, columns, sharex=True, sharey=not on_line, squeeze=False)
+    for number, (name, samples) in enumerate(drawn.items()):
+        panels[0][number].set_title(name)
+        _show_way(panels[0][number], _in_plane(samples[common].path))
+        for panel, title in zip(panels[1:, number], settings, strict=True):
+            if title in samples:
+                _show_points(panel, samples[title].x, target, "tab:red")
+    panels[0][-1].set_title("target")
+    _show_points(panels[0][-1], target, target, "tab:green")
+    for panel, title in zip(panels[:, 0], [f"way, {common}", *settings], strict=True):
+        panel.set_ylabel(title)
+    for panel in panels[1:, -1]:
+        panel.set_axis_off()
+    for panel in panels.flat:
+        if axes is None:
+            panel.set_aspect("equal")
+    for panel in panels[-1][:-1]:
+        panel.set_xlabel(", ".join(axes[:2]) if axes else "")
+    save_figure(figure, file, dpi=80)
+
+
+def _height_by_width(drawn: dict[str, dict[str, Samples]], target: Tensor) -> float:
+    """Of all points of the plane."""
     states = [state for found in drawn.values() for s in found.values() for state in s.path]
     points = torch.cat([*states, target])
     points = points[points.isfinite().all(1)]
     width, height = (points.amax(0) - points.amin(0)).tolist()
-    figure = new_figure(2.2 * columns, 0.4 + 2.2 * height / width * rows)
-    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for number, (name, samples) in enumerate(drawn.items()):
-        axes[0][number].set_title(name)
-        _show_way(axes[0][number], samples[common].path)
-        for panel, title in zip(axes[1:, number], settings, strict=True):
-            if title in samples:
-                panel.scatter(*samples[title].x.numpy().T, s=1, color="tab:red")
-    axes[0][-1].set_title("target")
-    axes[0][-1].scatter(*target.numpy().T, s=1, color="tab:green")
-    for panel, title in zip(axes[:, 0], [f"way, {common}", *settings], strict=True):
-        panel.set_ylabel(title)
-    for panel in axes[1:, -1]:
-        panel.set_axis_off()
-    for panel in axes.flat:
-        panel.set_aspect("equal")
-    save_figure(figure, file, dpi=80)
+    return float(height / width)
+
+
+def _show_points(panel: Any, x: Tensor, target: Tensor, color: str) -> None:
+    """Points (N, D) by their first two coordinates; on a line as a histogram."""
+    if x.shape[1] > 1:
+        panel.scatter(*x[:, :2].numpy().T, s=1, color=color)
+    else:
+        bins = np.histogram_bin_edges(target[:, 0].numpy(), bins=BINS)
+        panel.hist(x[:, 0].numpy(), bins=bins, histtype="step", color=color)
 
 
 def _settings(drawn: dict[str, dict[str, Samples]]) -> list[str]:

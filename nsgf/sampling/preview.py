@@ -54,7 +54,8 @@ def save_preview(
     run.samples.mkdir(exist_ok=True)
     x = preview_samples(config, run, phase, data, device)
     if data.images is None:
-        save_points([x], data.target("preview").sample(POINTS), file, f"after phase {phase.name}")
+        target = data.reference("preview").sample(POINTS)
+        save_points([data.in_units(x)], target, file, f"after phase {phase.name}", data.axes)
     else:
         save_grid(x, file)
     release_memory(device)

@@ -96,7 +96,7 @@ def _front_matter(config: Config, measures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _description(config: Config) -> str:
-    shape = " x ".join(map(str, data_shape(config.data.name)))
+    shape = " x ".join(map(str, data_shape(config.data)))
     kind = "Images" if is_image_set(config.data.name) else "Points"
     fake = " Its training images were **random**, in place of the set." if config.data.fake else ""
     smoke = " A **smoke run**: it tried whether everything works." if config.smoke else ""
@@ -111,7 +111,7 @@ def _description(config: Config) -> str:
 
 
 def _use(config: Config) -> str:
-    shape = ", ".join(map(str, data_shape(config.data.name)))
+    shape = ", ".join(map(str, data_shape(config.data)))
     content = "images in [-1, 1]" if is_image_set(config.data.name) else "points"
     return (
         "## Use\n\n"

@@ -138,7 +138,7 @@ class ExportedRun:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
         state = self._state(file)
         with torch.device("meta"):  # a network that does not fit its file is never made
-            network = phase.network(self.config.model, data_shape(self.config.data.name))
+            network = phase.network(self.config.model, data_shape(self.config.data))
         problem = misfit(state, network.state_dict())
         if problem:
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")

@@ -96,7 +96,7 @@ def training_memory(
 
 def _kept_by_autograd(config: Config, phase: Trainable, batch: int) -> tuple[int, int]:
     """Trained values of the phase's network, and bytes it keeps for a backward pass in float32."""
-    shape = data_shape(config.data.name)
+    shape = data_shape(config.data)
     with torch.device("meta"):
         model, inputs = phase.network(config.model, shape), phase.example(batch, shape).inputs
         activations = kept_bytes(model, *inputs)
@@ -122,7 +122,7 @@ def inference_bytes(config: Config, phase: Trainable) -> float:
     """Bytes that a sample takes of the device while a phase's network is asked, in float32 and
     without gradients: the most that is there at once, with the same margin as an update.
     """
-    shape, batch = data_shape(config.data.name), 8
+    shape, batch = data_shape(config.data), 8
     with torch.device("meta"), torch.no_grad():
         model, inputs = phase.network(config.model, shape), phase.example(batch, shape).inputs
         with LiveBytes() as live:

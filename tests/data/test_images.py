@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import Data, Files, data_set, data_shape
+from nsgf.data import Data, Files, data_set
 from nsgf.data.images import IMAGE_SETS, to_bytes, to_unit_range
 from nsgf.system.errors import UserError
+from tests.data.own_files import write_images
 
 
 def write_mnist(root, images: np.ndarray) -> None:
@@ -103,7 +104,7 @@ def test_bytes_and_unit_range_are_inverse():
 def test_fake_data_has_the_shape_of_the_real_set(name, tmp_path):
     data = Data(DataConfig(name=name, fake=True, root=str(tmp_path)), seed=0)
     batch = data.target("x").sample(5)
-    assert batch.shape == (5, *data_shape(name))
+    assert batch.shape == (5, *data_set(name).shape)
     assert data.source("x").sample(5).shape == batch.shape
 
 
@@ -144,3 +145,14 @@ def test_missing_files_are_named_with_what_can_be_done(tmp_path, name, files, of
     text = data_set(name)._unusable(allowed, ValueError("x"))
     assert "--data.download" not in text
     assert "--data.verify" not in text
+
+
+def test_a_folder_of_images_in_place_of_a_shipped_set_gets_a_hint(tmp_path):
+    for name, is_offered in (("empty", False), ("images", True)):
+        (tmp_path / name).mkdir()
+        if is_offered:
+            write_images(tmp_path / name, 1)
+        with pytest.raises(UserError) as refusal:
+            load("mnist", tmp_path / name)
+        hint = "train on the images there with --exp images --data.path DIR"
+        assert (hint in str(refusal.value)) is is_offered

@@ -10,6 +10,7 @@ from nsgf.config.schema import CompareConfig, DataConfig
 from nsgf.data import (
     DATA_SETS,
     NOISE,
+    OWN_SETS,
     Data,
     Files,
     ImageSet,
@@ -28,7 +29,7 @@ LEAVES = set(DataConfig.__dataclass_fields__)
 
 def test_configuration_and_records_name_the_same_sets():
     hints = get_type_hints(DataConfig)
-    assert set(get_args(hints["name"])) == set(DATA_SETS)
+    assert set(get_args(hints["name"])) == {*DATA_SETS, *OWN_SETS}
     assert set(get_args(hints["source"])) == {
         NOISE,
         *(name for name, one in DATA_SETS.items() if one.is_source),
@@ -43,7 +44,7 @@ def test_records_are_whole(name):
     record = DATA_SETS[name]
     assert record.name == name
     assert record.uses <= LEAVES - {"name"}
-    assert data_shape(name) == record.shape
+    assert data_shape(DataConfig(name=name)) == record.shape
     assert len(record.shape) == (3 if is_image_set(name) else 1)
     if isinstance(record, ImageSet):
         assert record.shape[1] == record.shape[2]

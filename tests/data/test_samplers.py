@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nsgf.data import ImageSampler, PointSampler, RandomIndices, Times
+from nsgf.data import ImageSampler, PointSampler, RandomIndices, RowSampler, Times
 from nsgf.data.points import Gaussian
 from nsgf.data.samplers import BLOCK
 
@@ -178,3 +178,11 @@ def test_images_are_not_flipped_unasked():
     images = torch.tensor([0, 255], dtype=torch.uint8).expand(40, 1, 1, 2)
     pixels = ImageSampler(images, 0).sample(40)
     assert (pixels == torch.tensor([-1.0, 1.0])).all()
+
+
+def test_rows_come_as_they_are_and_in_the_order_of_images():
+    rows = torch.arange(50.0, dtype=torch.float64).view(-1, 1).expand(-1, 3).contiguous()
+    drawn = RowSampler(rows, seed=7).at(range(60))
+    assert drawn.dtype == torch.float64
+    assert drawn[:, 2].int().tolist() == numbers(ImageSampler(numbered(50), seed=7).at(range(60)))
+    assert sorted(drawn[:50, 0].tolist()) == list(range(50))

@@ -329,3 +329,20 @@ def test_missing_data_are_found_out_before_anything_is_sampled(small, small_run,
     monkeypatch.setattr(FlowSampler, "__call__", lambda *_: pytest.fail("sampled"))
     with pytest.raises(UserError, match="no such files"):
         evaluate_run(small, small_run)
+
+
+def test_own_points_are_measured_in_their_units_by_halves(own_data, monkeypatch):
+    config = shipped("points", *own_data["points"], "--evaluation.repeats=2")
+    data, compared = Data(config.data, config.seed), []
+    for module in (evaluate, wasserstein):
+        monkeypatch.setattr(module, "w2", lambda x, y: compared.append((x, y)) or 1.0)
+    samples = torch.randn(100, 3)
+    measured = evaluate._w2_metrics(config, data, [samples, samples + 1])
+    assert measured["w2_samples"] == 20  # of 40
+    rows = {tuple(row) for row in data.table.values.tolist()}
+    own, floors = compared[0::2], compared[1::2]
+    for number, (x, y) in enumerate(own):
+        assert torch.equal(x, data.in_units(samples[:20] + number))
+        assert {tuple(row) for row in y.tolist()} < rows
+    for x, y in floors:
+        assert {tuple(row) for row in torch.cat([x, y]).tolist()} == rows

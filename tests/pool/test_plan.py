@@ -112,7 +112,7 @@ def test_plans_of_a_hundred_thousand_particles_are_refused(name, storage, solver
     """Five matrices of 100000 x 100000 floats: 200 GB, whatever the data."""
     config = with_pool(parsed(name), storage=storage, num_batches=1)
     many = replace(config.sinkhorn, batch_size=100_000, solver=solver)
-    config, shape = replace(config, sinkhorn=many), data_shape(config.data.name)
+    config, shape = replace(config, sinkhorn=many), data_shape(config.data)
     monkeypatch.setattr(plan, "available_bytes", lambda: 100 * GB)
     monkeypatch.setattr(plan, "free_disk_bytes", lambda _: 1000 * GB)
     with pytest.raises(UserError, match=r"^sinkhorn\.batch_size = 100000: ") as caught:

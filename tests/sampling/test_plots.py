@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from nsgf.sampling import plots
 from nsgf.sampling.plots import (
     COLUMNS,
     _chosen,
@@ -239,3 +240,52 @@ save_points([torch.randn(3, 2)], torch.randn(3, 2), Path({str(tmp_path / "s.png"
 assert "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def figure_of(monkeypatch, draw) -> list:
+    """The panels of the figure that ``draw`` would save."""
+    figures = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, file, **how: figures.append(figure))
+    draw()
+    return figures[0].axes
+
+
+def offsets(panel, number: int) -> np.ndarray:
+    return np.asarray(panel.collections[number].get_offsets())
+
+
+def test_points_in_space_are_shown_by_named_coordinates(monkeypatch, tmp_path):
+    path, target = [torch.randn(9, 5), torch.randn(9, 5)], torch.randn(7, 5)
+    names = ("length", "width", *"abc")
+    left, right = figure_of(monkeypatch, lambda: save_points(path, target, tmp_path, "t", names))
+    assert left.get_xlabel() == right.get_xlabel() == "length (of 5 coordinates)"
+    assert left.get_ylabel() == "width"
+    assert left.get_aspect() == "auto"
+    np.testing.assert_allclose(offsets(left, 1), path[0][:, :2], rtol=1e-6)
+    np.testing.assert_allclose(offsets(left, 2), path[1][:, :2], rtol=1e-6)
+    np.testing.assert_allclose(offsets(right, 0), target[:, :2], rtol=1e-6)
+
+
+def test_points_on_a_line_are_shown_step_by_step_and_as_histograms(monkeypatch, tmp_path):
+    path, target = [torch.randn(9, 1) for _ in range(3)], torch.randn(50, 1)
+    names = ("age",)
+    left, right = figure_of(monkeypatch, lambda: save_points(path, target, tmp_path, "t", names))
+    assert (left.get_xlabel(), left.get_ylabel()) == ("age", "step")
+    for number, state in ((1, 0), (2, 2)):
+        drawn = offsets(left, number)
+        np.testing.assert_allclose(drawn[:, 0], path[state][:, 0], rtol=1e-6)
+        assert (drawn[:, 1] == state).all()
+    shares = [polygon.get_xy()[:, 1].max() for polygon in right.patches]
+    assert len(shares) == 2
+    assert all(0 < share <= 1 for share in shares)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_tables_and_single_states_are_drawn_in_every_dimension(dim, kind, tmp_path):
+    names = tuple("abcde"[:dim])
+    states = [torch.randn(30, dim, dtype=kind) for _ in range(2)]
+    drawn = {"A": {"NFE 2": Samples(x=states[1], nfe=2, path=states)}}
+    save_point_table(drawn, torch.randn(30, dim, dtype=kind), tmp_path / "t.png", names)
+    save_points(states[:1], states[1], tmp_path / "s.png", "title", names)
+    assert pixels(tmp_path / "t.png").shape[1] > 300 < pixels(tmp_path / "s.png").shape[1]

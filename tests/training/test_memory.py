@@ -77,8 +77,8 @@ def test_recomputed_activations_leave_the_inputs_of_stages_and_the_largest_stage
 def test_what_asking_takes_is_near_what_the_allocator_gives_out(name, batch):
     """The profiler is told by the allocator of every byte; oneDNN has buffers of its own."""
     config, phase = shipped(name), get_phase("peer")
-    model = phase.build(config.model, data_shape(config.data.name), 0).eval()
-    inputs = phase.example(batch, data_shape(config.data.name)).inputs
+    model = phase.build(config.model, data_shape(config.data), 0).eval()
+    inputs = phase.example(batch, data_shape(config.data)).inputs
     with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         model(*inputs)
     events = [

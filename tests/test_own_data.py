@@ -1,0 +1,279 @@
+"""What is chosen for a user's own data, and that it is chosen once."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import nsgf
+from nsgf.checks import check
+from nsgf.cli import main
+from nsgf.command_line import parse
+from nsgf.config.files import inherited, nested, resolved
+from nsgf.config.schema import Config
+from nsgf.experiment import train
+from nsgf.models import time_network, velocity_network
+from nsgf.own_data import for_images, for_points
+from nsgf.report.page import report_run
+from nsgf.run import checkpoint
+from nsgf.run.folder import RunFolder, dump_config
+from nsgf.run.stop import Stopped
+from nsgf.sampling.generate import sample_run
+from nsgf.system.errors import UserError
+from tests.data.own_files import write_images, write_points
+from tests.test_experiment import assert_equal
+from tests.training.test_loop import Asked
+
+SMALL = (
+    *("--device=cpu", "--train-iters=6", "--pool-batches=2", "--train.checkpoint_every=2"),
+    *("--train.preview=false", "--model.mlp.width=8", "--sinkhorn.batch_size=16"),
+)
+
+HAND_OVER = {"nsf.coupling": "ot", "nsf.source": "nsgf"}
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    return write_images(tmp_path / "images", 20)
+
+
+@pytest.fixture
+def points(tmp_path) -> Path:
+    return write_points(tmp_path / "points.npy", 40)
+
+
+def parsed(exp: str, place: Path | None, *flags: str) -> Config:
+    own = () if place is None else (f"--data.path={place}",)
+    return parse(["train", "--exp", exp, *own, *flags]).config
+
+
+def refused(*words: object) -> str:
+    with pytest.raises(UserError) as refusal:
+        parse([str(word) for word in words])
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "mult", "attention", "channels"),
+    [
+        (4, [1], [], 32),
+        (8, [1, 2], [], 32),
+        (9, [1], [], 32),
+        (16, [1, 2, 2], [8], 32),
+        (28, [1, 2, 2], [14], 32),
+        (30, [1, 2], [15], 32),
+        (32, [1, 2, 2, 2], [16, 8], 64),
+        (48, [1, 2, 2, 2], [12], 64),
+        (64, [1, 2, 2, 2, 2], [16, 8], 128),
+    ],
+)
+def test_networks_follow_from_the_size(size, mult, attention, channels):
+    few, chosen = (for_images(count, 3, size) for count in (9_999, 10_000))
+    assert few["model.unet.channels"] == max(32, channels // 2)
+    assert (few["model.unet.res_blocks"], chosen["model.unet.res_blocks"]) == (
+        1,
+        2 if size >= 32 else 1,
+    )
+    assert chosen["model.unet.mult"] == mult
+    assert chosen["model.unet.attention"] == attention
+    assert chosen["model.unet.channels"] == channels
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "size", [4, 5, 8, 9, 12, 16, 20, 28, 30, 32, 36, 48, 64, 96, 128, 512, 1024]
+)
+def test_what_is_chosen_for_images_is_valid_at_every_size(size, channels):
+    found = {"samples": 20, "shape": [channels, size, size], "classes": 0, "checksum": "x"}
+    color = "grey" if channels == 1 else "rgb"
+    data = {"name": "images", "path": "x", "size": size, "color": color, "found": found}
+    chosen = for_images(20, channels, size)
+    sections = inherited(nested({**chosen, "model.kind": "unet", **HAND_OVER}))
+    config = resolved({**sections, "data": data})
+    check(config)
+    with torch.device("meta"):
+        velocity_network(config.model, (channels, size, size))
+        time_network(config.model, (channels, size, size))
+
+
+@pytest.mark.parametrize("size", [17, 33, 66, 100])
+def test_sizes_that_halve_too_seldom_are_refused(size):
+    with pytest.raises(UserError, match=rf"data\.size = {size}: can be halved to .* multiple of 8"):
+        for_images(200, 3, size)
+
+
+@pytest.mark.parametrize("count", [16, 100, 200, 5000])
+def test_no_batch_is_larger_than_the_set(count):
+    for chosen in (for_images(count, 3, 32), for_points(count, 2)):
+        assert chosen["optim.batch_size"] <= count
+        assert chosen["sinkhorn.batch_size"] <= count
+        assert chosen.get("nsf.coupling_batch", 0) <= count
+    assert for_images(5000, 3, 32)["nsf.coupling_batch"] == 1024
+    assert for_points(5000, 2)["sinkhorn.batch_size"] == 1024
+
+
+def test_pools_keep_their_total_and_their_memory():
+    assert for_images(200, 3, 32)["pool.num_batches"] == 200
+    assert for_images(64, 3, 32)["pool.num_batches"] == 400
+    large = for_images(200, 3, 256)
+    values = 3 * 256**2
+    assert large["pool.num_batches"] * 128 * 3 * values <= 2**29 + 128 * 3 * values
+    assert large["nsf.starts"] * values <= 2**28
+    assert for_images(200, 3, 32)["nsf.starts"] == 65_536
+    assert for_points(2000, 5)["pool.num_batches"] == 100
+    assert for_points(2000, 5000)["pool.num_batches"] < 20
+
+
+def test_width_and_blur_of_points_grow_with_their_dimension():
+    chosen = [for_points(2000, dim) for dim in (1, 2, 16, 17, 128, 129)]
+    assert [one["model.mlp.width"] for one in chosen] == [256, 256, 256, 512, 512, 1024]
+    assert chosen[1]["sinkhorn.blur"] == pytest.approx(0.099)
+    assert chosen[4]["sinkhorn.blur"] == pytest.approx(8 * chosen[1]["sinkhorn.blur"], rel=0.01)
+
+
+def test_what_is_found_is_saved(images, points):
+    config = parsed("images", images)
+    assert (config.data.size, config.data.fit, config.data.color) == (32, "crop", "rgb")
+    assert config.data.found.shape == [3, 32, 32]
+    assert config.nsf.batch_size == config.peer.batch_size == config.nsf.coupling_batch == 20
+    assert not config.evaluation.classifier
+    config = parsed("points", points)
+    assert (config.data.found.samples, config.data.found.shape) == (40, [3])
+    assert config.nsgf.batch_size == config.sinkhorn.batch_size == 40
+    assert (config.data.size, config.data.color) == (None, None)
+
+
+def test_classes_switch_the_classifier_on(tmp_path):
+    place = write_images(tmp_path / "images", 20, classes=2)
+    assert parsed("images", place).evaluation.classifier
+    assert not parsed("images", place, "--evaluation.classifier=false").evaluation.classifier
+
+
+def test_files_and_flags_win(images, tmp_path):
+    config = parsed("images", images, "--batch-size=5", "--data.size=16", "--data.color=grey")
+    assert config.nsgf.batch_size == config.nsf.batch_size == 5
+    assert config.data.found.shape == [1, 16, 16]
+    config = parsed("images", images, "--model.unet.mult=[1,3]", "--nsf.batch_size=7")
+    assert (config.model.unet.mult, config.model.unet.attention) == ([1, 3], [16])
+    assert (config.nsf.batch_size, config.nsgf.batch_size) == (7, 20)
+    file = tmp_path / "mine.yaml"
+    file.write_text("exp: mine\ndata: {name: points}\noptim: {batch_size: 3}\n")
+    place = write_points(tmp_path / "x.npy")
+    config = parse(["train", "--config", str(file), "--data.path", str(place)]).config
+    assert config.nsgf.batch_size == 3
+    assert config.sinkhorn.batch_size == 40
+
+
+def test_nothing_is_chosen_that_would_have_no_effect(images):
+    config = parsed("images", images, "--nsf.coupling=independent", "--nsf.source=prior")
+    assert (config.nsf.coupling_batch, config.nsf.starts) == (None, None)
+    config = parsed("images", images, "--nsf.coupling=semidiscrete")
+    assert (config.nsf.coupling_batch, config.nsf.starts) == (None, None)
+
+
+def test_a_smaller_sinkhorn_batch_keeps_the_chosen_pool(points):
+    request = parse(["train", "--exp=points", f"--data.path={points}", "--sinkhorn-batch=10"])
+    assert request.config.sinkhorn.batch_size * request.config.pool.num_batches == 2560 * 40
+    assert "2560 -> 10240" in request.notes[-1]
+
+
+def test_a_saved_configuration_chooses_nothing_again(images, tmp_path, monkeypatch):
+    config = parsed("images", images, "--data.size=16")
+    file = tmp_path / "saved.yaml"
+    file.write_text(dump_config(config))
+    monkeypatch.setattr("nsgf.data.own.LOOKS", {})
+    again = parse(["train", "--config", str(file)])
+    assert again.config == config
+    assert again.notes == ()
+
+
+def test_what_was_chosen_is_told(images):
+    request = parse(["train", "--exp", "images", "--data.path", str(images)])
+    told = "\n".join(request.notes)
+    assert f"data: 20 images of {images}, 3 x 32 x 32, 61.4 KB of memory" in told
+    assert "model.unet.mult [1, 2, 2, 2]" in told
+
+
+def test_own_data_need_a_path_and_others_take_none(images, points):
+    train = ("train", "--device=cpu", "--exp")
+    for exp, what in (("images", "DIR"), ("points", "FILE")):
+        assert f"data.path = null: name the {exp} to train on, --data.path {what}" in refused(
+            *train, exp
+        )
+    assert "must be null for mnist; own data are --exp images" in refused(
+        *train, "mnist", "--data.path", images
+    )
+    assert "data.size = 8: must be null for 8gaussians" in refused(*train, "2d", "--data.size=8")
+    path = ("--data.path", images)
+    assert "data.fake = true: must be false" in refused(*train, "images", *path, "--fake-data")
+    assert "images are read from data.path" in refused(*train, "images", *path, "--data-root=x")
+    assert "leave it out" in refused(*train, "images", *path, "--data.found.samples=3")
+    assert "data.size = 0: must be >= 4" in refused(*train, "images", *path, "--data.size=0")
+    assert "without enough of each class" in refused(
+        *train, "images", *path, "--evaluation.classifier=true"
+    )
+    own = ("--data.path", points)
+    assert "which are points" in refused(*train, "points", *own, "--evaluation.inception=true")
+    assert "must be gaussian" in refused(*train, "points", *own, "--data.source=8gaussians")
+    assert "points is none" in refused(*train, "points", *own, "--nsf.coupling=semidiscrete")
+
+
+def test_settings_that_contradict_what_was_found_are_refused(images, tmp_path):
+    file = tmp_path / "saved.yaml"
+    file.write_text(dump_config(parsed("images", images)))
+    saved = ("train", "--config", file)
+    assert "data.size = 16: must be 32" in refused(*saved, "--data.size=16")
+    assert "data.color = grey: must be rgb" in refused(*saved, "--data.color=grey")
+    file.write_text(dump_config(parsed("images", images)).replace("- 32\n    - 32", "- 32"))
+    assert "data.found.shape = [3, 32]: cannot be that of images" in refused(*saved)
+
+
+def test_broken_images_are_refused_before_there_is_a_run(images, tmp_path, capsys):
+    file = images / "003.png"
+    file.write_bytes(file.read_bytes()[:-200])
+    words = ["train", "--exp=images", f"--data.path={images}", "--data.size=4", "--device=cpu"]
+    assert main([*words, "--smoke", f"--out-dir={tmp_path / 'runs'}"]) == 2
+    assert "003.png is no usable image" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_goes_on_where_its_points_have_moved(points, tmp_path):
+    config = parsed("points", points, *SMALL, f"--out-dir={tmp_path / 'a'}")
+    whole = train(config)
+    part = parsed("points", points, *SMALL, f"--out-dir={tmp_path / 'b'}")
+    with pytest.raises(Stopped) as stopped:
+        train(part, stop=Asked(6))
+    run = RunFolder(Path(stopped.value.folder))
+    assert 0 < checkpoint.load(run.checkpoint_file("nsgf"))["step"] < 6
+    moved = points.rename(tmp_path / "moved.npy")
+    resume = ["train", "--run", str(run.path), "--resume"]
+    with pytest.raises(UserError, match="no such file"):
+        train(parse(resume).config, run)
+    write_points(points, 41)
+    with pytest.raises(UserError, match="holds other points than the run was begun with"):
+        train(parse(resume).config, run)
+    config = parse([*resume, f"--data.path={moved}"]).config
+    train(config, run)
+    assert_equal(whole, run)
+    assert asdict(parse(resume).config)["data"]["path"] == str(moved)
+
+
+def test_own_points_are_in_their_units_for_everyone(points, tmp_path):
+    """The file of samples, those of Python, and the page."""
+    config = parsed("points", points, *SMALL, f"--out-dir={tmp_path / 'runs'}")
+    run = train(config)
+    sample_run(config, run)
+    saved = np.load(run.samples / "samples.npz", allow_pickle=False)["x"]
+    loaded = nsgf.load(run.path)
+    drawn = loaded.sample(len(saved)).numpy()
+    np.testing.assert_allclose(drawn, saved)
+    values = np.load(points)
+    assert abs(drawn.mean(0) - values.mean(0)).max() < 3 * values.std(0).max()
+    assert not np.allclose(drawn.std(0), 1, atol=0.3)
+    pictures = {Path(file).name for file in report_run(config, run)[1:]}
+    assert {"curves.png", "way.png"} <= pictures
+    points.unlink()
+    with pytest.raises(UserError, match="points"):
+        loaded.sample(3)
