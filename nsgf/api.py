@@ -4,7 +4,7 @@
 a caller can mend is raised as :class:`UserError`, in one line. Loading and sampling print nothing;
 training prints what the command prints.
 
-Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (2,).
+Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,).
 """
 
 import os
@@ -23,8 +23,8 @@ from nsgf.checks import check
 from nsgf.command_line import request
 from nsgf.config.files import build, given, merged
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import Data, build_source, data_shape, target_set
-from nsgf.data.own import TableSet
+from nsgf.data import build_source, data_shape
+from nsgf.data.own import in_units
 from nsgf.phases import Phase, Trained, get_phases, join_legs, sampled_phases
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
@@ -35,7 +35,7 @@ from nsgf.share.exported import ExportedRun, is_exported
 from nsgf.share.hub import fetched, is_address
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
-from nsgf.system.output import silence
+from nsgf.system.output import show, silence
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Run:
             (N, *shape), float32, on the CPU; own points float64 in the units of their file.
 
         Raises:
-            UserError: a number that is out of its range, more calls than that are needed, a card
-                that is full, or a file of own points that is gone.
+            UserError: a number that is out of its range, more calls than that are needed, or a card
+                that is full.
         """
         asked = {"sampling.num_samples": n, "seed": seed, "sampling.batch_size": batch_size}
         config = _overlaid(self.config, asked)
@@ -94,9 +94,7 @@ class Run:
         count, size = config.sampling.num_samples, config.sampling.batch_size
         cuts = [range(first, min(first + size, count)) for first in range(0, count, size)]
         x = torch.cat([sampler(source.at(cut).to(self.device)).x.cpu() for cut in cuts])
-        if isinstance(target_set(config.data), TableSet):
-            return Data(config.data, config.seed).in_units(x)
-        return x
+        return in_units(config.data, x)
 
     def _at(self, nfe: int) -> Config:
         legs = [phase.leg for phase in get_phases(list(self.networks))]
@@ -202,6 +200,8 @@ def train(
     device = pick_device(asked.config.device)
     cards = [device] if device.type == "cuda" else []
     with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
+        for note in asked.notes:
+            show(note)
         try:
             run = experiment.train(asked.config, run)
         except Stopped as stopped:

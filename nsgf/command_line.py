@@ -102,12 +102,14 @@ def _request(
     flags = inherited(flags)  # --optim.KEY is a flag of every phase
     if command == "export":
         _refuse_changes(control, flags)
+    if command == "list" and (others := sorted({*flags, *control} - {"out_dir"})):
+        raise UserError(f"{others[0]}: has no effect on list, which takes --out-dir alone")
     file = _file(control, flags)
     run = _find_run(command, control, flags, file)
     base, own = _base(
         run, file, flags, laid_over_run="config" in control, needs_file=command != "list"
     )
-    base, flags, notes = with_own_data(base, flags)
+    base, flags, notes = with_own_data(base, flags, is_new=run is None)
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
     config = resolved(merged(merged(base, smoke), flags), base.get("phases"))
     if command == "train" and run and "run" in control:

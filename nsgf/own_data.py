@@ -22,7 +22,9 @@ LARGEST_END = 16
 """Pixels of a side at which a UNet may end: attention in its middle takes their fourth power."""
 
 
-def with_own_data(base: Content, flags: Content) -> tuple[Content, Content, tuple[str, ...]]:
+def with_own_data(
+    base: Content, flags: Content, *, is_new: bool = True
+) -> tuple[Content, Content, tuple[str, ...]]:
     """Both layers of settings with what is chosen for own data below the lower one, and what was
     found in the upper one, and lines about it; those for other data, and of a run, which has
     chosen, as they are.
@@ -30,12 +32,17 @@ def with_own_data(base: Content, flags: Content) -> tuple[Content, Content, tupl
     Args:
         base: the settings of a file or of a run, each phase with its own values.
         flags: those of the command line.
+        is_new: whether a run is begun. Its file may be the settings of another run, of which other
+            data keep what was chosen, not what was found.
 
     Raises:
         UserError: ``data.path`` is missing, or what is there cannot be trained on.
     """
     if flags.get("data", {}).get("found"):
         raise UserError("--data.found: is filled in by the program; leave it out")
+    if is_new and {"path", "size", "fit", "color"} & set(flags.get("data", {})):
+        own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
+        base = {**base, "data": own}
     data = merged(base, flags).get("data", {})
     if data.get("name") not in OWN or data.get("found", {}).get("checksum"):
         return base, flags, ()
@@ -94,15 +101,13 @@ def for_images(
     Raises:
         UserError: a network cannot halve that side often enough.
     """
-    sides = [size]
-    while sides[-1] % 2 == 0 and sides[-1] >= 8:
-        sides.append(sides[-1] // 2)
+    sides = _sides(size)
     if mult:
         sides = sides[: len(mult)]
     elif sides[-1] > LARGEST_END:
         raise UserError(
             f"data.size = {size}: can be halved to {sides[-1]} pixels alone, must come to "
-            f"{LARGEST_END} or fewer; use a multiple of 8, as {max(8, round(size / 8) * 8)}"
+            f"{LARGEST_END} or fewer; the nearest that does is {_nearest_size(size)}"
         )
     n, values = min(128, samples), channels * size**2
     # the wider networks are for sets that they cannot learn by heart so soon
@@ -122,6 +127,20 @@ def for_images(
         "nsf.starts": min(65_536, START_VALUES // values),
         "compare.coupling_batch": min(1024, samples),
     }
+
+
+def _sides(size: int) -> list[int]:
+    """Pixels of a side on each level of a network that halves as often as it can, down to 4."""
+    sides = [size]
+    while sides[-1] % 2 == 0 and sides[-1] >= 8:
+        sides.append(sides[-1] // 2)
+    return sides
+
+
+def _nearest_size(size: int) -> int:
+    sizes = range(4, min(2 * size, 1024) + 1)
+    fitting = (other for other in sizes if _sides(other)[-1] <= LARGEST_END)
+    return min(fitting, key=lambda other: abs(other - size))
 
 
 def _flows(trajectories: int, particles: int, values: int) -> int:

@@ -39,12 +39,17 @@ def test_notebook_trains_and_goes_on_from_a_read_only_input(tmp_path, monkeypatc
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }.items():
         monkeypatch.setenv(name, value)
+    # what is not asked for is no run to go on with
+    (tmp_path / "runs" / "digits-20260101_000000").mkdir(parents=True)
+    (tmp_path / "input" / "digits-paper-smoke-20260101_000000").mkdir(parents=True)
+    for stranger in tmp_path.glob("*/digits-*"):
+        (stranger / "config.yaml").write_text("exp: digits\n")
     first = printed(tmp_path)
     assert "nsf: done" in first
     assert "report.html" in first
     assert first.count("a picture") == 3  # after both phases, and the moving one
-    assert "digits-smoke-" in first.splitlines()[-4]
-    (run,) = (tmp_path / "runs").iterdir()
+    (run,) = (tmp_path / "runs").glob("digits-smoke-*")
+    assert first.count(run.name) > 3
     shutil.move(run, tmp_path / "input" / "last-session" / "runs" / run.name)
     second = printed(tmp_path)
     assert "going on with" in second

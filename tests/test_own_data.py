@@ -1,6 +1,6 @@
 """What is chosen for a user's own data, and that it is chosen once."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import sample_run
+from nsgf.share.export import export_run
 from nsgf.system.errors import UserError
 from tests.data.own_files import write_images, write_points
 from tests.test_experiment import assert_equal
@@ -98,10 +99,16 @@ def test_what_is_chosen_for_images_is_valid_at_every_size(size, channels):
         time_network(config.model, (channels, size, size))
 
 
-@pytest.mark.parametrize("size", [17, 33, 66, 100])
+@pytest.mark.parametrize("size", [17, 33, 66, 100, 200, 1000])
 def test_sizes_that_halve_too_seldom_are_refused(size):
-    with pytest.raises(UserError, match=rf"data\.size = {size}: can be halved to .* multiple of 8"):
+    with pytest.raises(
+        UserError, match=rf"data\.size = {size}: can be halved to .* nearest"
+    ) as told:
         for_images(200, 3, size)
+    advised = int(str(told.value).split()[-1])
+    assert abs(advised - size) <= max(4, size / 20)
+    assert advised <= 1024
+    for_images(200, 3, advised)
 
 
 @pytest.mark.parametrize("count", [16, 100, 200, 5000])
@@ -221,11 +228,12 @@ def test_own_data_need_a_path_and_others_take_none(images, points):
 
 
 def test_settings_that_contradict_what_was_found_are_refused(images, tmp_path):
+    run = RunFolder.create(parsed("images", images, f"--out-dir={tmp_path / 'runs'}"))
+    resumed = ("train", "--run", run.path, "--resume")
+    assert "data.size = 16: must be 32" in refused(*resumed, "--data.size=16")
+    assert "data.color = grey: must be rgb" in refused(*resumed, "--data.color=grey")
     file = tmp_path / "saved.yaml"
-    file.write_text(dump_config(parsed("images", images)))
     saved = ("train", "--config", file)
-    assert "data.size = 16: must be 32" in refused(*saved, "--data.size=16")
-    assert "data.color = grey: must be rgb" in refused(*saved, "--data.color=grey")
     file.write_text(dump_config(parsed("images", images)).replace("- 32\n    - 32", "- 32"))
     assert "data.found.shape = [3, 32]: cannot be that of images" in refused(*saved)
 
@@ -274,6 +282,27 @@ def test_own_points_are_in_their_units_for_everyone(points, tmp_path):
     assert not np.allclose(drawn.std(0), 1, atol=0.3)
     pictures = {Path(file).name for file in report_run(config, run)[1:]}
     assert {"curves.png", "way.png"} <= pictures
-    points.unlink()
-    with pytest.raises(UserError, match="points"):
-        loaded.sample(3)
+    points.unlink()  # on another machine
+    export_run(config, run, tmp_path / "shared")
+    assert str(tmp_path) not in (tmp_path / "shared" / "config.json").read_text()
+    np.testing.assert_allclose(nsgf.load(tmp_path / "shared").sample(len(saved)).numpy(), saved)
+
+
+def test_settings_of_another_run_look_at_the_data_that_are_named(points, tmp_path):
+    config = parsed("points", points, "--model.mlp.width=24")
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+    other = write_points(tmp_path / "other.npy", 60, 2)
+    found = parse(["train", "--config", str(file), "--data.path", str(other)]).config
+    assert (found.data.found.samples, found.data.found.shape) == (60, [2])
+    assert found.model.mlp.width == 24
+    again = parse(["train", "--config", str(file)]).config
+    assert again == config
+
+
+@pytest.mark.parametrize("key", ["names", "mean", "scale"])
+def test_what_was_found_must_fit_itself(points, tmp_path, key):
+    config = parsed("points", points)
+    found = replace(config.data.found, **{key: None})
+    with pytest.raises(UserError, match=rf"data\.found\.{key}: has 0 values, must have 3"):
+        check(replace(config, data=replace(config.data, found=found)))

@@ -36,21 +36,21 @@ class PointYardstick:
         Raises:
             UserError: too few samples.
         """
-        self._config, self._n = config, config.evaluation.w2_samples
+        self._data, self._n = Data(config.data, config.seed), config.evaluation.w2_samples
         self.samples = config.evaluation.num_samples
-        if (count := Data(config.data, config.seed).count) is not None:
+        if (count := self._data.count) is not None:
             self.samples = min(self.samples, count // 2)  # two disjoint halves for the floor
         if self.samples < 2:
             raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
 
     def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
         """Distances of samples (n, *shape) from a draw of the target, by name."""
-        data = Data(self._config.data, seed)
+        data = self._data.with_seed(seed)
         return self._distances(data.in_units(samples), data.reference("compare", str(draw)))
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
         """What as many samples of the target itself would score."""
-        data = Data(self._config.data, seed)
+        data = self._data.with_seed(seed)
         real = data.reference("compare", str(draw))
         if data.count is None:
             others = data.reference("floor", str(draw)).sample(self.samples)

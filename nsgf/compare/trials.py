@@ -58,7 +58,7 @@ SIGMA = {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5}
 
 
 STARTS = 65_536
-"""``nsf.starts`` of the hand-over."""
+"""``nsf.starts`` of the hand-over, unless the experiment has fewer."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def _recipe(config: Config, method: MethodName) -> Config:
             init="nsgf",
             coupling=coupling,
             coupling_batch=group,
-            starts=STARTS if group else None,
+            starts=min(STARTS, nsf.starts or STARTS) if group else None,
         )
         flow = replace(flow, steps=config.compare.handover_steps)
         return replace(config, nsf=nsf, flow=flow)

@@ -43,6 +43,12 @@ class FoundConfig:
     """Classes of images, by subfolder, where there are enough of each to train a classifier on."""
     checksum: str | None = None
     """Of the names and contents of all images, or of all points."""
+    names: list[str] | None = None
+    """Of the coordinates of points."""
+    mean: list[float] | None = None
+    """Of each coordinate of points, in the units of their file."""
+    scale: list[float] | None = None
+    """Standard deviation of each of them, by which networks see it divided."""
 
 
 @dataclass

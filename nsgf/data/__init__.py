@@ -5,12 +5,14 @@ Each set states all that is its own in one record, a :class:`PointSet` in points
 records of a user's own data (own.py) are made of what was found at ``data.path``.
 """
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
 from nsgf.data.images import FAKE_IMAGES, IMAGE_SETS, Files, ImageSet, to_unit_range
-from nsgf.data.own import OWN_IMAGES, OWN_SETS, TableSet
+from nsgf.data.own import OWN_IMAGES, OWN_SETS, TableSet, in_units
 from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
 from nsgf.data.samplers import ImageSampler, PointSampler, RowSampler, Sampler
 from nsgf.data.table import Table, read_points
@@ -124,7 +126,13 @@ class Data:
     def in_units(self, samples: Tensor) -> Tensor:
         """Samples of networks beside those of :meth:`reference`: own points in the units of their
         file, float64; else as they are.  (N, *shape)"""
-        return samples if self.table is None else self.table.in_units(samples)
+        return in_units(self._config, samples)
+
+    def with_seed(self, seed: int) -> "Data":
+        """The same samples, of which another seed's streams draw."""
+        other = copy(self)
+        other._seed = seed
+        return other
 
     @property
     def count(self) -> int | None:

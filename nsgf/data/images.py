@@ -106,6 +106,8 @@ class ImageSet:
 
     def _unusable(self, files: Files, error: Exception) -> str:
         """One line about files that are missing or damaged, with what can be done."""
+        if "path" in self.uses:
+            return f"data.path: its {self.files} cannot be read ({one_line(error)})"
         remedies = [f"put {self.files} there"]
         if "download" in self.uses and not files.download:
             remedies.append("allow the download with --data.download true")

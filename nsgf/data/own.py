@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from nsgf.config.schema import DataConfig
 from nsgf.data.folder import look_at_images, read_images, read_labels
 from nsgf.data.found import Seen
@@ -55,7 +57,20 @@ def _images(config: DataConfig) -> ImageSet:
 
 def _points(config: DataConfig) -> TableSet:
     size, shape = _found(config, 1)
+    for key in ("names", "mean", "scale"):
+        if len(given := getattr(config.found, key) or []) != shape[0]:
+            raise UserError(f"data.found.{key}: has {len(given)} values, must have {shape[0]}")
     return TableSet(tuple(shape), size)
+
+
+def in_units(config: DataConfig, samples: Tensor) -> Tensor:
+    """Samples of networks, (..., *shape): own points in the units of their file, float64; others as
+    they are. The file is not read."""
+    mean, scale = config.found.mean, config.found.scale
+    if mean is None or scale is None:
+        return samples
+    wide = samples.double()
+    return wide * wide.new_tensor(scale) + wide.new_tensor(mean)
 
 
 def _found(config: DataConfig, dimensions: int) -> tuple[int, list[int]]:

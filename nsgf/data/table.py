@@ -8,6 +8,7 @@ import csv
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,8 @@ from nsgf.config.schema import DataConfig, FoundConfig
 from nsgf.data.found import LEAST, Seen, refuse_others
 from nsgf.system.errors import UserError, one_line
 
+OBJECTS = "no whole file of numpy's, or one of objects; save numbers"
+"""In place of numpy's own words, which advise to load pickles."""
 SUFFIXES = (".npz", ".npy", ".csv")
 FLAT = 1e-12
 """A column whose values differ by less than this share of the largest one is constant: what is left
@@ -41,10 +44,6 @@ class Table:
         """All points as networks see them.  float32, (N, D)"""
         return ((torch.from_numpy(self.values) - self.mean) / self.scale).float()
 
-    def in_units(self, x: Tensor) -> Tensor:
-        """Standardised points (..., D) in the units of the file.  float64"""
-        return x * self.scale.to(x.device) + self.mean.to(x.device)
-
     @property
     def checksum(self) -> str:
         """Of shape and values, whichever type of file they come from."""
@@ -61,7 +60,8 @@ def look_at_points(config: DataConfig) -> Seen:
     """
     table = read_table(Path(config.path or "").expanduser())
     count, dim = table.values.shape
-    found = FoundConfig(count, [dim], 0, table.checksum)
+    mean, scale = table.mean.tolist(), table.scale.tolist()
+    found = FoundConfig(count, [dim], 0, table.checksum, list(table.names), mean, scale)
     return Seen(found, (f"data: {count} points of {config.path}, {dim} coordinates",))
 
 
@@ -163,8 +163,8 @@ def _read_array(file: Path) -> np.ndarray:
     """
     try:
         content = np.load(file, allow_pickle=False)
-    except ValueError as error:  # numpy's own words advise to load pickles
-        raise ValueError("no whole file of numpy's, or one of objects; save numbers") from error
+    except ValueError as error:
+        raise ValueError(OBJECTS) from error
     if not isinstance(content, np.ndarray):
         with content:
             if len(content.files) != 1:
@@ -172,10 +172,17 @@ def _read_array(file: Path) -> np.ndarray:
                     f"has {len(content.files)} arrays ({', '.join(content.files)[:200]}), must "
                     "have one; save the points alone, np.save('points.npy', array)"
                 )
-            content = content[content.files[0]]
+            content = _only_array(content)
     if content.dtype.kind not in "fiu":
         raise ValueError(f"an array of {content.dtype}, must be of real numbers")
     return np.ascontiguousarray(content, np.float64)
+
+
+def _only_array(content: Any) -> np.ndarray:
+    try:
+        return np.asarray(content[content.files[0]])
+    except ValueError as error:
+        raise ValueError(OBJECTS) from error
 
 
 def _refuse_shape(values: np.ndarray) -> None:

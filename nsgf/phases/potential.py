@@ -26,6 +26,8 @@ from nsgf.system.errors import UserError
 from nsgf.system.hardware import available_bytes, format_bytes
 
 NAME = "semidiscrete"
+SECTIONS = ("seed", "data", NAME)
+"""Settings that the potentials follow from."""
 CHECK_PASSES = 4
 """Draws for each point with which the learned potentials are checked."""
 
@@ -170,7 +172,8 @@ class _Learner:
         payload, remark = checkpoint.load_good(self._file)
         checkpoint.check_phase(self._file, payload, NAME)
         dual, log = self._dual, self._session.tracker.log
-        if payload["config"] != self._settings:
+        usual = fixed_values(Config(), SECTIONS)  # what versions before a setting had
+        if {**usual, **payload["config"]} != {**usual, **self._settings}:
             log(f"{NAME}: learned anew; {self._file} is of other settings or other NSGF steps")
             return False
         try:
@@ -205,7 +208,7 @@ class _Learner:
 
 def _settings(session: Session, transport: TrainedSteps | None) -> dict[str, Any]:
     """All that the potentials follow from, by dotted key."""
-    settings = fixed_values(session.config, ("seed", "data", NAME))
+    settings = fixed_values(session.config, SECTIONS)
     if transport:
         settings |= {"steps": transport.steps, "weights": transport.checksum}
     return settings

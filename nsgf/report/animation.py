@@ -5,6 +5,7 @@ Shapes: N samples, C channels, H x W pixels.
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nsgf.run.folder import replacing
-from nsgf.sampling.plots import new_figure, show_grid
+from nsgf.sampling.plots import name_axes, new_figure, show_grid
 from nsgf.sampling.sampler import Samples
 
 FRAME, PAUSE = 250, 1500
@@ -23,16 +24,17 @@ FRAMES = 40
 ARROWS = 400
 
 
-def save_way(samples: Samples, file: Path) -> None:
+def save_way(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) -> None:
     """One frame for each state of ``samples.path``: images (N, C, H, W), or points (N, 2) with what
-    the next step does to them.
+    the next step does to them and the names of their coordinates, as of
+    :func:`nsgf.sampling.plots.save_points`.
     """
     from PIL import Image
 
     last = len(samples.path) - 1
     every = math.ceil(last / FRAMES) if last else 1
     chosen = [*range(0, last, every), last]
-    draw = _points if samples.x.ndim == 2 else _images
+    draw = partial(_points, axes) if samples.x.ndim == 2 else _images
     frames = [Image.fromarray(_rgb(draw(samples, state))) for state in chosen]
     times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
     with replacing(file) as stream:
@@ -62,10 +64,11 @@ def _images(samples: Samples, state: int) -> Any:
     return figure
 
 
-def _points(samples: Samples, state: int) -> Any:
+def _points(axes: tuple[str, ...] | None, samples: Samples, state: int) -> Any:
     x = samples.path[state]
     low, high = _reach(samples.path)
-    figure = new_figure(5, 0.6 + 4.4 * (high[1] - low[1]) / (high[0] - low[0]))
+    shape = 1.0 if axes else (high[1] - low[1]) / max(high[0] - low[0], 1e-9)
+    figure = new_figure(5, 0.6 + 4.4 * min(2.0, max(0.5, shape)))
     panel = figure.subplots()
     if state + 1 < len(samples.path):
         step = samples.path[state + 1] - x
@@ -74,7 +77,7 @@ def _points(samples: Samples, state: int) -> Any:
         panel.quiver(*arrows, color="0.5", **how)
     panel.scatter(*x.T.numpy(), s=2, color="tab:red")
     panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), title=samples.marks[state])
-    panel.set_aspect("equal")
+    name_axes(panel, axes)
     return figure
 
 

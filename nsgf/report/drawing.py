@@ -4,6 +4,7 @@ Shapes: N samples, *shape one sample.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +26,8 @@ from nsgf.sinkhorn.schedule import step_sizes, time_step
 from nsgf.system.errors import UserError
 
 NEIGHBOURS = 16
-PART = 4096
-"""Training images that are compared with samples at once."""
+PART_VALUES = 2**24
+"""Numbers of training images that are compared with samples at once."""
 
 
 class Picture(NamedTuple):
@@ -64,11 +65,14 @@ def drawn_pictures(
     """
     data = Data(config.data, config.seed)
     sampler, _ = load_sampler(config, run, device)
-    noise = data.source("report").sample(count_samples(config, data, device))
+    count = min(count_samples(config, data, device), config.sampling.batch_size)
+    noise = data.source("report").sample(count)
     samples = on_cpu(sampler(noise.to(device), keep_path=True))
+    if not all(bool(state.isfinite().all()) for state in samples.path):
+        raise UserError("the samples are not finite: training has diverged")
     calls = f"{len(samples.x)} samples, {samples.nfe:g} network calls each."
     if data.images is not None:
-        yield from _image_pictures(samples, data.images, album, calls)
+        yield from _image_pictures(samples, data.images, config.data.flip, album, calls)
     else:
         path = [data.in_units(state) for state in samples.path]
         target, title = data.reference("report").sample(len(samples.x)), f"NFE {samples.nfe:g}"
@@ -87,7 +91,7 @@ def drawn_pictures(
             lambda file: save_figure(field_figure(fields), file, bbox_inches="tight"),
         )
     if data.images is not None or in_plane:
-        save_way(samples, album.folder / "way.gif")
+        save_way(in_units(data, samples), album.folder / "way.gif", data.axes)
         yield Picture(album.folder / "way.gif", "The same, moving", "v: NSGF steps; u: straight.")
     if (tau := samples.tau) is not None:
         yield album.add(
@@ -99,11 +103,11 @@ def drawn_pictures(
 
 
 def _image_pictures(
-    samples: Samples, images: Tensor, album: Album, calls: str
+    samples: Samples, images: Tensor, flip: bool, album: Album, calls: str
 ) -> Iterator[Picture]:
     yield album.add("way", "The way of a batch", calls, lambda file: save_image_way(samples, file))
     x = samples.x[:NEIGHBOURS]
-    nearest = nearest_images(x, images)
+    nearest = nearest_images(x, images, flip=flip)
     yield album.add(
         "nearest",
         "The nearest training images",
@@ -119,12 +123,20 @@ def on_cpu(samples: Samples) -> Samples:
     return Samples(samples.x.cpu(), samples.nfe, tau, path, samples.marks)
 
 
-def nearest_images(x: Tensor, images: Tensor) -> Tensor:
-    """Of uint8 ``images`` (M, C, H, W) the nearest to each x (N, C, H, W) in [-1, 1], like x."""
+def in_units(data: Data, samples: Samples) -> Samples:
+    """The same samples as people read them."""
+    path = [data.in_units(state) for state in samples.path]
+    return replace(samples, x=data.in_units(samples.x), path=path)
+
+
+def nearest_images(x: Tensor, images: Tensor, *, flip: bool = False) -> Tensor:
+    """Of uint8 ``images`` (M, C, H, W), with ``flip`` of the mirrored ones too, the nearest to each
+    x (N, C, H, W) in [-1, 1], like x."""
     flat, best = x.flatten(1), torch.full((len(x),), torch.inf)
     found = torch.zeros_like(x)
-    for part in images.split(PART):
+    for part in images.split(max(1, PART_VALUES // images[0].numel())):
         real = to_unit_range(part.cpu())
+        real = torch.cat([real, real.flip(-1)]) if flip else real
         distance, index = torch.cdist(flat, real.flatten(1)).min(1)
         closer = distance < best
         found[closer], best[closer] = real[index[closer]], distance[closer]
@@ -160,5 +172,5 @@ def tried(pictures: Iterator[Picture], log: Callable[[str], None]) -> list[Pictu
     try:
         found.extend(pictures)
     except UserError as error:
-        log(f"report: the rest of the pictures is left out: {error}")
+        log(f"the rest of the pictures is left out: {error}")
     return found

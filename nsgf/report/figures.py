@@ -43,7 +43,7 @@ def curve_figure(curves: Sequence[Curve]) -> Any:
                 plain, none = StrMethodFormatter("{x:g}"), NullFormatter()
                 panel.yaxis.set_major_formatter(plain)
                 # within a decade no power of ten has a label of its own
-                panel.yaxis.set_minor_formatter(plain if max(values) < 5 * min(values) else none)
+                panel.yaxis.set_minor_formatter(plain if max(values) < 10 * min(values) else none)
         column[0].set_title(curve.phase)
         column[1].set_xlabel("updates")
     axes[0][0].set_ylabel("loss (mean square)")

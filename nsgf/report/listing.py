@@ -7,7 +7,7 @@ from nsgf.config.schema import Config
 from nsgf.report.records import costs, curves
 from nsgf.run.checkpoint import good_header
 from nsgf.run.folder import RunFolder
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import format_bytes, format_hours
 
 HEAD = ("run", "updates", "last loss", "time", "size")
@@ -23,12 +23,20 @@ def run_table(folder: Path) -> list[str]:
     runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
     if not runs:
         raise UserError(f"out_dir = {folder}: holds no run; train one, or say --out-dir DIR")
-    rows = [HEAD, *(_row(RunFolder(path)) for path in runs)]
+    rows = [HEAD, *(_row_or_why(RunFolder(path)) for path in runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
+
+
+def _row_or_why(run: RunFolder) -> tuple[str, ...]:
+    """A folder that cannot be read keeps none of the others from being listed."""
+    try:
+        return _row(run)
+    except OSError as error:
+        return (run.path.name, f"cannot be read: {cause(error)}", "", "", "")
 
 
 def _row(run: RunFolder) -> tuple[str, ...]:

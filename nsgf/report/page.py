@@ -4,7 +4,7 @@ import base64
 import json
 import mimetypes
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,10 +71,11 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         UserError: nothing is trained, or the files cannot be written.
     """
     check(config)
-    home = results_folder(config, run)
-    folder = writable(home / "report")
-    rows = phase_rows(config, run)
-    shown = tried(_pictures(config, run, Album(folder, kind)), show)
+    rows, home = phase_rows(config, run), results_folder(config, run)
+    folder, left_out = writable(home / "report"), list[str]()
+    shown = tried(_pictures(config, run, Album(folder, kind)), left_out.append)
+    for line in left_out:
+        show(f"report: {line}")
     measures = content(home / "metrics.json") or content(run.path / "metrics.json")
     lines = log_lines(run)
     page = render(
@@ -83,6 +84,8 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         smoke=config.smoke,
         phases=rows,
         pictures=[(picture, data_uri(picture.file)) for picture in shown],
+        left_out=left_out,
+        outdated=outdated(rows, measures),
         measures=measure_rows(config, measures),
         described=described(measures),
         commands=commands(run),
@@ -93,7 +96,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     )
     file = home / "report.html"
     with replacing(file) as stream:
-        stream.write(page.encode())
+        stream.write(page.encode(errors="replace"))
     return [str(file), *(str(picture.file) for picture in shown)]
 
 
@@ -152,11 +155,20 @@ def measure_rows(config: Config, metrics: dict[str, Any]) -> list[Measure]:
 
 
 def _spread(metrics: dict[str, Any], name: str) -> str:
-    """A measure, with its spread over repetitions if there are several; empty: it is not there."""
-    if name not in metrics:
+    """A measure, with its spread over repetitions if there are several; empty: it is not there, or
+    was no finite number."""
+    value, spread = metrics.get(name), metrics.get(f"{name}_std")
+    if not isinstance(value, float):
         return ""
-    spread = metrics.get(f"{name}_std")
-    return f"{metrics[name]:.4g}" + (f" ± {spread:.2g}" if spread else "")
+    return f"{value:.4g}" + (f" ± {spread:.2g}" if isinstance(spread, float) and spread else "")
+
+
+def outdated(rows: Sequence[PhaseRow], metrics: dict[str, Any]) -> str:
+    """Which updates measures belong to, if the weights have others by now; else nothing."""
+    now, then = {row.name: row.updates for row in rows}, metrics.get("updates")
+    if not isinstance(then, dict) or all(now.get(phase) == done for phase, done in then.items()):
+        return ""
+    return ", ".join(f"{phase} {done}" for phase, done in then.items())
 
 
 def described(metrics: dict[str, Any]) -> list[tuple[str, str]]:

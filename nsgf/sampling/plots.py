@@ -4,6 +4,7 @@ Figures are made without pyplot, whose backend belongs to whoever imports this p
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ COLUMNS = 16
 FAR = 10
 """Extents of the target, beyond which a point is not drawn: it would leave no room for others."""
 BINS = 60
+NAME = 40
+"""Letters of a coordinate's name that are shown."""
 MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
 
@@ -98,7 +101,7 @@ def save_points(
     for panel, words in ((left, title), (right, "target")):
         panel.set_title(words)
         panel.legend(loc="upper right")
-        _name_axes(panel, axes)
+        name_axes(panel, axes)
     if on_line:
         left.set_ylabel("step")
         right.set_ylabel("share")
@@ -115,15 +118,15 @@ def _in_plane(path: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def _name_axes(panel: Any, axes: tuple[str, ...] | None) -> None:
+def name_axes(panel: Any, axes: tuple[str, ...] | None) -> None:
     """Coordinates with names may have different units; others have the same scale."""
     if axes is None:
         panel.set_aspect("equal")
         return
     more = f" (of {len(axes)} coordinates)" if len(axes) > 2 else ""
-    panel.set_xlabel(f"{axes[0]}{more}")
-    if len(axes) > 1:
-        panel.set_ylabel(axes[1])
+    words = [f"{axes[0][:NAME]}{more}", *(name[:NAME] for name in axes[1:2])]
+    for set_label, label in zip((panel.set_xlabel, panel.set_ylabel), words, strict=False):
+        set_label(label, parse_math=False)  # a name may have dollars
 
 
 def _draw_histograms(panel: Any, values: dict[str, Any]) -> None:
@@ -145,7 +148,8 @@ def new_figure(width: float, height: float) -> Any:
 
 def save_figure(figure: Any, file: Path, **how: Any) -> None:
     """As the file's suffix says: .png, .svg or .pdf."""
-    with replacing(file) as stream:
+    with replacing(file) as stream, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in another script
         figure.savefig(stream, format=file.suffix[1:], **how)
 
 
@@ -190,7 +194,9 @@ def save_point_table(
         if axes is None:
             panel.set_aspect("equal")
     for panel in panels[-1][:-1]:
-        panel.set_xlabel(", ".join(axes[:2]) if axes else "")
+        panel.set_xlabel(
+            ", ".join(name[:NAME] for name in axes or ())[: 2 * NAME], parse_math=False
+        )
     save_figure(figure, file, dpi=80)
 
 

@@ -5,6 +5,7 @@ The folder appears as a whole or not at all: it is written beside its place and 
 
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,7 +76,8 @@ def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
         ) from error
     return [
         *(str(to / name) for name in sorted(os.listdir(to))),
-        f"read it with nsgf.load({str(to)!r}); share it with: hf upload OWNER/NAME {to}",
+        f"read it with nsgf.load({str(to)!r}); share it with: "
+        f"hf upload OWNER/NAME {shlex.quote(str(to))}",
     ]
 
 
@@ -105,7 +107,7 @@ def of_no_machine(config: Config) -> Config:
     """The settings without what they say of the machine and its user."""
     usual = Config()
     evaluation = replace(config.evaluation, inception_weights=usual.evaluation.inception_weights)
-    data = replace(config.data, root=DataConfig.root)
+    data = replace(config.data, root=DataConfig.root, path=None)
     return replace(
         config,
         device=usual.device,

@@ -210,6 +210,13 @@ def test_shipped_digits_are_the_hand_over_of_compare():
     assert compared.nsf == replace(config.nsf, iterations=compared.nsf.iterations)
 
 
+@pytest.mark.parametrize(("flags", "starts"), [((), 65_536), (("--nsf.starts=100",), 100)])
+def test_the_hand_over_keeps_no_more_starts_than_the_experiment(flags, starts):
+    """Of large images they would not fit."""
+    config = shipped("digits", *flags)
+    assert trial_config(config, Trial(Target("digits"), "nsgf++h", 0)).nsf.starts == starts
+
+
 def test_the_experiment_itself_is_compared_where_it_is_one_of_nsgf():
     trial = Trial(Target("moons"), "own", 0)
     own = trial_config(shipped("2d", "--steps=40", "--sampling.tau=0.3"), trial)

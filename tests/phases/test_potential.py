@@ -151,6 +151,18 @@ def test_potentials_of_other_settings_are_learned_anew(session):
     assert "learned anew" in log(session)
 
 
+def test_potentials_of_a_version_without_a_setting_are_its_own(session, monkeypatch):
+    learned_potential(session, data(session.config))
+    file = potential_file(session.run)
+    payload = checkpoint.load(file)
+    known = {key: value for key, value in payload["config"].items() if "found" not in key}
+    assert known != payload["config"]
+    checkpoint.save(file, {**payload, "config": known})
+    monkeypatch.setattr(Semidiscrete, "climb", None)
+    learned_potential(session, data(session.config))
+    assert "learned anew" not in log(session)
+
+
 def test_potentials_follow_the_weights_of_the_steps_that_starts_come_from(config, monkeypatch):
     """A phase 1 that is trained again, to other weights, must not meet the old potentials."""
     monkeypatch.setattr("nsgf.phases.potential.CHECK_PASSES", 1)

@@ -1,7 +1,7 @@
 import torch
 
 from nsgf.data import Data
-from nsgf.report.drawing import PART, nearest_images, tried, velocity_fields
+from nsgf.report.drawing import nearest_images, tried, velocity_fields
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
 from nsgf.sinkhorn import build_solver
 from nsgf.system.errors import UserError
@@ -9,12 +9,17 @@ from nsgf.system.errors import UserError
 CPU = torch.device("cpu")
 
 
-def test_nearest_images_are_found_wherever_they_are():
+def test_nearest_images_are_found_wherever_they_are(monkeypatch):
     generator = torch.Generator().manual_seed(0)
-    images = torch.randint(256, (2 * PART + 5, 1, 4, 4), dtype=torch.uint8, generator=generator)
-    wanted = images[[3, PART + 1, 2 * PART + 4, 0]]
+    monkeypatch.setattr("nsgf.report.drawing.PART_VALUES", 16 * 10)
+    images = torch.randint(256, (25, 1, 4, 4), dtype=torch.uint8, generator=generator)
+    wanted = images[[3, 11, 24, 0]]
     near = (wanted.float() / 127.5 - 1) + 0.01
-    torch.testing.assert_close(nearest_images(near, images), wanted.float() / 127.5 - 1)
+    real = wanted.float() / 127.5 - 1
+    torch.testing.assert_close(nearest_images(near, images), real)
+    mirrored = nearest_images(near.flip(-1), images)
+    assert not torch.allclose(mirrored, real.flip(-1))
+    torch.testing.assert_close(nearest_images(near.flip(-1), images, flip=True), real.flip(-1))
 
 
 def test_fields_are_the_flow_s_and_the_network_s(tiny):
@@ -43,4 +48,4 @@ def test_pictures_before_a_failure_are_kept():
 
     said: list[str] = []
     assert tried(pictures(), said.append) == ["one"]
-    assert said == ["report: the rest of the pictures is left out: no data"]
+    assert said == ["the rest of the pictures is left out: no data"]

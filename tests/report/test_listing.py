@@ -37,6 +37,20 @@ def test_a_phase_that_has_not_begun_has_no_updates(runs, small_run):
     assert "predictor 0/12" in run_table(runs)[1]
 
 
+def test_a_folder_that_cannot_be_read_hides_no_other(runs, small_run):
+    (runs / "2d-older" / "metrics.jsonl").unlink()
+    (runs / "2d-older" / "metrics.jsonl").mkdir()
+    lines = {line.split()[0]: line for line in run_table(runs)}
+    assert "nsgf 12/12" in lines[small_run.path.name]
+    assert "cannot be read: Is a directory" in lines["2d-older"]
+
+
+@pytest.mark.parametrize("flags", [("--exp", "digits"), ("--nsf.lr", "1e-4"), ("--seed", "3")])
+def test_flags_without_effect_are_refused(runs, flags, capsys):
+    assert main(["list", "--out-dir", str(runs), *flags]) == 2
+    assert "has no effect on list" in capsys.readouterr().err
+
+
 def test_an_empty_folder_is_said(tmp_path):
     with pytest.raises(UserError, match="holds no run; train one"):
         run_table(tmp_path)

@@ -8,6 +8,7 @@ from PIL import Image
 
 from nsgf.cli import main
 from nsgf.report.page import measure_rows, phase_rows, report_run
+from nsgf.run.checkpoint import load, save
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -81,6 +82,32 @@ def test_measures_stand_beside_floors_and_what_is_reported():
         ("nearest_real", "3", "2.5", ""),
     ]
     assert measure_rows(shipped("mnist", "--fake-data"), metrics)[0].reported == ""
+
+
+def test_measures_that_were_not_finite_are_left_empty():
+    metrics = {"fid": 1.5, "fid_floor": None, "w2": None, "w2_std": "x", "kid": 0.5, "kid_std": "x"}
+    rows = [tuple(row) for row in measure_rows(shipped("2d"), metrics)]
+    assert rows == [("fid", "1.5", "", ""), ("kid", "0.5", "", "")]
+
+
+def test_measures_of_other_weights_are_marked(small, small_run):
+    measures = {"w2": 1.0, "updates": {"nsgf": "5 of 12", "nsf": "12 of 12"}}
+    file = small_run.path / "metrics.json"
+    file.write_text(json.dumps(measures))
+    old = Page(Path(report_run(small, small_run)[0])).text
+    assert "Measured when the weights had other updates: nsgf 5 of 12, nsf 12 of 12" in old
+    file.write_text(json.dumps({**measures, "updates": {"nsgf": "12 of 12"}}))
+    assert "other updates" not in Page(Path(report_run(small, small_run)[0])).text
+
+
+def test_page_of_a_run_that_diverged_says_so(small, small_run):
+    file = small_run.checkpoint_file("nsgf")
+    payload = load(file)
+    huge = {key: 1e30 * part for key, part in payload["ema"].items()}
+    save(file, {**payload, "ema": huge})
+    page = Page(Path(report_run(small, small_run)[0]))
+    assert "training has diverged" in page.text
+    assert len(page.links) == 1  # the curves
 
 
 def test_phases_that_are_not_trained_yet_say_so(small, small_run):

@@ -289,3 +289,13 @@ def test_tables_and_single_states_are_drawn_in_every_dimension(dim, kind, tmp_pa
     save_point_table(drawn, torch.randn(30, dim, dtype=kind), tmp_path / "t.png", names)
     save_points(states[:1], states[1], tmp_path / "s.png", "title", names)
     assert pixels(tmp_path / "t.png").shape[1] > 300 < pixels(tmp_path / "s.png").shape[1]
+
+
+def test_names_of_columns_are_shown_as_they_are(tmp_path):
+    """Dollars are no formula, a long name does not push the picture away, any script is taken."""
+    x = torch.randn(9, 2)
+    for names in (("US$_$", "$x, $y"), ("n" * 5000, "年齢"), ("\\frac", "a\nb")):
+        save_points([x], x, tmp_path / "s.png", "title", names)
+        drawn = {"A": {"NFE 2": Samples(x=x, nfe=2, path=[x, x])}}
+        save_point_table(drawn, x, tmp_path / "t.png", names)
+    assert pixels(tmp_path / "s.png").shape[1] < 1600
