@@ -33,7 +33,8 @@ FLOORS = {"nearest_real": "nearest_real_among_real"}
 """Where the floor of a measure is not called MEASURE_floor."""
 
 
-NOT_MEASURES = ("_std", "nfe", "tau_mean")
+DESCRIPTIONS = ("nfe", "tau_mean", "tau_std", "classifier_accuracy")
+"""Numbers among the measures that say what was measured."""
 
 
 class PhaseRow(NamedTuple):
@@ -146,7 +147,7 @@ def measure_rows(config: Config, metrics: dict[str, Any]) -> list[Measure]:
     rows = []
     floors = {FLOORS.get(name, f"{name}_floor") for name in metrics}
     for name, value in metrics.items():
-        if not isinstance(value, float) or name in floors or name.endswith(NOT_MEASURES):
+        if not isinstance(value, float) or name in floors or name.endswith(("_std", *DESCRIPTIONS)):
             continue
         floor = FLOORS.get(name, f"{name}_floor")
         reported = "" if config.data.fake else REPORTED.get((config.data.name, name), "")
@@ -175,7 +176,7 @@ def described(metrics: dict[str, Any]) -> list[tuple[str, str]]:
     """What was measured, and how."""
     told = []
     for name, value in metrics.items():
-        is_measure = isinstance(value, float) and name not in ("nfe", "tau_mean", "tau_std")
+        is_measure = isinstance(value, float) and name not in DESCRIPTIONS
         if name == "versions" or is_measure:
             continue
         parts = value.items() if isinstance(value, dict) else [("", value)]
