@@ -177,7 +177,7 @@ def train(
     The caller's random numbers stay as they were. Ctrl-C loses what came after the last checkpoint.
 
     Args:
-        exp: ``2d``, ``digits``, ``mnist`` or ``cifar10``.
+        exp: the name of an experiment, as ``2d`` or ``images`` (with ``data.path``).
         dataset: ``data.name``, as ``moons``.
         config: a YAML file in place of ``exp``, or on top of ``resume``.
         resume: a run folder to go on with.

@@ -106,9 +106,9 @@ def _request(
         raise UserError(f"{others[0]}: has no effect on list, which takes --out-dir alone")
     file = _file(control, flags)
     run = _find_run(command, control, flags, file)
-    base, own = _base(
-        run, file, flags, laid_over_run="config" in control, needs_file=command != "list"
-    )
+    base, own = Content(), Content()
+    if command != "list":
+        base, own = _base(run, file, flags, laid_over_run="config" in control)
     base, flags, notes = with_own_data(base, flags, is_new=run is None)
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
     config = resolved(merged(merged(base, smoke), flags), base.get("phases"))
@@ -207,12 +207,7 @@ def _find_run(
 
 
 def _base(
-    run: "RunFolder | None",
-    file: Path | None,
-    flags: Content,
-    *,
-    laid_over_run: bool,
-    needs_file: bool,
+    run: "RunFolder | None", file: Path | None, flags: Content, *, laid_over_run: bool
 ) -> tuple[Content, Content]:
     """The settings below the flags, and of those what --config FILE says.
 
@@ -220,8 +215,6 @@ def _base(
         UserError: there is no file, or the run is not of this experiment, or no smoke run.
     """
     if run is None:
-        if file is None and not needs_file:
-            return {}, {}
         if file is None:
             names = ", ".join(sorted(file.stem for file in config_folder().glob("*.yaml")))
             raise UserError(f"say --exp NAME ({names}) or --config FILE")

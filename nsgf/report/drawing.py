@@ -70,17 +70,16 @@ def drawn_pictures(
     samples = on_cpu(sampler(noise.to(device), keep_path=True))
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
-    calls = f"{len(samples.x)} samples, {samples.nfe:g} network calls each."
+    shown, calls = in_units(data, samples), f"{count} samples, {samples.nfe:g} network calls each."
     if data.images is not None:
         yield from _image_pictures(samples, data.images, config.data.flip, album, calls)
     else:
-        path = [data.in_units(state) for state in samples.path]
-        target, title = data.reference("report").sample(len(samples.x)), f"NFE {samples.nfe:g}"
+        target, title = data.reference("report").sample(count), f"NFE {samples.nfe:g}"
         yield album.add(
             "way",
             "The way of a batch",
             calls,
-            lambda file: save_points(path, target, file, title, data.axes),
+            lambda file: save_points(shown.path, target, file, title, data.axes),
         )
     in_plane = samples.x.shape[1:] == (2,)
     if in_plane and (fields := velocity_fields(config, sampler, data, device)):
@@ -91,7 +90,7 @@ def drawn_pictures(
             lambda file: save_figure(field_figure(fields), file, bbox_inches="tight"),
         )
     if data.images is not None or in_plane:
-        save_way(in_units(data, samples), album.folder / "way.gif", data.axes)
+        save_way(shown, album.folder / "way.gif", data.axes)
         yield Picture(album.folder / "way.gif", "The same, moving", "v: NSGF steps; u: straight.")
     if (tau := samples.tau) is not None:
         yield album.add(

@@ -62,6 +62,11 @@ def test_page_of_images_shows_the_nearest(digits_run, tmp_path):
     assert Image.open(tmp_path / run.path.name / "report" / "way.gif").n_frames == 1 + 5 + 2
 
 
+def test_no_more_samples_are_drawn_than_go_through_the_networks_together(small, small_run):
+    few = replace(small, sampling=replace(small.sampling, batch_size=7))
+    assert "7 samples, 8 network calls each" in Page(Path(report_run(few, small_run)[0])).text
+
+
 def test_what_files_say_is_no_html(small, small_run):
     with (small_run.path / "log.txt").open("a") as log:
         log.write("<script>alert(1)</script>\n")
