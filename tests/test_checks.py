@@ -13,7 +13,7 @@ from tests.conftest import shipped
 
 
 def test_shipped_configurations_are_valid(config_names, own_data):
-    shipped_sets = ["2d", "cifar10", "digits", "digits-paper", "mnist"]
+    shipped_sets = ["2d", "cifar10", "digits", "digits-paper", "mnist", "mnist-paper"]
     assert config_names == sorted([*shipped_sets, *own_data])
     for name in config_names:
         check(shipped(name, *own_data.get(name, ())))

@@ -109,15 +109,15 @@ def test_whole_network_of_cifar10_trains_and_samples(tmp_path, nsgf):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("exp", ["2d", "digits", "mnist"])
+@pytest.mark.parametrize("exp", ["2d", "digits", "mnist-paper"])
 def test_short_flags_alone_make_a_quick_run(exp, tmp_path, nsgf):
     """`--train-iters 5 --pool-batches 2` must reach every phase and end soon."""
     flags = ["--out-dir", tmp_path, "--train-iters", "5", "--pool-batches", "2", "--device", "cpu"]
-    if exp == "mnist":
+    if exp == "mnist-paper":
         flags += ["--fake-data", "--batch-size=8", "--sinkhorn-batch=32"]
         flags += ["--sampling.straight_steps=4"]
     nsgf("train", "--exp", exp, *flags)
-    phases = PHASES[: {"2d": 1, "digits": 2, "mnist": 3}[exp]]
+    phases = PHASES[: {"2d": 1, "digits": 2, "mnist-paper": 3}[exp]]
     assert records(only_run(tmp_path)) == [(phase, 5) for phase in phases]
 
 

@@ -116,7 +116,8 @@ RESOLVED = [  # experiment, key, value: worth what it was when every phase had a
     ("2d", "peer.iterations", 20_000),
     ("digits", "peer.iterations", 1800),
     ("digits", "predictor.ema_decay", 0.995),
-    ("mnist", "reflow.iterations", 240_000),
+    ("mnist", "reflow.iterations", 200_000),
+    ("mnist-paper", "reflow.iterations", 240_000),
     ("cifar10", "nsf.warmup_steps", 5000),
     ("cifar10", "predictor.warmup_steps", 0),
     ("cifar10", "predictor.lr", 1e-4),
@@ -244,7 +245,8 @@ WRONG = [
     ),
     (
         ["train", "--exp", "nope"],
-        "exp = nope: must be one of 2d, cifar10, digits, digits-paper, images, mnist, points",
+        "exp = nope: must be one of 2d, cifar10, digits, digits-paper, images, mnist, "
+        "mnist-paper, points",
     ),
     (["train"], "--exp NAME"),
     (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),

@@ -262,7 +262,7 @@ def test_partners_among_all_data_are_found_in_float32():
     flags = ("--phases=[nsgf,nsf]", "--nsf.coupling=semidiscrete", "--semidiscrete.passes=1000")
     found = []
     for precision in ("fp16", "fp32"):
-        lines = plan("mnist", *flags, f"--precision={precision}")
+        lines = plan("mnist-paper", *flags, f"--precision={precision}")
         (text,) = (line for line in lines if line.startswith("nsf, partners: about "))
         found.append(text)
     assert found[0] == found[1]
