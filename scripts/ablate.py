@@ -66,6 +66,7 @@ VARIANTS: dict[str, dict[str, str]] = {
         "T 20": "--steps 20",
         "25 flows": "--pool-batches 25",
         "400 flows": "--pool-batches 400",
+        "400 flows, 48,000 updates": "--pool-batches 400 --nsgf.iterations 48000",
         "constant rate": "--nsgf.schedule constant",
         "last weights, no average": "--sampling.weights last",
         "n 256, 400 flows": "--sinkhorn-batch 256 --pool-batches 400",
