@@ -7,7 +7,6 @@ import pytest
 
 from nsgf.compare import report
 from nsgf.compare.measure import Measured
-from nsgf.compare.report import Row, read_rows, table_csv, verdict
 from nsgf.compare.trials import Target, Trial
 from nsgf.config.schema import Config
 from nsgf.system.errors import UserError
