@@ -79,7 +79,8 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
             "the command that made it writes one when it is given again"
         )
     album = Album(writable(home / "report"), kind)
-    shown = list(_pictures(folder, plan, rows, album, left_out))
+    quality = _quality(plan, rows, album)
+    shown = list(_samples(folder, rows, left_out))
     for line in left_out:
         show(f"report: {line}")
     file = write_page(
@@ -95,6 +96,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         legend=LEGEND,
         cost_legend=COST_LEGEND,
         reported=reported(config, rows),
+        quality=(quality, data_uri(quality.file)),
         pictures=[(picture, data_uri(picture.file)) for picture in shown],
         left_out=left_out,
         commands=commands(folder, config),
@@ -102,7 +104,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         config=dump_config(config) if config else "",
         details=machines(folder),
     )
-    return [str(file), *(str(picture.file) for picture in shown)]
+    return [str(file), *(str(picture.file) for picture in (quality, *shown))]
 
 
 def measured_rows(folder: Path) -> list[Row]:
@@ -213,20 +215,22 @@ def reported(config: Config | None, rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _pictures(
-    folder: Path, plan: Plan, rows: Sequence[Row], album: Album, left_out: list[str]
-) -> Iterator[Picture]:
-    yield album.add(
+def _quality(plan: Plan, rows: Sequence[Row], album: Album) -> Picture:
+    drawn = album.add(
         "quality",
-        "Quality against network calls",
-        "Means over training runs, with their standard deviation; dashed: another draw of the data "
-        "itself.",
+        "At equal NFE",
+        "Means over training runs with their standard deviation, at one NFE beside each other; "
+        "dashed: what other samples of the data itself score.",
         lambda file: save_figure(quality_figure(plan, rows), file, dpi=150),
     )
+    return drawn._replace(is_broad=True)
+
+
+def _samples(folder: Path, rows: Sequence[Row], left_out: list[str]) -> Iterator[Picture]:
     for label in dict.fromkeys(row.trial.target.label for row in rows):
         file = folder / f"{label}.png"
         if file.exists():
-            yield Picture(file, f"Samples: {label}", "First seed, from the same noise, not chosen.")
+            yield Picture(file, label, "First seed, none chosen.", is_broad=True)
         else:
             left_out.append(f"{label}: no picture of samples yet, which the comparison ends with")
 

@@ -38,6 +38,8 @@ class Picture(NamedTuple):
     text: str
     is_small: bool = False
     """Whether several stand side by side."""
+    is_broad: bool = False
+    """Whether a narrow screen shows a part of it, to scroll."""
 
 
 class Album:

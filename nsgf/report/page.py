@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from nsgf.checks import check
 from nsgf.config.schema import Config
-from nsgf.data import is_image_set
 from nsgf.report.drawing import Album, Picture, drawn_pictures, tried
 from nsgf.report.figures import curve_figure
 from nsgf.report.html import data_uri, write_page
@@ -127,11 +126,10 @@ def _pictures(config: Config, run: RunFolder, album: Album) -> Iterator[Picture]
             "Loss and gradient of each update that was logged.",
             lambda file: save_figure(curve_figure(found), file),
         )
-    is_images = is_image_set(config.data.name)
     for phase in config.phases:
         file = run.samples / f"{phase_stem(phase)}.png"
         if file.exists():
-            yield Picture(file, f"After phase {phase}", "From the same noise.", is_images)
+            yield Picture(file, f"After phase {phase}", "From the same noise.")
     yield from drawn_pictures(config, run, album, pick_device(config.device))
 
 

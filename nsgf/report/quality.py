@@ -25,6 +25,8 @@ def quality_figure(plan: Plan, rows: Sequence[Row]) -> Any:
     measured = [row for row in rows if row.nfe in plan.nfe and row.trial.method in plan.methods]
     targets = list(dict.fromkeys(row.trial.target.label for row in measured))
     metrics = list(rows[0].measured.values)
+    have = {row.trial.method for row in measured}
+    plan = plan._replace(methods=[method for method in plan.methods if method in have])
     figure = new_figure(3.4 * len(metrics), 3.0 * len(targets) + 0.4)
     axes = figure.subplots(len(targets), len(metrics), squeeze=False)
     for target, panels in zip(targets, axes, strict=True):
