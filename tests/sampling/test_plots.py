@@ -269,7 +269,7 @@ def test_tables_say_what_is_shown_in_letters_that_grow_with_them(monkeypatch, tm
     settings = {f"NFE {n}": Samples(IMAGES, 1, path=[IMAGES]) for n in range(count)}
     methods = {f"method {n}": DRAWN["p"]["row"] for n in range(count)}
     for save, drawn, target in (
-        (save_image_table, {"A": settings}, IMAGES),
+        (save_image_table, {"A": settings}, IMAGES.repeat(count, 1, 1, 1)),
         (save_point_table, methods, POINTS),
     ):
         draw = functools.partial(save, drawn, target, tmp_path, title="of moons")
