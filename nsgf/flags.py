@@ -82,7 +82,7 @@ CONTROL: dict[str, dict[str, Any]] = {
     "--compare": {
         "type": str,
         "metavar": "DIR",
-        "help": "folder of a comparison, which the page is about instead of a run",
+        "help": "folder of a comparison, for a page about it instead",
     },
     "--figures": {
         "type": str,
