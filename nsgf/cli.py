@@ -185,11 +185,16 @@ def _evaluate(request: Request) -> None:
 
 
 def _report_page(request: Request) -> None:
+    from nsgf.report.comparison import report_comparison
     from nsgf.report.page import report_run
     from nsgf.run.folder import RunFolder
 
-    assert request.run is not None
-    for line in report_run(request.config, RunFolder(request.run), request.figures):
+    if request.compare is not None:
+        files = report_comparison(request.compare, request.config.out_dir, request.figures)
+    else:
+        assert request.run is not None
+        files = report_run(request.config, RunFolder(request.run), request.figures)
+    for line in files:
         show(line)
 
 

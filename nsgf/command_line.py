@@ -47,6 +47,7 @@ class Request:
     assume: str | None = None
     session_hours: float = 12.0
     figures: str = "png"
+    compare: Path | None = None
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     """What stands behind the command."""
@@ -102,13 +103,16 @@ def _request(
     flags = inherited(flags)  # --optim.KEY is a flag of every phase
     if command == "export":
         _refuse_changes(control, flags)
-    if command == "list" and (others := sorted({*flags, *control} - {"out_dir"})):
-        raise UserError(f"{others[0]}: has no effect on list, which takes --out-dir alone")
+    has_settings = command != "list" and "compare" not in control
+    if not has_settings:
+        _refuse_settings(command, {*flags, *control})
     file = _file(control, flags)
     run = _find_run(command, control, flags, file)
     base, own = Content(), Content()
-    if command != "list":
+    if has_settings:
         base, own = _base(run, file, flags, laid_over_run="config" in control)
+    elif "compare" in control:
+        base = {"out_dir": os.path.dirname(os.path.abspath(_place("compare", control)))}
     base, flags, notes = with_own_data(base, flags, is_new=run is None)
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
     config = resolved(merged(merged(base, smoke), flags), base.get("phases"))
@@ -141,6 +145,8 @@ def _request(
         if command == "train" and wanted != config.tracking.wandb:
             notes += (f"not mirrored as the run's settings say: add --wandb {wanted} for that",)
     how = {key: value for key, value in control.items() if key not in ("config", "run")}
+    if "compare" in how:
+        how["compare"] = _place("compare", control)
     where = run.path if run else None
     return Request(command, config, where, notes=notes, words=words, **how)
 
@@ -187,15 +193,17 @@ def _find_run(
     Raises:
         UserError: there is none, or it is a run of another experiment.
     """
-    if command in WITHOUT_RUN or (
-        command == "train" and not {"run", "resume", "resume_phase"} & set(control)
+    if (
+        command in WITHOUT_RUN
+        or "compare" in control
+        or (command == "train" and not {"run", "resume", "resume_phase"} & set(control))
     ):
         return None
-    from nsgf.checks import check_places, expanded
+    from nsgf.checks import check_places
     from nsgf.run.folder import RunFolder, check_links
 
     if "run" in control:
-        run = RunFolder.open(Path(expanded("run", control["run"])))
+        run = RunFolder.open(_place("run", control))
     elif file is None:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
     else:
@@ -204,6 +212,16 @@ def _find_run(
         run = RunFolder.newest(Path(config.out_dir), config.exp, smoke=config.smoke)
     check_links(run.path)
     return run
+
+
+def _place(key: str, control: Content) -> Path:
+    """
+    Raises:
+        UserError: no folder can be called so.
+    """
+    from nsgf.checks import expanded
+
+    return Path(expanded(key, control[key]))
 
 
 def _base(
@@ -227,6 +245,18 @@ def _base(
         raise UserError(f"--smoke: {run.path} is no smoke run; leave it out, or train a new run")
     own = inherited(read_settings(file)) if file is not None and laid_over_run else {}
     return merged(inherited(saved), own), own
+
+
+def _refuse_settings(command: str, keys: set[str]) -> None:
+    """
+    Raises:
+        UserError: more is given than what is read and where results go.
+    """
+    allowed = {"list": ("out_dir",), "report": ("compare", "figures", "out_dir")}[command]
+    if others := sorted(keys - {*allowed}):
+        what = "list" if command == "list" else "report --compare"
+        flags = " and ".join(f"--{key.replace('_', '-')}" for key in allowed if key != "compare")
+        raise UserError(f"{others[0]}: has no effect on {what}, which takes {flags} alone")
 
 
 def _refuse_changes(control: Content, flags: Content) -> None:

@@ -10,7 +10,7 @@ COMMANDS = {
     "train": "train the phases of an experiment, or go on with them",
     "sample": "draw samples and pictures from a trained run",
     "evaluate": "measure a trained run: W2, FID, precision and recall",
-    "report": "write a page about a trained run: curves, pictures, measures, settings",
+    "report": "write a page about a trained run, or about a comparison",
     "list": "list the runs in --out-dir, how far they are and what they take",
     "compare": "train and measure NSGF and other methods on equal terms, resumable",
     "export": "write the averaged weights of a run as a folder to share",
@@ -20,9 +20,10 @@ WITHOUT_RUN = ("list", "compare", "preflight")
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
 OF_PREFLIGHT = ("--assume", "--session-hours")
+OF_REPORT = ("--compare", "--figures")
 OF_ONE_COMMAND = {
     **dict.fromkeys(OF_PREFLIGHT, "preflight"),
-    "--figures": "report",
+    **dict.fromkeys(OF_REPORT, "report"),
     "--to": "export",
 }
 
@@ -78,6 +79,11 @@ CONTROL: dict[str, dict[str, Any]] = {
         "metavar": "H",
         "help": "hours of a session, for the plan (default: 12)",
     },
+    "--compare": {
+        "type": str,
+        "metavar": "DIR",
+        "help": "folder of a comparison, for a page about it instead",
+    },
     "--figures": {
         "type": str,
         "choices": ("png", "svg", "pdf"),
@@ -107,7 +113,11 @@ EXAMPLES = {
     ),
     "sample": ("--exp digits --num-samples 64", "--run runs/digits-20260101_120000 --steps 5"),
     "evaluate": ("--exp digits", "--run runs/2d-20260101_120000 --num-samples 4096"),
-    "report": ("--exp digits", "--run runs/2d-20260101_120000 --figures pdf"),
+    "report": (
+        "--exp digits",
+        "--run runs/2d-20260101_120000 --figures pdf",
+        "--compare runs/compare-digits           # a comparison, finished or not",
+    ),
     "list": ("", "--out-dir /kaggle/working/runs"),
     "compare": ("--exp 2d --dataset moons --compare.seeds 1", "--exp digits --smoke"),
     "export": ("--exp digits --to digits-export", "--run runs/2d-20260101_120000 --to moons"),

@@ -18,7 +18,7 @@ from nsgf.checks import MAX_NAME
 from nsgf.command_line import parse
 from nsgf.compare.compare import Work, check_earlier, comparison_plan, is_trained
 from nsgf.compare.measure import generated
-from nsgf.compare.report import by_seed, spread
+from nsgf.compare.tables import by_seed, spread
 from nsgf.compare.trials import Trial, named_target, trial_config, trial_folder
 from nsgf.config.schema import Config, MethodName
 from nsgf.run.folder import RunFolder, replacing, write_text

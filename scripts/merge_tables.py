@@ -2,6 +2,7 @@
 
     python scripts/merge_tables.py runs/*/compare-digits/table.csv
     python scripts/merge_tables.py docs/results/2d.csv --nfe 10 --first otcfm
+    python scripts/merge_tables.py docs/results/digits.csv --figure docs/results/digits_nfe.png
 
 Each file may bring seeds, draws, methods, targets or NFE of its own. Refused is what does not
 belong into one table: a measure that is there already, other measures, updates or floors.
@@ -9,21 +10,25 @@ belong into one table: a measure that is there already, other measures, updates 
 
 import argparse
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from bench_common import finish
 
-from nsgf.compare.report import Plan, Row, markdown, read_rows
+from nsgf.compare.report import latex, markdown
+from nsgf.compare.rows import Row, read_rows
+from nsgf.compare.tables import plan_of_rows
 from nsgf.config.schema import MethodName
 from nsgf.data import is_image_set
+from nsgf.report.quality import quality_figure
+from nsgf.sampling.plots import save_figure
 from nsgf.system.errors import UserError
 
 ROUNDING = 1e-6
 """Floors that differ by more, relatively, are of another classifier, other data or other numbers of
 samples."""
+KINDS = (".png", ".svg", ".pdf")
 Choice = TypeVar("Choice", int, MethodName)
 
 
@@ -34,7 +39,12 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", help="lines of the tables (default: all)")
     parser.add_argument("--nfe", nargs="+", type=int, help="columns (default: all)")
     parser.add_argument("--first", metavar="METHOD", help="compared with the others, on top")
+    parser.add_argument("--latex", action="store_true", help="tables for LaTeX, with booktabs")
+    figure = "also draw the measures against NFE: a .png, .svg or .pdf"
+    parser.add_argument("--figure", type=Path, metavar="FILE", help=figure)
     own = parser.parse_args()
+    if own.figure and own.figure.suffix not in KINDS:
+        raise UserError(f"--figure {own.figure}: must end in {', '.join(KINDS)}")
     found = [(file, row) for file in own.tables for row in read_rows(file)]
     check_agreement(found)
     rows = [row for _, row in found]
@@ -48,7 +58,10 @@ def main() -> None:
         raise UserError("nothing to show: no measure of these methods with so many calls")
     places = {_place(row) for row in shown}
     floors = [row for row in rows if row.nfe is None and _place(row) in places]
-    print(markdown(_plan(shown, methods, counts), [*shown, *floors]), end="")
+    plan, rows = plan_of_rows(shown, methods, counts), [*shown, *floors]
+    print((latex if own.latex else markdown)(plan, rows), end="")
+    if own.figure:
+        save_figure(quality_figure(plan, rows), own.figure, dpi=150)
 
 
 def check_agreement(found: Iterable[tuple[Path, Row]]) -> None:
@@ -104,17 +117,6 @@ def _yardstick(row: Row) -> tuple[str, ...]:
 
 def _place(row: Row) -> tuple[str, int, int]:
     return row.trial.target.label, row.trial.seed, row.draw
-
-
-def _plan(shown: Sequence[Row], methods: Sequence[MethodName], counts: Sequence[int]) -> Plan:
-    """Where a method is measured at all, it should be for every seed and draw of the target."""
-    places = Counter(label for label, _, _ in {_place(row) for row in shown})
-    measures = {
-        (row.trial.method, (row.trial.target.label, row.nfe)): places[row.trial.target.label]
-        for row in shown
-        if row.nfe is not None
-    }
-    return Plan(methods, counts, measures)
 
 
 def _chosen(flag: str, asked: Sequence[object] | None, known: Iterable[Choice]) -> list[Choice]:

@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch.profiler import record_function
 
-from nsgf.compare.report import configured_plan, markdown, read_rows
+from nsgf.compare.report import latex, markdown
+from nsgf.compare.rows import read_rows
+from nsgf.compare.tables import configured_plan
 from nsgf.compare.trials import Target, Trial, trial_config, updates
 from nsgf.config.schema import PHASES
 from nsgf.data import DATA_SETS
@@ -386,6 +388,16 @@ def test_table_is_that_of_the_comparison(merged):
     ]
     text = merged({}, str(file), "--methods", "otcfm", "nsgf", "--nfe", "100")
     assert text == markdown(configured_plan(config, rows), rows)
+    text = merged({}, str(file), "--methods", "otcfm", "nsgf", "--nfe", "100", "--latex")
+    assert text == latex(configured_plan(config, rows), rows)
+
+
+def test_measures_of_several_files_are_drawn_against_calls(merged, tmp_path):
+    figure = tmp_path / "nfe.svg"
+    assert "| NSGF |" in merged({"a.csv": FIRST, "b.csv": SECOND}, "--figure", str(figure))
+    assert "<svg" in figure.read_text()
+    told = merged({}, "--figure", str(tmp_path / "nfe.tiff"), str(tmp_path / "a.csv"), code=2)
+    assert "nfe.tiff: must end in .png, .svg, .pdf" in told
 
 
 def test_table_shows_what_is_asked_for(merged):

@@ -10,7 +10,9 @@ from nsgf.checks import check
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
-from nsgf.compare.report import Row, counted, write_report
+from nsgf.compare.report import write_report
+from nsgf.compare.rows import Row
+from nsgf.compare.tables import counted
 from nsgf.compare.trials import (
     METHODS,
     Target,
@@ -50,8 +52,8 @@ def compare(
     """Train and measure all trials, and write table and pictures; the files of the report.
 
     What another process works on is left to it, so the same command may run several times at
-    once; each ends when all is done. What is finished is not done again. A comparison that is
-    stopped leaves the table of what it has.
+    once; each ends when all is done. What is finished is not done again. After each trial the
+    tables are those of what is measured by then.
 
     Args:
         config: the experiment and its ``compare`` section.
@@ -68,22 +70,26 @@ def compare(
     for line in comparison_plan(config):
         log(line)
     work = Work(config, stop or StopRequest(config.train.max_hours), log)
-    pending, folder = list(trials(config)), comparison_folder(config)
+    pending = [trial for trial in trials(config) if not _is_measured(config, trial)]
     try:
         while pending:
-            left = [trial for trial in pending if not work.finish(trial)]
+            left = []
+            for trial in pending:
+                if work.finish(trial):
+                    if reports:
+                        work.write_tables()
+                else:
+                    left.append(trial)
             if len(left) == len(pending):
                 time.sleep(WAIT_SECONDS)
             pending = left
     except (Stopped, UserError):
         if reports:
-            with suppress(Busy), only_process(folder):  # the other one writes the same table
-                if rows := work.rows():
-                    write_report(config, rows)
+            work.write_tables()
         raise
     if not reports:
         return []
-    with in_turn(folder, work.stop_if_asked):
+    with in_turn(comparison_folder(config), work.stop_if_asked):
         rows = [*work.rows(), *work.floors()]
         return [*write_report(config, rows), *save_pictures(config, work.device)]
 
@@ -253,6 +259,12 @@ class Work:
         if self._stop.reason is not None:
             raise Stopped("between two measures")
 
+    def write_tables(self) -> None:
+        """Those of all that is measured so far, if anything is."""
+        with suppress(Busy), only_process(comparison_folder(self._config)):  # who writes the same
+            if rows := [*self.rows(), *self.floors(known=True)]:
+                write_report(self._config, rows)
+
     def rows(self) -> list[Row]:
         """All measures so far, a row for each trial, NFE and draw."""
         rows = []
@@ -265,22 +277,25 @@ class Work:
                     rows.append(Row(trial, nfe, draw, updates(own), seconds, measured))
         return rows
 
-    def floors(self) -> list[Row]:
-        """What samples of the targets themselves would score, where something is measured."""
+    def floors(self, *, known: bool = False) -> list[Row]:
+        """What samples of the targets themselves would score, where something is measured; with
+        ``known`` those alone that are measured already."""
         todo = {(row.trial.target, row.trial.seed, row.draw): row.trial for row in self.rows()}
-        return [
-            Row(trial, None, draw, 0, 0.0, self._floor(trial, draw))
-            for (_, _, draw), trial in track(list(todo.items()), "floor", "draw")
+        places = [(trial, draw) for (_, _, draw), trial in todo.items()]
+        found = [
+            (trial, draw, self._floor(trial, draw, known=known))
+            for trial, draw in (places if known else track(places, "floor", "draw"))
         ]
+        return [Row(trial, None, draw, 0, 0.0, floor) for trial, draw, floor in found if floor]
 
-    def _floor(self, trial: Trial, draw: int) -> Measured:
+    def _floor(self, trial: Trial, draw: int, *, known: bool) -> Measured | None:
         record = Record(self._folder(trial).parent)
         key = floor_key(trial_config(self._config, trial), draw)
-        known = record.find(key)
-        if known is None:
-            known = Measured(0.0, 0.0, self._yardstick(trial).floor(trial.seed, draw))
-            record.add(key, known)
-        return known
+        floor = record.find(key)
+        if floor is None and not known:
+            floor = Measured(0.0, 0.0, self._yardstick(trial).floor(trial.seed, draw))
+            record.add(key, floor)
+        return floor
 
     def _folder(self, trial: Trial) -> Path:
         return trial_folder(self._config, trial)

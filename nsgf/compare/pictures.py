@@ -42,9 +42,12 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
         target = data.reference("picture")
         if data.images is None:
             drawn = {name: _in_units(data, found) for name, found in drawn.items()}
-            save_point_table(drawn, target.sample(POINTS), file, data.axes)
+            title = f"{label}, seed {config.seed}: {POINTS} samples of each, from the same source"
+            save_point_table(drawn, target.sample(POINTS), file, data.axes, title)
         else:
-            save_image_table(drawn, target.sample(IMAGES), file)
+            title = f"{label}, seed {config.seed}: {IMAGES} samples of each, from the same noise"
+            real = target.sample(IMAGES * max(map(len, drawn.values())))
+            save_image_table(drawn, real, file, title)
         files.append(file)
     return files
 

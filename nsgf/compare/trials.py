@@ -121,10 +121,15 @@ def comparison_folder(config: Config) -> Path:
 
 
 def trial_folder(config: Config, trial: Trial) -> Path:
-    """The trial's run folder. 2-RF goes on in that of 1-RF unless each has updates of its own."""
+    """The trial's run folder."""
+    return comparison_folder(config) / trial_place(config, trial)
+
+
+def trial_place(config: Config, trial: Trial) -> Path:
+    """Where a trial is in its comparison's folder. 2-RF goes on in the place of 1-RF unless each
+    has updates of its own."""
     shared = "" if config.compare.updates else METHODS[trial.method].folder
-    name = shared or trial.method
-    return comparison_folder(config) / trial.target.label / f"{name}-seed{trial.seed}"
+    return Path(trial.target.label) / f"{shared or trial.method}-seed{trial.seed}"
 
 
 def trial_config(config: Config, trial: Trial) -> Config:

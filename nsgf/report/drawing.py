@@ -36,8 +36,8 @@ class Picture(NamedTuple):
     file: Path
     title: str
     text: str
-    is_small: bool = False
-    """Whether several stand side by side."""
+    is_broad: bool = False
+    """Whether a narrow screen shows a part of it, to scroll."""
 
 
 class Album:

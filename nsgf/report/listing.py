@@ -45,14 +45,14 @@ def _row(run: RunFolder) -> tuple[str, ...]:
     size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
     return (
         run.path.name,
-        _updates(run),
+        updates_done(run),
         "".join(f"{loss:.4g}" for loss in last),
         format_hours(taken) if taken else "",
         format_bytes(size),
     )
 
 
-def _updates(run: RunFolder) -> str:
+def updates_done(run: RunFolder) -> str:
     """``nsgf 150/150, nsf 20/400`` of what its settings name, or what is wrong with it."""
     usual = Config()
     try:

@@ -1,22 +1,18 @@
-"""The page itself: one HTML file with everything in it, which needs no network."""
+"""The page about a run."""
 
-import base64
 import json
-import mimetypes
 import shlex
 from collections.abc import Iterator, Sequence
-from datetime import datetime
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from nsgf.checks import check
 from nsgf.config.schema import Config
-from nsgf.data import is_image_set
 from nsgf.report.drawing import Album, Picture, drawn_pictures, tried
 from nsgf.report.figures import curve_figure
+from nsgf.report.html import data_uri, write_page
 from nsgf.report.records import content, costs, curves, log_lines, remarks
 from nsgf.run.checkpoint import good_header
-from nsgf.run.folder import RunFolder, dump_config, phase_stem, replacing
+from nsgf.run.folder import RunFolder, dump_config, phase_stem
 from nsgf.sampling.generate import results_folder, writable
 from nsgf.sampling.plots import save_figure
 from nsgf.system.errors import UserError
@@ -77,9 +73,10 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         show(f"report: {line}")
     measures = content(home / "metrics.json") or content(run.path / "metrics.json")
     lines = log_lines(run)
-    page = render(
+    file = write_page(
+        home,
+        "run",
         title=f"{config.exp}: {run.path.name}",
-        made=f"{datetime.now():%Y-%m-%d %H:%M}",
         smoke=config.smoke,
         phases=rows,
         pictures=[(picture, data_uri(picture.file)) for picture in shown],
@@ -93,9 +90,6 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         config=dump_config(config),
         versions=json.dumps(content(run.path / "versions.json"), indent=2),
     )
-    file = home / "report.html"
-    with replacing(file) as stream:
-        stream.write(page.encode(errors="replace"))
     return [str(file), *(str(picture.file) for picture in shown)]
 
 
@@ -132,11 +126,10 @@ def _pictures(config: Config, run: RunFolder, album: Album) -> Iterator[Picture]
             "Loss and gradient of each update that was logged.",
             lambda file: save_figure(curve_figure(found), file),
         )
-    is_images = is_image_set(config.data.name)
     for phase in config.phases:
         file = run.samples / f"{phase_stem(phase)}.png"
         if file.exists():
-            yield Picture(file, f"After phase {phase}", "From the same noise.", is_images)
+            yield Picture(file, f"After phase {phase}", "From the same noise.")
     yield from drawn_pictures(config, run, album, pick_device(config.device))
 
 
@@ -191,20 +184,3 @@ def commands(run: RunFolder) -> list[str]:
         f"python -m nsgf sample --run {place}",
         f"python -m nsgf evaluate --run {place}",
     ]
-
-
-def data_uri(file: Path) -> str:
-    """A picture as it stands inside a page."""
-    kind = mimetypes.guess_type(file.name)[0]
-    return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
-
-
-def render(**values: Any) -> str:
-    """The page; everything that comes from files is escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    loader = FileSystemLoader(Path(__file__).parent)
-    engine = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return engine.get_template("page.html.j2").render(**values)

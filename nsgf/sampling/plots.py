@@ -27,6 +27,8 @@ NAME = 40
 """Letters of a coordinate's name that are shown."""
 MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
+MIN_LETTERS = 12
+"""Points of titles; as many as the inches of a wider figure, which is shown smaller."""
 
 
 def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
@@ -38,6 +40,18 @@ def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
     zoom = max(1, round(MIN_PIXELS / grid.shape[-1]))
     with replacing(file) as stream:
         save_image(grid.repeat_interleave(zoom, 1).repeat_interleave(zoom, 2), stream, "png")
+
+
+def save_beside(images: Tensor, real: Tensor, file: Path, title: str) -> None:
+    """Samples under ``title``, beside as many real images, each (N, C, H, W) in [-1, 1]."""
+    figure = new_figure(8, 0.5 + 4 * images.shape[2] / images.shape[3])
+    for panel, shown, words in zip(
+        figure.subplots(1, 2), (images, real), (title, "real images"), strict=True
+    ):
+        show_grid(panel, shown)
+        panel.set_title(words, fontsize=MIN_LETTERS)
+        panel.set_frame_on(False)
+    save_figure(figure, file, dpi=120)
 
 
 def save_image_way(samples: Samples, file: Path, rows: int = 8) -> None:
@@ -158,6 +172,7 @@ def save_point_table(
     target: Tensor,
     file: Path,
     axes: tuple[str, ...] | None = None,
+    title: str = "",
 ) -> None:
     """Methods across; down: the way at the first setting that all have, then the samples of each.
 
@@ -167,6 +182,7 @@ def save_point_table(
         target: samples of mu*, (M, D), shown in a column of their own.
         file: PNG to write.
         axes: names of the coordinates, as of :func:`save_points`.
+        title: above all.
     """
     settings = _settings(drawn)
     common = next(title for title in settings if all(title in found for found in drawn.values()))
@@ -176,18 +192,21 @@ def save_point_table(
         for name, samples in drawn.items()
     }
     shape = 1.0 if axes else _height_by_width(drawn, target)
-    figure, on_line = new_figure(2.2 * columns, 0.4 + 2.2 * shape * rows), target.shape[1] == 1
+    width, on_line = 2.2 * columns, target.shape[1] == 1
+    letters = {"fontsize": max(MIN_LETTERS, width)}
+    figure = new_figure(width, 0.8 + 2.2 * shape * rows)
+    figure.suptitle(title, **letters)
     panels = figure.subplots(rows, columns, sharex=True, sharey=not on_line, squeeze=False)
     for number, (name, samples) in enumerate(drawn.items()):
-        panels[0][number].set_title(name)
+        panels[0][number].set_title(name, **letters)
         _show_way(panels[0][number], _in_plane(samples[common].path))
-        for panel, title in zip(panels[1:, number], settings, strict=True):
-            if title in samples:
-                _show_points(panel, samples[title].x, target, "tab:red")
-    panels[0][-1].set_title("target")
+        for panel, setting in zip(panels[1:, number], settings, strict=True):
+            if setting in samples:
+                _show_points(panel, samples[setting].x, target, "tab:red")
+    panels[0][-1].set_title("target", **letters)
     _show_points(panels[0][-1], target, target, "tab:green")
-    for panel, title in zip(panels[:, 0], [f"way, {common}", *settings], strict=True):
-        panel.set_ylabel(title)
+    for panel, words in zip(panels[:, 0], [f"way, {common}", *settings], strict=True):
+        panel.set_ylabel(words, **letters)
     for panel in panels[1:, -1]:
         panel.set_axis_off()
     for panel in panels.flat:
@@ -251,30 +270,35 @@ def _draw_lines(panel: Any, lines: Any) -> None:
     panel.add_collection(LineCollection(lines, colors="0.65", linewidths=0.4, zorder=1))
 
 
-def save_image_table(drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path) -> None:
-    """Methods down, settings across, a grid of samples in each place; real images below.
+def save_image_table(
+    drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path, title: str = ""
+) -> None:
+    """Methods down, settings across, a grid of samples in each place; real images below each.
 
     Args:
         drawn: by row and column title, images (N, C, H, W) in [-1, 1]; one row has all columns.
-        target: real images, (M, C, H, W) in [-1, 1].
+        target: real images, (M, C, H, W) in [-1, 1], shared among the columns.
         file: PNG to write.
+        title: above all.
     """
-    titles = _settings(drawn)
-    figure = new_figure(2.2 * len(titles), 2.2 * (len(drawn) + 1))
-    axes = figure.subplots(len(drawn) + 1, len(titles), squeeze=False)
+    settings = _settings(drawn)
+    width = 2.2 * len(settings)
+    letters = {"fontsize": max(MIN_LETTERS, width)}
+    figure = new_figure(width, 0.4 + 2.2 * (len(drawn) + 1))
+    figure.suptitle(title, **letters)
+    axes = figure.subplots(len(drawn) + 1, len(settings), squeeze=False)
     for panels, (name, samples) in zip(axes, drawn.items(), strict=False):
-        panels[0].set_ylabel(name)
-        for panel, title in zip(panels, titles, strict=True):
-            if title in samples:
-                show_grid(panel, samples[title].x)
+        panels[0].set_ylabel(name, **letters)
+        for panel, setting in zip(panels, settings, strict=True):
+            if setting in samples:
+                show_grid(panel, samples[setting].x)
             else:
                 panel.set(xticks=[], yticks=[], frame_on=False)
-    axes[-1][0].set_ylabel("real")
-    show_grid(axes[-1][0], target)
-    for panel, title in zip(axes[0], titles, strict=True):
-        panel.set_title(title)
-    for panel in axes[-1][1:]:
-        panel.set_axis_off()
+    axes[-1][0].set_ylabel("real", **letters)
+    for panel, real in zip(axes[-1], target.tensor_split(len(settings)), strict=True):
+        show_grid(panel, real)
+    for panel, setting in zip(axes[0], settings, strict=True):
+        panel.set_title(setting, **letters)
     save_figure(figure, file, dpi=100)
 
 

@@ -10,7 +10,7 @@ from nsgf.data import Data
 from nsgf.phases import Phase, load_legs
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.session import Session
-from nsgf.sampling.plots import save_grid, save_points
+from nsgf.sampling.plots import save_beside, save_points
 from nsgf.system.errors import one_line
 from nsgf.system.hardware import release_memory
 
@@ -41,7 +41,7 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
 def save_preview(
     config: Config, run: RunFolder, phase: Phase, data: Data, device: torch.device
 ) -> Path:
-    """Draw ``samples/phaseN_PHASE.png``: a grid of images, or points beside the target.
+    """Draw ``samples/phaseN_PHASE.png``: samples beside as many of the target.
 
     All phases start from the same noise, so their pictures can be compared. The samplers have
     random streams of their own: training draws the same numbers with and without previews.
@@ -53,11 +53,11 @@ def save_preview(
     file = run.samples / f"{phase_stem(phase.name)}.png"
     run.samples.mkdir(exist_ok=True)
     x = preview_samples(config, run, phase, data, device)
+    target, title = data.reference("preview").sample(len(x)), f"samples after phase {phase.name}"
     if data.images is None:
-        target = data.reference("preview").sample(POINTS)
-        save_points([data.in_units(x)], target, file, f"after phase {phase.name}", data.axes)
+        save_points([data.in_units(x)], target, file, title, data.axes)
     else:
-        save_grid(x, file)
+        save_beside(x, target, file, title)
     release_memory(device)
     return file
 

@@ -17,6 +17,7 @@ from nsgf.compare import measure
 from nsgf.compare.compare import Work, compare, comparison_plan
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record
+from nsgf.compare.rows import read_rows
 from nsgf.compare.trials import comparison_folder, trial_config, trial_folder, trials
 from nsgf.phases.potential import potential_file
 from nsgf.run.checkpoint import load, save
@@ -70,7 +71,7 @@ def finished(config, finished_once):
 
 def test_comparison_trains_measures_and_reports(finished_once):
     _, files, said = finished_once
-    assert [file.name for file in files] == ["table.md", "table.csv", "moons.png"]
+    assert [file.name for file in files] == ["table.md", "table.csv", "table.tex", "moons.png"]
     assert all(file.stat().st_size > 0 for file in files)
     assert said[1] == "compare: 4 trials, 0 measured, 25 updates in all"
     table = files[0].read_text()
@@ -122,7 +123,7 @@ def test_few_calls_are_measured_where_a_method_can_do_with_them(config, monkeypa
         measured = [row for row in csv.DictReader(lines) if row["method"] != "floor"]
     assert len(measured) == 2 + 3 + 4 + 4
     assert all(float(row["calls"]) == float(row["nfe"]) for row in measured)
-    assert files[2].stat().st_size > 0
+    assert files[3].stat().st_size > 0
 
 
 def cells_of(table: str) -> list[list[str]]:
@@ -383,6 +384,29 @@ def test_missing_torchcfm_is_said_before_any_work(config, monkeypatch, tmp_path)
     with pytest.raises(UserError, match="torchcfm"):
         run(config)
     assert not list(tmp_path.iterdir())
+
+
+def test_tables_are_written_after_each_trial(config, monkeypatch):
+    """A comparison that runs for days, or is killed, can be looked at; so can its floors, where
+    they are known from before."""
+    methods: list = ["nsgf", "1rf"]
+    few = replace(config, compare=replace(config.compare, methods=methods, nfe=[2]))
+    table, seen = comparison_folder(few) / "table.csv", []
+    real = Work.finish
+
+    def watching(work, trial):
+        seen.append([row.trial.method for row in read_rows(table)] if table.exists() else None)
+        return real(work, trial)
+
+    monkeypatch.setattr(Work, "finish", watching)
+    run(few)
+    assert seen == [None, ["nsgf"]]
+    more = replace(few, compare=replace(few.compare, nfe=[3]))
+    seen.clear()
+    run(more)
+    assert [len(found) for found in seen] == [3, 2]
+    run(more)
+    assert len(seen) == 2
 
 
 def test_stopped_comparison_leaves_the_table_of_what_it_has(config, monkeypatch):

@@ -1,43 +1,21 @@
-import csv
-import io
 import math
+import re
 from dataclasses import replace
 
 import pytest
 
+from nsgf.command_line import parse
 from nsgf.compare import report
 from nsgf.compare.measure import Measured
-from nsgf.compare.report import Row, read_rows, table_csv, verdict
-from nsgf.compare.trials import Target, Trial
+from nsgf.compare.report import LEGEND
+from nsgf.compare.rows import Row
+from nsgf.compare.tables import configured_plan, plan_of_rows
 from nsgf.config.schema import Config
-from nsgf.system.errors import UserError
-from tests.conftest import shipped
-
-CONFIG = shipped(
-    "2d",
-    "--compare.methods=[nsgf,icfm]",
-    "--compare.targets=[moons]",
-    "--compare.nfe=[10]",
-    "--compare.seeds=3",
-    "--compare.draws=1",
-)
-
-
-def row(method: str, seed: int, w2: float, nfe: int | None = 10, draw: int = 0) -> Row:
-    return Row(
-        Trial(Target("moons"), method, seed), nfe, draw, 100, 60.0, Measured(10, 0.5, {"w2": w2})
-    )
+from tests.compare.table_rows import CONFIG, ROWS, row
 
 
 def markdown(config: Config, rows: list[Row]) -> str:
-    return report.markdown(report.configured_plan(config, rows), rows)
-
-
-ROWS = [
-    *(row("nsgf", seed, w2) for seed, w2 in enumerate([0.1, 0.2, 0.3])),
-    *(row("icfm", seed, w2) for seed, w2 in enumerate([0.2, 0.3, 0.41])),
-    *(row("nsgf", seed, 0.05, None) for seed in range(3)),
-]
+    return report.markdown(configured_plan(config, rows), rows)
 
 
 def test_means_spreads_floor_and_the_best_in_bold():
@@ -110,24 +88,6 @@ def test_single_seed_shows_its_draws():
     assert "With one seed it speaks of that training run alone." in text
 
 
-@pytest.mark.parametrize(
-    ("differences", "metric", "word"),
-    [
-        ([-0.1, -0.11, -0.09], "w2", "ahead"),
-        ([0.1, 0.11, 0.09], "w2", "behind"),
-        ([0.1, -0.1, 0.05], "w2", "level"),
-        ([0.1, 0.11, 0.09], "classifier_recall", "ahead"),
-        ([-0.1], "w2", "(one measure)"),
-        ([-0.1, -0.2, -0.15], "w2", "ahead"),
-        ([-0.1, -0.3], "w2", "level"),  # two standard errors, but of two values
-        ([-0.1, math.inf], "w2", "diverged"),
-        ([], "w2", "-"),
-    ],
-)
-def test_verdict(differences, metric, word):
-    assert verdict(differences, metric).endswith(word)
-
-
 def test_what_is_missing_is_said():
     """A comparison that was stopped: seeds are counted, differences taken over common ones."""
     lines = markdown(CONFIG, [item for item in ROWS if item.trial != ROWS[5].trial]).splitlines()
@@ -136,81 +96,6 @@ def test_what_is_missing_is_said():
     lines = markdown(CONFIG, [item for item in ROWS if item.trial.method == "nsgf"]).splitlines()
     assert lines[3] == "| I-CFM | - (0 measures) |"
     assert "| I-CFM | - |" in lines
-
-
-def test_csv_has_a_line_for_each_measure():
-    lines = list(csv.DictReader(io.StringIO(table_csv(ROWS))))
-    assert len(lines) == 9
-    assert lines[4] == {
-        "target": "moons",
-        "method": "icfm",
-        "seed": "1",
-        "draw": "0",
-        "nfe": "10",
-        "calls": "10",
-        "updates": "100",
-        "train_seconds": "60.0",
-        "sample_seconds": "0.5",
-        "w2": "0.3",
-    }
-    floor = lines[-1]
-    assert (floor["method"], floor["nfe"], floor["calls"]) == ("floor", "", "")
-    assert float(floor["w2"]) == 0.05
-
-
-def test_csv_is_read_as_it_was_written(tmp_path):
-    """Every measure to its last digit."""
-    rows = [
-        Row(
-            Trial(Target("moons", "8gaussians"), "2rf", 4),
-            *(100, 3, 40000, 61.5),
-            Measured(99.5, 0.25, {"w2": math.inf, "1000 energy": -1 / 3}),
-        ),
-        Row(
-            Trial(Target("moons", "8gaussians"), "own", 4),
-            *(None, 3, 0, 0.0),
-            Measured(0.0, 0.0, {"w2": 1e-17, "1000 energy": 0.1 + 0.2}),
-        ),
-    ]
-    file = tmp_path / "table.csv"
-    file.write_text(table_csv(rows))
-    assert read_rows(file) == rows
-    assert table_csv(read_rows(file)) == file.read_text()
-    file.write_text(table_csv(ROWS))
-    assert [item for item in read_rows(file) if item.nfe] == ROWS[:6]
-    assert markdown(CONFIG, read_rows(file)) == markdown(CONFIG, ROWS)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [
-        ("target,", "goal,", ": must be a table.csv of nsgf compare: target,method,seed"),
-        (",w2\n", "\n", ": must be a table.csv of nsgf compare: target,method,seed"),
-        ("icfm,0", "icfn,0", ", line 5: method = icfn: must be floor or one of own, nsgf,"),
-        ("moons,icfm,0", "moon,icfm,0", ", line 5: target = moon: there is none of this name"),
-        ("icfm,0,0,10", "icfm,0,0,ten", ", line 5: invalid literal for int() with base 10: 'ten'"),
-        ("0.5,0.2\n", "0.5,0.2,0.2\n", ", line 3: 11 cells, but the head has 10"),
-    ],
-)
-def test_other_tables_are_refused_with_the_line(tmp_path, before, after, told):
-    text = table_csv(ROWS)
-    assert before in text
-    file = tmp_path / "table.csv"
-    file.write_text(text.replace(before, after, 1))
-    with pytest.raises(UserError) as refused:
-        read_rows(file)
-    assert str(refused.value).startswith(f"{file}{told}")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff\xfe", b"m" * 200_000, None], ids=["empty", "no text", "long", "missing"]
-)
-def test_files_that_are_no_table_are_refused(tmp_path, content):
-    file = tmp_path / "table.csv"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(UserError, match=r"table\.csv: (must be a table|No such file)"):
-        read_rows(file)
 
 
 def test_other_nfe_than_asked_for_is_said():
@@ -228,3 +113,85 @@ def test_diverged_method_does_not_hide_the_others():
     assert lines[2] == "| NSGF | **0.200 ± 0.100** |"
     assert lines[3] == "| I-CFM | diverged |"
     assert "| I-CFM | diverged |" in lines[6:]
+
+
+def latex_tables(text: str) -> list[list[list[str]]]:
+    """The cells of each tabular, line by line; asserts that LaTeX could read it."""
+    lines = [line for line in text.splitlines() if not line.startswith("%")]
+    bare = re.sub(r"\\\\|\\[&%$#_{}]", "", "\n".join(lines))
+    depth = 0
+    for character in bare:
+        depth += (character == "{") - (character == "}")
+        assert depth >= 0
+    assert depth == 0
+    assert not set("%#_~^") & set(bare)
+    assert bare.count("$") % 2 == 0
+    assert bare.isascii()
+    tables = []
+    for part in "\n".join(lines).split(r"\begin{tabular}")[1:]:
+        body, end, rest = part.partition(r"\end{tabular}")
+        assert end
+        assert rest.strip() == ""
+        first, *inside = body.strip().splitlines()
+        columns = re.fullmatch(r"\{(l(r*))\}", first)[1]
+        assert inside[0] == r"\toprule"
+        assert inside[2] == r"\midrule"
+        assert inside[-1] == r"\bottomrule"
+        cells = []
+        for line in inside:
+            if line in (r"\toprule", r"\midrule", r"\bottomrule"):
+                continue
+            assert line.endswith(r" \\")
+            cells.append(re.split(r"(?<!\\) & ", line[:-3]))
+            assert len(cells[-1]) == len(columns)
+        tables.append(cells)
+    return tables
+
+
+def test_latex_has_the_tables_of_the_markdown():
+    rows = [
+        item._replace(
+            trial=replace(item.trial, target=replace(item.trial.target, source="8gaussians")),
+            measured=Measured(10, 0.5, {"a_b & 100%": item.measured.values["w2"]}),
+        )
+        for item in ROWS
+    ]
+    plan = plan_of_rows(rows)
+    text = report.latex(plan, rows)
+    measures, differences, costs = latex_tables(text)
+    assert measures == [
+        [r"a\_b \& 100\%", r"8gaussians\_moons, 10"],
+        ["NSGF", r"\textbf{0.200 $\pm$ 0.100}"],
+        ["I-CFM", r"0.303 $\pm$ 0.105"],
+        ["floor", "0.050"],
+    ]
+    assert differences[1:] == [["I-CFM", r"$-$0.103 $\pm$ 0.003 ahead"]]
+    assert costs[1] == ["NSGF", "100", "60", "100", "0.50"]
+    assert text.index(r"\midrule") < text.rindex(r"\midrule" + "\nfloor") < text.index("minus")
+    comments = " ".join(line.removeprefix("% ") for line in text.splitlines() if line[:1] == "%")
+    assert LEGEND in comments
+    assert r"\usepackage{booktabs}" in comments
+
+
+@pytest.mark.parametrize("text", ["a\\b", "{x}", "x^2 ~ $5 #1", "50% & 7_8 ± 1"])
+def test_what_means_something_to_latex_is_escaped(text):
+    rows = [item._replace(measured=Measured(10, 0.5, {text: 1.0})) for item in ROWS]
+    assert len(latex_tables(report.latex(plan_of_rows(rows), rows))) == 3
+
+
+def test_cells_without_a_measure_are_dashes_in_latex_too():
+    rows = [*ROWS, *(row("icfm", seed, 0.1, 2) for seed in range(3))]
+    measures, differences, _ = latex_tables(report.latex(plan_of_rows(rows), rows))
+    assert measures[1][1] == differences[1][1] == "--"
+
+
+def test_report_is_three_tables_and_the_settings_that_they_follow_from(tmp_path):
+    config = replace(CONFIG, out_dir=str(tmp_path))
+    (tmp_path / "compare-2d").mkdir()
+    files = report.write_report(config, ROWS)
+    assert [file.name for file in files] == ["table.md", "table.csv", "table.tex"]
+    plan = configured_plan(config, ROWS)
+    assert files[0].read_text() == report.markdown(plan, ROWS)
+    assert files[2].read_text() == report.latex(plan, ROWS)
+    again = parse(["compare", "--config", str(tmp_path / "compare-2d" / "comparison.yaml")])
+    assert again.config == config

@@ -1,3 +1,4 @@
+import functools
 import subprocess
 import sys
 from dataclasses import replace
@@ -169,7 +170,7 @@ def test_table_of_points_has_methods_across_and_settings_down(tmp_path):
 
 
 def test_table_of_images_keeps_each_in_its_place(tmp_path):
-    """White for A at NFE 2, black for all others, grey for the real ones below."""
+    """White for A at NFE 2, black for all others, two greys for the real ones below each."""
 
     def samples(value):
         return Samples(x=torch.full((4, 1, 8, 8), value), nfe=2)
@@ -178,7 +179,8 @@ def test_table_of_images_keeps_each_in_its_place(tmp_path):
         "A": {"NFE 2": samples(1.0), "NFE 4": samples(-1.0)},
         "B": {"NFE 2": samples(-1.0), "NFE 4": samples(-1.0)},
     }
-    save_image_table(drawn, torch.zeros(4, 1, 8, 8), tmp_path / "t.png")
+    real = torch.cat([torch.zeros(4, 1, 8, 8), torch.full((4, 1, 8, 8), 0.5)])
+    save_image_table(drawn, real, tmp_path / "t.png")
     picture = pixels(tmp_path / "t.png")[..., 0]
     height, width = picture.shape
     corners = [
@@ -189,6 +191,7 @@ def test_table_of_images_keeps_each_in_its_place(tmp_path):
     middle = [int(np.median(picture[y : y + 12, x : x + 12])) for y, x in corners]
     assert middle[:4] == [255, 0, 0, 0]
     assert 120 <= middle[4] <= 135
+    assert 185 <= middle[5] <= 198
 
 
 def test_settings_that_a_method_has_not_are_left_empty(tmp_path):
@@ -248,6 +251,31 @@ def figure_of(monkeypatch, draw) -> list:
     monkeypatch.setattr(plots, "save_figure", lambda figure, file, **how: figures.append(figure))
     draw()
     return figures[0].axes
+
+
+def test_samples_stand_beside_real_images(monkeypatch, tmp_path):
+    images, real = torch.full((4, 1, 8, 8), -1.0), torch.full((4, 1, 8, 8), 1.0)
+    left, right = figure_of(
+        monkeypatch, lambda: plots.save_beside(images, real, tmp_path, "samples of X")
+    )
+    assert [left.get_title(), right.get_title()] == ["samples of X", "real images"]
+    assert left.images[0].get_array()[4, 4].max() == 0
+    assert right.images[0].get_array().min() == 1
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_tables_say_what_is_shown_in_letters_that_grow_with_them(monkeypatch, tmp_path, count):
+    """Wide pictures are shown smaller."""
+    settings = {f"NFE {n}": Samples(IMAGES, 1, path=[IMAGES]) for n in range(count)}
+    methods = {f"method {n}": DRAWN["p"]["row"] for n in range(count)}
+    for save, drawn, target in (
+        (save_image_table, {"A": settings}, IMAGES.repeat(count, 1, 1, 1)),
+        (save_point_table, methods, POINTS),
+    ):
+        draw = functools.partial(save, drawn, target, tmp_path, title="of moons")
+        panel = figure_of(monkeypatch, draw)[0]
+        assert panel.figure.get_suptitle() == "of moons"
+        assert panel.title.get_fontsize() == max(12, panel.figure.get_figwidth())
 
 
 def offsets(panel, number: int) -> np.ndarray:

@@ -1,0 +1,249 @@
+"""The tables of a comparison: means and spreads over seeds, differences, costs."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import mean, stdev
+from typing import NamedTuple
+
+from nsgf.compare.rows import Row
+from nsgf.compare.trials import METHODS, asked_nfe, trial_config
+from nsgf.config.schema import Config, MethodName
+
+HIGHER_IS_BETTER = {"precision", "recall"}
+
+Column = tuple[str, int]
+"""Label of the target, and NFE."""
+
+
+class Plan(NamedTuple):
+    """What the tables show."""
+
+    methods: Sequence[MethodName]
+    """Their lines; differences are those of the first one to the others."""
+    nfe: Sequence[int]
+    measures: Mapping[tuple[MethodName, Column], int]
+    """How many a cell is to have; none where it is missing, e.g. as the method cannot do with so
+    few calls."""
+
+
+class Cell(NamedTuple):
+    """What stands in a place of a table."""
+
+    text: str
+    is_best: bool = False
+
+
+class Table(NamedTuple):
+    """A table, its first column being titles; all lines are as long as ``head``."""
+
+    head: list[str]
+    lines: list[list[Cell]]
+    foot: list[list[Cell]]
+    """Lines below, that are no method's."""
+
+
+def configured_plan(config: Config, rows: Sequence[Row]) -> Plan:
+    """All that the comparison was asked for, on the targets of ``rows``."""
+    compare = config.compare
+    measures = {
+        (method, (trial.target.label, nfe)): compare.seeds * compare.draws
+        for trial in {row.trial.target: row.trial for row in rows}.values()
+        for method in compare.methods
+        for nfe in asked_nfe(trial_config(config, replace(trial, method=method)))
+    }
+    return Plan(compare.methods, compare.nfe, measures)
+
+
+def plan_of_rows(
+    rows: Sequence[Row],
+    methods: Sequence[MethodName] | None = None,
+    nfe: Sequence[int] | None = None,
+) -> Plan:
+    """All that ``rows`` have, or of it some methods and NFE in this order. Where a method is
+    measured at all, it should be for every seed and draw of the target."""
+    measured = [row for row in rows if row.nfe is not None]
+    places = {(row.trial.target.label, row.trial.seed, row.draw) for row in measured}
+    count = Counter(label for label, _, _ in places)
+    measures = {
+        (row.trial.method, (row.trial.target.label, row.nfe)): count[row.trial.target.label]
+        for row in measured
+        if row.nfe is not None
+    }
+    if methods is None:
+        methods = list(dict.fromkeys(row.trial.method for row in measured))
+    if nfe is None:
+        nfe = sorted({row.nfe for row in measured if row.nfe is not None})
+    return Plan(methods, nfe, measures)
+
+
+def measure_tables(plan: Plan, rows: Sequence[Row]) -> list[Table]:
+    """One for each measure: methods down, targets and NFE across, floors below."""
+    return [_measure_table(plan, rows, metric) for metric in rows[0].measured.values]
+
+
+def difference_tables(plan: Plan, rows: Sequence[Row]) -> list[Table]:
+    """One for each measure: the first method against each other one, draw by draw."""
+    if len(plan.methods) < 2:
+        return []
+    return [_differences(plan, rows, metric) for metric in rows[0].measured.values]
+
+
+def _measure_table(plan: Plan, rows: Sequence[Row], metric: str) -> Table:
+    columns = _columns(plan, rows)
+    lines = []
+    best = {column: _best(plan, rows, metric, column) for column in columns}
+    for method in plan.methods:
+        cells = [Cell(METHODS[method].title)]
+        for column in columns:
+            found = values(rows, metric, *column, method)
+            text = spread(by_seed(found)) + _remark(plan, rows, method, column)
+            cells.append(Cell(text, is_best=best[column] == method))
+        lines.append(cells)
+    floors = [spread(by_seed(values(rows, metric, target, None))) for target, _ in columns]
+    return Table([metric, *_titles(columns)], lines, [[Cell("floor"), *map(Cell, floors)]])
+
+
+def _remark(plan: Plan, rows: Sequence[Row], method: MethodName, column: Column) -> str:
+    """Remarks on a trial: fewer measures than planned, another NFE than asked for."""
+    own = [
+        row
+        for row in rows
+        if (row.trial.method, row.trial.target.label, row.nfe) == (method, *column)
+    ]
+    planned = plan.measures.get((method, column), 0)
+    if not planned:
+        return ""
+    remarks = []
+    if len(own) < planned:
+        remarks.append(counted(len(own), "measure"))
+    taken = mean([row.measured.nfe for row in own] or [column[1]])
+    if abs(taken - column[1]) > 0.05:
+        remarks.append(f"NFE {taken:.3g}")
+    return f" ({', '.join(remarks)})" if remarks else ""
+
+
+def _differences(plan: Plan, rows: Sequence[Row], metric: str) -> Table:
+    first, *others = plan.methods
+    columns = _columns(plan, rows)
+    lines = []
+    for other in others:
+        cells = [Cell(METHODS[other].title)]
+        for column in columns:
+            own = values(rows, metric, *column, first)
+            theirs = values(rows, metric, *column, other)
+            both = sorted(own.keys() & theirs.keys())
+            differences = {place: own[place] - theirs[place] for place in both}
+            cells.append(Cell(verdict(by_seed(differences), metric)))
+        lines.append(cells)
+    return Table([f"{METHODS[first].title} minus, {metric}", *_titles(columns)], lines, [])
+
+
+def verdict(differences: Sequence[float], metric: str) -> str:
+    """Mean difference with its standard error; ahead or behind at the 5 % level of Student's t."""
+    from scipy.stats import t as student_t  # half a second to import
+
+    if not differences:
+        return "-"
+    if not all(map(math.isfinite, differences)):
+        return "diverged"
+    middle = mean(differences)
+    if len(differences) < 2:
+        return f"{middle:+.3f} (one measure)"
+    error = stdev(differences) / len(differences) ** 0.5
+    if abs(middle) <= float(student_t.ppf(0.975, len(differences) - 1)) * error:
+        word = "level"
+    else:
+        word = "ahead" if (middle > 0) == is_better_higher(metric) else "behind"
+    return f"{middle:+.3f} ± {error:.3f} {word}"
+
+
+def cost_table(plan: Plan, rows: Sequence[Row]) -> Table:
+    """Updates, training time and sampling time, means over the trials that were timed."""
+    counts = plan.nfe
+    head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
+    head += [f"sampling at NFE {nfe}, s" for nfe in counts]
+    measured = {
+        method: own
+        for method in plan.methods
+        if (own := [row for row in rows if row.trial.method == method and row.nfe])
+    }
+    training = {
+        method: mean(seconds)
+        for method, own in measured.items()
+        if (seconds := [row.train_seconds for row in own if row.train_seconds])
+    }
+    lines = []
+    for method, own in measured.items():
+        updates, texts = own[0].updates, ["-", "-"]
+        if method in training:
+            equal = updates * max(training.values()) / training[method]
+            texts = [f"{training[method]:.0f}", f"{equal:.0f}"]
+        for nfe in counts:
+            times = [row.measured.sample_seconds for row in own if row.nfe == nfe]
+            texts.append(f"{mean(times):.2f}" if times else "-")
+        lines.append([*map(Cell, (METHODS[method].title, str(updates), *texts))])
+    return Table(head, lines, [])
+
+
+def _columns(plan: Plan, rows: Sequence[Row]) -> list[Column]:
+    targets = list(dict.fromkeys(row.trial.target.label for row in rows))
+    return [(target, nfe) for nfe in plan.nfe for target in targets]
+
+
+def values(
+    rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: MethodName | None = None
+) -> dict[tuple[int, int], float]:
+    """By seed and draw; of the floor, which has no method, without one."""
+    return {
+        (row.trial.seed, row.draw): row.measured.values[metric]
+        for row in rows
+        if (row.trial.target.label, row.nfe) == (target, nfe) and method in (None, row.trial.method)
+    }
+
+
+def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
+    """A value for each seed, the mean of its draws; of a single seed its draws.
+
+    Draws of one trained network share its errors: counted as if they were seeds, they would make
+    differences look surer than they are.
+    """
+    seeds = sorted({seed for seed, _ in found})
+    if len(seeds) < 2:
+        return list(found.values())
+    return [mean(value for (own, _), value in found.items() if own == seed) for seed in seeds]
+
+
+def _best(plan: Plan, rows: Sequence[Row], metric: str, column: Column) -> MethodName | None:
+    """None: no method is measured there."""
+    pick: Callable[..., MethodName | None] = max if is_better_higher(metric) else min
+    means = {
+        method: mean(found.values())
+        for method in plan.methods
+        if (found := values(rows, metric, *column, method))
+    }
+    return pick(means, key=means.__getitem__, default=None)
+
+
+def is_better_higher(metric: str) -> bool:
+    """Whether a larger value of a measure is the better one."""
+    return any(metric.endswith(name) for name in HIGHER_IS_BETTER)
+
+
+def spread(found: Sequence[float]) -> str:
+    """Mean and standard deviation."""
+    if not all(map(math.isfinite, found)):
+        return "diverged"
+    if len(set(found)) < 2:
+        return f"{found[0]:.3f}" if found else "-"
+    return f"{mean(found):.3f} ± {stdev(found):.3f}"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 seed``, ``5 seeds``."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def _titles(columns: Sequence[Column]) -> list[str]:
+    return [f"{target}, {nfe}" for target, nfe in columns]

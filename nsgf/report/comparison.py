@@ -1,0 +1,281 @@
+"""The page about a comparison, finished or not."""
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from nsgf.compare.report import COST_LEGEND, LEGEND, SETTINGS, TABLE
+from nsgf.compare.rows import Row, read_rows
+from nsgf.compare.tables import (
+    Plan,
+    configured_plan,
+    cost_table,
+    difference_tables,
+    measure_tables,
+    plan_of_rows,
+)
+from nsgf.compare.trials import METHODS, Trial, asked_nfe, trial_config, trial_place, trials
+from nsgf.config.files import inherited, read_settings, resolved
+from nsgf.config.schema import Config
+from nsgf.report.drawing import Album, Picture
+from nsgf.report.html import data_uri, write_page
+from nsgf.report.listing import updates_done
+from nsgf.report.page import REPORTED
+from nsgf.report.quality import quality_figure
+from nsgf.report.records import content
+from nsgf.run.folder import RunFolder, check_links, dump_config
+from nsgf.sampling.generate import results_folder, writable
+from nsgf.sampling.plots import save_figure
+from nsgf.system.errors import UserError
+from nsgf.system.output import show
+
+
+class Missing(NamedTuple):
+    """A trial that is not finished, in words."""
+
+    method: str
+    target: str
+    seed: str
+    measures: str
+    updates: str
+
+
+class Origin(NamedTuple):
+    """Where a trial's networks come from, in words."""
+
+    run: str
+    updates: str
+    commit: str
+    machine: str
+    torch: str
+
+
+def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str]:
+    """Write ``report.html`` and ``report/`` into the folder of a comparison; where ``out_dir`` is
+    not the folder that holds it, to ``OUT_DIR/NAME``.
+
+    What was measured is read from ``table.csv``; nothing is sampled or measured for it.
+
+    Args:
+        folder: what ``nsgf compare`` has written.
+        kind: as of :func:`nsgf.report.page.report_run`, of the figure that is drawn here.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: the folder is none of a comparison, nothing is measured yet, or the files cannot
+            be written.
+    """
+    rows, config = measured_rows(folder), settings(folder)
+    plan = configured_plan(anywhere(config), rows) if config else plan_of_rows(rows)
+    home, left_out = results_folder(Config(out_dir=out_dir), RunFolder(folder)), list[str]()
+    if config is None:
+        left_out.append(
+            f"{folder} has no {SETTINGS}, so its settings and what is missing are not known: "
+            "the command that made it writes one when it is given again"
+        )
+    album = Album(writable(home / "report"), kind)
+    quality = _quality(plan, rows, album)
+    shown = list(_samples(folder, rows, left_out))
+    for line in left_out:
+        show(f"report: {line}")
+    file = write_page(
+        home,
+        "comparison",
+        title=f"Comparison: {folder.resolve().name.removeprefix('compare-')}",
+        smoke=bool(config and config.smoke),
+        facts=facts(config, plan, rows),
+        missing=missing(folder, anywhere(config), rows) if config else [],
+        measures=measure_tables(plan, rows),
+        differences=difference_tables(plan, rows),
+        costs=cost_table(plan, rows),
+        legend=LEGEND,
+        cost_legend=COST_LEGEND,
+        reported=reported(config, rows),
+        quality=(quality, data_uri(quality.file)),
+        pictures=[(picture, data_uri(picture.file)) for picture in shown],
+        left_out=left_out,
+        commands=commands(folder, config),
+        trials=origins(folder),
+        config=dump_config(config) if config else "",
+        details=machines(folder),
+    )
+    return [str(file), *(str(picture.file) for picture in (quality, *shown))]
+
+
+def measured_rows(folder: Path) -> list[Row]:
+    """What a comparison has measured.
+
+    Raises:
+        UserError: the folder is none of a comparison, or nothing is measured yet.
+    """
+    if not folder.is_dir():
+        raise UserError(f"compare = {folder}: no such folder")
+    if (folder / "config.yaml").exists():
+        raise UserError(f"compare = {folder}: is a run, whose page is written with --run DIR")
+    check_links(folder)
+    is_begun = any(folder.glob("*/*/config.yaml"))
+    if not is_begun and not (folder / TABLE).exists():
+        raise UserError(
+            f"compare = {folder}: no comparison (it has no {TABLE}); must be a folder that nsgf "
+            "compare has written, as runs/compare-2d"
+        )
+    rows = read_rows(folder / TABLE) if (folder / TABLE).exists() else []
+    if not any(row.nfe for row in rows):
+        raise UserError(f"compare = {folder}: nothing is measured yet, so there is nothing to show")
+    return rows
+
+
+def settings(folder: Path) -> Config | None:
+    """Those of the command that wrote the table; None: an earlier version did.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    if not (folder / SETTINGS).exists():
+        return None
+    return resolved(inherited(read_settings(folder / SETTINGS)))
+
+
+def anywhere(config: Config) -> Config:
+    """The same trials and measures, as every machine can have them."""
+    return replace(
+        config,
+        device="cpu",
+        train=replace(config.train, precision="fp32"),
+        sampling=replace(config.sampling, precision="fp32"),
+    )
+
+
+def facts(config: Config | None, plan: Plan, rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """What was compared."""
+    measured = [row for row in rows if row.nfe]
+    fake = " (random images in its place)" if config and config.data.fake else ""
+    targets = dict.fromkeys(row.trial.target.label for row in measured)
+    seeds = sorted({row.trial.seed for row in measured})
+    draws = len({row.draw for row in measured})
+    told = {
+        "data": ", ".join(targets) + fake,
+        "methods": ", ".join(METHODS[method].title for method in plan.methods),
+        "training runs of each": f"{len(seeds)}, seed{'s' * (len(seeds) > 1)} {_listed(seeds)}",
+        "draws of each run": str(draws),
+        "NFE": _listed(plan.nfe),
+        "updates": _listed(sorted({row.updates for row in measured})),
+    }
+    if config:
+        told["samples of a measure"] = f"{config.evaluation.num_samples}, or as many as there are"
+    return list(told.items())
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def missing(folder: Path, config: Config, rows: Sequence[Row]) -> list[Missing]:
+    """The trials of a comparison that have not all their measures."""
+    done = {(row.trial, row.nfe, row.draw) for row in rows}
+    lines = []
+    for trial in trials(config):
+        counts = asked_nfe(trial_config(config, trial))
+        wanted = {(trial, nfe, draw) for nfe in counts for draw in range(config.compare.draws)}
+        if wanted <= done:
+            continue
+        lines.append(
+            Missing(
+                METHODS[trial.method].title,
+                trial.target.label,
+                str(trial.seed),
+                f"{len(wanted & done)} of {len(wanted)}",
+                _progress(folder, config, trial),
+            )
+        )
+    return lines
+
+
+def _progress(folder: Path, config: Config, trial: Trial) -> str:
+    run = RunFolder(folder / trial_place(config, trial))
+    return updates_done(run) if run.config_file.exists() else "not begun"
+
+
+def reported(config: Config | None, rows: Sequence[Row]) -> list[str]:
+    """What the paper reports of the same data."""
+    if config and config.data.fake:
+        return []
+    names = {row.trial.target.name for row in rows}
+    return [
+        f"Reported by the paper on {name}: {measure} {value}."
+        + (" None of the measures above is comparable with it." if measure not in own else "")
+        for own in [rows[0].measured.values]
+        for (name, measure), value in REPORTED.items()
+        if name in names
+    ]
+
+
+def _quality(plan: Plan, rows: Sequence[Row], album: Album) -> Picture:
+    drawn = album.add(
+        "quality",
+        "At equal NFE",
+        "Means over training runs with their standard deviation, at one NFE beside each other; "
+        "dashed: what other samples of the data itself score.",
+        lambda file: save_figure(quality_figure(plan, rows), file, dpi=150),
+    )
+    return drawn._replace(is_broad=True)
+
+
+def _samples(folder: Path, rows: Sequence[Row], left_out: list[str]) -> Iterator[Picture]:
+    for label in dict.fromkeys(row.trial.target.label for row in rows):
+        file = folder / f"{label}.png"
+        if file.exists():
+            yield Picture(file, label, "First seed, none chosen.", is_broad=True)
+        else:
+            left_out.append(f"{label}: no picture of samples yet, which the comparison ends with")
+
+
+def commands(folder: Path, config: Config | None) -> list[str]:
+    """How to go on with it or do it again, and how to make this page."""
+    page = f"python -m nsgf report --compare {shlex.quote(str(folder))}"
+    if config is None:
+        return [page]
+    file, home = (shlex.quote(str(path)) for path in (folder / SETTINGS, folder.parent))
+    return [
+        f"python -m nsgf compare --config {file} --out-dir {home}   # another one: all of it again",
+        page,
+    ]
+
+
+def origins(folder: Path) -> list[Origin]:
+    """A line for each trial that has begun."""
+    lines = []
+    for file in sorted(folder.glob("*/*/config.yaml")):
+        run, versions = RunFolder(file.parent), content(file.parent / "versions.json")
+        found = versions.get("machine")
+        machine = found if isinstance(found, dict) else {}
+        where = machine.get("cards") or f"CPU, {machine.get('cores', '?')} cores"
+        lines.append(
+            Origin(
+                str(run.path.relative_to(folder)),
+                updates_done(run),
+                _short(str(versions.get("commit") or "")),
+                where if isinstance(where, str) else ", ".join(map(str, where)),
+                str(versions.get("torch", "")),
+            )
+        )
+    return lines
+
+
+def _short(commit: str) -> str:
+    number, dash, rest = commit.partition("-")
+    return number[:10] + dash + rest
+
+
+def machines(folder: Path) -> list[tuple[str, str]]:
+    """All that is known of each machine, with the trials that it began."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(folder.glob("*/*/versions.json")):
+        text = json.dumps(content(file), indent=2)
+        found.setdefault(text, []).append(str(file.parent.relative_to(folder)))
+    return [(", ".join(runs), text) for text, runs in found.items()]

@@ -1,0 +1,33 @@
+"""One HTML file with everything in it, which needs no network."""
+
+import base64
+import mimetypes
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from nsgf.run.folder import replacing
+
+
+def write_page(folder: Path, template: str, **values: Any) -> Path:
+    """``report.html`` in ``folder``, of the template of this name beside this file; everything that
+    comes from files is escaped.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    engine = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    made = f"{datetime.now():%Y-%m-%d %H:%M}"
+    page = engine.get_template(f"{template}.html.j2").render(made=made, **values)
+    file = folder / "report.html"
+    with replacing(file) as stream:
+        stream.write(page.encode(errors="replace"))
+    return file
+
+
+def data_uri(file: Path) -> str:
+    """A picture as it stands inside a page."""
+    kind = mimetypes.guess_type(file.name)[0]
+    return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"

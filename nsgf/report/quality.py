@@ -1,0 +1,80 @@
+"""The measures of a comparison against the number of network calls."""
+
+import math
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from nsgf.compare.rows import Row
+from nsgf.compare.tables import Plan, by_seed, is_better_higher, values
+from nsgf.compare.trials import METHODS
+from nsgf.sampling.plots import new_figure
+
+LARGE_RANGE = 5
+"""Largest over smallest value of a distance, from which on its axis is logarithmic."""
+MARKERS = "osD^vP*X<>"
+APART = 1.03
+"""Factor between the places of two methods at the same NFE, whose error bars would hide each other.
+"""
+FLOOR = "floor"
+
+
+def quality_figure(plan: Plan, rows: Sequence[Row]) -> Any:
+    """The measures of a comparison against NFE: targets down, measures across, a line for each
+    method with the standard deviation over seeds, the floor dashed."""
+    measured = [row for row in rows if row.nfe in plan.nfe and row.trial.method in plan.methods]
+    targets = list(dict.fromkeys(row.trial.target.label for row in measured))
+    metrics = list(rows[0].measured.values)
+    have = {row.trial.method for row in measured}
+    plan = plan._replace(methods=[method for method in plan.methods if method in have])
+    figure = new_figure(3.4 * len(metrics), 3.0 * len(targets) + 0.4)
+    axes = figure.subplots(len(targets), len(metrics), squeeze=False)
+    for target, panels in zip(targets, axes, strict=True):
+        for metric, panel in zip(metrics, panels, strict=True):
+            _draw_measure(panel, plan, rows, target, metric)
+            panel.set_title(metric if len(targets) == 1 else f"{target}: {metric}", fontsize=11)
+            wanted = "higher" if is_better_higher(metric) else "lower"
+            panel.set_ylabel(f"{wanted} is better")
+    for panel in axes[-1]:
+        panel.set_xlabel("NFE (network calls a sample)")
+    handles, names = axes[0][0].get_legend_handles_labels()
+    last_floor = sorted(zip(handles, names, strict=True), key=lambda pair: pair[1] == FLOOR)
+    many = min(2 * len(metrics), len(names))
+    figure.legend(*zip(*last_floor, strict=True), loc="outside lower center", ncols=many)
+    return figure
+
+
+def _draw_measure(panel: Any, plan: Plan, rows: Sequence[Row], target: str, metric: str) -> None:
+    """One measure of one target; where samples have diverged a line has a gap."""
+    shown: list[float] = []
+    for number, method in enumerate(plan.methods):
+        kept = [by_seed(values(rows, metric, target, nfe, method)) for nfe in plan.nfe]
+        found = [own if own and all(map(math.isfinite, own)) else [math.nan] for own in kept]
+        means = [mean(own) for own in found]
+        spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
+        place = list(METHODS).index(method)  # as in every other figure
+        how = {"color": f"C{place}", "marker": MARKERS[place], "markersize": 4, "linewidth": 1.3}
+        aside = APART ** (number - (len(plan.methods) - 1) / 2)
+        x = [nfe * aside for nfe in plan.nfe]
+        panel.errorbar(x, means, spreads, label=METHODS[method].title, capsize=2, **how)
+        shown += [value for value in means if math.isfinite(value)]
+    if floors := by_seed(values(rows, metric, target, None)):
+        panel.axhline(mean(floors), color="0.3", linestyle="--", linewidth=1, label=FLOOR)
+        shown.append(mean(floors))
+    panel.set_xscale("log")
+    panel.set_xticks(plan.nfe, [str(nfe) for nfe in plan.nfe])
+    panel.minorticks_off()
+    is_wide = shown and min(shown) > 0 and max(shown) > LARGE_RANGE * min(shown)
+    if is_wide and not is_better_higher(metric):
+        _logarithmic(panel.yaxis, panel.set_yscale)
+    panel.grid(alpha=0.3)
+
+
+def _logarithmic(axis: Any, set_scale: Any) -> None:
+    """A logarithmic axis with numbers as they are written, not as powers."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(NullLocator())

@@ -1,0 +1,28 @@
+"""Measures of a small comparison, as its table has them."""
+
+from nsgf.compare.measure import Measured
+from nsgf.compare.rows import Row
+from nsgf.compare.trials import Target, Trial
+from tests.conftest import shipped
+
+CONFIG = shipped(
+    "2d",
+    "--compare.methods=[nsgf,icfm]",
+    "--compare.targets=[moons]",
+    "--compare.nfe=[10]",
+    "--compare.seeds=3",
+    "--compare.draws=1",
+)
+
+
+def row(method: str, seed: int, w2: float, nfe: int | None = 10, draw: int = 0) -> Row:
+    return Row(
+        Trial(Target("moons"), method, seed), nfe, draw, 100, 60.0, Measured(10, 0.5, {"w2": w2})
+    )
+
+
+ROWS = [
+    *(row("nsgf", seed, w2) for seed, w2 in enumerate([0.1, 0.2, 0.3])),
+    *(row("icfm", seed, w2) for seed, w2 in enumerate([0.2, 0.3, 0.41])),
+    *(row("nsgf", seed, 0.05, None) for seed in range(3)),
+]

@@ -1,0 +1,181 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from nsgf.cli import main
+from nsgf.compare.measure import Measured
+from nsgf.compare.report import write_report
+from nsgf.compare.rows import Row
+from nsgf.compare.trials import Target
+from nsgf.report.comparison import measured_rows, missing, report_comparison, reported, settings
+from nsgf.run.folder import RunFolder
+from nsgf.system.errors import UserError
+from tests.compare.table_rows import CONFIG, ROWS
+from tests.report.test_page import Page
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """What a comparison of two methods on moons leaves: tables, settings, picture, a trial."""
+    return left(tmp_path, ROWS)
+
+
+def left(out_dir: Path, rows: list[Row]) -> Path:
+    config = replace(CONFIG, out_dir=str(out_dir))
+    folder = out_dir / "compare-2d"
+    RunFolder.prepare(folder / "moons" / "icfm-seed2").write_config(
+        replace(config, phases=["peer"])
+    )
+    write_report(config, rows)
+    Image.new("RGB", (8, 8)).save(folder / "moons.png")
+    return folder
+
+
+def page_of(folder: Path, **how) -> Page:
+    return Page(Path(report_comparison(folder, str(folder.parent), **how)[0]))
+
+
+def test_page_has_everything_in_it(folder):
+    files = report_comparison(folder, str(folder.parent), "pdf")
+    page = Page(Path(files[0]))
+    assert page.open == []
+    assert [Path(file).name for file in files] == ["report.html", "quality.png", "moons.png"]
+    assert (folder / "report" / "quality.pdf").read_bytes().startswith(b"%PDF")
+    assert len(page.links) == 2
+    assert all(link.startswith("data:image/png") for link in page.links)
+    for told in (
+        "NSGF, I-CFM",
+        "3, seeds 0, 1, 2",
+        "0.303 ± 0.105",
+        "0.050",
+        "-0.103 ± 0.003 ahead",
+    ):
+        assert told in page.text
+    assert "<strong>0.200 ± 0.100</strong>" in Path(files[0]).read_text()
+    assert f"compare --config {folder}/comparison.yaml --out-dir {folder.parent} " in page.text
+    assert "Not finished" not in page.text
+    assert "A smoke run" not in page.text
+
+
+def test_trials_that_are_not_finished_are_listed(tmp_path):
+    folder = left(tmp_path, ROWS[:4])
+    text = page_of(folder).text
+    assert text.index("Not finished") < text.index("Quality")
+    config = settings(folder)
+    assert config is not None
+    lines = missing(folder, config, ROWS[:4])
+    assert [line[:4] for line in lines] == [
+        ("I-CFM", "moons", "1", "0 of 1"),
+        ("I-CFM", "moons", "2", "0 of 1"),
+    ]
+    assert [line.updates for line in lines] == ["not begun", "peer 0/20000"]
+    assert "I-CFM0.250" not in text
+
+
+def test_settings_of_another_machine_are_no_obstacle(folder):
+    """A page may be made where there is no card, and no half precision."""
+    file = folder / "comparison.yaml"
+    text = file.read_text().replace("device: auto", "device: cuda:7")
+    file.write_text(text.replace("precision: auto", "precision: fp16"))
+    assert text != file.read_text()
+    assert "Not finished" not in page_of(folder).text
+
+
+def test_comparison_without_settings_says_what_is_not_known(folder, capsys):
+    (folder / "comparison.yaml").unlink()
+    (folder / "moons.png").unlink()
+    page = page_of(folder)
+    told = f"{folder} has no comparison.yaml"
+    assert told in page.text
+    assert f"report: {told}" in capsys.readouterr().out
+    assert "no picture of samples yet" in page.text
+    assert "0.303 ± 0.105" in page.text
+    assert "compare --config" not in page.text
+
+
+def test_where_trials_come_from_is_told(folder):
+    file = folder / "moons" / "icfm-seed2" / "versions.json"
+    machine = {"cards": ["Tesla <T4>"], "cores": 2}
+    file.write_text(json.dumps({"commit": "0123456789abcdef-dirty", "machine": machine}))
+    page = page_of(folder)
+    for told in ("moons/icfm-seed2", "0123456789-dirty", "Tesla <T4>", "peer 0/20000"):
+        assert told in page.text
+    file.write_text('{"machine": 3}')
+    assert "CPU, ? cores" in page_of(folder).text
+
+
+def test_what_the_paper_reports_is_marked():
+    rows = [row._replace(trial=replace(row.trial, target=Target("mnist"))) for row in ROWS]
+    others = "Reported by the paper on mnist: fid 3.8 at NFE 60. None of the measures above"
+    assert [line.startswith(others) for line in reported(None, rows)] == [True]
+    same = [row._replace(measured=Measured(10, 0.5, {"fid": 4.0})) for row in rows]
+    assert reported(None, same) == ["Reported by the paper on mnist: fid 3.8 at NFE 60."]
+    fake = replace(CONFIG, data=replace(CONFIG.data, fake=True))
+    assert reported(fake, rows) == reported(CONFIG, ROWS) == []
+
+
+def test_page_may_be_written_elsewhere(folder, tmp_path):
+    files = report_comparison(folder, str(tmp_path / "pages"))
+    assert files[0] == str(tmp_path / "pages" / "compare-2d" / "report.html")
+    assert not (folder / "report").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (None, "no such folder"),
+        ([], r"no comparison \(it has no table\.csv\)"),
+        (["config.yaml"], "is a run, whose page is written with --run DIR"),
+        (["moons/icfm-seed0/config.yaml"], "nothing is measured yet"),
+    ],
+)
+def test_folders_of_something_else_are_refused(tmp_path, files, told):
+    folder = tmp_path / "compare-2d"
+    for name in files or ():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    if files is not None:
+        folder.mkdir(exist_ok=True)
+    with pytest.raises(UserError, match=told):
+        measured_rows(folder)
+
+
+def test_table_of_floors_alone_is_nothing_to_show(tmp_path):
+    write = left(tmp_path, ROWS)
+    lines = (write / "table.csv").read_text().splitlines()
+    (write / "table.csv").write_text("\n".join([lines[0], *lines[-3:], ""]))
+    with pytest.raises(UserError, match="nothing is measured yet"):
+        measured_rows(write)
+
+
+def test_folder_that_leads_out_of_itself_is_refused(folder, tmp_path):
+    (folder / "moons.png").unlink()
+    (tmp_path / "secret.png").touch()
+    (folder / "moons.png").symlink_to(tmp_path / "secret.png")
+    with pytest.raises(UserError, match="link"):
+        measured_rows(folder)
+
+
+def test_command_writes_the_page(folder, capsys):
+    assert main(["report", "--compare", str(folder), "--figures", "svg"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == str(folder / "report.html")
+    assert (folder / "report" / "quality.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("report --compare DIR --run DIR", "run: has no effect on report --compare, which takes"),
+        ("report --compare DIR --seed 3", "seed: has no effect on report --compare"),
+        ("report --compare DIR/moons", "no comparison"),
+        ("sample --compare DIR", "--compare"),
+    ],
+)
+def test_command_refuses_in_one_line(folder, capsys, flags, told):
+    assert main(flags.replace("DIR", str(folder)).split()) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1

@@ -1,0 +1,118 @@
+import math
+
+import numpy as np
+import pytest
+
+from nsgf.compare.rows import Row
+from nsgf.compare.tables import plan_of_rows
+from nsgf.report.quality import quality_figure
+from tests.compare.table_rows import row
+
+
+def shown(rows: list[Row], *chosen) -> list:
+    """The panels of the figure about these measures."""
+    return quality_figure(plan_of_rows(rows, *chosen), rows).axes
+
+
+def line(panel, title: str) -> tuple[np.ndarray, np.ndarray]:
+    """NFE and means of a method."""
+    found = next(one for one in panel.containers if one.get_label() == title)
+    x, y = found[0].get_xdata(), found[0].get_ydata()
+    return np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+
+
+def spreads(panel, title: str) -> list[float]:
+    """Halves of the error bars of a method."""
+    found = next(one for one in panel.containers if one.get_label() == title)
+    heights = [np.ptp(path.vertices[:, 1]) for path in found[2][0].get_paths()]
+    return [float(height) / 2 for height in heights]
+
+
+ROWS = [
+    *(row("nsgf", seed, w2, 2) for seed, w2 in enumerate([1.0, 2.0, 3.0])),
+    *(row("nsgf", seed, w2, 10) for seed, w2 in enumerate([0.1, 0.2, 0.3])),
+    *(row("icfm", seed, 9.0, 2) for seed in range(3)),
+    *(row("icfm", 0, w2, 10, draw) for draw, w2 in enumerate([0.5, 0.7])),
+    *(row("nsgf", seed, 0.05, None) for seed in range(3)),
+]
+
+
+def test_lines_are_means_with_the_spread_over_seeds():
+    (panel,) = shown(ROWS)
+    x, means = line(panel, "NSGF")
+    np.testing.assert_allclose(x, [2, 10], rtol=0.05)
+    np.testing.assert_allclose(means, [2.0, 0.2])
+    np.testing.assert_allclose(spreads(panel, "NSGF"), [1.0, 0.1])
+    _, means = line(panel, "I-CFM")
+    np.testing.assert_allclose(means, [9.0, 0.6])
+    np.testing.assert_allclose(spreads(panel, "I-CFM"), [0.0, np.std([0.5, 0.7], ddof=1)])
+
+
+def test_methods_stand_beside_each_other():
+    (panel,) = shown(ROWS)
+    nsgf, icfm = line(panel, "NSGF")[0], line(panel, "I-CFM")[0]
+    assert (nsgf < [2, 10]).all()
+    assert (icfm > [2, 10]).all()
+
+
+def test_floor_is_dashed_and_stands_last_in_the_legend():
+    figure = quality_figure(plan_of_rows(ROWS), ROWS)
+    dashed = [one for one in figure.axes[0].lines if one.get_linestyle() == "--"]
+    assert [set(one.get_ydata()) for one in dashed] == [{0.05}]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["NSGF", "I-CFM", "floor"]
+
+
+def test_calls_are_written_as_numbers():
+    (panel,) = shown(ROWS)
+    assert panel.get_xscale() == "log"
+    assert [text.get_text() for text in panel.get_xticklabels()] == ["2", "10"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "scale"),
+    [
+        ("w2", [0.1, 1.0], "log"),
+        ("w2", [0.5, 1.0], "linear"),
+        ("1000 energy", [-0.1, 5.0], "linear"),
+        ("classifier_recall", [0.1, 1.0], "linear"),
+    ],
+)
+def test_distances_of_a_large_range_are_logarithmic(metric, values, scale):
+    rows = [row("nsgf", 0, value, nfe) for value, nfe in zip(values, (2, 10), strict=True)]
+    named = [
+        item._replace(measured=type(item.measured)(2.0, 0.1, {metric: item.measured.values["w2"]}))
+        for item in rows
+    ]
+    (panel,) = shown(named)
+    assert panel.get_yscale() == scale
+    wanted = "higher" if metric == "classifier_recall" else "lower"
+    assert panel.get_ylabel() == f"{wanted} is better"
+
+
+def test_samples_that_diverged_leave_a_gap():
+    rows = [row("nsgf", 0, math.inf, 2), row("nsgf", 0, 0.5, 10), row("icfm", 0, 0.4, 10)]
+    (panel,) = shown(rows)
+    assert np.isnan(line(panel, "NSGF")[1]).tolist() == [True, False]
+    assert np.isnan(line(panel, "I-CFM")[1]).tolist() == [True, False]
+    figure = quality_figure(plan_of_rows(rows[:1]), rows[:1])
+    figure.canvas.draw()
+
+
+def test_methods_that_are_not_measured_have_no_place_in_the_legend():
+    plan = plan_of_rows(ROWS, ["nsgf", "otcfm"])
+    names = [text.get_text() for text in quality_figure(plan, ROWS).legends[0].get_texts()]
+    assert names == ["NSGF", "floor"]
+
+
+def test_every_target_has_a_row_and_every_measure_a_column():
+    both = [
+        item._replace(
+            trial=type(item.trial)(type(item.trial.target)(name), *("nsgf", 0)),
+            measured=type(item.measured)(2.0, 0.1, {"w2": 1.0, "recall": 0.5}),
+        )
+        for item in [row("nsgf", 0, 1.0)]
+        for name in ("moons", "scurve")
+    ]
+    titles = [panel.get_title() for panel in shown(both)]
+    assert titles == ["moons: w2", "moons: recall", "scurve: w2", "scurve: recall"]
