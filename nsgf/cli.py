@@ -136,7 +136,7 @@ def _train(request: Request) -> None:
         except Stopped as stopped:
             if world.is_main:
                 show(f"stopped ({stop.reason}), {stopped}; go on with:")
-                folder, mirror = Path(stopped.folder or ""), config.tracking.wandb
+                folder, mirror = Path(stopped.folder or ""), config.tracking.tracker
                 show(f"    {_resume_command(folder, world.size, mirror)}")
             return
         if world.is_main:
@@ -148,16 +148,18 @@ def _resume_command(folder: Path, processes: int, mirror: str) -> str:
     """The command that goes on with a run, for a shell.
 
     The ... stands for where machines meet. The -- keeps torchrun from taking --run for an
-    abbreviation of its own --run-path. A run's own settings do not mirror it, so that is asked for
-    again.
+    abbreviation of its own --run-path. A run's own settings do not mirror it to a service, so that
+    is asked for again.
     """
+    from nsgf.run.folder import IN_FOLDER
+
     runner = "python -m nsgf"
     if processes > 1:
         here = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = f"--nnodes {processes // here} ... " if processes > here else ""
         runner = f"torchrun {nodes}--nproc-per-node {here} -m nsgf --"
     command = f"{runner} train --run {shlex.quote(str(folder))} --resume"
-    return command if mirror == "disabled" else f"{command} --wandb {mirror}"
+    return command if mirror in IN_FOLDER else f"{command} --tracker {mirror}"
 
 
 def _sample(request: Request) -> None:

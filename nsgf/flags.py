@@ -47,7 +47,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--max-hours": ("train.max_hours",),
     "--detect-anomaly": ("train.detect_anomaly",),
     "--inception-weights": ("evaluation.inception_weights",),
-    "--wandb": ("tracking.wandb",),
+    "--tracker": ("tracking.tracker",),
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",), "--precision": ("sampling.precision",)}

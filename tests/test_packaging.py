@@ -15,7 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LATE = ("matplotlib", "sklearn", "ot", "wandb", "scipy", "torchvision")
-OPTIONAL = {"flash_sinkhorn", "huggingface_hub", "torch_fidelity", "torchdiffeq", "torchcfm"}
+OPTIONAL = {
+    *("flash_sinkhorn", "huggingface_hub", "torch_fidelity", "torchdiffeq", "torchcfm"),
+    *("shtab", "trackio"),
+}
 PACKAGE = {"PIL": "pillow", "ot": "POT", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 """Names of packages where they are not those of their modules."""
 
@@ -103,7 +106,12 @@ def test_wheel_has_the_package_and_its_configurations_and_nothing_else(wheel):
 @pytest.mark.e2e
 def test_wheel_states_what_it_is(wheel):
     found = {name.partition("/")[2]: text.decode() for name, text in contents(wheel).items()}
-    assert found["entry_points.txt"].split() == "[console_scripts] nsgf = nsgf.__main__:main".split()
+    assert found["entry_points.txt"].split() == [
+        "[console_scripts]",
+        "nsgf",
+        "=",
+        "nsgf.__main__:main",
+    ]
     stated = Parser().parsestr(found["METADATA"])
     assert stated["Requires-Python"] == ">=3.10"
     required = {re.sub(r"[^\w-].*", "", line) for line in stated.get_all("Requires-Dist", [])}

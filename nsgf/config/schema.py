@@ -324,13 +324,15 @@ class TrainConfig:
 
 @dataclass
 class TrackingConfig:
-    """Weights & Biases, besides the files of the run folder."""
+    """A tracker, besides the files of the run folder."""
 
-    wandb: Literal["online", "offline", "disabled"] = "disabled"
-    """online: upload while training, offline where that is impossible; offline: keep in the run
-    folder for `wandb sync`; disabled: wandb is not even imported."""
+    tracker: Literal["none", "wandb", "wandb-offline", "tensorboard", "trackio"] = "none"
+    """wandb: upload to Weights & Biases while training, offline where that is impossible;
+    wandb-offline: keep in the run folder for `wandb sync`; tensorboard: files in the run folder
+    (extra `tensorboard`); trackio: its database on this machine, or the Space that its own
+    variables name (extra `trackio`). What is not asked for is not even imported."""
     project: str = "nsgf"
-    """W&B project."""
+    """Project of W&B or trackio."""
     entity: str | None = None
     """W&B user or team; null: the key's own default."""
 

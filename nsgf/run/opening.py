@@ -15,10 +15,10 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
 from nsgf.run.log import Tracker
+from nsgf.run.mirrors import open_mirror, require_tracker
 from nsgf.run.plan import training_plan
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.run.wandb_mirror import open_mirror
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import describe, pick_device
@@ -52,6 +52,7 @@ def open_run(
         UserError: something is missing, does not fit, or contradicts the configuration.
     """
     world, stop = world or World(), stop or StopRequest(config.train.max_hours)
+    require_tracker(config)
     prepare_environment(config.train)
     device = pick_device(config.device, world.card)
     with ExitStack() as held:
