@@ -12,7 +12,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from nsgf.command_line import Request, parse
-from nsgf.flags import COMMANDS, OF_PREFLIGHT, command_parser, overview
+from nsgf.flags import COMMANDS, OF_PREFLIGHT, command_parser
+from nsgf.help import command_help, overview
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.launch import is_launched, launched_rank
 from nsgf.system.output import show, show_error, silence
@@ -62,13 +63,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _explains(words: list[str]) -> bool:
-    """Print the help or the version if the command line asks for one of them."""
+    """Print help, the version or completions if the command line asks for one of them.
+
+    Raises:
+        UserError: completions cannot be written.
+    """
     if not words or words[0] in ("-h", "--help"):
         show(overview())
     elif words[0] == "--version":
         show(__version__)
     elif words[0] in COMMANDS and {"-h", "--help"} & set(words):
+        show(command_help(words[0]))
+    elif words[0] in COMMANDS and "--help-all" in words:
         show(command_parser(words[0]).format_help().rstrip("\n"))
+    elif words[0].startswith("--print-completion"):
+        from nsgf.completion import script
+
+        show(script(words[0].partition("=")[2] or " ".join(words[1:])))
     else:
         return False
     return True

@@ -31,7 +31,7 @@ def test_order_is_defaults_then_yaml_then_flags(tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_one_line_for_each_leaf_and_short_flag(command, capsys):
-    assert main([command, "--exp", "2d", "--help"]) == 0
+    assert main([command, "--exp", "2d", "--help-all"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 215
     assert max(map(len, lines)) <= 100
