@@ -10,7 +10,7 @@ COMMANDS = {
     "train": "train the phases of an experiment, or go on with them",
     "sample": "draw samples and pictures from a trained run",
     "evaluate": "measure a trained run: W2, FID, precision and recall",
-    "report": "write a page about a trained run: curves, pictures, measures, settings",
+    "report": "write a page about a trained run: curves, pictures, measures",
     "list": "list the runs in --out-dir, how far they are and what they take",
     "compare": "train and measure NSGF and other methods on equal terms, resumable",
     "export": "write the averaged weights of a run as a folder to share",

@@ -94,7 +94,9 @@ def overview() -> str:
     lines += [f"  {name:10} {text}" for name, text in COMMANDS.items()]
     lines += ["", "nsgf COMMAND --help lists the flags of a command. Examples:"]
     lines += [f"  nsgf {name} {EXAMPLES[name][0]}".rstrip() for name in COMMANDS]
-    return "\n".join([*lines, "", "nsgf --print-completion SHELL writes what completes these in a shell."])
+    return "\n".join(
+        [*lines, "", "nsgf --print-completion SHELL writes what completes these in a shell."]
+    )
 
 
 def command_help(command: str) -> str:
