@@ -109,7 +109,7 @@ class Parser(ArgumentParser):
         if name in self.elsewhere:
             raise UserError(f"{name}: no flag of {self.prog}, but of {self.elsewhere[name]}")
         nearest = self._nearest(name.removeprefix("--"))
-        hint = f"{self.prog} --help lists them"
+        hint = f"{self.prog} --help-all lists them"
         if nearest:
             hint = (
                 f"did you mean {' or '.join(f'--{key}'.removeprefix(dashes) for key in nearest)}?"
