@@ -102,9 +102,9 @@ EXAMPLES = {
     "train": (
         "--exp 2d --dataset moons --steps 10",
         "--exp cifar10 --max-hours 11.5 --out-dir runs",
-        "--exp images --data.path DIR           # own images; or --exp points",
-        "--exp mnist --smoke --fake-data        # does everything work here?",
-        "--exp cifar10 --resume                 # go on with its newest run",
+        "--exp images --data.path DIR        # own images; or --exp points",
+        "--exp mnist --smoke --fake-data     # does everything work here?",
+        "--exp cifar10 --resume              # go on with its newest run",
     ),
     "sample": ("--exp digits --num-samples 64", "--run runs/digits-20260101_120000 --steps 5"),
     "evaluate": ("--exp digits", "--run runs/2d-20260101_120000 --num-samples 4096"),

@@ -318,7 +318,7 @@ class TrainConfig:
     """Updates in a row without finite loss and gradient after which training stops."""
     detect_anomaly: Annotated[int, Range(0)] = 0
     """First updates of each phase in which autograd names the operation behind a nan; slow."""
-    keep: Annotated[Literal["all", "light"], FREE_ON_RESUME] = "all"
+    keep: Literal["all", "light"] = "all"
     """What a finished phase leaves: its last two checkpoints with the optimizer's state; or light,
     one with last and averaged weights, a quarter of that. It then cannot be trained longer."""
     preview: bool = True
