@@ -12,7 +12,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from nsgf.command_line import Request, parse
-from nsgf.flags import COMMANDS, OF_PREFLIGHT, command_parser, overview
+from nsgf.flags import COMMANDS, OF_PREFLIGHT, command_parser
+from nsgf.help import command_help, overview
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.launch import is_launched, launched_rank
 from nsgf.system.output import show, show_error, silence
@@ -62,13 +63,23 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _explains(words: list[str]) -> bool:
-    """Print the help or the version if the command line asks for one of them."""
+    """Print help, the version or completions if the command line asks for one of them.
+
+    Raises:
+        UserError: completions cannot be written.
+    """
     if not words or words[0] in ("-h", "--help"):
         show(overview())
     elif words[0] == "--version":
         show(__version__)
     elif words[0] in COMMANDS and {"-h", "--help"} & set(words):
+        show(command_help(words[0]))
+    elif words[0] in COMMANDS and "--help-all" in words:
         show(command_parser(words[0]).format_help().rstrip("\n"))
+    elif words[0].startswith("--print-completion"):
+        from nsgf.completion import script
+
+        show(script(words[0].partition("=")[2] or " ".join(words[1:])))
     else:
         return False
     return True
@@ -136,7 +147,7 @@ def _train(request: Request) -> None:
         except Stopped as stopped:
             if world.is_main:
                 show(f"stopped ({stop.reason}), {stopped}; go on with:")
-                folder, mirror = Path(stopped.folder or ""), config.tracking.wandb
+                folder, mirror = Path(stopped.folder or ""), config.tracking.tracker
                 show(f"    {_resume_command(folder, world.size, mirror)}")
             return
         if world.is_main:
@@ -148,16 +159,18 @@ def _resume_command(folder: Path, processes: int, mirror: str) -> str:
     """The command that goes on with a run, for a shell.
 
     The ... stands for where machines meet. The -- keeps torchrun from taking --run for an
-    abbreviation of its own --run-path. A run's own settings do not mirror it, so that is asked for
-    again.
+    abbreviation of its own --run-path. A run's own settings do not mirror it to a service, so that
+    is asked for again.
     """
+    from nsgf.run.folder import IN_FOLDER
+
     runner = "python -m nsgf"
     if processes > 1:
         here = int(os.environ["LOCAL_WORLD_SIZE"])
         nodes = f"--nnodes {processes // here} ... " if processes > here else ""
         runner = f"torchrun {nodes}--nproc-per-node {here} -m nsgf --"
     command = f"{runner} train --run {shlex.quote(str(folder))} --resume"
-    return command if mirror == "disabled" else f"{command} --wandb {mirror}"
+    return command if mirror in IN_FOLDER else f"{command} --tracker {mirror}"
 
 
 def _sample(request: Request) -> None:

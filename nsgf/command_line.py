@@ -141,9 +141,9 @@ def _request(
         }
         if command in ON_SAMPLES and "out_dir" in flags:
             asked.add("out_dir")
-        wanted, config = config.tracking.wandb, at_home(config, run, asked)
-        if command == "train" and wanted != config.tracking.wandb:
-            notes += (f"not mirrored as the run's settings say: add --wandb {wanted} for that",)
+        wanted, config = config.tracking.tracker, at_home(config, run, asked)
+        if command == "train" and wanted != config.tracking.tracker:
+            notes += (f"not mirrored as the run's settings say: add --tracker {wanted} for that",)
     how = {key: value for key, value in control.items() if key not in ("config", "run")}
     if "compare" in how:
         how["compare"] = _place("compare", control)

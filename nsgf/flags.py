@@ -45,10 +45,11 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--num-samples": ("sampling.num_samples", "evaluation.num_samples"),
     "--precision": ("train.precision",),
     "--accumulate": ("train.accumulate",),
+    "--keep": ("train.keep",),
     "--max-hours": ("train.max_hours",),
     "--detect-anomaly": ("train.detect_anomaly",),
     "--inception-weights": ("evaluation.inception_weights",),
-    "--wandb": ("tracking.wandb",),
+    "--tracker": ("tracking.tracker",),
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",), "--precision": ("sampling.precision",)}
@@ -107,9 +108,9 @@ EXAMPLES = {
     "train": (
         "--exp 2d --dataset moons --steps 10",
         "--exp cifar10 --max-hours 11.5 --out-dir runs",
-        "--exp images --data.path DIR             # own images; also: --exp points",
-        "--exp mnist --smoke --fake-data          # does everything work here?",
-        "--exp cifar10 --resume                   # go on with its newest run",
+        "--exp images --data.path DIR        # own images; or --exp points",
+        "--exp mnist --smoke --fake-data     # does everything work here?",
+        "--exp cifar10 --resume              # go on with its newest run",
     ),
     "sample": ("--exp digits --num-samples 64", "--run runs/digits-20260101_120000 --steps 5"),
     "evaluate": ("--exp digits", "--run runs/2d-20260101_120000 --num-samples 4096"),
@@ -129,16 +130,6 @@ def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     """Short flags of a command, with the leaves that they set there."""
     own = OF_SAMPLING if command in ON_SAMPLES else {}
     return {**SHORT_FLAGS, **own}
-
-
-def overview() -> str:
-    """What the program can do."""
-    lines = ["usage: nsgf COMMAND [flags]", "", "Neural Sinkhorn Gradient Flow (NSGF++).", ""]
-    lines += [f"  {name:10} {text}" for name, text in COMMANDS.items()]
-    lines += ["", "nsgf COMMAND --help lists the flags of a command. Examples:"]
-    return "\n".join(
-        [*lines, *(f"  nsgf {name} {EXAMPLES[name][0]}".rstrip() for name in COMMANDS)]
-    )
 
 
 @functools.cache

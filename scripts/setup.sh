@@ -10,13 +10,13 @@ stamp=".venv/installed${extra:+-$extra}"
 
 find_python() {
     local name
-    for name in "${PYTHON:-}" python3 python3.12 python3.13 python3.11 python3.10 python; do
-        if [ -n "$name" ] && "$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' 2>/dev/null; then
+    for name in "${PYTHON:-}" python3 python3.12 python3.13 python3.11 python3.10 python3.14 python; do
+        if [ -n "$name" ] && "$name" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 15))' 2>/dev/null; then
             echo "$name"
             return
         fi
     done
-    echo "no Python 3.10 to 3.13 found; name one with PYTHON=/path/to/python" >&2
+    echo "no Python 3.10 to 3.14 found; name one with PYTHON=/path/to/python" >&2
     exit 2
 }
 

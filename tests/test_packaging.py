@@ -1,16 +1,24 @@
 """What is declared is what is used: dependencies, and when they are loaded."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
+import sysconfig
+import venv
+from email.parser import Parser
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 LATE = ("matplotlib", "sklearn", "ot", "wandb", "scipy", "torchvision")
-OPTIONAL = {"flash_sinkhorn", "huggingface_hub", "torch_fidelity", "torchdiffeq", "torchcfm"}
+OPTIONAL = {
+    *("flash_sinkhorn", "huggingface_hub", "torch_fidelity", "torchdiffeq", "torchcfm"),
+    *("shtab", "trackio"),
+}
 PACKAGE = {"PIL": "pillow", "ot": "POT", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 """Names of packages where they are not those of their modules."""
 
@@ -60,3 +68,108 @@ def test_help_and_typos_load_nothing_that_takes_long(words):
 def test_training_code_loads_libraries_where_they_are_used():
     everything = "import nsgf.experiment, nsgf.compare.compare, nsgf.sampling.generate"
     assert not loaded_after(everything) & set(LATE)
+
+
+def built(source: Path, kind: str, folder: Path) -> Path:
+    """A wheel or sdist of a source tree, made by the backend that pyproject.toml names."""
+    pytest.importorskip("hatchling", reason="the extra `test` has the build backend")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
+    subprocess.run(command, cwd=source, capture_output=True, text=True, check=True)
+    [file] = folder.iterdir()
+    return file
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory) -> Path:
+    return built(ROOT, "wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def contents(file: Path) -> dict[str, bytes]:
+    with ZipFile(file) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.mark.e2e
+def test_wheel_has_the_package_and_its_configurations_and_nothing_else(wheel):
+    sources = {
+        file.relative_to(ROOT).as_posix(): file.read_bytes()
+        for file in (ROOT / "nsgf").rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert {"nsgf/py.typed", "nsgf/report/page.html.j2"} <= sources.keys()
+    shipped = {f"nsgf/configs/{file.name}": file.read_bytes() for file in ROOT.glob("configs/*")}
+    found = contents(wheel)
+    described = {name for name in found if ".dist-info/" in name}
+    assert {name: found[name] for name in found.keys() - described} == {**sources, **shipped}
+
+
+@pytest.mark.e2e
+def test_wheel_states_what_it_is(wheel):
+    found = {name.partition("/")[2]: text.decode() for name, text in contents(wheel).items()}
+    assert found["entry_points.txt"].split() == [
+        "[console_scripts]",
+        "nsgf",
+        "=",
+        "nsgf.__main__:main",
+    ]
+    stated = Parser().parsestr(found["METADATA"])
+    assert stated["Requires-Python"] == ">=3.10"
+    required = {re.sub(r"[^\w-].*", "", line) for line in stated.get_all("Requires-Dist", [])}
+    assert {re.sub(r"[^\w-].*", "", line).lower() for line in listed("dependencies")} <= required
+    assert {"fidelity", "ode", "hub", "compare"} <= set(stated.get_all("Provides-Extra", []))
+
+
+@pytest.mark.e2e
+def test_sdist_makes_the_same_wheel(wheel, tmp_path):
+    sdist = built(ROOT, "sdist", tmp_path / "sdist")
+    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(tmp_path)], check=True)
+    again = built(tmp_path / sdist.name.removesuffix(".tar.gz"), "wheel", tmp_path / "wheel")
+    assert contents(again) == contents(wheel)
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory) -> Path:
+    """Folder of the programs of an environment that has the wheel, and what it needs by a path to
+    this one's libraries; no checkout is on its path."""
+    home = tmp_path_factory.mktemp("environment")
+    venv.create(home, with_pip=False)
+    programs = home / Path(sys.executable).parent.name
+    python = str(programs / "python")
+    where = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    shared = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    Path(where, "shared.pth").write_text("\n".join(sorted(shared)) + "\n")
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "install", "--no-deps", "--no-index", "--quiet", str(wheel)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return programs
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(300)
+def test_command_of_a_wheel_works_where_no_checkout_is(installed, tmp_path):
+    """Configurations, the page's template and the command itself come out of the wheel."""
+    left_out = ("PYTHONPATH", "PYTHONHOME")
+    clean = {key: value for key, value in os.environ.items() if key not in left_out}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(words, cwd=tmp_path, env=clean, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    nsgf, smoke = str(installed / "nsgf"), ("--exp", "2d", "--smoke", "--device", "cpu")
+    where = run(str(installed / "python"), "-c", "import nsgf; print(nsgf.__file__)")
+    assert Path(where.strip()).is_relative_to(installed.parent)
+    run(nsgf, "train", *smoke, "--train.preview=false")
+    run(nsgf, "report", *smoke)
+    assert "2d-smoke-" in run(nsgf, "list")
+    [page] = tmp_path.glob("runs/*/report.html")
+    assert "<html" in page.read_text()

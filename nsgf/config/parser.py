@@ -21,6 +21,8 @@ WIDTH = 100
 """Of a line of help."""
 RESOLVED = ("peer.iterations", "reflow.iterations")
 """Leaves for which null means that they follow from others."""
+MOVED = dict.fromkeys(("--wandb", "--tracking.wandb"), "--tracker wandb, or wandb-offline")
+"""Flags of earlier versions, and what says the same."""
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
 
 
@@ -86,6 +88,7 @@ class Parser(ArgumentParser):
         Raises:
             UserError: an unknown key, or a value of a wrong type.
         """
+        content = _renewed(content)
         for key, value in _flat(content):
             if f"--{key}" not in self.flags:
                 self._unknown(key, value)
@@ -101,10 +104,12 @@ class Parser(ArgumentParser):
         if any(known.startswith(f"{dashes}{name}.") for known in self.flags):
             said = f"{name} is" if is_flag else f"{name} = {value}: must be"
             raise UserError(f"{said} a section; set its keys, as in {name}.KEY")
+        if name in MOVED:
+            raise UserError(f"{name}: is now {MOVED[name]}")
         if name in self.elsewhere:
             raise UserError(f"{name}: no flag of {self.prog}, but of {self.elsewhere[name]}")
         nearest = self._nearest(name.removeprefix("--"))
-        hint = f"{self.prog} --help lists them"
+        hint = f"{self.prog} --help-all lists them"
         if nearest:
             hint = (
                 f"did you mean {' or '.join(f'--{key}'.removeprefix(dashes) for key in nearest)}?"
@@ -117,6 +122,17 @@ class Parser(ArgumentParser):
         called = [key for key in known if key.endswith(f".{name}")]
         once = [key for key in called if key.partition(".")[0] not in OF_PHASES]
         return once or called or difflib.get_close_matches(name, known, 1)
+
+
+def _renewed(content: dict[Any, Any]) -> dict[Any, Any]:
+    """Settings as they are called now: run folders and exported ones keep those of their time."""
+    section = content.get("tracking")
+    if not isinstance(section, dict) or "wandb" not in section or "tracker" in section:
+        return content
+    mode = section["wandb"]
+    named = {"online": "wandb", "offline": "wandb-offline", "disabled": "none"}
+    kept = {key: value for key, value in section.items() if key != "wandb"}
+    return {**content, "tracking": {**kept, "tracker": named.get(str(mode), mode)}}
 
 
 def _flat(content: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

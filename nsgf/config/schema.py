@@ -318,19 +318,24 @@ class TrainConfig:
     """Updates in a row without finite loss and gradient after which training stops."""
     detect_anomaly: Annotated[int, Range(0)] = 0
     """First updates of each phase in which autograd names the operation behind a nan; slow."""
+    keep: Literal["all", "light"] = "all"
+    """What a finished phase leaves: its last two checkpoints with the optimizer's state; or light,
+    one with last and averaged weights, a quarter of that. It then cannot be trained longer."""
     preview: bool = True
     """A picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
 
 
 @dataclass
 class TrackingConfig:
-    """Weights & Biases, besides the files of the run folder."""
+    """A tracker, besides the files of the run folder."""
 
-    wandb: Literal["online", "offline", "disabled"] = "disabled"
-    """online: upload while training, offline where that is impossible; offline: keep in the run
-    folder for `wandb sync`; disabled: wandb is not even imported."""
+    tracker: Literal["none", "wandb", "wandb-offline", "tensorboard", "trackio"] = "none"
+    """wandb: upload to Weights & Biases while training, offline where that is impossible;
+    wandb-offline: keep in the run folder for `wandb sync`; tensorboard: files in the run folder
+    (extra `tensorboard`); trackio: its database on this machine, or the Space that its own
+    variables name (extra `trackio`). What is not asked for is not even imported."""
     project: str = "nsgf"
-    """W&B project."""
+    """Project of W&B or trackio."""
     entity: str | None = None
     """W&B user or team; null: the key's own default."""
 

@@ -147,6 +147,12 @@ def phase_stem(phase: PhaseName) -> str:
     return f"phase{family(phase).index(phase) + 1}_{phase}"
 
 
+def name_within(config: Config, run: RunFolder) -> str:
+    """A run folder's name, or its way from ``out_dir``: ``compare-2d/moons/nsgf-seed0``."""
+    home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
+    return path.relative_to(home).as_posix() if path.is_relative_to(home) else path.name
+
+
 def dump_config(config: Config) -> str:
     """The configuration as YAML."""
     return dump_yaml(asdict(config))
@@ -211,6 +217,8 @@ def _started(path: Path, exp: str) -> tuple[str, int] | None:
     return (stamp[1], int(stamp[2] or 1)) if stamp else None
 
 
+IN_FOLDER = ("none", "tensorboard")
+"""Trackers that write nowhere but into the run folder."""
 FOREIGN = "wandb"
 """Folder that wandb fills, with links to its own logs; this program writes nothing in it."""
 
@@ -240,19 +248,19 @@ def at_home(config: Config, run: RunFolder, asked: set[str]) -> Config:
 
     ``out_dir`` is where the run lies now. Images are not downloaded into a folder outside of the
     working directory unless this command names the folder or asks for the download; nothing is
-    mirrored to a service, with the user's key, unless this command says so.
+    mirrored to what may be a service, with the user's key, unless this command says so.
 
     Args:
         config: the run's settings with this command's on top.
         run: the run folder.
         asked: keys that this command sets, e.g. ``data.root``, ``data.download``,
-            ``tracking.wandb``; ``out_dir`` where results may go elsewhere.
+            ``tracking.tracker``; ``out_dir`` where results may go elsewhere.
     """
     if "out_dir" not in asked:
         path = run.path if run.path.name not in ("", "..") else run.path.resolve()
         config = replace(config, out_dir=str(path.parent))
-    if "tracking.wandb" not in asked:
-        config = replace(config, tracking=replace(config.tracking, wandb="disabled"))
+    if "tracking.tracker" not in asked and config.tracking.tracker not in IN_FOLDER:
+        config = replace(config, tracking=replace(config.tracking, tracker="none"))
     root = Path(os.path.abspath(Path(config.data.root).expanduser()))
     if asked & {"data.root", "data.download"} or root.is_relative_to(Path.cwd()):
         return config

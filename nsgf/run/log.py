@@ -1,7 +1,7 @@
 """What a run says: ``log.txt`` for people, ``metrics.jsonl`` and ``costs.jsonl`` for programs.
 
-The files are the record; a mirror of them (Weights & Biases, :mod:`nsgf.run.wandb_mirror`) is a
-service that may be away, and nothing depends on it.
+The files are the record; a mirror of them (a tracker, :mod:`nsgf.run.mirrors`) may be away or
+fail, and nothing depends on it.
 """
 
 import json
@@ -9,14 +9,26 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nsgf.run.folder import write_text
 from nsgf.run.progress import Progress, is_terminal
 from nsgf.run.stop import Stopped
-from nsgf.run.wandb_mirror import WandbMirror
 from nsgf.system.errors import one_line, printable
 from nsgf.system.output import show
+
+
+class Mirror(Protocol):
+    """A run as a tracker shows it. Whatever its methods raise ends the mirror, not the run."""
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Take a record of metrics.jsonl or costs.jsonl, with its phase and step."""
+
+    def picture(self, name: str, file: Path) -> None:
+        """Take a PNG under a name like ``nsgf/samples``."""
+
+    def close(self, failed: bool) -> None:
+        """End, after a run that ``failed`` or got as far as it was asked to."""
 
 
 class Tracker:
@@ -28,7 +40,7 @@ class Tracker:
         self._log = folder / "log.txt"
         self._metrics = folder / "metrics.jsonl"
         self._costs = folder / "costs.jsonl"
-        self.mirror: WandbMirror | None = None
+        self.mirror: Mirror | None = None
         """Gets records and pictures too; left alone once it fails."""
 
     def __enter__(self) -> "Tracker":
@@ -111,7 +123,7 @@ class Tracker:
                 if changed != lines:
                     write_text(file, "".join(line + "\n" for line in changed))
 
-    def _mirrored(self, send: Callable[[WandbMirror], None]) -> None:
+    def _mirrored(self, send: Callable[[Mirror], None]) -> None:
         if self.mirror is None:
             return
         try:

@@ -13,12 +13,13 @@ from nsgf.data import Data
 from nsgf.phases import Phase, get_phase, get_phases
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
+from nsgf.run.keep import lighten
 from nsgf.run.lock import only_process
 from nsgf.run.log import Tracker
+from nsgf.run.mirrors import open_mirror, require_tracker
 from nsgf.run.plan import training_plan
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.run.wandb_mirror import open_mirror
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import describe, pick_device
@@ -52,6 +53,7 @@ def open_run(
         UserError: something is missing, does not fit, or contradicts the configuration.
     """
     world, stop = world or World(), stop or StopRequest(config.train.max_hours)
+    require_tracker(config)
     prepare_environment(config.train)
     device = pick_device(config.device, world.card)
     with ExitStack() as held:
@@ -84,6 +86,8 @@ def open_run(
         for name in config.phases:  # a kill may have come before its own clean-up
             if name not in phases:
                 get_phase(name).clean(session)
+                if config.train.keep == "light" and world.is_main:
+                    lighten(run, name, tracker.log)
         tracker.sort(config.phases)
         try:
             yield OpenRun(session, get_phases(phases), data)
@@ -178,6 +182,12 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     header = checkpoint.read_header(file)
     checkpoint.check_phase(file, header, phase)
     done = int(header["step"]) >= get_phase(phase).optim(config).iterations
+    if header.get("light") and not done:
+        raise UserError(
+            f"{phase}.iterations = {get_phase(phase).optim(config).iterations}: phase {phase} was "
+            f"kept light after {header['step']} updates (train.keep), without the optimizer's "
+            "state that more of them need; train longer in a new run"
+        )
     follows, running = get_phase(phase).follows, None if done else phase
     texts = contradictions(header["config"], config, follows, running)
     if texts:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nsgf.config.schema import FAMILIES, Config
-from nsgf.run.folder import RunFolder, write_text
+from nsgf.run.folder import RunFolder, name_within, write_text
 from nsgf.system.errors import UserError, one_line
 
 INIT_SECONDS = 15.0
@@ -27,11 +27,10 @@ SETTINGS = ("wandb/settings", ".wandb/settings")
 """What wandb reads in the working directory, and prefers to the user's own settings. Nothing of the
 kind is read in the run folder."""
 MODES: dict[str, tuple[Literal["online", "offline"], ...]] = {
-    "disabled": (),
-    "online": ("online", "offline"),
-    "offline": ("offline",),
+    "wandb": ("online", "offline"),
+    "wandb-offline": ("offline",),
 }
-"""What is tried, in order, for each ``tracking.wandb``."""
+"""What is tried, in order, for each ``tracking.tracker``."""
 
 
 class WandbMirror:
@@ -60,21 +59,21 @@ class WandbMirror:
         self._run.finish(exit_code=int(failed))
 
 
-def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> WandbMirror | None:
+def open_wandb(config: Config, run: RunFolder, log: Callable[[str], None]) -> WandbMirror | None:
     """The W&B run of a run folder, begun or continued.
 
     Without a server or an API key an online run is kept offline; if that fails too there is none,
     as where a file in the working directory, which may be somebody else's, would tell wandb whom to
-    send the user's key. None of it ends training: each is one line. None if tracking is disabled.
+    send the user's key. None of it ends training: each is one line.
     """
-    failure, modes = "", MODES[config.tracking.wandb]
-    if modes and (foreign := next(filter(lexists, SETTINGS), None)):
+    failure = ""
+    if foreign := next(filter(lexists, SETTINGS), None):
         log(
             f"W&B: not used: {Path(foreign).absolute()} may name a server that gets your key; what "
             "is yours of it belongs into ~/.config/wandb/settings, then remove it"
         )
         return None
-    for mode in modes:
+    for mode in MODES[config.tracking.tracker]:
         try:
             begun = _begin(config, run, mode)
             mirror = WandbMirror(begun)
@@ -92,12 +91,6 @@ def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> W
         log(f"W&B: {begun.url or kept}")
         return mirror
     return None
-
-
-def run_name(config: Config, run: RunFolder) -> str:
-    """The folder's name, or its way from ``out_dir``: ``compare-2d/moons/nsgf-seed0``."""
-    home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
-    return path.relative_to(home).as_posix() if path.is_relative_to(home) else path.name
 
 
 def run_id(run: RunFolder) -> str:
@@ -128,7 +121,7 @@ def _begin(config: Config, run: RunFolder, mode: Literal["online", "offline"]) -
         mode=mode,
         project=config.tracking.project,
         entity=config.tracking.entity,
-        name=run_name(config, run),
+        name=name_within(config, run),
         group=config.exp,
         id=run_id(run),
         resume="allow",

@@ -179,21 +179,23 @@ def test_a_runs_own_settings_do_not_lead_out_of_it(tiny, tiny_run, tmp_path):
 def test_a_runs_own_settings_download_into_no_foreign_folder(tiny_run, tmp_path):
     config = shipped("mnist", "--data-root", str(tmp_path.parent / "home"))
     assert not at_home(config, tiny_run, set()).data.download
-    assert not at_home(config, tiny_run, {"out_dir", "tracking.wandb"}).data.download
+    assert not at_home(config, tiny_run, {"out_dir", "tracking.tracker"}).data.download
     for asked in ("data.root", "data.download"):
         assert at_home(config, tiny_run, {asked}).data.download
     assert at_home(shipped("mnist"), tiny_run, set()).data.download
 
 
 def test_a_runs_own_settings_upload_nothing(tiny, tiny_run):
-    mirrored = replace(tiny, tracking=replace(tiny.tracking, wandb="online"))
+    mirrored = replace(tiny, tracking=replace(tiny.tracking, tracker="wandb"))
     tiny_run.config_file.write_text(dump_config(mirrored))
     argv = ["train", "--run", str(tiny_run.path), "--resume"]
     request = parse(argv)
-    assert request.config.tracking.wandb == "disabled"
-    assert request.notes == ("not mirrored as the run's settings say: add --wandb online for that",)
-    asked = parse([*argv, "--wandb", "offline"])
-    assert asked.config.tracking.wandb == "offline"
+    assert request.config.tracking.tracker == "none"
+    assert request.notes == (
+        "not mirrored as the run's settings say: add --tracker wandb for that",
+    )
+    asked = parse([*argv, "--tracker", "trackio"])
+    assert asked.config.tracking.tracker == "trackio"
     assert asked.notes == ()
 
 

@@ -14,12 +14,12 @@ import pytest
 from nsgf.cli import main
 from nsgf.config.schema import PEER_PHASES, PHASES, Config, TrackingConfig
 from nsgf.experiment import train
-from nsgf.run.folder import RunFolder
-from nsgf.run.wandb_mirror import open_mirror, run_name
+from nsgf.run.folder import RunFolder, name_within
+from nsgf.run.mirrors import open_mirror
 
 
 def tracked(config: Config, mode: str) -> Config:
-    return replace(config, tracking=TrackingConfig(wandb=mode, project="the-project"))
+    return replace(config, tracking=TrackingConfig(tracker=mode, project="the-project"))
 
 
 class StandIn:
@@ -67,7 +67,7 @@ def wandb(monkeypatch) -> StandIn:
 
 
 def test_resumed_run_is_the_same_wandb_run_with_its_settings(tiny, wandb):
-    whole = tracked(tiny, "online")
+    whole = tracked(tiny, "wandb")
     run = train(replace(whole, phases=["nsgf"]))
     train(whole, run)
     first, second = wandb.begun
@@ -80,7 +80,7 @@ def test_resumed_run_is_the_same_wandb_run_with_its_settings(tiny, wandb):
 
 
 def test_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
-    config = tracked(tiny, "offline")
+    config = tracked(tiny, "wandb-offline")
     run = train(replace(config, train=replace(config.train, preview=True)))
     lines = [json.loads(line) for line in (run.path / "metrics.jsonl").open()]
     for phase in PHASES:
@@ -98,17 +98,17 @@ def test_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
 
 def test_runs_of_a_comparison_are_told_apart_by_their_targets(tiny, tmp_path):
     run = RunFolder(tmp_path / "runs" / "compare-2d" / "moons" / "nsgf-seed0")
-    assert run_name(tiny, run) == "compare-2d/moons/nsgf-seed0"
-    assert run_name(tiny, RunFolder(tmp_path / "copied")) == "copied"
+    assert name_within(tiny, run) == "compare-2d/moons/nsgf-seed0"
+    assert name_within(tiny, RunFolder(tmp_path / "copied")) == "copied"
 
 
 def test_run_that_ends_by_an_error_is_a_failed_one(tiny, wandb, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    run = RunFolder.create(tracked(tiny, "offline"))
+    run = RunFolder.create(tracked(tiny, "wandb-offline"))
     monkeypatch.setattr("nsgf.training.loop.PhaseLoop.run", interrupted)
-    argv = ["train", "--run", str(run.path), "--resume", "--wandb", "offline"]
+    argv = ["train", "--run", str(run.path), "--resume", "--tracker", "wandb-offline"]
     assert main(argv) == 130
     assert wandb.exit_codes == [1]
 
@@ -116,9 +116,9 @@ def test_run_that_ends_by_an_error_is_a_failed_one(tiny, wandb, monkeypatch):
 @pytest.mark.parametrize(
     ("mode", "failing", "line"),
     [
-        ("online", ["online"], "W&B: not online (no way out), kept offline; upload it with: wandb"),
-        ("online", ["online", "offline"], "W&B: not online (no way out), not used (no way out)"),
-        ("offline", ["offline"], "W&B: not used (no way out)"),
+        ("wandb", ["online"], "W&B: not online (no way out), kept offline; upload it with: wandb"),
+        ("wandb", ["online", "offline"], "W&B: not online (no way out), not used (no way out)"),
+        ("wandb-offline", ["offline"], "W&B: not used (no way out)"),
     ],
 )
 def test_what_cannot_be_is_one_line(tiny, wandb, mode, failing, line):
@@ -128,13 +128,13 @@ def test_what_cannot_be_is_one_line(tiny, wandb, mode, failing, line):
     assert len(said) == 1
     assert said[0].startswith(line)
     assert (mirror is None) == ("offline" in failing)
-    assert wandb.forgotten == (mode == "online")
+    assert wandb.forgotten == (mode == "wandb")
     assert wandb.begun[0]["settings"]["init_timeout"] <= 15
 
 
 def test_training_goes_on_without_wandb(tiny, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    run = train(tracked(replace(tiny, phases=["nsgf"]), "online"))
+    run = train(tracked(replace(tiny, phases=["nsgf"]), "wandb"))
     assert (run.path / "log.txt").read_text().count("W&B: ") == 1
     assert run.checkpoint_file("nsgf").exists()
 
@@ -155,7 +155,7 @@ def test_settings_in_the_working_directory_choose_no_server(
     Path(folder).mkdir()
     Path(folder, "settings").write_text("[default]\nbase_url = http://elsewhere.example\n")
     said: list[str] = []
-    assert open_mirror(tracked(tiny, "online"), RunFolder.create(tiny), said.append) is None
+    assert open_mirror(tracked(tiny, "wandb"), RunFolder.create(tiny), said.append) is None
     assert wandb.begun == []
     assert [line.partition(" may ")[0] for line in said] == [
         f"W&B: not used: {tmp_path / folder / 'settings'}"
@@ -189,7 +189,7 @@ def test_wandb_itself_reads_settings_in_no_other_place(tmp_path):
 @pytest.mark.e2e
 def test_wandb_itself_keeps_a_run_offline(tmp_path):
     command = [sys.executable, "-m", "nsgf", "train", "--exp", "2d", "--pool-batches", "2"]
-    command += ["--device", "cpu", "--train-iters", "5", "--wandb", "offline"]
+    command += ["--device", "cpu", "--train-iters", "5", "--tracker", "wandb-offline"]
     done = subprocess.run(
         [*command, "--out-dir", str(tmp_path)],
         capture_output=True,

@@ -80,7 +80,7 @@ def test_settings_tell_nothing_of_the_machine():
         [
             *("train", "--exp", "cifar10", "--out-dir=/home/me", "--data-root=/home/me/data"),
             *("--device=cpu", "--inception-weights=/home/me/w.pth", "--tracking.entity=me"),
-            "--wandb=online",
+            "--tracker=wandb",
         ]
     ).config
     shared = of_no_machine(config)

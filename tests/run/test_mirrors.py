@@ -1,0 +1,93 @@
+"""Trackers: which one is opened, what a missing package says, and what a failure costs."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsgf.cli import main
+from nsgf.command_line import parse
+from nsgf.config.files import given, read_settings, resolved
+from nsgf.config.schema import Config, TrackingConfig
+from nsgf.experiment import train
+from nsgf.run import mirrors
+from nsgf.run.folder import RunFolder, at_home
+from nsgf.run.mirrors import open_mirror
+from nsgf.system.errors import UserError
+
+
+def tracked(config: Config, tracker: str) -> Config:
+    return replace(config, tracking=TrackingConfig(tracker=tracker))
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio"])
+def test_package_that_is_missing_is_said_before_anything_is_written(name, tiny, monkeypatch):
+    monkeypatch.setattr(mirrors, "find_spec", lambda package: None if package == name else 1)
+    with pytest.raises(UserError, match=f"tracking.tracker = {name}: needs {name}; pip install"):
+        train(tracked(tiny, name))
+    assert not Path(tiny.out_dir).exists()
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "trackio"])
+def test_package_that_cannot_be_loaded_is_one_line(name, tiny, monkeypatch):
+    module = "torch.utils.tensorboard" if name == "tensorboard" else name
+    monkeypatch.setitem(sys.modules, module, None)
+    said: list[str] = []
+    assert open_mirror(tracked(tiny, name), RunFolder.create(tiny), said.append) is None
+    [line] = said
+    assert line.startswith(f"{name}: not used (import of {module} halted")
+
+
+class Failing:
+    """A tracker that fails at its first record."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def record(self, values: dict) -> None:
+        self.asked += 1
+        raise ConnectionError("gone")
+
+    def picture(self, name: str, file: Path) -> None:
+        raise AssertionError("asked again")
+
+    def close(self, failed: bool) -> None:
+        raise AssertionError("asked again")
+
+
+def test_tracker_that_fails_while_training_ends_no_run(tiny, monkeypatch):
+    mirror = Failing()
+    monkeypatch.setattr("nsgf.run.opening.open_mirror", lambda *_: mirror)
+    run = train(replace(tiny, phases=["nsgf"], train=replace(tiny.train, preview=True)))
+    assert mirror.asked == 1
+    said = (run.path / "log.txt").read_text()
+    assert said.count("tracking: nothing is mirrored from here on (gone)") == 1
+    assert "nsgf: done" in said
+
+
+def test_settings_of_runs_from_before_there_was_a_choice_are_read(tmp_path):
+    names = {"online": "wandb", "offline": "wandb-offline", "disabled": "none"}
+    for before, now in names.items():
+        file = tmp_path / "config.yaml"
+        file.write_text(f"exp: 2d\ntracking:\n  wandb: {before}\n  project: mine\n  entity: null\n")
+        tracking = resolved(read_settings(file)).tracking
+        assert (tracking.tracker, tracking.project) == (now, "mine")
+    with pytest.raises(UserError, match=r"tracking\.tracker = sometimes: must be one of none"):
+        given({"tracking.wandb": "sometimes"})
+
+
+@pytest.mark.parametrize("flag", ["--wandb", "--tracking.wandb"])
+def test_flag_of_before_names_the_one_of_now(flag, capsys):
+    assert main(["train", "--exp", "2d", flag, "online"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"nsgf: error: {flag}: is now --tracker wandb, or wandb-offline\n"
+    assert parse(["train", "--exp", "2d", "--tracker", "wandb"]).config.tracking.tracker == "wandb"
+
+
+def test_only_files_in_the_run_folder_are_gone_on_with_unasked(tiny):
+    run = RunFolder(Path(tiny.out_dir) / "2d-1")
+    for name, expected in (("trackio", "none"), ("wandb", "none"), ("tensorboard", "tensorboard")):
+        config = tracked(tiny, name)
+        assert at_home(config, run, set()).tracking.tracker == expected
+        assert at_home(config, run, {"tracking.tracker"}).tracking.tracker == name
