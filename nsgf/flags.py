@@ -117,7 +117,7 @@ EXAMPLES = {
     "report": (
         "--exp digits",
         "--run runs/2d-20260101_120000 --figures pdf",
-        "--compare runs/compare-digits           # a comparison, finished or not",
+        "--compare runs/compare-digits              # finished or not",
     ),
     "list": ("", "--out-dir /kaggle/working/runs"),
     "compare": ("--exp 2d --dataset moons --compare.seeds 1", "--exp digits --smoke"),
