@@ -35,6 +35,7 @@ from nsgf.phases.potential import potential_file
 from nsgf.run.checkpoint import good_header, mend
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
+from nsgf.run.mirrors import require_tracker
 from nsgf.run.plan import training_plan
 from nsgf.run.progress import track
 from nsgf.run.stop import Stopped, StopRequest
@@ -109,6 +110,7 @@ def comparison_plan(config: Config) -> list[str]:
             f"compare.nfe = {config.compare.nfe}: must have a number >= {least}, the fewest calls "
             "that one of compare.methods can do with"
         )
+    require_tracker(config)
     check_solver(config.sampling)
     check_links(comparison_folder(config))
     for trial in todo:

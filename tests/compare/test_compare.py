@@ -386,6 +386,14 @@ def test_missing_torchcfm_is_said_before_any_work(config, monkeypatch, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+def test_missing_tracker_is_said_before_any_work(config, monkeypatch, tmp_path):
+    monkeypatch.setattr("nsgf.run.mirrors.find_spec", lambda _: None)
+    monkeypatch.setattr(comparison, "Work", None)
+    with pytest.raises(UserError, match=r"tracking\.tracker = trackio: needs trackio"):
+        run(replace(config, tracking=replace(config.tracking, tracker="trackio")))
+    assert not list(tmp_path.iterdir())
+
+
 def test_tables_are_written_after_each_trial(config, monkeypatch):
     """A comparison that runs for days, or is killed, can be looked at; so can its floors, where
     they are known from before."""
