@@ -10,8 +10,8 @@ from nsgf.checks import check
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
-from nsgf.compare.report import write_report
-from nsgf.compare.rows import Row
+from nsgf.compare.report import TABLE, write_report
+from nsgf.compare.rows import Row, has_places_of
 from nsgf.compare.tables import counted
 from nsgf.compare.trials import (
     METHODS,
@@ -54,7 +54,7 @@ def compare(
 
     What another process works on is left to it, so the same command may run several times at
     once; each ends when all is done. What is finished is not done again. After each trial the
-    tables are those of what is measured by then.
+    tables are those of what is measured by then, unless those of another command have more.
 
     Args:
         config: the experiment and its ``compare`` section.
@@ -262,9 +262,11 @@ class Work:
             raise Stopped("between two measures")
 
     def write_tables(self) -> None:
-        """Those of all that is measured so far, if anything is."""
-        with suppress(Busy), only_process(comparison_folder(self._config)):  # who writes the same
-            if rows := [*self.rows(), *self.floors(known=True)]:
+        """Those of all that is measured so far, if anything is and earlier ones have no more."""
+        folder = comparison_folder(self._config)
+        with suppress(Busy), only_process(folder):  # who writes the same
+            rows = [*self.rows(), *self.floors(known=True)]
+            if rows and has_places_of(rows, folder / TABLE):
                 write_report(self._config, rows)
 
     def rows(self) -> list[Row]:
