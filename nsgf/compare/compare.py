@@ -86,7 +86,8 @@ def compare(
             pending = left
     except (Stopped, UserError):
         if reports:
-            work.write_tables()
+            with suppress(OSError, UserError):  # a full disk must not hide why this ends
+                work.write_tables()
         raise
     if not reports:
         return []

@@ -451,6 +451,20 @@ def test_stopped_comparison_leaves_the_table_of_what_it_has(config, monkeypatch)
     assert "| 1-RF | - (0 measures) | - (0 measures) |" in table
 
 
+@pytest.mark.parametrize("reason", [UserError("out of memory"), Stopped("here")])
+@pytest.mark.parametrize("hindrance", [OSError(28, "No space left on device"), UserError("table")])
+def test_tables_that_cannot_be_written_do_not_hide_what_ended_it(
+    config, monkeypatch, reason, hindrance
+):
+    def fail(error):
+        raise error
+
+    monkeypatch.setattr(comparison, "train", lambda *_, **__: fail(reason))
+    monkeypatch.setattr(Work, "write_tables", lambda _: fail(hindrance))
+    with pytest.raises(type(reason), match=str(reason)):
+        run(config)
+
+
 def test_stopped_worker_is_not_in_the_way_of_the_first_ones_table(config, monkeypatch):
     """Which is not written where another process holds the comparison."""
 
