@@ -126,6 +126,18 @@ EXAMPLES = {
 }
 
 
+USAGE = {
+    "list": "[--out-dir DIR]",
+    "report": "(--exp NAME | --run DIR | --compare DIR) [flags]",
+}
+"""What stands behind commands that do not take ``--exp NAME [flags]`` alone."""
+
+
+def usage(command: str) -> str:
+    """How a command is called."""
+    return f"nsgf {command} {USAGE.get(command, '--exp NAME [flags]')}"
+
+
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     """Short flags of a command, with the leaves that they set there."""
     own = OF_SAMPLING if command in ON_SAMPLES else {}
@@ -137,7 +149,7 @@ def command_parser(command: str) -> Parser:
     """The parser of a command; what is no leaf is in its sections ``control`` and ``short``."""
     parser = Parser(
         prog=f"nsgf {command}",
-        usage="%(prog)s --exp NAME [flags]",
+        usage=usage(command),
         description=f"{COMMANDS[command]}.",
         epilog="\n  ".join(["examples:", *(f"nsgf {command} {say}" for say in EXAMPLES[command])]),
     )
