@@ -3,7 +3,7 @@
 import argparse
 from typing import Any, Literal, get_args, get_origin
 
-from nsgf.config.files import config_folder
+from nsgf.config.files import experiments
 from nsgf.flags import COMMANDS, CONTROL, SHORT_FLAGS, command_parser
 from nsgf.help import GROUPS, MEANINGS
 from nsgf.system.errors import UserError
@@ -73,7 +73,7 @@ def _add(parser: argparse.ArgumentParser, flag: str, known: Any, shtab: Any) -> 
 def _choices(flag: str, known: Any) -> list[str] | None:
     """The values of a flag, if they are few."""
     if flag == "--exp":
-        return sorted(file.stem for file in config_folder().glob("*.yaml"))
+        return experiments()
     kind = getattr(known, "_typehint", None)
     if kind is bool:
         return ["true", "false"]

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+from nsgf.config.files import experiments
 from nsgf.config.parser import Parser, add_settings
 from nsgf.config.schema import OF_PHASES, PHASES
 
@@ -154,7 +155,7 @@ def command_parser(command: str) -> Parser:
         epilog="\n  ".join(["examples:", *(f"nsgf {command} {say}" for say in EXAMPLES[command])]),
     )
     group = add_settings(parser)
-    parser.flags["--exp"].help = "experiment: 2d, digits, mnist, cifar10, images or points"
+    parser.flags["--exp"].help = f"experiment: {', '.join(experiments())}"
     either = group.add_mutually_exclusive_group()
     for flag, how in CONTROL.items():
         resumes = flag.startswith("--resume")

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from nsgf.cli import main
+from nsgf.config.files import experiments
 from nsgf.flags import COMMANDS, OF_ONE_COMMAND, command_parser, usage
 from nsgf.help import GROUPS, MEANINGS, WIDTH
 
@@ -48,6 +49,16 @@ def test_usage_names_flags_that_there_are(command, capsys):
         assert main([command, flag]) == 0
         assert capsys.readouterr().out.startswith(f"usage: {usage(command)}\n")
     assert ("--compare" in named) == (command == "report")
+
+
+@pytest.mark.parametrize("flag", ["--help", "--help-all"])
+def test_every_experiment_is_named_whole(flag, capsys):
+    assert main(["train", flag]) == 0
+    text = capsys.readouterr().out
+    told = re.search(r"experiment: ([\w,\s-]+?)\n +--", text)
+    assert told is not None
+    assert told[1].replace(",", "").split() == experiments()
+    assert {"2d", "digits-paper", "mnist-paper"} <= set(experiments())
 
 
 def test_all_flags_are_no_longer_those_of_the_short_help():
