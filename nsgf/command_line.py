@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nsgf.config.files import (
     Content,
     config_folder,
+    experiments,
     given,
     inherited,
     merged,
@@ -178,11 +179,10 @@ def _file(control: Content, flags: Content) -> Path | None:
     exp = flags.get("exp")
     if exp is None or "run" in control:
         return None
-    folder = config_folder()
-    names = sorted(file.stem for file in folder.glob("*.yaml"))
+    names = experiments()
     if exp not in names:
         raise UserError(f"exp = {exp}: must be one of {', '.join(names)}, or use --config")
-    return folder / f"{exp}.yaml"
+    return config_folder() / f"{exp}.yaml"
 
 
 def _find_run(
@@ -234,8 +234,7 @@ def _base(
     """
     if run is None:
         if file is None:
-            names = ", ".join(sorted(file.stem for file in config_folder().glob("*.yaml")))
-            raise UserError(f"say --exp NAME ({names}) or --config FILE")
+            raise UserError(f"say --exp NAME ({', '.join(experiments())}) or --config FILE")
         content = read_settings(file)
         return inherited(content), content
     saved = read_settings(run.config_file)

@@ -3,12 +3,15 @@
 import argparse
 from typing import Any, Literal, get_args, get_origin
 
-from nsgf.config.files import config_folder
-from nsgf.flags import COMMANDS, command_parser
+from nsgf.config.files import experiments
+from nsgf.flags import COMMANDS, CONTROL, SHORT_FLAGS, command_parser
+from nsgf.help import GROUPS, MEANINGS
 from nsgf.system.errors import UserError
 
-FILES = ("--config", "--data.path", "--inception-weights", "--evaluation.inception_weights")
-FOLDERS = ("--run", "--to", "--out-dir", "--out_dir", "--data-root", "--data.root")
+PLACES = {"FILE": "FILE", "PATH": "FILE", "DIR": "DIRECTORY"}
+"""What help calls a value, and how shtab names what completes it."""
+BY_PROGRAM = "--data.found."
+"""Settings that the program fills in."""
 
 
 def script(shell: str) -> str:
@@ -21,6 +24,9 @@ def script(shell: str) -> str:
         import shtab
     except ImportError as error:
         raise UserError("--print-completion: needs shtab; pip install shtab") from error
+    if not shell:
+        *others, last = shtab.SUPPORTED_SHELLS
+        raise UserError(f"--print-completion: needs a shell: {', '.join(others)} or {last}")
     if shell not in shtab.SUPPORTED_SHELLS:
         allowed = ", ".join(shtab.SUPPORTED_SHELLS)
         raise UserError(f"--print-completion {shell}: must be one of {allowed}")
@@ -28,11 +34,29 @@ def script(shell: str) -> str:
     commands = program.add_subparsers()
     for name, meaning in COMMANDS.items():
         parser = commands.add_parser(name, help=meaning, add_help=False, allow_abbrev=False)
-        for flag, known in command_parser(name).flags.items():
+        for flag, known in _offered(name).items():
             _add(parser, flag, known, shtab)
-        parser.add_argument("--help-all", action="store_true", help="all flags")
+        if name != "list":
+            parser.add_argument("--help-all", action="store_true", help="all flags")
     text: str = shtab.complete(program, shell)
     return text.rstrip("\n")
+
+
+def _offered(command: str) -> dict[str, Any]:
+    """The flags of a command that people may give: ``list`` takes no settings."""
+    flags = command_parser(command).flags
+    if command == "list":
+        return {flag: flags[flag] for flag in ("-h", "--help", *GROUPS[command]["what"])}
+    return {flag: known for flag, known in flags.items() if not flag.startswith(BY_PROGRAM)}
+
+
+def places() -> dict[str, str]:
+    """Flags whose values are paths: FILE or DIRECTORY."""
+    named = {flag: value for flag, (value, _) in MEANINGS.items()}
+    named |= {flag: how.get("metavar", "") for flag, how in CONTROL.items()}
+    for flag, keys in SHORT_FLAGS.items():
+        named |= {f"--{key}": named[flag] for key in keys if flag in named}
+    return {flag: PLACES[value] for flag, value in named.items() if value in PLACES}
 
 
 def _add(parser: argparse.ArgumentParser, flag: str, known: Any, shtab: Any) -> None:
@@ -42,16 +66,14 @@ def _add(parser: argparse.ArgumentParser, flag: str, known: Any, shtab: Any) -> 
         parser.add_argument(flag, action="store_true", help=meaning)
         return
     action = parser.add_argument(flag, help=meaning, choices=_choices(flag, known))
-    if flag in FILES:
-        action.complete = shtab.FILE  # type: ignore[attr-defined]
-    elif flag in FOLDERS:
-        action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+    if place := places().get(flag):
+        action.complete = getattr(shtab, place)  # type: ignore[attr-defined]
 
 
 def _choices(flag: str, known: Any) -> list[str] | None:
     """The values of a flag, if they are few."""
     if flag == "--exp":
-        return sorted(file.stem for file in config_folder().glob("*.yaml"))
+        return experiments()
     kind = getattr(known, "_typehint", None)
     if kind is bool:
         return ["true", "false"]

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+from nsgf.config.files import experiments
 from nsgf.config.parser import Parser, add_settings
 from nsgf.config.schema import OF_PHASES, PHASES
 
@@ -126,6 +127,18 @@ EXAMPLES = {
 }
 
 
+USAGE = {
+    "list": "[--out-dir DIR]",
+    "report": "(--exp NAME | --run DIR | --compare DIR) [flags]",
+}
+"""What stands behind commands that do not take ``--exp NAME [flags]`` alone."""
+
+
+def usage(command: str) -> str:
+    """How a command is called."""
+    return f"nsgf {command} {USAGE.get(command, '--exp NAME [flags]')}"
+
+
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     """Short flags of a command, with the leaves that they set there."""
     own = OF_SAMPLING if command in ON_SAMPLES else {}
@@ -137,12 +150,12 @@ def command_parser(command: str) -> Parser:
     """The parser of a command; what is no leaf is in its sections ``control`` and ``short``."""
     parser = Parser(
         prog=f"nsgf {command}",
-        usage="%(prog)s --exp NAME [flags]",
+        usage=usage(command),
         description=f"{COMMANDS[command]}.",
         epilog="\n  ".join(["examples:", *(f"nsgf {command} {say}" for say in EXAMPLES[command])]),
     )
     group = add_settings(parser)
-    parser.flags["--exp"].help = "experiment: 2d, digits, mnist, cifar10, images or points"
+    parser.flags["--exp"].help = f"experiment: {', '.join(experiments())}"
     either = group.add_mutually_exclusive_group()
     for flag, how in CONTROL.items():
         resumes = flag.startswith("--resume")

@@ -4,7 +4,7 @@ import argparse
 import copy
 from typing import Any
 
-from nsgf.flags import COMMANDS, EXAMPLES, command_parser
+from nsgf.flags import COMMANDS, EXAMPLES, command_parser, usage
 
 WIDTH = 80
 """Of a line, as terminals begin with."""
@@ -35,7 +35,11 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "machine": ("--seed", "--precision", "--sampling.batch_size", "--device"),
         "output": ("--out-dir", "--print-config"),
     },
-    "report": {"what": _RUN, "output": ("--figures", "--out-dir"), "machine": ("--device",)},
+    "report": {
+        "what": (*_RUN, "--compare"),
+        "output": ("--figures", "--out-dir"),
+        "machine": ("--device",),
+    },
     "list": {"what": ("--out-dir",)},
     "compare": {
         "what": (*_WHICH, "--dataset", "--smoke"),
@@ -107,9 +111,8 @@ def command_help(command: str) -> str:
         shown.start_section(title)
         shown.add_arguments([_brief(flag, parser.flags[flag]) for flag in flags])
         shown.end_section()
-    usage = "[--out-dir DIR]" if command == "list" else "--exp NAME [flags]"
     examples = [f"  nsgf {command} {words}".rstrip() for words in EXAMPLES[command]]
-    parts = [f"usage: nsgf {command} {usage}", f"{COMMANDS[command]}.", shown.format_help().strip()]
+    parts = [f"usage: {usage(command)}", f"{COMMANDS[command]}.", shown.format_help().strip()]
     parts.append("\n".join(["examples:", *examples]))
     if command != "list":
         parts.append(f"every setting is a flag: nsgf {command} --help-all, docs/configuration.md")

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from nsgf.cli import main
-from nsgf.flags import COMMANDS, command_parser
+from nsgf.config.files import experiments
+from nsgf.flags import COMMANDS, OF_ONE_COMMAND, command_parser, usage
 from nsgf.help import GROUPS, MEANINGS, WIDTH
 
 
@@ -30,6 +31,34 @@ def test_flags_with_a_meaning_of_their_own_are_in_a_group():
     shown = {flag for groups in GROUPS.values() for flags in groups.values() for flag in flags}
     assert MEANINGS.keys() <= shown
     assert GROUPS.keys() == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("flag", OF_ONE_COMMAND)
+def test_flags_of_one_command_are_in_its_help(flag):
+    groups = GROUPS[OF_ONE_COMMAND[flag]]
+    assert flag in [one for flags in groups.values() for one in flags]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_usage_names_flags_that_there_are(command, capsys):
+    """The same in both helps."""
+    named = re.findall(r"--[\w-]+", usage(command))
+    assert named
+    assert command_parser(command).flags.keys() >= set(named)
+    for flag in ("--help", "--help-all"):
+        assert main([command, flag]) == 0
+        assert capsys.readouterr().out.startswith(f"usage: {usage(command)}\n")
+    assert ("--compare" in named) == (command == "report")
+
+
+@pytest.mark.parametrize("flag", ["--help", "--help-all"])
+def test_every_experiment_is_named_whole(flag, capsys):
+    assert main(["train", flag]) == 0
+    text = capsys.readouterr().out
+    told = re.search(r"experiment: ([\w,\s-]+?)\n +--", text)
+    assert told is not None
+    assert told[1].replace(",", "").split() == experiments()
+    assert {"2d", "digits-paper", "mnist-paper"} <= set(experiments())
 
 
 def test_all_flags_are_no_longer_those_of_the_short_help():

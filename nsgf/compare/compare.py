@@ -10,8 +10,8 @@ from nsgf.checks import check
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
-from nsgf.compare.report import write_report
-from nsgf.compare.rows import Row
+from nsgf.compare.report import TABLE, write_report
+from nsgf.compare.rows import Row, has_places_of
 from nsgf.compare.tables import counted
 from nsgf.compare.trials import (
     METHODS,
@@ -35,6 +35,7 @@ from nsgf.phases.potential import potential_file
 from nsgf.run.checkpoint import good_header, mend
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
+from nsgf.run.mirrors import require_tracker
 from nsgf.run.plan import training_plan
 from nsgf.run.progress import track
 from nsgf.run.stop import Stopped, StopRequest
@@ -53,7 +54,7 @@ def compare(
 
     What another process works on is left to it, so the same command may run several times at
     once; each ends when all is done. What is finished is not done again. After each trial the
-    tables are those of what is measured by then.
+    tables are those of what is measured by then, unless those of another command have more.
 
     Args:
         config: the experiment and its ``compare`` section.
@@ -85,7 +86,8 @@ def compare(
             pending = left
     except (Stopped, UserError):
         if reports:
-            work.write_tables()
+            with suppress(OSError, UserError):  # a full disk must not hide why this ends
+                work.write_tables()
         raise
     if not reports:
         return []
@@ -109,6 +111,7 @@ def comparison_plan(config: Config) -> list[str]:
             f"compare.nfe = {config.compare.nfe}: must have a number >= {least}, the fewest calls "
             "that one of compare.methods can do with"
         )
+    require_tracker(config)
     check_solver(config.sampling)
     check_links(comparison_folder(config))
     for trial in todo:
@@ -260,9 +263,11 @@ class Work:
             raise Stopped("between two measures")
 
     def write_tables(self) -> None:
-        """Those of all that is measured so far, if anything is."""
-        with suppress(Busy), only_process(comparison_folder(self._config)):  # who writes the same
-            if rows := [*self.rows(), *self.floors(known=True)]:
+        """Those of all that is measured so far, if anything is and earlier ones have no more."""
+        folder = comparison_folder(self._config)
+        with suppress(Busy), only_process(folder):  # who writes the same
+            rows = [*self.rows(), *self.floors(known=True)]
+            if rows and has_places_of(rows, folder / TABLE):
                 write_report(self._config, rows)
 
     def rows(self) -> list[Row]:

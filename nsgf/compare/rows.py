@@ -69,6 +69,24 @@ def read_rows(file: Path) -> list[Row]:
     return rows
 
 
+def has_places_of(rows: Sequence[Row], file: Path) -> bool:
+    """Whether rows have all places (trial, NFE, draw) of a ``table.csv``, which they then may
+    replace; of none if there is no such file, and never those of one that cannot be read."""
+    if not file.exists():
+        return True
+    try:
+        return _places(read_rows(file)) <= _places(rows)
+    except UserError:
+        return False
+
+
+def _places(rows: Sequence[Row]) -> set[tuple[object, ...]]:
+    return {
+        (row.trial.target, row.trial.method if row.nfe else None, row.trial.seed, row.nfe, row.draw)
+        for row in rows
+    }
+
+
 def _read_row(cells: Mapping[str, str]) -> Row:
     """
     Raises:

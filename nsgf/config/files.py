@@ -33,6 +33,11 @@ def config_folder() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
+def experiments() -> list[str]:
+    """Names of the shipped YAML files."""
+    return sorted(file.stem for file in config_folder().glob("*.yaml"))
+
+
 def read_settings(file: Path) -> Content:
     """What a configuration file says, nested as it stands there, with values of the right types.
 

@@ -104,7 +104,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         config=dump_config(config) if config else "",
         details=machines(folder),
     )
-    return [str(file), *(str(picture.file) for picture in (quality, *shown))]
+    return [str(file), *(name for picture in (quality, *shown) for name in picture.files)]
 
 
 def measured_rows(folder: Path) -> list[Row]:

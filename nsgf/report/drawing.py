@@ -38,6 +38,13 @@ class Picture(NamedTuple):
     text: str
     is_broad: bool = False
     """Whether a narrow screen shows a part of it, to scroll."""
+    beside: tuple[Path, ...] = ()
+    """The same as files of another kind."""
+
+    @property
+    def files(self) -> list[str]:
+        """All of them, the one that the page shows first."""
+        return [str(file) for file in (self.file, *self.beside)]
 
 
 class Album:
@@ -52,7 +59,7 @@ class Album:
         files = [self.folder / f"{name}.{kind}" for kind in self._kinds]
         for file in files:
             save(file)
-        return Picture(files[0], title, text)
+        return Picture(files[0], title, text, beside=tuple(files[1:]))
 
 
 def drawn_pictures(

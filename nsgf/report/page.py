@@ -90,7 +90,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         config=dump_config(config),
         versions=json.dumps(content(run.path / "versions.json"), indent=2),
     )
-    return [str(file), *(str(picture.file) for picture in shown)]
+    return [str(file), *(name for picture in shown for name in picture.files)]
 
 
 def phase_rows(config: Config, run: RunFolder) -> list[PhaseRow]:

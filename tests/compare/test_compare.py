@@ -386,6 +386,14 @@ def test_missing_torchcfm_is_said_before_any_work(config, monkeypatch, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+def test_missing_tracker_is_said_before_any_work(config, monkeypatch, tmp_path):
+    monkeypatch.setattr("nsgf.run.mirrors.find_spec", lambda _: None)
+    monkeypatch.setattr(comparison, "Work", None)
+    with pytest.raises(UserError, match=r"tracking\.tracker = trackio: needs trackio"):
+        run(replace(config, tracking=replace(config.tracking, tracker="trackio")))
+    assert not list(tmp_path.iterdir())
+
+
 def test_tables_are_written_after_each_trial(config, monkeypatch):
     """A comparison that runs for days, or is killed, can be looked at; so can its floors, where
     they are known from before."""
@@ -401,12 +409,31 @@ def test_tables_are_written_after_each_trial(config, monkeypatch):
     monkeypatch.setattr(Work, "finish", watching)
     run(few)
     assert seen == [None, ["nsgf"]]
-    more = replace(few, compare=replace(few.compare, nfe=[3]))
+    more = replace(few, compare=replace(few.compare, nfe=[2, 3]))
     seen.clear()
     run(more)
-    assert [len(found) for found in seen] == [3, 2]
+    assert [len(found) for found in seen] == [3, 4]
     run(more)
     assert len(seen) == 2
+
+
+def test_tables_of_a_part_replace_larger_ones_at_its_end_alone(finished):
+    """A subset, or settings that all is measured anew with, may be stopped or killed."""
+    folder, section = comparison_folder(finished), finished.compare
+    part = replace(finished, compare=replace(section, methods=["nsgf"]))
+    anew = replace(finished, evaluation=replace(finished.evaluation, num_samples=20))
+    files = [folder / name for name in ("table.md", "table.csv", "comparison.yaml")]
+    before = [file.read_bytes() for file in files]
+    assert Work(anew, StopRequest(), lambda _: None).finish(next(trials(anew)))
+    for other in (part, anew):
+        Work(other, StopRequest(), lambda _: None).write_tables()
+        assert [file.read_bytes() for file in files] == before
+    larger = replace(finished, compare=replace(section, seeds=2))
+    Work(larger, StopRequest(), lambda _: None).write_tables()
+    assert "0 measures" not in before[0].decode()
+    assert "seeds: 2" in files[2].read_text()
+    run(part)
+    assert {row.trial.method for row in read_rows(files[1]) if row.nfe} == {"nsgf"}
 
 
 def test_stopped_comparison_leaves_the_table_of_what_it_has(config, monkeypatch):
@@ -422,6 +449,20 @@ def test_stopped_comparison_leaves_the_table_of_what_it_has(config, monkeypatch)
         compare(config, stop, lambda _: None)
     table = (comparison_folder(config) / "table.md").read_text()
     assert "| 1-RF | - (0 measures) | - (0 measures) |" in table
+
+
+@pytest.mark.parametrize("reason", [UserError("out of memory"), Stopped("here")])
+@pytest.mark.parametrize("hindrance", [OSError(28, "No space left on device"), UserError("table")])
+def test_tables_that_cannot_be_written_do_not_hide_what_ended_it(
+    config, monkeypatch, reason, hindrance
+):
+    def fail(error):
+        raise error
+
+    monkeypatch.setattr(comparison, "train", lambda *_, **__: fail(reason))
+    monkeypatch.setattr(Work, "write_tables", lambda _: fail(hindrance))
+    with pytest.raises(type(reason), match=str(reason)):
+        run(config)
 
 
 def test_stopped_worker_is_not_in_the_way_of_the_first_ones_table(config, monkeypatch):

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from nsgf.compare.measure import Measured
-from nsgf.compare.rows import Row, read_rows, table_csv
+from nsgf.compare.rows import Row, has_places_of, read_rows, table_csv
 from nsgf.compare.trials import Target, Trial
 from nsgf.system.errors import UserError
-from tests.compare.table_rows import ROWS
+from tests.compare.table_rows import ROWS, row
 
 
 def test_csv_has_a_line_for_each_measure():
@@ -51,6 +51,21 @@ def test_csv_is_read_as_it_was_written(tmp_path):
     assert table_csv(read_rows(file)) == file.read_text()
     file.write_text(table_csv(ROWS))
     assert [item for item in read_rows(file) if item.nfe] == ROWS[:6]
+
+
+@pytest.mark.parametrize(
+    "other", [("icfm", 3, 0.1), ("otcfm", 0, 0.1), ("icfm", 0, 0.1, 5), ("icfm", 0, 0.1, 10, 1)]
+)
+def test_rows_that_others_have_no_place_for_are_not_replaced(tmp_path, other):
+    file, more = tmp_path / "table.csv", [*ROWS, row(*other)]
+    assert has_places_of(ROWS, file)
+    file.write_text(table_csv(more))
+    assert has_places_of(list(reversed(more)), file)
+    assert not has_places_of(ROWS, file)
+    file.write_text(table_csv(ROWS))
+    assert has_places_of(more, file)
+    file.write_text("goal\n")
+    assert not has_places_of(more, file)
 
 
 @pytest.mark.parametrize(

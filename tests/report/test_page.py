@@ -43,7 +43,7 @@ def test_page_of_points_has_everything_in_it(small, small_run):
     assert page.links
     assert all(link.startswith("data:image/") for link in page.links)
     names = {Path(file).name for file in files[1:]}
-    assert {"curves.png", "way.png", "field.png", "way.gif", "tau.png"} <= names
+    assert {"curves.png", "way.png", "field.png", "way.gif", "tau.png", "way.pdf"} <= names
     for stem in ("curves", "way", "field", "tau"):
         assert (small_run.path / "report" / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
     assert "12 of 12" in page.text
