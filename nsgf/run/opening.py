@@ -155,7 +155,7 @@ def pending_phases(
     restarts: list[PhaseName] = []
     begin = config.phases.index(first) if first else len(config.phases)
     for number, phase in enumerate(config.phases):
-        done = _is_finished(config, run, phase)
+        done = _is_finished(config, run, phase, anew=number >= begin)
         if not done and number < begin and first:
             raise UserError(
                 f"--resume-phase {begin + 1}: phase {phase} of {run.path} is not finished; "
@@ -175,18 +175,24 @@ def _stands_on(phase: PhaseName, pending: list[PhaseName], config: Config, run: 
     return run.checkpoint_file(phase).exists() and bool(needed & set(pending))
 
 
-def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
+def _is_finished(config: Config, run: RunFolder, phase: PhaseName, anew: bool) -> bool:
+    """Whether no updates of a phase are left; one that was kept light is finished where phases
+    begin ``anew``, however many are asked for now: it cannot go on.
+    """
     file = run.checkpoint_file(phase)
     if not file.exists():
         return False
     header = checkpoint.read_header(file)
     checkpoint.check_phase(file, header, phase)
     done = int(header["step"]) >= get_phase(phase).optim(config).iterations
+    if header.get("light") and anew:
+        done = True
     if header.get("light") and not done:
         raise UserError(
             f"{phase}.iterations = {get_phase(phase).optim(config).iterations}: phase {phase} was "
             f"kept light after {header['step']} updates (train.keep), without the optimizer's "
-            "state that more of them need; train longer in a new run"
+            "state that more of them need; train it anew with --resume-phase "
+            f"{config.phases.index(phase) + 1}, or longer in a new run"
         )
     follows, running = get_phase(phase).follows, None if done else phase
     texts = contradictions(header["config"], config, follows, running)

@@ -72,6 +72,24 @@ def test_further_updates_are_refused_and_a_phase_trained_anew_is_not(tiny, tiny_
     assert "optimizer" in checkpoint.load(tiny_run.checkpoint_file("predictor"))
 
 
+def test_phase_that_begins_anew_may_take_more_updates(tiny, tiny_run, capsys):
+    """It needs nothing of what was not kept; other data are refused as for any phase."""
+    train(light(tiny), tiny_run)
+    argv = ["train", "--run", str(tiny_run.path), "--nsf.iterations", "20"]
+    assert main([*argv, "--resume"]) == 2
+    assert "train it anew with --resume-phase 2, or longer in a new run" in capsys.readouterr().err
+    assert main([*argv, "--resume-phase", "3"]) == 2  # phase 2 would be gone on with
+    assert main([*argv, "--resume-phase", "2", "--seed", "7"]) == 2
+    assert not list(tiny_run.path.rglob("*.previous*"))
+    assert main([*argv, "--resume-phase", "2"]) == 0
+    steps = [checkpoint.read_header(tiny_run.checkpoint_file(name))["step"] for name in PHASES]
+    assert steps == [12, 20, 12]
+    file = tiny_run.checkpoint_file("nsf")
+    assert checkpoint.read_header(file.with_suffix(".previous1.pt"))["step"] == 12
+    anew = train(replace(tiny, nsf=replace(tiny.nsf, iterations=20)))
+    assert_same_networks(tiny_run, anew)
+
+
 def test_samples_of_both_weights_are_those_of_the_whole_run(tiny, tiny_run, tmp_path):
     for name in ("ema", "last"):
         argv = ["sample", "--run", str(tiny_run.path), "--sampling.weights", name]
