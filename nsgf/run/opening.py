@@ -53,7 +53,8 @@ def open_run(
         UserError: something is missing, does not fit, or contradicts the configuration.
     """
     world, stop = world or World(), stop or StopRequest(config.train.max_hours)
-    require_tracker(config)
+    if run is None or not run.config_file.exists():  # a run's own settings may be from elsewhere
+        require_tracker(config)
     prepare_environment(config.train)
     device = pick_device(config.device, world.card)
     with ExitStack() as held:
