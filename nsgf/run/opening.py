@@ -13,7 +13,7 @@ from nsgf.data import Data
 from nsgf.phases import Phase, get_phase, get_phases
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.keep import lighten
+from nsgf.run.keep import lighten, remember
 from nsgf.run.lock import only_process
 from nsgf.run.log import Tracker
 from nsgf.run.mirrors import open_mirror, require_tracker
@@ -84,6 +84,8 @@ def open_run(
             if not is_new:
                 run.write_config(config)  # only now: a kill leaves no old phase under new settings
             tracker.mirror = open_mirror(config, run, tracker.log)
+        if world.is_main and not phases and config.train.keep == "light":
+            remember(run)
         for name in config.phases:  # a kill may have come before its own clean-up
             if name not in phases:
                 get_phase(name).clean(session)
