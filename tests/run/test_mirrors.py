@@ -58,10 +58,10 @@ def test_package_that_cannot_be_loaded_is_one_line(name, tiny, monkeypatch):
 
 
 class Failing:
-    """A tracker that fails at its first record."""
+    """A tracker that fails at its first record, and at closing."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked = self.closed = 0
 
     def record(self, values: dict) -> None:
         self.asked += 1
@@ -71,14 +71,15 @@ class Failing:
         raise AssertionError("asked again")
 
     def close(self, failed: bool) -> None:
-        raise AssertionError("asked again")
+        self.closed += 1
+        raise ConnectionError("still gone")
 
 
 def test_tracker_that_fails_while_training_ends_no_run(tiny, monkeypatch):
     mirror = Failing()
     monkeypatch.setattr("nsgf.run.opening.open_mirror", lambda *_: mirror)
     run = train(replace(tiny, phases=["nsgf"], train=replace(tiny.train, preview=True)))
-    assert mirror.asked == 1
+    assert (mirror.asked, mirror.closed) == (1, 1)
     said = (run.path / "log.txt").read_text()
     assert said.count("tracking: nothing is mirrored from here on (gone)") == 1
     assert "nsgf: done" in said
