@@ -134,6 +134,7 @@ def _request(
     refuse_unused(config, set(flags.get("data", {})))
     if run:
         from nsgf.run.folder import at_home
+        from nsgf.run.mirrors import require_tracker
 
         asked = {
             f"{section}.{key}"
@@ -143,6 +144,8 @@ def _request(
         if command in ON_SAMPLES and "out_dir" in flags:
             asked.add("out_dir")
         wanted, config = config.tracking.tracker, at_home(config, run, asked)
+        if command == "train" and "tracking.tracker" in asked:
+            require_tracker(config)
         if command == "train" and wanted != config.tracking.tracker:
             notes += (f"not mirrored as the run's settings say: add --tracker {wanted} for that",)
     how = {key: value for key, value in control.items() if key not in ("config", "run")}

@@ -169,7 +169,13 @@ class Phase(ABC):
             UserError: no checkpoint, or one of other settings or another architecture.
         """
         file = run.checkpoint_file(self.name)
-        payload, remark = checkpoint.load_good(file)
+        try:
+            payload, remark = checkpoint.load_good(file)
+        except checkpoint.Unreadable as error:
+            number = config.phases.index(self.name) + 1
+            raise UserError(
+                f"{error} and train that phase anew: train --run {run.path} --resume-phase {number}"
+            ) from error
         checkpoint.check_phase(file, payload, self.name)
         fixed = set(self.follows) - FREE_IN_SAMPLING
         texts = contradictions(payload["config"], config, fixed)

@@ -7,6 +7,7 @@ fail, and nothing depends on it.
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,7 +49,7 @@ class Tracker:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failed = kind is not None and not issubclass(kind, Stopped)
-        self._mirrored(lambda mirror: mirror.close(failed))
+        self._mirrored(lambda mirror: mirror.close(failed), is_last=True)
         self.mirror = None
 
     def log(self, text: str) -> None:
@@ -123,14 +124,17 @@ class Tracker:
                 if changed != lines:
                     write_text(file, "".join(line + "\n" for line in changed))
 
-    def _mirrored(self, send: Callable[[Mirror], None]) -> None:
+    def _mirrored(self, send: Callable[[Mirror], None], is_last: bool = False) -> None:
         if self.mirror is None:
             return
         try:
             send(self.mirror)
         except Exception as error:  # a service that is away must not end a training run
-            self.mirror = None
+            failed, self.mirror = self.mirror, None
             self.log(f"tracking: nothing is mirrored from here on ({one_line(error)})")
+            if not is_last:
+                with suppress(Exception):  # it may hold threads and files, and fail at that too
+                    failed.close(failed=True)
 
 
 def _is_after(line: str, phase: str, step: int) -> bool:

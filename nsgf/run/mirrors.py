@@ -1,7 +1,8 @@
 """Which tracker mirrors a run: what ``tracking.tracker`` names.
 
-A tracker gets what the run folder has anyway. It may be away, or fail, and no run ends by that; a
-package that is not installed is said before anything is written.
+A tracker gets what the run folder has anyway. It may be away, or fail, and no run ends by that. A
+package that is not installed is said before anything is written, where this command or a new run
+asks for it; a run that goes on with what its own settings say does without, and logs a line.
 """
 
 from collections.abc import Callable

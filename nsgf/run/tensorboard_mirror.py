@@ -3,6 +3,7 @@
 tensorboard is imported only here, and only by a run that asks for it.
 """
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ class TensorBoardMirror:
 
     def close(self, failed: bool) -> None:
         """Write what is left. Its files do not say how a run ended."""
-        for writer in self._writers.values():
-            writer.close()
+        with ExitStack() as closing:  # each of them, also where one fails
+            for writer in self._writers.values():
+                closing.callback(writer.close)
 
     def _writer(self, phase: str, step: int) -> Any:
         if phase not in self._writers:

@@ -4,6 +4,8 @@
 trackio is imported only here, and only by a run that asks for it.
 """
 
+import re
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
@@ -12,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from nsgf.config.schema import Config
-from nsgf.run.folder import RunFolder, name_within
+from nsgf.run.folder import RunFolder, name_within, write_text
+from nsgf.system.errors import UserError
 
 
 class TrackioMirror:
-    """A trackio run, which a run folder of the same name goes on with. Steps are those of a
-    phase, whose name begins its metrics' names."""
+    """A trackio run, which its run folder goes on with. Steps are those of a phase, whose name
+    begins its metrics' names."""
 
     def __init__(self, config: Config, run: RunFolder) -> None:
         """
         Raises:
-            Exception: trackio is missing or damaged, or takes no such project.
+            Exception: trackio is missing or damaged, or takes no such project; or
+                ``trackio_name.txt`` holds no name.
         """
         with _silence():
             import trackio
@@ -30,7 +34,7 @@ class TrackioMirror:
             self._trackio, self._step = trackio, 0
             trackio.init(
                 project=config.tracking.project,
-                name=name_within(config, run).replace("/", "-"),  # which names folders too
+                name=run_name(config, run),
                 group=config.exp,
                 config=asdict(config),
                 resume="allow",
@@ -53,6 +57,25 @@ class TrackioMirror:
         """Send what is left. trackio does not keep how a run ended."""
         with _silence():
             self._trackio.finish()
+
+
+def run_name(config: Config, run: RunFolder) -> str:
+    """The trackio run's name, made once and kept in ``trackio_name.txt``.
+
+    trackio knows a run by its name alone, and trials of two comparisons have the same way from
+    their ``out_dir``: a suffix tells them apart.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+    file = run.path / "trackio_name.txt"
+    if not file.exists():
+        stem = re.sub(r"[^\w.-]", "-", name_within(config, run))[-100:]  # trackio names folders too
+        write_text(file, f"{stem}-{uuid.uuid4().hex[:8]}\n")
+    found = file.read_text().strip()
+    if not re.fullmatch(r"[\w.-]{1,120}", found) or not found.strip("."):
+        raise UserError(f"{file} holds no name of a trackio run; remove it for a new one")
+    return found
 
 
 @contextmanager

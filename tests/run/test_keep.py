@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from nsgf.cli import main
+from nsgf.config.files import read_settings, resolved
 from nsgf.config.schema import PHASES, Config
 from nsgf.experiment import train
 from nsgf.run import checkpoint
@@ -52,13 +53,22 @@ def test_run_that_is_finished_is_lightened_by_a_resume(tiny, tiny_run):
     after = checkpoint.load(tiny_run.checkpoint_file("nsf"))
     assert before.keys() - after.keys() >= {"optimizer", "scheduler", "window"}
     assert (after["step"], after["config"]) == (before["step"], before["config"])
-    assert not aside.exists()
+    assert aside.read_bytes() == b"of a phase that was trained anew"
     assert not earlier(tiny_run.checkpoint_file("nsf")).exists()
     assert bytes_of(tiny_run) < 0.4 * size  # a small network's file has a large frame
     said = (tiny_run.path / "log.txt").read_text()
     assert said.count("kept light") == 3
     train(light(tiny), tiny_run)
     assert (tiny_run.path / "log.txt").read_text().count("kept light") == 3
+
+
+def test_finished_run_that_is_lightened_says_so_in_its_settings_and_nothing_else(tiny, tiny_run):
+    """Nothing was trained with this command's other settings, nor with its versions."""
+    before = resolved(read_settings(tiny_run.config_file))
+    versions = (tiny_run.path / "versions.json").read_bytes()
+    train(light(replace(tiny, train=replace(tiny.train, log_every=3))), tiny_run)
+    assert resolved(read_settings(tiny_run.config_file)) == light(before)
+    assert (tiny_run.path / "versions.json").read_bytes() == versions
 
 
 def test_further_updates_are_refused_and_a_phase_trained_anew_is_not(tiny, tiny_run, capsys):
@@ -70,6 +80,42 @@ def test_further_updates_are_refused_and_a_phase_trained_anew_is_not(tiny, tiny_
     assert "predictor.iterations = 20: phase predictor was kept light after 12 updates" in said
     train(tiny, tiny_run, first="predictor")
     assert "optimizer" in checkpoint.load(tiny_run.checkpoint_file("predictor"))
+
+
+def test_phase_that_begins_anew_may_take_more_updates(tiny, tiny_run, capsys):
+    """It needs nothing of what was not kept; other data are refused as for any phase."""
+    train(light(tiny), tiny_run)
+    argv = ["train", "--run", str(tiny_run.path), "--nsf.iterations", "20"]
+    assert main([*argv, "--resume"]) == 2
+    assert "train it anew with --resume-phase 2, or longer in a new run" in capsys.readouterr().err
+    assert main([*argv, "--resume-phase", "3"]) == 2  # phase 2 would be gone on with
+    assert main([*argv, "--resume-phase", "2", "--seed", "7"]) == 2
+    assert not list(tiny_run.path.rglob("*.previous*"))
+    assert main([*argv, "--resume-phase", "2"]) == 0
+    steps = [checkpoint.read_header(tiny_run.checkpoint_file(name))["step"] for name in PHASES]
+    assert steps == [12, 20, 12]
+    file = tiny_run.checkpoint_file("nsf")
+    assert checkpoint.read_header(file.with_suffix(".previous1.pt"))["step"] == 12
+    anew = train(replace(tiny, nsf=replace(tiny.nsf, iterations=20)))
+    assert_same_networks(tiny_run, anew)
+
+
+def test_damaged_light_checkpoint_says_how_to_train_the_phase_anew(tiny, tiny_run, capsys):
+    """There is none before it, and what is said can be done."""
+    train(light(tiny), tiny_run)
+    file = tiny_run.checkpoint_file("nsf")
+    content = bytearray(file.read_bytes())
+    content[-1000] ^= 255
+    file.write_bytes(content)
+    argv = ["--run", str(tiny_run.path)]
+    assert main(["sample", *argv, "--num-samples", "9"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    way = f"remove it and train that phase anew: train --run {tiny_run.path} --resume-phase 2\n"
+    assert said.endswith(way)
+    file.unlink()
+    assert main(["train", *argv, "--resume-phase", "2"]) == 0
+    assert main(["sample", *argv, "--num-samples", "9"]) == 0
 
 
 def test_samples_of_both_weights_are_those_of_the_whole_run(tiny, tiny_run, tmp_path):

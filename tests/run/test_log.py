@@ -127,7 +127,8 @@ def test_failing_mirror_is_one_line_and_then_left_alone(tmp_path, capsys, failin
         for step in (1, 2):
             tracker.record(phase="nsgf", step=step)
             tracker.picture("nsgf/samples", tmp_path / "p.png")
-    assert mirror.calls[-1][0] == failing
+    assert mirror.calls[-1][0] == "close"
+    assert [call[0] for call in mirror.calls].count("close") == 1
     assert [call[0] for call in mirror.calls].count(failing) == 1
     assert capsys.readouterr().out == (
         "tracking: nothing is mirrored from here on (the cable is cut)\n"

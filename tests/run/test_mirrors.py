@@ -29,6 +29,24 @@ def test_package_that_is_missing_is_said_before_anything_is_written(name, tiny, 
     assert not Path(tiny.out_dir).exists()
 
 
+def test_run_that_goes_on_does_without_a_package_that_nobody_asks_for_now(
+    tiny, monkeypatch, capsys
+):
+    """Its settings may come from another machine; a flag of this command is another matter."""
+    run = train(replace(tiny, phases=["nsgf"]))
+    run.write_config(tracked(tiny, "tensorboard"))
+    monkeypatch.setattr(mirrors, "find_spec", lambda package: None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    argv = ["train", "--run", str(run.path), "--resume"]
+    assert main([*argv, "--tracker", "tensorboard"]) == 2
+    assert "tracking.tracker = tensorboard: needs tensorboard" in capsys.readouterr().err
+    assert main(argv) == 0
+    said = (run.path / "log.txt").read_text()
+    assert said.count("tensorboard: not used") == 1
+    assert "nsf: done" in said
+    assert resolved(read_settings(run.config_file)).tracking.tracker == "tensorboard"
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "trackio"])
 def test_package_that_cannot_be_loaded_is_one_line(name, tiny, monkeypatch):
     module = "torch.utils.tensorboard" if name == "tensorboard" else name
@@ -40,10 +58,10 @@ def test_package_that_cannot_be_loaded_is_one_line(name, tiny, monkeypatch):
 
 
 class Failing:
-    """A tracker that fails at its first record."""
+    """A tracker that fails at its first record, and at closing."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.asked = self.closed = 0
 
     def record(self, values: dict) -> None:
         self.asked += 1
@@ -53,14 +71,15 @@ class Failing:
         raise AssertionError("asked again")
 
     def close(self, failed: bool) -> None:
-        raise AssertionError("asked again")
+        self.closed += 1
+        raise ConnectionError("still gone")
 
 
 def test_tracker_that_fails_while_training_ends_no_run(tiny, monkeypatch):
     mirror = Failing()
     monkeypatch.setattr("nsgf.run.opening.open_mirror", lambda *_: mirror)
     run = train(replace(tiny, phases=["nsgf"], train=replace(tiny.train, preview=True)))
-    assert mirror.asked == 1
+    assert (mirror.asked, mirror.closed) == (1, 1)
     said = (run.path / "log.txt").read_text()
     assert said.count("tracking: nothing is mirrored from here on (gone)") == 1
     assert "nsgf: done" in said

@@ -1,6 +1,8 @@
 """What TensorBoard itself reads of a run."""
 
 import json
+import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 from nsgf.config.schema import PHASES, TrackingConfig
 from nsgf.experiment import train
+from nsgf.run.tensorboard_mirror import TensorBoardMirror
 
 pytest.importorskip("tensorboard", reason="the extra `test` has it")
 
@@ -54,3 +57,21 @@ def test_run_that_goes_on_shows_each_step_once(tiny):
     assert len(list(folder.iterdir())) == 2
     steps = [event.step for event in shown(folder).Scalars("loss")]
     assert steps == [one["step"] for one in records(file, "nsgf")] == [4, 8, 12]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_folder_that_vanishes_costs_the_mirror_not_the_run(tiny, monkeypatch):
+    """One line is logged, and no thread of TensorBoard's writer is left."""
+    record = TensorBoardMirror.record
+
+    def record_and_vanish(self: TensorBoardMirror, values: dict[str, Any]) -> None:
+        record(self, values)
+        shutil.rmtree(self._folder)
+
+    monkeypatch.setattr(TensorBoardMirror, "record", record_and_vanish)
+    before = set(threading.enumerate())
+    run = train(replace(tiny, tracking=TrackingConfig(tracker="tensorboard"), phases=["nsgf"]))
+    said = (run.path / "log.txt").read_text()
+    assert said.count("tracking: nothing is mirrored from here on") == 1
+    assert "nsgf: done" in said
+    assert set(threading.enumerate()) <= before

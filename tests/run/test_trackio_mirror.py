@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -12,6 +13,9 @@ import pytest
 
 from nsgf.config.schema import PHASES, Config, TrackingConfig
 from nsgf.experiment import train
+from nsgf.run.folder import RunFolder
+from nsgf.run.trackio_mirror import run_name
+from nsgf.system.errors import UserError
 
 USED = ("init", "log", "finish")
 
@@ -83,9 +87,29 @@ def test_resumed_run_is_the_same_one(tiny, trackio):
     run = train(replace(whole, phases=["nsgf"]))
     train(whole, run)
     first, second = trackio.begun
-    assert (first["project"], first["name"], first["resume"]) == ("mine", run.path.name, "allow")
+    assert (first["project"], first["resume"]) == ("mine", "allow")
+    assert re.fullmatch(re.escape(run.path.name) + "-[0-9a-f]{8}", first["name"])
     assert second["name"] == first["name"]
     assert first["config"]["nsgf"]["iterations"] == 12
+
+
+def test_trials_of_two_comparisons_are_two_runs(tiny, tmp_path):
+    """They have the same way from their --out-dir, which trackio does not know."""
+    names = []
+    for place in ("one", "other"):
+        config = replace(tiny, out_dir=str(tmp_path / place))
+        run = RunFolder.prepare(tmp_path / place / "compare" / "moons" / "nsgf-seed0")
+        names.append(run_name(config, run))
+        assert names[-1].startswith("compare-moons-nsgf-seed0-")
+        assert run_name(config, run) == names[-1]
+    assert names[0] != names[1]
+
+
+def test_file_that_holds_no_name_is_not_used(tiny_run, tiny):
+    for text in ("", "../elsewhere", ".."):
+        (tiny_run.path / "trackio_name.txt").write_text(text)
+        with pytest.raises(UserError, match="holds no name of a trackio run; remove it"):
+            run_name(tiny, tiny_run)
 
 
 @pytest.mark.e2e
@@ -107,9 +131,10 @@ def test_trackio_itself_keeps_a_run_on_this_machine(tiny, tmp_path, monkeypatch)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path / "database")
     monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "database")
-    run = train(replace(tracked(tiny), phases=["nsgf"]))
+    config = replace(tracked(tiny), phases=["nsgf"])
+    run = train(config)
     from trackio.sqlite_storage import SQLiteStorage
 
-    rows = SQLiteStorage.get_logs("mine", run.path.name)
+    rows = SQLiteStorage.get_logs("mine", run_name(config, run))
     assert [row["step"] for row in rows if "nsgf/loss" in row] == [4, 8, 12]
     assert Path(tmp_path / "database").exists()
