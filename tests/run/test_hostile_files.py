@@ -194,8 +194,8 @@ def test_a_runs_own_settings_upload_nothing(tiny, tiny_run):
     assert request.notes == (
         "not mirrored as the run's settings say: add --tracker wandb for that",
     )
-    asked = parse([*argv, "--tracker", "trackio"])
-    assert asked.config.tracking.tracker == "trackio"
+    asked = parse([*argv, "--tracker", "wandb-offline"])
+    assert asked.config.tracking.tracker == "wandb-offline"
     assert asked.notes == ()
 
 
