@@ -150,7 +150,7 @@ def test_machine_that_does_not_share_the_run_folder_is_told(tiny, tiny_run, tmp_
 )
 def test_command_that_goes_on_has_as_many_machines(local, said, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
-    assert _resume_command(Path("r"), 2, "disabled") == said
+    assert _resume_command(Path("r"), 2, "none") == said
 
 
 def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess:
