@@ -96,7 +96,7 @@ def test_wheel_has_the_package_and_its_configurations_and_nothing_else(wheel):
         for file in (ROOT / "nsgf").rglob("*")
         if file.is_file() and "__pycache__" not in file.parts
     }
-    assert {"nsgf/py.typed", "nsgf/report/page.html.j2"} <= sources.keys()
+    assert {"nsgf/py.typed", "nsgf/report/base.html.j2"} <= sources.keys()
     shipped = {f"nsgf/configs/{file.name}": file.read_bytes() for file in ROOT.glob("configs/*")}
     found = contents(wheel)
     described = {name for name in found if ".dist-info/" in name}
