@@ -1,8 +1,8 @@
 # Not built by any test yet. On a CPU:
-#   docker build -t nsgf . && docker run --rm -v "$PWD/runs:/work/runs" nsgf
+#   docker build -t nsgf . && docker run --rm -v "$PWD/runs:/nsgf/runs" nsgf
 # On a card, with a base that has torch for it:
 #   docker build -t nsgf --build-arg BASE=pytorch/pytorch:2.5.1-cuda12.4-cudnn9-runtime .
-#   docker run --rm --gpus all -v "$PWD/runs:/work/runs" nsgf train --exp cifar10
+#   docker run --rm --gpus all -v "$PWD/runs:/nsgf/runs" nsgf train --exp cifar10
 ARG BASE=python:3.12-slim
 FROM ${BASE}
 
@@ -16,7 +16,7 @@ COPY configs configs
 COPY nsgf nsgf
 RUN pip install --no-cache-dir --extra-index-url ${TORCH_INDEX} ".[fidelity]"
 
-WORKDIR /work
-VOLUME /work/runs
+WORKDIR /nsgf
+VOLUME /nsgf/runs
 ENTRYPOINT ["python", "-m", "nsgf"]
 CMD ["train", "--exp", "2d", "--dataset", "moons", "--train-iters", "2000", "--pool-batches", "25"]

@@ -31,11 +31,13 @@ def script(shell: str) -> str:
         allowed = ", ".join(shtab.SUPPORTED_SHELLS)
         raise UserError(f"--print-completion {shell}: must be one of {allowed}")
     program = argparse.ArgumentParser("nsgf", add_help=False)
-    commands = program.add_subparsers()
+    commands, paths = program.add_subparsers(), places()
     for name, meaning in COMMANDS.items():
         parser = commands.add_parser(name, help=meaning, add_help=False, allow_abbrev=False)
         for flag, known in _offered(name).items():
-            _add(parser, flag, known, shtab)
+            action = _add(parser, flag, known)
+            if action and (place := paths.get(flag)):
+                action.complete = getattr(shtab, place)  # type: ignore[attr-defined]
         if name != "list":
             parser.add_argument("--help-all", action="store_true", help="all flags")
     text: str = shtab.complete(program, shell)
@@ -59,15 +61,13 @@ def places() -> dict[str, str]:
     return {flag: PLACES[value] for flag, value in named.items() if value in PLACES}
 
 
-def _add(parser: argparse.ArgumentParser, flag: str, known: Any, shtab: Any) -> None:
-    """Give a parser a flag with the meaning and values of a command's own."""
+def _add(parser: argparse.ArgumentParser, flag: str, known: Any) -> argparse.Action | None:
+    """Give a parser a flag with the meaning and values of a command's own; None: it takes none."""
     meaning = None if known.help == argparse.SUPPRESS else known.help
     if known.nargs == 0:
         parser.add_argument(flag, action="store_true", help=meaning)
-        return
-    action = parser.add_argument(flag, help=meaning, choices=_choices(flag, known))
-    if place := places().get(flag):
-        action.complete = getattr(shtab, place)  # type: ignore[attr-defined]
+        return None
+    return parser.add_argument(flag, help=meaning, choices=_choices(flag, known))
 
 
 def _choices(flag: str, known: Any) -> list[str] | None:

@@ -15,7 +15,14 @@ import torch
 from torch import nn
 
 from nsgf.config.resume_rules import contradictions
-from nsgf.config.schema import Config, ModelConfig, OptimConfig, PhaseName, SamplingConfig
+from nsgf.config.schema import (
+    Config,
+    ModelConfig,
+    OptimConfig,
+    PhaseName,
+    SamplingConfig,
+    family,
+)
 from nsgf.data import Data, data_shape
 from nsgf.models import velocity_network
 from nsgf.run import checkpoint
@@ -172,7 +179,7 @@ class Phase(ABC):
         try:
             payload, remark = checkpoint.load_good(file)
         except checkpoint.Unreadable as error:
-            number = config.phases.index(self.name) + 1
+            number = family(self.name).index(self.name) + 1  # also of a phase left out here
             raise UserError(
                 f"{error} and train that phase anew: train --run {run.path} --resume-phase {number}"
             ) from error

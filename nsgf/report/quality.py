@@ -53,7 +53,12 @@ def _draw_measure(panel: Any, plan: Plan, rows: Sequence[Row], target: str, metr
         means = [mean(own) for own in found]
         spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
         place = list(METHODS).index(method)  # as in every other figure
-        how = {"color": f"C{place}", "marker": MARKERS[place], "markersize": 4, "linewidth": 1.3}
+        how = {
+            "color": f"C{place}",
+            "marker": MARKERS[place % len(MARKERS)],
+            "markersize": 4,
+            "linewidth": 1.3,
+        }
         aside = APART ** (number - (len(plan.methods) - 1) / 2)
         x = [nfe * aside for nfe in plan.nfe]
         panel.errorbar(x, means, spreads, label=METHODS[method].title, capsize=2, **how)

@@ -10,6 +10,7 @@ from nsgf.cli import main
 from nsgf.config.files import read_settings, resolved
 from nsgf.config.schema import PHASES, Config
 from nsgf.experiment import train
+from nsgf.phases import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.run.keep import lighten
@@ -113,6 +114,8 @@ def test_damaged_light_checkpoint_says_how_to_train_the_phase_anew(tiny, tiny_ru
     assert said.count("\n") == 1
     way = f"remove it and train that phase anew: train --run {tiny_run.path} --resume-phase 2\n"
     assert said.endswith(way)
+    with pytest.raises(UserError, match="--resume-phase 2$"):  # also where it is not asked for now
+        get_phase("nsf").load(replace(tiny, phases=["nsgf"]), tiny_run, "ema", torch.device("cpu"))
     file.unlink()
     assert main(["train", *argv, "--resume-phase", "2"]) == 0
     assert main(["sample", *argv, "--num-samples", "9"]) == 0
