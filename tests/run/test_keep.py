@@ -114,7 +114,7 @@ def test_damaged_light_checkpoint_says_how_to_train_the_phase_anew(tiny, tiny_ru
     assert said.count("\n") == 1
     way = f"remove it and train that phase anew: train --run {tiny_run.path} --resume-phase 2\n"
     assert said.endswith(way)
-    with pytest.raises(UserError, match="--resume-phase 2$"):  # also where it is not asked for now
+    with pytest.raises(UserError, match=r"--resume-phase 2$"):  # also where it is not asked for now
         get_phase("nsf").load(replace(tiny, phases=["nsgf"]), tiny_run, "ema", torch.device("cpu"))
     file.unlink()
     assert main(["train", *argv, "--resume-phase", "2"]) == 0
