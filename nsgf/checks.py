@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from nsgf.config.leaves import leaves, plain_type, range_of
-from nsgf.config.schema import FAMILIES, PHASES, Config, DataConfig
+from nsgf.config.schema import FAMILIES, ONE_CALL, PHASES, Config, DataConfig
 from nsgf.data import OWN_SETS, ImageSet, data_shape, is_image_set, target_set
 from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
@@ -151,11 +151,28 @@ def _unused_problems(config: Config) -> Iterator[str]:
             rest = why.get(key, f" for {name}")
             yield f"data.{key} = {_written(value)}: must be {_written(usual)}{rest}"
     yield from _unused_couplings(config)
+    if config.phases == list(ONE_CALL):
+        yield from _one_call_problems(config)
     for phase in config.phases:
         parts, size = config.train.accumulate, getattr(config, phase).batch_size
         if parts > size >= 1:
             yield f"train.accumulate = {parts}: must be <= {phase}.batch_size = {size}"
             break
+
+
+def _one_call_problems(config: Config) -> Iterator[str]:
+    if config.train.accumulate > 1:
+        yield (
+            f"train.accumulate = {config.train.accumulate}: must be 1 with phase generator, whose "
+            "transport problems are those of a whole batch; use a smaller --batch-size, or "
+            "--model.checkpoint_activations true"
+        )
+    if config.sinkhorn.solver != "batched":
+        yield f"sinkhorn.solver = {config.sinkhorn.solver}: must be batched with phase generator"
+    if 1 <= config.generator.batch_size < 4:
+        yield f"generator.batch_size = {config.generator.batch_size}: must be >= 4, two halves"
+    if not config.generator.blurs:
+        yield "generator.blurs = []: must have at least one"
 
 
 def _unused_couplings(config: Config) -> Iterator[str]:

@@ -3,10 +3,11 @@
 python scripts/write_configuration_doc.py
 """
 
+from itertools import chain
 from pathlib import Path
 
 from nsgf.config.describe import Entry, sections, yaml_words
-from nsgf.config.schema import OF_PHASES, PEER_PHASES, PHASES
+from nsgf.config.schema import FAMILIES, OF_PHASES
 from nsgf.flags import OF_SAMPLING, SHORT_FLAGS, SMOKE
 from nsgf.phases import get_phases
 
@@ -86,7 +87,7 @@ def on_resume(entry: Entry) -> str:
 
 def fixed_keys() -> set[str]:
     """Sections and leaves that some phase's training samples or network follow from."""
-    return {key for phase in get_phases((*PHASES, *PEER_PHASES)) for key in phase.follows}
+    return {key for phase in get_phases([*chain(*FAMILIES)]) for key in phase.follows}
 
 
 def _short_flags() -> str:

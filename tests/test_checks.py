@@ -14,12 +14,19 @@ from tests.conftest import shipped
 
 def test_shipped_configurations_are_valid(config_names, own_data):
     shipped_sets = ["2d", "cifar10", "digits", "digits-paper", "mnist", "mnist-paper"]
-    assert config_names == sorted([*shipped_sets, *own_data])
+    one_call = [f"{name}-onecall" for name in ("2d", "digits", "mnist")]
+    assert config_names == sorted([*shipped_sets, *one_call, *own_data])
     for name in config_names:
         check(shipped(name, *own_data.get(name, ())))
 
 
 WRONG = [  # experiment, flag, words of the message
+    ("2d-onecall", "--accumulate=2", "train.accumulate = 2: must be 1 with phase generator"),
+    ("2d-onecall", "--sinkhorn.solver=geomloss", "must be batched with phase generator"),
+    ("2d-onecall", "--batch-size=3", "generator.batch_size = 3: must be >= 4, two halves"),
+    ("2d-onecall", "--generator.blurs=[]", "generator.blurs = []: must have at least one"),
+    ("2d-onecall", "--generator.blurs=[0.1,0]", "generator.blurs = [0.1, 0.0]: must be > 0"),
+    ("2d-onecall", "--generator.targets=3", "generator.targets = 3: must be >= 4"),
     ("2d", "--sinkhorn.batch_size=0", "sinkhorn.batch_size = 0: must be >= 1"),
     ("2d", "--sinkhorn.target_batch=0", "sinkhorn.target_batch = 0: must be >= 1"),
     ("2d", "--sinkhorn.blur=0", "sinkhorn.blur = 0.0: must be > 0"),

@@ -15,10 +15,18 @@ from typing import Any, Literal
 import torch
 
 from nsgf.checks import MAX_STEPS_PLUS_PLUS, check
-from nsgf.config.schema import PEER_PHASES, PHASES, Config, MethodName, PeerName, PhaseName
+from nsgf.config.schema import (
+    ONE_CALL,
+    PEER_PHASES,
+    PHASES,
+    Config,
+    MethodName,
+    PeerName,
+    PhaseName,
+)
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs
-from nsgf.sampling.budget import at_calls, least_calls
+from nsgf.sampling.budget import at_calls, least_calls, most_calls
 from nsgf.sampling.sampler import Leg
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
@@ -52,6 +60,7 @@ METHODS: dict[MethodName, Method] = {
     "sbcfm": Method("SB-CFM", ("peer",), "sbcfm"),
     "1rf": Method("1-RF", ("peer",), "rf", "rf"),
     "2rf": Method("2-RF", PEER_PHASES, "rf", "rf"),
+    "onecall": Method("One call", ONE_CALL),
 }
 SIGMA = {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5}
 """Widths of torchcfm's own examples in the plane; 0 is its choice for images."""
@@ -137,7 +146,7 @@ def trial_config(config: Config, trial: Trial) -> Config:
 
     Raises:
         UserError: it is not valid, e.g. a target that the network does not fit, the experiment of
-            ``own`` is none of NSGF, or the device has not the precision that samples are to be
+            ``own`` is a peer, or the device has not the precision that samples are to be
             drawn in.
     """
     method = METHODS[trial.method]
@@ -171,7 +180,7 @@ def _recipe(config: Config, method: MethodName) -> Config:
     """What defines a method, whatever the experiment sets itself.
 
     Raises:
-        UserError: ``own`` is to be compared, and the experiment is none of NSGF.
+        UserError: ``own`` is to be compared, and the experiment is a peer.
     """
     nsf, flow, coupling = config.nsf, config.flow, config.compare.coupling
     group = config.compare.coupling_batch if coupling == "ot" else None
@@ -205,10 +214,10 @@ def _recipe(config: Config, method: MethodName) -> Config:
         )
         flow = replace(flow, steps=config.compare.handover_steps)
         return replace(config, nsf=nsf, flow=flow)
-    if config.phases[0] not in PHASES:
+    if config.phases[0] in PEER_PHASES:
         raise UserError(
-            f"phases = {config.phases}: must be of NSGF for compare.methods own; say --phases "
-            "[nsgf,nsf], or name other methods"
+            f"phases = {config.phases}: must be of NSGF, or generator, for compare.methods own; "
+            "say --phases [nsgf,nsf], or name other methods"
         )
     return config
 
@@ -240,8 +249,9 @@ def updates(config: Config) -> int:
 
 def asked_nfe(config: Config) -> list[int]:
     """Those of ``compare.nfe`` with which a trial can be sampled."""
-    least = least_nfe(config)
-    return [nfe for nfe in config.compare.nfe if nfe >= least]
+    legs = _called_legs(config)
+    least, most = least_calls(config.sampling, legs), most_calls(legs)
+    return [nfe for nfe in config.compare.nfe if least <= nfe <= (most or nfe)]
 
 
 def least_nfe(config: Config) -> int:

@@ -9,12 +9,14 @@ from typing import Annotated, Literal
 
 from nsgf.config.leaves import FREE_ON_RESUME, Range
 
-PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow"]
+PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
 PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
 """NSGF++."""
 PEER_PHASES: tuple[PhaseName, ...] = ("peer", "reflow")
 """What it is compared with."""
-FAMILIES = (PHASES, PEER_PHASES)
+ONE_CALL: tuple[PhaseName, ...] = ("generator",)
+"""From noise to data with one network call."""
+FAMILIES = (PHASES, PEER_PHASES, ONE_CALL)
 """Phases that one experiment may train, in their order, which numbers their files."""
 
 
@@ -282,6 +284,29 @@ class ReflowConfig(OptimConfig):
 
 
 @dataclass
+class GeneratorConfig(OptimConfig):
+    """Phase ``generator``: one network call from noise to data, trained by the Sinkhorn flow. The
+    two halves of a batch are each other's second batch: a transport problem has half as many
+    particles."""
+
+    targets: Annotated[int | None, Range(4)] = None
+    """Real samples of one update, a half of them for each half of the batch; null: as many as
+    batch_size."""
+    blurs: Annotated[list[float], Range(above=0, maximum=1e6)] = field(
+        default_factory=lambda: [0.1]
+    )
+    """Square roots of the regularization eps. Of several the velocities' mean is taken."""
+    relative: bool = True
+    """Blurs in units of the root of the mean cost between generated and real samples: 0.1 makes eps
+    a hundredth of that cost. false: in units of the data, as sinkhorn.blur."""
+    eta: Annotated[float, Range(1e-6, 1e6)] = 1.0
+    """Step of the generated samples along their velocity. Adam divides by the size of gradients, so
+    that eta matters with clip_norm alone."""
+    normalize: bool = False
+    """Divide each update's velocity by its root mean square."""
+
+
+@dataclass
 class TrainConfig:
     """What all phases share: records, and how updates use the hardware."""
 
@@ -397,7 +422,7 @@ class EvaluationConfig:
 
 
 MethodName = Literal[
-    "own", "nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "otcfm+", "sbcfm", "1rf", "2rf"
+    "own", "nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "otcfm+", "sbcfm", "1rf", "2rf", "onecall"
 ]
 TargetName = Literal[PointName, "8gaussians_moons"]
 
@@ -422,7 +447,8 @@ class CompareConfig:
     spread of the seeds' means, with one seed those of its draws."""
     nfe: Annotated[list[int], Range(1)] = field(default_factory=lambda: [10, 100])
     """Network calls for each sample. A method is not measured with fewer than it can do with:
-    nsgf++ takes 3, nsgf++h 2, the others 1, with Heun's steps one more for a straight flow."""
+    nsgf++ takes 3, nsgf++h 2, the others 1, with Heun's steps one more for a straight flow; onecall
+    is measured with 1 alone."""
     handover_steps: Annotated[int, Range(1)] = 2
     """Flow steps T of nsgf++h, whose straight flow begins where these end; more than 5 with
     flow.allow_many_steps alone."""
@@ -439,8 +465,8 @@ class Config:
     exp: str = "2d"
     """Name of the experiment: configs/NAME.yaml, and the beginning of the run folder's name."""
     phases: list[PhaseName] = field(default_factory=lambda: list(PHASES))
-    """What is trained, in this order: nsgf; nsgf, nsf; or nsgf, nsf, predictor. For comparison:
-    peer; or peer, reflow."""
+    """What is trained, in this order: nsgf; nsgf, nsf; or nsgf, nsf, predictor. For one call:
+    generator. For comparison: peer; or peer, reflow."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Every random number of the run follows from it."""
     device: str = "auto"
@@ -462,6 +488,7 @@ class Config:
     predictor: OptimConfig = field(default_factory=OptimConfig)
     peer: PeerConfig = field(default_factory=PeerConfig)
     reflow: ReflowConfig = field(default_factory=ReflowConfig)
+    generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -12,6 +12,7 @@ from torch import nn
 from nsgf.config.schema import Config, PhaseName
 from nsgf.phases.base import Phase, Trained
 from nsgf.phases.flow_matching import Peer
+from nsgf.phases.generator import Generator
 from nsgf.phases.nsf import NSF
 from nsgf.phases.nsgf import NSGF
 from nsgf.phases.predictor import Predictor
@@ -22,7 +23,7 @@ from nsgf.sampling.sampler import FlowSampler, Leg, Network
 from nsgf.system.errors import UserError
 from nsgf.training.precision import sampling_precision
 
-_ALL: tuple[Phase, ...] = (NSGF(), NSF(), Predictor(), Peer(), Reflow())
+_ALL: tuple[Phase, ...] = (NSGF(), NSF(), Predictor(), Peer(), Reflow(), Generator())
 _BY_NAME: dict[str, Phase] = {phase.name: phase for phase in _ALL}
 _ALGORITHM_4: tuple[Phase, ...] = (NSGF(), Predictor(), NSF())
 """In the order in which a sample meets their networks."""

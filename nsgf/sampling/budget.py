@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nsgf.config.schema import Config, SamplingConfig
-from nsgf.sampling.sampler import EntryTimes, Leg, NSGFSteps, StraightFlow
+from nsgf.sampling.sampler import EntryTimes, Leg, NSGFSteps, OneCall, StraightFlow
 from nsgf.sampling.solvers import expected_calls, steps_within
 
 
@@ -13,6 +13,11 @@ def least_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> int:
     straight flow as many as a step of its solver makes (dopri5 counts as one)."""
     step = expected_calls(replace(sampling, straight_steps=1, omega=None), 0.0) or 1
     return sum(step if leg is StraightFlow else 1 for leg in legs)
+
+
+def most_calls(legs: Sequence[type[Leg]]) -> int | None:
+    """Network calls for each sample that these legs can make use of; None: there is no limit."""
+    return None if {NSGFSteps, StraightFlow} & set(legs) else len(legs)
 
 
 def at_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
@@ -26,6 +31,8 @@ def at_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
         legs: those whose networks a sample meets.
         calls: at least :func:`least_calls`.
     """
+    if OneCall in legs:
+        return config
     sampling = replace(config.sampling, omega=None)
     if StraightFlow not in legs:
         return replace(config, sampling=replace(sampling, nsgf_steps=calls))

@@ -142,6 +142,22 @@ class StraightFlow(Leg):
         return expected_calls(self.config.sampling, tau), tau
 
 
+class OneCall(Leg):
+    """G(z) = z + g(z, 0): from noise to data at once."""
+
+    symbol = "G"
+
+    def carry(
+        self, x: Tensor, tau: Tensor | None, observe: Observer
+    ) -> tuple[Tensor, Tensor | None]:
+        x = one_call(self.network, x)
+        observe(x)
+        return x, tau
+
+    def expect(self, tau: float | None) -> tuple[int | None, float | None]:
+        return 1, tau
+
+
 class FlowSampler:
     """Carries samples of mu0 to samples of mu*, leg by leg."""
 
@@ -194,6 +210,12 @@ class FlowSampler:
 
     def _evaluations(self) -> int:
         return sum(leg.network.evaluations for leg in self.legs)
+
+
+def one_call(network: Network, x: Tensor) -> Tensor:
+    """G(x) = x + g(x, 0) of samples x of mu0, (B, *shape): a velocity network asked once, at time
+    0, for the whole way."""
+    return x + network(x, torch.zeros(len(x), device=x.device))
 
 
 def nsgf_steps(

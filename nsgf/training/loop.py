@@ -58,8 +58,18 @@ def fit(
     ):
         forward = Forward(task.model.train(), config, device, world)
         seed, parts = derive_seed(session.config.seed, phase), config.accumulate
-        state = TrainState(forward, optim, loss=task.loss, seed=seed, accumulate=parts, world=world)
+        state = TrainState(
+            forward,
+            optim,
+            loss=task.loss,
+            divisible=task.divisible,
+            seed=seed,
+            accumulate=parts,
+            world=world,
+        )
         PhaseLoop(phase, state, batches, session, now).run()
+    for line in task.remarks():
+        session.tracker.log(f"{phase}: {line}")
     session.tracker.log(f"{phase}: peak memory {format_bytes(peak_memory(device))}")
 
 

@@ -33,13 +33,16 @@ class TrainState:
         config: OptimConfig,
         *,
         loss: Loss = squared_error,
+        divisible: bool = True,
         seed: int = 0,
         accumulate: int = 1,
         world: World | None = None,
     ) -> None:
-        """Dropout at update s follows from ``seed`` and s; a batch is split into ``accumulate``."""
+        """Dropout at update s follows from ``seed`` and s; a batch is split into ``accumulate``,
+        but for a loss that is not ``divisible``."""
         self.forward, self.config, self.accumulate = forward, config, accumulate
-        self._loss, self._seed, self._world = loss, seed, world or World()
+        self._loss, self._divisible, self._seed = loss, divisible, seed
+        self._world = world or World()
         self._parameters: list[Tensor] = list(forward.model.parameters())
         self.step = 0
         # fused: one kernel, and the only Adam that can leave everything alone (found_inf)
@@ -107,7 +110,7 @@ class TrainState:
         total = torch.zeros((), device=batch.target.device)
         try:
             for number, part in enumerate(parts, start=1):
-                weight = len(part.target) / (size or len(batch.target))
+                weight = part.size / (size or batch.size)
                 with self.forward.gradient_sync(last=number == len(parts)):
                     with record_function("forward"):
                         loss = self._loss(self.forward, part) * weight
@@ -120,12 +123,12 @@ class TrainState:
 
     def _halve(self, batch: Batch) -> None:
         """Split batches into twice as many parts."""
-        size = len(batch.target)
-        if self.accumulate >= size or self._world.size > 1:
+        size = batch.size
+        if self.accumulate >= size or self._world.size > 1 or not self._divisible:
+            parts = f"--accumulate {2 * self.accumulate}, " if self._divisible else ""
             raise UserError(
                 f"out of memory on the card with {-(-size // self.accumulate)} samples at a time; "
-                f"try --accumulate {2 * self.accumulate}, a smaller --batch-size, "
-                "or --model.checkpoint_activations true"
+                f"try {parts}a smaller --batch-size, or --model.checkpoint_activations true"
             )
         self.accumulate = min(2 * self.accumulate, size)
         self.adam.zero_grad(set_to_none=True)

@@ -21,13 +21,19 @@ class Batch(NamedTuple):
     inputs: tuple[Tensor, ...]
     """What the network is called with, each (B, ...)."""
     target: Tensor
-    """What it shall answer, (B, ...)."""
+    """What it shall answer, (B, ...); with a loss that compares whole batches, what answers are
+    compared with, (M, ...)."""
+
+    @property
+    def size(self) -> int:
+        """Samples that go through the network."""
+        return len(self.inputs[0])
 
     def split(self, parts: int) -> list["Batch"]:
         """At most ``parts`` batches, equally large but for the last."""
         if parts == 1:
             return [self]
-        size = -(-len(self.target) // parts)
+        size = -(-self.size // parts)
         inputs = zip(*(part.split(size) for part in self.inputs), strict=True)
         return [
             Batch(part, target)
@@ -48,6 +54,8 @@ class Task(ABC):
     """What is trained."""
     reads_disk: bool = False
     """Drawing a batch waits for a disk."""
+    divisible: bool = True
+    """The loss of a batch is the mean of those of its parts."""
     draws_between: bool = False
     """Drawing sets what holds for the whole process, so never beside an update."""
 
@@ -59,6 +67,10 @@ class Task(ABC):
     def batch(self, *drawn: Tensor) -> Batch:
         """The regression problem made of :meth:`draw`'s tensors, then on the network's device;
         whole numbers stay on the CPU."""
+
+    def remarks(self) -> tuple[str, ...]:
+        """Lines about the updates of this session, after the last one."""
+        return ()
 
     def loss(self, forward: Answer, batch: Batch) -> Tensor:
         """What an update makes smaller, a mean over the batch: the squared error unless a phase

@@ -221,7 +221,7 @@ def test_the_experiment_itself_is_compared_where_it_is_one_of_nsgf():
     trial = Trial(Target("moons"), "own", 0)
     own = trial_config(shipped("2d", "--steps=40", "--sampling.tau=0.3"), trial)
     assert (own.phases, own.flow.steps, own.sampling.tau) == (["nsgf"], 40, None)
-    with pytest.raises(UserError, match=r"phases = \['peer'\]: must be of NSGF for compare"):
+    with pytest.raises(UserError, match=r"phases = \['peer'\]: must be of NSGF, or generator,"):
         trial_config(shipped("2d", "--phases=[peer]"), trial)
 
 

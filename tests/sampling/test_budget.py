@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from nsgf.sampling.budget import at_calls, least_calls
-from nsgf.sampling.sampler import EntryTimes, NSGFSteps, StraightFlow
+from nsgf.sampling.budget import at_calls, least_calls, most_calls
+from nsgf.sampling.sampler import EntryTimes, NSGFSteps, OneCall, StraightFlow
 from tests.conftest import shipped
 
 WAY = [NSGFSteps, EntryTimes, StraightFlow]
@@ -20,11 +20,19 @@ WAY = [NSGFSteps, EntryTimes, StraightFlow]
         ([StraightFlow], "dopri5", 1),
         (WAY, "euler", 3),
         (WAY, "heun", 4),
+        ([OneCall], "heun", 1),
     ],
 )
 def test_least_calls(legs, solver, least):
     sampling = replace(shipped("digits").sampling, solver=solver, straight_steps=30, omega=None)
     assert least_calls(sampling, legs) == least
+
+
+@pytest.mark.parametrize(
+    ("legs", "most"), [([NSGFSteps], None), ([StraightFlow], None), (WAY, None), ([OneCall], 1)]
+)
+def test_most_calls(legs, most):
+    assert most_calls(legs) == most
 
 
 @pytest.mark.parametrize(

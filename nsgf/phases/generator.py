@@ -1,0 +1,125 @@
+"""Phase ``generator``: G(z) = z + g(z, 0), from noise to data with one network call.
+
+    x = G(z)                                       samples of the network as it is
+    V = T(x -> y) - T(x -> x')                     where the Sinkhorn flow takes them
+    loss = mean |x - stopgrad(x + eta V)|^2
+
+The velocity of NSGF's first phase trains the network that answers at once instead of one that is
+asked along the way (W-Flow, arXiv 2605.11755; drifting models, arXiv 2602.04770).
+
+Shapes: B batch, M real samples of it, *shape one sample.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from nsgf.config.schema import Config, GeneratorConfig
+from nsgf.data import Data, data_shape
+from nsgf.phases.base import Phase, PhasePlan, Preparation
+from nsgf.run.folder import RunFolder
+from nsgf.run.session import Session
+from nsgf.sampling.sampler import OneCall
+from nsgf.sinkhorn.drift import Drift
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
+from nsgf.training.task import Answer, Batch, Task
+
+
+class GeneratorTask(Task):
+    """G is moved to where its own samples drift."""
+
+    divisible = False
+
+    def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
+        self.model, self._config = model, config.generator
+        self._noise, self._real = data.source("generator"), data.target("generator")
+        self._drift = drift_of(config)
+
+    def draw(self, positions: range) -> tuple[Tensor, ...]:
+        """z (B, *shape) and y (M, *shape)."""
+        whole, targets = self._config.batch_size, targets_of(self._config)
+        places = [position * targets // whole for position in (positions.start, positions.stop)]
+        return self._noise.at(positions), self._real.at(range(*places))
+
+    def batch(self, *drawn: Tensor) -> Batch:
+        noise, real = drawn
+        return Batch((noise, torch.zeros(len(noise), device=noise.device)), real)
+
+    def loss(self, forward: Answer, batch: Batch) -> Tensor:
+        """mean |eta V|^2. With ``normalize`` divided by its root, which has the gradient of
+        V / rms(V), whose own loss would always be the same, and the value eta rms(V). Not a number
+        where samples are not finite.
+
+        Raises:
+            UserError: a blur is too small for float32.
+        """
+        made = batch.inputs[0] + forward(*batch.inputs)
+        if not made.isfinite().all():
+            return made.sum() * float("nan")
+        try:
+            v = self._drift.velocity(made.detach().unsqueeze(0), batch.target.unsqueeze(0))[0]
+        except ValueError as error:
+            raise UserError(f"generator.blurs = {self._config.blurs}: {error}") from error
+        loss = (made - (made.detach() + self._config.eta * v)).square().mean()
+        return loss / loss.detach().sqrt().clamp_min(1e-12) if self._config.normalize else loss
+
+    def remarks(self) -> tuple[str, ...]:
+        lines = []
+        for blur, report in zip(self._config.blurs, self._drift.reports, strict=True):
+            if report.solves:
+                lines.append(
+                    f"blur {blur:g}: {report.solves} transport problems, {report.iterations:.0f} "
+                    f"updates each, marginal errors up to {report.worst_error:.1e}, "
+                    f"{report.unconverged} cut off"
+                )
+        return tuple(lines)
+
+
+class Generator(Phase):
+    """G learns to be where the Sinkhorn flow would take its samples."""
+
+    name = "generator"
+    leg = OneCall
+    follows = (*Phase.follows, "sinkhorn.tolerance", "sinkhorn.max_iterations")
+
+    def task(self, session: Session, data: Data) -> Task:
+        return GeneratorTask(self.start(session.config, session.device), data, session.config)
+
+    def example(self, size: int, shape: tuple[int, ...]) -> Batch:
+        noise = torch.randn(size, *shape)
+        return Batch((noise, torch.zeros(size)), torch.randn(size, *shape))
+
+    def plan(
+        self, config: Config, device: torch.device, run: RunFolder | None, world: World
+    ) -> PhasePlan:
+        own = config.generator
+        n, m = (count // (2 * world.size) for count in (own.batch_size, targets_of(own)))
+        each = f"{4 * len(own.blurs)} transport problems, {n} x {m} and {n} x {n}"
+        where = f" in each of {world.size} processes" if world.size > 1 else ""
+        return PhasePlan((f"generator: an update solves {each}{where}",))
+
+    def shared_counts(self, config: Config) -> dict[str, int]:
+        """Pairs of them: each process needs two halves."""
+        own = config.generator
+        counts = {"batch_size": own.batch_size, "targets": targets_of(own)}
+        return {f"half of generator.{key}": count // 2 for key, count in counts.items()}
+
+    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
+        own, shape, drift = config.generator, data_shape(config.data), drift_of(config)
+        made = torch.randn(1, own.batch_size, *shape, device=device)
+        real = torch.randn(1, targets_of(own), *shape, device=device)
+        unit = partial(drift.velocity, made, real)
+        return (Preparation("generator, transport", unit, own.iterations, exact=True),)
+
+
+def targets_of(config: GeneratorConfig) -> int:
+    """Real samples of an update."""
+    return config.targets or config.batch_size
+
+
+def drift_of(config: Config) -> Drift:
+    """The configured velocity of generated samples."""
+    own = config.generator
+    return Drift(config.sinkhorn, own.blurs, relative=own.relative)

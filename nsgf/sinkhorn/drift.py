@@ -1,0 +1,91 @@
+"""The velocity by which generated samples follow the Sinkhorn flow while a network that makes them
+learns.
+
+    V(x) = T(x -> y) - T(x -> x')
+
+T are barycentric maps of entropic plans: from generated samples x to real ones y, and to generated
+samples x' of other noise. Against themselves particles would mostly meet themselves, and T(x -> x)
+would stay at x: V would then draw each one to the middle of its share of the data. Two batches that
+are both strangers to x make errors of the same kind, which cancel.
+
+Shapes: B problems, N generated samples, M real samples, *shape one sample.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from nsgf.config.schema import SinkhornConfig
+from nsgf.sinkhorn.base import SolverReport
+from nsgf.sinkhorn.batched import BatchedSolver
+
+
+class Drift:
+    """V of B independent problems, its halves each other's x'."""
+
+    def __init__(self, config: SinkhornConfig, blurs: Sequence[float], *, relative: bool) -> None:
+        """
+        Args:
+            config: tolerance and cap of the solver.
+            blurs: of several the velocities' mean is taken.
+            relative: they are in units of the root of the mean cost between x and y.
+        """
+        self._relative = relative
+        self._solvers = [BatchedSolver(replace(config, blur=blur)) for blur in blurs]
+
+    @property
+    def reports(self) -> list[SolverReport]:
+        """What was solved so far, one for each blur."""
+        return [solver.report for solver in self._solvers]
+
+    @torch.no_grad()
+    def velocity(self, made: Tensor, real: Tensor) -> Tensor:
+        """V of generated samples (B, N, *shape) beside real ones (B, M, *shape), float32.
+
+        Of an odd number the last one is left where it is.  (B, N, *shape)
+
+        Raises:
+            ValueError: samples that are not finite, or a blur that is too small for float32.
+        """
+        unit = _root_mean_cost(made, real) if self._relative else 1.0
+        x, y = _halves(made.float() / unit), _halves(real.float() / unit)
+        total = torch.zeros_like(x)
+        for solver in self._solvers:
+            total += _difference(solver, x, y)
+        velocity = torch.zeros_like(made, dtype=torch.float32)
+        velocity[:, : 2 * x.shape[1]] = _whole(total * (unit / len(self._solvers)))
+        return velocity
+
+
+def _difference(solver: BatchedSolver, x: Tensor, y: Tensor) -> Tensor:
+    """T(x -> y) - T(x -> x') of halves (2B, N, *shape) and (2B, M, *shape).
+
+    The solver's velocities are T minus the projection of x on itself, which cancels.
+    """
+    other = x.roll(len(x) // 2, dims=0)
+    if y.shape == x.shape:  # all problems at once
+        found = solver.solve(torch.cat([x, x]), torch.cat([y, other])).velocity.chunk(2)
+    else:
+        found = solver.solve(x, y).velocity, solver.solve(x, other).velocity
+    return (found[0] - found[1]).view(x.shape)
+
+
+def _halves(samples: Tensor) -> Tensor:
+    """(B, N, *shape) -> (2B, N/2, *shape), first all first halves."""
+    return torch.cat(samples[:, : samples.shape[1] // 2 * 2].chunk(2, dim=1))
+
+
+def _whole(halves: Tensor) -> Tensor:
+    """The inverse of :func:`_halves` for even N."""
+    return torch.cat(halves.chunk(2), dim=1)
+
+
+def _root_mean_cost(x: Tensor, y: Tensor) -> float:
+    """Root of the mean of 1/2 |x - y|^2 over all pairs of all problems; 1 where it is 0."""
+    flat = [cloud.flatten(2).double() for cloud in (x, y)]
+    squares = sum(cloud.square().sum(2).mean() for cloud in flat)
+    products = (flat[0].mean(1) * flat[1].mean(1)).sum(1).mean()
+    return math.sqrt(max(0.0, float(squares / 2 - products))) or 1.0

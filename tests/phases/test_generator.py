@@ -1,0 +1,176 @@
+"""One call from noise to data: its batches, its loss, and a run from training to measures."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from nsgf.compare.trials import Target, Trial, asked_nfe, trial_config
+from nsgf.data import Data
+from nsgf.experiment import train
+from nsgf.metrics.evaluate import evaluate_run
+from nsgf.phases import get_phase
+from nsgf.phases.generator import GeneratorTask
+from nsgf.run import checkpoint
+from nsgf.run.folder import RunFolder
+from nsgf.sampling.generate import load_sampler, sample_run
+from nsgf.sinkhorn.drift import Drift
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
+from tests.conftest import shipped
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def one_call(tiny):
+    """A generator of points, in a second."""
+    return replace(
+        tiny,
+        phases=["generator"],
+        evaluation=replace(tiny.evaluation, num_samples=64, repeats=1),
+    )
+
+
+def task_of(config) -> GeneratorTask:
+    model = get_phase("generator").start(config, CPU)
+    return GeneratorTask(model, Data(config.data, config.seed), config)
+
+
+def test_generator_trains_samples_and_evaluates(one_call):
+    run = train(one_call)
+    assert run.checkpoint_file("generator").name == "phase1_generator.pt"
+    sampler, progress = load_sampler(one_call, run, CPU)
+    assert progress == {"generator": "12 of 12"}
+    noise = torch.randn(5, 2)
+    found = sampler(noise, keep_path=True)
+    network = get_phase("generator").load(one_call, run, "ema", CPU).network
+    assert found.nfe == 1 == sampler.expected_nfe
+    assert torch.equal(found.x, noise + network(noise, torch.zeros(5)))
+    assert found.marks == ["start", "G 1/1"]
+    sample_run(one_call, run)
+    _, measures = evaluate_run(one_call, run)
+    assert measures["nfe"] == 1 == measures["expected_nfe"]
+    log = (run.path / "log.txt").read_text()
+    assert "an update solves 4 transport problems, 8 x 8 and 8 x 8" in log
+    assert "blur 0.1: 48 transport problems" in log
+
+
+def test_it_learns_to_be_where_data_are(one_call):
+    """From noise around the origin to eight modes on a ring of radius 5, and to each of them."""
+    generator = replace(one_call.generator, iterations=300, batch_size=128, lr=3e-3)
+    mlp = replace(one_call.model.mlp, width=64)
+    config = replace(one_call, generator=generator, model=replace(one_call.model, mlp=mlp))
+    run = train(config)
+    sampler, _ = load_sampler(config, run, CPU)
+    data = Data(config.data, 7)
+    made, real = sampler(data.source("x").sample(512)).x, data.target("y").sample(512)
+    assert (torch.cdist(made, real).amin(1).mean()) < 1.0
+    assert (torch.cdist(real, made).amin(1).mean()) < 1.0
+
+
+def test_interrupted_generator_ends_as_one_that_was_not(one_call):
+    whole = train(one_call)
+    constant = replace(one_call, generator=replace(one_call.generator, schedule="constant"))
+    short = replace(constant, generator=replace(constant.generator, iterations=5))
+    half = train(constant, train(short))
+    ends = [checkpoint.load(run.checkpoint_file("generator")) for run in (half, train(constant))]
+    for part in ("model", "ema"):
+        for name, value in ends[0][part].items():
+            assert torch.equal(value, ends[1][part][name])
+    assert whole.path != half.path
+
+
+def test_loss_pulls_samples_along_their_velocity(one_call):
+    task = task_of(one_call)
+    batch = task.batch(*task.draw(range(16)))
+    moved = torch.zeros(16, 2, requires_grad=True)
+    loss = task.loss(lambda x, t: moved, batch)
+    loss.backward()
+    drift = Drift(one_call.sinkhorn, one_call.generator.blurs, relative=True)
+    v = drift.velocity(batch.inputs[0].unsqueeze(0), batch.target.unsqueeze(0))[0]
+    assert float(loss.detach()) == pytest.approx(float(v.square().mean()), rel=1e-4)
+    assert torch.allclose(moved.grad, -2 * v / v.numel(), atol=1e-6)
+
+
+def test_normalized_loss_has_the_direction_and_says_the_size(one_call):
+    own = replace(one_call, generator=replace(one_call.generator, normalize=True, eta=0.5))
+    gradients, values = [], []
+    for config in (one_call, own):
+        task, moved = task_of(config), torch.zeros(16, 2, requires_grad=True)
+        loss = task.loss(lambda x, t, moved=moved: moved, task.batch(*task.draw(range(16))))
+        loss.backward()
+        gradients.append(moved.grad)
+        values.append(float(loss.detach()))
+    rms = math.sqrt(values[0])
+    assert values[1] == pytest.approx(0.5 * rms, rel=1e-4)
+    assert torch.allclose(gradients[1], gradients[0] / rms, atol=1e-6)
+
+
+def test_update_of_samples_that_are_not_finite_is_skipped(one_call):
+    task = task_of(one_call)
+    batch = task.batch(*task.draw(range(16)))
+    moved = torch.full((16, 2), math.inf, requires_grad=True)
+    assert not task.loss(lambda x, t: moved, batch).isfinite()
+
+
+def test_blur_too_small_is_one_line(one_call):
+    config = replace(one_call, generator=replace(one_call.generator, blurs=[1e-6]))
+    with pytest.raises(UserError, match=r"generator\.blurs = \[1e-06\]: .*too small"):
+        train(config)
+
+
+def test_more_targets_than_particles(one_call):
+    config = replace(one_call, generator=replace(one_call.generator, targets=40))
+    task = task_of(config)
+    cuts = [range(0, 16), range(16, 32)]
+    parts = [task.draw(cut) for cut in cuts]
+    assert [len(real) for _, real in parts] == [40, 40]
+    both = Data(config.data, config.seed).target("generator").at(range(80))
+    assert torch.equal(torch.cat([real for _, real in parts]), both)
+    halves = [task.draw(World(rank, 2).share(range(16))) for rank in (0, 1)]
+    assert [tuple(map(len, half)) for half in halves] == [(8, 20), (8, 20)]
+    assert task.loss(lambda x, t: x, task.batch(*parts[0])).isfinite()
+
+
+def test_network_may_be_any_function_of_noise_and_time_zero(one_call):
+    task = task_of(one_call)
+    noise, time = task.batch(*task.draw(range(16))).inputs
+    assert noise.shape == (16, 2)
+    assert (time == 0).all()
+    assert isinstance(task.model, nn.Module)
+
+
+def test_settings_of_the_flow_do_not_concern_a_generator(one_call):
+    run = train(one_call)
+    other = replace(one_call, flow=replace(one_call.flow, steps=2))
+    train(other, run)
+    load_sampler(other, run, CPU)
+    tighter = replace(one_call, sinkhorn=replace(one_call.sinkhorn, tolerance=1e-5))
+    with pytest.raises(UserError, match=r"sinkhorn\.tolerance"):
+        train(tighter, run)
+
+
+def test_each_process_needs_two_halves(one_call, tmp_path):
+    counts = get_phase("generator").shared_counts(one_call)
+    assert counts == {"half of generator.batch_size": 8, "half of generator.targets": 8}
+    (line,) = get_phase("generator").plan(one_call, CPU, RunFolder(tmp_path), World(0, 2)).lines
+    assert line.endswith("4 x 4 and 4 x 4 in each of 2 processes")
+
+
+def test_compared_with_one_call_alone():
+    config = shipped("digits-onecall")
+    assert config.compare.methods[0] == "onecall"
+    trial = trial_config(config, Trial(Target("digits"), "onecall", 0))
+    assert (trial.phases, asked_nfe(trial)) == (["generator"], [1])
+    own = trial_config(config, Trial(Target("digits"), "own", 0))
+    assert own.phases == ["generator"]
+
+
+def test_loss_is_recorded(one_call):
+    lines = (train(one_call).path / "metrics.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["loss"] > 0 for line in lines)
+    assert len(lines) == 3

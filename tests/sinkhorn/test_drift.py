@@ -1,0 +1,106 @@
+"""The velocity of generated samples: halves that are each other's second batch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsgf.config.schema import SinkhornConfig
+from nsgf.sinkhorn.batched import BatchedSolver
+from nsgf.sinkhorn.drift import Drift
+
+EXACT = SinkhornConfig(tolerance=1e-6)
+
+
+def barycentric(x, y, blur: float):
+    """T(x -> y) by plain Sinkhorn iterations in float64."""
+    x, y = x.double(), y.double()
+    cost = torch.cdist(x, y).square() / (2 * blur**2)
+    g = torch.zeros(len(y), dtype=torch.double)
+    for _ in range(5000):
+        f = -torch.logsumexp(g - cost, 1)
+        g = -torch.logsumexp(f.unsqueeze(1) - cost, 0)
+    return torch.softmax(g - cost, 1) @ y
+
+
+@pytest.fixture
+def clouds():
+    generator = torch.Generator().manual_seed(0)
+    made = torch.randn(12, 3, generator=generator)
+    return made, 0.5 * torch.randn(16, 3, generator=generator) + 2
+
+
+@pytest.mark.parametrize("targets", [12, 16])
+def test_velocity_is_the_difference_of_two_maps(clouds, targets):
+    made, real = clouds[0], clouds[1][:targets]
+    v = Drift(EXACT, [0.7], relative=False).velocity(made.unsqueeze(0), real.unsqueeze(0))[0]
+    (a, b), (ya, yb) = made.chunk(2), real.chunk(2)
+    expected = [barycentric(a, ya, 0.7) - barycentric(a, b, 0.7)]
+    expected += [barycentric(b, yb, 0.7) - barycentric(b, a, 0.7)]
+    assert torch.allclose(v, torch.cat(expected).float(), atol=1e-4)
+
+
+def test_relative_blur_is_in_units_of_the_root_mean_cost(clouds):
+    made, real = (cloud.unsqueeze(0) for cloud in clouds)
+    unit = float((torch.cdist(*clouds).square() / 2).mean().sqrt())
+    relative = Drift(EXACT, [0.3], relative=True).velocity(made, real)
+    absolute = Drift(EXACT, [0.3 * unit], relative=False).velocity(made, real)
+    assert torch.allclose(relative, absolute, atol=1e-4)
+    far = Drift(EXACT, [0.3], relative=True).velocity(1000 * made, 1000 * real)
+    assert torch.allclose(far, 1000 * relative, rtol=1e-3, atol=0.5)
+
+
+def test_velocities_of_several_blurs_are_averaged(clouds):
+    made, real = (cloud.unsqueeze(0) for cloud in clouds)
+    one, other = (Drift(EXACT, [b], relative=False).velocity(made, real) for b in (0.5, 1.5))
+    both = Drift(EXACT, [0.5, 1.5], relative=False)
+    assert torch.allclose(both.velocity(made, real), (one + other) / 2, atol=1e-5)
+    assert [report.solves for report in both.reports] == [4, 4]
+
+
+def test_problems_are_independent(clouds):
+    """Those of one class and of another."""
+    made, real = clouds[0].view(2, 6, 3), clouds[1].view(2, 8, 3)
+    drift = Drift(EXACT, [0.7], relative=False)
+    together = drift.velocity(made, real)
+    for number in range(2):
+        alone = drift.velocity(made[number : number + 1], real[number : number + 1])
+        assert torch.allclose(together[number], alone[0], atol=1e-4)
+
+
+def test_odd_sample_stays():
+    made, real = torch.randn(1, 7, 2), torch.randn(1, 7, 2) + 5
+    v = Drift(EXACT, [1.0], relative=True).velocity(made, real)[0]
+    assert (v[:6].norm(dim=1) > 1).all()
+    assert (v[6] == 0).all()
+
+
+def test_samples_of_the_target_stay_on_average():
+    """Where generated samples have the target's law, both maps make the same errors. The usual
+    velocity, against the samples themselves, still draws all of them inwards."""
+    generator = torch.Generator().manual_seed(1)
+    made, real = torch.randn(2, 1, 1024, 8, generator=generator)
+    config = replace(EXACT, tolerance=1e-3)
+    v = Drift(config, [1.0], relative=False).velocity(made, real)[0]
+    outwards = (v * made[0]).sum(1).mean() / made[0].square().sum(1).mean()
+    assert abs(float(outwards)) < 0.02
+    usual = BatchedSolver(replace(config, blur=1.0)).velocity(made[0], real[0])
+    assert float((usual * made[0]).sum(1).mean() / made[0].square().sum(1).mean()) < -0.05
+
+
+def test_images_keep_their_shape():
+    v = Drift(EXACT, [0.5], relative=True).velocity(
+        torch.randn(1, 6, 1, 4, 4), torch.randn(1, 6, 1, 4, 4)
+    )
+    assert v.shape == (1, 6, 1, 4, 4)
+
+
+def test_one_single_point_stays():
+    v = Drift(EXACT, [0.5], relative=True).velocity(torch.ones(1, 4, 2), torch.ones(1, 4, 2))
+    assert (v == 0).all()
+
+
+def test_blur_too_small_for_float32_is_refused():
+    made = torch.randn(1, 4, 2)
+    with pytest.raises(ValueError, match="too small for float32"):
+        Drift(EXACT, [1e-6], relative=True).velocity(made, made + 1)
