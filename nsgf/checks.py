@@ -13,7 +13,7 @@ from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
 
 MAX_STEPS_PLUS_PLUS = 5
-PATHS = ("out_dir", "data.root", "data.path", "evaluation.inception_weights")
+PATHS = ("out_dir", "data.root", "data.path", "evaluation.inception_weights", "generator.init")
 OF_OWN_DATA = ("path", "size", "fit", "color")
 """Keys of the section ``data`` that say what own data are read, and how."""
 MAX_PATH = 4096

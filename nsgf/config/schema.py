@@ -304,6 +304,9 @@ class GeneratorConfig(OptimConfig):
     that eta matters with clip_norm alone."""
     normalize: bool = False
     """Divide each update's velocity by its root mean square."""
+    init: Annotated[str | None, FREE_ON_RESUME] = None
+    """Folder of a run of the same data and network, whose reflow, peer, straight flow from noise or
+    NSGF it begins as; null: random weights."""
 
 
 @dataclass

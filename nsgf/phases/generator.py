@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, GeneratorConfig
 from nsgf.data import Data, data_shape
 from nsgf.phases.base import Phase, PhasePlan, Preparation
+from nsgf.phases.beginning import beginning
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import OneCall
@@ -85,7 +86,15 @@ class Generator(Phase):
     follows = (*Phase.follows, "sinkhorn.tolerance", "sinkhorn.max_iterations")
 
     def task(self, session: Session, data: Data) -> Task:
-        return GeneratorTask(self.start(session.config, session.device), data, session.config)
+        """
+        Raises:
+            UserError: what it is to begin as is not there any more.
+        """
+        config, model = session.config, self.start(session.config, session.device)
+        if config.generator.init and not session.run.has_checkpoint(self.name):
+            found = beginning(self, config, config.generator.init)
+            model.load_state_dict(found.network.state_dict())
+        return GeneratorTask(model, data, config)
 
     def example(self, size: int, shape: tuple[int, ...]) -> Batch:
         noise = torch.randn(size, *shape)
@@ -94,11 +103,19 @@ class Generator(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
+        """
+        Raises:
+            UserError: what it is to begin as is not there, or does not fit.
+        """
         own = config.generator
         n, m = (count // (2 * world.size) for count in (own.batch_size, targets_of(own)))
         each = f"{4 * len(own.blurs)} transport problems, {n} x {m} and {n} x {n}"
         where = f" in each of {world.size} processes" if world.size > 1 else ""
-        return PhasePlan((f"generator: an update solves {each}{where}",))
+        lines = [f"generator: an update solves {each}{where}"]
+        if own.init and not (run and run.has_checkpoint(self.name)):
+            found = beginning(self, config, own.init)
+            lines.append(f"generator: begins as {found.phase} of {own.init}, {found.progress}")
+        return PhasePlan(tuple(lines))
 
     def shared_counts(self, config: Config) -> dict[str, int]:
         """Pairs of them: each process needs two halves."""

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -13,9 +14,10 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
+from nsgf.phases.beginning import beginning
 from nsgf.phases.generator import GeneratorTask
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import RunFolder, earlier
 from nsgf.sampling.generate import load_sampler, sample_run
 from nsgf.sinkhorn.drift import Drift
 from nsgf.system.distributed import World
@@ -168,6 +170,51 @@ def test_compared_with_one_call_alone():
     assert (trial.phases, asked_nfe(trial)) == (["generator"], [1])
     own = trial_config(config, Trial(Target("digits"), "own", 0))
     assert own.phases == ["generator"]
+
+
+def forget(run: RunFolder, name) -> None:
+    for file in (run.checkpoint_file(name), earlier(run.checkpoint_file(name))):
+        file.unlink()
+
+
+def test_it_begins_as_a_trained_network(one_call, tiny_run):
+    """The straight flow starts from noise; where it does not, NSGF does."""
+    init = str(tiny_run.path)
+    config = replace(one_call, generator=replace(one_call.generator, init=init, iterations=0))
+    run = train(config)
+    begun = checkpoint.load(run.checkpoint_file("generator"))["model"]
+    taught = checkpoint.load(tiny_run.checkpoint_file("nsf"))["ema"]
+    assert all(torch.equal(value, taught[name]) for name, value in begun.items())
+    assert (
+        f"generator: begins as nsf of {init}, after update 12" in (run.path / "log.txt").read_text()
+    )
+    forget(tiny_run, "nsf")
+    assert beginning(get_phase("generator"), config, init).phase == "nsgf"
+
+
+def test_beginning_is_needed_once(one_call, tiny_run):
+    """A run goes on where the one that it began as is gone."""
+    generator = replace(one_call.generator, init=str(tiny_run.path), schedule="constant")
+    short = replace(one_call, generator=replace(generator, iterations=5))
+    run = train(short)
+    shutil.rmtree(tiny_run.path)
+    train(replace(one_call, generator=generator), run)
+    assert checkpoint.load(run.checkpoint_file("generator"))["step"] == 12
+
+
+def test_beginning_that_does_not_fit_is_one_line(one_call, tiny_run, tmp_path):
+    def refused(folder, width=16) -> str:
+        mlp = replace(one_call.model.mlp, width=width)
+        model, own = replace(one_call.model, mlp=mlp), replace(one_call.generator, init=str(folder))
+        with pytest.raises(UserError) as caught:
+            train(replace(one_call, model=model, generator=own))
+        return str(caught.value)
+
+    assert f"generator.init = {tmp_path}: run = {tmp_path}: no run folder" in refused(tmp_path)
+    assert "its nsf does not fit the network" in refused(tiny_run.path, width=8)
+    forget(tiny_run, "nsf")
+    forget(tiny_run, "nsgf")
+    assert "no network there that starts from noise" in refused(tiny_run.path)
 
 
 def test_loss_is_recorded(one_call):
