@@ -2,7 +2,7 @@
 
     x = G(z)                                       samples of the network as it is
     V = T(x -> y) - T(x -> x')                     where the Sinkhorn flow takes them
-    loss = mean |x - stopgrad(x + eta V)|^2
+    loss = mean |x - stopgrad(x + eta V)|^2        in units of the mean cost between x and y
 
 The velocity of NSGF's first phase trains the network that answers at once instead of one that is
 asked along the way (W-Flow, arXiv 2605.11755; drifting models, arXiv 2602.04770).
@@ -19,10 +19,11 @@ from nsgf.config.schema import Config, GeneratorConfig
 from nsgf.data import Data, data_shape
 from nsgf.phases.base import Phase, PhasePlan, Preparation
 from nsgf.phases.beginning import beginning
+from nsgf.phases.spaces import Spaces, pixels, spaces_of
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import OneCall
-from nsgf.sinkhorn.drift import Drift
+from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.task import Answer, Batch, Task
@@ -33,8 +34,10 @@ class GeneratorTask(Task):
 
     divisible = False
 
-    def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
-        self.model, self._config = model, config.generator
+    def __init__(
+        self, model: nn.Module, data: Data, config: Config, spaces: Spaces = pixels
+    ) -> None:
+        self.model, self._config, self._spaces = model, config.generator, spaces
         self._noise, self._real = data.source("generator"), data.target("generator")
         self._drift = drift_of(config)
 
@@ -49,9 +52,9 @@ class GeneratorTask(Task):
         return Batch((noise, torch.zeros(len(noise), device=noise.device)), real)
 
     def loss(self, forward: Answer, batch: Batch) -> Tensor:
-        """mean |eta V|^2. With ``normalize`` divided by its root, which has the gradient of
-        V / rms(V), whose own loss would always be the same, and the value eta rms(V). Not a number
-        where samples are not finite.
+        """|eta V|^2 / 2 as a share of the mean cost between generated and real samples, summed over
+        the spaces. With ``normalize`` divided by its root, which has the gradient of V / rms(V),
+        whose own loss would always be the same. Not a number where samples are not finite.
 
         Raises:
             UserError: a blur is too small for float32.
@@ -59,12 +62,20 @@ class GeneratorTask(Task):
         made = batch.inputs[0] + forward(*batch.inputs)
         if not made.isfinite().all():
             return made.sum() * float("nan")
+        with torch.no_grad():
+            real = self._spaces(batch.target)
+        loss = sum(map(self._loss_in, self._spaces(made), real), torch.zeros_like(made[0].sum()))
+        return loss / loss.detach().sqrt().clamp_min(1e-12) if self._config.normalize else loss
+
+    def _loss_in(self, made: Tensor, real: Tensor) -> Tensor:
+        """The loss in one space, of (B, ...) and (M, ...)."""
+        x, y = made.detach().unsqueeze(0), real.unsqueeze(0)
         try:
-            v = self._drift.velocity(made.detach().unsqueeze(0), batch.target.unsqueeze(0))[0]
+            v = self._drift.velocity(x, y)[0]
         except ValueError as error:
             raise UserError(f"generator.blurs = {self._config.blurs}: {error}") from error
-        loss = (made - (made.detach() + self._config.eta * v)).square().mean()
-        return loss / loss.detach().sqrt().clamp_min(1e-12) if self._config.normalize else loss
+        way = made - (made.detach() + self._config.eta * v)
+        return way.flatten(1).square().sum(1).mean() / 2 / mean_cost(x, y)
 
     def remarks(self) -> tuple[str, ...]:
         lines = []
@@ -88,13 +99,13 @@ class Generator(Phase):
     def task(self, session: Session, data: Data) -> Task:
         """
         Raises:
-            UserError: what it is to begin as is not there any more.
+            UserError: what it is to begin as is not there any more, or labels are missing.
         """
         config, model = session.config, self.start(session.config, session.device)
         if config.generator.init and not session.run.has_checkpoint(self.name):
             found = beginning(self, config, config.generator.init)
             model.load_state_dict(found.network.state_dict())
-        return GeneratorTask(model, data, config)
+        return GeneratorTask(model, data, config, spaces_of(session, data))
 
     def example(self, size: int, shape: tuple[int, ...]) -> Batch:
         noise = torch.randn(size, *shape)

@@ -16,8 +16,11 @@ from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
 from nsgf.phases.beginning import beginning
 from nsgf.phases.generator import GeneratorTask
+from nsgf.phases.spaces import spaces_of
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
+from nsgf.run.log import Tracker
+from nsgf.run.session import Session
 from nsgf.sampling.generate import load_sampler, sample_run
 from nsgf.sinkhorn.drift import Drift
 from nsgf.system.distributed import World
@@ -94,8 +97,10 @@ def test_loss_pulls_samples_along_their_velocity(one_call):
     loss.backward()
     drift = Drift(one_call.sinkhorn, one_call.generator.blurs, relative=True)
     v = drift.velocity(batch.inputs[0].unsqueeze(0), batch.target.unsqueeze(0))[0]
-    assert float(loss.detach()) == pytest.approx(float(v.square().mean()), rel=1e-4)
-    assert torch.allclose(moved.grad, -2 * v / v.numel(), atol=1e-6)
+    cost = torch.cdist(batch.inputs[0], batch.target).square().mean() / 2
+    share = v.square().sum(1).mean() / 2 / cost
+    assert float(loss.detach()) == pytest.approx(float(share), rel=1e-4)
+    assert torch.allclose(moved.grad, -v / len(v) / cost, atol=1e-6)
 
 
 def test_normalized_loss_has_the_direction_and_says_the_size(one_call):
@@ -107,9 +112,9 @@ def test_normalized_loss_has_the_direction_and_says_the_size(one_call):
         loss.backward()
         gradients.append(moved.grad)
         values.append(float(loss.detach()))
-    rms = math.sqrt(values[0])
-    assert values[1] == pytest.approx(0.5 * rms, rel=1e-4)
-    assert torch.allclose(gradients[1], gradients[0] / rms, atol=1e-6)
+    root = math.sqrt(values[0])
+    assert values[1] == pytest.approx(0.5 * root, rel=1e-4)
+    assert torch.allclose(gradients[1], gradients[0] / root, atol=1e-6)
 
 
 def test_update_of_samples_that_are_not_finite_is_skipped(one_call):
@@ -123,6 +128,38 @@ def test_blur_too_small_is_one_line(one_call):
     config = replace(one_call, generator=replace(one_call.generator, blurs=[1e-6]))
     with pytest.raises(UserError, match=r"generator\.blurs = \[1e-06\]: .*too small"):
         train(config)
+
+
+def test_losses_of_all_spaces_are_summed(one_call):
+    """In units of each one's own costs, so that scaled copies count alike."""
+    batch = task_of(one_call).batch(*task_of(one_call).draw(range(16)))
+    model, data = get_phase("generator").start(one_call, CPU), Data(one_call.data, one_call.seed)
+    spaces = {"one": lambda x: [x], "three": lambda x: [x, 5 * x, x / 3 + 1]}
+    losses = {
+        name: GeneratorTask(model, data, one_call, space).loss(lambda x, t: 0 * x, batch)
+        for name, space in spaces.items()
+    }
+    assert float(losses["three"]) == pytest.approx(3 * float(losses["one"]), rel=1e-3)
+
+
+def test_layers_of_a_classifier_are_spaces(tmp_path):
+    """Its gradient reaches the samples; it is kept beside the runs and learns nothing."""
+    flags = ("--generator.features=classifier", f"--out-dir={tmp_path}")
+    config = shipped("digits-onecall", *flags, "--batch-size=16", "--train-iters=2")
+    session = Session(config, RunFolder(tmp_path), Tracker(tmp_path), CPU)
+    data = Data(config.data, config.seed)
+    spaces = spaces_of(session, data)
+    x = torch.randn(3, 1, 8, 8, requires_grad=True)
+    found = spaces(x)
+    assert found[0] is x
+    assert [len(space) for space in found] == [3] * 4
+    found[-1].sum().backward()
+    assert x.grad.abs().sum() > 0
+    (file,) = (tmp_path / ".classifiers").glob("*.pt")
+    assert "seed1" in file.name
+    task = get_phase("generator").task(session, data)
+    loss = task.loss(lambda x, t: task.model(x, t), task.batch(*task.draw(range(16))))
+    assert loss.isfinite()
 
 
 def test_more_targets_than_particles(one_call):
