@@ -167,8 +167,6 @@ def _one_call_problems(config: Config) -> Iterator[str]:
             "transport problems are those of a whole batch; use a smaller --batch-size, or "
             "--model.checkpoint_activations true"
         )
-    if config.sinkhorn.solver != "batched":
-        yield f"sinkhorn.solver = {config.sinkhorn.solver}: must be batched with phase generator"
     if 1 <= config.generator.batch_size < 4:
         yield f"generator.batch_size = {config.generator.batch_size}: must be >= 4, two halves"
     target = target_set(config.data)

@@ -22,7 +22,6 @@ def test_shipped_configurations_are_valid(config_names, own_data):
 
 WRONG = [  # experiment, flag, words of the message
     ("2d-onecall", "--accumulate=2", "train.accumulate = 2: must be 1 with phase generator"),
-    ("2d-onecall", "--sinkhorn.solver=geomloss", "must be batched with phase generator"),
     ("2d-onecall", "--batch-size=3", "generator.batch_size = 3: must be >= 4, two halves"),
     ("2d-onecall", "--generator.blurs=[]", "generator.blurs = []: must have at least one"),
     ("2d-onecall", "--generator.blurs=[0.1,0]", "generator.blurs = [0.1, 0.0]: must be > 0"),

@@ -299,6 +299,10 @@ class GeneratorConfig(OptimConfig):
         default_factory=lambda: [0.1]
     )
     """Square roots of the regularization eps. Of several the velocities' mean is taken."""
+    tolerance: Annotated[float, Range(above=0)] = 5e-4
+    """As sinkhorn.tolerance."""
+    max_iterations: Annotated[int, Range(1)] = 2000
+    """As sinkhorn.max_iterations."""
     relative: bool = True
     """Blurs in units of the root of the mean cost between generated and real samples: 0.1 makes eps
     a hundredth of that cost. false: in units of the data, as sinkhorn.blur."""

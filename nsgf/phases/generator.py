@@ -94,7 +94,6 @@ class Generator(Phase):
 
     name = "generator"
     leg = OneCall
-    follows = (*Phase.follows, "sinkhorn.tolerance", "sinkhorn.max_iterations")
 
     def task(self, session: Session, data: Data) -> Task:
         """
@@ -150,4 +149,4 @@ def targets_of(config: GeneratorConfig) -> int:
 def drift_of(config: Config) -> Drift:
     """The configured velocity of generated samples."""
     own = config.generator
-    return Drift(config.sinkhorn, own.blurs, relative=own.relative)
+    return Drift(own.blurs, own.tolerance, own.max_iterations, relative=own.relative)
