@@ -21,6 +21,7 @@ from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import data_shape
 from nsgf.phases import Phase, get_phases, sampled_phases
+from nsgf.phases.base import Problems
 from nsgf.pool.plan import build_batch, flow_flags, plan_pool, pool_bytes, solver_bytes
 from nsgf.readiness import tried
 from nsgf.run.plan import checkpoint_bytes
@@ -119,15 +120,22 @@ def update_work(config: Config, phase: Phase, precision: Precision) -> Work:
 def pool_work(config: Config, shape: tuple[int, ...], card: Card) -> Work:
     """All flows: a cost matrix and a plan of n x m and of n x n for each step, each a product over
     all coordinates, and Sinkhorn updates, which read that of n x m twice."""
-    n, m, values = config.sinkhorn.batch_size, config.sinkhorn.targets, math.prod(shape)
+    n, m = config.sinkhorn.batch_size, config.sinkhorn.targets
     batched = config.sinkhorn.solver == "batched"
     together = build_batch(config, shape, CPU, card.memory) if batched else 1
-    solve = Work(
-        flops=n * (4 * (n + m) * values + 4 * m * SINKHORN_UPDATES),
-        traffic=4 * (n * (m * (2 * SINKHORN_UPDATES + 10) + 10 * n) + 5 * (n + m) * values),
-        launches=(16 * SINKHORN_UPDATES + 100) / together,
+    solves = solve_work(Problems(together, n, m), math.prod(shape))
+    return solves.times(config.flow.steps * config.pool.num_batches / together)
+
+
+def solve_work(problems: Problems, values: int) -> Work:
+    """Transport problems of samples of so many values, solved together."""
+    number, n, m = problems
+    traffic = 4 * (n * (m * (2 * SINKHORN_UPDATES + 10) + 10 * n) + 5 * (n + m) * values)
+    return Work(
+        flops=number * n * (4 * (n + m) * values + 4 * m * SINKHORN_UPDATES),
+        traffic=number * traffic,
+        launches=16 * SINKHORN_UPDATES + 100,
     )
-    return solve.times(config.flow.steps * config.pool.num_batches)
 
 
 def sampling_work(config: Config, precision: Precision) -> tuple[Work, int] | None:
@@ -195,6 +203,12 @@ def _phase_forecast(
         if name == POOL:
             seconds = _pool_seconds(config, card)
             name += f" at {SINKHORN_UPDATES} Sinkhorn updates a step"
+        elif preparation.problems:
+            values = math.prod(data_shape(config.data))
+            solves = [solve_work(problems, values) for problems in preparation.problems]
+            each = sum(work.seconds(card, "fp32") for work in solves)
+            seconds = each * preparation.units
+            name += f" at {SINKHORN_UPDATES} Sinkhorn updates a problem"
         else:
             try:
                 work = counted(preparation.unit).times(preparation.units)

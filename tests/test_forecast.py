@@ -19,12 +19,15 @@ from nsgf.forecast import (
     largest_batch,
     pool_work,
     sampling_work,
+    solve_work,
     update_work,
 )
 from nsgf.phases import get_phase
+from nsgf.phases.base import Problems
 from nsgf.pool.plan import build_batch
 from nsgf.system.cards import CARDS, Card, find_card
 from nsgf.system.errors import UserError
+from nsgf.system.hardware import format_hours
 from nsgf.training.memory import TrainingMemory, training_memory
 from nsgf.training.task import Batch, squared_error
 from tests.conftest import shipped
@@ -117,18 +120,34 @@ def test_pool_grows_with_its_flows_and_the_square_of_their_size():
     work = pool_work(config, shape, card)
     assert work.flops == pytest.approx(2500 * 5 * 4 * 2 * n**2 * 3072, rel=0.01)
     matrices, clouds = 2 * SINKHORN_UPDATES + 20, 10
-    assert work.traffic == 2500 * 5 * 4 * (matrices * n**2 + clouds * n * 3072)
+    assert work.traffic == pytest.approx(2500 * 5 * 4 * (matrices * n**2 + clouds * n * 3072))
     more = pool_work(shipped("cifar10", "--sinkhorn.target_batch=1000"), shape, card)
     products = n * (n + 1000) * 3072
-    assert more.flops == 2500 * 5 * 4 * (products + n * 1000 * SINKHORN_UPDATES)
+    assert more.flops == pytest.approx(2500 * 5 * 4 * (products + n * 1000 * SINKHORN_UPDATES))
     read = n * (10 * n + (2 * SINKHORN_UPDATES + 10) * 1000) + 5 * (n + 1000) * 3072
-    assert more.traffic == 2500 * 5 * 4 * read
+    assert more.traffic == pytest.approx(2500 * 5 * 4 * read)
     twice = pool_work(shipped("cifar10", "--pool-batches=5000"), shape, card)
-    assert twice.flops == 2 * work.flops
+    assert twice.flops == pytest.approx(2 * work.flops)
     assert twice.launches == pytest.approx(2 * work.launches)
     alone = pool_work(shipped("cifar10", "--pool.build_batch=1"), shape, card)
     together = build_batch(config, shape, torch.device("cpu"), card.memory)
     assert alone.launches == pytest.approx(together * work.launches)
+
+
+def test_transport_of_a_generator_is_part_of_its_time():
+    """It cannot be run on shapes: counted by its problems, towards data and among halves."""
+    config = shipped("mnist-onecall")
+    (line,) = [one for one in plan("mnist-onecall") if one.startswith("generator, transport")]
+    towards, among = Problems(2, 128, 2048), Problems(2, 128, 128)
+    each = sum(solve_work(one, 784).seconds(find_card("t4"), "fp32") for one in (towards, among))
+    seconds = each * config.generator.iterations
+    assert line == (
+        f"generator, transport at {SINKHORN_UPDATES} Sinkhorn updates a problem: about "
+        f"{format_hours(seconds)}"
+    )
+    more = shipped("mnist-onecall", "--generator.blurs=[0.1,0.2]")
+    (twice,) = get_phase("generator").preparations(more, torch.device("cpu"))
+    assert len(twice.problems) == 4
 
 
 def test_sampling_counts_the_calls_of_each_network():

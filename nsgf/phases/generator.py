@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config, GeneratorConfig
 from nsgf.data import Data, data_shape
-from nsgf.phases.base import Phase, PhasePlan, Preparation
+from nsgf.phases.base import Phase, PhasePlan, Preparation, Problems
 from nsgf.phases.beginning import beginning
 from nsgf.phases.nsgf import NSGF
 from nsgf.phases.spaces import Spaces, pixels, spaces_of
@@ -147,7 +147,10 @@ class Generator(Phase):
         made = torch.randn(1, own.batch_size, *shape, device=device)
         real = torch.randn(1, targets_of(own), *shape, device=device)
         unit = partial(drift.velocity, made, real)
-        return (Preparation("generator, transport", unit, own.iterations, exact=True),)
+        n, m = own.batch_size // 2, targets_of(own) // 2
+        problems = (Problems(2, n, m), Problems(2, n, n)) * len(own.blurs)
+        name = "generator, transport"
+        return (Preparation(name, unit, own.iterations, exact=True, problems=problems),)
 
 
 def targets_of(config: GeneratorConfig) -> int:
