@@ -11,7 +11,7 @@ from nsgf.cli import main
 from nsgf.config.schema import OptimConfig, SamplingConfig, SinkhornConfig, TrainConfig
 from nsgf.run.checkpoint import is_finite
 from nsgf.sampling import solvers
-from nsgf.sampling.sampler import NSGFSteps, StraightFlow
+from nsgf.sampling.sampler import NSGFSteps, OneCall, StraightFlow
 from nsgf.sinkhorn import batched
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
@@ -76,6 +76,24 @@ def test_each_experiment_keeps_to_the_rules_of_a_card(exp, card, other, tmp_path
         ["sample", *where],
         ["evaluate", *where, "--evaluation.inception=false"],
     )
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("exp", "card", "flag"),
+    [
+        ("2d-onecall", HOPPER, "--generator.normalize=true"),
+        ("digits-onecall", TURING, "--generator.features=classifier"),
+    ],
+)
+def test_generator_mixes_no_devices(exp, card, flag, tmp_path):
+    """Its updates wait for the transport problems, sampling for nothing."""
+    where = ["--exp", exp, "--smoke", "--out-dir", str(tmp_path)]
+    with pretended_card(card) as pretended, pretended.counted(OneCall, "carry") as leg:
+        assert main(["train", *where, "--device=cuda", "--train-iters=2", flag]) == 0
+        assert main(["sample", *where]) == 0
+    assert leg["calls"] > 0
+    assert not waits(leg)
 
 
 @pytest.mark.e2e
