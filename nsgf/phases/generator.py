@@ -7,17 +7,23 @@
 The velocity of NSGF's first phase trains the network that answers at once instead of one that is
 asked along the way (W-Flow, arXiv 2605.11755; drifting models, arXiv 2602.04770).
 
-Shapes: B batch, M real samples of it, *shape one sample.
+With ``data.conditional`` a batch is made of K + 1 groups, a sample of each in turn, and transport
+stays within them: samples that are told class c < K are drawn to real ones of that class, those
+that are told K, no class, to real ones of all. No label has to be left out for guidance.
+
+Shapes: B batch, M real samples of it, G groups, *shape one sample.
 """
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config, GeneratorConfig
-from nsgf.data import Data, data_shape
-from nsgf.phases.base import Phase, PhasePlan, Preparation
+from nsgf.data import Data, class_labels, data_classes, data_shape
+from nsgf.data.classes import nearest_multiple
+from nsgf.phases.base import Phase, PhasePlan, Preparation, example_labels
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import OneCall
@@ -34,18 +40,23 @@ class GeneratorTask(Task):
 
     def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
         self.model, self._config = model, config.generator
-        self._noise, self._real = data.source("generator"), data.target("generator")
-        self._drift = drift_of(config)
+        self._noise, self._drift = data.source("generator"), drift_of(config)
+        self._groups = groups_of(config)
+        is_told = self._groups > 1
+        self._real = (
+            data.target_by_class("generator", mixed=True) if is_told else data.target("generator")
+        )
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """z (B, *shape) and y (M, *shape)."""
+        """z (B, *shape) and y (M, *shape), with classes labels (B,) too."""
         whole, targets = self._config.batch_size, targets_of(self._config)
         places = [position * targets // whole for position in (positions.start, positions.stop)]
-        return self._noise.at(positions), self._real.at(range(*places))
+        labels = (class_labels(positions, self._groups),) if self._groups > 1 else ()
+        return self._noise.at(positions), self._real.at(range(*places)), *labels
 
     def batch(self, *drawn: Tensor) -> Batch:
-        noise, real = drawn
-        return Batch((noise, torch.zeros(len(noise), device=noise.device)), real)
+        noise, real, *labels = drawn
+        return Batch((noise, torch.zeros(len(noise), device=noise.device), *labels), real)
 
     def loss(self, forward: Answer, batch: Batch) -> Tensor:
         """mean |eta V|^2. With ``normalize`` divided by its root, which has the gradient of
@@ -59,7 +70,8 @@ class GeneratorTask(Task):
         if not made.isfinite().all():
             return made.sum() * float("nan")
         try:
-            v = self._drift.velocity(made.detach().unsqueeze(0), batch.target.unsqueeze(0))[0]
+            x, y = (grouped(part, self._groups) for part in (made.detach(), batch.target))
+            v = self._drift.velocity(x, y).transpose(0, 1).flatten(0, 1)
         except ValueError as error:
             raise UserError(f"generator.blurs = {self._config.blurs}: {error}") from error
         loss = (made - (made.detach() + self._config.eta * v)).square().mean()
@@ -87,16 +99,19 @@ class Generator(Phase):
     def task(self, session: Session, data: Data) -> Task:
         return GeneratorTask(self.start(session.config, session.device), data, session.config)
 
-    def example(self, size: int, shape: tuple[int, ...]) -> Batch:
-        noise = torch.randn(size, *shape)
-        return Batch((noise, torch.zeros(size)), torch.randn(size, *shape))
+    def example(self, size: int, shape: tuple[int, ...], classes: int = 0) -> Batch:
+        noise, labels = torch.randn(size, *shape), example_labels(size, classes)
+        return Batch((noise, torch.zeros(size), *labels), torch.randn(size, *shape))
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
-        own = config.generator
-        n, m = (count // (2 * world.size) for count in (own.batch_size, targets_of(own)))
-        each = f"{4 * len(own.blurs)} transport problems, {n} x {m} and {n} x {n}"
+        own, groups = config.generator, groups_of(config)
+        for problem in group_problems(config, world.size):
+            raise UserError(problem)
+        sizes = (own.batch_size, targets_of(own))
+        n, m = (count // (2 * groups * world.size) for count in sizes)
+        each = f"{4 * groups * len(own.blurs)} transport problems, {n} x {m} and {n} x {n}"
         where = f" in each of {world.size} processes" if world.size > 1 else ""
         return PhasePlan((f"generator: an update solves {each}{where}",))
 
@@ -108,8 +123,10 @@ class Generator(Phase):
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         own, shape, drift = config.generator, data_shape(config.data), drift_of(config)
-        made = torch.randn(1, own.batch_size, *shape, device=device)
-        real = torch.randn(1, targets_of(own), *shape, device=device)
+        made, real = (
+            grouped(torch.randn(count, *shape, device=device), groups_of(config))
+            for count in (own.batch_size, targets_of(own))
+        )
         unit = partial(drift.velocity, made, real)
         return (Preparation("generator, transport", unit, own.iterations, exact=True),)
 
@@ -117,6 +134,31 @@ class Generator(Phase):
 def targets_of(config: GeneratorConfig) -> int:
     """Real samples of an update."""
     return config.targets or config.batch_size
+
+
+def groups_of(config: Config) -> int:
+    """Groups within which samples are transported: K + 1 with K classes, else all together."""
+    return data_classes(config.data) + 1
+
+
+def grouped(samples: Tensor, groups: int) -> Tensor:
+    """Samples of the groups in turn, (B, *shape), group by group.  (G, B / G, *shape)"""
+    return samples.unflatten(0, (-1, groups)).transpose(0, 1)
+
+
+def group_problems(config: Config, processes: int = 1) -> Iterator[str]:
+    """Why the batches of so many processes cannot be made of two halves of each group."""
+    own, groups = config.generator, groups_of(config)
+    unit = 2 * groups * processes
+    where = f" and {processes} processes" if processes > 1 else ""
+    for key, count in (("batch_size", own.batch_size), ("targets", targets_of(own))):
+        if groups > 1 and count % unit:
+            yield (
+                f"generator.{key} = {count}: must be a multiple of {unit} with {groups - 1} "
+                f"classes{where}, two halves for each and for none; the nearest is "
+                f"{nearest_multiple(count, unit)}"
+            )
+            return
 
 
 def drift_of(config: Config) -> Drift:

@@ -25,8 +25,8 @@ class NSFTask(LineTask):
     """u_delta(x, t) regresses X1 - X0."""
 
     def batch(self, *drawn: Tensor) -> Batch:
-        start, end, t = drawn
-        return Batch((interpolate(start, end, t), t), end - start)
+        start, end, t, *labels = drawn
+        return Batch((interpolate(start, end, t), t, *labels), end - start)
 
 
 class NSF(Phase):
