@@ -199,8 +199,11 @@ def write_header(folder: Path, header: Header) -> None:
 
 
 def differences(known: Header, settings: dict[str, object]) -> list[str]:
-    """One text per setting in which the pool ``known`` differs; one that it lacks was as usual."""
-    before = {**fixed_values(Config(), SECTIONS), **known["settings"]}
+    """One text per setting in which the pool ``known`` differs; one that it lacks had its default,
+    or was null."""
+    usual = fixed_values(Config(), SECTIONS)
+    lacking = {key: usual[key] for key in settings.keys() & usual.keys()}
+    before = {**lacking, **known["settings"]}
     return [
         f"{key}: the pool has {before.get(key)}, this command {settings.get(key)}"
         for key in {**before, **settings}
