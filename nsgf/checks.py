@@ -14,7 +14,7 @@ from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
 
 MAX_STEPS_PLUS_PLUS = 5
-PATHS = ("out_dir", "data.root", "data.path", "evaluation.inception_weights")
+PATHS = ("out_dir", "data.root", "data.path", "evaluation.inception_weights", "generator.init")
 OF_OWN_DATA = ("path", "size", "fit", "color")
 """Keys of the section ``data`` that say what own data are read, and how."""
 MAX_PATH = 4096
@@ -173,6 +173,13 @@ def _one_call_problems(config: Config) -> Iterator[str]:
         yield f"sinkhorn.solver = {config.sinkhorn.solver}: must be batched with phase generator"
     if 1 <= config.generator.batch_size < 4:
         yield f"generator.batch_size = {config.generator.batch_size}: must be >= 4, two halves"
+    target = target_set(config.data)
+    has_labels = isinstance(target, ImageSet) and target.read_labels and not config.data.fake
+    if config.generator.features == "classifier" and not has_labels:
+        yield (
+            f"generator.features = classifier: needs an image set with labels, {config.data.name} "
+            "has none; use pixels"
+        )
     if not config.generator.blurs:
         yield "generator.blurs = []: must have at least one"
 

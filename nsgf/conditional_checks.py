@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from nsgf.config.schema import ONE_CALL, PEER_PHASES, PHASES, Config
 from nsgf.data import data_classes, target_set
 from nsgf.data.classes import nearest_multiple
-from nsgf.phases.generator import group_problems
+from nsgf.phases.groups import group_problems
 
 
 def conditional_problems(config: Config) -> Iterator[str]:

@@ -295,6 +295,9 @@ class GeneratorConfig(OptimConfig):
     targets: Annotated[int | None, Range(4)] = None
     """Real samples of one update, a half of them for each half of the batch; null: as many as
     batch_size."""
+    features: Literal["pixels", "classifier"] = "pixels"
+    """Where samples are transported: as they are; or in that and, each by itself, in the layers of
+    a small classifier that is trained on the labelled images, another one than what measures."""
     blurs: Annotated[list[float], Range(above=0, maximum=1e6)] = field(
         default_factory=lambda: [0.1]
     )
@@ -303,10 +306,14 @@ class GeneratorConfig(OptimConfig):
     """Blurs in units of the root of the mean cost between generated and real samples: 0.1 makes eps
     a hundredth of that cost. false: in units of the data, as sinkhorn.blur."""
     eta: Annotated[float, Range(1e-6, 1e6)] = 1.0
-    """Step of the generated samples along their velocity. Adam divides by the size of gradients, so
-    that eta matters with clip_norm alone."""
+    """Step of the generated samples along their velocity. Adam divides by the size of gradients:
+    eta matters with clip_norm alone."""
     normalize: bool = False
-    """Divide each update's velocity by its root mean square."""
+    """Divide the loss of each update by its root, as if the velocity was divided by its root mean
+    square."""
+    init: Annotated[str | None, FREE_ON_RESUME] = None
+    """Folder of a run of the same data and network, whose reflow, peer, straight flow from noise or
+    NSGF it begins as; null: random weights."""
 
 
 @dataclass

@@ -53,7 +53,7 @@ class ImageSet:
     """int64, (N,), in [0, classes - 1], in the order of the images; may raise anything."""
     classes: int = 10
     classifier_epochs: int = 8
-    """Epochs of training of the small classifier (:mod:`nsgf.metrics.network`)."""
+    """Epochs of training of the small classifier (:mod:`nsgf.small_classifier`)."""
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Settings of the section ``data`` that mean something for it, besides its name: ``root`` if
     it reads files, ``verify`` if they have published checksums, ``download`` if they can be

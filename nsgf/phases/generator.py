@@ -2,7 +2,7 @@
 
     x = G(z)                                       samples of the network as it is
     V = T(x -> y) - T(x -> x')                     where the Sinkhorn flow takes them
-    loss = mean |x - stopgrad(x + eta V)|^2
+    loss = mean |x - stopgrad(x + eta V)|^2        in units of the mean cost between x and y
 
 The velocity of NSGF's first phase trains the network that answers at once instead of one that is
 asked along the way (W-Flow, arXiv 2605.11755; drifting models, arXiv 2602.04770).
@@ -14,20 +14,21 @@ that are told K, no class, to real ones of all. No label has to be left out for 
 Shapes: B batch, M real samples of it, G groups, *shape one sample.
 """
 
-from collections.abc import Iterator
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, GeneratorConfig
-from nsgf.data import Data, class_labels, data_classes, data_shape
-from nsgf.data.classes import nearest_multiple
+from nsgf.config.schema import Config
+from nsgf.data import Data, class_labels, data_shape
 from nsgf.phases.base import Phase, PhasePlan, Preparation, example_labels
+from nsgf.phases.beginning import beginning
+from nsgf.phases.groups import group_problems, grouped, groups_of, in_turn, targets_of
+from nsgf.phases.spaces import Spaces, pixels, spaces_of
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import OneCall
-from nsgf.sinkhorn.drift import Drift
+from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.task import Answer, Batch, Task
@@ -38,8 +39,10 @@ class GeneratorTask(Task):
 
     divisible = False
 
-    def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
-        self.model, self._config = model, config.generator
+    def __init__(
+        self, model: nn.Module, data: Data, config: Config, spaces: Spaces = pixels
+    ) -> None:
+        self.model, self._config, self._spaces = model, config.generator, spaces
         self._noise, self._drift = data.source("generator"), drift_of(config)
         self._groups = groups_of(config)
         is_told = self._groups > 1
@@ -59,9 +62,9 @@ class GeneratorTask(Task):
         return Batch((noise, torch.zeros(len(noise), device=noise.device), *labels), real)
 
     def loss(self, forward: Answer, batch: Batch) -> Tensor:
-        """mean |eta V|^2. With ``normalize`` divided by its root, which has the gradient of
-        V / rms(V), whose own loss would always be the same, and the value eta rms(V). Not a number
-        where samples are not finite.
+        """|eta V|^2 / 2 as a share of the mean cost between generated and real samples, summed over
+        the spaces. With ``normalize`` divided by its root, which has the gradient of V / rms(V),
+        whose own loss would always be the same. Not a number where samples are not finite.
 
         Raises:
             UserError: a blur is too small for float32.
@@ -69,13 +72,20 @@ class GeneratorTask(Task):
         made = batch.inputs[0] + forward(*batch.inputs)
         if not made.isfinite().all():
             return made.sum() * float("nan")
+        with torch.no_grad():
+            real = self._spaces(batch.target)
+        loss = sum(map(self._loss_in, self._spaces(made), real), torch.zeros_like(made[0].sum()))
+        return loss / loss.detach().sqrt().clamp_min(1e-12) if self._config.normalize else loss
+
+    def _loss_in(self, made: Tensor, real: Tensor) -> Tensor:
+        """The loss in one space, of (B, ...) and (M, ...)."""
+        x, y = grouped(made.detach(), self._groups), grouped(real, self._groups)
         try:
-            x, y = (grouped(part, self._groups) for part in (made.detach(), batch.target))
-            v = self._drift.velocity(x, y).transpose(0, 1).flatten(0, 1)
+            v = in_turn(self._drift.velocity(x, y))
         except ValueError as error:
             raise UserError(f"generator.blurs = {self._config.blurs}: {error}") from error
-        loss = (made - (made.detach() + self._config.eta * v)).square().mean()
-        return loss / loss.detach().sqrt().clamp_min(1e-12) if self._config.normalize else loss
+        way = made - (made.detach() + self._config.eta * v)
+        return way.flatten(1).square().sum(1).mean() / 2 / mean_cost(x, y)
 
     def remarks(self) -> tuple[str, ...]:
         lines = []
@@ -97,7 +107,15 @@ class Generator(Phase):
     follows = (*Phase.follows, "sinkhorn.tolerance", "sinkhorn.max_iterations")
 
     def task(self, session: Session, data: Data) -> Task:
-        return GeneratorTask(self.start(session.config, session.device), data, session.config)
+        """
+        Raises:
+            UserError: what it is to begin as is not there any more, or labels are missing.
+        """
+        config, model = session.config, self.start(session.config, session.device)
+        if config.generator.init and not session.run.has_checkpoint(self.name):
+            found = beginning(self, config, config.generator.init)
+            model.load_state_dict(found.network.state_dict())
+        return GeneratorTask(model, data, config, spaces_of(session, data))
 
     def example(self, size: int, shape: tuple[int, ...], classes: int = 0) -> Batch:
         noise, labels = torch.randn(size, *shape), example_labels(size, classes)
@@ -106,14 +124,23 @@ class Generator(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
-        own, groups = config.generator, groups_of(config)
+        """
+        Raises:
+            UserError: what it is to begin as is not there, or does not fit; or a process would not
+                have two halves of each group.
+        """
         for problem in group_problems(config, world.size):
             raise UserError(problem)
+        own, groups = config.generator, groups_of(config)
         sizes = (own.batch_size, targets_of(own))
         n, m = (count // (2 * groups * world.size) for count in sizes)
         each = f"{4 * groups * len(own.blurs)} transport problems, {n} x {m} and {n} x {n}"
         where = f" in each of {world.size} processes" if world.size > 1 else ""
-        return PhasePlan((f"generator: an update solves {each}{where}",))
+        lines = [f"generator: an update solves {each}{where}"]
+        if own.init and not (run and run.has_checkpoint(self.name)):
+            found = beginning(self, config, own.init)
+            lines.append(f"generator: begins as {found.phase} of {own.init}, {found.progress}")
+        return PhasePlan(tuple(lines))
 
     def shared_counts(self, config: Config) -> dict[str, int]:
         """Pairs of them: each process needs two halves."""
@@ -129,36 +156,6 @@ class Generator(Phase):
         )
         unit = partial(drift.velocity, made, real)
         return (Preparation("generator, transport", unit, own.iterations, exact=True),)
-
-
-def targets_of(config: GeneratorConfig) -> int:
-    """Real samples of an update."""
-    return config.targets or config.batch_size
-
-
-def groups_of(config: Config) -> int:
-    """Groups within which samples are transported: K + 1 with K classes, else all together."""
-    return data_classes(config.data) + 1
-
-
-def grouped(samples: Tensor, groups: int) -> Tensor:
-    """Samples of the groups in turn, (B, *shape), group by group.  (G, B / G, *shape)"""
-    return samples.unflatten(0, (-1, groups)).transpose(0, 1)
-
-
-def group_problems(config: Config, processes: int = 1) -> Iterator[str]:
-    """Why the batches of so many processes cannot be made of two halves of each group."""
-    own, groups = config.generator, groups_of(config)
-    unit = 2 * groups * processes
-    where = f" and {processes} processes" if processes > 1 else ""
-    for key, count in (("batch_size", own.batch_size), ("targets", targets_of(own))):
-        if groups > 1 and count % unit:
-            yield (
-                f"generator.{key} = {count}: must be a multiple of {unit} with {groups - 1} "
-                f"classes{where}, two halves for each and for none; the nearest is "
-                f"{nearest_multiple(count, unit)}"
-            )
-            return
 
 
 def drift_of(config: Config) -> Drift:

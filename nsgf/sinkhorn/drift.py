@@ -11,7 +11,6 @@ are both strangers to x make errors of the same kind, which cancel.
 Shapes: B problems, N generated samples, M real samples, *shape one sample.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -50,7 +49,7 @@ class Drift:
         Raises:
             ValueError: samples that are not finite, or a blur that is too small for float32.
         """
-        unit = _root_mean_cost(made, real) if self._relative else 1.0
+        unit = mean_cost(made, real).sqrt() if self._relative else torch.ones(())
         x, y = _halves(made.float() / unit), _halves(real.float() / unit)
         total = torch.zeros_like(x)
         for solver in self._solvers:
@@ -83,9 +82,12 @@ def _whole(halves: Tensor) -> Tensor:
     return torch.cat(halves.chunk(2), dim=1)
 
 
-def _root_mean_cost(x: Tensor, y: Tensor) -> float:
-    """Root of the mean of 1/2 |x - y|^2 over all pairs of all problems; 1 where it is 0."""
-    flat = [cloud.flatten(2).double() for cloud in (x, y)]
-    squares = sum(cloud.square().sum(2).mean() for cloud in flat)
+def mean_cost(x: Tensor, y: Tensor) -> Tensor:
+    """Mean of 1/2 |x - y|^2 over all pairs of all problems (B, N, *shape) and (B, M, *shape), a
+    scalar; 1 where it is 0."""
+    origin = y.mean((0, 1))
+    flat = [(cloud - origin).flatten(2).float() for cloud in (x, y)]
+    squares = flat[0].square().sum(2).mean() + flat[1].square().sum(2).mean()
     products = (flat[0].mean(1) * flat[1].mean(1)).sum(1).mean()
-    return math.sqrt(max(0.0, float(squares / 2 - products))) or 1.0
+    cost = (squares / 2 - products).clamp_min(0)
+    return torch.where(cost > 0, cost, torch.ones_like(cost))
