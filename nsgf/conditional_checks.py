@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from nsgf.config.schema import ONE_CALL, PEER_PHASES, PHASES, Config
+from nsgf.config.schema import ONE_CALL, PHASES, Config
 from nsgf.data import data_classes, target_set
 from nsgf.data.classes import nearest_multiple
+from nsgf.phases import get_phases
 from nsgf.phases.groups import group_problems
 
 
@@ -20,8 +21,8 @@ def conditional_problems(config: Config) -> Iterator[str]:
         return
     if config.data.fake:
         yield f"{given}: not with data.fake, whose random images have no classes"
-    if config.phases[0] in PEER_PHASES:
-        yield f"{given}: not with phase {config.phases[0]}, whose networks know no classes"
+    for phase in (phase for phase in get_phases(config.phases) if not phase.takes_classes):
+        yield f"{given}: not with phase {phase.name}, whose network knows no classes"
     if config.sampling.omega is not None:
         yield f"{given}: not with sampling.omega; say --sampling.omega null"
     yield from _label_problems(config)
@@ -49,7 +50,7 @@ def _label_problems(config: Config) -> Iterator[str]:
 def _flow_problems(config: Config, given: str) -> Iterator[str]:
     """Of NSGF++, whose flows and lines belong to one class each."""
     classes, flows, starts = data_classes(config.data), config.pool.num_batches, config.nsf.starts
-    if config.phases[0] == PHASES[0] and flows < classes and not config.smoke:
+    if PHASES[0] in config.phases and flows < classes and not config.smoke:
         yield f"pool.num_batches = {flows}: must be >= {classes}, a flow for each class"
     if PHASES[1] not in config.phases:
         return

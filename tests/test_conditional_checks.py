@@ -11,6 +11,7 @@ WRONG = [  # experiment, flags, words of the message
     ("mnist-onecall", (ON, "--fake-data"), "data.conditional = true: not with data.fake"),
     ("digits", (ON, "--phases=[peer]"), "data.conditional = true: not with phase peer"),
     ("digits", (ON, "--phases=[peer,reflow]"), "data.conditional = true: not with phase peer"),
+    ("digits", (ON, "--phases=[]"), "phases = []: must be one of"),
     ("digits", (ON,), "not with nsf.coupling ot, which would mix classes; say"),
     ("digits", (ON, *LINES[:2]), "nsf.starts = 65536: must be a multiple of 10"),
     ("digits", (ON, *LINES[:2]), "the nearest is 65540"),

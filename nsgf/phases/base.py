@@ -96,6 +96,8 @@ class Phase(ABC):
     """Its name in the configuration, where it has a section of its settings."""
     leg: ClassVar[type[Leg]] = StraightFlow
     """What its network does with a sample."""
+    takes_classes: ClassVar[bool] = False
+    """Whether its batches can tell the network classes, with ``data.conditional``."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
     """Sections and dotted leaves that its training samples or its network follow from: a
     checkpoint of others is not taken over. The phase's own optimization is not among them."""

@@ -104,6 +104,7 @@ class Generator(Phase):
 
     name = "generator"
     leg = OneCall
+    takes_classes = True
     follows = (*Phase.follows, "sinkhorn.tolerance", "sinkhorn.max_iterations")
 
     def task(self, session: Session, data: Data) -> Task:

@@ -33,6 +33,7 @@ class NSF(Phase):
     """u_delta learns the velocity of straight lines."""
 
     name = "nsf"
+    takes_classes = True
     follows = (*LINES_FOLLOW, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:

@@ -75,6 +75,7 @@ class NSGF(Phase):
 
     name = "nsgf"
     leg = NSGFSteps
+    takes_classes = True
     follows = ("seed", "data", "sinkhorn", "flow", "pool", "model")
 
     def task(self, session: Session, data: Data) -> Task:

@@ -37,6 +37,7 @@ class Predictor(Phase):
 
     name = "predictor"
     leg = EntryTimes
+    takes_classes = True
     follows = LINES_FOLLOW
 
     def task(self, session: Session, data: Data) -> Task:
