@@ -14,6 +14,7 @@ from nsgf.data import Data, build_source
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
+from nsgf.run import checkpoint
 from nsgf.sampling import generate
 from nsgf.sampling.generate import load_sampler, sample_run
 from nsgf.sampling.preview import preview_samples, save_preview
@@ -78,9 +79,17 @@ def test_guided_samples_are_the_formula_of_two_calls(told_run):
         nsgf.load(run.path, overrides={"sampling.guidance": 3.0}).sample(2, nfe=2)
 
 
-def test_measures_and_previews_are_those_of_all_classes(told_run):
+def test_measures_and_previews_are_those_of_all_classes(told_run, monkeypatch):
     config, run = told_run
+    drawn, draw = [], generate.generate
+
+    def spy(*how):
+        drawn.append(draw(*how))
+        return drawn[-1]
+
+    monkeypatch.setattr("nsgf.metrics.evaluate.generate", spy)
     _, measures = evaluate_run(sampled(config, guidance=2.0), run)
+    assert drawn[0].labels.tolist() == [i % 10 for i in range(24)]  # in batches of 8
     assert measures["nfe"] == measures["expected_nfe"] == 2
     with pytest.raises(UserError, match=r"sampling\.label = 3: evaluate measures all classes"):
         evaluate_run(sampled(config, label=3), run)
@@ -104,6 +113,17 @@ def test_networks_of_other_classes_are_refused(told_run):
     plain = replace(config, data=replace(config.data, conditional=False))
     with pytest.raises(UserError, match=r"data\.conditional: the checkpoint has True"):
         load_sampler(plain, run, CPU)
+
+
+def test_checkpoint_of_a_version_without_classes_fits(small, small_run):
+    file = small_run.checkpoint_file("nsgf")
+    payload = checkpoint.load(file)
+    for section, names in (("data", ["conditional"]), ("sampling", ["label", "guidance"])):
+        for name in names:
+            del payload["config"][section][name]
+    checkpoint.save(file, payload)
+    sampler, _ = load_sampler(small, small_run, CPU)
+    assert sampler(torch.randn(2, 2)).labels is None
 
 
 def test_comparison_knows_no_classes():
