@@ -14,7 +14,7 @@ from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
 
 MAX_STEPS_PLUS_PLUS = 5
-PATHS = ("out_dir", "data.root", "data.path", "evaluation.inception_weights", "generator.init")
+PATHS = ("out_dir", "data.root", "data.path", "evaluation.inception_weights", "generator.init_run")
 OF_OWN_DATA = ("path", "size", "fit", "color")
 """Keys of the section ``data`` that say what own data are read, and how."""
 MAX_PATH = 4096
@@ -80,7 +80,8 @@ def _range_problems(config: Config) -> Iterator[str]:
 
 
 def _phase_problems(config: Config) -> Iterator[str]:
-    allowed = [list(names[:count]) for names in FAMILIES for count in range(1, len(names) + 1)]
+    allowed = [list(names[:count]) for names in FAMILIES[:2] for count in range(1, len(names) + 1)]
+    allowed += [list(ONE_CALL[1:]), list(ONE_CALL)]
     if config.phases not in allowed:
         yield f"phases = {config.phases}: must be one of {', '.join(map(str, allowed))}"
     if not re.fullmatch(r"auto|cpu|mps|xpu|cuda(:[0-9]{1,2})?", config.device):
@@ -153,7 +154,7 @@ def _unused_problems(config: Config) -> Iterator[str]:
             rest = why.get(key, f" for {name}")
             yield f"data.{key} = {_written(value)}: must be {_written(usual)}{rest}"
     yield from _unused_couplings(config)
-    if config.phases == list(ONE_CALL):
+    if config.phases[-1:] == list(ONE_CALL[1:]):
         yield from _one_call_problems(config)
     for phase in config.phases:
         parts, size = config.train.accumulate, getattr(config, phase).batch_size
@@ -169,8 +170,6 @@ def _one_call_problems(config: Config) -> Iterator[str]:
             "transport problems are those of a whole batch; use a smaller --batch-size, or "
             "--model.checkpoint_activations true"
         )
-    if config.sinkhorn.solver != "batched":
-        yield f"sinkhorn.solver = {config.sinkhorn.solver}: must be batched with phase generator"
     if 1 <= config.generator.batch_size < 4:
         yield f"generator.batch_size = {config.generator.batch_size}: must be >= 4, two halves"
     target = target_set(config.data)
@@ -180,6 +179,11 @@ def _one_call_problems(config: Config) -> Iterator[str]:
             f"generator.features = classifier: needs an image set with labels, {config.data.name} "
             "has none; use pixels"
         )
+    begins = config.generator.init == "nsgf"
+    if begins and config.phases != list(ONE_CALL):
+        yield f"generator.init = nsgf: needs that phase; say --phases [{','.join(ONE_CALL)}]"
+    if begins and config.generator.init_run:
+        yield "generator.init_run: must be null with generator.init nsgf"
     if not config.generator.blurs:
         yield "generator.blurs = []: must have at least one"
 

@@ -125,8 +125,8 @@ def _request(
         refuse_unused,
     )  # loads torch: a typo need not wait for it
 
-    if smoke and "batch_size" not in flags.get(ONE_CALL[0], {}):
-        config = _whole_groups(config)
+    if smoke and config.data.conditional:
+        config = _whole_groups(config, flags.get(ONE_CALL[-1], {}))
     if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
         planned = resolved(base)
         refuse_nulls(planned)
@@ -290,14 +290,14 @@ def _refuse_move(run: "RunFolder", flags: Content) -> None:
         )
 
 
-def _whole_groups(config: Config) -> Config:
-    """The few samples of a smoke run as many as its classes take."""
+def _whole_groups(config: Config, flags: Content) -> Config:
+    """The few samples of a smoke run as many as its classes take, but for what ``flags`` say."""
     from nsgf.data import data_classes
 
-    if not (config.data.conditional and (classes := data_classes(config.data))):
-        return config
-    size = 2 * (classes + 1)
-    return replace(config, generator=replace(config.generator, batch_size=size))
+    own, size = config.generator, 2 * (data_classes(config.data) + 1)
+    batch_size = own.batch_size if "batch_size" in flags else size
+    targets = own.targets if "targets" in flags else size
+    return replace(config, generator=replace(own, batch_size=batch_size, targets=targets))
 
 
 def _keep_pool_total(config: Config, base: Config) -> tuple[Config, tuple[str, ...]]:

@@ -26,10 +26,9 @@ def conditional_problems(config: Config) -> Iterator[str]:
     if config.sampling.omega is not None:
         yield f"{given}: not with sampling.omega; say --sampling.omega null"
     yield from _label_problems(config)
-    if config.phases == list(ONE_CALL):
+    if ONE_CALL[-1] in config.phases:
         yield from group_problems(config)
-    else:
-        yield from _flow_problems(config, given)
+    yield from _flow_problems(config, given)
 
 
 def _unused(config: Config) -> Iterator[str]:

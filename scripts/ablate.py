@@ -56,6 +56,12 @@ def hand_over(changes: str = "") -> str:
     )
 
 
+def one_call(batch: int, changes: str = "") -> str:
+    """One call with batches of this size; as many samples in all, whatever it is."""
+    total = 256_000
+    return recipe(f"--generator.batch_size {batch} --peer.iterations {total // batch}", changes)
+
+
 VARIANTS: dict[str, dict[str, str]] = {
     "2d": {
         "configs/2d.yaml": "",
@@ -113,14 +119,31 @@ VARIANTS: dict[str, dict[str, str]] = {
         "hand-over, blur 0.25": hand_over("--sinkhorn.blur 0.25"),
         "hand-over, blur 1": hand_over("--sinkhorn.blur 1"),
     },
+    "digits-onecall": {
+        "configs/digits-onecall.yaml": one_call(256),
+        "n 64": one_call(64),
+        "n 128": one_call(128),
+        "n 512": one_call(512),
+        "m 256": one_call(256, "--generator.targets 256"),
+        "m 512": one_call(256, "--generator.targets 512"),
+        "m 1024": one_call(256, "--generator.targets 1024"),
+        "blur 0.1": one_call(256, "--generator.blurs [0.1]"),
+        "blur 0.3": one_call(256, "--generator.blurs [0.3]"),
+        "blurs 0.1, 0.2, 0.4": one_call(256, "--generator.blurs [0.1,0.2,0.4]"),
+        "V / rms(V)": one_call(256, "--generator.normalize true"),
+        "10 updates a solve": one_call(256, "--generator.max_iterations 10"),
+        "20 updates a solve": one_call(256, "--generator.max_iterations 20"),
+        "tolerance 1e-2": one_call(256, "--generator.tolerance 1e-2"),
+        "classifier's layers": one_call(256, "--generator.features classifier"),
+    },
 }
 """By experiment: label and flags. MEAN stands for the mean tau that the run's own predictor finds;
 it takes one. Without it a straight flow from noise has no time to be entered at, so the hand-over
 with source prior has a predictor."""
 FIRST_SEED = 2000
 """Not those of a comparison: settings must not be chosen by the draws they are judged with."""
-TARGETS = {"2d": ["moons", "checkerboard"], "digits": ["digits"]}
-METHOD: dict[str, MethodName] = {"2d": "nsgf", "digits": "own"}
+TARGETS = {"2d": ["moons", "checkerboard"], "digits": ["digits"], "digits-onecall": ["digits"]}
+METHOD: dict[str, MethodName] = {"2d": "nsgf", "digits": "own", "digits-onecall": "onecall"}
 Column = tuple[str, int]
 """Target and NFE."""
 Results = dict[str, dict[Column, dict[tuple[int, int], dict[str, float]]]]

@@ -22,8 +22,17 @@ def test_shipped_configurations_are_valid(config_names, own_data):
 
 WRONG = [  # experiment, flag, words of the message
     ("2d-onecall", "--accumulate=2", "train.accumulate = 2: must be 1 with phase generator"),
-    ("2d-onecall", "--sinkhorn.solver=geomloss", "must be batched with phase generator"),
     ("2d-onecall", "--batch-size=3", "generator.batch_size = 3: must be >= 4, two halves"),
+    (
+        "digits-onecall",
+        "--generator.init=nsgf",
+        "generator.init = nsgf: needs that phase; say --phases [nsgf,generator]",
+    ),
+    (
+        "2d-onecall",
+        "--generator.init_run=x",
+        "generator.init_run: must be null with generator.init nsgf",
+    ),
     ("2d-onecall", "--generator.blurs=[]", "generator.blurs = []: must have at least one"),
     ("2d-onecall", "--generator.blurs=[0.1,0]", "generator.blurs = [0.1, 0.0]: must be > 0"),
     ("2d-onecall", "--generator.features=classifier", "needs an image set with labels, 8gaussians"),

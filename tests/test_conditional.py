@@ -127,7 +127,7 @@ def test_checkpoint_of_a_version_without_classes_fits(small, small_run):
 
 
 def test_comparison_knows_no_classes():
-    config = shipped("digits-onecall", "--data.conditional=true", "--batch-size=44")
+    config = shipped("digits-onecall", "--data.conditional=true", "--smoke")
     with pytest.raises(UserError, match=r"^data\.conditional = true: what is compared knows no"):
         comparison_plan(config)
 

@@ -60,7 +60,8 @@ METHODS: dict[MethodName, Method] = {
     "sbcfm": Method("SB-CFM", ("peer",), "sbcfm"),
     "1rf": Method("1-RF", ("peer",), "rf", "rf"),
     "2rf": Method("2-RF", PEER_PHASES, "rf", "rf"),
-    "onecall": Method("One call", ONE_CALL),
+    "onecall": Method("One call", ONE_CALL[1:]),
+    "onecall+": Method("One call+", ONE_CALL),
 }
 SIGMA = {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5}
 """Widths of torchcfm's own examples in the plane; 0 is its choice for images."""
@@ -214,6 +215,9 @@ def _recipe(config: Config, method: MethodName) -> Config:
         )
         flow = replace(flow, steps=config.compare.handover_steps)
         return replace(config, nsf=nsf, flow=flow)
+    if config.phases[-1] == ONE_CALL[-1] and method != "own":
+        begun = replace(config.generator, init="random" if method == "onecall" else "nsgf")
+        return replace(config, generator=begun)
     if config.phases[0] in PEER_PHASES:
         raise UserError(
             f"phases = {config.phases}: must be of NSGF, or generator, for compare.methods own; "

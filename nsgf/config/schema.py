@@ -14,14 +14,15 @@ PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
 """NSGF++."""
 PEER_PHASES: tuple[PhaseName, ...] = ("peer", "reflow")
 """What it is compared with."""
-ONE_CALL: tuple[PhaseName, ...] = ("generator",)
-"""From noise to data with one network call."""
+ONE_CALL: tuple[PhaseName, ...] = ("nsgf", "generator")
+"""From noise to data with one network call; the first is left out where the second does not begin
+with its weights."""
 FAMILIES = (PHASES, PEER_PHASES, ONE_CALL)
 """Phases that one experiment may train, in their order, which numbers their files."""
 
 
 def family(phase: PhaseName) -> tuple[PhaseName, ...]:
-    """The phases that this one is trained beside, in their order."""
+    """The phases that this one is trained beside, in their order; of several such the first."""
     return next(names for names in FAMILIES if phase in names)
 
 
@@ -302,6 +303,10 @@ class GeneratorConfig(OptimConfig):
         default_factory=lambda: [0.1]
     )
     """Square roots of the regularization eps. Of several the velocities' mean is taken."""
+    tolerance: Annotated[float, Range(above=0)] = 5e-4
+    """As sinkhorn.tolerance."""
+    max_iterations: Annotated[int, Range(1)] = 2000
+    """As sinkhorn.max_iterations."""
     relative: bool = True
     """Blurs in units of the root of the mean cost between generated and real samples: 0.1 makes eps
     a hundredth of that cost. false: in units of the data, as sinkhorn.blur."""
@@ -311,9 +316,12 @@ class GeneratorConfig(OptimConfig):
     normalize: bool = False
     """Divide the loss of each update by its root, as if the velocity was divided by its root mean
     square."""
-    init: Annotated[str | None, FREE_ON_RESUME] = None
+    init: Literal["random", "nsgf"] = "random"
+    """Weights to begin with: random ones, or the averaged ones of the run's own velocity network,
+    then phases are [nsgf, generator]."""
+    init_run: Annotated[str | None, FREE_ON_RESUME] = None
     """Folder of a run of the same data and network, whose reflow, peer, straight flow from noise or
-    NSGF it begins as; null: random weights."""
+    NSGF it begins as instead of random weights."""
 
 
 @dataclass
@@ -438,7 +446,18 @@ class EvaluationConfig:
 
 
 MethodName = Literal[
-    "own", "nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "otcfm+", "sbcfm", "1rf", "2rf", "onecall"
+    "own",
+    "nsgf",
+    "nsgf++",
+    "nsgf++h",
+    "icfm",
+    "otcfm",
+    "otcfm+",
+    "sbcfm",
+    "1rf",
+    "2rf",
+    "onecall",
+    "onecall+",
 ]
 TargetName = Literal[PointName, "8gaussians_moons"]
 
@@ -464,7 +483,7 @@ class CompareConfig:
     nfe: Annotated[list[int], Range(1)] = field(default_factory=lambda: [10, 100])
     """Network calls for each sample. A method is not measured with fewer than it can do with:
     nsgf++ takes 3, nsgf++h 2, the others 1, with Heun's steps one more for a straight flow; onecall
-    is measured with 1 alone."""
+    and onecall+, which begins as NSGF's velocity, are measured with 1 alone."""
     handover_steps: Annotated[int, Range(1)] = 2
     """Flow steps T of nsgf++h, whose straight flow begins where these end; more than 5 with
     flow.allow_many_steps alone."""
@@ -482,7 +501,7 @@ class Config:
     """Name of the experiment: configs/NAME.yaml, and the beginning of the run folder's name."""
     phases: list[PhaseName] = field(default_factory=lambda: list(PHASES))
     """What is trained, in this order: nsgf; nsgf, nsf; or nsgf, nsf, predictor. For one call:
-    generator. For comparison: peer; or peer, reflow."""
+    generator; or nsgf, generator. For comparison: peer; or peer, reflow."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Every random number of the run follows from it."""
     device: str = "auto"

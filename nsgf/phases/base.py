@@ -188,7 +188,9 @@ class Phase(ABC):
         try:
             payload, remark = checkpoint.load_good(file)
         except checkpoint.Unreadable as error:
-            number = family(self.name).index(self.name) + 1  # also of a phase left out here
+            # one may be left out here
+            names = config.phases if self.name in config.phases else family(self.name)
+            number = names.index(self.name) + 1
             raise UserError(
                 f"{error} and train that phase anew: train --run {run.path} --resume-phase {number}"
             ) from error

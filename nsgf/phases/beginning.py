@@ -31,7 +31,7 @@ def beginning(phase: Phase, config: Config, folder: str) -> Beginning:
     Raises:
         UserError: there is no such run, it has none of these, or one that does not fit.
     """
-    key = f"generator.init = {folder}"
+    key = f"generator.init_run = {folder}"
     try:
         run = RunFolder.open(Path(folder))
         for name in (name for name in FROM_NOISE if run.has_checkpoint(name)):

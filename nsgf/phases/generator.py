@@ -24,6 +24,7 @@ from nsgf.data import Data, class_labels, data_shape
 from nsgf.phases.base import Phase, PhasePlan, Preparation, example_labels
 from nsgf.phases.beginning import beginning
 from nsgf.phases.groups import group_problems, grouped, groups_of, in_turn, targets_of
+from nsgf.phases.nsgf import NSGF
 from nsgf.phases.spaces import Spaces, pixels, spaces_of
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
@@ -105,16 +106,20 @@ class Generator(Phase):
     name = "generator"
     leg = OneCall
     takes_classes = True
-    follows = (*Phase.follows, "sinkhorn.tolerance", "sinkhorn.max_iterations")
+    follows = (*Phase.follows, "generator.init")
 
     def task(self, session: Session, data: Data) -> Task:
         """
         Raises:
-            UserError: what it is to begin as is not there any more, or labels are missing.
+            UserError: what it is to begin as is missing, or labels are.
         """
-        config, model = session.config, self.start(session.config, session.device)
-        if config.generator.init and not session.run.has_checkpoint(self.name):
-            found = beginning(self, config, config.generator.init)
+        config, device = session.config, session.device
+        own, model = config.generator, self.start(config, device)
+        if own.init == "nsgf":
+            velocity = NSGF().load(config, session.run, "ema", device).network
+            model.load_state_dict(velocity.state_dict())
+        if own.init_run and not session.run.has_checkpoint(self.name):
+            found = beginning(self, config, own.init_run)
             model.load_state_dict(found.network.state_dict())
         return GeneratorTask(model, data, config, spaces_of(session, data))
 
@@ -138,10 +143,13 @@ class Generator(Phase):
         each = f"{4 * groups * len(own.blurs)} transport problems, {n} x {m} and {n} x {n}"
         where = f" in each of {world.size} processes" if world.size > 1 else ""
         lines = [f"generator: an update solves {each}{where}"]
-        if own.init and not (run and run.has_checkpoint(self.name)):
-            found = beginning(self, config, own.init)
-            lines.append(f"generator: begins as {found.phase} of {own.init}, {found.progress}")
+        if own.init_run and not (run and run.has_checkpoint(self.name)):
+            found = beginning(self, config, own.init_run)
+            lines.append(f"generator: begins as {found.phase} of {own.init_run}, {found.progress}")
         return PhasePlan(tuple(lines))
+
+    def needs(self, config: Config) -> tuple[Phase, ...]:
+        return (NSGF(),) if config.generator.init == "nsgf" else ()
 
     def shared_counts(self, config: Config) -> dict[str, int]:
         """Pairs of them: each process needs two halves."""
@@ -162,4 +170,4 @@ class Generator(Phase):
 def drift_of(config: Config) -> Drift:
     """The configured velocity of generated samples."""
     own = config.generator
-    return Drift(config.sinkhorn, own.blurs, relative=own.relative)
+    return Drift(own.blurs, own.tolerance, own.max_iterations, relative=own.relative)

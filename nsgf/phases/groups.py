@@ -38,11 +38,10 @@ def group_problems(config: Config, processes: int = 1) -> Iterator[str]:
     own, groups = config.generator, groups_of(config)
     unit = 2 * groups * processes
     where = f" and {processes} processes" if processes > 1 else ""
-    for key, count in (("batch_size", own.batch_size), ("targets", targets_of(own))):
-        if groups > 1 and count % unit:
+    for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
+        if groups > 1 and count and count % unit:
             yield (
                 f"generator.{key} = {count}: must be a multiple of {unit} with {groups - 1} "
                 f"classes{where}, two halves for each and for none; the nearest is "
                 f"{nearest_multiple(count, unit)}"
             )
-            return

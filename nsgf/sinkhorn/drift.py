@@ -25,15 +25,18 @@ from nsgf.sinkhorn.batched import BatchedSolver
 class Drift:
     """V of B independent problems, its halves each other's x'."""
 
-    def __init__(self, config: SinkhornConfig, blurs: Sequence[float], *, relative: bool) -> None:
+    def __init__(
+        self, blurs: Sequence[float], tolerance: float, max_iterations: int, *, relative: bool
+    ) -> None:
         """
         Args:
-            config: tolerance and cap of the solver.
             blurs: of several the velocities' mean is taken.
-            relative: they are in units of the root of the mean cost between x and y.
+            tolerance, max_iterations: of each solve, as in :class:`BatchedSolver`.
+            relative: blurs are in units of the root of the mean cost between x and y.
         """
         self._relative = relative
-        self._solvers = [BatchedSolver(replace(config, blur=blur)) for blur in blurs]
+        base = SinkhornConfig(tolerance=tolerance, max_iterations=max_iterations)
+        self._solvers = [BatchedSolver(replace(base, blur=blur)) for blur in blurs]
 
     @property
     def reports(self) -> list[SolverReport]:

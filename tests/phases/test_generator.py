@@ -16,14 +16,13 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
 from nsgf.phases.beginning import beginning
-from nsgf.phases.generator import GeneratorTask
+from nsgf.phases.generator import GeneratorTask, drift_of
 from nsgf.phases.spaces import spaces_of
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.sampling.generate import load_sampler, sample_run
-from nsgf.sinkhorn.drift import Drift
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -48,7 +47,7 @@ def task_of(config) -> GeneratorTask:
 
 def test_generator_trains_samples_and_evaluates(one_call):
     run = train(one_call)
-    assert run.checkpoint_file("generator").name == "phase1_generator.pt"
+    assert run.checkpoint_file("generator").name == "phase2_generator.pt"
     sampler, progress = load_sampler(one_call, run, CPU)
     assert progress == {"generator": "12 of 12"}
     noise = torch.randn(5, 2)
@@ -96,8 +95,7 @@ def test_loss_pulls_samples_along_their_velocity(one_call):
     moved = torch.zeros(16, 2, requires_grad=True)
     loss = task.loss(lambda x, t: moved, batch)
     loss.backward()
-    drift = Drift(one_call.sinkhorn, one_call.generator.blurs, relative=True)
-    v = drift.velocity(batch.inputs[0].unsqueeze(0), batch.target.unsqueeze(0))[0]
+    v = drift_of(one_call).velocity(batch.inputs[0].unsqueeze(0), batch.target.unsqueeze(0))[0]
     cost = torch.cdist(batch.inputs[0], batch.target).square().mean() / 2
     share = v.square().sum(1).mean() / 2 / cost
     assert float(loss.detach()) == pytest.approx(float(share), rel=1e-4)
@@ -189,9 +187,6 @@ def test_settings_of_the_flow_do_not_concern_a_generator(one_call):
     other = replace(one_call, flow=replace(one_call.flow, steps=2))
     train(other, run)
     load_sampler(other, run, CPU)
-    tighter = replace(one_call, sinkhorn=replace(one_call.sinkhorn, tolerance=1e-5))
-    with pytest.raises(UserError, match=r"sinkhorn\.tolerance"):
-        train(tighter, run)
 
 
 def test_each_process_needs_two_halves(one_call, tmp_path):
@@ -229,7 +224,7 @@ def test_transport_stays_within_the_classes(told):
     batch = task.batch(*task.draw(range(44)))
     moved = torch.zeros(44, 1, 8, 8, requires_grad=True)
     task.loss(lambda *inputs: moved, batch).backward()
-    drift = Drift(config.sinkhorn, [1.0], relative=False)
+    drift = drift_of(config)
     found = torch.zeros_like(batch.inputs[0])
     for group in range(11):
         x, y = (part[group::11].unsqueeze(0) for part in (batch.inputs[0], batch.target))
@@ -302,6 +297,9 @@ def test_compared_with_one_call_alone():
     assert (trial.phases, asked_nfe(trial)) == (["generator"], [1])
     own = trial_config(config, Trial(Target("digits"), "own", 0))
     assert own.phases == ["generator"]
+    begun = trial_config(config, Trial(Target("digits"), "onecall+", 0))
+    assert (begun.phases, begun.generator.init) == (["nsgf", "generator"], "nsgf")
+    assert asked_nfe(begun) == [1]
 
 
 def forget(run: RunFolder, name) -> None:
@@ -312,7 +310,7 @@ def forget(run: RunFolder, name) -> None:
 def test_it_begins_as_a_trained_network(one_call, tiny_run):
     """The straight flow starts from noise; where it does not, NSGF does."""
     init = str(tiny_run.path)
-    config = replace(one_call, generator=replace(one_call.generator, init=init, iterations=0))
+    config = replace(one_call, generator=replace(one_call.generator, init_run=init, iterations=0))
     run = train(config)
     begun = checkpoint.load(run.checkpoint_file("generator"))["model"]
     taught = checkpoint.load(tiny_run.checkpoint_file("nsf"))["ema"]
@@ -324,9 +322,24 @@ def test_it_begins_as_a_trained_network(one_call, tiny_run):
     assert beginning(get_phase("generator"), config, init).phase == "nsgf"
 
 
+def test_it_begins_as_the_velocity_of_its_own_run(one_call):
+    generator = replace(one_call.generator, init="nsgf", iterations=0)
+    config = replace(one_call, phases=["nsgf", "generator"], generator=generator)
+    run = train(config)
+    velocity = checkpoint.load(run.checkpoint_file("nsgf"))["ema"]
+    begun = checkpoint.load(run.checkpoint_file("generator"))["model"]
+    assert all(torch.equal(value, begun[name]) for name, value in velocity.items())
+    sampler, progress = load_sampler(config, run, CPU)
+    assert list(progress) == ["generator"]
+    assert sampler(torch.randn(4, 2)).nfe == 1
+    longer = replace(config, nsgf=replace(config.nsgf, iterations=20))
+    with pytest.raises(UserError, match=r"phase 1 would change under \['generator'\]"):
+        train(longer, run)
+
+
 def test_beginning_is_needed_once(one_call, tiny_run):
     """A run goes on where the one that it began as is gone."""
-    generator = replace(one_call.generator, init=str(tiny_run.path), schedule="constant")
+    generator = replace(one_call.generator, init_run=str(tiny_run.path), schedule="constant")
     short = replace(one_call, generator=replace(generator, iterations=5))
     run = train(short)
     shutil.rmtree(tiny_run.path)
@@ -337,12 +350,15 @@ def test_beginning_is_needed_once(one_call, tiny_run):
 def test_beginning_that_does_not_fit_is_one_line(one_call, tiny_run, tmp_path):
     def refused(folder, width=16) -> str:
         mlp = replace(one_call.model.mlp, width=width)
-        model, own = replace(one_call.model, mlp=mlp), replace(one_call.generator, init=str(folder))
+        model, own = (
+            replace(one_call.model, mlp=mlp),
+            replace(one_call.generator, init_run=str(folder)),
+        )
         with pytest.raises(UserError) as caught:
             train(replace(one_call, model=model, generator=own))
         return str(caught.value)
 
-    assert f"generator.init = {tmp_path}: run = {tmp_path}: no run folder" in refused(tmp_path)
+    assert f"generator.init_run = {tmp_path}: run = {tmp_path}: no run folder" in refused(tmp_path)
     assert "its nsf does not fit the network" in refused(tiny_run.path, width=8)
     forget(tiny_run, "nsf")
     forget(tiny_run, "nsgf")

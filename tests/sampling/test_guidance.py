@@ -13,7 +13,9 @@ from tests.conftest import shipped
 
 
 def told(**sampling):
-    config = shipped("digits-onecall", "--data.conditional=true", "--batch-size=22")
+    config = shipped(
+        "digits-onecall", "--data.conditional=true", "--batch-size=22", "--generator.targets=null"
+    )
     own = SamplingConfig(straight_steps=3, **sampling)
     return replace(config, sampling=own)
 
