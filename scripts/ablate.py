@@ -58,7 +58,7 @@ def hand_over(changes: str = "") -> str:
 
 def one_call(batch: int, changes: str = "") -> str:
     """One call with batches of this size; as many samples in all, whatever it is."""
-    total = 256_000
+    total = 128_000
     return recipe(f"--generator.batch_size {batch} --peer.iterations {total // batch}", changes)
 
 
