@@ -53,7 +53,8 @@ class Run:
     """Updates done of those configured, by phase: ``{"nsgf": "300 of 100000"}``."""
     sampler: FlowSampler = field(repr=False)
     """Carries samples of mu0 (B, *shape) on ``device`` to samples of mu*, and tells the network
-    calls, times and, with ``keep_path=True``, the states on the way."""
+    calls, times and, with ``keep_path=True``, the states on the way. With classes their labels
+    (B,) may come second."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
     """The networks that a sample meets, by phase, in eval mode and without gradients: velocities
     called as (x, t), with classes as (x, t, labels), a time predictor as (x)."""
