@@ -29,6 +29,7 @@ from nsgf.phases import Phase, Trained, get_phases, join_legs, sampled_phases
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
 from nsgf.sampling.budget import at_calls, least_calls
+from nsgf.sampling.guidance import asked_labels, calls_per_answer
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, StraightFlow
 from nsgf.share.exported import ExportedRun, is_exported
@@ -52,10 +53,11 @@ class Run:
     """Updates done of those configured, by phase: ``{"nsgf": "300 of 100000"}``."""
     sampler: FlowSampler = field(repr=False)
     """Carries samples of mu0 (B, *shape) on ``device`` to samples of mu*, and tells the network
-    calls, times and, with ``keep_path=True``, the states on the way."""
+    calls, times and, with ``keep_path=True``, the states on the way. With classes their labels
+    (B,) may come second."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
     """The networks that a sample meets, by phase, in eval mode and without gradients: velocities
-    called as (x, t), a time predictor as (x)."""
+    called as (x, t), with classes as (x, t, labels), a time predictor as (x)."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -67,6 +69,7 @@ class Run:
         n: int,
         seed: int | None = None,
         *,
+        label: int | None = None,
         nfe: int | None = None,
         batch_size: int | None = None,
     ) -> Tensor:
@@ -75,6 +78,8 @@ class Run:
         Args:
             n: how many.
             seed: of the samples of mu0; None: that of the run.
+            label: class of all samples, of a run with ``data.conditional``; None: that of the
+                settings, which is each in turn unless they say otherwise.
             nfe: network calls for each sample, or as near as it gets from below, shared among the
                 networks as the comparison does; None: what the settings of sampling imply.
             batch_size: how many go through the networks together, which changes nothing but
@@ -84,17 +89,21 @@ class Run:
             (N, *shape), float32, on the CPU; own points float64 in the units of their file.
 
         Raises:
-            UserError: a number that is out of its range, more calls than that are needed, or a card
-                that is full.
+            UserError: a number that is out of its range, a class of a run that has none, more calls
+                than that are needed, or a card that is full.
         """
         asked = {"sampling.num_samples": n, "seed": seed, "sampling.batch_size": batch_size}
+        asked["sampling.label"] = label
         config = _overlaid(self.config, asked)
         sampler = self.sampler if nfe is None else self.sampler.with_settings(self._at(nfe))
         source = build_source(config.data, config.seed, "sample")
         count, size = config.sampling.num_samples, config.sampling.batch_size
         cuts = [range(first, min(first + size, count)) for first in range(0, count, size)]
-        x = torch.cat([sampler(source.at(cut).to(self.device)).x.cpu() for cut in cuts])
-        return in_units(config.data, x)
+        labels, parts = asked_labels(config), []
+        for cut in cuts:
+            told = (labels(cut),) if labels else ()
+            parts.append(sampler(source.at(cut).to(self.device), *told).x.cpu())
+        return in_units(config.data, torch.cat(parts))
 
     def _at(self, nfe: int) -> Config:
         legs = [phase.leg for phase in get_phases(list(self.networks))]
@@ -105,6 +114,11 @@ class Run:
             raise UserError(
                 f"nfe = {nfe}: dopri5 chooses its own calls; leave nfe out, or load the run with "
                 "overrides={'sampling.solver': 'euler'}"
+            )
+        if calls_per_answer(self.config) > 1:
+            raise UserError(
+                f"nfe = {nfe}: sampling.guidance = {self.config.sampling.guidance:g} asks each "
+                "network twice; leave nfe out"
             )
         return at_calls(self.config, legs, nfe)
 

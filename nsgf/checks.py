@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+from nsgf.conditional_checks import conditional_problems
 from nsgf.config.leaves import leaves, plain_type, range_of
 from nsgf.config.schema import FAMILIES, ONE_CALL, PHASES, Config, DataConfig
 from nsgf.data import OWN_SETS, ImageSet, data_shape, is_image_set, target_set
@@ -31,6 +32,7 @@ def check(config: Config) -> None:
     problems = [*_range_problems(config), *_phase_problems(config), *_data_problems(config)]
     problems += [*_flow_problems(config), *_name_problems(config), *_text_problems(config)]
     problems += [*_sampling_problems(config), *_compare_problems(config), *_unused_problems(config)]
+    problems += conditional_problems(config)
     if config.model.kind == "unet" and is_image_set(config.data.name):
         problems += [*_unet_problems(config), *_predictor_problems(config)]
     if problems:

@@ -44,6 +44,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--data-root": ("data.root",),
     "--out-dir": ("out_dir",),
     "--num-samples": ("sampling.num_samples", "evaluation.num_samples"),
+    "--label": ("sampling.label",),
     "--precision": ("train.precision",),
     "--accumulate": ("train.accumulate",),
     "--keep": ("train.keep",),

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nsgf.checks import check
 from nsgf.config.schema import Config
-from nsgf.data import data_shape
+from nsgf.data import data_form, data_shape
 from nsgf.phases import Phase, get_phases, sampled_phases
 from nsgf.phases.base import Problems
 from nsgf.pool.plan import build_batch, flow_flags, plan_pool, pool_bytes, solver_bytes
@@ -103,10 +103,10 @@ def counted(compute: Callable[[], object]) -> Work:
 
 def update_work(config: Config, phase: Phase, precision: Precision) -> Work:
     """One update: forward, backward and optimizer, for the whole batch."""
-    shape = data_shape(config.data)
+    form = data_form(config.data)
     with META:
-        model = phase.network(config.model, shape).train()
-        batch = phase.example(phase.optim(config).batch_size, shape)
+        model = phase.network(config.model, *form).train()
+        batch = phase.example(phase.optim(config).batch_size, *form)
     work = counted(lambda: squared_error(model, batch).backward())
     weights = list(model.parameters())
     work = work.in_precision(precision, 2 * len(weights))  # each weight is cast, and its gradient
@@ -141,14 +141,14 @@ def solve_work(problems: Problems, values: int) -> Work:
 def sampling_work(config: Config, precision: Precision) -> tuple[Work, int] | None:
     """What a batch of ``sampling.batch_size`` samples takes, and its network calls; None: their
     number depends on the samples."""
-    shape, tau, total, calls = data_shape(config.data), 0.0, Work(), 0
+    form, tau, total, calls = data_form(config.data), 0.0, Work(), 0
     for phase in sampled_phases(config, config.phases.__contains__):
         number, tau = phase.leg(config, nn.Identity()).expect(tau)  # type: ignore[assignment]
         if number is None:
             return None
         with META:
-            model = phase.network(config.model, shape).eval()
-            inputs = phase.example(config.sampling.batch_size, shape).inputs
+            model = phase.network(config.model, *form).eval()
+            inputs = phase.example(config.sampling.batch_size, *form).inputs
         with torch.no_grad():
             work = counted(partial(model, *inputs))
         work = work.in_precision(precision)  # weights are cast once, before

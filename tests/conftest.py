@@ -142,6 +142,25 @@ def digits_run(tmp_path_factory) -> tuple[Config, RunFolder]:
     return config, train(config)
 
 
+@pytest.fixture(scope="session")
+def told_run(tmp_path_factory) -> tuple[Config, RunFolder]:
+    """A smoke run of a generator that is told the class; its samples may be written anew."""
+    config = shipped(
+        "digits-onecall",
+        "--data.conditional=true",
+        "--smoke",
+        "--device=cpu",
+        "--generator.lr=0.01",
+        "--generator.ema_decay=0",
+        "--sampling.num_samples=23",
+        "--sampling.batch_size=8",
+        "--evaluation.num_samples=24",
+        "--train.preview=false",
+        f"--out-dir={tmp_path_factory.mktemp('told')}",
+    )
+    return config, train(config)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _collections_pass_over_libraries() -> None:
     """Each takes a quarter of a second otherwise, and every phase ends with one."""

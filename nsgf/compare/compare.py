@@ -100,10 +100,15 @@ def comparison_plan(config: Config) -> list[str]:
     """What a comparison is going to do.
 
     Raises:
-        UserError: a trial's configuration is wrong, it was trained with another one, the folder
-            leads out of itself, no method can do with so few calls, a package is missing, or this
-            machine has too little memory.
+        UserError: networks are to be told classes, a trial's configuration is wrong, it was trained
+            with another one, the folder leads out of itself, no method can do with so few calls, a
+            package is missing, or this machine has too little memory.
     """
+    if config.data.conditional:
+        raise UserError(
+            "data.conditional = true: what is compared knows no classes; say "
+            "--data.conditional false"
+        )
     todo = [trial for trial in trials(config) if asked_nfe(trial_config(config, trial))]
     if not todo:
         least = min(least_nfe(trial_config(config, trial)) for trial in trials(config))

@@ -79,6 +79,8 @@ def measure_key(method: MethodName, config: Config, nfe: int, draw: int) -> str:
     sampling = asdict(replace(at_nfe(config, nfe).sampling, num_samples=1))
     if sampling["precision"] == "fp32":  # as all were when it had no setting
         del sampling["precision"]
+    for name in ("label", "guidance"):  # what is compared knows no classes
+        del sampling[name]
     key: dict[str, Any] = {
         "format": FORMAT,
         "method": method,

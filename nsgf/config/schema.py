@@ -72,6 +72,9 @@ class DataConfig:
     """Replace an image set by random images of the same shape."""
     flip: bool = False
     """Mirror training images left to right with probability 1/2."""
+    conditional: bool = False
+    """Networks are told the class of each sample: images with labels, or own images in subfolders,
+    which come class by class, each equally often. For generator, nsgf, nsf and predictor."""
     path: Annotated[str | None, FREE_ON_RESUME] = None
     """images: a folder of them, with or without subfolders; points: a file .npz, .npy or .csv."""
     size: Annotated[int | None, Range(4, 1024)] = None
@@ -389,6 +392,12 @@ class SamplingConfig:
     """Samples that `nsgf sample` draws."""
     batch_size: Annotated[int, Range(1)] = 256
     """Samples that go through the networks together; halved by itself where the card is full."""
+    label: Annotated[int | None, Range(0)] = None
+    """With data.conditional the class of all samples, from 0 on; null: each class in turn, sample i
+    has class i mod K."""
+    guidance: Annotated[float, Range(0, 1000)] = 1.0
+    """With data.conditional w of a network's answer, a + w (b - a), of a without and b with the
+    class (Ho and Salimans 2022). 1 is b alone; any other value asks each network twice."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of the networks' layers for samples and previews. auto: what train.precision means
     on the device; float32 where the device has not that, and with dopri5. States and steps are

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
+from nsgf.data.classes import ClassSampler, LabelDropout, class_labels, class_rows
 from nsgf.data.images import FAKE_IMAGES, IMAGE_SETS, Files, ImageSet, to_unit_range
 from nsgf.data.own import OWN_IMAGES, OWN_SETS, TableSet, in_units
 from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
@@ -62,6 +63,18 @@ def data_shape(config: DataConfig) -> tuple[int, ...]:
     return target_set(config).shape
 
 
+def data_classes(config: DataConfig) -> int:
+    """Classes K that networks are told of, known without loading them; 0: they are told none."""
+    target = target_set(config)
+    is_labelled = isinstance(target, ImageSet) and target.read_labels is not None
+    return target.classes if config.conditional and is_labelled else 0  # type: ignore[union-attr]
+
+
+def data_form(config: DataConfig) -> tuple[tuple[int, ...], int]:
+    """What networks follow from: :func:`data_shape` and :func:`data_classes`."""
+    return data_shape(config), data_classes(config)
+
+
 def data_size(config: DataConfig) -> int:
     """Training samples of an image set, mirrored ones counted, known without loading it.
 
@@ -90,6 +103,9 @@ class Data:
         """The training images, uint8, (N, C, H, W); None for points."""
         self.table: Table | None = None
         """The user's own points; None for other sets."""
+        self.classes = data_classes(config)
+        """K; 0: networks are told no classes."""
+        self._labels: Tensor | None = None
         if isinstance(self._target, TableSet):
             self.table = read_points(config)
             self._rows = self.table.standardised()
@@ -99,6 +115,9 @@ class Data:
                 if config.fake
                 else self._target.images(Files.of(config))
             )
+            if self.classes:
+                self._labels = self._target.labels(Files.of(config))
+                self._refuse_unlabelled(self._labels, len(self.images))
             if device is not None and fits_beside_training(self.images, device):
                 self.images = self.images.to(device)
 
@@ -114,6 +133,44 @@ class Data:
         if self.images is None:
             return RowSampler(self._rows, seed)
         return ImageSampler(self.images, seed, flip=self._config.flip)
+
+    def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
+        """Sampler of mu* class by class, ``run`` samples of each after one another, with random
+        streams of its own. All classes come equally often, however many images they have.
+
+        Args:
+            stream: names the streams.
+            run: samples of a class after one another.
+            mixed: behind class K - 1 comes one more group, whose samples are of all classes.
+
+        Raises:
+            UserError: networks are told no classes.
+        """
+        if self.images is None or self._labels is None:
+            raise UserError("data.conditional = false: samples have no classes")
+        streams: list[Sampler] = []
+        for label in range(self.classes):
+            own = (self._labels == label).nonzero()[:, 0]
+            seed = derive_seed(self._seed, "target", *stream, "class", label)
+            streams.append(ImageSampler(self.images, seed, flip=self._config.flip, chosen=own))
+        return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)
+
+    def _refuse_unlabelled(self, labels: Tensor, images: int) -> None:
+        """
+        Raises:
+            UserError: an image has no label, or a class no image.
+        """
+        if len(labels) != images:
+            raise UserError(
+                f"data.conditional = true: {self._config.name} has {images} images and "
+                f"{len(labels)} labels; say --data.conditional false"
+            )
+        empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero()[:, 0].tolist()
+        if empty:
+            raise UserError(
+                f"data.conditional = true: {self._config.name} has no images of class {empty[0]}; "
+                "say --data.conditional false"
+            )
 
     def reference(self, *stream: str) -> Sampler:
         """As :meth:`target`, the same samples, but own points in the units of their file: what
@@ -193,11 +250,13 @@ __all__ = [
     "DATA_SETS",
     "NOISE",
     "OWN_SETS",
+    "ClassSampler",
     "Data",
     "DataSet",
     "Files",
     "ImageSampler",
     "ImageSet",
+    "LabelDropout",
     "PointSampler",
     "PointSet",
     "RandomIndices",
@@ -206,6 +265,10 @@ __all__ = [
     "TableSet",
     "Times",
     "build_source",
+    "class_labels",
+    "class_rows",
+    "data_classes",
+    "data_form",
     "data_set",
     "data_shape",
     "data_size",

@@ -63,10 +63,16 @@ class RowSampler(Sampler):
     so that it is the same on every device.
     """
 
-    def __init__(self, rows: Tensor, seed: int) -> None:
-        """``rows``: (N, *shape), any device, shared and never written."""
+    def __init__(self, rows: Tensor, seed: int, chosen: Tensor | None = None) -> None:
+        """
+        Args:
+            rows: (N, *shape), any device, shared and never written.
+            seed: of the permutations.
+            chosen: numbers of the rows that are drawn, int64, (M,), CPU; None: all.
+        """
         self.shape = tuple(rows.shape[1:])
-        self._rows = rows
+        self._rows, self._chosen = rows, chosen
+        self._count = len(rows) if chosen is None else len(chosen)
         self._seed = seed
         self._order, self._coins = torch.empty(0, dtype=torch.long), torch.empty(0)
         self._epoch = -1
@@ -77,31 +83,36 @@ class RowSampler(Sampler):
     def _with_coins(self, positions: range) -> tuple[Tensor, Tensor]:
         """The rows, (n, *shape), and for each a number from [0, 1), (n,)."""
         indices, coins = [], []
-        for epoch, cut in pages(positions, len(self._rows)):
+        for epoch, cut in pages(positions, self._count):
             self._turn_to(epoch)
             indices.append(self._order[cut])
             coins.append(self._coins[cut])
         device = self._rows.device
-        rows = self._rows.index_select(0, torch.cat(indices).to(device))
+        index = torch.cat(indices)
+        if self._chosen is not None:
+            index = self._chosen.index_select(0, index)
+        rows = self._rows.index_select(0, index.to(device))
         return rows, torch.cat(coins).to(device)
 
     def _turn_to(self, epoch: int) -> None:
         """Order and coins of an epoch, kept until another one is asked for."""
         if epoch != self._epoch:
             generator = make_generator(self._seed, "epoch", epoch)
-            self._order = torch.randperm(len(self._rows), generator=generator)
-            self._coins = torch.rand(len(self._rows), generator=generator)
+            self._order = torch.randperm(self._count, generator=generator)
+            self._coins = torch.rand(self._count, generator=generator)
             self._epoch = epoch
 
 
 class ImageSampler(RowSampler):
     """Images of bytes as floats in [-1, 1]."""
 
-    def __init__(self, images: Tensor, seed: int, *, flip: bool = False) -> None:
-        """``images``: uint8, (N, C, H, W), as of :class:`RowSampler`. With ``flip`` each is
-        mirrored left to right with probability 1/2.
+    def __init__(
+        self, images: Tensor, seed: int, *, flip: bool = False, chosen: Tensor | None = None
+    ) -> None:
+        """``images``: uint8, (N, C, H, W), and ``chosen`` as of :class:`RowSampler`. With ``flip``
+        each is mirrored left to right with probability 1/2.
         """
-        super().__init__(images, seed)
+        super().__init__(images, seed, chosen)
         self._flip = flip
 
     def at(self, positions: range) -> Tensor:

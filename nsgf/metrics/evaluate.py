@@ -21,6 +21,7 @@ from nsgf.run.folder import RunFolder, check_links, write_text
 from nsgf.run.progress import track
 from nsgf.sampling.drawn import Drawn, drawn_folder, forget_drawn
 from nsgf.sampling.generate import generate, load_sampler, results_folder, writable
+from nsgf.sampling.guidance import asked_labels
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -57,9 +58,15 @@ def evaluate_run(
 
     Raises:
         UserError: checkpoints, data or a given weights file are missing or damaged, or a folder
-            cannot be written or leads out of itself, which is found out before sampling.
+            cannot be written or leads out of itself, which is found out before sampling; or samples
+            of one class are asked for.
     """
     check(config)
+    if config.sampling.label is not None:
+        raise UserError(
+            f"sampling.label = {config.sampling.label}: evaluate measures all classes at once; say "
+            "--sampling.label null"
+        )
     world = world or World()
     log = log if world.is_main else lambda _: None
     folder, evaluation = writable(results_folder(config, run)), config.evaluation
@@ -255,7 +262,8 @@ def _samples(
     for repeat in map(str, range(repeats)):
         source = build_source(config.data, config.seed, "evaluate", repeat)
         batches = Drawn(kept / repeat)
-        drawn.append(generate(sampler, source, n, size, device, floats, world, batches))
+        labels = asked_labels(config)
+        drawn.append(generate(sampler, source, n, size, device, floats, world, batches, labels))
     return drawn
 
 

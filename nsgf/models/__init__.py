@@ -8,11 +8,19 @@ from nsgf.models.time_predictor import TimePredictorCNN
 from nsgf.models.unet import UNet
 
 
-def velocity_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
-    """A network of x and t that answers a velocity, for samples of this shape."""
+def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
+    """A network of x and t that answers a velocity, for samples of this shape; with ``classes`` of
+    x, t and labels.
+
+    Raises:
+        ValueError: classes of points.
+    """
     if config.kind == "mlp":
+        if classes:
+            raise ValueError("networks for points know no classes")
         return VelocityMLP(shape[0], config.mlp)
-    return UNet(shape, config.unet, checkpoint_activations=config.checkpoint_activations)
+    recompute = config.checkpoint_activations
+    return UNet(shape, config.unet, classes, checkpoint_activations=recompute)
 
 
 def time_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:

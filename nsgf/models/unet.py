@@ -1,7 +1,7 @@
 """UNet for images, after Dhariwal and Nichol 2021 ("ADM"), written for this project.
 
 GroupNorm, SiLU, residual blocks with time as scale and shift, self-attention at named resolutions,
-zero-initialised output layers.
+zero-initialised output layers; classes join as one more embedding beside that of time.
 
 Shapes: B batch, C channels, H height, W width, E time embedding.
 """
@@ -167,6 +167,7 @@ class UNet(nn.Module):
         self,
         image_shape: tuple[int, ...],
         config: UNetConfig,
+        classes: int = 0,
         *,
         checkpoint_activations: bool = False,
     ) -> None:
@@ -174,6 +175,7 @@ class UNet(nn.Module):
         Args:
             image_shape: (C, H, W), H = W.
             config: architecture.
+            classes: K, of which the network is told; 0: of none.
             checkpoint_activations: keep only the inputs of the stages while training and compute
                 the rest once more in the backward pass (Chen et al. 2016); same gradients.
 
@@ -207,6 +209,8 @@ class UNet(nn.Module):
         self.head = nn.Sequential(
             Norm(width), nn.SiLU(), zero_init(nn.Conv2d(width, image_channels, 3, padding=1))
         )
+        # last: without classes the weights begin as they always did
+        self.classes = nn.Embedding(classes + 1, self.embedding) if classes else None
 
     def _way_down(self, config: UNetConfig) -> tuple[nn.ModuleList, list[int]]:
         """Layers of the way down and the widths of the skips they leave, the stem's first."""
@@ -240,10 +244,17 @@ class UNet(nn.Module):
             raise AssertionError(f"{len(skips)} skip connections of {len(widths)} are not used")
         return layers
 
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """x (B, C, H, W), t (B,) in [0, 1] -> velocity (B, C, H, W)."""
+    def forward(self, x: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
+        """x (B, C, H, W), t (B,) in [0, 1] -> velocity (B, C, H, W).
+
+        ``label``: whole numbers in [0, K], of which K stands for no class, (B,); of a network with
+        classes alone.
+
+        Raises:
+            ValueError: a network with classes is told none, or one without is.
+        """
         features = time_features(t, self.channels, fastest=FASTEST, slowest=SLOWEST)
-        embedding = self.embed(features.to(x.dtype))
+        embedding = self._with_class(self.embed(features.to(x.dtype)), label)
         h = self.stem(x)
         skips = [h]
         for layer in self.down:
@@ -257,6 +268,14 @@ class UNet(nn.Module):
             else:
                 h = self._stage(layer, embedding, h, skips.pop())
         return self.head(h)
+
+    def _with_class(self, embedding: Tensor, label: Tensor | None) -> Tensor:
+        """The embedding (B, E) of time and class."""
+        if (self.classes is None) != (label is None):
+            raise ValueError("labels are for networks with classes, and these need them")
+        if self.classes is None:
+            return embedding
+        return embedding + self.classes(label).to(embedding.dtype)
 
     def _stage(self, layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
         """A layer's output for the channels of all parts, (B, C_i, H, W) each."""

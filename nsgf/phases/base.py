@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import (
@@ -23,7 +23,7 @@ from nsgf.config.schema import (
     SamplingConfig,
     family,
 )
-from nsgf.data import Data, data_shape
+from nsgf.data import Data, data_form
 from nsgf.models import velocity_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -58,6 +58,11 @@ def timed_samples(config: Config, device: torch.device, batch: int) -> int:
     """Samples of a batch that preflight times: a large UNet takes seconds for each on a CPU."""
     slow = device.type == "cpu" and config.model.kind == "unet"
     return min(CPU_BATCH, batch) if slow else batch
+
+
+def example_labels(size: int, classes: int) -> tuple[Tensor, ...]:
+    """Labels of an example, int32, (size,), as the last of its inputs; none without classes."""
+    return (torch.arange(size, dtype=torch.int32) % (classes + 1),) if classes else ()
 
 
 class PhasePlan(NamedTuple):
@@ -102,6 +107,8 @@ class Phase(ABC):
     """Its name in the configuration, where it has a section of its settings."""
     leg: ClassVar[type[Leg]] = StraightFlow
     """What its network does with a sample."""
+    takes_classes: ClassVar[bool] = False
+    """Whether its batches can tell the network classes, with ``data.conditional``."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
     """Sections and dotted leaves that its training samples or its network follow from: a
     checkpoint of others is not taken over. The phase's own optimization is not among them."""
@@ -115,14 +122,14 @@ class Phase(ABC):
             UserError: an earlier phase is missing, or something does not fit.
         """
 
-    def network(self, config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
-        """The architecture, with weights of torch's global generator."""
-        return velocity_network(config, shape)
+    def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
+        """The architecture, with weights of torch's global generator; it is told of ``classes``."""
+        return velocity_network(config, shape, classes)
 
-    def example(self, size: int, shape: tuple[int, ...]) -> Batch:
+    def example(self, size: int, shape: tuple[int, ...], classes: int = 0) -> Batch:
         """A batch of noise in the shapes of a real one, on torch's default device."""
         x, t = torch.randn(size, *shape), torch.rand(size)
-        return Batch((x, t), torch.randn(size, *shape))
+        return Batch((x, t, *example_labels(size, classes)), torch.randn(size, *shape))
 
     def needs(self, config: Config) -> tuple["Phase", ...]:
         """Earlier phases whose networks its training samples come from."""
@@ -168,16 +175,18 @@ class Phase(ABC):
         section: OptimConfig = getattr(config, self.name)
         return section
 
-    def build(self, config: ModelConfig, shape: tuple[int, ...], seed: int) -> nn.Module:
+    def build(
+        self, config: ModelConfig, shape: tuple[int, ...], seed: int, classes: int = 0
+    ) -> nn.Module:
         """The network, initialised from ``seed``; torch's global generator is left as it was."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self.network(config, shape)
+            return self.network(config, shape, classes)
 
     def start(self, config: Config, device: torch.device) -> nn.Module:
         """The network as it begins, from a random stream of the phase's own."""
-        seed, shape = derive_seed(config.seed, self.name, "init"), data_shape(config.data)
-        return self.build(config.model, shape, seed).to(device)
+        seed, (shape, classes) = derive_seed(config.seed, self.name, "init"), data_form(config.data)
+        return self.build(config.model, shape, seed, classes).to(device)
 
     def load(self, config: Config, run: RunFolder, weights: str, device: torch.device) -> Trained:
         """The trained network with the weights ``ema`` or ``last``, in eval mode and without
@@ -216,6 +225,7 @@ class Phase(ABC):
         Raises:
             RuntimeError, TypeError, AttributeError: they do not fit it.
         """
-        model = self.build(config.model, data_shape(config.data), seed=0)
+        shape, classes = data_form(config.data)
+        model = self.build(config.model, shape, 0, classes)
         model.load_state_dict(state)
         return model.to(device).eval().requires_grad_(False)

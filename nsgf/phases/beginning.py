@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import data_shape
+from nsgf.data import data_form
 from nsgf.phases.base import Phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -39,7 +39,7 @@ def beginning(phase: Phase, config: Config, folder: str) -> Beginning:
             if name == "nsf" and payload["config"]["nsf"]["source"] != "prior":
                 continue
             with torch.device("cpu"):
-                network = phase.network(config.model, data_shape(config.data))
+                network = phase.network(config.model, *data_form(config.data))
             network.load_state_dict(payload["ema"])
             return Beginning(name, f"after update {payload['step']}{remark}", network)
     except UserError as error:

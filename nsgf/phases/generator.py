@@ -7,7 +7,11 @@
 The velocity of NSGF's first phase trains the network that answers at once instead of one that is
 asked along the way (W-Flow, arXiv 2605.11755; drifting models, arXiv 2602.04770).
 
-Shapes: B batch, M real samples of it, *shape one sample.
+With ``data.conditional`` a batch is made of K + 1 groups, a sample of each in turn, and transport
+stays within them: samples that are told class c < K are drawn to real ones of that class, those
+that are told K, no class, to real ones of all. No label has to be left out for guidance.
+
+Shapes: B batch, M real samples of it, G groups, *shape one sample.
 """
 
 from functools import partial
@@ -15,10 +19,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, GeneratorConfig
-from nsgf.data import Data, data_shape
-from nsgf.phases.base import Phase, PhasePlan, Preparation, Problems
+from nsgf.config.schema import Config
+from nsgf.data import Data, class_labels, data_shape
+from nsgf.phases.base import Phase, PhasePlan, Preparation, Problems, example_labels
 from nsgf.phases.beginning import beginning
+from nsgf.phases.groups import group_problems, grouped, groups_of, in_turn, targets_of
 from nsgf.phases.nsgf import NSGF
 from nsgf.phases.spaces import Spaces, pixels, spaces_of
 from nsgf.run.folder import RunFolder
@@ -39,18 +44,23 @@ class GeneratorTask(Task):
         self, model: nn.Module, data: Data, config: Config, spaces: Spaces = pixels
     ) -> None:
         self.model, self._config, self._spaces = model, config.generator, spaces
-        self._noise, self._real = data.source("generator"), data.target("generator")
-        self._drift = drift_of(config)
+        self._noise, self._drift = data.source("generator"), drift_of(config)
+        self._groups = groups_of(config)
+        is_told = self._groups > 1
+        self._real = (
+            data.target_by_class("generator", mixed=True) if is_told else data.target("generator")
+        )
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """z (B, *shape) and y (M, *shape)."""
+        """z (B, *shape) and y (M, *shape), with classes labels (B,) too."""
         whole, targets = self._config.batch_size, targets_of(self._config)
         places = [position * targets // whole for position in (positions.start, positions.stop)]
-        return self._noise.at(positions), self._real.at(range(*places))
+        labels = (class_labels(positions, self._groups),) if self._groups > 1 else ()
+        return self._noise.at(positions), self._real.at(range(*places)), *labels
 
     def batch(self, *drawn: Tensor) -> Batch:
-        noise, real = drawn
-        return Batch((noise, torch.zeros(len(noise), device=noise.device)), real)
+        noise, real, *labels = drawn
+        return Batch((noise, torch.zeros(len(noise), device=noise.device), *labels), real)
 
     def loss(self, forward: Answer, batch: Batch) -> Tensor:
         """|eta V|^2 / 2 as a share of the mean cost between generated and real samples, summed over
@@ -70,9 +80,9 @@ class GeneratorTask(Task):
 
     def _loss_in(self, made: Tensor, real: Tensor) -> Tensor:
         """The loss in one space, of (B, ...) and (M, ...)."""
-        x, y = made.detach().unsqueeze(0), real.unsqueeze(0)
+        x, y = grouped(made.detach(), self._groups), grouped(real, self._groups)
         try:
-            v = self._drift.velocity(x, y)[0]
+            v = in_turn(self._drift.velocity(x, y))
         except ValueError as error:
             raise UserError(f"generator.blurs = {self._config.blurs}: {error}") from error
         way = made - (made.detach() + self._config.eta * v)
@@ -95,6 +105,7 @@ class Generator(Phase):
 
     name = "generator"
     leg = OneCall
+    takes_classes = True
     follows = (*Phase.follows, "generator.init")
 
     def task(self, session: Session, data: Data) -> Task:
@@ -112,20 +123,24 @@ class Generator(Phase):
             model.load_state_dict(found.network.state_dict())
         return GeneratorTask(model, data, config, spaces_of(session, data))
 
-    def example(self, size: int, shape: tuple[int, ...]) -> Batch:
-        noise = torch.randn(size, *shape)
-        return Batch((noise, torch.zeros(size)), torch.randn(size, *shape))
+    def example(self, size: int, shape: tuple[int, ...], classes: int = 0) -> Batch:
+        noise, labels = torch.randn(size, *shape), example_labels(size, classes)
+        return Batch((noise, torch.zeros(size), *labels), torch.randn(size, *shape))
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
         """
         Raises:
-            UserError: what it is to begin as is not there, or does not fit.
+            UserError: what it is to begin as is not there, or does not fit; or a process would not
+                have two halves of each group.
         """
-        own = config.generator
-        n, m = (count // (2 * world.size) for count in (own.batch_size, targets_of(own)))
-        each = f"{4 * len(own.blurs)} transport problems, {n} x {m} and {n} x {n}"
+        for problem in group_problems(config, world.size):
+            raise UserError(problem)
+        own, groups = config.generator, groups_of(config)
+        sizes = (own.batch_size, targets_of(own))
+        n, m = (count // (2 * groups * world.size) for count in sizes)
+        each = f"{4 * groups * len(own.blurs)} transport problems, {n} x {m} and {n} x {n}"
         where = f" in each of {world.size} processes" if world.size > 1 else ""
         lines = [f"generator: an update solves {each}{where}"]
         if own.init_run and not (run and run.has_checkpoint(self.name)):
@@ -144,18 +159,16 @@ class Generator(Phase):
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         own, shape, drift = config.generator, data_shape(config.data), drift_of(config)
-        made = torch.randn(1, own.batch_size, *shape, device=device)
-        real = torch.randn(1, targets_of(own), *shape, device=device)
+        made, real = (
+            grouped(torch.randn(count, *shape, device=device), groups_of(config))
+            for count in (own.batch_size, targets_of(own))
+        )
         unit = partial(drift.velocity, made, real)
-        n, m = own.batch_size // 2, targets_of(own) // 2
-        problems = (Problems(2, n, m), Problems(2, n, n)) * len(own.blurs)
+        halves = 2 * groups_of(config)
+        n, m = own.batch_size // halves, targets_of(own) // halves
+        problems = (Problems(halves, n, m), Problems(halves, n, n)) * len(own.blurs)
         name = "generator, transport"
         return (Preparation(name, unit, own.iterations, exact=True, problems=problems),)
-
-
-def targets_of(config: GeneratorConfig) -> int:
-    """Real samples of an update."""
-    return config.targets or config.batch_size
 
 
 def drift_of(config: Config) -> Drift:

@@ -10,8 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, PointSampler, Times, data_shape
-from nsgf.phases.base import Phase, Preparation, timed_samples
+from nsgf.data import (
+    Data,
+    LabelDropout,
+    PointSampler,
+    Times,
+    class_labels,
+    data_classes,
+    data_shape,
+)
+from nsgf.phases.base import Phase, Preparation, example_labels, timed_samples
 from nsgf.phases.coupling import Pairs, optimal_pairs
 from nsgf.phases.nsgf import NSGF
 from nsgf.phases.potential import (
@@ -47,11 +55,14 @@ class LineTask(Task):
     X0 is a sample of mu0, or with ``nsf.source: nsgf`` what the NSGF steps make of it; X1 is a
     sample of mu*; with ``nsf.coupling: ot`` both are re-paired within groups, with ``semidiscrete``
     X1 is the partner of X0 among all data.
+
+    With K classes line i has class i mod K: so has X1, and the NSGF steps to X0 are told it.
     """
 
-    def __init__(self, model: nn.Module, pairs: Pairs, seed: int) -> None:
-        self.model, self._pairs = model, pairs
+    def __init__(self, model: nn.Module, pairs: Pairs, seed: int, classes: int = 0) -> None:
+        self.model, self._pairs, self._classes = model, pairs, classes
         self._times = PointSampler(Times(), derive_seed(seed, "times"))
+        self._dropout = LabelDropout(classes, derive_seed(seed, "labels"))
 
     @classmethod
     def of(cls, phase: Phase, session: Session, data: Data) -> "LineTask":
@@ -65,23 +76,28 @@ class LineTask(Task):
         source, partners = data.source(phase.name), None
         steps = TrainedSteps(session) if config.nsf.source == "nsgf" else None
         if steps:
-            source = WalkedStarts(source, steps, device, config.nsf.starts)
+            source = WalkedStarts(source, steps, device, config.nsf.starts, data.classes)
         if config.nsf.coupling == "semidiscrete":
             partners = learned_potential(session, data, steps).partners
         pairs = Pairs(
             source,
-            data.target(phase.name),
+            data.target_by_class(phase.name) if data.classes else data.target(phase.name),
             device,
             group=pair_group(phase, config),
             partners=partners,
         )
-        task = cls(phase.start(config, device), pairs, derive_seed(config.seed, phase.name))
+        seed = derive_seed(config.seed, phase.name)
+        task = cls(phase.start(config, device), pairs, seed, data.classes)
         task.draws_between = partners is not None
         return task
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """X0 and X1 (B, *shape) as they are paired, and t ~ U[0, 1) (B,)."""
-        return (*self._pairs.at(positions), self._times.at(positions))
+        """X0 and X1 (B, *shape) as they are paired, t ~ U[0, 1) (B,), with classes labels (B,)."""
+        drawn = *self._pairs.at(positions), self._times.at(positions)
+        if not self._classes:
+            return drawn
+        labels = class_labels(positions, self._classes)
+        return *drawn, self._dropout(labels, positions)
 
 
 def pair_group(phase: Phase, config: Config) -> int | None:
@@ -139,13 +155,17 @@ def line_preparations(
         learned = draws_of(config) if phase.name == "nsf" else 0
         parts.append(potential_preparation(phase.name, config, device, starts + learned))
     if config.nsf.source == "nsgf":
-        noise = torch.randn(timed_samples(config, device, optim.batch_size), *shape, device=device)
+        size = timed_samples(config, device, optim.batch_size)
+        noise = torch.randn(size, *shape, device=device)
+        labels = tuple(part.to(device) for part in example_labels(size, data_classes(config.data)))
         precision = pick_precision(config.train.precision, device)
         velocity = InferenceNetwork(NSGF().start(config, device).eval(), precision, device)
         transport = steps_of(velocity, config.flow)
         units = (walked_starts(phase, config) + learned) / len(noise)
         again = "fewer --nsf.starts" if config.nsf.starts else ""
-        steps = Preparation(f"{phase.name}, NSGF steps", lambda: transport(noise), units, again)
+        steps = Preparation(
+            f"{phase.name}, NSGF steps", lambda: transport(noise, *labels), units, again
+        )
         parts.append(steps)
     if group := pair_group(phase, config):
         ends = torch.randn(2, group, *shape, device=device)

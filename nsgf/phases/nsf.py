@@ -25,14 +25,15 @@ class NSFTask(LineTask):
     """u_delta(x, t) regresses X1 - X0."""
 
     def batch(self, *drawn: Tensor) -> Batch:
-        start, end, t = drawn
-        return Batch((interpolate(start, end, t), t), end - start)
+        start, end, t, *labels = drawn
+        return Batch((interpolate(start, end, t), t, *labels), end - start)
 
 
 class NSF(Phase):
     """u_delta learns the velocity of straight lines."""
 
     name = "nsf"
+    takes_classes = True
     follows = (*LINES_FOLLOW, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, PointSampler, RandomIndices, data_shape
+from nsgf.data import (
+    Data,
+    LabelDropout,
+    PointSampler,
+    RandomIndices,
+    Sampler,
+    class_labels,
+    data_shape,
+)
 from nsgf.phases.base import Phase, PhasePlan, Preparation
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool, pool_folder
 from nsgf.pool.build import Simulation
@@ -26,18 +34,40 @@ class NSGFTask(Task):
     """v_theta(X^t, t/T) regresses the pool's velocities."""
 
     def __init__(
-        self, model: nn.Module, pool: TrajectoryPool, seed: int, *, reads_disk: bool = False
+        self,
+        model: nn.Module,
+        pool: TrajectoryPool,
+        seed: int,
+        *,
+        labels: Tensor | None = None,
+        classes: int = 0,
+        reads_disk: bool = False,
     ) -> None:
-        """Pairs come from ``pool``, uniformly with replacement; ``seed`` is the run's."""
+        """
+        Args:
+            model: v_theta.
+            pool: what pairs come from, uniformly with replacement.
+            seed: the run's.
+            labels: classes of the pool's trajectories, int32, (F,); None: the network is told none.
+            classes: K of them.
+            reads_disk: whether the pool is on a disk.
+        """
         self.model, self.pool, self.reads_disk = model, pool, reads_disk
         self._indices = PointSampler(RandomIndices(), derive_seed(seed, "nsgf", "batches"))
+        self._labels = labels
+        self._dropout = LabelDropout(classes, derive_seed(seed, "nsgf", "labels"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        return self.pool.pairs(self._indices.at(positions))
+        indices = self._indices.at(positions)
+        pairs = self.pool.pairs(indices)
+        if self._labels is None:
+            return pairs
+        labels = self._labels.index_select(0, self.pool.particles(indices))
+        return *pairs, self._dropout(labels, positions)
 
     def batch(self, *drawn: Tensor) -> Batch:
-        x, v, t = drawn
-        return Batch((x, t), v)
+        x, v, t, *labels = drawn
+        return Batch((x, t, *labels), v)
 
 
 class NSGF(Phase):
@@ -45,14 +75,21 @@ class NSGF(Phase):
 
     name = "nsgf"
     leg = NSGFSteps
+    takes_classes = True
     follows = ("seed", "data", "sinkhorn", "flow", "pool", "model")
 
     def task(self, session: Session, data: Data) -> Task:
         config = session.config
-        pool = build_pool(session, data.source("pool"), data.target("pool"))
+        pool = build_pool(session, data.source("pool"), pool_target(config, data))
         release_memory(session.device)
-        on_disk = config.pool.storage == "disk"
-        return NSGFTask(self.start(config, session.device), pool, config.seed, reads_disk=on_disk)
+        return NSGFTask(
+            self.start(config, session.device),
+            pool,
+            config.seed,
+            labels=flow_labels(session, data.classes) if data.classes else None,
+            classes=data.classes,
+            reads_disk=config.pool.storage == "disk",
+        )
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
@@ -78,7 +115,7 @@ class NSGF(Phase):
         return {**super().shared_counts(config), "pool.num_batches": config.pool.num_batches}
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        data = Data(replace(config.data, fake=True), config.seed, device)
+        data = Data(replace(config.data, fake=True, conditional=False), config.seed, device)
         together = most = build_batch(config, data.shape, device)
         source, target = data.source("preflight"), data.target("preflight")
         again = "" if config.pool.storage == "disk" else "--pool.storage disk"
@@ -99,3 +136,17 @@ class NSGF(Phase):
             return parts
 
         return (Preparation("pool", build, config.pool.num_batches / together, again),)
+
+
+def pool_target(config: Config, data: Data) -> Sampler:
+    """What the flows of the pool lead to; with classes flow k to class k mod K alone."""
+    if not data.classes:
+        return data.target("pool")
+    return data.target_by_class("pool", run=config.sinkhorn.targets)
+
+
+def flow_labels(session: Session, classes: int) -> Tensor:
+    """The classes of this process's trajectories, flow after flow.  int32, (F,)"""
+    config, n = session.config, session.config.sinkhorn.batch_size
+    share = session.world.share(range(config.pool.num_batches))
+    return class_labels(range(share.start * n, share.stop * n), classes, n)

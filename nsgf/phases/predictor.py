@@ -28,7 +28,7 @@ class TimePredictorTask(LineTask):
     """t_phi(x) regresses t."""
 
     def batch(self, *drawn: Tensor) -> Batch:
-        start, end, t = drawn
+        start, end, t, *_ = drawn  # labels, if there are any
         return Batch((interpolate(start, end, t),), t)
 
 
@@ -37,15 +37,17 @@ class Predictor(Phase):
 
     name = "predictor"
     leg = EntryTimes
+    takes_classes = True
     follows = LINES_FOLLOW
 
     def task(self, session: Session, data: Data) -> Task:
         return TimePredictorTask.of(self, session, data)
 
-    def network(self, config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
+    def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
+        """Of x alone: where a sample is on its line shows without its class."""
         return time_network(config, shape)
 
-    def example(self, size: int, shape: tuple[int, ...]) -> Batch:
+    def example(self, size: int, shape: tuple[int, ...], classes: int = 0) -> Batch:
         return Batch((torch.randn(size, *shape),), torch.rand(size))
 
     def plan(

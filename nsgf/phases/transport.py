@@ -10,17 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import FlowConfig
-from nsgf.data import Sampler
+from nsgf.data import Sampler, class_labels
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import nsgf_steps
-from nsgf.sampling.solvers import Velocity
+from nsgf.sampling.sampler import Network, nsgf_steps
 from nsgf.sinkhorn.schedule import flow_time
 
-Transport = Callable[[Tensor], Tensor]
-"""(n, *shape) -> (n, *shape), without gradients."""
+Transport = Callable[..., Tensor]
+"""Starts (n, *shape), with classes and labels (n,), -> (n, *shape), without gradients."""
 
 
 class TrainedSteps:
@@ -41,16 +40,19 @@ class TrainedSteps:
         velocity = InferenceNetwork(trained.network, trained.precision, device, log)
         self._transport = steps_of(velocity, config.flow)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """(n, *shape) -> (n, *shape)"""
-        return self._transport(x)
+    def __call__(self, x: Tensor, *labels: Tensor) -> Tensor:
+        """(n, *shape), with classes and labels (n,), -> (n, *shape)"""
+        return self._transport(x, *labels)
 
 
-def steps_of(velocity: Velocity, flow: FlowConfig) -> Transport:
-    """The steps with any velocity."""
+def steps_of(network: Network, flow: FlowConfig) -> Transport:
+    """The steps with the velocities of any network, of x, t and with classes labels."""
 
     @torch.no_grad()
-    def transport(x: Tensor) -> Tensor:
+    def transport(x: Tensor, *labels: Tensor) -> Tensor:
+        def velocity(x: Tensor, t: Tensor) -> Tensor:
+            return network(x, t, *labels)
+
         return nsgf_steps(velocity, x, steps=flow.steps, flow_time=flow_time(flow))
 
     return transport
@@ -60,15 +62,21 @@ class WalkedStarts(Sampler):
     """What the NSGF steps make of a stream of noise, on their device.
 
     Of ``kept`` samples the first are walked, once, and come again in the same order. They wait in
-    main memory.
+    main memory. With K classes the steps of sample i are told class i mod K, of which ``kept`` is
+    then a multiple.
     """
 
     def __init__(
-        self, source: Sampler, transport: Transport, device: torch.device, kept: int | None
+        self,
+        source: Sampler,
+        transport: Transport,
+        device: torch.device,
+        kept: int | None,
+        classes: int = 0,
     ) -> None:
         self.shape = source.shape
         self._source, self._transport = source, transport
-        self._device, self._kept = device, kept
+        self._device, self._kept, self._classes = device, kept, classes
         self._pages: dict[int, Tensor] = {}
 
     def at(self, positions: range) -> Tensor:
@@ -88,7 +96,10 @@ class WalkedStarts(Sampler):
         return self._pages[number]
 
     def _walked(self, positions: range) -> Tensor:
-        return self._transport(self._source.at(positions).to(self._device))
+        x = self._source.at(positions).to(self._device)
+        if not self._classes:
+            return self._transport(x)
+        return self._transport(x, class_labels(positions, self._classes).to(self._device))
 
 
 def _checksum(network: nn.Module) -> int:

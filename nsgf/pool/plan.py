@@ -15,6 +15,7 @@ import torch
 from nsgf.config.leaves import fixed_values
 from nsgf.config.schema import Config
 from nsgf.pool.storage import (
+    SECTIONS,
     differences,
     free_disk_bytes,
     read_header,
@@ -135,7 +136,7 @@ def plan_pool(
 def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict[str, object]:
     """Everything that determines the values of a pool, by dotted key."""
     return {
-        **fixed_values(config, ("seed", "data", "sinkhorn", "flow")),
+        **fixed_values(config, SECTIONS),
         "pool.num_batches": config.pool.num_batches,
         "pool.dtype": dtype if config.pool.dtype == "auto" else config.pool.dtype,
         "shape": list(shape),

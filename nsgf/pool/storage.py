@@ -23,6 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nsgf.config.leaves import fixed_values
+from nsgf.config.schema import Config
 from nsgf.run.checkpoint import newer_format
 from nsgf.run.folder import write_text
 from nsgf.run.progress import Progress, track
@@ -30,6 +32,8 @@ from nsgf.sinkhorn import SolverReport
 from nsgf.system.errors import UserError, cause
 
 FORMAT = 1
+SECTIONS = ("seed", "data", "sinkhorn", "flow")
+"""Of the configuration, that the values of a pool follow from."""
 SAVE_SECONDS = 5.0
 """Least time between two headers; a process that is killed loses no more than this."""
 
@@ -195,8 +199,11 @@ def write_header(folder: Path, header: Header) -> None:
 
 
 def differences(known: Header, settings: dict[str, object]) -> list[str]:
-    """One text per setting in which the pool ``known`` differs; one that it lacks was null."""
-    before = known["settings"]
+    """One text per setting in which the pool ``known`` differs; one that it lacks had its default,
+    or was null."""
+    usual = fixed_values(Config(), SECTIONS)
+    lacking = {key: usual[key] for key in settings.keys() & usual.keys()}
+    before = {**lacking, **known["settings"]}
     return [
         f"{key}: the pool has {before.get(key)}, this command {settings.get(key)}"
         for key in {**before, **settings}

@@ -83,6 +83,10 @@ class TrajectoryPool:
             f"range of {torch.finfo(torch.float16).max:.0f}; use --pool.dtype float32"
         )
 
+    def particles(self, indices: Tensor) -> Tensor:
+        """Which trajectory the pair at each of these random indices (B,) is of.  int64, (B,)"""
+        return indices % len(self) // self.steps
+
     def pairs(self, indices: Tensor) -> PoolBatch:
         """The pairs at these random indices, float32 on the CPU.
 

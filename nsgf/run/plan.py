@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import data_shape
+from nsgf.data import data_form
 from nsgf.phases import Phase, get_phase, get_phases
 from nsgf.pool.storage import free_disk_bytes
 from nsgf.run.checkpoint import good_header
@@ -85,7 +85,7 @@ def _updates(
     needed = training_memory(own, phase, device, world.size)
     check_device_memory(phase.name, needed, device)
     with torch.device("meta"):
-        network = phase.network(config.model, data_shape(config.data))
+        network = phase.network(config.model, *data_form(config.data))
     is_open = saved is None and measures(config, optim, network, device)
     return needed, (
         f"{phase.name}: {optim.iterations} updates of {optim.batch_size}, "

@@ -8,7 +8,7 @@ import torch
 
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import Config
-from nsgf.data import data_shape
+from nsgf.data import data_form
 from nsgf.phases import Phase
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
@@ -61,13 +61,13 @@ def naming_the_model(config: Config, phase: Phase) -> Iterator[None]:
 
 def _update(config: Config, phase: Phase, device: torch.device) -> None:
     """One update of a network that is dropped afterwards."""
-    shape = data_shape(config.data)
-    model = phase.build(config.model, shape, seed=0).to(device).train()
+    shape, classes = data_form(config.data)
+    model = phase.build(config.model, shape, 0, classes).to(device).train()
     state = TrainState(
         Forward(model, replace(config.train, compile=False), device, World()),
         replace(phase.optim(config), batch_size=SAMPLES),
         accumulate=min(config.train.accumulate, SAMPLES),
     )
     with device:
-        batch = phase.example(SAMPLES, shape)
+        batch = phase.example(SAMPLES, shape, classes)
     state.update(batch).read()

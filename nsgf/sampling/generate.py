@@ -12,13 +12,14 @@ from torch import Tensor
 from nsgf.checks import check
 from nsgf.config.files import read_settings
 from nsgf.config.schema import Config, SamplingConfig
-from nsgf.data import Data, Sampler, build_source, is_image_set
+from nsgf.data import Data, Sampler, build_source, class_rows, data_classes, is_image_set
 from nsgf.data.images import to_bytes
 from nsgf.phases import load_legs, sampled_phases
 from nsgf.run.folder import RunFolder, replacing
 from nsgf.run.progress import track
 from nsgf.run.stop import StopRequest
 from nsgf.sampling.drawn import Batch, Drawn, Kind, fingerprint
+from nsgf.sampling.guidance import Labels, asked_labels
 from nsgf.sampling.plots import save_grid, save_image_way, save_points
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
@@ -28,6 +29,8 @@ from nsgf.system.output import show
 
 PATH_SAMPLES = 8
 POINT_SAMPLES = 2048
+CLASS_SAMPLES = 10
+"""Longest row of a class."""
 
 
 def load_sampler(
@@ -52,6 +55,7 @@ def generate(
     keep: int | None = None,
     world: World | None = None,
     drawn: Drawn | None = None,
+    labels: Labels | None = None,
 ) -> Samples:
     """``n`` samples in batches, gathered on the CPU; the same ones by any number of processes.
 
@@ -64,6 +68,7 @@ def generate(
             all as floats.
         world: the processes among which batches are shared; None: this one alone.
         drawn: batches that were drawn before, to which the others are added.
+        labels: classes by position; None: networks are told none.
 
     Returns:
         All samples; in other processes than the first none.
@@ -81,7 +86,7 @@ def generate(
     cuts = [range(first, min(first + batch_size, n)) for first in range(0, n, batch_size)]
     floats = [len(cut) if keep is None else min(max(0, keep - cut.start), len(cut)) for cut in cuts]
     if drawn and world.is_main:
-        form = (source.shape, sampler.has_entry_times, keep is not None)
+        form = (source.shape, sampler.has_entry_times, keep is not None, labels is not None)
         kinds = [_kind(len(cut), kept, *form) for cut, kept in zip(cuts, floats, strict=True)]
         if done := drawn.find(kinds):
             show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
@@ -90,7 +95,8 @@ def generate(
     for number in track(own, "sample", "batch") if world.is_main else own:
         if world.size > 1 and stop.reason:
             raise UserError(f"sampling: {stop.reason}; give the command again")
-        part = sampler(source.at(cuts[number]).to(device))
+        told = (labels(cuts[number]),) if labels else ()
+        part = sampler(source.at(cuts[number]).to(device), *told)
         done[number] = _as_arrays(part, floats[number], pixels=keep is not None)
         if drawn:
             drawn.keep(number, done[number])
@@ -108,17 +114,23 @@ def _as_arrays(part: Samples, floats: int, pixels: bool) -> Batch:
         tensors["pixels"] = to_bytes(part.x)
     if part.tau is not None:
         tensors["tau"] = part.tau
+    if part.labels is not None:
+        tensors["labels"] = part.labels
     arrays = {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
     return arrays | {"evaluations": np.array(part.nfe * len(part.x))}
 
 
-def _kind(count: int, floats: int, shape: tuple[int, ...], has_tau: bool, pixels: bool) -> Kind:
+def _kind(
+    count: int, floats: int, shape: tuple[int, ...], has_tau: bool, pixels: bool, labels: bool
+) -> Kind:
     """What :func:`_as_arrays` makes of ``count`` samples."""
     kind: Kind = {"x": ("float32", (floats, *shape)), "finite": ("bool", ())}
     if pixels:
         kind["pixels"] = ("uint8", (count, *shape))
     if has_tau:
         kind["tau"] = ("float32", (count,))
+    if labels:
+        kind["labels"] = ("int64", (count,))
     return kind | {"evaluations": ("float64", ())}
 
 
@@ -130,6 +142,7 @@ def _joined(batches: list[Batch], n: int) -> Samples:
         x=whole("x"),
         nfe=sum(float(batch["evaluations"]) for batch in batches) / n,
         tau=whole("tau") if "tau" in batches[0] else None,
+        labels=whole("labels") if "labels" in batches[0] else None,
         pixels=whole("pixels") if "pixels" in batches[0] else None,
         finite=all(bool(batch["finite"]) for batch in batches),
     )
@@ -138,8 +151,8 @@ def _joined(batches: list[Batch], n: int) -> Samples:
 def sample_run(config: Config, run: RunFolder, world: World | None = None) -> list[str]:
     """Draw samples into ``samples/``: an .npz, a grid of images, a picture of their way.
 
-    The files are ``samples.npz`` (own points in the units of their file), ``grid.png`` (images
-    alone) and ``trajectory.png``; what this
+    The files are ``samples.npz`` (own points in the units of their file; with classes ``labels``
+    too), ``grid.png`` (images alone; with classes a row for each) and ``trajectory.png``; what this
     command sets differently from the run's own configuration is added to the names, as in
     ``samples-seed1-solver_heun.npz``, so that samples of other settings stay.
 
@@ -164,7 +177,8 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
     data = None if is_image_set(config.data.name) else Data(config.data, config.seed)
     source = build_source(config.data, config.seed, "sample")
     n, size = config.sampling.num_samples, config.sampling.batch_size
-    samples = generate(sampler, source, n, size, device, world=world)
+    labels = asked_labels(config)
+    samples = generate(sampler, source, n, size, device, world=world, labels=labels)
     if not world.is_main:
         return []
     suffix = changed_settings(config, run)
@@ -172,10 +186,9 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
         folder / f"{stem}{suffix}{kind}"
         for stem, kind in (("samples", ".npz"), ("grid", ".png"), ("trajectory", ".png"))
     )
-    tau = np.empty(0) if samples.tau is None else samples.tau.numpy()
     x = data.in_units(samples.x) if data else samples.x
     with replacing(arrays) as stream:
-        np.savez(stream, x=x.numpy(), tau=tau, nfe=samples.nfe)
+        np.savez(stream, x=x.numpy(), nfe=samples.nfe, **_about(samples))  # type: ignore[arg-type]
 
     shown = POINT_SAMPLES if data else PATH_SAMPLES
     start = build_source(config.data, config.seed, "path").sample(shown).to(device)
@@ -187,11 +200,28 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
         save_points(path, target, trajectory, f"NFE {samples.nfe:g}", data.axes)
     else:
         files.insert(1, grid)
-        save_grid(x, grid)
+        _save_grid(config, samples, grid)
         save_image_way(way, trajectory)
     networks = ", ".join(f"{phase} ({_with_unit(updates)})" for phase, updates in progress.items())
     count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, with {networks}"
     return [count, *map(str, files)]
+
+
+def _about(samples: Samples) -> dict[str, np.ndarray]:
+    """What is saved of each sample besides itself."""
+    about = {"tau": np.empty(0) if samples.tau is None else samples.tau.numpy()}
+    return about if samples.labels is None else about | {"labels": samples.labels.numpy()}
+
+
+def _save_grid(config: Config, samples: Samples, file: Path) -> None:
+    """Of all samples, or of those of all classes a row for each."""
+    rows = None
+    if samples.labels is not None and config.sampling.label is None:
+        rows = class_rows(samples.labels, data_classes(config.data), CLASS_SAMPLES)
+    if rows is None:
+        save_grid(samples.x, file)
+    else:
+        save_grid(samples.x[rows.flatten()], file, rows.shape[1])
 
 
 def _with_unit(progress: str) -> str:

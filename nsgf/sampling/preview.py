@@ -10,6 +10,7 @@ from nsgf.data import Data
 from nsgf.phases import Phase, load_legs
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.session import Session
+from nsgf.sampling.guidance import asked_labels
 from nsgf.sampling.plots import save_beside, save_points
 from nsgf.system.errors import one_line
 from nsgf.system.hardware import release_memory
@@ -69,9 +70,14 @@ def preview_samples(
     :meth:`nsgf.phases.base.Phase.pictured`. The settings of ``sampling`` hold.  CPU, (n, *shape)
     """
     sampler, _ = load_legs(config, run, phase.pictured(config), "ema", device)
-    noise = data.source("preview").sample(count_samples(config, data, device))
-    batches = noise.split(config.sampling.batch_size)
-    return torch.cat([sampler(x.to(device)).x.cpu() for x in batches])
+    noise, labels = data.source("preview"), asked_labels(config)
+    count, size = count_samples(config, data, device), config.sampling.batch_size
+    parts = []
+    for first in range(0, count, size):
+        cut = range(first, min(first + size, count))
+        told = (labels(cut),) if labels else ()
+        parts.append(sampler(noise.at(cut).to(device), *told).x.cpu())
+    return torch.cat(parts)
 
 
 def count_samples(config: Config, data: Data, device: torch.device) -> int:

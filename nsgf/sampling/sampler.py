@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config
+from nsgf.sampling.guidance import asked_labels, calls_per_answer, told
 from nsgf.sampling.solvers import Observer, Velocity, check_solver, expected_calls, integrate
 from nsgf.sinkhorn.schedule import flow_time
 
@@ -29,10 +30,11 @@ class CountedNetwork:
         self.network = network
         self.evaluations = 0
 
-    def __call__(self, x: Tensor, *time: Tensor) -> Tensor:
-        """x (B, *shape), and t (B,) for velocities -> the network's output."""
+    def __call__(self, x: Tensor, *others: Tensor) -> Tensor:
+        """x (B, *shape), for velocities t (B,), with classes labels (B,) -> the network's
+        output."""
         self.evaluations += len(x)
-        return self.network(x, *time)
+        return self.network(x, *others)
 
 
 @dataclass
@@ -54,6 +56,8 @@ class Samples:
     pixels: Tensor | None = None
     """All samples of a gathering as uint8 images, (N, C, H, W), on request; x then holds the first
     of them only."""
+    labels: Tensor | None = None
+    """Their classes, int64, (B,); None where networks are told none."""
     finite: bool = True
     """Whether every value of every sample is a finite number."""
 
@@ -69,12 +73,13 @@ class Leg(ABC):
 
     @abstractmethod
     def carry(
-        self, x: Tensor, tau: Tensor | None, observe: Observer
+        self, x: Tensor, tau: Tensor | None, observe: Observer, labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Take states x (B, *shape) over this leg, ``observe`` being called with them at each step.
 
-        ``tau`` (B,) are the times at which the straight flow is entered; None: at 0. Returns the
-        states and the times that the next leg gets.
+        ``tau`` (B,) are the times at which the straight flow is entered; None: at 0. ``labels``
+        (B,) are the classes that networks are told; None: none. Returns the states and the times
+        that the next leg gets.
         """
 
     @abstractmethod
@@ -83,6 +88,15 @@ class Leg(ABC):
         all samples enter the straight flow; None: each has its own.
         """
 
+    def velocity(self, labels: Tensor | None) -> Velocity:
+        """The network as a function of x and t, for samples with these labels (B,)."""
+        return self.network if labels is None else told(self.network, labels, self.config)
+
+    @property
+    def _calls(self) -> int:
+        """Network calls of one velocity."""
+        return calls_per_answer(self.config)
+
 
 class NSGFSteps(Leg):
     """Algorithm 2 with v_theta."""
@@ -90,14 +104,14 @@ class NSGFSteps(Leg):
     symbol = "v"
 
     def carry(
-        self, x: Tensor, tau: Tensor | None, observe: Observer
+        self, x: Tensor, tau: Tensor | None, observe: Observer, labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        length = flow_time(self.config.flow)
-        x = nsgf_steps(self.network, x, steps=self._steps, flow_time=length, observe=observe)
+        length, velocity = flow_time(self.config.flow), self.velocity(labels)
+        x = nsgf_steps(velocity, x, steps=self._steps, flow_time=length, observe=observe)
         return x, tau
 
     def expect(self, tau: float | None) -> tuple[int | None, float | None]:
-        return self._steps, tau
+        return self._calls * self._steps, tau
 
     @property
     def _steps(self) -> int:
@@ -108,7 +122,7 @@ class EntryTimes(Leg):
     """Algorithm 4: tau = t_phi(x), or ``sampling.tau``, for which no network is called."""
 
     def carry(
-        self, x: Tensor, tau: Tensor | None, observe: Observer
+        self, x: Tensor, tau: Tensor | None, observe: Observer, labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         fixed = self.config.sampling.tau
         return x, self.network(x) if fixed is None else x.new_full((len(x),), fixed)
@@ -133,13 +147,15 @@ class StraightFlow(Leg):
         check_solver(config.sampling)
 
     def carry(
-        self, x: Tensor, tau: Tensor | None, observe: Observer
+        self, x: Tensor, tau: Tensor | None, observe: Observer, labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         start = torch.zeros(len(x), device=x.device) if tau is None else tau
-        return integrate(self.network, x, start, self.config.sampling, observe), tau
+        velocity = self.velocity(labels)
+        return integrate(velocity, x, start, self.config.sampling, observe), tau
 
     def expect(self, tau: float | None) -> tuple[int | None, float | None]:
-        return expected_calls(self.config.sampling, tau), tau
+        calls = expected_calls(self.config.sampling, tau)
+        return None if calls is None else self._calls * calls, tau
 
 
 class OneCall(Leg):
@@ -148,14 +164,14 @@ class OneCall(Leg):
     symbol = "G"
 
     def carry(
-        self, x: Tensor, tau: Tensor | None, observe: Observer
+        self, x: Tensor, tau: Tensor | None, observe: Observer, labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        x = one_call(self.network, x)
+        x = one_call(self.velocity(labels), x)
         observe(x)
         return x, tau
 
     def expect(self, tau: float | None) -> tuple[int | None, float | None]:
-        return 1, tau
+        return self._calls, tau
 
 
 class FlowSampler:
@@ -165,17 +181,28 @@ class FlowSampler:
         self.legs = list(legs)
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, *, keep_path: bool = False) -> Samples:
-        """x: samples of mu0, (B, *shape), on the networks' device."""
+    def __call__(
+        self, x: Tensor, labels: Tensor | None = None, *, keep_path: bool = False
+    ) -> Samples:
+        """
+        Args:
+            x: samples of mu0, (B, *shape), on the networks' device.
+            labels: their classes, in [0, K - 1], int64, (B,); None: those that the settings ask
+                for, as if x were the first samples of all.
+            keep_path: whether the states on the way are kept.
+        """
+        if labels is None and (asked := asked_labels(self.legs[0].config)):
+            labels = asked(range(len(x)))
+        labels = None if labels is None else labels.to(x.device)
         path, marks = ([x], ["start"]) if keep_path else ([], [])
         observe: Observer = path.append if keep_path else lambda _: None
         tau, before = None, self._evaluations()
         for leg in self.legs:
-            x, tau = leg.carry(x, tau, observe)
+            x, tau = leg.carry(x, tau, observe, labels)
             new = len(path) - len(marks)
             marks += [f"{leg.symbol} {step}/{new}" for step in range(1, new + 1)]
         nfe = (self._evaluations() - before) / len(x)
-        return Samples(x=x, nfe=nfe, tau=tau, path=path, marks=marks)
+        return Samples(x=x, nfe=nfe, tau=tau, path=path, marks=marks, labels=labels)
 
     def with_settings(self, config: Config) -> "FlowSampler":
         """The same networks under other settings of sampling.
@@ -212,7 +239,7 @@ class FlowSampler:
         return sum(leg.network.evaluations for leg in self.legs)
 
 
-def one_call(network: Network, x: Tensor) -> Tensor:
+def one_call(network: Velocity, x: Tensor) -> Tensor:
     """G(x) = x + g(x, 0) of samples x of mu0, (B, *shape): a velocity network asked once, at time
     0, for the whole way."""
     return x + network(x, torch.zeros(len(x), device=x.device))

@@ -81,7 +81,7 @@ def same_measures(run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
 def _front_matter(config: Config, measures: dict[str, Any]) -> dict[str, Any]:
     front: dict[str, Any] = {"license": "mit", "library_name": "nsgf", "tags": TAGS}
     task = "other"
-    if is_image_set(config.data.name):
+    if is_image_set(config.data.name) and not config.data.conditional:
         front["pipeline_tag"] = task = "unconditional-image-generation"
     numbers = [
         {"type": name, "value": value}

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nsgf.config.schema import Config, ModelConfig, PhaseName
-from nsgf.data import data_shape
+from nsgf.data import data_form
 from nsgf.models import count_parameters
 from nsgf.models.unet import Stage
 from nsgf.system.errors import UserError
@@ -31,11 +31,11 @@ class Trainable(Protocol):
         """Names its settings."""
         ...
 
-    def network(self, config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
+    def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
         """What it trains."""
         ...
 
-    def example(self, size: int, shape: tuple[int, ...]) -> Batch:
+    def example(self, size: int, shape: tuple[int, ...], classes: int = 0) -> Batch:
         """A batch in the shapes of a real one, on torch's default device."""
         ...
 
@@ -96,9 +96,9 @@ def training_memory(
 
 def _kept_by_autograd(config: Config, phase: Trainable, batch: int) -> tuple[int, int]:
     """Trained values of the phase's network, and bytes it keeps for a backward pass in float32."""
-    shape = data_shape(config.data)
+    form = data_form(config.data)
     with torch.device("meta"):
-        model, inputs = phase.network(config.model, shape), phase.example(batch, shape).inputs
+        model, inputs = phase.network(config.model, *form), phase.example(batch, *form).inputs
         activations = kept_bytes(model, *inputs)
         if config.model.checkpoint_activations:
             activations += _largest_stage(model, inputs)
@@ -122,9 +122,9 @@ def inference_bytes(config: Config, phase: Trainable) -> float:
     """Bytes that a sample takes of the device while a phase's network is asked, in float32 and
     without gradients: the most that is there at once, with the same margin as an update.
     """
-    shape, batch = data_shape(config.data), 8
+    form, batch = data_form(config.data), 8
     with torch.device("meta"), torch.no_grad():
-        model, inputs = phase.network(config.model, shape), phase.example(batch, shape).inputs
+        model, inputs = phase.network(config.model, *form), phase.example(batch, *form).inputs
         with LiveBytes() as live:
             model.eval()(*inputs)
     return MARGIN * live.peak / batch

@@ -114,8 +114,9 @@ class Batches:
         return Loaded(step, tensors, arrived)
 
     def _move(self, tensor: Tensor) -> Tensor:
-        """To the device; whole numbers stay: they are seeds, and reading one back is a wait."""
-        if not tensor.is_floating_point():
+        """To the device; whole numbers of 64 bits stay: they are seeds, and reading one back is a
+        wait. Those of 32 bits are labels, which networks read."""
+        if tensor.dtype == torch.int64:
             return tensor
         if tensor.device.type == "cpu" and self._device.type == "cuda":
             return tensor.pin_memory().to(self._device, non_blocking=True)

@@ -66,7 +66,7 @@ class Task(ABC):
     @abstractmethod
     def batch(self, *drawn: Tensor) -> Batch:
         """The regression problem made of :meth:`draw`'s tensors, then on the network's device;
-        whole numbers stay on the CPU."""
+        whole numbers of 64 bits stay on the CPU."""
 
     def remarks(self) -> tuple[str, ...]:
         """Lines about the updates of this session, after the last one."""

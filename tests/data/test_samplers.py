@@ -37,6 +37,14 @@ def test_order_of_images_is_that_of_earlier_versions():
     assert numbers(sampler.at(range(50, 56))) == [42, 1, 5, 22, 24, 46]
 
 
+def test_chosen_rows_alone_are_drawn_and_shuffled():
+    chosen = torch.tensor([3, 5, 8, 40])
+    sampler = ImageSampler(numbered(50), seed=0, chosen=chosen)
+    epochs = [numbers(sampler.sample(4)) for _ in range(8)]
+    assert all(sorted(epoch) == chosen.tolist() for epoch in epochs)
+    assert len(set(map(tuple, epochs))) > 3
+
+
 def test_batch_across_epochs_completes_the_first():
     sampler = ImageSampler(numbered(10), seed=0)
     stream = numbers(sampler.sample(25))

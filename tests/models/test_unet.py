@@ -44,6 +44,35 @@ def test_shape_and_gradient_of_every_weight(name):
     assert silent == []
 
 
+def test_classes_add_an_embedding_and_nothing_else():
+    """Checkpoints of networks without classes fit, and begin with the same weights."""
+    shape, config = SHAPES["digits"]
+    torch.manual_seed(0)
+    plain = UNet(shape, config).state_dict()
+    torch.manual_seed(0)
+    told = UNet(shape, config, 10).state_dict()
+    assert told.pop("classes.weight").shape == (11, 4 * config.channels)
+    assert list(told) == list(plain)
+    assert all(torch.equal(told[name], weight) for name, weight in plain.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_answer_depends_on_the_class_of_each_sample(dtype):
+    model = awake(UNet((1, 8, 8), SHAPES["digits"][1], 3)).eval()
+    x, t = torch.ones(5, 1, 8, 8), torch.full((5,), 0.5)
+    y = model(x, t, torch.tensor([0, 1, 2, 3, 1], dtype=dtype))
+    assert torch.allclose(y[1], y[4], atol=1e-5)
+    for one, other in ((0, 1), (0, 3), (2, 3)):
+        assert not torch.allclose(y[one], y[other], atol=1e-2)
+
+
+@pytest.mark.parametrize(("classes", "told"), [(3, ()), (0, (torch.zeros(2).long(),))])
+def test_labels_belong_to_networks_with_classes(classes, told):
+    model = UNet((1, 8, 8), SHAPES["digits"][1], classes)
+    with pytest.raises(ValueError, match="labels are for networks with classes"):
+        model(torch.zeros(2, 1, 8, 8), torch.zeros(2), *told)
+
+
 def test_paper_sized_networks_have_the_known_number_of_weights():
     cifar10 = UNetConfig(
         channels=128, res_blocks=2, mult=[1, 2, 2, 2], attention=[16], head_channels=64

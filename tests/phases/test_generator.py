@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from nsgf.compare.trials import Target, Trial, asked_nfe, trial_config
@@ -193,6 +194,100 @@ def test_each_process_needs_two_halves(one_call, tmp_path):
     assert counts == {"half of generator.batch_size": 8, "half of generator.targets": 8}
     (line,) = get_phase("generator").plan(one_call, CPU, RunFolder(tmp_path), World(0, 2)).lines
     assert line.endswith("4 x 4 and 4 x 4 in each of 2 processes")
+
+
+@pytest.fixture
+def told(tmp_path):
+    """A generator of digits that is told their class."""
+    flags = ("--data.conditional=true", "--batch-size=44", "--generator.targets=88")
+    config = shipped("digits-onecall", *flags, "--train-iters=4", "--device=cpu")
+    return replace(config, out_dir=str(tmp_path))
+
+
+def test_samples_are_told_the_group_whose_data_they_meet(told):
+    task, data = task_of(told), Data(told.data, told.seed)
+    batch = task.batch(*task.draw(range(44, 88)))
+    labels = batch.inputs[2]
+    assert torch.equal(labels, torch.arange(44).int() % 11)
+    own = data.target_by_class("generator", mixed=True).at(range(88, 176))
+    assert torch.equal(batch.target, own)
+    parts = [task.draw(World(rank, 2).share(range(44, 88))) for rank in (0, 1)]
+    for whole, pieces in zip(task.draw(range(44, 88)), zip(*parts, strict=True), strict=True):
+        assert torch.equal(whole, torch.cat(pieces))
+
+
+def test_transport_stays_within_the_classes(told):
+    """Each group moves as if it was alone."""
+    own = replace(told.generator, relative=False, blurs=[1.0])
+    config = replace(told, generator=own)
+    task = task_of(config)
+    batch = task.batch(*task.draw(range(44)))
+    moved = torch.zeros(44, 1, 8, 8, requires_grad=True)
+    task.loss(lambda *inputs: moved, batch).backward()
+    drift = drift_of(config)
+    found = torch.zeros_like(batch.inputs[0])
+    for group in range(11):
+        x, y = (part[group::11].unsqueeze(0) for part in (batch.inputs[0], batch.target))
+        found[group::11] = drift.velocity(x, y)[0]
+    towards = -moved.grad
+    scale = float(towards.norm() / found.norm())
+    torch.testing.assert_close(towards, scale * found, rtol=1e-2, atol=1e-3 * scale)
+
+
+def test_interrupted_generator_with_classes_ends_as_one_that_was_not(told):
+    constant = replace(told, generator=replace(told.generator, schedule="constant"))
+    short = replace(constant, generator=replace(constant.generator, iterations=2))
+    runs = (train(constant, train(short)), train(constant))
+    ends = [checkpoint.load(run.checkpoint_file("generator"))["model"] for run in runs]
+    assert "classes.weight" in ends[0]
+    for name, value in ends[0].items():
+        assert torch.equal(value, ends[1][name])
+
+
+def test_processes_take_whole_groups(told):
+    plan = get_phase("generator").plan
+    (line,) = plan(told, CPU, None, World(0, 2)).lines
+    assert line.endswith("44 transport problems, 1 x 2 and 1 x 1 in each of 2 processes")
+    with pytest.raises(UserError, match=r"batch_size = 44: must be a multiple of 66 .* is 66$"):
+        plan(told, CPU, None, World(0, 3))
+
+
+def two_shades(folder):
+    """Dark images of one class and bright ones of the other."""
+    for name, low, high in (("dark", 0, 60), ("light", 195, 256)):
+        (folder / name).mkdir(parents=True)
+        for number in range(12):
+            shade = low + (high - low) * number // 12
+            Image.new("L", (4, 4), shade).save(folder / name / f"{number:02}.png")
+    return folder
+
+
+def test_it_learns_which_class_is_which(tmp_path):
+    config = shipped(
+        "images",
+        f"--data.path={two_shades(tmp_path / 'shades')}",
+        "--data.size=4",
+        "--data.conditional=true",
+        "--phases=[generator]",
+        "--model.unet.channels=32",
+        "--model.unet.mult=[1]",
+        "--model.unet.attention=[]",
+        "--train-iters=60",
+        "--batch-size=24",
+        "--lr=0.003",
+        "--optim.warmup_steps=0",
+        "--optim.ema_decay=0.9",
+        "--train.preview=false",
+        "--device=cpu",
+        f"--out-dir={tmp_path}",
+    )
+    sampler, _ = load_sampler(config, train(config), CPU)
+    made = sampler(torch.randn(40, 1, 4, 4)).x.mean((1, 2, 3))
+    dark, light = made[::2], made[1::2]
+    assert (dark < 0).all()
+    assert (light > 0).all()
+    assert float(dark.mean()) == pytest.approx(-0.77, abs=0.25)
+    assert float(light.mean()) == pytest.approx(0.77, abs=0.25)
 
 
 def test_compared_with_one_call_alone():

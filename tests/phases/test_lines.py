@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from nsgf.data import Data, ImageSampler, PointSampler
+from nsgf.data import ClassSampler, Data, ImageSampler, PointSampler, class_labels
 from nsgf.data.points import Gaussian
 from nsgf.phases import get_phase
 from nsgf.phases.coupling import Pairs
@@ -54,6 +54,20 @@ def test_points_lie_on_the_line_from_source_to_target():
     counts = torch.histc(t, 10, 0, 1)
     assert counts.min() > 320
     assert counts.max() < 480
+
+
+@pytest.mark.parametrize("kind", [NSFTask, TimePredictorTask])
+def test_ends_are_of_the_class_that_is_told(kind):
+    ends = ClassSampler([Constant(float(number)) for number in range(3)])
+    task = kind(nn.Identity(), Pairs(Constant(-1.0), ends, CPU), 0, classes=3)
+    _, end, _, labels = task.draw(range(7, 407))
+    assert torch.equal(end[:, 0].int(), class_labels(range(7, 407), 3))
+    is_told = labels < 3
+    assert 320 < int(is_told.sum()) < 400
+    assert torch.equal(labels[is_told], end[is_told, 0].int())
+    inputs = task.batch(*task.draw(range(8))).inputs
+    assert len(inputs) == (3 if kind is NSFTask else 1)  # where a sample is shows without it
+    assert torch.equal(task.draw(range(9, 20))[3], labels[2:13])
 
 
 def test_straight_velocity_is_target_minus_source():

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from nsgf.config.resume_rules import contradictions
-from nsgf.config.schema import FAMILIES, PHASES
+from nsgf.config.schema import FAMILIES, PEER_PHASES, PHASES
 from nsgf.data import Data
 from nsgf.phases import get_phase, get_phases, load_legs, sampled_phases
 from nsgf.phases.base import Phase
@@ -40,6 +40,14 @@ def test_example_fits_the_network_and_its_loss(name, experiment):
     batch = phase.example(3, shape)
     assert network(*batch.inputs).shape == batch.target.shape
     assert len(batch.target) == 3
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in PEER_PHASES])
+def test_example_with_classes_fits_the_network(name):
+    phase, form = get_phase(name), ((1, 8, 8), 10)
+    network = phase.build(shipped("digits").model, form[0], 0, form[1])
+    batch = phase.example(13, *form)
+    assert network(*batch.inputs).shape == batch.target.shape
 
 
 def test_phases_begin_with_weights_of_their_own(tiny):

@@ -181,6 +181,16 @@ def test_half_finished_pool_goes_on_whose_header_lacks_a_setting_that_is_null(di
     assert torch.equal(pool._positions, build(disk)._positions)
 
 
+def test_pool_of_a_version_without_classes_goes_on(disk, folder):
+    with pytest.raises(Killed):
+        build(disk, folder, HalfWay(fail_at=1))
+    settings = header(folder)["settings"]
+    assert settings.pop("data.conditional") is False
+    edit_header(folder, settings=settings)
+    build(disk, folder, solver := HalfWay())
+    assert solver.calls == [2, 2, 1]
+
+
 def test_known_type_holds_where_the_header_lacks_a_setting_that_is_null(config, folder):
     """Of a pool in memory too: what it was rounded to, and the flows that fit a card."""
     config = with_pool(config, build_batch=1)

@@ -51,7 +51,7 @@ def test_network_that_cannot_be_trained_is_one_line_before_any_work(
             y.register_hook(lambda gradient: gradient.reshape(-1, 3))
             return y
 
-    monkeypatch.setattr(Phase, "network", lambda self, config, shape: Stubborn(2, 2))
+    monkeypatch.setattr(Phase, "network", lambda self, *_: Stubborn(2, 2))
     small = ["--train-iters=2", "--pool-batches=1", "--sinkhorn-batch=8", "--compare.seeds=1"]
     where = ["--device", "cpu", "--out-dir", str(tmp_path)]
     code = main([command, "--exp", "2d", *small, *where])

@@ -175,6 +175,34 @@ def test_foreign_arrays_are_drawn_again(floats, tmp_path):
     assert torch.equal(again.tau, whole.tau)
 
 
+def test_labels_are_kept_with_their_samples(tmp_path):
+    """Batches without them, or of other ones, would be gone on with otherwise."""
+    source, seen = build_source(DataConfig(name="digits"), 0, "x"), []
+
+    class Told(Copies):
+        def __call__(self, x, labels=None, **_):
+            seen.append(len(x))
+            return Samples(x=x, nfe=1.0, tau=x[:, 0, 0, 0], labels=labels)
+
+    def drawn(labels):
+        stream = build_source(DataConfig(name="digits"), 0, "x")
+        batches = Drawn(tmp_path)
+        return generate(Told(None), stream, 20, 8, CPU, None, drawn=batches, labels=labels)
+
+    def labels(cut):
+        return torch.tensor(cut) % 3
+
+    drawn(None)
+    found = drawn(labels)
+    assert seen == [8, 8, 4] * 2
+    (tmp_path / "1.npz").unlink()
+    again = drawn(labels)
+    assert seen == [*[8, 8, 4] * 2, 8]
+    for one in (found, again):
+        assert torch.equal(one.labels, torch.arange(20) % 3)
+        assert torch.equal(one.x, source.at(range(20)))
+
+
 def test_networks_that_differ_among_processes_are_refused(monkeypatch):
     """Training may replace a checkpoint while one process has read it and another has not."""
     monkeypatch.setattr("nsgf.sampling.generate.fingerprint", lambda _: "mine")

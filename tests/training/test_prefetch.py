@@ -62,6 +62,18 @@ def test_whole_numbers_stay_on_the_host():
     assert Batches(Seeded(), 5, torch.device("meta"), World()).at(2).target.is_meta
 
 
+def test_labels_go_to_the_device():
+    class Labelled(Numbers):
+        def draw(self, positions):
+            return (*super().draw(positions), torch.zeros(len(positions), dtype=torch.int32))
+
+        def batch(self, *drawn):
+            assert drawn[1].is_meta
+            return super().batch(*drawn)
+
+    assert Batches(Labelled(), 5, torch.device("meta"), World()).at(2).target.is_meta
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_processes_share_each_batch_without_gap_or_overlap(size):
     parts = [Batches(Numbers(), 7, CPU, World(rank, size)) for rank in range(size)]

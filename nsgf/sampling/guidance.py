@@ -1,0 +1,64 @@
+"""Samples of chosen classes: which one each has, and classifier-free guidance (Ho and Salimans
+2022).
+
+Shapes: B batch, n samples, *shape one sample.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from nsgf.config.schema import Config
+from nsgf.data import class_labels, data_classes
+
+Labels = Callable[[range], Tensor]
+"""Classes of the samples at some positions, in [0, K - 1], int64, (n,)."""
+
+
+def asked_labels(config: Config) -> Labels | None:
+    """The classes that ``sampling.label`` asks for; None: networks are told no classes."""
+    classes, label = data_classes(config.data), config.sampling.label
+    if not classes:
+        return None
+    if label is None:
+        return lambda positions: class_labels(positions, classes).long()
+    return lambda positions: torch.full((len(positions),), label)
+
+
+def told(
+    network: Callable[..., Tensor], labels: Tensor, config: Config
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The velocity (x, t) of samples with these labels, (B,), under ``sampling.guidance``."""
+    classes, weight = data_classes(config.data), config.sampling.guidance
+    return partial(guided, network, labels, torch.full_like(labels, classes), weight)
+
+
+def guided(
+    network: Callable[..., Tensor],
+    labels: Tensor,
+    none: Tensor,
+    weight: float,
+    x: Tensor,
+    t: Tensor,
+) -> Tensor:
+    """a + w (b - a) with a = network(x, t, none) and b = network(x, t, labels); b where w = 1,
+    for which the network is asked once.
+
+    Args:
+        network: of states x (B, *shape), times t (B,) and labels (B,).
+        labels, none: classes, and what stands for none of them, (B,).
+        weight: w.
+        x, t: states and their times.
+    """
+    answer = network(x, t, labels)
+    if weight == 1:
+        return answer
+    free = network(x, t, none)
+    return free + weight * (answer - free)
+
+
+def calls_per_answer(config: Config) -> int:
+    """How often a network is asked for one velocity."""
+    return 2 if data_classes(config.data) and config.sampling.guidance != 1 else 1

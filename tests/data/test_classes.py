@@ -1,0 +1,113 @@
+"""Labels and images belong together, whichever part of a stream is read."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nsgf.data import ClassSampler, Data, Files, ImageSampler, LabelDropout, class_labels
+from nsgf.data.classes import DROPPED, class_rows, nearest_multiple
+from nsgf.data.images import ImageSet
+from nsgf.system.errors import UserError
+from tests.conftest import shipped
+from tests.data.test_samplers import numbers
+
+TOLD = replace(shipped("digits-onecall").data, conditional=True)
+
+
+def streams(classes: int = 3, count: int = 7) -> list[ImageSampler]:
+    """Images of one pixel, 100 c + 0 .. count - 1 in class c."""
+    images = torch.cat([100 * c + torch.arange(count) for c in range(classes)]).to(torch.uint8)
+    numbered = images.view(-1, 1, 1, 1)
+    rows = torch.arange(len(images)).view(classes, count)
+    return [ImageSampler(numbered, c, chosen=own) for c, own in enumerate(rows)]
+
+
+def test_classes_come_in_turn():
+    assert class_labels(range(4, 9), 3).tolist() == [1, 2, 0, 1, 2]
+    assert class_labels(range(3, 9), 2, run=4).tolist() == [0, 1, 1, 1, 1, 0]
+    assert class_labels(range(1), 3).dtype == torch.int32  # 64 bits would stay on the CPU
+
+
+@pytest.mark.parametrize("run", [1, 2, 5])
+def test_sample_has_the_class_of_its_position(run):
+    for cut in (range(60), range(7, 8), range(13, 41)):
+        drawn = numbers(ClassSampler(streams(), run).at(cut))
+        assert [number // 100 for number in drawn] == class_labels(cut, 3, run).tolist()
+
+
+@pytest.mark.parametrize("run", [1, 4])
+def test_stream_of_classes_does_not_depend_on_how_it_is_cut(run):
+    whole = ClassSampler(streams(), run).at(range(90))
+    parts = [ClassSampler(streams(), run).at(cut) for cut in (range(31), range(31, 33))]
+    assert torch.equal(torch.cat(parts), whole[:33])
+    own = whole[class_labels(range(90), 3, run) == 1]
+    assert torch.equal(own, streams()[1].at(range(30)))  # each class in its own order
+
+
+def test_every_digit_is_of_its_class_and_the_last_group_of_all():
+    data = Data(TOLD, 0)
+    assert data.classes == 10
+    labels = data._target.labels(Files.of(TOLD))
+    cut = range(5, 335)
+    for mixed in (False, True):
+        groups = 10 + mixed
+        drawn = data.target_by_class("x", mixed=mixed).at(cut)
+        real = data.everything(torch.device("cpu"))
+        nearest = torch.cdist(drawn.flatten(1), real.flatten(1)).argmin(1)
+        told = class_labels(cut, groups)
+        assert torch.equal(labels[nearest][told < 10], told[told < 10].long())
+        if mixed:
+            assert len(labels[nearest][told == 10].unique()) > 5
+
+
+def test_streams_of_classes_differ():
+    """Else the same places of all classes would come together."""
+    data = Data(TOLD, 0)
+    one, other = (data.target_by_class(name).at(range(50)) for name in ("x", "y"))
+    assert not torch.equal(one, other)
+
+
+def test_without_the_setting_samples_have_no_classes():
+    data = Data(replace(TOLD, conditional=False), 0)
+    assert data.classes == 0
+    with pytest.raises(UserError, match=r"data\.conditional = false"):
+        data.target_by_class("x")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda labels: labels.clamp(max=8), "has no images of class 9"),
+        (lambda labels: labels[1:], "has 1797 images and 1796 labels"),
+    ],
+)
+def test_labels_that_do_not_fit_are_one_line(monkeypatch, change, words):
+    real = ImageSet.labels
+    monkeypatch.setattr(ImageSet, "labels", lambda its, files: change(real(its, files)))
+    with pytest.raises(UserError, match=words):
+        Data(TOLD, 0)
+
+
+def test_labels_are_left_out_by_seed_and_position():
+    labels = class_labels(range(4000), 10)
+    kept = LabelDropout(10, 0)(labels, range(4000))
+    dropped = kept == 10
+    assert torch.equal(kept[~dropped], labels[~dropped])
+    assert float(dropped.float().mean()) == pytest.approx(DROPPED, abs=0.02)
+    again = LabelDropout(10, 0)(labels[100:120], range(100, 120))
+    assert torch.equal(again, kept[100:120])
+    assert not torch.equal(LabelDropout(10, 1)(labels, range(4000)), kept)
+
+
+def test_rows_of_a_picture_hold_a_class_each():
+    labels = class_labels(range(25), 10).long()
+    rows = class_rows(labels, 10, most=8)
+    assert rows.tolist() == [[c, c + 10] for c in range(10)]
+    assert class_rows(labels, 10, most=1).tolist() == [[c] for c in range(10)]
+    assert class_rows(labels[:9], 10, most=8) is None
+
+
+@pytest.mark.parametrize(("count", "nearest"), [(1, 22), (22, 22), (32, 22), (34, 44), (256, 264)])
+def test_nearest_multiple_is_named(count, nearest):
+    assert nearest_multiple(count, 22) == nearest

@@ -1,0 +1,65 @@
+"""Phase 1 with classes: a flow belongs to one, and its pairs say which."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from nsgf.data import Data, Files
+from nsgf.phases.nsgf import NSGFTask, flow_labels, pool_target
+from nsgf.pool import TrajectoryPool
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import Tracker
+from nsgf.run.session import Session
+from nsgf.system.distributed import World
+from tests.conftest import shipped
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config():
+    flags = ("--data.conditional=true", "--sinkhorn-batch=4", "--pool-batches=25")
+    return shipped("digits", *flags, "--sinkhorn.target_batch=6", "--phases=[nsgf]")
+
+
+def test_flow_leads_to_images_of_its_class(config):
+    data = Data(config.data, 0)
+    targets = pool_target(config, data).at(range(12 * 6))
+    real, labels = data.everything(CPU).flatten(1), data._target.labels(Files.of(config.data))
+    found = labels[torch.cdist(targets.flatten(1), real).argmin(1)]
+    assert torch.equal(found, (torch.arange(12) % 10).repeat_interleave(6))
+    plain = replace(config.data, conditional=False)
+    usual = Data(plain, 0)
+    everyone = pool_target(replace(config, data=plain), usual).at(range(50))
+    assert torch.equal(everyone, usual.target("pool").at(range(50)))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_trajectories_have_the_class_of_their_flow(config, size, tmp_path):
+    """However the flows are shared among processes."""
+    parts = []
+    for rank in range(size):
+        world = World(rank, size)
+        session = Session(config, RunFolder(tmp_path), Tracker(tmp_path), CPU, world)
+        parts.append(flow_labels(session, 10))
+    expected = (torch.arange(25) % 10).repeat_interleave(4)
+    assert torch.equal(torch.cat(parts), expected.int())
+
+
+def test_pairs_come_with_the_class_of_their_trajectory():
+    """Positions are the class of their trajectory."""
+    labels = (torch.arange(40) // 4 % 3).int()
+    pool = TrajectoryPool(40, 2, (1, 1, 1), 1.0)
+    pool.append(labels.float().view(-1, 1, 1, 1, 1).expand(-1, 3, -1, -1, -1))
+    task = NSGFTask(nn.Identity(), pool, 0, labels=labels, classes=3)
+    x, _, _, told = task.draw(range(600))
+    kept = told < 3
+    assert torch.equal(told[kept], x[kept].flatten().int())
+    assert 490 < int(kept.sum()) < 580
+    assert torch.equal(task.draw(range(50, 60))[3], told[50:60])
+    assert len(task.batch(*task.draw(range(5))).inputs) == 3
+    plain = NSGFTask(nn.Identity(), pool, 0)
+    assert torch.equal(plain.draw(range(600))[0], x)
+    assert len(plain.batch(*plain.draw(range(5))).inputs) == 2

@@ -1,0 +1,151 @@
+"""Runs whose networks are told classes, from training to samples, measures and exports."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import nsgf
+from nsgf import UserError
+from nsgf.command_line import parse
+from nsgf.compare.compare import comparison_plan
+from nsgf.data import Data, build_source
+from nsgf.experiment import train
+from nsgf.metrics.evaluate import evaluate_run
+from nsgf.phases import get_phase
+from nsgf.run import checkpoint
+from nsgf.sampling import generate
+from nsgf.sampling.generate import load_sampler, sample_run
+from nsgf.sampling.preview import preview_samples, save_preview
+from nsgf.share.export import export_run
+from tests.conftest import shipped
+
+CPU = torch.device("cpu")
+
+
+def sampled(config, **changes):
+    return replace(config, sampling=replace(config.sampling, **changes))
+
+
+def test_samples_come_class_by_class_with_their_labels(told_run, monkeypatch):
+    config, run = told_run
+    shown = []
+    monkeypatch.setattr(generate, "save_grid", lambda x, file, columns=None: shown.append(x))
+    sample_run(config, run)
+    saved = np.load(run.samples / "samples.npz")
+    assert saved["labels"].tolist() == [i % 10 for i in range(23)]
+    x = torch.from_numpy(saved["x"])
+    assert torch.equal(shown[0], x[[c + 10 * k for c in range(10) for k in range(2)]])
+    sampler, _ = load_sampler(config, run, CPU)
+    noise = build_source(config.data, config.seed, "sample").at(range(23))
+    torch.testing.assert_close(sampler(noise).x, x)
+    assert not torch.allclose(sampler(noise, torch.arange(1, 24) % 10).x, x)
+
+
+def test_label_of_a_command_line_is_that_of_all_samples(told_run):
+    _, run = told_run
+    asked = parse(["sample", "--run", str(run.path), "--label", "7"]).config
+    assert asked.sampling.label == 7
+    sample_run(asked, run)
+    saved = np.load(run.samples / "samples-label7.npz")
+    assert saved["labels"].tolist() == [7] * 23
+    opened = nsgf.load(run.path)
+    assert np.array_equal(opened.sample(23, label=7).numpy(), saved["x"])
+    own = opened.sample(23)
+    assert torch.allclose(own[[7, 17]], torch.from_numpy(saved["x"])[[7, 17]], atol=1e-5)
+    assert not torch.allclose(own[[6, 16]], torch.from_numpy(saved["x"])[[6, 16]], atol=1e-5)
+    with pytest.raises(UserError, match=r"sampling\.label = 10: must be one of 0 to 9"):
+        opened.sample(3, label=10)
+    with pytest.raises(UserError, match=r"sampling\.label = 10: must be one of 0 to 9"):
+        parse(["sample", "--run", str(run.path), "--label", "10"])
+
+
+def test_run_without_classes_takes_no_label(small_run):
+    with pytest.raises(UserError, match=r"sampling\.label = 1: has no effect without"):
+        nsgf.load(small_run.path).sample(3, label=1)
+
+
+def test_guided_samples_are_the_formula_of_two_calls(told_run):
+    config, run = told_run
+    sampler, _ = load_sampler(sampled(config, guidance=3.0), run, CPU)
+    network = get_phase("generator").load(config, run, "ema", CPU).network
+    x, t, labels = torch.randn(4, 1, 8, 8), torch.zeros(4), torch.tensor([1, 5, 5, 9])
+    free, own = network(x, t, torch.full((4,), 10)), network(x, t, labels)
+    found = sampler(x, labels)
+    torch.testing.assert_close(found.x, x + free + 3 * (own - free))
+    assert found.nfe == sampler.expected_nfe == 2
+    with pytest.raises(UserError, match=r"sampling\.guidance = 3 asks each network twice"):
+        nsgf.load(run.path, overrides={"sampling.guidance": 3.0}).sample(2, nfe=2)
+
+
+def test_measures_and_previews_are_those_of_all_classes(told_run, monkeypatch):
+    config, run = told_run
+    drawn, draw = [], generate.generate
+
+    def spy(*how):
+        drawn.append(draw(*how))
+        return drawn[-1]
+
+    monkeypatch.setattr("nsgf.metrics.evaluate.generate", spy)
+    _, measures = evaluate_run(sampled(config, guidance=2.0), run)
+    assert drawn[0].labels.tolist() == [i % 10 for i in range(24)]  # in batches of 8
+    assert measures["nfe"] == measures["expected_nfe"] == 2
+    with pytest.raises(UserError, match=r"sampling\.label = 3: evaluate measures all classes"):
+        evaluate_run(sampled(config, label=3), run)
+    data, phase = Data(config.data, config.seed), get_phase("generator")
+    assert save_preview(config, run, phase, data, CPU).is_file()
+    many = sampled(config, num_samples=16)
+    parts = preview_samples(many, run, phase, data, CPU)
+    whole = preview_samples(sampled(many, batch_size=16), run, phase, data, CPU)
+    torch.testing.assert_close(parts, whole)
+
+
+def test_exported_run_takes_labels(told_run, tmp_path):
+    config, run = told_run
+    export_run(config, run, tmp_path / "export")
+    opened = nsgf.load(tmp_path / "export")
+    assert torch.equal(opened.sample(5, label=2), nsgf.load(run.path).sample(5, label=2))
+
+
+def test_networks_of_other_classes_are_refused(told_run):
+    config, run = told_run
+    plain = replace(config, data=replace(config.data, conditional=False))
+    with pytest.raises(UserError, match=r"data\.conditional: the checkpoint has True"):
+        load_sampler(plain, run, CPU)
+
+
+def test_checkpoint_of_a_version_without_classes_fits(small, small_run):
+    file = small_run.checkpoint_file("nsgf")
+    payload = checkpoint.load(file)
+    for section, names in (("data", ["conditional"]), ("sampling", ["label", "guidance"])):
+        for name in names:
+            del payload["config"][section][name]
+    checkpoint.save(file, payload)
+    sampler, _ = load_sampler(small, small_run, CPU)
+    assert sampler(torch.randn(2, 2)).labels is None
+
+
+def test_comparison_knows_no_classes():
+    config = shipped("digits-onecall", "--data.conditional=true", "--smoke")
+    with pytest.raises(UserError, match=r"^data\.conditional = true: what is compared knows no"):
+        comparison_plan(config)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("source", ["prior", "nsgf"])
+def test_all_phases_are_told_classes(source, tmp_path):
+    flags = ["--data.conditional=true", "--smoke", "--device=cpu", f"--nsf.source={source}"]
+    flags += ["--nsf.starts=20"] if source == "nsgf" else []
+    config = shipped("digits-paper", *flags, "--sampling.guidance=2", "--sampling.batch_size=3")
+    config = replace(config, out_dir=str(tmp_path))
+    run = train(config)
+    assert all(
+        (run.samples / f"phase{n}_{name}.png").is_file()
+        for n, name in enumerate(("nsgf", "nsf", "predictor"), start=1)
+    )
+    sampler, _ = load_sampler(config, run, CPU)
+    found = sampler(torch.randn(3, 1, 8, 8))
+    assert found.nfe == sampler.expected_nfe == 2 * config.flow.steps + 1 + 2 * 2
+    lines = sample_run(config, run)
+    assert f"NFE {found.nfe:g}" in lines[0]
