@@ -129,6 +129,7 @@ VARIANTS: dict[str, dict[str, str]] = {
         "m 1024": one_call(256, "--generator.targets 1024"),
         "blur 0.1": one_call(256, "--generator.blurs [0.1]"),
         "blur 0.3": one_call(256, "--generator.blurs [0.3]"),
+        "blur 0.4": one_call(256, "--generator.blurs [0.4]"),
         "blurs 0.1, 0.2, 0.4": one_call(256, "--generator.blurs [0.1,0.2,0.4]"),
         "V / rms(V)": one_call(256, "--generator.normalize true"),
         "10 updates a solve": one_call(256, "--generator.max_iterations 10"),
