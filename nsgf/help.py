@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import textwrap
 from typing import Any
 
 from nsgf.flags import COMMANDS, EXAMPLES, command_parser, usage
@@ -92,6 +93,13 @@ MEANINGS = {
 """Value and meaning of flags, where the first sentence about a setting is too long for a line."""
 
 
+class WholeWords(argparse.HelpFormatter):
+    """argparse's, which would end a line inside of ``digits-onecall``."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
 def overview() -> str:
     """What the program can do."""
     lines = ["usage: nsgf COMMAND [flags]", "", "Neural Sinkhorn Gradient Flow (NSGF++).", ""]
@@ -106,7 +114,7 @@ def overview() -> str:
 def command_help(command: str) -> str:
     """The flags of a command that most need, in groups, and examples."""
     parser = command_parser(command)
-    shown = argparse.HelpFormatter(parser.prog, max_help_position=30, width=WIDTH)
+    shown = WholeWords(parser.prog, max_help_position=30, width=WIDTH)
     for title, flags in GROUPS[command].items():
         shown.start_section(title)
         shown.add_arguments([_brief(flag, parser.flags[flag]) for flag in flags])

@@ -8,7 +8,7 @@ from nsgf.cli import main
 from nsgf.command_line import parse
 from nsgf.config.files import config_folder
 from nsgf.config.leaves import leaves
-from nsgf.config.schema import OF_PHASES, PEER_PHASES, PHASES, Config, OptimConfig, Settings
+from nsgf.config.schema import OF_PHASES, Config, OptimConfig, Settings
 from nsgf.flags import COMMANDS, SHORT_FLAGS
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError
@@ -33,7 +33,7 @@ def test_order_is_defaults_then_yaml_then_flags(tmp_path):
 def test_help_has_one_line_for_each_leaf_and_short_flag(command, capsys):
     assert main([command, "--exp", "2d", "--help-all"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) < 215
+    assert len(lines) < 225
     assert max(map(len, lines)) <= 100
     flags = [line.split()[0] for line in lines if line.startswith("  --")]
     for key, _, _ in leaves(Settings()):
@@ -41,7 +41,7 @@ def test_help_has_one_line_for_each_leaf_and_short_flag(command, capsys):
         inherits = section in OF_PHASES and name in asdict(OptimConfig())
         if not inherits:
             assert flags.count(f"--{key}") == 1, key
-    assert "nsgf, nsf, predictor, peer, reflow" in "\n".join(lines)
+    assert "nsgf, nsf, predictor, peer, reflow, generator" in "\n".join(lines)
     for flag in (*SHORT_FLAGS, "--smoke", "--fake-data"):
         assert flag in flags[:30]
     assert lines[-3:] != [""] * 3
@@ -95,10 +95,10 @@ def test_no_leaf_of_that_name_is_forgotten():
         keys = {
             key
             for key, _, _ in leaves(Config())
-            if key.endswith("." + name) and key.split(".")[0] in (*PHASES, *PEER_PHASES)
+            if key.endswith("." + name) and key.split(".")[0] in OF_PHASES
         }
         assert set(SHORT_FLAGS[flag]) == keys
-        assert len(keys) == 5
+        assert len(keys) == 6
 
 
 def test_later_flags_win_over_short_ones():
@@ -133,13 +133,13 @@ def test_phases_inherit_what_they_do_not_set(exp, key, expected):
 
 def test_optim_as_a_flag_lies_above_what_the_file_says_of_a_phase_and_below_other_flags():
     config = shipped("cifar10", "--optim.lr=3e-3", "--nsf.lr=2e-3")
-    assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3, 2e-3, 3e-3, 3e-3, 3e-3]
+    assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3, 2e-3, 3e-3, 3e-3, 3e-3, 3e-3]
     config = shipped("digits", "--optim.iterations=7", "--smoke")
-    assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 5, 5]
+    assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 5, 5, 7]
     config = shipped("digits-paper", "--optim.iterations=7")
-    assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 21, 21]
+    assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 21, 21, 7]
     config = shipped("cifar10", "--lr=3e-3", "--optim.lr=1")
-    assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3] * 5
+    assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3] * 6
     assert "optim" not in asdict(config)
 
 
@@ -245,8 +245,8 @@ WRONG = [
     ),
     (
         ["train", "--exp", "nope"],
-        "exp = nope: must be one of 2d, cifar10, digits, digits-paper, images, mnist, "
-        "mnist-paper, points",
+        "exp = nope: must be one of 2d, 2d-onecall, cifar10, digits, digits-onecall, "
+        "digits-paper, images, mnist, mnist-onecall, mnist-paper, points",
     ),
     (["train"], "--exp NAME"),
     (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
@@ -327,12 +327,12 @@ def test_optim_reaches_the_phases_of_a_run(tiny, tmp_path):
     run = RunFolder.create(tiny)
     argv = ["train", "--run", str(run.path), "--resume"]
     config = parse([*argv, "--optim.lr=1", "--optim.iterations=9"]).config
-    assert [getattr(config, p).lr for p in OF_PHASES] == [1] * 5
-    assert [getattr(config, p).iterations for p in OF_PHASES] == [9, 9, 9, 12, 12]
+    assert [getattr(config, p).lr for p in OF_PHASES] == [1] * 6
+    assert [getattr(config, p).iterations for p in OF_PHASES] == [9, 9, 9, 12, 12, 9]
     file = tmp_path / "slow.yaml"
     file.write_text("exp: 2d\noptim: {lr: 1e-5}\nnsf: {lr: 2e-5}\n")
     config = parse([*argv, "--config", str(file)]).config
-    assert [getattr(config, p).lr for p in OF_PHASES] == [1e-5, 2e-5, 1e-5, 1e-5, 1e-5]
+    assert [getattr(config, p).lr for p in OF_PHASES] == [1e-5, 2e-5, 1e-5, 1e-5, 1e-5, 1e-5]
     assert config.peer.iterations == tiny.peer.iterations
 
 

@@ -34,7 +34,8 @@ def test_bash_completes_commands_flags_and_values():
     assert completed("nsgf", "train", "--train-i") == ["--train-iters"]
     assert "--nsf.coupling_batch" in completed("nsgf", "train", "--nsf.c")
     assert completed("nsgf", "train", "--tracker", "te") == ["tensorboard"]
-    assert set(completed("nsgf", "train", "--exp", "digits")) == {"digits", "digits-paper"}
+    named = {"digits", "digits-onecall", "digits-paper"}
+    assert set(completed("nsgf", "train", "--exp", "digits")) == named
     assert completed("nsgf", "sample", "--resume-ph") == []
 
 

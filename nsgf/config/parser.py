@@ -42,7 +42,7 @@ class Parser(ArgumentParser):
             parser_mode="nsgf",
             argument_default=argparse.SUPPRESS,
             formatter_class=functools.partial(  # type: ignore[arg-type]  # one line for each flag
-                argparse.RawDescriptionHelpFormatter, max_help_position=38, width=WIDTH + 2
+                argparse.RawDescriptionHelpFormatter, max_help_position=38, width=WIDTH
             ),
             **kwargs,
         )
@@ -167,7 +167,7 @@ def add_settings(parser: Parser) -> Any:
 
 def _title(section: Section) -> str:
     if section.key == "optim":
-        return f"optim (the same keys for one phase alone: {', '.join(OF_PHASES)}, as in --nsgf.lr)"
+        return f"optim (of one phase alone, as --nsgf.lr: {', '.join(OF_PHASES)})"
     return f"{section.key} ({_brief(section.meaning, 75)})" if section.key else "flags"
 
 
