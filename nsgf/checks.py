@@ -182,6 +182,9 @@ def _one_call_problems(config: Config) -> Iterator[str]:
     begins = config.generator.init == "nsgf"
     if begins and config.phases != list(ONE_CALL):
         yield f"generator.init = nsgf: needs that phase; say --phases [{','.join(ONE_CALL)}]"
+    if (begins or config.generator.init_run) and not config.generator.residual:
+        key = "init = nsgf" if begins else f"init_run = {config.generator.init_run}"
+        yield f"generator.{key}: begins with a velocity; say --generator.residual true"
     if begins and config.generator.init_run:
         yield "generator.init_run: must be null with generator.init nsgf"
     if not config.generator.blurs:

@@ -30,6 +30,11 @@ WRONG = [  # experiment, flag, words of the message
     ),
     (
         "2d-onecall",
+        "--generator.residual=false",
+        "generator.init = nsgf: begins with a velocity; say --generator.residual true",
+    ),
+    (
+        "2d-onecall",
         "--generator.init_run=x",
         "generator.init_run: must be null with generator.init nsgf",
     ),

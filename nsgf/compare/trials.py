@@ -216,7 +216,11 @@ def _recipe(config: Config, method: MethodName) -> Config:
         flow = replace(flow, steps=config.compare.handover_steps)
         return replace(config, nsf=nsf, flow=flow)
     if config.phases[-1] == ONE_CALL[-1] and method != "own":
-        begun = replace(config.generator, init="random" if method == "onecall" else "nsgf")
+        begun = config.generator
+        if method == "onecall":
+            begun = replace(begun, init="random")
+        else:
+            begun = replace(begun, init="nsgf", init_run=None, residual=True)
         return replace(config, generator=begun)
     if config.phases[0] in PEER_PHASES:
         raise UserError(

@@ -316,6 +316,9 @@ class GeneratorConfig(OptimConfig):
     normalize: bool = False
     """Divide the loss of each update by its root, as if the velocity was divided by its root mean
     square."""
+    residual: bool = False
+    """G(z) = z + g(z, 0), which a velocity network means; false: G(z) = g(z, 0), which need not
+    take away the noise of every pixel."""
     init: Literal["random", "nsgf"] = "random"
     """Weights to begin with: random ones, or the averaged ones of the run's own velocity network,
     then phases are [nsgf, generator]."""

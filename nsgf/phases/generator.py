@@ -1,4 +1,4 @@
-"""Phase ``generator``: G(z) = z + g(z, 0), from noise to data with one network call.
+"""Phase ``generator``: G(z) = g(z, 0) or z + g(z, 0), from noise to data with one network call.
 
     x = G(z)                                       samples of the network as it is
     V = T(x -> y) - T(x -> x')                     where the Sinkhorn flow takes them
@@ -70,7 +70,8 @@ class GeneratorTask(Task):
         Raises:
             UserError: a blur is too small for float32.
         """
-        made = batch.inputs[0] + forward(*batch.inputs)
+        noise, answer = batch.inputs[0], forward(*batch.inputs)
+        made = noise + answer if self._config.residual else answer
         if not made.isfinite().all():
             return made.sum() * float("nan")
         with torch.no_grad():
@@ -106,7 +107,7 @@ class Generator(Phase):
     name = "generator"
     leg = OneCall
     takes_classes = True
-    follows = (*Phase.follows, "generator.init")
+    follows = (*Phase.follows, "generator.init", "generator.residual")
 
     def task(self, session: Session, data: Data) -> Task:
         """

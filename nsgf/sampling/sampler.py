@@ -159,14 +159,15 @@ class StraightFlow(Leg):
 
 
 class OneCall(Leg):
-    """G(z) = z + g(z, 0): from noise to data at once."""
+    """G: from noise to data at once."""
 
     symbol = "G"
 
     def carry(
         self, x: Tensor, tau: Tensor | None, observe: Observer, labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        x = one_call(self.velocity(labels), x)
+        is_residual = self.config.generator.residual
+        x = one_call(self.velocity(labels), x, is_residual=is_residual)
         observe(x)
         return x, tau
 
@@ -239,10 +240,11 @@ class FlowSampler:
         return sum(leg.network.evaluations for leg in self.legs)
 
 
-def one_call(network: Velocity, x: Tensor) -> Tensor:
-    """G(x) = x + g(x, 0) of samples x of mu0, (B, *shape): a velocity network asked once, at time
-    0, for the whole way."""
-    return x + network(x, torch.zeros(len(x), device=x.device))
+def one_call(network: Network, x: Tensor, *labels: Tensor, is_residual: bool) -> Tensor:
+    """G(x) of samples x of mu0, (B, *shape): x + g(x, 0), a velocity network asked once for the
+    whole way; or g(x, 0)."""
+    answer = network(x, torch.zeros(len(x), device=x.device), *labels)
+    return x + answer if is_residual else answer
 
 
 def nsgf_steps(

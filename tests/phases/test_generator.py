@@ -54,7 +54,7 @@ def test_generator_trains_samples_and_evaluates(one_call):
     found = sampler(noise, keep_path=True)
     network = get_phase("generator").load(one_call, run, "ema", CPU).network
     assert found.nfe == 1 == sampler.expected_nfe
-    assert torch.equal(found.x, noise + network(noise, torch.zeros(5)))
+    assert torch.equal(found.x, network(noise, torch.zeros(5)))
     assert found.marks == ["start", "G 1/1"]
     sample_run(one_call, run)
     _, measures = evaluate_run(one_call, run)
@@ -62,6 +62,23 @@ def test_generator_trains_samples_and_evaluates(one_call):
     log = (run.path / "log.txt").read_text()
     assert "an update solves 4 transport problems, 8 x 8 and 8 x 8" in log
     assert "blur 0.1: 48 transport problems" in log
+
+
+def test_residual_generator_adds_its_noise(one_call):
+    """While it learns and while it is sampled; one cannot be taken for the other."""
+    config = replace(one_call, generator=replace(one_call.generator, residual=True))
+    run = train(config)
+    sampler, _ = load_sampler(config, run, CPU)
+    network = get_phase("generator").load(config, run, "ema", CPU).network
+    noise = torch.randn(5, 2)
+    assert torch.equal(sampler(noise).x, noise + network(noise, torch.zeros(5)))
+    with pytest.raises(UserError, match=r"generator\.residual: the checkpoint has True"):
+        load_sampler(one_call, run, CPU)
+    batch = task_of(config).batch(*task_of(config).draw(range(16)))
+    zero, own = (task_of(one).loss(lambda x, t: 0 * x, batch) for one in (one_call, config))
+    moved = task_of(one_call).loss(lambda x, t: x + 0 * x, batch)
+    assert float(own) == pytest.approx(float(moved))
+    assert float(own) != pytest.approx(float(zero))
 
 
 def test_it_learns_to_be_where_data_are(one_call):
@@ -92,7 +109,7 @@ def test_interrupted_generator_ends_as_one_that_was_not(one_call):
 def test_loss_pulls_samples_along_their_velocity(one_call):
     task = task_of(one_call)
     batch = task.batch(*task.draw(range(16)))
-    moved = torch.zeros(16, 2, requires_grad=True)
+    moved = batch.inputs[0].clone().requires_grad_()
     loss = task.loss(lambda x, t: moved, batch)
     loss.backward()
     v = drift_of(one_call).velocity(batch.inputs[0].unsqueeze(0), batch.target.unsqueeze(0))[0]
@@ -310,7 +327,9 @@ def forget(run: RunFolder, name) -> None:
 def test_it_begins_as_a_trained_network(one_call, tiny_run):
     """The straight flow starts from noise; where it does not, NSGF does."""
     init = str(tiny_run.path)
-    config = replace(one_call, generator=replace(one_call.generator, init_run=init, iterations=0))
+    config = replace(
+        one_call, generator=replace(one_call.generator, init_run=init, iterations=0, residual=True)
+    )
     run = train(config)
     begun = checkpoint.load(run.checkpoint_file("generator"))["model"]
     taught = checkpoint.load(tiny_run.checkpoint_file("nsf"))["ema"]
@@ -323,7 +342,7 @@ def test_it_begins_as_a_trained_network(one_call, tiny_run):
 
 
 def test_it_begins_as_the_velocity_of_its_own_run(one_call):
-    generator = replace(one_call.generator, init="nsgf", iterations=0)
+    generator = replace(one_call.generator, init="nsgf", iterations=0, residual=True)
     config = replace(one_call, phases=["nsgf", "generator"], generator=generator)
     run = train(config)
     velocity = checkpoint.load(run.checkpoint_file("nsgf"))["ema"]
@@ -339,7 +358,9 @@ def test_it_begins_as_the_velocity_of_its_own_run(one_call):
 
 def test_beginning_is_needed_once(one_call, tiny_run):
     """A run goes on where the one that it began as is gone."""
-    generator = replace(one_call.generator, init_run=str(tiny_run.path), schedule="constant")
+    generator = replace(
+        one_call.generator, init_run=str(tiny_run.path), schedule="constant", residual=True
+    )
     short = replace(one_call, generator=replace(generator, iterations=5))
     run = train(short)
     shutil.rmtree(tiny_run.path)
@@ -352,7 +373,7 @@ def test_beginning_that_does_not_fit_is_one_line(one_call, tiny_run, tmp_path):
         mlp = replace(one_call.model.mlp, width=width)
         model, own = (
             replace(one_call.model, mlp=mlp),
-            replace(one_call.generator, init_run=str(folder)),
+            replace(one_call.generator, init_run=str(folder), residual=True),
         )
         with pytest.raises(UserError) as caught:
             train(replace(one_call, model=model, generator=own))
