@@ -239,7 +239,7 @@ def test_transport_stays_within_the_classes(told):
     config = replace(told, generator=own)
     task = task_of(config)
     batch = task.batch(*task.draw(range(44)))
-    moved = torch.zeros(44, 1, 8, 8, requires_grad=True)
+    moved = batch.inputs[0].clone().requires_grad_()
     task.loss(lambda *inputs: moved, batch).backward()
     drift = drift_of(config)
     found = torch.zeros_like(batch.inputs[0])
