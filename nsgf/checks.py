@@ -175,10 +175,8 @@ def _one_call_problems(config: Config) -> Iterator[str]:
     target = target_set(config.data)
     has_labels = isinstance(target, ImageSet) and target.read_labels and not config.data.fake
     if config.generator.features == "classifier" and not has_labels:
-        yield (
-            f"generator.features = classifier: needs an image set with labels, {config.data.name} "
-            "has none; use pixels"
-        )
+        whose = "random images have" if config.data.fake else f"{config.data.name} has"
+        yield f"generator.features = classifier: needs images with labels, {whose} none; use pixels"
     begins = config.generator.init == "nsgf"
     if begins and config.phases != list(ONE_CALL):
         yield f"generator.init = nsgf: needs that phase; say --phases [{','.join(ONE_CALL)}]"

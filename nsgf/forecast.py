@@ -123,13 +123,13 @@ def pool_work(config: Config, shape: tuple[int, ...], card: Card) -> Work:
     n, m = config.sinkhorn.batch_size, config.sinkhorn.targets
     batched = config.sinkhorn.solver == "batched"
     together = build_batch(config, shape, CPU, card.memory) if batched else 1
-    solves = solve_work(Problems(together, n, m), math.prod(shape))
+    solves = solve_work(Problems(together, n, m, math.prod(shape)))
     return solves.times(config.flow.steps * config.pool.num_batches / together)
 
 
-def solve_work(problems: Problems, values: int) -> Work:
-    """Transport problems of samples of so many values, solved together."""
-    number, n, m = problems
+def solve_work(problems: Problems) -> Work:
+    """Transport problems that are solved together."""
+    number, n, m, values = problems
     traffic = 4 * (n * (m * (2 * SINKHORN_UPDATES + 10) + 10 * n) + 5 * (n + m) * values)
     return Work(
         flops=number * n * (4 * (n + m) * values + 4 * m * SINKHORN_UPDATES),
@@ -204,8 +204,7 @@ def _phase_forecast(
             seconds = _pool_seconds(config, card)
             name += f" at {SINKHORN_UPDATES} Sinkhorn updates a step"
         elif preparation.problems:
-            values = math.prod(data_shape(config.data))
-            solves = [solve_work(problems, values) for problems in preparation.problems]
+            solves = map(solve_work, preparation.problems)
             each = sum(work.seconds(card, "fp32") for work in solves)
             seconds = each * preparation.units
             name += f" at {SINKHORN_UPDATES} Sinkhorn updates a problem"
@@ -247,7 +246,13 @@ def _memory_line(name: str, needed: TrainingMemory, card: Card) -> str:
     most = largest_batch(needed, card)
     if not most:
         return f"NO {name}: not even one sample fits the card; try a smaller model"
-    parts = "" if needed.total <= USABLE * card.memory else " (split by itself)"
+    fits = needed.total <= USABLE * card.memory
+    if not (fits or needed.divisible):
+        return (
+            f"NO {name}: about {format_bytes(needed.total)} on the card, and its batch cannot be "
+            "split; use a smaller --batch-size"
+        )
+    parts = "" if fits else " (split by itself)"
     return (
         f"{name}: about {format_bytes(needed.total)} on the card{parts}; up to {most} samples fit "
         "at once"

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nsgf.data.images import ImageSet, to_unit_range
-from nsgf.metrics.shared import fingerprint, load_archive
 from nsgf.run.checkpoint import is_finite
 from nsgf.run.folder import replacing
 from nsgf.run.lock import in_turn
+from nsgf.system.archive import fingerprint, load_archive
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed, make_generator
 

@@ -120,7 +120,7 @@ VARIANTS: dict[str, dict[str, str]] = {
         "hand-over, blur 1": hand_over("--sinkhorn.blur 1"),
     },
     "digits-onecall": {
-        "configs/digits-onecall.yaml": one_call(256),
+        "128,000 samples, n 256, m 1796": one_call(256),
         "n 64": one_call(64),
         "n 128": one_call(128),
         "n 512": one_call(512),

@@ -40,7 +40,7 @@ WRONG = [  # experiment, flag, words of the message
     ),
     ("2d-onecall", "--generator.blurs=[]", "generator.blurs = []: must have at least one"),
     ("2d-onecall", "--generator.blurs=[0.1,0]", "generator.blurs = [0.1, 0.0]: must be > 0"),
-    ("2d-onecall", "--generator.features=classifier", "needs an image set with labels, 8gaussians"),
+    ("2d-onecall", "--generator.features=classifier", "needs images with labels, 8gaussians has"),
     ("2d-onecall", "--generator.targets=3", "generator.targets = 3: must be >= 4"),
     ("2d", "--sinkhorn.batch_size=0", "sinkhorn.batch_size = 0: must be >= 1"),
     ("2d", "--sinkhorn.target_batch=0", "sinkhorn.target_batch = 0: must be >= 1"),

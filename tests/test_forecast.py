@@ -138,8 +138,8 @@ def test_transport_of_a_generator_is_part_of_its_time():
     """It cannot be run on shapes: counted by its problems, towards data and among halves."""
     config = shipped("mnist-onecall")
     (line,) = [one for one in plan("mnist-onecall") if one.startswith("generator, transport")]
-    towards, among = Problems(2, 128, 2048), Problems(2, 128, 128)
-    each = sum(solve_work(one, 784).seconds(find_card("t4"), "fp32") for one in (towards, among))
+    towards, among = Problems(2, 128, 2048, 784), Problems(2, 128, 128, 784)
+    each = sum(solve_work(one).seconds(find_card("t4"), "fp32") for one in (towards, among))
     seconds = each * config.generator.iterations
     assert line == (
         f"generator, transport at {SINKHORN_UPDATES} Sinkhorn updates a problem: about "
@@ -148,6 +148,12 @@ def test_transport_of_a_generator_is_part_of_its_time():
     more = shipped("mnist-onecall", "--generator.blurs=[0.1,0.2]")
     (twice,) = get_phase("generator").preparations(more, torch.device("cpu"))
     assert len(twice.problems) == 4
+
+
+def test_batch_that_is_not_split_must_fit_the_card():
+    huge = ("--generator.batch_size=60000", "--generator.targets=60000")
+    (red,) = (line for line in plan("digits-onecall", *huge) if line.startswith("NO "))
+    assert red.startswith("NO generator: about 19.4 GB on the card, and its batch cannot be split")
 
 
 def test_sampling_counts_the_calls_of_each_network():

@@ -216,11 +216,9 @@ def _recipe(config: Config, method: MethodName) -> Config:
         flow = replace(flow, steps=config.compare.handover_steps)
         return replace(config, nsf=nsf, flow=flow)
     if config.phases[-1] == ONE_CALL[-1] and method != "own":
-        begun = config.generator
-        if method == "onecall":
-            begun = replace(begun, init="random")
-        else:
-            begun = replace(begun, init="nsgf", init_run=None, residual=True)
+        begun = replace(config.generator, init="random", init_run=None)
+        if method == "onecall+":
+            begun = replace(begun, init="nsgf", residual=True)
         return replace(config, generator=begun)
     if config.phases[0] in PEER_PHASES:
         raise UserError(

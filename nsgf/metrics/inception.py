@@ -18,14 +18,13 @@ from torch import Tensor
 from nsgf.metrics.shared import (
     NEIGHBOURS,
     distances,
-    fingerprint,
-    load_archive,
     require_fidelity,
     require_neighbours,
 )
 from nsgf.run.checkpoint import is_finite
 from nsgf.run.folder import replacing
 from nsgf.run.progress import track
+from nsgf.system.archive import fingerprint, load_archive
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.output import show
 

@@ -1,10 +1,7 @@
-"""What measures share: formulas of torch-fidelity, which may be missing, and files of tensors."""
+"""What measures share: formulas of torch-fidelity, which may be missing."""
 
-import hashlib
 import time
-import zipfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,26 +90,3 @@ def _estimate(samples: Tensor, real: Tensor) -> float:
         torch.cdist(block, block).cpu().kthvalue(NEIGHBOURS + 1)
         seconds = time.perf_counter() - started
     return seconds * ((len(samples) + len(real)) / len(block)) ** 2
-
-
-def fingerprint(tensor: Tensor) -> str:
-    """The first 12 hexadecimal digits of the SHA-256 of a tensor's shape, type and values."""
-    digest = hashlib.sha256(repr((tuple(tensor.shape), tensor.dtype)).encode())
-    digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:12]
-
-
-def load_archive(file: Path) -> Any:
-    """What torch.save wrote: tensors and plain values, whose checksums torch does not compare.
-
-    Raises:
-        Exception: nearly any: the file is damaged, or holds anything else.
-    """
-    if not file.is_file():  # to open a pipe would wait for ever
-        raise ValueError("no file")
-    with file.open("rb") as stream:
-        with zipfile.ZipFile(stream) as archive:
-            if broken := archive.testzip():
-                raise ValueError(f"{broken} does not fit its checksum")
-        stream.seek(0)
-        return torch.load(stream, map_location="cpu", weights_only=True)

@@ -80,6 +80,8 @@ class Problems(NamedTuple):
     number: int
     n: int
     m: int
+    values: int
+    """Coordinates of a particle."""
 
 
 class Preparation(NamedTuple):
@@ -109,6 +111,8 @@ class Phase(ABC):
     """What its network does with a sample."""
     takes_classes: ClassVar[bool] = False
     """Whether its batches can tell the network classes, with ``data.conditional``."""
+    divisible: ClassVar[bool] = True
+    """Whether its batches may be split (:attr:`nsgf.training.task.Task.divisible`)."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
     """Sections and dotted leaves that its training samples or its network follow from: a
     checkpoint of others is not taken over. The phase's own optimization is not among them."""
@@ -153,6 +157,14 @@ class Phase(ABC):
                 machine, or contradicts what the run has already.
         """
         return PhasePlan()
+
+    def beginning(self, config: Config) -> tuple[str, ...]:
+        """Lines about the weights it begins with, where it has no checkpoint to go on with.
+
+        Raises:
+            UserError: they are not there, or do not fit.
+        """
+        return ()
 
     def clean(self, session: Session) -> None:
         """Free what only the training of the phase needs; called once it is done."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import data_form
 from nsgf.phases.base import Phase
@@ -33,11 +34,13 @@ def beginning(phase: Phase, config: Config, folder: str) -> Beginning:
     """
     key = f"generator.init_run = {folder}"
     try:
-        run = RunFolder.open(Path(folder))
+        run = RunFolder.open(Path(folder).expanduser())
         for name in (name for name in FROM_NOISE if run.has_checkpoint(name)):
             payload, remark = checkpoint.load_good(run.checkpoint_file(name))
             if name == "nsf" and payload["config"]["nsf"]["source"] != "prior":
                 continue
+            if texts := contradictions(payload["config"], config, ("data", "model")):
+                raise UserError(f"its {name} is of other data or another network: {texts[0]}")
             with torch.device("cpu"):
                 network = phase.network(config.model, *data_form(config.data))
             network.load_state_dict(payload["ema"])
@@ -46,7 +49,6 @@ def beginning(phase: Phase, config: Config, folder: str) -> Beginning:
         raise UserError(f"{key}: {error}") from error
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{key}: its {name} does not fit the network ({one_line(error)}); name a run of the "
-            "same data with the same section model"
+            f"{key}: its {name} does not fit the network ({one_line(error)[:100]}); name another"
         ) from error
     raise UserError(f"{key}: no network there that starts from noise; train one, or say null")

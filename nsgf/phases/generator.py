@@ -14,18 +14,18 @@ that are told K, no class, to real ones of all. No label has to be left out for 
 Shapes: B batch, M real samples of it, G groups, *shape one sample.
 """
 
-from functools import partial
+import math
 
 import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, class_labels, data_shape
+from nsgf.data import Data, class_labels
 from nsgf.phases.base import Phase, PhasePlan, Preparation, Problems, example_labels
 from nsgf.phases.beginning import beginning
 from nsgf.phases.groups import group_problems, grouped, groups_of, in_turn, targets_of
 from nsgf.phases.nsgf import NSGF
-from nsgf.phases.spaces import Spaces, pixels, spaces_of
+from nsgf.phases.spaces import Spaces, pixels, space_shapes, spaces_of
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import OneCall
@@ -84,8 +84,11 @@ class GeneratorTask(Task):
         x, y = grouped(made.detach(), self._groups), grouped(real, self._groups)
         try:
             v = in_turn(self._drift.velocity(x, y))
-        except ValueError as error:
-            raise UserError(f"generator.blurs = {self._config.blurs}: {error}") from error
+        except ValueError as error:  # of finite samples there is one cause
+            raise UserError(
+                f"generator.blurs = {self._config.blurs}: too small for the distances of float32; "
+                "use larger ones"
+            ) from error
         way = made - (made.detach() + self._config.eta * v)
         return way.flatten(1).square().sum(1).mean() / 2 / mean_cost(x, y)
 
@@ -106,6 +109,7 @@ class Generator(Phase):
 
     name = "generator"
     leg = OneCall
+    divisible = False
     takes_classes = True
     follows = (*Phase.follows, "generator.init", "generator.residual")
 
@@ -133,21 +137,23 @@ class Generator(Phase):
     ) -> PhasePlan:
         """
         Raises:
-            UserError: what it is to begin as is not there, or does not fit; or a process would not
-                have two halves of each group.
+            UserError: a process would not have two halves of each group.
         """
         for problem in group_problems(config, world.size):
             raise UserError(problem)
         own, groups = config.generator, groups_of(config)
         sizes = (own.batch_size, targets_of(own))
         n, m = (count // (2 * groups * world.size) for count in sizes)
-        each = f"{4 * groups * len(own.blurs)} transport problems, {n} x {m} and {n} x {n}"
+        count = 4 * groups * len(own.blurs) * len(space_shapes(config))
+        each = f"{count} transport problems, {n} x {m} and {n} x {n}"
         where = f" in each of {world.size} processes" if world.size > 1 else ""
-        lines = [f"generator: an update solves {each}{where}"]
-        if own.init_run and not (run and run.has_checkpoint(self.name)):
-            found = beginning(self, config, own.init_run)
-            lines.append(f"generator: begins as {found.phase} of {own.init_run}, {found.progress}")
-        return PhasePlan(tuple(lines))
+        return PhasePlan((f"generator: an update solves {each}{where}",))
+
+    def beginning(self, config: Config) -> tuple[str, ...]:
+        if not (folder := config.generator.init_run):
+            return ()
+        found = beginning(self, config, folder)
+        return (f"generator: begins as {found.phase} of {folder}, {found.progress}",)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.generator.init == "nsgf" else ()
@@ -159,17 +165,24 @@ class Generator(Phase):
         return {f"half of generator.{key}": count // 2 for key, count in counts.items()}
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        own, shape, drift = config.generator, data_shape(config.data), drift_of(config)
-        made, real = (
-            grouped(torch.randn(count, *shape, device=device), groups_of(config))
-            for count in (own.batch_size, targets_of(own))
-        )
-        unit = partial(drift.velocity, made, real)
-        halves = 2 * groups_of(config)
+        own, drift, clouds = config.generator, drift_of(config), []
+        halves, problems = 2 * groups_of(config), list[Problems]()
         n, m = own.batch_size // halves, targets_of(own) // halves
-        problems = (Problems(halves, n, m), Problems(halves, n, n)) * len(own.blurs)
+        for shape in space_shapes(config):
+            made, real = (
+                grouped(torch.randn(count, *shape, device=device), groups_of(config))
+                for count in (own.batch_size, targets_of(own))
+            )
+            clouds.append((made, real))
+            values = math.prod(shape)
+            each = [Problems(halves, n, m, values), Problems(halves, n, n, values)]
+            problems += each * len(own.blurs)
+
+        def unit() -> list[Tensor]:
+            return [drift.velocity(made, real) for made, real in clouds]
+
         name = "generator, transport"
-        return (Preparation(name, unit, own.iterations, exact=True, problems=problems),)
+        return (Preparation(name, unit, own.iterations, exact=True, problems=tuple(problems)),)
 
 
 def drift_of(config: Config) -> Drift:

@@ -6,12 +6,14 @@ Shapes: B batch, *shape one sample.
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from nsgf.data import Data, ImageSet, target_set
+from nsgf.config.schema import Config
+from nsgf.data import Data, ImageSet, data_shape, target_set
 from nsgf.data.images import Files
 from nsgf.run.session import Session
-from nsgf.small_classifier import TEACHES, obtain
+from nsgf.small_classifier import TEACHES, SmallCNN, obtain
 
 Spaces = Callable[[Tensor], list[Tensor]]
 """Samples (B, *shape) -> the same in each space, each (B, ...), with gradients."""
@@ -20,6 +22,19 @@ Spaces = Callable[[Tensor], list[Tensor]]
 def pixels(samples: Tensor) -> list[Tensor]:
     """Samples as they are."""
     return [samples]
+
+
+def space_shapes(config: Config) -> list[tuple[int, ...]]:
+    """Shapes of a sample in the configured spaces, known without data."""
+    shape = data_shape(config.data)
+    if config.generator.features == "pixels":
+        return [shape]
+    kind = target_set(config.data)
+    assert isinstance(kind, ImageSet)  # checked with the configuration
+    with torch.device("meta"):
+        network = SmallCNN(kind.shape, kind.classes, TEACHES.features)
+        layers = network.layers(torch.empty(1, *shape))
+    return [shape, *(tuple(layer.shape[1:]) for layer in layers)]
 
 
 def spaces_of(session: Session, data: Data) -> Spaces:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from nsgf.config.resume_rules import contradictions
-from nsgf.config.schema import Config, PhaseName, family
+from nsgf.config.schema import FAMILIES, Config, PhaseName
 from nsgf.data import Data
 from nsgf.phases import Phase, get_phase, get_phases
 from nsgf.run import checkpoint
@@ -211,7 +212,8 @@ def _refuse_new_ground(
     Raises:
         UserError: a phase would change under later ones whose samples come from its network.
     """
-    started = [name for name in family(config.phases[-1]) if run.checkpoint_file(name).exists()]
+    every = dict.fromkeys(chain(*FAMILIES))
+    started = [name for name in every if run.checkpoint_file(name).exists()]
     for name in pending:
         later = [
             phase.name

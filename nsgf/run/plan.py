@@ -57,6 +57,8 @@ def training_plan(
         kept = run if name not in restarts else None
         needed, line = _updates(config, get_phase(name), device, kept, world)
         lines.append(line)
+        if not (kept and kept.has_checkpoint(name)):
+            lines += get_phase(name).beginning(config)
         weights[name] = needed.weights
     plans = [phase.plan(config, device, run, world) for phase in pending]
     disk_bytes = sum(plan.disk_bytes for plan in plans)

@@ -92,14 +92,17 @@ def faster_precision(
     state: TrainState, batch: Batch, now: Callable[[], float]
 ) -> tuple[Precision, float]:
     """Time gradients of the first samples, at most as many as an update of the run computes at
-    once, in both precisions, in turn; nothing changes.
+    once (all, where a loss is one of the whole batch), in both precisions, in turn; nothing
+    changes.
 
     Returns:
         bf16 if float32 takes GAIN times as long or more, else fp32; and that ratio.
     """
     size = OF_LARGE if count_parameters(state.forward.model) > LARGE else SAMPLES
-    whole = batch.split(state.accumulate)[0]
-    part = whole.split(-(-len(whole.target) // size))[0]
+    part = batch
+    if state.divisible:
+        whole = batch.split(state.accumulate)[0]
+        part = whole.split(-(-whole.size // size))[0]
     before = state.forward.precision, state.accumulate
     seconds: dict[Precision, list[float]] = {"fp32": [], "bf16": []}
     state.accumulate = 1

@@ -67,9 +67,11 @@ def fit(
             accumulate=parts,
             world=world,
         )
-        PhaseLoop(phase, state, batches, session, now).run()
-    for line in task.remarks():
-        session.tracker.log(f"{phase}: {line}")
+        try:
+            PhaseLoop(phase, state, batches, session, now).run()
+        finally:
+            for line in task.remarks():
+                session.tracker.log(f"{phase}: {line}")
     session.tracker.log(f"{phase}: peak memory {format_bytes(peak_memory(device))}")
 
 

@@ -31,6 +31,11 @@ class Trainable(Protocol):
         """Names its settings."""
         ...
 
+    @property
+    def divisible(self) -> bool:
+        """Whether its batches may be split."""
+        ...
+
     def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
         """What it trains."""
         ...
@@ -55,6 +60,8 @@ class TrainingMemory(NamedTuple):
     """Arithmetic of the layers, which halves what they keep."""
     accumulate: int
     """Parts that the batch is split into."""
+    divisible: bool = True
+    """Whether it can be split into more of them."""
 
     @property
     def total(self) -> int:
@@ -63,8 +70,8 @@ class TrainingMemory(NamedTuple):
 
     @property
     def smallest(self) -> int:
-        """One sample at a time."""
-        return self.fixed + self.activations // self.samples
+        """One sample at a time, or the whole batch where it cannot be split."""
+        return self.fixed + self.activations // (self.samples if self.divisible else 1)
 
 
 def training_memory(
@@ -91,6 +98,7 @@ def training_memory(
         samples=batch,
         precision=precision,
         accumulate=min(config.train.accumulate, batch),
+        divisible=phase.divisible,
     )
 
 
@@ -171,8 +179,9 @@ def check_device_memory(
             return
         free, _ = torch.cuda.mem_get_info(device)
     if needed.smallest > free:
+        least = "even one sample at a time" if needed.divisible else "a batch, which is not split,"
         raise UserError(
-            f"{phase}: even one sample at a time needs about {format_bytes(needed.smallest)}, the "
+            f"{phase}: {least} needs about {format_bytes(needed.smallest)}, the "
             f"device has {format_bytes(free)} free; try a smaller model, or another --device"
         )
 

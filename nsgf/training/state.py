@@ -41,7 +41,7 @@ class TrainState:
         """Dropout at update s follows from ``seed`` and s; a batch is split into ``accumulate``,
         but for a loss that is not ``divisible``."""
         self.forward, self.config, self.accumulate = forward, config, accumulate
-        self._loss, self._divisible, self._seed = loss, divisible, seed
+        self.divisible, self._loss, self._seed = divisible, loss, seed
         self._world = world or World()
         self._parameters: list[Tensor] = list(forward.model.parameters())
         self.step = 0
@@ -124,8 +124,8 @@ class TrainState:
     def _halve(self, batch: Batch) -> None:
         """Split batches into twice as many parts."""
         size = batch.size
-        if self.accumulate >= size or self._world.size > 1 or not self._divisible:
-            parts = f"--accumulate {2 * self.accumulate}, " if self._divisible else ""
+        if self.accumulate >= size or self._world.size > 1 or not self.divisible:
+            parts = f"--accumulate {2 * self.accumulate}, " if self.divisible else ""
             raise UserError(
                 f"out of memory on the card with {-(-size // self.accumulate)} samples at a time; "
                 f"try {parts}a smaller --batch-size, or --model.checkpoint_activations true"

@@ -69,7 +69,7 @@ class Task(ABC):
         whole numbers of 64 bits stay on the CPU."""
 
     def remarks(self) -> tuple[str, ...]:
-        """Lines about the updates of this session, after the last one."""
+        """Lines about the updates of this session, after its last one."""
         return ()
 
     def loss(self, forward: Answer, batch: Batch) -> Tensor:

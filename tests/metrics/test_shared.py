@@ -6,7 +6,7 @@ import torch
 import torch_fidelity
 
 from nsgf.metrics import shared
-from nsgf.metrics.shared import distances, fingerprint, require_fidelity
+from nsgf.metrics.shared import distances, require_fidelity
 from nsgf.system.errors import UserError
 from tests.system.pretended_card import pretended_card
 
@@ -21,13 +21,6 @@ def test_missing_and_old_libraries_end_in_one_line(module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=r"evaluation\.classifier = true: needs .* 0\.4 .*pip ins"):
         require_fidelity("evaluation.classifier")
-
-
-def test_fingerprint_follows_values_shape_and_type():
-    tensor = torch.arange(6, dtype=torch.uint8)
-    others = [tensor + 1, tensor.view(2, 3), tensor.to(torch.int8)]
-    assert len({fingerprint(one) for one in (tensor, *others)}) == 4
-    assert fingerprint(tensor) == fingerprint(torch.stack([tensor, tensor], dim=1)[:, 0])
 
 
 def test_precision_and_recall_by_hand_and_on_a_card(monkeypatch):

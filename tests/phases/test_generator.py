@@ -4,6 +4,8 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,9 +24,14 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
+from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import load_sampler, sample_run
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
+from nsgf.training.choice import faster_precision
+from nsgf.training.loop import fit
+from nsgf.training.precision import Forward
+from nsgf.training.state import TrainState
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -380,10 +387,74 @@ def test_beginning_that_does_not_fit_is_one_line(one_call, tiny_run, tmp_path):
         return str(caught.value)
 
     assert f"generator.init_run = {tmp_path}: run = {tmp_path}: no run folder" in refused(tmp_path)
-    assert "its nsf does not fit the network" in refused(tiny_run.path, width=8)
+    assert "its nsf is of other data or another network" in refused(tiny_run.path, width=8)
     forget(tiny_run, "nsf")
     forget(tiny_run, "nsgf")
     assert "no network there that starts from noise" in refused(tiny_run.path)
+
+
+def test_precision_is_measured_with_the_whole_batch(tmp_path):
+    """On a CPU, with more real images than samples, and with classes: halves cannot be cut."""
+    flags = ("--batch-size=44", "--generator.targets=88", f"--out-dir={tmp_path}")
+    for told in ((), ("--data.conditional=true",)):
+        config = shipped("digits-onecall", *flags, *told)
+        task = task_of(config)
+        forward = Forward(task.model, config.train, CPU, World())
+        state = TrainState(forward, config.generator, loss=task.loss, divisible=False)
+        batch, clock = task.batch(*task.draw(range(44))), count()
+        assert faster_precision(state, batch, lambda clock=clock: float(next(clock)))[1] == 1.0
+
+
+def test_velocity_cannot_change_under_a_finished_generator(one_call):
+    generator = replace(one_call.generator, init="nsgf", residual=True)
+    config = replace(one_call, phases=["nsgf", "generator"], generator=generator)
+    run = train(config)
+    alone = replace(config, phases=["nsgf"], nsgf=replace(config.nsgf, iterations=20))
+    with pytest.raises(UserError, match=r"phase 1 would change under \['generator'\]"):
+        train(alone, run)
+
+
+def test_beginning_that_is_gone_is_told_before_a_checkpoint_is_put_aside(one_call, tiny_run):
+    own = replace(one_call.generator, init_run=str(tiny_run.path), residual=True)
+    config = replace(one_call, generator=own)
+    run = train(config)
+    shutil.rmtree(tiny_run.path)
+    with pytest.raises(UserError, match="no run folder"):
+        train(config, run, first="generator")
+    assert run.has_checkpoint("generator")
+
+
+def test_beginning_of_other_data_is_refused(one_call, tiny_run):
+    own = replace(one_call.generator, init_run=str(tiny_run.path), residual=True)
+    other = replace(one_call, generator=own, data=replace(one_call.data, name="moons"))
+    with pytest.raises(UserError, match=r"its nsf is of other data or another network: data\.name"):
+        train(other)
+
+
+def test_problems_of_all_spaces_are_counted():
+    flags = ("--generator.features=classifier", "--batch-size=20", "--generator.targets=40")
+    config = shipped("digits-onecall", *flags)
+    (line,) = get_phase("generator").plan(config, CPU, None, World()).lines
+    assert line == "generator: an update solves 16 transport problems, 10 x 20 and 10 x 10"
+    (transport,) = get_phase("generator").preparations(config, CPU)
+    assert sum(problems.number for problems in transport.problems) == 16
+    assert {problems.values for problems in transport.problems} == {64, 32 * 64, 64 * 16, 96}
+    assert len(transport.unit()) == 4
+
+
+def test_what_was_solved_is_told_of_a_session_that_stops(one_call):
+    class Asked(StopRequest):
+        reason = "asked to"
+
+    run = RunFolder.prepare(Path(one_call.out_dir) / "run")
+    tracker = Tracker(run.path)
+    session = Session(one_call, run, tracker, CPU)
+    task = task_of(one_call)
+    task.loss(lambda x, t: x, task.batch(*task.draw(range(16))))
+    session.stop = Asked()
+    with pytest.raises(Stopped):
+        fit("generator", task, session)
+    assert "blur 0.1: 4 transport problems" in (run.path / "log.txt").read_text()
 
 
 def test_loss_is_recorded(one_call):
