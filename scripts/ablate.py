@@ -135,6 +135,7 @@ VARIANTS: dict[str, dict[str, str]] = {
         "10 updates a solve": one_call(256, "--generator.max_iterations 10"),
         "20 updates a solve": one_call(256, "--generator.max_iterations 20"),
         "tolerance 1e-2": one_call(256, "--generator.tolerance 1e-2"),
+        "z + g(z, 0)": one_call(256, "--generator.residual true"),
         "classifier's layers": one_call(256, "--generator.features classifier"),
     },
 }
