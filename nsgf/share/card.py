@@ -51,11 +51,12 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], shown: list[st
 
     Args:
         config: all settings.
-        run: its folder, whose measures are told if they are those of the same weights.
+        run: its folder, whose measures are told if they are those of the same weights, and with
+            classes of the same guidance.
         updates: training progress, by phase.
         shown: names of pictures beside it.
     """
-    measures = same_measures(run, updates)
+    measures = same_measures(config, run, updates)
     parts = [
         f"---\n{dump_yaml(_front_matter(config, measures))}---\n",
         f"# {config.exp}: {config.data.name} {_title(config)}\n",
@@ -69,12 +70,15 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], shown: list[st
     return printable("\n".join(parts))
 
 
-def same_measures(run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
-    """What ``metrics.json`` says, if it was measured on these averaged weights; else nothing."""
+def same_measures(config: Config, run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
+    """What ``metrics.json`` says, if it was measured on these averaged weights, and with classes
+    under this guidance; else nothing."""
     try:
         found = json.loads(_content(run.path / "metrics.json") or b"{}")
         its = found.get("updates", {})
         same = its and all(updates.get(phase) == done for phase, done in its.items())
+        if config.data.conditional:
+            same = same and found.get("guidance") == config.sampling.guidance
         return dict(found) if same and found.get("weights") == "ema" else {}
     except (ValueError, AttributeError, TypeError, RecursionError):
         return {}
@@ -213,7 +217,7 @@ def _flows(config: Config, updates: dict[str, str]) -> str:
 
 def _measured(measures: dict[str, Any]) -> str:
     if not measures:
-        return "## Measures\n\nNot measured with these weights (`nsgf evaluate`).\n"
+        return "## Measures\n\nNot measured with these weights and settings (`nsgf evaluate`).\n"
     lines = "\n".join("    " + line.replace("\n", " ") for line in report(measures))
     return f"## Measures\n\n`nsgf evaluate` wrote:\n\n{lines}\n"
 

@@ -164,3 +164,17 @@ def test_peers_are_no_sinkhorn_flow(small, small_run, phase):
     text = card(replace(small, phases=phases), small_run, updates, [])
     assert "# 2d: 8gaussians by `icfm`\n" in text
     assert "Sinkhorn flow:" not in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_same"), [({"guidance": 2.0}, True), ({"guidance": 1.0}, False), ({}, False)]
+)
+def test_measures_with_classes_are_those_of_their_guidance(small_run, measured, is_same):
+    flags = ("--data.conditional=true", "--batch-size=22", "--generator.targets=null")
+    config = shipped("digits-onecall", *flags, "--sampling.guidance=2")
+    updates = {"generator": "12 of 12"}
+    run = with_measures(small_run, updates=updates, **measured)
+    text = card(config, run, updates, [])
+    assert ("w2  " in text) == is_same
+    assert ("    guidance  2\n" in text) == is_same
+    assert ("Not measured with these weights" in text) != is_same
