@@ -103,7 +103,7 @@ SMOKE: dict[str, Any] = {
     **{"sampling.num_samples": 4, "sampling.straight_steps": 2, "evaluation.num_samples": 4},
     **{"evaluation.repeats": 1, "evaluation.w2_samples": 4},
     **{"evaluation.inception": False, "evaluation.classifier": False},
-    **{"compare.seeds": 1, "compare.nfe": [2, 4], "reflow.pairs": 16, "reflow.ode_steps": 2},
+    **{"compare.seeds": 1, "compare.nfe": [1, 2, 4], "reflow.pairs": 16, "reflow.ode_steps": 2},
 }
 """What --smoke sets in a new run besides ``smoke``; explicit flags win."""
 EXAMPLES = {

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsgf.checks import check
+from nsgf.compare.calls import calls_of_methods, left_out
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
@@ -19,7 +20,6 @@ from nsgf.compare.trials import (
     Trial,
     asked_nfe,
     comparison_folder,
-    least_nfe,
     named_precision,
     trial_config,
     trial_folder,
@@ -101,8 +101,8 @@ def comparison_plan(config: Config) -> list[str]:
 
     Raises:
         UserError: networks are to be told classes, a trial's configuration is wrong, it was trained
-            with another one, the folder leads out of itself, no method can do with so few calls, a
-            package is missing, or this machine has too little memory.
+            with another one, the folder leads out of itself, no method can do with one of
+            ``compare.nfe``, a package is missing, or this machine has too little memory.
     """
     if config.data.conditional:
         raise UserError(
@@ -111,10 +111,9 @@ def comparison_plan(config: Config) -> list[str]:
         )
     todo = [trial for trial in trials(config) if asked_nfe(trial_config(config, trial))]
     if not todo:
-        least = min(least_nfe(trial_config(config, trial)) for trial in trials(config))
         raise UserError(
-            f"compare.nfe = {config.compare.nfe}: must have a number >= {least}, the fewest calls "
-            "that one of compare.methods can do with"
+            f"compare.nfe = {config.compare.nfe}: must have a number of calls that one of "
+            f"compare.methods can do with: {'; '.join(calls_of_methods(config, trials(config)))}"
         )
     require_tracker(config)
     check_solver(config.sampling)
@@ -136,6 +135,7 @@ def comparison_plan(config: Config) -> list[str]:
         f"NFE {', '.join(map(str, config.compare.nfe))}",
         f"compare: {counted(len(todo), 'trial')}, {done} measured, "
         f"{counted(total, 'update')} in all",
+        *left_out(config, todo),
     ]
 
 

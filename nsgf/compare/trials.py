@@ -255,19 +255,20 @@ def updates(config: Config) -> int:
 
 def asked_nfe(config: Config) -> list[int]:
     """Those of ``compare.nfe`` with which a trial can be sampled."""
-    legs = _called_legs(config)
-    least, most = least_calls(config.sampling, legs), most_calls(legs)
+    least, most = possible_nfe(config)
     return [nfe for nfe in config.compare.nfe if least <= nfe <= (most or nfe)]
 
 
-def least_nfe(config: Config) -> int:
-    """Network calls for each sample that a trial cannot do without."""
-    return least_calls(config.sampling, _called_legs(config))
+def possible_nfe(config: Config) -> tuple[int, int | None]:
+    """Network calls for each sample that a trial cannot do without, and the most that it can make
+    use of; None: there is no limit."""
+    legs = _called_legs(config)
+    return least_calls(config.sampling, legs), most_calls(legs)
 
 
 def at_nfe(config: Config, nfe: int) -> Config:
     """A trial's configuration with ``nfe`` network calls for each sample, at least
-    :func:`least_nfe` (see :func:`nsgf.sampling.budget.at_calls`).
+    that of :func:`possible_nfe` (see :func:`nsgf.sampling.budget.at_calls`).
     """
     return at_calls(config, _called_legs(config), nfe)
 

@@ -242,6 +242,8 @@ def _description(
     }
     if sampler.has_straight_flow:
         description["solver"] = config.sampling.solver
+    if config.data.conditional:
+        description["guidance"] = config.sampling.guidance
     for phase in get_phases(config.phases):
         description |= phase.described(config)
     tau = samples[0].tau

@@ -27,7 +27,7 @@ REPORTED = {
 """The paper's, by data set and measure."""
 FLOORS = {"nearest_real": "nearest_real_among_real"}
 """Where the floor of a measure is not called MEASURE_floor."""
-DESCRIPTIONS = ("nfe", "tau_mean", "tau_std", "classifier_accuracy")
+DESCRIPTIONS = ("nfe", "guidance", "tau_mean", "tau_std", "classifier_accuracy")
 """Numbers among the measures that say what was measured."""
 
 

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import class_labels, data_classes
+from nsgf.system.errors import UserError
 
+WHOLE_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 Labels = Callable[[range], Tensor]
 """Classes of the samples at some positions, in [0, K - 1], int64, (n,)."""
 
@@ -25,6 +27,32 @@ def asked_labels(config: Config) -> Labels | None:
     if label is None:
         return lambda positions: class_labels(positions, classes).long()
     return lambda positions: torch.full((len(positions),), label)
+
+
+def checked_labels(config: Config, labels: object, count: int) -> Tensor:
+    """Classes that are given for so many samples, where they are.  int64, (count,)
+
+    Raises:
+        UserError: networks are told no classes, or these are not ``count`` whole numbers in a
+            tensor, in [0, K - 1].
+    """
+    classes = data_classes(config.data)
+    if not classes:
+        raise UserError(
+            "labels: have no effect without data.conditional, with which a run is trained; leave "
+            "them out"
+        )
+    wanted = f"must be a tensor of whole numbers, ({count},), one for each sample"
+    if not isinstance(labels, Tensor):
+        raise UserError(f"labels: {wanted}, not {type(labels).__name__}")
+    if labels.shape != (count,) or labels.dtype not in WHOLE_NUMBERS:
+        kind = str(labels.dtype).removeprefix("torch.")
+        raise UserError(f"labels: {wanted}, not {kind}, {tuple(labels.shape)}")
+    labels = labels.long()
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise UserError(f"labels = {int(wrong[0])}: must be of 0 to {classes - 1}")
+    return labels
 
 
 def told(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config
-from nsgf.sampling.guidance import asked_labels, calls_per_answer, told
+from nsgf.sampling.guidance import asked_labels, calls_per_answer, checked_labels, told
 from nsgf.sampling.solvers import Observer, Velocity, check_solver, expected_calls, integrate
 from nsgf.sinkhorn.schedule import flow_time
 
@@ -188,11 +188,16 @@ class FlowSampler:
         """
         Args:
             x: samples of mu0, (B, *shape), on the networks' device.
-            labels: their classes, in [0, K - 1], int64, (B,); None: those that the settings ask
-                for, as if x were the first samples of all.
+            labels: their classes, whole numbers in [0, K - 1], (B,); None: those that the settings
+                ask for, as if x were the first samples of all.
             keep_path: whether the states on the way are kept.
+
+        Raises:
+            UserError: labels that are given are not such ones, or networks are told no classes.
         """
-        if labels is None and (asked := asked_labels(self.legs[0].config)):
+        if labels is not None:
+            labels = checked_labels(self.legs[0].config, labels, len(x))
+        elif asked := asked_labels(self.legs[0].config):
             labels = asked(range(len(x)))
         labels = None if labels is None else labels.to(x.device)
         path, marks = ([x], ["start"]) if keep_path else ([], [])

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nsgf.config.schema import PHASES, Config
+from nsgf.config.schema import ONE_CALL, PEER_PHASES, PHASES, Config
 from nsgf.config.yaml_loader import dump_yaml
-from nsgf.data import data_shape, is_image_set
+from nsgf.data import data_classes, data_shape, is_image_set
 from nsgf.metrics.evaluate import report
 from nsgf.phases import Phase, get_phases
+from nsgf.phases.groups import targets_of
 from nsgf.run.folder import RunFolder, phase_stem, replacing
+from nsgf.sampling.guidance import calls_per_answer
 from nsgf.system.errors import printable
 from nsgf.version import __version__
 
@@ -49,14 +51,15 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], shown: list[st
 
     Args:
         config: all settings.
-        run: its folder, whose measures are told if they are those of the same weights.
+        run: its folder, whose measures are told if they are those of the same weights, and with
+            classes of the same guidance.
         updates: training progress, by phase.
         shown: names of pictures beside it.
     """
-    measures = same_measures(run, updates)
+    measures = same_measures(config, run, updates)
     parts = [
         f"---\n{dump_yaml(_front_matter(config, measures))}---\n",
-        f"# {config.exp}: {config.data.name} by a neural Sinkhorn gradient flow\n",
+        f"# {config.exp}: {config.data.name} {_title(config)}\n",
         _description(config),
         *(f"![{name}]({name})\n" for name in shown),
         _use(config),
@@ -67,12 +70,15 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], shown: list[st
     return printable("\n".join(parts))
 
 
-def same_measures(run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
-    """What ``metrics.json`` says, if it was measured on these averaged weights; else nothing."""
+def same_measures(config: Config, run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
+    """What ``metrics.json`` says, if it was measured on these averaged weights, and with classes
+    under this guidance; else nothing."""
     try:
         found = json.loads(_content(run.path / "metrics.json") or b"{}")
         its = found.get("updates", {})
         same = its and all(updates.get(phase) == done for phase, done in its.items())
+        if config.data.conditional:
+            same = same and found.get("guidance") == config.sampling.guidance
         return dict(found) if same and found.get("weights") == "ema" else {}
     except (ValueError, AttributeError, TypeError, RecursionError):
         return {}
@@ -100,26 +106,75 @@ def _description(config: Config) -> str:
     kind = "Images" if is_image_set(config.data.name) else "Points"
     fake = " Its training images were **random**, in place of the set." if config.data.fake else ""
     smoke = " A **smoke run**: it tried whether everything works." if config.smoke else ""
-    paper = "Neural Sinkhorn Gradient Flow ([arXiv 2401.14069](https://arxiv.org/abs/2401.14069))"
-    is_peer = config.phases[-1] not in PHASES
-    method = f"`{config.peer.method}`, compared with {paper}" if is_peer else paper
     return (
         f"{kind} ({shape}) like those of `{config.data.name}`, made from `{config.data.source}` "
-        f"samples. Method: {method}, trained with nsgf {__version__}, an independent "
-        f"reproduction.{fake}{smoke}\n"
+        f"samples. Method: {_method(config)}, trained with nsgf {__version__}, an independent "
+        f"reproduction.{_told(config)}{fake}{smoke}\n"
     )
+
+
+def _title(config: Config) -> str:
+    """How samples are made, in a few words."""
+    if _is_peer(config):
+        return f"by `{config.peer.method}`"
+    if _is_one_call(config):
+        return "with one network call"
+    return "by a neural Sinkhorn gradient flow"
+
+
+def _method(config: Config) -> str:
+    """What was trained, and where it comes from."""
+    paper = "Neural Sinkhorn Gradient Flow ([arXiv 2401.14069](https://arxiv.org/abs/2401.14069))"
+    if _is_peer(config):
+        return f"`{config.peer.method}`, compared with {paper}"
+    if _is_one_call(config):
+        return (
+            "a generator that is asked once, trained by the Sinkhorn flow of its own samples "
+            "(after W-Flow, [arXiv 2605.11755](https://arxiv.org/abs/2605.11755)), beside that of "
+            f"{paper}"
+        )
+    return paper
+
+
+def _told(config: Config) -> str:
+    """What networks are told besides the state."""
+    classes = data_classes(config.data)
+    if not classes:
+        return ""
+    return f" Networks are told one of {classes} classes, guidance {config.sampling.guidance:g}."
+
+
+def _is_peer(config: Config) -> bool:
+    return config.phases[-1] in PEER_PHASES
+
+
+def _is_one_call(config: Config) -> bool:
+    return config.phases[-1] == ONE_CALL[-1]
 
 
 def _use(config: Config) -> str:
     shape = ", ".join(map(str, data_shape(config.data)))
     content = "images in [-1, 1]" if is_image_set(config.data.name) else "points"
+    calls = ""
+    if takes_calls(config):
+        calls = "    x = run.sample(64, seed=0, nfe=10)   # with 10 network calls for each sample\n"
+    classes, label = data_classes(config.data), ""
+    if classes:
+        label = f"    x = run.sample(64, seed=0, label=0)  # of class 0, of 0 to {classes - 1}\n"
     return (
         "## Use\n\n"
         "    import nsgf\n\n"
         '    run = nsgf.load("PATH")              # this folder, or hf://OWNER/NAME\n'
         f"    x = run.sample(64, seed=0)           # (64, {shape}), {content}\n"
-        "    x = run.sample(64, seed=0, nfe=10)   # with 10 network calls for each sample\n"
+        f"{label}{calls}"
     )
+
+
+def takes_calls(config: Config) -> bool:
+    """Whether samples can be asked for with a number of network calls: one call is one, adaptive
+    steps choose theirs, and with guidance each is two."""
+    chooses = config.sampling.solver == "dopri5"
+    return not (_is_one_call(config) or chooses) and calls_per_answer(config) == 1
 
 
 def _training(config: Config, updates: dict[str, str]) -> str:
@@ -129,7 +184,6 @@ def _training(config: Config, updates: dict[str, str]) -> str:
         for phase in get_phases(config.phases)
         if phase.name in updates
     ]
-    sinkhorn, flow = config.sinkhorn, config.flow
     return "\n".join(
         [
             "## Training\n",
@@ -137,16 +191,33 @@ def _training(config: Config, updates: dict[str, str]) -> str:
             "| --- | --- | --- | --- |",
             *rows,
             "",
-            f"Sinkhorn flow: blur {sinkhorn.blur:g}, {sinkhorn.batch_size} particles, "
-            f"{flow.steps} steps. Weights are averages over the updates. All settings: "
+            f"{_flows(config, updates)}Weights are averages over the updates. All settings: "
             "`config.json`.\n",
         ]
     )
 
 
+def _flows(config: Config, updates: dict[str, str]) -> str:
+    """The Sinkhorn flows that the phases learned from."""
+    sinkhorn, own, told = config.sinkhorn, config.generator, ""
+    if PHASES[0] in updates:
+        told = (
+            f"Sinkhorn flow: blur {sinkhorn.blur:g}, {sinkhorn.batch_size} particles, "
+            f"{sinkhorn.targets} targets, {config.flow.steps} steps. "
+        )
+    if ONE_CALL[-1] in updates:
+        blurs = ", ".join(f"{blur:g}" for blur in own.blurs)
+        unit = "relative to the mean cost" if own.relative else "in units of the data"
+        told += (
+            f"Sinkhorn flow of generated samples: blur {blurs} ({unit}), {own.batch_size} samples, "
+            f"{targets_of(own)} targets. "
+        )
+    return told
+
+
 def _measured(measures: dict[str, Any]) -> str:
     if not measures:
-        return "## Measures\n\nNot measured with these weights (`nsgf evaluate`).\n"
+        return "## Measures\n\nNot measured with these weights and settings (`nsgf evaluate`).\n"
     lines = "\n".join("    " + line.replace("\n", " ") for line in report(measures))
     return f"## Measures\n\n`nsgf evaluate` wrote:\n\n{lines}\n"
 

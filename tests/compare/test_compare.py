@@ -18,7 +18,7 @@ from nsgf.compare.compare import Work, compare, comparison_plan
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record
 from nsgf.compare.rows import read_rows
-from nsgf.compare.trials import comparison_folder, trial_config, trial_folder, trials
+from nsgf.compare.trials import METHODS, comparison_folder, trial_config, trial_folder, trials
 from nsgf.phases.potential import potential_file
 from nsgf.run.checkpoint import load, save
 from nsgf.run.folder import RunFolder
@@ -74,6 +74,7 @@ def test_comparison_trains_measures_and_reports(finished_once):
     assert [file.name for file in files] == ["table.md", "table.csv", "table.tex", "moons.png"]
     assert all(file.stat().st_size > 0 for file in files)
     assert said[1] == "compare: 4 trials, 0 measured, 25 updates in all"
+    assert not any("left out" in line for line in said)
     table = files[0].read_text()
     assert "| 2-RF |" in table
     assert "| floor |" in table
@@ -135,9 +136,28 @@ def cells_of(table: str) -> list[list[str]]:
 def test_method_that_takes_more_calls_than_any_is_not_trained(config):
     few = replace(config.compare, methods=["icfm", "nsgf++"], nfe=[1, 2])
     files, said = run(replace(config, compare=few))
-    assert said[1] == "compare: 1 trial, 0 measured, 5 updates in all"
+    assert said[1:3] == [
+        "compare: 1 trial, 0 measured, 5 updates in all",
+        "compare: left out, as none of compare.nfe suits: NSGF++ takes 3 calls or more",
+    ]
     assert not list(comparison_folder(config).glob("moons/nsgf++*"))
     assert "| NSGF++ | - | - |" in files[0].read_text()
+
+
+def test_smoke_comparison_has_calls_for_every_method(config):
+    """Else a method would first be tried by the comparison that is meant."""
+    methods: list = [name for name in METHODS if name != "own"]
+    plan = comparison_plan(replace(config, compare=replace(config.compare, methods=methods)))
+    assert len(plan) == 2
+    assert plan[1].startswith("compare: 11 trials, ")
+
+
+def test_methods_of_one_call_are_left_out_where_more_are_asked_for(config):
+    few = replace(config.compare, methods=["onecall", "icfm", "onecall+"], nfe=[2])
+    assert comparison_plan(replace(config, compare=few))[2:] == [
+        "compare: left out, as none of compare.nfe suits: One call takes 1 call and no more; "
+        "One call+ takes 1 call and no more"
+    ]
 
 
 def test_methods_are_trained_with_updates_of_their_own(config):
@@ -486,7 +506,17 @@ def test_stopped_worker_is_not_in_the_way_of_the_first_ones_table(config, monkey
         (["--peer.iterations=2", "--compare.methods=[nsgf++]"], "peer.iterations = 2: too few"),
         (
             ["--compare.nfe=[1,2]", "--compare.methods=[nsgf++]"],
-            "compare.nfe = [1, 2]: must have a number >= 3",
+            "compare.nfe = [1, 2]: must have a number of calls that one of compare.methods can do "
+            "with: NSGF++ takes 3 calls or more\n",
+        ),
+        (
+            ["--compare.nfe=[10]", "--compare.methods=[onecall]"],
+            "compare.nfe = [10]: must have a number of calls that one of compare.methods can do "
+            "with: One call takes 1 call and no more\n",
+        ),
+        (
+            ["--compare.nfe=[2]", "--compare.methods=[onecall,nsgf++]"],
+            "with: One call takes 1 call and no more; NSGF++ takes 3 calls or more\n",
         ),
         (["--compare.updates=[5,5]"], "compare.updates = [5, 5]: must have 6 numbers"),
         (["--compare.updates=[5,5,5,0,5,5]"], "5]: must be >= 1"),

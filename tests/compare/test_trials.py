@@ -10,8 +10,8 @@ from nsgf.compare.trials import (
     asked_nfe,
     at_nfe,
     comparison_folder,
-    least_nfe,
     named_target,
+    possible_nfe,
     trial_config,
     trial_folder,
     trials,
@@ -310,7 +310,7 @@ def test_few_calls_are_made_or_not_asked_for(method, least, solver):
     flags = ("--compare.nfe=[1,2,3,4]", f"--sampling.solver={solver}")
     config = trial_config(shipped("digits", *flags), Trial(Target("digits"), method, 0))
     least += solver == "heun" and method != "nsgf"
-    assert least_nfe(config) == least
+    assert possible_nfe(config) == (least, None)
     assert asked_nfe(config) == [nfe for nfe in (1, 2, 3, 4) if nfe >= least]
     made = {nfe: expected_nfe(at_nfe(config, nfe)) for nfe in asked_nfe(config)}
     if solver == "euler":
@@ -324,7 +324,7 @@ def test_a_time_that_is_given_takes_no_call():
     """Of the experiment as it is configured; the straight flow is entered without a predictor."""
     flags = ("--phases=[nsgf,nsf]", "--sampling.tau=0.5", "--nsf.source=prior")
     config = trial_config(shipped("digits-paper", *flags), Trial(Target("digits"), "own", 0))
-    assert least_nfe(config) == 2
+    assert possible_nfe(config) == (2, None)
     sampling = at_nfe(config, 3).sampling
     assert (sampling.tau, sampling.nsgf_steps, sampling.straight_steps) == (0.5, 1, 2)
 

@@ -27,6 +27,7 @@ def test_evaluation_of_points(small, small_run):
     assert found["w2"] > found["w2_floor"] > 0
     assert found["w2_std"] > 0
     assert "nearest_real" not in found
+    assert "guidance" not in found
 
 
 def strict(file):

@@ -7,13 +7,15 @@ import torch
 from torch import nn
 
 from nsgf.data import Data, Files
+from nsgf.data.images import to_unit_range
 from nsgf.phases.nsgf import NSGFTask, flow_labels, pool_target
-from nsgf.pool import TrajectoryPool
+from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from tests.conftest import shipped
+from tests.pool.test_build import Apart
 
 CPU = torch.device("cpu")
 
@@ -46,6 +48,30 @@ def test_trajectories_have_the_class_of_their_flow(config, size, tmp_path):
         parts.append(flow_labels(session, 10))
     expected = (torch.arange(25) % 10).repeat_interleave(4)
     assert torch.equal(torch.cat(parts), expected.int())
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_flows_end_at_images_of_the_class_that_their_labels_say(config, size, tmp_path):
+    """A whole pool, whose images have pixels of the value of their class; other numbers of targets
+    than of particles, chunks that are no whole turn of the classes, several processes."""
+    pool = replace(config.pool, build_batch=3)
+    config = replace(config, pool=pool, flow=replace(config.flow, schedule="harmonic"))
+    data = Data(config.data, 0)
+    data.images = (25 * data._labels).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+    ends, labels = [], []
+    for rank in range(size):
+        run = RunFolder(tmp_path / f"{rank}")
+        world = Apart(rank, size)
+        session = Session(config, run, Tracker(tmp_path, quiet=True), CPU, world)
+        built = build_pool(session, data.source("pool"), pool_target(config, data))
+        ends.append(built._positions[:, -1])
+        labels.append(flow_labels(session, 10))
+    last, told = torch.cat(ends), torch.cat(labels)
+    assert last.shape == (25 * 4, 1, 8, 8)
+    classes = to_unit_range((25 * torch.arange(10)).to(torch.uint8)).view(-1, 1).expand(-1, 64)
+    nearest = torch.cdist(last.flatten(1), classes).argmin(1)
+    assert torch.equal(nearest, (torch.arange(25) % 10).repeat_interleave(4))
+    assert torch.equal(nearest.int(), told)
 
 
 def test_pairs_come_with_the_class_of_their_trajectory():

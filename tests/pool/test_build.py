@@ -137,7 +137,7 @@ def test_every_flow_is_seeded_by_its_number(config):
 
 
 class Apart(World):
-    """One of two processes, which agree without asking each other."""
+    """One of several processes, which agree without asking each other."""
 
     def agree(self, value):
         return value

@@ -80,7 +80,7 @@ def test_what_files_say_is_no_html(small, small_run):
 def test_measures_stand_beside_floors_and_what_is_reported():
     metrics = {"fid": 4.25, "w2": 2.0, "w2_floor": 1.5, "nearest_real": 3.0, "nfe": 60.0}
     metrics |= {"nearest_real_among_real": 2.5, "exp": "mnist", "w2_std": 0.25, "tau_std": 0.1}
-    metrics |= {"classifier_accuracy": 0.99}
+    metrics |= {"classifier_accuracy": 0.99, "guidance": 2.0}
     rows = measure_rows(shipped("mnist"), metrics)
     assert [tuple(row) for row in rows] == [
         ("fid", "4.25", "", "3.8 at NFE 60"),
@@ -89,7 +89,8 @@ def test_measures_stand_beside_floors_and_what_is_reported():
     ]
     assert measure_rows(shipped("mnist", "--fake-data"), metrics)[0].reported == ""
     told = dict(described(metrics))
-    assert told == {"nfe": "60.0", "tau_std": "0.1", "exp": "mnist", "classifier_accuracy": "0.99"}
+    settings = {"nfe": "60.0", "guidance": "2.0", "exp": "mnist"}
+    assert told == settings | {"tau_std": "0.1", "classifier_accuracy": "0.99"}
 
 
 def test_measures_that_were_not_finite_are_left_empty():

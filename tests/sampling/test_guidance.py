@@ -9,6 +9,7 @@ from nsgf.config.schema import SamplingConfig
 from nsgf.phases import get_phase
 from nsgf.sampling.guidance import asked_labels, guided
 from nsgf.sampling.sampler import EntryTimes, FlowSampler, NSGFSteps, OneCall, StraightFlow
+from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
 
@@ -89,3 +90,41 @@ def test_network_answers_by_class():
     found = FlowSampler([OneCall(config, network)])(torch.ones(11, 1, 8, 8))
     assert torch.allclose(found.x[0], found.x[10], atol=1e-5)
     assert not torch.allclose(found.x[0], found.x[1], atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        (torch.tensor([0, 11, 1]), "labels = 11: must be of 0 to 9"),
+        (torch.tensor([0, 10, 1]), "labels = 10: must be of 0 to 9"),
+        (torch.tensor([0, 1, -1]), "labels = -1: must be of 0 to 9"),
+        (torch.tensor([0, 1]), "(3,), one for each sample, not int64, (2,)"),
+        (torch.tensor(1), "(3,), one for each sample, not int64, ()"),
+        (torch.tensor([0.0, 1.0, 2.0]), "(3,), one for each sample, not float32, (3,)"),
+        (torch.tensor([True, False, True]), "not bool, (3,)"),
+        ([0, 1, 2], "one for each sample, not list"),
+        (1, "one for each sample, not int"),
+    ],
+)
+def test_wrong_labels_are_one_line(labels, why):
+    """What stands for no class, K, is none that can be asked for."""
+    sampler = FlowSampler([OneCall(told(), lambda *_: pytest.fail("asked"))])
+    with pytest.raises(UserError) as error:
+        sampler(torch.zeros(3, 1, 8, 8), labels)
+    assert str(error.value).startswith("labels")
+    assert str(error.value).endswith(why)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8])
+def test_whole_numbers_of_any_size_are_labels(kind):
+    sampler = FlowSampler([OneCall(told(), answers)])
+    found = sampler(torch.zeros(3, 1, 8, 8), torch.tensor([9, 0, 4], dtype=kind))
+    assert found.labels.dtype == torch.int64
+    assert found.x[:, 0, 0, 0].tolist() == [9, 0, 4]
+
+
+def test_labels_of_a_run_without_classes_are_refused():
+    sampler = FlowSampler([OneCall(shipped("digits-onecall"), lambda *_: pytest.fail("asked"))])
+    with pytest.raises(UserError, match=r"^labels: have no effect without data\.conditional"):
+        sampler(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))

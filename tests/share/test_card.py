@@ -114,3 +114,67 @@ def test_pictures_of_earlier_weights_stay(pictured, tmp_path):
     for file in pictured.samples.iterdir():
         os.utime(file, (1, 1))
     assert copied_pictures(pictured, PHASES, tmp_path) == []
+
+
+def of_digits(small_run, *flags: str) -> str:
+    """The card of a generator of digits."""
+    config = shipped("digits-onecall", *flags)
+    return card(config, small_run, {phase: "2 of 2" for phase in config.phases}, [])
+
+
+def test_generator_is_told_as_it_was_trained(small_run):
+    text = of_digits(small_run)
+    assert "# digits-onecall: digits with one network call\n" in text
+    assert "Method: a generator that is asked once" in text
+    assert "blur 0.2 (relative to the mean cost), 256 samples, 1796 targets." in text
+    for untrue in ("icfm", "compared with", "particles", "nfe=", "label=", "classes"):
+        assert untrue not in text
+    text = of_digits(small_run, "--generator.relative=false", "--generator.blurs=[1,0.25]")
+    assert "blur 1, 0.25 (in units of the data), 256 samples" in text
+
+
+def test_generator_that_began_as_a_velocity_has_both_flows(small_run):
+    config = shipped("2d-onecall")
+    text = card(config, small_run, {"nsgf": "2 of 2", "generator": "2 of 2"}, [])
+    assert "| generator | 2 of 2 | 512 | 0.001 |" in text
+    assert "blur 0.25, 1024 particles, 1024 targets, 10 steps. Sinkhorn flow of gen" in text
+    assert "blur 0.1 (relative to the mean cost), 512 samples, 512 targets." in text
+    assert "icfm" not in text
+
+
+def test_classes_are_asked_for_by_label(small_run):
+    flags = ("--data.conditional=true", "--batch-size=22", "--generator.targets=null")
+    text = of_digits(small_run, *flags, "--sampling.guidance=2")
+    assert "run.sample(64, seed=0, label=0)  # of class 0, of 0 to 9\n" in text
+    assert "told one of 10 classes, guidance 2." in text
+
+
+@pytest.mark.parametrize(
+    ("flag", "is_told"),
+    [("--sampling.solver=euler", True), ("--sampling.solver=dopri5", False)],
+)
+def test_calls_are_asked_for_where_they_can_be(small_run, flag, is_told):
+    assert ("nfe=10" in card(shipped("digits", flag), small_run, {}, [])) == is_told
+
+
+@pytest.mark.parametrize("phase", ["peer", "reflow"])
+def test_peers_are_no_sinkhorn_flow(small, small_run, phase):
+    phases = ["peer", "reflow"][: 1 + (phase == "reflow")]
+    updates = dict.fromkeys(phases, "2 of 2")
+    text = card(replace(small, phases=phases), small_run, updates, [])
+    assert "# 2d: 8gaussians by `icfm`\n" in text
+    assert "Sinkhorn flow:" not in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "is_same"), [({"guidance": 2.0}, True), ({"guidance": 1.0}, False), ({}, False)]
+)
+def test_measures_with_classes_are_those_of_their_guidance(small_run, measured, is_same):
+    flags = ("--data.conditional=true", "--batch-size=22", "--generator.targets=null")
+    config = shipped("digits-onecall", *flags, "--sampling.guidance=2")
+    updates = {"generator": "12 of 12"}
+    run = with_measures(small_run, updates=updates, **measured)
+    text = card(config, run, updates, [])
+    assert ("w2  " in text) == is_same
+    assert ("    guidance  2\n" in text) == is_same
+    assert ("Not measured with these weights" in text) != is_same

@@ -15,9 +15,11 @@ from nsgf.checks import PATHS
 from nsgf.command_line import parse
 from nsgf.config.leaves import default_of, leaves
 from nsgf.config.schema import Config
+from nsgf.experiment import train
 from nsgf.run import checkpoint
 from nsgf.share import export
 from nsgf.share.export import export_run, of_no_machine
+from tests.conftest import shipped
 
 
 @pytest.fixture
@@ -55,6 +57,33 @@ def test_images_too(digits_run, target):
     config, run = digits_run
     export_run(config, run, target)
     assert torch.equal(nsgf.load(target).sample(5), nsgf.load(run.path).sample(5))
+
+
+def test_generator_is_exported_with_its_own_card(told_run, target):
+    config, run = told_run
+    export_run(config, run, target)
+    text = (target / "README.md").read_text()
+    assert "a generator that is asked once" in text
+    assert f"| generator | 5 of 5 | {config.generator.batch_size} |" in text
+    assert f"Sinkhorn flow of generated samples: blur {config.generator.blurs[0]:g} (rel" in text
+    assert "label=0" in text
+    for untrue in ("icfm", "nfe=10", "particles"):
+        assert untrue not in text
+
+
+def test_generator_that_began_as_a_velocity_is_exported_with_both(target, tmp_path):
+    flags = ("--smoke", "--device=cpu", "--train.preview=false", "--model.mlp.width=16")
+    config = replace(shipped("2d-onecall", *flags), out_dir=str(tmp_path / "runs"))
+    run = train(config)
+    export_run(config, run, target)
+    assert {f"phase{n}.safetensors" for n in ("1_nsgf", "2_generator")} < names(target)
+    text = (target / "README.md").read_text()
+    assert "| nsgf | 5 of 5 |" in text
+    assert "8 particles" in text
+    assert "Sinkhorn flow of generated samples: blur 0.1" in text
+    assert "icfm" not in text
+    assert "nfe=10" not in text
+    assert torch.equal(nsgf.load(target).sample(4), nsgf.load(run.path).sample(4))
 
 
 def test_weights_are_the_averages(small, small_run, target):
