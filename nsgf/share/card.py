@@ -109,7 +109,7 @@ def _description(config: Config) -> str:
     return (
         f"{kind} ({shape}) like those of `{config.data.name}`, made from `{config.data.source}` "
         f"samples. Method: {_method(config)}, trained with nsgf {__version__}, an independent "
-        f"reproduction.{_told(config)}{fake}{smoke}\n"
+        f"reproduction of NSGF.{_told(config)}{fake}{smoke}\n"
     )
 
 
@@ -129,9 +129,8 @@ def _method(config: Config) -> str:
         return f"`{config.peer.method}`, compared with {paper}"
     if _is_one_call(config):
         return (
-            "a generator that is asked once, trained by the Sinkhorn flow of its own samples "
-            "(after W-Flow, [arXiv 2605.11755](https://arxiv.org/abs/2605.11755)), beside that of "
-            f"{paper}"
+            f"a generator that is asked once, trained by the velocity of {paper} after the idea of "
+            "W-Flow ([arXiv 2605.11755](https://arxiv.org/abs/2605.11755))"
         )
     return paper
 
