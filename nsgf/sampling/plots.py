@@ -4,6 +4,7 @@ Figures are made without pyplot, whose backend belongs to whoever imports this p
 """
 
 import math
+import textwrap
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,8 @@ MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
 MIN_LETTERS = 12
 """Points of titles; as many as the inches of a wider figure, which is shown smaller."""
+INCH_OF_LETTERS = 120
+"""Letters of one point that an inch of a title holds."""
 
 
 def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
@@ -284,8 +287,10 @@ def save_image_table(
     settings = _settings(drawn)
     width = 2.2 * len(settings)
     letters = {"fontsize": max(MIN_LETTERS, width)}
-    figure = new_figure(width, 0.4 + 2.2 * (len(drawn) + 1))
-    figure.suptitle(title, **letters)
+    fitting = int(INCH_OF_LETTERS * width / letters["fontsize"])
+    lines = textwrap.wrap(title, max(10, fitting))
+    figure = new_figure(width, 0.2 + 0.2 * len(lines) + 2.2 * (len(drawn) + 1))
+    figure.suptitle("\n".join(lines), **letters)
     axes = figure.subplots(len(drawn) + 1, len(settings), squeeze=False)
     for panels, (name, samples) in zip(axes, drawn.items(), strict=False):
         panels[0].set_ylabel(name, **letters)

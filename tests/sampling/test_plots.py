@@ -229,6 +229,16 @@ def test_settings_that_a_method_has_not_are_left_empty(tmp_path):
     assert dark == [False, True, True, True]
 
 
+def test_title_of_a_narrow_picture_is_whole(tmp_path):
+    rows = {"One call": {"NFE 1": Samples(x=torch.zeros(4, 1, 8, 8), nfe=1)}}
+    title = "digits, seed 0: 36 samples of each, from the same noise"
+    save_image_table(rows, torch.zeros(4, 1, 8, 8), tmp_path / "i.png", title)
+    top = pixels(tmp_path / "i.png")[:40]
+    assert (top < 200).any()
+    assert (top[:, :4] > 200).all()
+    assert (top[:, -4:] > 200).all()
+
+
 @pytest.mark.e2e
 def test_backend_of_a_notebook_is_left_alone(tmp_path):
     """Importing loads no matplotlib; drawing loads no pyplot, which alone has a backend."""
