@@ -1,5 +1,6 @@
 """One process at a time in a folder."""
 
+import errno
 import os
 import platform
 import time
@@ -11,9 +12,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nsgf.run.folder import write_text
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, one_line
+from nsgf.system.output import show_error
 
 WAIT_SECONDS = 1.0
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO)
+"""Errors of file systems that have no locks."""
+_warned: set[int] = set()
+"""Devices of file systems that a warning has named."""
 
 
 class Busy(UserError):
@@ -25,8 +31,8 @@ def only_process(folder: Path) -> Iterator[None]:
     """Hold a run folder against other processes.
 
     The operating system lets go of the lock when its process ends, however it ends, so one that is
-    left behind in a moved or interrupted run holds nobody up. A file system that knows no locks is
-    used without one.
+    left behind in a moved or interrupted run holds nobody up. A file system without locks is used
+    all the same, and a warning says so once.
 
     Raises:
         Busy: another process works there; the message names it.
@@ -35,11 +41,13 @@ def only_process(folder: Path) -> Iterator[None]:
     lock, owner = _lock(folder / "lock"), folder / "lock.owner"
     try:
         lock.acquire()
-    except NotImplementedError:
-        pass
     except Timeout as error:
         who = owner.read_text(errors="replace").strip() if owner.exists() else "another process"
         raise Busy(f"run = {folder}: {who} works on it; wait for its end") from error
+    except (OSError, NotImplementedError) as error:
+        if isinstance(error, OSError) and error.errno not in NO_LOCKS:
+            raise
+        _warn_once(folder, error)
     try:
         started = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
         write_text(owner, f"process {os.getpid()} on {platform.node()} since {started}\n")
@@ -66,6 +74,17 @@ def in_turn(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterato
                 waiting()
                 time.sleep(WAIT_SECONDS)
         yield
+
+
+def _warn_once(folder: Path, error: Exception) -> None:
+    """Warn that a file system has no locks, with the first of its folders that is used."""
+    device = folder.stat().st_dev
+    if device not in _warned:
+        _warned.add(device)
+        show_error(
+            f"warning: {folder} cannot be locked ({one_line(error)}); let only one process at a "
+            "time work there"
+        )
 
 
 def _lock(file: Path) -> FileLock:

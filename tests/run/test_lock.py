@@ -1,4 +1,7 @@
+import errno
+import fcntl
 import multiprocessing
+import os
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -6,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsgf.experiment import train
+from nsgf.run import lock
 from nsgf.run.lock import in_turn, only_process
 from nsgf.system.errors import UserError
 
@@ -81,3 +85,38 @@ def test_a_run_that_cannot_be_written_is_to_be_copied(tiny, tiny_run):
     (tiny_run.path / "lock").mkdir()
     with pytest.raises(UserError, match=r"cannot be written \(.*\); copy the run folder to"):
         train(tiny, tiny_run)
+
+
+def without_locks(monkeypatch, number: int) -> None:
+    """Let the file system refuse every lock with an error."""
+
+    def refuses(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    monkeypatch.setattr(lock, "_warned", set())
+
+
+NO_LOCKS = [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO]
+
+
+@pytest.mark.parametrize("number", NO_LOCKS)
+def test_file_system_without_locks_is_used_with_one_warning(tmp_path, number, monkeypatch, capsys):
+    without_locks(monkeypatch, number)
+    for folder in (tmp_path, tmp_path / "inner"):
+        with in_turn(folder):
+            assert (folder / "lock.owner").exists()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{tmp_path} cannot be locked" in line
+
+
+def test_runs_are_trained_on_a_file_system_without_locks(tiny, tiny_run, monkeypatch):
+    without_locks(monkeypatch, errno.ENOSYS)
+    train(tiny, tiny_run)
+    assert train(tiny).has_checkpoint("predictor")
+
+
+def test_lock_that_is_refused_for_another_reason_is_an_error(tmp_path, monkeypatch):
+    without_locks(monkeypatch, errno.EROFS)
+    with pytest.raises(OSError, match=os.strerror(errno.EROFS)), only_process(tmp_path):
+        pass
