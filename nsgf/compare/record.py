@@ -11,6 +11,7 @@ from nsgf.compare.measure import Measured
 from nsgf.compare.trials import at_nfe
 from nsgf.config.schema import Config, MethodName, PhaseName
 from nsgf.run.folder import write_text
+from nsgf.system.json_reader import expect, fields, read_object
 
 FORMAT = 1
 """Raised when a measure of the same name is computed in another way."""
@@ -24,16 +25,18 @@ class Record:
         self._seconds: dict[str, float] = {}
         self._measures: dict[str, Measured] = {}
         try:
-            content = json.loads(self._file.read_text())
-            self._seconds = {name: float(value) for name, value in content["seconds"].items()}
-            for row in content["measures"]:
+            seconds, rows = fields(read_object(self._file), seconds=dict, measures=list)
+            self._seconds = {name: expect(value, float) for name, value in seconds.items()}
+            for row in rows:
+                key, nfe, taken, measures = fields(
+                    row, key=str, nfe=float, sample_seconds=float, values=dict
+                )
                 values = {
-                    name: math.inf if value is None else float(value)
-                    for name, value in row["values"].items()
+                    name: math.inf if value is None else expect(value, float)
+                    for name, value in measures.items()
                 }
-                measured = Measured(float(row["nfe"]), float(row["sample_seconds"]), values)
-                self._measures[str(row["key"])] = measured
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                self._measures[key] = Measured(nfe, taken, values)
+        except ValueError:
             self._seconds, self._measures = {}, {}  # none yet, or not ours: measured anew
 
     def train_seconds(self, phases: tuple[PhaseName, ...]) -> float:

@@ -51,8 +51,6 @@ class Inception:
 
         given, file = file is not None, file or _published()
         try:
-            if not file.is_file():  # to open a pipe would wait for ever
-                raise ValueError("no such file")
             content = file.read_bytes()
             self.sha256 = hashlib.sha256(content).hexdigest()
             if file.name == PUBLISHED and self.sha256 != SHA256:

@@ -30,6 +30,7 @@ from nsgf.run.folder import write_text
 from nsgf.run.progress import Progress, track
 from nsgf.sinkhorn import SolverReport
 from nsgf.system.errors import UserError, cause
+from nsgf.system.json_reader import expect, fields, parse_object
 
 FORMAT = 1
 SECTIONS = ("seed", "data", "sinkhorn", "flow")
@@ -167,30 +168,25 @@ def read_header(folder: Path) -> Header | None:
     if not file.is_file():
         return None
     try:
-        header = json.loads(file.read_text(encoding="utf-8"))
-        if header["format"] > FORMAT:
-            raise newer_format(f"pool header {file}", header["format"], FORMAT)
-        valid = (
-            header["format"] == FORMAT
-            and isinstance(header["checksums"], list)
-            and header["dtype"] in ("float32", "float16")
-            and isinstance(header["settings"], dict)
-            and bool(SolverReport(**header["report"]))
-            and all(
-                {type(flow), type(limit)} == {int} and limit > 0
-                for flow, limit in header.setdefault("limits", [])  # earlier headers have none
-            )
-        )
+        header = parse_object(file.read_bytes())
+        its, dtype = fields(header, format=int, dtype=str)
+        if its > FORMAT:
+            raise newer_format(f"pool header {file}", its, FORMAT)
+        header.setdefault("limits", [])  # earlier headers have none
+        report, *_ = fields(header, report=dict, settings=dict, checksums=list, limits=list)
+        SolverReport(**report)
+        limits = [(expect(flow, int), expect(limit, int)) for flow, limit in header["limits"]]
+        has_limits = all(limit > 0 for _, limit in limits)
+        if its < FORMAT or dtype not in ("float32", "float16") or not has_limits:
+            raise ValueError("a value out of its range")
     except OSError as error:
         raise UserError(f"pool header {file} cannot be read ({cause(error)})") from error
-    except (ValueError, KeyError, TypeError, RecursionError):
-        valid = False
-    if not valid:
+    except (ValueError, TypeError) as error:
         raise UserError(
             f"pool header {file} is damaged or of an older format than {FORMAT}; "
             f"remove the folder {folder} to build the pool again"
-        )
-    return dict(header)
+        ) from error
+    return header
 
 
 def write_header(folder: Path, header: Header) -> None:

@@ -25,11 +25,11 @@ from nsgf.report.html import data_uri, write_page
 from nsgf.report.listing import updates_done
 from nsgf.report.page import REPORTED
 from nsgf.report.quality import quality_figure
-from nsgf.report.records import content
 from nsgf.run.folder import RunFolder, check_links, dump_config
 from nsgf.sampling.generate import results_folder, writable
 from nsgf.sampling.plots import save_figure
 from nsgf.system.errors import UserError
+from nsgf.system.json_reader import read_object
 from nsgf.system.output import show
 
 
@@ -251,7 +251,7 @@ def origins(folder: Path) -> list[Origin]:
     """A line for each trial that has begun."""
     lines = []
     for file in sorted(folder.glob("*/*/config.yaml")):
-        run, versions = RunFolder(file.parent), content(file.parent / "versions.json")
+        run, versions = RunFolder(file.parent), read_object(file.parent / "versions.json")
         found = versions.get("machine")
         machine = found if isinstance(found, dict) else {}
         where = machine.get("cards") or f"CPU, {machine.get('cores', '?')} cores"
@@ -260,7 +260,7 @@ def origins(folder: Path) -> list[Origin]:
                 str(run.path.relative_to(folder)),
                 updates_done(run),
                 _short(str(versions.get("commit") or "")),
-                where if isinstance(where, str) else ", ".join(map(str, where)),
+                ", ".join(map(str, where)) if isinstance(where, list) else str(where),
                 str(versions.get("torch", "")),
             )
         )
@@ -276,6 +276,6 @@ def machines(folder: Path) -> list[tuple[str, str]]:
     """All that is known of each machine, with the trials that it began."""
     found: dict[str, list[str]] = {}
     for file in sorted(folder.glob("*/*/versions.json")):
-        text = json.dumps(content(file), indent=2)
+        text = json.dumps(read_object(file), indent=2)
         found.setdefault(text, []).append(str(file.parent.relative_to(folder)))
     return [(", ".join(runs), text) for text, runs in found.items()]

@@ -6,7 +6,7 @@ from nsgf.config.files import read_settings
 from nsgf.config.schema import Config
 from nsgf.report.records import costs, curves
 from nsgf.run.checkpoint import good_header
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import RunFolder, check_links
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import format_bytes, format_hours
 
@@ -34,9 +34,11 @@ def run_table(folder: Path) -> list[str]:
 def _row_or_why(run: RunFolder) -> tuple[str, ...]:
     """A folder that cannot be read keeps none of the others from being listed."""
     try:
+        check_links(run.path)
         return _row(run)
-    except OSError as error:
-        return (run.path.name, f"cannot be read: {cause(error)}", "", "", "")
+    except (OSError, UserError) as error:
+        why = cause(error) if isinstance(error, OSError) else str(error)
+        return (run.path.name, f"cannot be read: {why.removeprefix(f'{run.path}: ')}", "", "", "")
 
 
 def _row(run: RunFolder) -> tuple[str, ...]:

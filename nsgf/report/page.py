@@ -10,13 +10,14 @@ from nsgf.config.schema import Config
 from nsgf.report.drawing import Album, Picture, drawn_pictures, tried
 from nsgf.report.figures import curve_figure
 from nsgf.report.html import data_uri, write_page
-from nsgf.report.records import content, costs, curves, log_lines, remarks
+from nsgf.report.records import costs, curves, log_lines, remarks
 from nsgf.run.checkpoint import good_header
 from nsgf.run.folder import RunFolder, dump_config, phase_stem
 from nsgf.sampling.generate import results_folder, writable
 from nsgf.sampling.plots import save_figure
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes, pick_device
+from nsgf.system.json_reader import read_object
 from nsgf.system.output import show
 
 REPORTED = {
@@ -71,7 +72,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     shown = tried(_pictures(config, run, Album(folder, kind)), left_out.append)
     for line in left_out:
         show(f"report: {line}")
-    measures = content(home / "metrics.json") or content(run.path / "metrics.json")
+    measures = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
     lines = log_lines(run)
     file = write_page(
         home,
@@ -88,7 +89,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         remarks=remarks(lines),
         log=lines,
         config=dump_config(config),
-        versions=json.dumps(content(run.path / "versions.json"), indent=2),
+        versions=json.dumps(read_object(run.path / "versions.json"), indent=2),
     )
     return [str(file), *(name for picture in shown for name in picture.files)]
 

@@ -1,11 +1,9 @@
 """What a run folder says of itself: curves, times, remarks, measures. Nothing is loaded for it."""
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nsgf.run.folder import RunFolder
+from nsgf.system.json_reader import read_lines
 
 REMARKS = (
     " skipped, ",
@@ -42,12 +40,8 @@ class Cost(NamedTuple):
 def curves(run: RunFolder) -> list[Curve]:
     """Those of all phases, in the order in which they were trained."""
     found: dict[str, Curve] = {}
-    for line in _records(run.path / "metrics.jsonl"):
-        try:
-            phase, step = str(line["phase"]), int(line["step"])
-            loss, norm = float(line["loss"]), float(line["grad_norm"])
-        except (KeyError, TypeError, ValueError):
-            continue  # another version's
+    kinds = {"phase": str, "step": int, "loss": float, "grad_norm": float}
+    for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **kinds):
         curve = found.setdefault(phase, Curve(phase, [], [], []))
         curve.steps.append(step)
         curve.loss.append(loss)
@@ -59,14 +53,11 @@ def costs(run: RunFolder) -> dict[str, Cost]:
     """By phase. Each line's speed holds for the updates since the line before."""
     found: dict[str, Cost] = {}
     steps: dict[str, int] = {}
-    for line in _records(run.path / "costs.jsonl"):
-        try:
-            phase, step = str(line["phase"]), int(line["step"])
-            seconds = (step - steps.get(phase, 0)) / float(line["steps_per_second"])
-            peak = int(line["peak_memory"])
-        except (KeyError, TypeError, ValueError, ZeroDivisionError):
+    kinds = {"phase": str, "step": int, "steps_per_second": float, "peak_memory": int}
+    for phase, step, speed, peak in read_lines(run.path / "costs.jsonl", **kinds):
+        if speed <= 0:
             continue
-        before = found.get(phase, Cost(0.0, 0))
+        seconds, before = (step - steps.get(phase, 0)) / speed, found.get(phase, Cost(0.0, 0))
         found[phase] = Cost(before.seconds + seconds, max(peak, before.peak_memory))
         steps[phase] = step
     return found
@@ -81,22 +72,3 @@ def log_lines(run: RunFolder) -> list[str]:
 def remarks(lines: list[str]) -> list[str]:
     """Lines of a log that tell of what was not planned."""
     return [line for line in lines if any(words in line for words in REMARKS)]
-
-
-def content(file: Path) -> dict[str, Any]:
-    """What a JSON file of the run holds; nothing where it is not there or cannot be read."""
-    try:
-        found = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _records(file: Path) -> Iterator[dict[str, Any]]:
-    for line in file.read_text("utf-8", "replace").splitlines() if file.exists() else ():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # cut off by an interruption
-        if isinstance(record, dict):
-            yield record

@@ -25,6 +25,7 @@ from torch import Tensor
 from nsgf.run.folder import earlier, replacing, sync_folder, temporary, unused
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.hardware import versions
+from nsgf.system.json_reader import fields, parse_object
 
 FORMAT = 3
 MAGIC = b"nsgf checkpoint "
@@ -194,7 +195,8 @@ def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
         text, size, checksum = stream.read(int(words[1])), int(words[3]), int(words[4], 16)
         if lead != _lead(text, size, checksum):
             raise ValueError("its header does not fit its checksum")
-        header = json.loads(text)
+        header = parse_object(text)
+        fields(header, phase=str, step=int, config=dict)
     except (ValueError, IndexError) as error:
         raise _unreadable(file, f"no header of format {FORMAT}") from error
     missing = stream.tell() + size - os.fstat(stream.fileno()).st_size

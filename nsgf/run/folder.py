@@ -29,6 +29,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.yaml"
+        self.restart_file = path / "restart.json"
         self.pool = path / "pool"
         self.samples = path / "samples"
 
@@ -225,10 +226,11 @@ FOREIGN = "wandb"
 
 def check_links(folder: Path, home: Path | None = None) -> None:
     """Refuse a folder that leads out of itself: ``log.txt`` must not be appended to whatever a link
-    of that name points to. ``home`` may name a larger place in which it may stay.
+    of that name points to. ``home`` may name a larger place in which it may stay. Refuse pipes
+    too: a program that opens one waits for ever.
 
     Raises:
-        UserError: it holds a link to a place outside.
+        UserError: it holds a link to a place outside, or a pipe.
     """
     home = home or folder.resolve()
     for place, folders, files in os.walk(folder):
@@ -239,6 +241,8 @@ def check_links(folder: Path, home: Path | None = None) -> None:
                     f"{folder}: {path.relative_to(folder)} is a link out of that folder; put what "
                     "it points to in its place"
                 )
+            if path.is_fifo():
+                raise UserError(f"{folder}: {path.relative_to(folder)} is a pipe; remove it")
         if (Path(place) / "config.yaml").exists():
             folders[:] = [name for name in folders if name != FOREIGN]
 

@@ -16,6 +16,7 @@ from nsgf.run.folder import write_text
 from nsgf.run.progress import Progress, is_terminal
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import one_line, printable
+from nsgf.system.json_reader import fields, parse_object
 from nsgf.system.output import show
 
 
@@ -139,15 +140,14 @@ class Tracker:
 
 def _is_after(line: str, phase: str, step: int) -> bool:
     try:
-        record = json.loads(line)
-        recorded, number = record["phase"], record["step"]
-        return bool(recorded == phase and number > step)
-    except (ValueError, KeyError, TypeError, RecursionError):
+        recorded, number = fields(parse_object(line), phase=str, step=int)
+    except ValueError:
         return True  # cut off by an interruption, or none of this program's
+    return bool(recorded == phase and number > step)
 
 
 def _place(line: str, phases: Sequence[str]) -> int:
     try:
-        return phases.index(json.loads(line)["phase"])
-    except (ValueError, KeyError, TypeError, RecursionError):  # another phase, or no record
+        return phases.index(*fields(parse_object(line), phase=str))
+    except ValueError:  # another phase, or no record
         return len(phases)

@@ -1,6 +1,5 @@
 """The model card of an exported run: what it is, how it was trained, measured and is used."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ from nsgf.phases.groups import targets_of
 from nsgf.run.folder import RunFolder, phase_stem, replacing
 from nsgf.sampling.guidance import calls_per_answer
 from nsgf.system.errors import printable
+from nsgf.system.json_reader import read_object
 from nsgf.version import __version__
 
 CARD_FILE = "README.md"
 PNG = b"\x89PNG\r\n\x1a\n"
-MAX_BYTES = 2**24
-"""Of a picture or of a file of measures."""
 MEASURES = ("w2", "fid", "inception_score", "kid", "precision", "recall", "classifier_fid")
 """What the hub's front matter tells of ``metrics.json``."""
 TAGS = ["nsgf", "optimal-transport", "sinkhorn", "gradient-flow", "arxiv:2401.14069"]
@@ -36,7 +34,7 @@ def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[s
             name: content
             for name in names
             if _time(run.samples / name) >= trained
-            and (content := _content(run.samples / name)).startswith(PNG)
+            and (content := (run.samples / name).read_bytes()).startswith(PNG)
         }
         if found:
             break
@@ -73,15 +71,12 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], shown: list[st
 def same_measures(config: Config, run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
     """What ``metrics.json`` says, if it was measured on these averaged weights, and with classes
     under this guidance; else nothing."""
-    try:
-        found = json.loads(_content(run.path / "metrics.json") or b"{}")
-        its = found.get("updates", {})
-        same = its and all(updates.get(phase) == done for phase, done in its.items())
-        if config.data.conditional:
-            same = same and found.get("guidance") == config.sampling.guidance
-        return dict(found) if same and found.get("weights") == "ema" else {}
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        return {}
+    found = read_object(run.path / "metrics.json")
+    its, guidance = found.get("updates"), found.get("guidance")
+    same = isinstance(its, dict) and bool(its) and its.items() <= updates.items()
+    if config.data.conditional:
+        same = same and guidance == config.sampling.guidance
+    return found if same and found.get("weights") == "ema" else {}
 
 
 def _front_matter(config: Config, measures: dict[str, Any]) -> dict[str, Any]:
@@ -238,8 +233,3 @@ have terms of their own.
 def _time(file: Path) -> float:
     """When a file was written; before all others, if there is none."""
     return file.stat().st_mtime if file.is_file() else 0.0
-
-
-def _content(file: Path) -> bytes:
-    """Of a file; nothing of one that is missing or larger than any that is expected."""
-    return file.read_bytes() if file.is_file() and file.stat().st_size <= MAX_BYTES else b""

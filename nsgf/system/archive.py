@@ -22,8 +22,6 @@ def load_archive(file: Path) -> Any:
     Raises:
         Exception: nearly any: the file is damaged, or holds anything else.
     """
-    if not file.is_file():  # to open a pipe would wait for ever
-        raise ValueError("no file")
     with file.open("rb") as stream:
         with zipfile.ZipFile(stream) as archive:
             if broken := archive.testzip():

@@ -1,7 +1,6 @@
 """Kept features of real images, with a small network in Inception's place."""
 
 import io
-import os
 import pickle
 from pathlib import Path
 
@@ -138,14 +137,6 @@ def test_one_flipped_bit_is_noticed(case):
     case.file().write_bytes(content)
     assert case.measure() == good
     assert "checksum" in case.said[0]
-
-
-def test_a_pipe_in_the_cache_is_not_waited_for(case):
-    good = case.measure()
-    file = case.file()
-    file.unlink()
-    os.mkfifo(file)
-    assert case.measure() == good
 
 
 def test_a_link_in_the_cache_is_replaced_and_never_followed(case, tmp_path):

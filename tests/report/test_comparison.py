@@ -10,7 +10,14 @@ from nsgf.compare.measure import Measured
 from nsgf.compare.report import write_report
 from nsgf.compare.rows import Row
 from nsgf.compare.trials import Target
-from nsgf.report.comparison import measured_rows, missing, report_comparison, reported, settings
+from nsgf.report.comparison import (
+    measured_rows,
+    missing,
+    origins,
+    report_comparison,
+    reported,
+    settings,
+)
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.compare.table_rows import CONFIG, ROWS
@@ -106,6 +113,13 @@ def test_where_trials_come_from_is_told(folder):
         assert told in page.text
     file.write_text('{"machine": 3}')
     assert "CPU, ? cores" in page_of(folder).text
+
+
+@pytest.mark.parametrize(("cards", "told"), [(5, "5"), ("a card", "a card"), (["a", 5], "a, 5")])
+def test_cards_of_another_type_are_no_obstacle(folder, cards, told):
+    file = folder / "moons" / "icfm-seed2" / "versions.json"
+    file.write_text(json.dumps({"machine": {"cards": cards}}))
+    assert [origin.machine for origin in origins(folder)] == [told]
 
 
 def test_what_the_paper_reports_is_marked():

@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 from nsgf.cli import main
 from nsgf.report.listing import run_table
 from nsgf.system.errors import UserError
+from tests.run.test_checkpoint import craft
 
 
 @pytest.fixture
@@ -43,6 +45,33 @@ def test_a_folder_that_cannot_be_read_hides_no_other(runs, small_run):
     lines = {line.split()[0]: line for line in run_table(runs)}
     assert "nsgf 12/12" in lines[small_run.path.name]
     assert "cannot be read: Is a directory" in lines["2d-older"]
+
+
+@pytest.mark.parametrize("key", ["step", "peak_memory", "loss", "steps_per_second"])
+@pytest.mark.parametrize("value", ["Infinity", "NaN", "1e999", '"x"', "[]"])
+def test_records_with_wrong_numbers_hide_no_run(runs, small_run, key, value):
+    record = {"phase": "nsgf", "step": 12, "loss": 1.0, "grad_norm": 1.0}
+    record |= {"steps_per_second": 1.0, "peak_memory": 1}
+    record[key] = None
+    for name in ("metrics.jsonl", "costs.jsonl"):
+        (small_run.path / name).write_text(json.dumps(record).replace("null", value))
+    assert any("nsgf 12/12" in line for line in run_table(runs))
+
+
+def test_checkpoint_without_settings_hides_no_run(runs, small_run):
+    for file in small_run.path.glob("checkpoints/phase1*"):
+        craft(file, b"", phase="nsgf", step=12)
+    lines = {line.split()[0]: line for line in run_table(runs)}
+    assert "cannot be read: checkpoint" in lines[small_run.path.name]
+    assert "2d-older" in lines
+
+
+def test_pipe_in_a_run_hides_no_other(runs, small_run):
+    (runs / "2d-older" / "metrics.jsonl").unlink()
+    os.mkfifo(runs / "2d-older" / "metrics.jsonl")
+    lines = {line.split()[0]: line for line in run_table(runs)}
+    assert "cannot be read: metrics.jsonl is a pipe" in lines["2d-older"]
+    assert "nsgf 12/12" in lines[small_run.path.name]
 
 
 @pytest.mark.parametrize("flags", [("--exp", "digits"), ("--nsf.lr", "1e-4"), ("--seed", "3")])

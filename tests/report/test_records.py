@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import nsgf
-from nsgf.report.records import LOG_LINES, REMARKS, Cost, content, costs, curves, log_lines, remarks
+from nsgf.report.records import LOG_LINES, REMARKS, Cost, costs, curves, log_lines, remarks
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 
@@ -33,9 +33,17 @@ def test_speed_of_a_line_holds_since_the_line_before(run):
 
 
 @pytest.mark.parametrize(
-    "line", ['{"phase": "nsgf", "st', "[]", "{}", '{"phase": "nsgf", "step": null}', "[" * 10**5]
+    "line",
+    [
+        *('{"phase": "nsgf", "st', "[]", "{}", '{"phase": "nsgf", "step": null}', "[" * 10**5),
+        '{"phase": "nsgf", "step": Infinity, "loss": 1, "grad_norm": 1, "steps_per_second": 1, '
+        '"peak_memory": 1}',
+        '{"phase": "nsgf", "step": 1, "loss": "1", "grad_norm": 1, "steps_per_second": 1, '
+        '"peak_memory": Infinity}',
+        '{"phase": "nsgf", "step": 1, "loss": NaN, "steps_per_second": 0, "peak_memory": 1}',
+    ],
 )
-def test_lines_that_were_cut_off_are_passed_over(run, line):
+def test_lines_that_are_no_records_are_passed_over(run, line):
     whole = {"phase": "nsgf", "step": 1, "loss": 1.0, "grad_norm": 1.0}
     cost = {"phase": "nsgf", "step": 1, "steps_per_second": 1.0, "peak_memory": 1}
     for name, good in (("metrics", whole), ("costs", cost)):
@@ -45,7 +53,7 @@ def test_lines_that_were_cut_off_are_passed_over(run, line):
 
 
 def test_a_run_that_says_nothing_yet(run):
-    assert (curves(run), costs(run), log_lines(run), content(run.path / "none")) == ([], {}, [], {})
+    assert (curves(run), costs(run), log_lines(run)) == ([], {}, [])
 
 
 def test_of_a_long_log_the_end_is_shown(run):

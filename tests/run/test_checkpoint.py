@@ -1,6 +1,7 @@
 import errno
 import io
 import json
+import math
 import os
 import stat
 import zlib
@@ -18,10 +19,13 @@ from nsgf.run.folder import RunFolder, dump_config
 from nsgf.run.opening import pending_phases
 from nsgf.system.errors import UserError
 
+START = {"phase": "nsgf", "config": {}}
+"""What each checkpoint has besides its step."""
+
 
 def test_payload_comes_back(tmp_path):
     file = tmp_path / "checkpoints" / "a.pt"
-    checkpoint.save(file, {"step": 3, "model": {"w": torch.ones(2)}, "none": None})
+    checkpoint.save(file, {**START, "step": 3, "model": {"w": torch.ones(2)}, "none": None})
     payload = checkpoint.load(file)
     assert payload["step"] == 3
     assert torch.equal(payload["model"]["w"], torch.ones(2))
@@ -32,7 +36,7 @@ def test_payload_comes_back(tmp_path):
 
 def test_interrupted_write_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
     file = tmp_path / "a.pt"
-    checkpoint.save(file, {"step": 1})
+    checkpoint.save(file, {**START, "step": 1})
 
     def dies(payload, stream):
         stream.write(b"half")
@@ -40,7 +44,7 @@ def test_interrupted_write_keeps_the_earlier_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", dies)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(file, {"step": 2})
+        checkpoint.save(file, {**START, "step": 2})
     assert checkpoint.load(file)["step"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
@@ -54,7 +58,7 @@ def test_interruption_that_torch_hides_is_one_all_the_same(tmp_path, monkeypatch
 
     monkeypatch.setattr(torch, "save", writing)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(tmp_path / "a.pt", {"step": 2, "w": torch.randn(10**4)})
+        checkpoint.save(tmp_path / "a.pt", {**START, "step": 2, "w": torch.randn(10**4)})
 
 
 class Malicious:
@@ -76,7 +80,7 @@ def craft(file: Path, content: bytes, **header) -> None:
 
 def test_checkpoint_cannot_execute_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    craft(tmp_path / "bad.pt", serialized({"x": Malicious()}), step=1)
+    craft(tmp_path / "bad.pt", serialized({"x": Malicious()}), **START, step=1)
     with pytest.raises(UserError, match="cannot be read"):
         checkpoint.load(tmp_path / "bad.pt")
     assert not (tmp_path / "executed").exists()
@@ -95,7 +99,7 @@ def test_missing_and_damaged_files_end_in_one_line(tmp_path, content):
 
 def test_truncated_checkpoint_is_refused(tmp_path):
     file = tmp_path / "a.pt"
-    checkpoint.save(file, {"model": torch.randn(1000)})
+    checkpoint.save(file, {**START, "step": 1, "model": torch.randn(1000)})
     file.write_bytes(file.read_bytes()[:-500])
     with pytest.raises(UserError, match="cannot be read"):
         checkpoint.load(file)
@@ -121,13 +125,27 @@ def test_newer_file_is_not_to_be_removed(tmp_path, monkeypatch):
     file = tmp_path / "a.pt"
     with monkeypatch.context() as newer:
         newer.setattr(checkpoint, "FORMAT", 4)
-        checkpoint.save(file, {"step": 1})
-    checkpoint.save(file.with_name("a.earlier.pt"), {"step": 0})
+        checkpoint.save(file, {**START, "step": 1})
+    checkpoint.save(file.with_name("a.earlier.pt"), {**START, "step": 0})
     for use in (checkpoint.load_good, lambda file: checkpoint.mend(file, print)):
         with pytest.raises(UserError, match="newer format 4, this program reads 3") as caught:
             use(file)
         assert "remove" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.earlier.pt", "a.pt"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"config": None}, {"config": []}, {"step": "3"}, {"step": math.inf}, {"phase": ["nsgf"]}],
+)
+def test_header_without_its_parts_is_damage(tmp_path, changes):
+    file = tmp_path / "a.pt"
+    craft(file, serialized({}), **{**START, "step": 3})
+    assert checkpoint.read_header(file)["step"] == 3
+    craft(file, serialized({}), **{**START, "step": 3, **changes})
+    with pytest.raises(UserError, match="no header of format 3"):
+        checkpoint.read_header(file)
+    assert checkpoint.damage(file)
 
 
 def test_how_far_a_phase_is_stands_in_the_first_kilobytes(tmp_path, monkeypatch):
@@ -156,7 +174,7 @@ def test_all_of_it_is_handed_to_the_disk_before_it_gets_its_name(tmp_path, monke
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    checkpoint.save(file, {"step": 1, "model": {"w": torch.arange(3000.0)}})
+    checkpoint.save(file, {**START, "step": 1, "model": {"w": torch.arange(3000.0)}})
     assert synced
     assert all(written == (False, file.read_bytes()) for written in synced)
 
@@ -164,15 +182,15 @@ def test_all_of_it_is_handed_to_the_disk_before_it_gets_its_name(tmp_path, monke
 def test_content_of_many_chunks_fits_its_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "CHUNK", 1000)
     file = tmp_path / "a.pt"
-    checkpoint.save(file, {"step": 1, "model": {"w": torch.arange(3000.0)}})
+    checkpoint.save(file, {**START, "step": 1, "model": {"w": torch.arange(3000.0)}})
     assert checkpoint.damage(file) is None
     assert torch.equal(checkpoint.load(file)["model"]["w"], torch.arange(3000.0))
 
 
 def test_weights_that_are_not_finite_are_damage(tmp_path):
     file = tmp_path / "a.pt"
-    checkpoint.save(file, {"step": 1, "ema": {"w": torch.ones(3), "n": torch.tensor(3)}})
-    checkpoint.save(file, {"step": 2, "ema": {"w": torch.tensor([1.0, float("nan")])}})
+    checkpoint.save(file, {**START, "step": 1, "ema": {"w": torch.ones(3), "n": torch.tensor(3)}})
+    checkpoint.save(file, {**START, "step": 2, "ema": {"w": torch.tensor([1.0, float("nan")])}})
     with pytest.raises(UserError, match="ema has values that are not finite"):
         checkpoint.load(file)
     payload, remark = checkpoint.load_good(file)
@@ -184,10 +202,10 @@ def test_weights_that_are_not_finite_are_damage(tmp_path):
 
 def test_content_that_torch_cannot_read_falls_back_to_the_one_before(tmp_path):
     file = tmp_path / "a.pt"
-    checkpoint.save(file, {"step": 1})
-    checkpoint.save(file, {"step": 2})
+    checkpoint.save(file, {**START, "step": 1})
+    checkpoint.save(file, {**START, "step": 2})
     file.unlink()
-    craft(file, b"no archive", step=2)
+    craft(file, b"no archive", **START, step=2)
     assert checkpoint.load_good(file)[0]["step"] == 1
     checkpoint.mend(file, lambda _: None)
     assert checkpoint.load(file)["step"] == 1
@@ -195,8 +213,8 @@ def test_content_that_torch_cannot_read_falls_back_to_the_one_before(tmp_path):
 
 def test_checkpoint_that_is_gone_is_told_and_the_one_before_used(tmp_path):
     file = tmp_path / "a.pt"
-    checkpoint.save(file, {"step": 1})
-    checkpoint.save(file, {"step": 2})
+    checkpoint.save(file, {**START, "step": 1})
+    checkpoint.save(file, {**START, "step": 2})
     file.unlink()
     payload, remark = checkpoint.load_good(file)
     assert (payload["step"], remark) == (1, "; a.pt is gone, this is the one before")
@@ -206,7 +224,7 @@ def test_checkpoint_that_is_gone_is_told_and_the_one_before_used(tmp_path):
 def test_mending_says_what_was_wrong_and_what_became_of_it(tmp_path):
     file, said = tmp_path / "a.pt", []
     for step in (1, 2):
-        checkpoint.save(file, {"step": step})
+        checkpoint.save(file, {**START, "step": step})
     file.unlink()
     checkpoint.mend(file, said.append)
     content = file.read_bytes()
@@ -239,7 +257,7 @@ def test_checkpoint_of_another_phase_is_refused(tiny, tiny_run):
 def test_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
     """Torch hides the system's error behind one of its own, e.g. ``unexpected pos 704 vs 598``."""
     file = tmp_path / "a.pt"
-    checkpoint.save(file, {"step": 1})
+    checkpoint.save(file, {**START, "step": 1})
 
     def full(data: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -249,7 +267,7 @@ def test_full_disk_is_one_line_and_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch, "save", writing)
     with pytest.raises(UserError, match=r"a\.pt cannot be written \(No space left on device\)"):
-        checkpoint.save(file, {"step": 2, "w": torch.randn(10**4)})
+        checkpoint.save(file, {**START, "step": 2, "w": torch.randn(10**4)})
     assert checkpoint.load(file)["step"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["a.pt"]
 
@@ -260,7 +278,7 @@ def test_unreadable_file_is_no_damaged_one(number, when, tmp_path, monkeypatch):
     """Nothing is renamed, and nothing older is taken for it in silence."""
     file = tmp_path / "a.pt"
     for step in (1, 2):
-        checkpoint.save(file, {"step": step})
+        checkpoint.save(file, {**START, "step": step})
 
     def refuses(*_, **__):
         raise OSError(number, os.strerror(number))
@@ -280,7 +298,7 @@ def test_unreadable_file_is_no_damaged_one(number, when, tmp_path, monkeypatch):
 def test_a_machine_without_memory_damages_no_checkpoint(tmp_path, monkeypatch):
     file = tmp_path / "a.pt"
     for step in (1, 2):
-        checkpoint.save(file, {"step": step})
+        checkpoint.save(file, {**START, "step": step})
 
     def refuses(*_, **__):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 bytes")
@@ -297,7 +315,7 @@ def test_link_in_the_place_of_a_temporary_file_is_not_followed(tmp_path):
     for name in ("a.pt", "a.earlier.pt"):
         (tmp_path / f"{name}.{os.getpid()}.partial").symlink_to(victim)
     for step in (1, 2):
-        checkpoint.save(tmp_path / "a.pt", {"step": step})
+        checkpoint.save(tmp_path / "a.pt", {**START, "step": step})
     assert victim.read_text() == "precious"
     assert not list(tmp_path.glob("*.partial"))
 
@@ -343,9 +361,9 @@ def test_opening_something_else(tmp_path):
 def test_set_aside_never_overwrites(tiny):
     run = RunFolder.create(tiny)
     for phase in tiny.phases:
-        checkpoint.save(run.checkpoint_file(phase), {"step": 1})
+        checkpoint.save(run.checkpoint_file(phase), {**START, "step": 1})
     run.set_aside("nsf")
-    checkpoint.save(run.checkpoint_file("nsf"), {"step": 2})
+    checkpoint.save(run.checkpoint_file("nsf"), {**START, "step": 2})
     run.set_aside("nsf")
     names = sorted(path.name for path in (run.path / "checkpoints").iterdir())
     kept = ["phase2_nsf.previous1.pt", "phase2_nsf.previous2.pt"]

@@ -8,6 +8,7 @@ import pytest
 
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, check_links, replacing, write_text
+from tests.run.test_checkpoint import START
 
 
 def test_two_processes_may_write_the_same_file_at_once(tmp_path, monkeypatch):
@@ -56,9 +57,9 @@ def test_renames_and_new_folders_are_brought_to_the_disk(tmp_path, monkeypatch):
     file = run.checkpoint_file("nsgf")
     damaged = run.checkpoint_file("nsf")
     for act in (
-        lambda: checkpoint.save(file, {"step": 1}),
-        lambda: checkpoint.save(damaged, {"step": 1}),
-        lambda: checkpoint.save(damaged, {"step": 2}),
+        lambda: checkpoint.save(file, {**START, "step": 1}),
+        lambda: checkpoint.save(damaged, {**START, "step": 1}),
+        lambda: checkpoint.save(damaged, {**START, "step": 2}),
         lambda: (damaged.unlink(), checkpoint.mend(damaged, lambda _: None)),
         lambda: run.set_aside("nsgf"),
     ):

@@ -23,7 +23,7 @@ from nsgf.phases import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.sampling.generate import sample_run
-from tests.run.test_checkpoint import craft, serialized
+from tests.run.test_checkpoint import START, craft, serialized
 from tests.test_experiment import assert_equal
 
 CPU = torch.device("cpu")
@@ -34,14 +34,16 @@ def pair(tmp_path) -> Path:
     """A checkpoint of step 2, and beside it that of step 1."""
     file = tmp_path / "phase1_nsgf.pt"
     for step in (1, 2):
-        checkpoint.save(file, {"step": step, "model": {"w": torch.full((50,), float(step))}})
+        checkpoint.save(
+            file, {**START, "step": step, "model": {"w": torch.full((50,), float(step))}}
+        )
     return file
 
 
 def test_the_last_two_are_kept(pair):
     assert checkpoint.load(pair)["step"] == 2
     assert checkpoint.load(earlier(pair))["step"] == 1
-    checkpoint.save(pair, {"step": 3})
+    checkpoint.save(pair, {**START, "step": 3})
     assert checkpoint.load(pair)["step"] == 3
     assert checkpoint.load(earlier(pair))["step"] == 2
     assert len(list(pair.parent.iterdir())) == 2
@@ -52,7 +54,7 @@ def test_file_system_without_links_keeps_copies(pair, monkeypatch):
         raise OSError(errno.EPERM, "no links here")
 
     monkeypatch.setattr(os, "link", refuses)
-    checkpoint.save(pair, {"step": 3})
+    checkpoint.save(pair, {**START, "step": 3})
     assert checkpoint.load(earlier(pair))["step"] == 2
 
 
@@ -68,7 +70,7 @@ def test_truncated_checkpoint_is_put_aside_for_the_one_before(pair, share):
     assert checkpoint.load(pair)["step"] == 1
     assert "is damaged" in said[0]
     assert (pair.parent / "phase1_nsgf.damaged1.pt").exists()
-    checkpoint.save(pair, {"step": 5})  # the good one is the one before now
+    checkpoint.save(pair, {**START, "step": 5})  # the good one is the one before now
     assert checkpoint.load(earlier(pair))["step"] == 1
 
 
@@ -153,7 +155,7 @@ def test_checkpoint_from_a_card_and_another_torch_is_read_on_a_cpu(tmp_path):
                 assert content.count(b"X\x03\x00\x00\x00cpu") == 1
                 content = content.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0")
             new.writestr(name, content)
-    craft(on_card, written.getvalue(), versions={"torch": "1.0.0"})
+    craft(on_card, written.getvalue(), **START, step=1, versions={"torch": "1.0.0"})
     payload = checkpoint.load(on_card)
     assert payload["model"]["w"].device == CPU
     assert torch.equal(payload["model"]["w"], torch.ones(50))

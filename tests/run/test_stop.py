@@ -15,6 +15,7 @@ from nsgf.run import checkpoint
 from nsgf.run.stop import Stopped, StopRequest
 from tests.conftest import shipped
 from tests.pool.conftest import HalfWay, build, with_pool
+from tests.run.test_checkpoint import START
 
 
 def test_nothing_asks_by_itself():
@@ -66,7 +67,7 @@ def test_second_ctrl_c_interrupts():
 def test_what_an_interruption_loses_names_a_checkpoint_only_if_there_is_one(tmp_path):
     file = tmp_path / "phase2_nsf.pt"
     assert "no checkpoint of it yet" in checkpoint.what_is_lost(file, "nsf")
-    checkpoint.save(file, {"step": 40})
+    checkpoint.save(file, {**START, "step": 40})
     line = checkpoint.what_is_lost(file, "nsf")
     assert line.endswith(f"updates after 40 are lost, --resume goes on from {file}")
 

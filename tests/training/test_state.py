@@ -15,6 +15,7 @@ from nsgf.training.precision import Forward
 from nsgf.training.state import TrainState, ema_decay, lr_factor
 from nsgf.training.task import Batch
 from tests.conftest import shipped
+from tests.run.test_checkpoint import START
 from tests.training.toys import CPU, Quadratic, Updates, fails_at, weight
 
 
@@ -107,7 +108,7 @@ def test_interrupted_training_equals_uninterrupted(tiny, stop):
         whole.update()
         if step + 1 == stop:
             file = RunFolder.create(tiny).checkpoint_file("nsgf")
-            checkpoint.save(file, whole.state.state_dict())
+            checkpoint.save(file, {**START, **whole.state.state_dict()})
             saved = checkpoint.load(file)
     torch.manual_seed(8)  # whatever else drew random numbers in between
     resumed = fresh()
@@ -182,7 +183,7 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(tiny):
     assert [updates.update().is_finite for _ in range(3)] == [False, True, True]
     assert updates.state.scaler.get_scale() == settled / 2
     file = RunFolder.create(tiny).checkpoint_file("nsgf")
-    checkpoint.save(file, updates.state.state_dict())
+    checkpoint.save(file, {**START, **updates.state.state_dict()})
     resumed = Updates(Quadratic(), optim(), precision="fp16").state
     resumed.load_state_dict(checkpoint.load(file))
     assert resumed.scaler.state_dict() == updates.state.scaler.state_dict()
@@ -230,7 +231,7 @@ def test_run_may_go_on_on_a_device_with_another_adam(fused, monkeypatch, tmp_pat
             updates.state.load_state_dict(checkpoint.load(tmp_path / "half"))
         for _ in range(3):
             updates.update()
-        checkpoint.save(tmp_path / "half", updates.state.state_dict())
+        checkpoint.save(tmp_path / "half", {**START, **updates.state.state_dict()})
     assert weight(halves[1]) == pytest.approx(weight(whole), rel=1e-5)
     halves[1].model.fault = lambda answer, call: answer * math.nan
     assert not updates.update().is_finite

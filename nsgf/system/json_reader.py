@@ -1,0 +1,58 @@
+"""Read JSON that may be cut off, damaged or foreign."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def parse_object(text: str | bytes) -> dict[str, Any]:
+    """Return the object of a JSON text. Raise ValueError if there is none, if it is nested too
+    deeply, or if it holds a number that is not finite or half of a character."""
+    try:
+        found = json.loads(text, parse_int=_finite, parse_float=_finite, parse_constant=_finite)
+        json.dumps(found, ensure_ascii=False).encode()  # fails where half of a character is
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    return expect(found, dict)
+
+
+def expect(value: Any, kind: type[T]) -> T:
+    """Return a value. Raise ValueError if it is of another type; an integer may be a float."""
+    typed: Any = float(value) if kind is float and type(value) is int else value
+    if type(typed) is not kind:
+        raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
+    return typed
+
+
+def fields(record: Any, **kinds: type) -> list[Any]:
+    """Return fields of an object by name. Raise ValueError if one has not the expected type."""
+    known = expect(record, dict)
+    return [expect(known.get(name), kind) for name, kind in kinds.items()]
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Return the object of a JSON file, which is empty if the file cannot be read."""
+    try:
+        return parse_object(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def read_lines(file: Path, **kinds: type) -> Iterator[list[Any]]:
+    """Yield the fields of each line of a file, except for lines that do not have them."""
+    for line in file.read_bytes().splitlines() if file.exists() else ():
+        try:
+            yield fields(parse_object(line), **kinds)
+        except ValueError:
+            continue  # cut off by an interruption, or of another version
+
+
+def _finite(text: str) -> float:
+    """Return a number. Raise ValueError if it is not finite, or too large for a float."""
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text:.20} is not finite")
+    return int(text) if text.lstrip("-").isdecimal() else float(text)

@@ -1,0 +1,65 @@
+import pytest
+
+from nsgf.system.json_reader import expect, fields, parse_object, read_lines, read_object
+
+HUGE = "1" * 400
+BAD = {
+    "nothing": "",
+    "cut off": '{"a": 1',
+    "list": "[1]",
+    "number": "3",
+    "bytes": b"\xff\xfe\x00",
+    "deep": "[" * 100_000,
+    "half of a character": r'{"a": "\ud800"}',
+    **{word: f'{{"a": [{word}]}}' for word in ("NaN", "Infinity", "-Infinity", "1e999")},
+    "huge": f'{{"a": -{HUGE}}}',
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_what_is_no_object_of_finite_numbers_is_refused(kind):
+    with pytest.raises(ValueError, match=r"."):
+        parse_object(BAD[kind])
+
+
+def test_objects_come_back_as_they_were_written():
+    text = '{"seed": -18446744073709551615, "x": [1.5, -2e-3, 1E5, null, true], "name": "\\u00e9"}'
+    seed = -18446744073709551615
+    assert parse_object(text) == {"seed": seed, "x": [1.5, -2e-3, 1e5, None, True], "name": "é"}
+    assert type(parse_object(text)["seed"]) is int
+    assert parse_object('{"é": 1}'.encode()) == {"é": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(True, int), (True, float), (3.0, int), ("3", int), ("inf", float), (None, str), ([], dict)],
+)
+def test_values_of_another_type_are_refused(value, kind):
+    with pytest.raises(ValueError, match=kind.__name__):
+        expect(value, kind)
+
+
+def test_fields_have_their_types_and_an_integer_may_be_a_float():
+    values = fields({"name": "x", "step": 3, "loss": 2}, name=str, step=int, loss=float)
+    assert values == ["x", 3, 2.0]
+    assert type(values[-1]) is float
+    for record in ({"name": "x"}, [], None):
+        with pytest.raises(ValueError, match="in place of"):
+            fields(record, name=str, step=int)
+
+
+def test_files_that_cannot_be_read_hold_nothing(tmp_path):
+    (tmp_path / "x.json").write_text('{"a": 1}')
+    assert read_object(tmp_path / "x.json") == {"a": 1}
+    (tmp_path / "x.json").write_text('{"a": NaN}')
+    for file in (tmp_path / "x.json", tmp_path, tmp_path / "none"):
+        assert read_object(file) == {}
+
+
+def test_lines_without_their_fields_are_left_out(tmp_path):
+    file = tmp_path / "x.jsonl"
+    assert list(read_lines(file, step=int)) == []
+    bad = [text if isinstance(text, bytes) else text.encode() for text in BAD.values()]
+    wrong = [b'{"step": Infinity}', b'{"step": "3"}', b"{}"]
+    file.write_bytes(b"\n".join([b'{"step": 1}', *bad, *wrong, b'{"step": 2, "x": 0}', b'{"st']))
+    assert list(read_lines(file, step=int)) == [[1], [2]]
