@@ -1,6 +1,9 @@
 """The phases together, with small networks on points."""
 
+import itertools
 import json
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +17,8 @@ from nsgf.phases import get_phase
 from nsgf.phases.nsf import NSF
 from nsgf.phases.transport import TrainedSteps
 from nsgf.pool import build_pool
-from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder
+from nsgf.run import checkpoint, opening
+from nsgf.run.folder import RunFolder, dump_config
 from nsgf.run.log import Tracker
 from nsgf.run.opening import pending_phases
 from nsgf.run.plan import training_plan
@@ -123,21 +126,63 @@ def test_starting_at_a_finished_phase_trains_it_anew_and_keeps_the_old(tiny, fin
     assert_equal(finished, train(tiny))
 
 
-def test_phases_are_set_aside_before_the_new_settings_are_written(tiny, finished, monkeypatch):
-    def dies(*_):
-        raise KeyboardInterrupt
+class Killed(BaseException):
+    """Ends a process without any cleaning up."""
 
-    monkeypatch.setattr(RunFolder, "write_config", dies)
-    before = finished.config_file.read_bytes()
-    with pytest.raises(KeyboardInterrupt):
-        train(replace(tiny, nsf=replace(tiny.nsf, lr=0.7)), finished, "nsf")
-    assert finished.config_file.read_bytes() == before
-    assert not finished.checkpoint_file("nsf").exists()
+
+def kill_before(moment: int, patch: pytest.MonkeyPatch) -> None:
+    """Let the file operation of that number fail, and all after it."""
+    numbers = itertools.count(1)
+
+    def dying(real):
+        def operation(*arguments, **keywords):
+            if next(numbers) >= moment:
+                raise Killed
+            return real(*arguments, **keywords)
+
+        return operation
+
+    for place, name in ((Path, "open"), (Path, "replace"), (Path, "unlink"), (os, "fsync")):
+        patch.setattr(place, name, dying(getattr(place, name)))
+
+
+def test_kill_at_any_operation_keeps_the_old_run_or_continues_with_the_new_settings(
+    tiny, trained_once, tmp_path, monkeypatch
+):
+    new = replace(tiny, nsgf=replace(tiny.nsgf, lr=0.02))
+
+    def newest(run: RunFolder, kind: str = "") -> dict[str, bytes]:
+        return {
+            phase: file.read_bytes()
+            for phase in tiny.phases
+            if (file := run.checkpoint_file(phase).with_suffix(f"{kind}.pt")).exists()
+        }
+
+    before, outcomes = newest(RunFolder(trained_once)), []
+    for moment in itertools.count(1):
+        run = RunFolder(Path(shutil.copytree(trained_once, tmp_path / str(moment))))
+        with monkeypatch.context() as patch:
+            kill_before(moment, patch)
+            try:
+                opening.restart(new, run, new.phases, print)
+                break
+            except Killed:
+                pass
+        opening.finish_restart(run, print)
+        is_new = run.config_file.read_text() == dump_config(new)
+        config, left = (new, new.phases) if is_new else (tiny, [])
+        assert pending_phases(config, run)[0] == left
+        assert newest(run) == ({} if is_new else before)
+        assert newest(run, ".previous1") == (before if is_new else {})
+        outcomes.append(is_new)
+    assert outcomes == sorted(outcomes)
+    assert set(outcomes) == {False, True}
 
 
 def test_kill_while_phases_are_set_aside_leaves_a_run_that_resumes(tiny, monkeypatch):
-    config = replace(tiny, nsf=replace(tiny.nsf, source="nsgf"))
-    run, set_aside, moved = train(config), RunFolder.set_aside, []
+    first = replace(tiny, nsf=replace(tiny.nsf, source="nsgf"))
+    config = replace(first, predictor=replace(tiny.predictor, lr=0.02))
+    run, set_aside, moved = train(first), RunFolder.set_aside, []
 
     def dies(folder, phase):
         if len(moved) == 2:
@@ -149,7 +194,7 @@ def test_kill_while_phases_are_set_aside_leaves_a_run_that_resumes(tiny, monkeyp
         patch.setattr(RunFolder, "set_aside", dies)
         with pytest.raises(KeyboardInterrupt):
             train(config, run, "nsgf")
-    assert moved == ["predictor", "nsf"]
+    assert moved == ["nsgf", "nsf"]
     assert_equal(train(config, run), train(config))
 
 

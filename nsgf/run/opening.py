@@ -1,6 +1,7 @@
 """Open a run for training: lock it, see what is left, check everything, load the data."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,7 @@ from nsgf.config.schema import FAMILIES, Config, PhaseName
 from nsgf.data import Data
 from nsgf.phases import Phase, get_phase, get_phases
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import RunFolder, dump_config, sync_folder, write_text
 from nsgf.run.keep import lighten, remember
 from nsgf.run.lock import only_process
 from nsgf.run.log import Tracker
@@ -24,6 +25,7 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import describe, pick_device
+from nsgf.system.json_reader import fields, read_object
 from nsgf.training.precision import prepare_environment
 
 
@@ -61,6 +63,7 @@ def open_run(
     with ExitStack() as held:
         if run and world.is_main:
             _hold(run, held)
+            finish_restart(run, Tracker(run.path).log)
             for name in config.phases:
                 checkpoint.mend(run.checkpoint_file(name), Tracker(run.path).log)
         world.wait()
@@ -79,11 +82,8 @@ def open_run(
         for line in [f"run {run.path} on {describe(device, world.size)}", *plan]:
             tracker.log(line)
         if world.is_main and phases:
-            for name in reversed(restarts):  # what is left by a kill in between can be resumed
-                aside = run.set_aside(name)
-                tracker.log(f"{name}: starts anew, its earlier checkpoint is {aside}")
             if not is_new:
-                run.write_config(config)  # only now: a kill leaves no old phase under new settings
+                restart(config, run, restarts, tracker.log)
             tracker.mirror = open_mirror(config, run, tracker.log)
         if world.is_main and not phases and config.train.keep == "light":
             remember(run)
@@ -98,6 +98,36 @@ def open_run(
         except Stopped as stopped:
             stopped.folder = run.path
             raise
+
+
+def restart(
+    config: Config, run: RunFolder, restarts: list[PhaseName], log: Callable[[str], None]
+) -> None:
+    """Write the settings of a run, and set aside the checkpoints of phases that start anew.
+
+    The intention is written first. A kill leaves the run as it was, or one that continues with
+    these settings.
+    """
+    intention = {"config": dump_config(config), "phases": restarts}
+    write_text(run.restart_file, json.dumps(intention))
+    run.write_config(config)
+    finish_restart(run, log)
+
+
+def finish_restart(run: RunFolder, log: Callable[[str], None]) -> None:
+    """Set aside the checkpoints of phases that start anew, if ``config.yaml`` has the settings of
+    the restart; else it was interrupted before it began, and the run stays as it was.
+    """
+    try:
+        config, phases = fields(read_object(run.restart_file), config=str, phases=list)
+    except ValueError:
+        return  # there is none
+    for name in chain(*FAMILIES):
+        is_left = name in phases and run.checkpoint_file(name).exists()
+        if is_left and run.config_file.read_text("utf-8") == config:
+            log(f"{name}: starts anew, its earlier checkpoint is {run.set_aside(name)}")
+    run.restart_file.unlink()
+    sync_folder(run.path)  # or it might come back, and set new checkpoints aside
 
 
 def _see(run: RunFolder, world: World) -> None:
@@ -188,7 +218,7 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName, anew: bool) -
         return False
     header = checkpoint.read_header(file)
     checkpoint.check_phase(file, header, phase)
-    done = int(header["step"]) >= get_phase(phase).optim(config).iterations
+    done = header["step"] >= get_phase(phase).optim(config).iterations
     if header.get("light") and anew:
         done = True
     if header.get("light") and not done:
