@@ -15,7 +15,7 @@ from nsgf.config.schema import Config, SamplingConfig
 from nsgf.data import Data, Sampler, build_source, class_rows, data_classes, is_image_set
 from nsgf.data.images import to_bytes
 from nsgf.phases import load_legs, sampled_phases
-from nsgf.run.folder import RunFolder, check_links, replacing
+from nsgf.run.folder import RunFolder, replacing
 from nsgf.run.progress import track
 from nsgf.run.stop import StopRequest
 from nsgf.sampling.drawn import Batch, Drawn, Kind, fingerprint
@@ -232,13 +232,10 @@ def _with_unit(progress: str) -> str:
 
 def results_folder(config: Config, run: RunFolder) -> Path:
     """Where the results of a run are written: into its folder, or to ``OUT_DIR/RUN`` where
-    ``out_dir`` is not the folder that holds it. Raise UserError as :func:`check_links`."""
+    ``out_dir`` is not the folder that holds it."""
     home, out = run.path.resolve(), Path(config.out_dir).expanduser()
     parents = {home.parent, run.path.absolute().parent.resolve()}  # of what a link stands for, too
-    if out.resolve() in parents:
-        return run.path
-    check_links(out / home.name)
-    return out / home.name
+    return run.path if out.resolve() in parents else out / home.name
 
 
 def writable(folder: Path) -> Path:

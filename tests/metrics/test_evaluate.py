@@ -119,7 +119,7 @@ def test_mistyped_inception_weights_are_noticed_before_sampling(digits_run, monk
     config, run = digits_run
     monkeypatch.setattr("nsgf.metrics.evaluate.generate", lambda *_: pytest.fail("sampled first"))
     evaluation = replace(config.evaluation, inception=True, inception_weights="nowhere.pth")
-    with pytest.raises(UserError, match=r"nowhere\.pth: .*no such file"):
+    with pytest.raises(UserError, match=r"nowhere\.pth: .*No such file"):
         evaluate_run(replace(config, evaluation=evaluation), run)
 
 

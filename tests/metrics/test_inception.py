@@ -162,7 +162,7 @@ def test_published_weights_are_downloaded_once_and_compared(loads, tmp_path, mon
 
 
 def test_missing_weights_file_is_named():
-    with pytest.raises(UserError, match=r"inception_weights = nowhere\.pth: .*no such file"):
+    with pytest.raises(UserError, match=r"inception_weights = nowhere\.pth: .*No such file"):
         Inception(Path("nowhere.pth"))
 
 

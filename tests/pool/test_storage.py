@@ -384,6 +384,6 @@ def test_header_that_the_system_refuses_to_read_is_no_damaged_one(tmp_path, monk
     def refuses(*_, **__):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(Path, "read_text", refuses)
+    monkeypatch.setattr(Path, "read_bytes", refuses)
     with pytest.raises(UserError, match=r"cannot be read \(Input/output error\)$"):
         files.read_header(tmp_path)

@@ -172,15 +172,6 @@ def test_pipes_in_the_run_folder_are_refused(name, tiny_run, tmp_path, capsys):
         assert f"{name} is a pipe" in fails(capsys, *command, *to, "--run", tiny_run.path)
 
 
-@pytest.mark.parametrize("command", ["sample", "evaluate", "report"])
-def test_pipes_in_a_folder_of_results_are_refused(command, tiny_run, tmp_path, capsys):
-    folder = tmp_path / "results" / tiny_run.path.name
-    folder.mkdir(parents=True)
-    os.mkfifo(folder / "metrics.json")
-    where = ("--run", tiny_run.path, "--out-dir", folder.parent)
-    assert "metrics.json is a pipe" in fails(capsys, command, *where)
-
-
 def test_links_inside_the_run_folder_and_those_of_wandb_are_fine(tiny_run, tmp_path):
     (tiny_run.path / "newest").symlink_to("checkpoints")
     (tiny_run.path / "wandb").mkdir()
