@@ -100,8 +100,7 @@ def row(case: Case, place: str, args: argparse.Namespace, device: torch.device) 
 def errors(found: list[tuple[Tensor, Tensor]], x: Tensor, y: Tensor, case: Case) -> list[str]:
     """Of the first problem's gradients, then of its values."""
     try:
-        v = reference.velocity(x, y, case.blur)
-        value = reference.divergence(x, y, case.blur)
+        v, value = reference.velocity_and_divergence(x, y, case.blur)
     except RuntimeError:  # the reference did not converge: no error can be stated
         return ["not known"] * 2 * len(found)
     gradients = [-case.particles * gradient[0].cpu().double() for _, gradient in found]

@@ -77,8 +77,8 @@ class FlowSolver(Protocol):
         """
 
 
-def as_clouds(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Particles (B, N, *shape), targets (B, M, *shape) -> float32 (B, N, D), (B, M, D), checked."""
+def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Particles (B, N, *shape), targets (B, M, *shape) -> (B, N, D), (B, M, D), checked."""
     if x.ndim < 3 or y.ndim < 3 or x.shape[2:] != y.shape[2:] or len(x) != len(y):
         raise ValueError(
             f"particles {tuple(x.shape)} and targets {tuple(y.shape)} must be (flows, N, *shape) "
@@ -86,7 +86,7 @@ def as_clouds(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         )
     if not x.numel() or not y.numel():
         raise ValueError(f"empty cloud: particles {tuple(x.shape)}, targets {tuple(y.shape)}")
-    flat_x, flat_y = x.flatten(2).float(), y.flatten(2).float()
+    flat_x, flat_y = x.flatten(2).to(dtype), y.flatten(2).to(dtype)
     if not (flat_x.isfinite().all() and flat_y.isfinite().all()):
         raise ValueError("particles or targets are not finite")
     return flat_x, flat_y

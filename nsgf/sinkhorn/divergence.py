@@ -11,6 +11,7 @@ graph through the iterations:
 Shapes: B problems, N particles x, M targets y, D coordinates.
 """
 
+import dataclasses
 import math
 import warnings
 from typing import Any
@@ -20,14 +21,16 @@ from torch import Tensor
 
 from nsgf.config.leaves import leaves, range_of
 from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn.base import full_precision, half_squared_distances
-from nsgf.sinkhorn.batched import BatchedSolver
+from nsgf.sinkhorn.base import as_clouds, box_diameter, full_precision, half_squared_distances
+from nsgf.sinkhorn.batched import FLOAT32_LIMIT, BatchedSolver
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import wide_float
 
 SHAPES = "(N, D), (B, N, D), (N, C, H, W) or (B, N, C, H, W)"
 BATCHED = {2: False, 3: True, 4: False, 5: True}
 """Whether clouds of so many dimensions are several problems."""
+LARGEST = 10.0
+"""Largest blur, in diagonals of the box around x and y: rounding exceeds S and v far above it."""
 
 
 def sinkhorn_velocity(
@@ -57,16 +60,12 @@ def sinkhorn_velocity(
 
     Raises:
         UserError: shapes, types or places do not go together, values are not finite, a setting is
-            out of its range, or the blur is too small for float32.
+            out of its range, or the blur is too small or too large for these clouds in float32.
     """
-    clouds = _as_problems(x, y)
     solver = _solver(blur, tolerance, max_iterations)
-    try:
-        solution = solver.solve(*clouds)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    velocity = solver.solve(*_as_problems(x, y, blur)).velocity * blur
     _warn(solver)
-    return solution.velocity.view(x.shape).to(x.dtype)
+    return velocity.view(x.shape).to(x.dtype)
 
 
 def sinkhorn_divergence(
@@ -88,61 +87,58 @@ def sinkhorn_divergence(
         A scalar, or (B,) for several problems; computed in float32, in the type of x, or float32
         for 16 bit.
     """
-    clouds = _as_problems(x, y)
     solver = _solver(blur, tolerance, max_iterations)
-    try:
-        value: Tensor = _Divergence.apply(*clouds, solver, blur**2)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    value: Tensor = _Divergence.apply(*_as_problems(x, y, blur), solver) * blur**2
     _warn(solver)
+    value = value.to(torch.promote_types(x.dtype, torch.float32))
     return value if BATCHED[x.ndim] else value.squeeze(0)
 
 
 class _Divergence(torch.autograd.Function):
-    """S_eps of problems (B, N, *shape), (B, M, *shape).  (B,)"""
+    """S of problems (B, N, D), (B, M, D) for eps = 1.  (B,), float64"""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, solver: BatchedSolver, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, solver: BatchedSolver) -> Tensor:
         solution = solver.solve(x, y)
-        flat_x, flat_y = x.flatten(2).float(), y.flatten(2).float()
-        origin = flat_y.mean(1, keepdim=True)
-        flat_x, flat_y = flat_x - origin, flat_y - origin
-        n, m = flat_x.shape[1], flat_y.shape[1]
         with full_precision(x.device):
-            log_plan = half_squared_distances(flat_x, flat_y).mul_(-1 / eps)
-            log_plan += (solution.g / eps).unsqueeze(1)
-            log_rows = torch.logsumexp(log_plan, 2)
-            f = -eps * (log_rows - math.log(m))  # with which the rows of the plan are exact
-            projected_y, own_y, _ = solver.self_projection(flat_y)
+            projected_y, own_y, _ = solver.self_projection(y)
+            value, f = _dual(x, y, solution.g)
+            value -= 0.5 * (_dual(x, x, solution.own)[0] + _dual(y, y, own_y)[0])
             v_y = projected_y
             if ctx.needs_input_grad[1]:  # the same plan, but with exact columns
-                plan = torch.softmax(log_plan - log_rows.unsqueeze(2), 1)
-                v_y = plan.mT @ flat_x - projected_y
-        potentials = (f, solution.g, -solution.own, -own_y)
-        wide = wide_float(x.device)
-        value = torch.stack([part.to(wide).mean(1) for part in potentials]).sum(0)
-        ctx.save_for_backward(solution.velocity / -n, v_y / -m)
-        ctx.like = [(z.shape, z.dtype) for z in (x, y)]
-        return value.to(torch.promote_types(x.dtype, torch.float32))
+                plan = torch.softmax(f.float().unsqueeze(1) - half_squared_distances(y, x), 2)
+                v_y = plan @ x - projected_y
+        ctx.save_for_backward(solution.velocity / -x.shape[1], v_y / -y.shape[1])
+        return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # torch's once_differentiable would count it as a constant
             raise UserError("sinkhorn_divergence: has no second derivative (create_graph=True)")
         gradients = [
-            (grad.float().view(-1, 1, 1) * part).view(shape).to(dtype) if is_needed else None
-            for part, (shape, dtype), is_needed in zip(
-                ctx.saved_tensors, ctx.like, ctx.needs_input_grad, strict=False
-            )
+            grad.float().view(-1, 1, 1) * part if is_needed else None
+            for part, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         ]
-        return (*gradients, None, None)
+        return (*gradients, None)
 
 
-def _as_problems(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Clouds as several problems, (B, N, *shape) and (B, M, *shape).
+def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """OT(x, y) for eps = 1 (B,), and the f (B, N) with which the rows of its plan are exact.
+
+    The error of this OT is the square of that of g. In float32 it would cancel for a large blur.
+    """
+    log_plan = half_squared_distances(x, y).to(wide_float(x.device)).neg_().add_(g.unsqueeze(1))
+    f = math.log(y.shape[1]) - torch.logsumexp(log_plan, 2)
+    return f.mean(1) + g.to(f.dtype).mean(1), f
+
+
+def _as_problems(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, Tensor]:
+    """Clouds as problems (B, N, D) and (B, M, D) around the mean of y, in blurs and float32.
+
+    The mean is subtracted first: float32 has no digits left for clouds far from the origin.
 
     Raises:
-        UserError: they are no tensors of numbers, or do not go together.
+        UserError: they are no tensors of numbers, or do not go together with each other or blur.
     """
     for name, cloud in (("x", x), ("y", y)):
         if not (isinstance(cloud, Tensor) and cloud.is_floating_point()):
@@ -155,7 +151,23 @@ def _as_problems(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         raise UserError(f"x and y of shapes {shapes}: must both be one of {SHAPES}")
     if x.device != y.device:
         raise UserError(f"x is on {x.device}, y on {y.device}: move one of them")
-    return (x, y) if BATCHED[x.ndim] else (x.unsqueeze(0), y.unsqueeze(0))
+    if not BATCHED[x.ndim]:
+        x, y = x.unsqueeze(0), y.unsqueeze(0)
+    dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
+    try:
+        x, y = as_clouds(x, y, dtype)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    origin = y.detach().mean(1, keepdim=True)
+    x, y = x - origin, y - origin
+    extent = box_diameter(x.detach(), y.detach())
+    lowest = float(extent.amax()) / math.sqrt(2 * FLOAT32_LIMIT)
+    highest = LARGEST * float(extent.where(extent > 0, math.inf).amin())
+    if not lowest <= blur <= highest:  # nan, where distances overflow, is refused too
+        raise UserError(
+            f"blur = {blur}: must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
+        )
+    return (x / blur).float(), (y / blur).float()
 
 
 def _solver(blur: float, tolerance: float, max_iterations: int) -> BatchedSolver:
@@ -172,7 +184,7 @@ def _solver(blur: float, tolerance: float, max_iterations: int) -> BatchedSolver
         refusal = allowed.refusal(value) if is_number else f"a number {allowed}"
         if refusal:
             raise UserError(f"{key} = {value!r}: must be {refusal}")
-    return BatchedSolver(config)
+    return BatchedSolver(dataclasses.replace(config, blur=1.0))  # for clouds in its units
 
 
 def _warn(solver: BatchedSolver) -> None:

@@ -17,14 +17,23 @@ def velocity(x: Tensor, y: Tensor, blur: float) -> Tensor:
     return plan(x, y, blur) @ y - plan(x, x, blur) @ x
 
 
+def velocity_and_divergence(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, float]:
+    """v and S_eps(x, y), each term of S as <P, C> + eps KL(P | uniform)."""
+    x, y = x.double(), y.double()
+    pairs = ((x, y), (x, x), (y, y))
+    plans = [plan(*pair, blur) for pair in pairs]
+    terms = [_primal(*pair, rows, blur) for pair, rows in zip(pairs, plans, strict=True)]
+    return plans[0] @ y - plans[1] @ x, terms[0] - 0.5 * (terms[1] + terms[2])
+
+
 def divergence(x: Tensor, y: Tensor, blur: float) -> float:
-    """S_eps(x, y), each of its terms as <P, C> + eps KL(P | uniform)."""
-    return _primal(x, y, blur) - 0.5 * _primal(x, x, blur) - 0.5 * _primal(y, y, blur)
+    """S_eps(x, y)."""
+    return velocity_and_divergence(x, y, blur)[1]
 
 
-def _primal(x: Tensor, y: Tensor, blur: float) -> float:
-    coupling = plan(x, y, blur) / len(x)
-    cost = 0.5 * torch.cdist(x.double(), y.double()).square()
+def _primal(x: Tensor, y: Tensor, rows: Tensor, blur: float) -> float:
+    coupling = rows / len(x)
+    cost = 0.5 * torch.cdist(x, y).square()
     entropy = torch.xlogy(coupling, coupling * coupling.numel())
     return float((coupling * cost + blur**2 * entropy).sum())
 
