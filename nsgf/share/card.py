@@ -12,7 +12,7 @@ from nsgf.phases import Phase, get_phases
 from nsgf.phases.groups import targets_of
 from nsgf.run.folder import RunFolder, phase_stem, replacing
 from nsgf.sampling.guidance import calls_per_answer
-from nsgf.system.errors import printable
+from nsgf.system.errors import printable, shorten_paths
 from nsgf.version import __version__
 
 CARD_FILE = "README.md"
@@ -67,7 +67,7 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], shown: list[st
         _measured(measures),
         CLOSING,
     ]
-    return printable("\n".join(parts))
+    return shorten_paths(printable("\n".join(parts)))
 
 
 def same_measures(config: Config, run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
