@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import get_args
 
 from nsgf.conditional_checks import conditional_problems
-from nsgf.config.leaves import leaves, plain_type, range_of
+from nsgf.config.leaves import is_path, leaves, plain_type, range_of
 from nsgf.config.schema import FAMILIES, ONE_CALL, PHASES, Config, DataConfig
 from nsgf.data import OWN_SETS, ImageSet, data_shape, is_image_set, target_set
 from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
 
 MAX_STEPS_PLUS_PLUS = 5
-PATHS = ("out_dir", "data.root", "data.path", "evaluation.inception_weights", "generator.init_run")
 OF_OWN_DATA = ("path", "size", "fit", "color")
 """Keys of the section ``data`` that say what own data are read, and how."""
 MAX_PATH = 4096
@@ -96,10 +95,10 @@ def _name_problems(config: Config) -> Iterator[str]:
 
 
 def _text_problems(config: Config) -> Iterator[str]:
-    for key, value, _ in leaves(config):
+    for key, value, item in leaves(config):
         if isinstance(value, str) and not (value.isprintable() and len(value) <= MAX_PATH):
             yield f"{key} = {value!r}: must be at most {MAX_PATH} printable characters"
-        elif key in PATHS and value is not None:
+        elif is_path(item) and value is not None:
             try:
                 expanded(key, value)
             except UserError as error:

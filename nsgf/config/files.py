@@ -6,15 +6,16 @@ every phase that does not set a value of its own.
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from jsonargparse import Namespace
 
+from nsgf.config.leaves import default_of, is_path, leaves
 from nsgf.config.parser import settings_parser
-from nsgf.config.schema import OF_PHASES, PEER_PHASES, PHASES, Config
+from nsgf.config.schema import OF_PHASES, PEER_PHASES, PHASES, Config, TrackingConfig
 from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError, one_line
 
@@ -145,6 +146,13 @@ def resolved(content: Content, compared: Sequence[str] | None = None) -> Config:
             getattr(config, phase).iterations = total
         total = getattr(config, phase).iterations
     return config
+
+
+def drop_machine_settings(config: Config) -> Config:
+    """Return the settings without what they say of the machine and its user, to be handed on."""
+    paths = {key: default_of(item) for key, _, item in leaves(config) if is_path(item)}
+    usual = build(Config, merged(asdict(config), nested(paths)))
+    return replace(usual, device=Config.device, tracking=TrackingConfig())
 
 
 def build(schema: type[Schema], content: Content) -> Schema:

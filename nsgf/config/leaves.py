@@ -20,6 +20,13 @@ class FreeOnResume:
 FREE_ON_RESUME: Final = FreeOnResume()
 
 
+class MachinePath:
+    """Marks a leaf that names a file or a folder of this machine."""
+
+
+MACHINE_PATH: Final = MachinePath()
+
+
 @dataclass(frozen=True)
 class Range:
     """Numbers that a leaf may have; of a list it holds for each item."""
@@ -93,7 +100,12 @@ def range_of(item: "dataclasses.Field[Any]") -> Range | None:
 
 def is_free(item: "dataclasses.Field[Any]") -> bool:
     """Whether a leaf may change on resume although its section may not."""
-    return any(isinstance(note, FreeOnResume) for note in _notes(item))
+    return FREE_ON_RESUME in _notes(item)
+
+
+def is_path(item: "dataclasses.Field[Any]") -> bool:
+    """Whether a leaf names a file or a folder of this machine."""
+    return MACHINE_PATH in _notes(item)
 
 
 def plain_type(item: "dataclasses.Field[Any]") -> Any:

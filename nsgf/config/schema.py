@@ -7,7 +7,7 @@ may change on resume. What depends on several fields at once is checked in :mod:
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
-from nsgf.config.leaves import FREE_ON_RESUME, Range
+from nsgf.config.leaves import FREE_ON_RESUME, MACHINE_PATH, Range
 
 PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
 PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
@@ -62,7 +62,7 @@ class DataConfig:
     """Target mu*: a 2D set, an image set, or the images or points at data.path."""
     source: SourceName = "gaussian"
     """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
-    root: Annotated[str, FREE_ON_RESUME] = "data"
+    root: Annotated[str, MACHINE_PATH, FREE_ON_RESUME] = "data"
     """Folder of the image sets, in torchvision's layout."""
     verify: Annotated[bool, FREE_ON_RESUME] = True
     """Compare CIFAR-10's files with the published md5 sums; false takes what is there."""
@@ -75,7 +75,7 @@ class DataConfig:
     conditional: bool = False
     """Networks are told the class of each sample: images with labels, or own images in subfolders,
     which come class by class, each equally often. For generator, nsgf, nsf and predictor."""
-    path: Annotated[str | None, FREE_ON_RESUME] = None
+    path: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
     """images: a folder of them, with or without subfolders; points: a file .npz, .npy or .csv."""
     size: Annotated[int | None, Range(4, 1024)] = None
     """images: pixels of a side, to which all are brought; null: 32."""
@@ -322,7 +322,7 @@ class GeneratorConfig(OptimConfig):
     init: Literal["random", "nsgf"] = "random"
     """Weights to begin with: random ones, or the averaged ones of the run's own velocity network,
     then phases are [nsgf, generator]."""
-    init_run: Annotated[str | None, FREE_ON_RESUME] = None
+    init_run: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
     """Folder of a run of the same data and network, whose reflow, peer, straight flow from noise or
     NSGF it begins as instead of random weights."""
 
@@ -440,7 +440,7 @@ class EvaluationConfig:
     inception: bool = False
     """Measure FID, Inception score, KID, precision and recall in the features of the Inception
     network (image sets; needs the extra `fidelity`)."""
-    inception_weights: str | None = None
+    inception_weights: Annotated[str | None, MACHINE_PATH] = None
     """File with torch-fidelity's Inception weights; null: they are downloaded."""
     classifier: bool = False
     """Measure Frechet distance, precision and recall in the features of a small classifier that is
@@ -510,7 +510,7 @@ class Config:
     device: str = "auto"
     """auto (cuda if there is one that torch can use, else cpu), cpu, cuda or cuda:N; mps or xpu,
     which nobody has tried."""
-    out_dir: str = "runs"
+    out_dir: Annotated[str, MACHINE_PATH] = "runs"
     """Folder that holds the run folders."""
     smoke: bool = False
     """A run that only tries whether everything works (set by --smoke): its folder is named so, and

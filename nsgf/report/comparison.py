@@ -18,7 +18,7 @@ from nsgf.compare.tables import (
     plan_of_rows,
 )
 from nsgf.compare.trials import METHODS, Trial, asked_nfe, trial_config, trial_place, trials
-from nsgf.config.files import inherited, read_settings, resolved
+from nsgf.config.files import drop_machine_settings, inherited, read_settings, resolved
 from nsgf.config.schema import Config
 from nsgf.report.drawing import Album, Picture
 from nsgf.report.html import data_uri, write_page
@@ -101,7 +101,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         left_out=left_out,
         commands=commands(folder, config),
         trials=origins(folder),
-        config=dump_config(config) if config else "",
+        config=dump_config(drop_machine_settings(config)) if config else "",
         details=machines(folder),
     )
     return [str(file), *(name for picture in (quality, *shown) for name in picture.files)]
@@ -236,15 +236,11 @@ def _samples(folder: Path, rows: Sequence[Row], left_out: list[str]) -> Iterator
 
 
 def commands(folder: Path, config: Config | None) -> list[str]:
-    """How to go on with it or do it again, and how to make this page."""
-    page = f"python -m nsgf report --compare {shlex.quote(str(folder))}"
-    if config is None:
-        return [page]
-    file, home = (shlex.quote(str(path)) for path in (folder / SETTINGS, folder.parent))
-    return [
-        f"python -m nsgf compare --config {file} --out-dir {home}   # another one: all of it again",
-        page,
-    ]
+    """Commands that resume or repeat it and make this page, from the folder that holds it."""
+    place = shlex.quote(folder.resolve().name)
+    again = f"python -m nsgf compare --config {place}/{SETTINGS} --out-dir ."
+    page = f"python -m nsgf report --compare {place}"
+    return [f"{again}   # another --out-dir: all of it again", page] if config else [page]
 
 
 def origins(folder: Path) -> list[Origin]:

@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from nsgf.run.folder import replacing
+from nsgf.system.errors import shorten_paths
 
 
 def write_page(folder: Path, template: str, **values: Any) -> Path:
     """``report.html`` in ``folder``, of the template of this name beside this file; everything that
-    comes from files is escaped.
+    comes from files is escaped, and absolute paths are shortened.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
     engine = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=lambda value: shorten_paths(value) if type(value) is str else value,
     )
     made = f"{datetime.now():%Y-%m-%d %H:%M}"
     page = engine.get_template(f"{template}.html.j2").render(made=made, **values)

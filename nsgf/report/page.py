@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nsgf.checks import check
+from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.report.drawing import Album, Picture, drawn_pictures, tried
 from nsgf.report.figures import curve_figure
@@ -88,7 +89,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         commands=commands(run),
         remarks=remarks(lines),
         log=lines,
-        config=dump_config(config),
+        config=dump_config(drop_machine_settings(config)),
         versions=json.dumps(read_object(run.path / "versions.json"), indent=2),
     )
     return [str(file), *(name for picture in shown for name in picture.files)]
@@ -177,10 +178,10 @@ def described(metrics: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def commands(run: RunFolder) -> list[str]:
-    """How to do it again, and what else the run can be asked."""
-    place = shlex.quote(str(run.path))
+    """Commands that repeat the run and use it, from the folder that holds it."""
+    place = shlex.quote(run.path.resolve().name)
     return [
-        f"python -m nsgf train --config {shlex.quote(str(run.config_file))}",
+        f"python -m nsgf train --config {place}/{run.config_file.name}",
         f"python -m nsgf train --run {place} --resume",
         f"python -m nsgf sample --run {place}",
         f"python -m nsgf evaluate --run {place}",

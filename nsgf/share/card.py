@@ -11,7 +11,7 @@ from nsgf.phases import Phase, get_phases
 from nsgf.phases.groups import targets_of
 from nsgf.run.folder import RunFolder, phase_stem, replacing
 from nsgf.sampling.guidance import calls_per_answer
-from nsgf.system.errors import printable
+from nsgf.system.errors import printable, shorten_paths
 from nsgf.system.json_reader import read_object
 from nsgf.version import __version__
 
@@ -65,7 +65,7 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], shown: list[st
         _measured(measures),
         CLOSING,
     ]
-    return printable("\n".join(parts))
+    return shorten_paths(printable("\n".join(parts)))
 
 
 def same_measures(config: Config, run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:

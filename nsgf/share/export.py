@@ -9,7 +9,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from glob import escape
 from pathlib import Path
 
@@ -17,7 +17,8 @@ import psutil
 import torch
 from safetensors.torch import save as save_tensors
 
-from nsgf.config.schema import Config, DataConfig, TrackingConfig
+from nsgf.config.files import drop_machine_settings
+from nsgf.config.schema import Config
 from nsgf.phases import Phase, get_phases
 from nsgf.run.folder import RunFolder, replacing, sync_folder, write_text
 from nsgf.share.card import CARD_FILE, card, copied_pictures
@@ -96,26 +97,11 @@ def _write_index(folder: Path, config: Config, updates: dict[str, str]) -> None:
         MARK: FORMAT,
         "library_name": "nsgf",
         "version": __version__,
-        "settings": asdict(of_no_machine(config)),
+        "settings": asdict(drop_machine_settings(config)),
         "updates": updates,
         "files": {file.name: checksum(file.read_bytes()) for file in sorted(folder.iterdir())},
     }
     write_text(folder / CONFIG_FILE, json.dumps(index, indent=2, ensure_ascii=False) + "\n")
-
-
-def of_no_machine(config: Config) -> Config:
-    """The settings without what they say of the machine and its user."""
-    usual = Config()
-    evaluation = replace(config.evaluation, inception_weights=usual.evaluation.inception_weights)
-    data = replace(config.data, root=DataConfig.root, path=None)
-    return replace(
-        config,
-        device=usual.device,
-        out_dir=usual.out_dir,
-        data=data,
-        evaluation=evaluation,
-        tracking=TrackingConfig(),
-    )
 
 
 def refuse_foreign(to: Path) -> None:

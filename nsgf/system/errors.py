@@ -1,7 +1,14 @@
-"""The one exception that is meant for the user."""
+"""The one exception that is meant for the user, and texts made safe to show and to share."""
+
+import re
 
 MAX_LENGTH = 2000
 """Characters of a message; what is longer quotes a file or a flag at length."""
+
+ABSOLUTE_PATH = re.compile(
+    r"""(?<![\w.+/~-])(?:~\w*)?/(?=[^\s/])(?:[^/\n"',;:()]*[^\s/"',;:()]/)*"""
+)
+"""All but the last part of a path, whose folders may have spaces within their names."""
 
 
 class UserError(Exception):
@@ -33,3 +40,10 @@ def printable(text: str) -> str:
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )
+
+
+def shorten_paths(text: str) -> str:
+    """Return a text in which absolute paths have only their last part: they name folders and users
+    of this machine.
+    """
+    return ABSOLUTE_PATH.sub("", text)

@@ -48,7 +48,7 @@ def test_page_of_points_has_everything_in_it(small, small_run):
         assert (small_run.path / "report" / f"{stem}.pdf").read_bytes().startswith(b"%PDF")
     assert "12 of 12" in page.text
     assert "None yet" in page.text
-    assert f"train --run {small_run.path} --resume" in page.text
+    assert f"train --run {small_run.path.name} --resume" in page.text
 
 
 def test_page_of_images_shows_the_nearest(digits_run, tmp_path):

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,15 @@ from safetensors.torch import load_file
 
 import nsgf
 from nsgf import UserError, cli
-from nsgf.checks import PATHS
-from nsgf.command_line import parse
-from nsgf.config.leaves import default_of, leaves
-from nsgf.config.schema import Config
+from nsgf.config.files import build, drop_machine_settings, merged, nested
+from nsgf.config.leaves import is_path, leaves, plain_type
+from nsgf.config.schema import Config, TrackingConfig
 from nsgf.experiment import train
+from nsgf.report import page
 from nsgf.run import checkpoint
+from nsgf.run.folder import RunFolder
 from nsgf.share import export
-from nsgf.share.export import export_run, of_no_machine
+from nsgf.share.export import export_run
 from tests.conftest import shipped
 
 
@@ -49,7 +50,7 @@ def test_an_export_gives_the_samples_of_the_run_bit_for_bit(small, small_run, ta
     assert torch.equal(shared.sample(20, seed=4), run.sample(20, seed=4))
     assert torch.equal(shared.sample(20, nfe=5), run.sample(20, nfe=5))
     assert shared.progress == run.progress
-    assert shared.config == of_no_machine(run.config)
+    assert shared.config == drop_machine_settings(run.config)
 
 
 @pytest.mark.e2e
@@ -103,22 +104,36 @@ def test_a_run_that_is_not_finished_is_exported_as_far_as_it_is(small, small_run
     assert torch.equal(nsgf.load(target).sample(4), nsgf.load(small_run.path).sample(4))
 
 
-def test_settings_tell_nothing_of_the_machine():
-    """A new setting that is a path must be left out too."""
-    config = parse(
-        [
-            *("train", "--exp", "cifar10", "--out-dir=/home/me", "--data-root=/home/me/data"),
-            *("--device=cpu", "--inception-weights=/home/me/w.pth", "--tracking.entity=me"),
-            "--tracker=wandb",
-        ]
-    ).config
-    shared = of_no_machine(config)
-    usual = Config()
-    for key, value, item in leaves(shared):
-        if key in (*PATHS, "device") or key.startswith("tracking."):
-            assert value == default_of(item), key
-    assert "/home/me" not in str(shared)
-    assert shared.data.name == config.data.name != usual.data.name
+TEXTS = {"exp", "device", "data.found.checksum", "tracking.project", "tracking.entity"}
+"""Settings that are texts and no paths."""
+
+
+def test_no_path_of_the_machine_leaves(small, small_run, target, tmp_path, monkeypatch):
+    """Neither settings nor the log nor measures bring one into an export, its card or a page."""
+    home = tmp_path / "Jane Doe"
+    texts = {key for key, _, item in leaves(small) if plain_type(item) in (str, str | None)}
+    paths = {key: f"{home}/{key}" for key, _, item in leaves(small) if is_path(item)}
+    assert texts - set(paths) == TEXTS
+    config = build(Config, merged(asdict(small), nested(paths)))
+    config = replace(config, device="cpu", tracking=TrackingConfig("wandb", entity="jane"))
+    measures = {"inception": f"left out: {home}/weights.pth is missing", "weights": "ema"}
+    (home / "out_dir").mkdir(parents=True)
+    run = RunFolder(small_run.path.rename(home / "out_dir" / small_run.path.name))
+    (run.path / "metrics.json").write_text(
+        json.dumps({**measures, "updates": {"nsgf": "12 of 12"}})
+    )
+    with (run.path / "log.txt").open("a") as log:
+        log.write(f"nsgf: is damaged, see '{home}/a b/x.pt', {home}/y.pt, ~jane/z.pt\n")
+    export_run(config, run, target)
+    monkeypatch.setattr(page, "check", lambda config: None)  # not all of them have an effect
+    report = Path(page.report_run(config, run)[0])
+    for file in (target / "config.json", target / "README.md", report):
+        text = file.read_text()
+        assert str(tmp_path.parent) not in text, file
+        assert "jane" not in text.lower(), file
+    assert "left out: weights.pth is missing" in (target / "README.md").read_text()
+    assert "see &#39;x.pt&#39;, y.pt, z.pt" in report.read_text()
+    assert nsgf.load(target).config.data.name == small.data.name
 
 
 def test_an_export_can_be_repeated(small, small_run, target):
