@@ -81,9 +81,10 @@ def _range_problems(config: Config) -> Iterator[str]:
 
 def _phase_problems(config: Config) -> Iterator[str]:
     families = (*FAMILIES, ONE_CALL[1:])
-    allowed = [list(names[: end + 1]) for names in families for end in range(len(names))]
-    if config.phases not in allowed:
-        yield f"phases = {config.phases}: must be one of {', '.join(map(str, allowed))}"
+    allowed = dict.fromkeys(names[: end + 1] for names in families for end in range(len(names)))
+    if tuple(config.phases) not in allowed:
+        wanted = ", ".join(f"[{','.join(names)}]" for names in allowed)
+        yield f"phases = {config.phases}: must be one of {wanted}"
     if not re.fullmatch(r"auto|cpu|mps|xpu|cuda(:[0-9]{1,2})?", config.device):
         yield f"device = {config.device}: must be auto, cpu, cuda, cuda:N, mps or xpu"
 
