@@ -19,6 +19,7 @@ from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record
 from nsgf.compare.rows import read_rows
 from nsgf.compare.trials import METHODS, comparison_folder, trial_config, trial_folder, trials
+from nsgf.data import DATA_SETS, PointSet
 from nsgf.phases.potential import potential_file
 from nsgf.run.checkpoint import load, save
 from nsgf.run.folder import RunFolder
@@ -174,6 +175,18 @@ def test_methods_without_a_common_nfe_are_compared(config, monkeypatch):
     assert empty == [[False, True], [True, False]]
     assert files[3].stat().st_size > 0
     assert main(["report", "--compare", str(comparison_folder(config))]) == 0
+
+
+def test_points_in_space_are_compared(config, monkeypatch):
+    shell = PointSet("shell", lambda n, generator: torch.randn(n, 3), shape=(3,))
+    monkeypatch.setitem(DATA_SETS, "shell", shell)
+    monkeypatch.setattr(comparison, "save_pictures", save_pictures)
+    few = replace(config.compare, targets=[], methods=["nsgf"], nfe=[2])
+    shells = replace(config, data=replace(config.data, name="shell"), compare=few)
+    files, _ = run(shells)
+    assert files[3].stat().st_size > 0
+    with pytest.raises(UserError, match=r"data\.source = 8gaussians: must be gaussian"):
+        comparison_plan(replace(shells, data=replace(shells.data, source="8gaussians")))
 
 
 def test_methods_are_trained_with_updates_of_their_own(config):
