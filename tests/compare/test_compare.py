@@ -177,6 +177,26 @@ def test_methods_without_a_common_nfe_are_compared(config, monkeypatch):
     assert main(["report", "--compare", str(comparison_folder(config))]) == 0
 
 
+def test_new_measure_is_added_to_what_was_measured_before(finished, monkeypatch):
+    """A continued comparison has it in every row, floors included, and trains nothing anew."""
+    table, stick = comparison_folder(finished) / "table.csv", measure.PointYardstick
+    before, real = read_rows(table), stick._distances
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison, "train", None)
+        patch.setattr(stick, "names", (*stick.names, "new"))
+        patch.setattr(stick, "_distances", lambda *args: {**real(*args), "new": 5.0})
+        run(finished)
+    after = read_rows(table)
+    assert len(after) == len(before)
+    for row, other in zip(after, before, strict=True):
+        assert row.measured.values == {**other.measured.values, "new": 5.0}
+    monkeypatch.setattr(comparison, "measure", None)
+    run(finished)
+    assert [row.measured.values for row in read_rows(table)] == [
+        row.measured.values for row in before
+    ]
+
+
 def test_points_in_space_are_compared(config, monkeypatch):
     shell = PointSet("shell", lambda n, generator: torch.randn(n, 3), shape=(3,))
     monkeypatch.setitem(DATA_SETS, "shell", shell)
