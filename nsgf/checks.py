@@ -9,7 +9,7 @@ from typing import get_args
 from nsgf.conditional_checks import conditional_problems
 from nsgf.config.leaves import is_path, leaves, plain_type, range_of
 from nsgf.config.schema import FAMILIES, ONE_CALL, PHASES, Config, DataConfig
-from nsgf.data import OWN_SETS, ImageSet, data_shape, is_image_set, target_set
+from nsgf.data import DATA_SETS, NOISE, OWN_SETS, ImageSet, data_shape, is_image_set, target_set
 from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
 
@@ -79,10 +79,11 @@ def _range_problems(config: Config) -> Iterator[str]:
 
 
 def _phase_problems(config: Config) -> Iterator[str]:
-    allowed = [list(names[:count]) for names in FAMILIES[:2] for count in range(1, len(names) + 1)]
-    allowed += [list(ONE_CALL[1:]), list(ONE_CALL)]
-    if config.phases not in allowed:
-        yield f"phases = {config.phases}: must be one of {', '.join(map(str, allowed))}"
+    families = (*FAMILIES, ONE_CALL[1:])
+    allowed = dict.fromkeys(names[: end + 1] for names in families for end in range(len(names)))
+    if tuple(config.phases) not in allowed:
+        wanted = ", ".join(f"[{','.join(names)}]" for names in allowed)
+        yield f"phases = {config.phases}: must be one of {wanted}"
     if not re.fullmatch(r"auto|cpu|mps|xpu|cuda(:[0-9]{1,2})?", config.device):
         yield f"device = {config.device}: must be auto, cpu, cuda, cuda:N, mps or xpu"
 
@@ -126,10 +127,15 @@ def _data_problems(config: Config) -> Iterator[str]:
         yield f"model.kind = {config.model.kind}: must be {needed} for data.name {config.data.name}"
     if config.data.source == config.data.name:
         yield f"data.source = {config.data.source}: must differ from data.name"
+    target, source = target_set(config.data), DATA_SETS.get(config.data.source)
+    if source and "source" in target.uses and source.shape != target.shape:
+        yield (
+            f"data.source = {source.name}: must be {NOISE} for {target.name}, whose points have "
+            f"{target.shape[0]} coordinates, not {source.shape[0]}"
+        )
     for key in ("inception", "classifier"):
         if not is_image and getattr(config.evaluation, key):
             yield f"evaluation.{key} = true: must be false for {config.data.name}, which are points"
-    target = target_set(config.data)
     if isinstance(target, ImageSet) and not target.read_labels and config.evaluation.classifier:
         yield "evaluation.classifier = true: must be false for images without enough of each class"
     if config.peer.method == "sbcfm" and config.peer.sigma == 0:

@@ -135,6 +135,11 @@ USAGE = {
 """What stands behind commands that do not take ``--exp NAME [flags]`` alone."""
 
 
+def examples(command: str) -> list[str]:
+    """Command lines to begin with."""
+    return [f"nsgf {command} {words}".rstrip() for words in EXAMPLES.get(command, ("",))]
+
+
 def usage(command: str) -> str:
     """How a command is called."""
     return f"nsgf {command} {USAGE.get(command, '--exp NAME [flags]')}"
@@ -153,7 +158,7 @@ def command_parser(command: str) -> Parser:
         prog=f"nsgf {command}",
         usage=usage(command),
         description=f"{COMMANDS[command]}.",
-        epilog="\n  ".join(["examples:", *(f"nsgf {command} {say}" for say in EXAMPLES[command])]),
+        epilog="\n  ".join(["examples:", *examples(command)]),
     )
     group = add_settings(parser)
     parser.flags["--exp"].help = f"experiment: {', '.join(experiments())}"

@@ -5,7 +5,7 @@ import copy
 import textwrap
 from typing import Any
 
-from nsgf.flags import COMMANDS, EXAMPLES, command_parser, usage
+from nsgf.flags import COMMANDS, command_parser, examples, usage
 
 WIDTH = 80
 """Of a line, as terminals begin with."""
@@ -105,7 +105,7 @@ def overview() -> str:
     lines = ["usage: nsgf COMMAND [flags]", "", "Neural Sinkhorn Gradient Flow (NSGF++).", ""]
     lines += [f"  {name:10} {text}" for name, text in COMMANDS.items()]
     lines += ["", "nsgf COMMAND --help lists the flags of a command. Examples:"]
-    lines += [f"  nsgf {name} {EXAMPLES[name][0]}".rstrip() for name in COMMANDS]
+    lines += [f"  {examples(name)[0]}" for name in COMMANDS]
     return "\n".join(
         [*lines, "", "nsgf --print-completion SHELL writes what completes these in a shell."]
     )
@@ -115,13 +115,12 @@ def command_help(command: str) -> str:
     """The flags of a command that most need, in groups, and examples."""
     parser = command_parser(command)
     shown = WholeWords(parser.prog, max_help_position=30, width=WIDTH)
-    for title, flags in GROUPS[command].items():
+    for title, flags in GROUPS.get(command, {"what": _WHICH}).items():
         shown.start_section(title)
         shown.add_arguments([_brief(flag, parser.flags[flag]) for flag in flags])
         shown.end_section()
-    examples = [f"  nsgf {command} {words}".rstrip() for words in EXAMPLES[command]]
     parts = [f"usage: {usage(command)}", f"{COMMANDS[command]}.", shown.format_help().strip()]
-    parts.append("\n".join(["examples:", *examples]))
+    parts.append("\n  ".join(["examples:", *examples(command)]))
     if command != "list":
         parts.append(f"every setting is a flag: nsgf {command} --help-all, docs/configuration.md")
     return "\n\n".join(parts)

@@ -33,6 +33,16 @@ def test_flags_with_a_meaning_of_their_own_are_in_a_group():
     assert GROUPS.keys() == COMMANDS.keys()
 
 
+def test_a_new_command_has_help_at_once(monkeypatch, capsys):
+    """Its examples and groups of flags may come later."""
+    monkeypatch.setitem(COMMANDS, "probe", "try something new")
+    for words in ([], ["probe", "--help"], ["probe", "--help-all"]):
+        assert main(words) == 0
+        text = capsys.readouterr().out
+        assert "try something new" in text
+        assert "nsgf probe" in text
+
+
 @pytest.mark.parametrize("flag", OF_ONE_COMMAND)
 def test_flags_of_one_command_are_in_its_help(flag):
     groups = GROUPS[OF_ONE_COMMAND[flag]]

@@ -7,8 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsgf.checks import check
-from nsgf.compare.calls import calls_of_methods, left_out
-from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
+from nsgf.compare.calls import calls_of_methods, empty_cells
+from nsgf.compare.measure import (
+    ImageYardstick,
+    Measured,
+    PointYardstick,
+    Yardstick,
+    measure,
+    yardstick_of,
+)
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
 from nsgf.compare.report import TABLE, write_report
@@ -28,7 +35,6 @@ from nsgf.compare.trials import (
 )
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import ImageSet, target_set
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.potential import potential_file
@@ -113,7 +119,7 @@ def comparison_plan(config: Config) -> list[str]:
     if not todo:
         raise UserError(
             f"compare.nfe = {config.compare.nfe}: must have a number of calls that one of "
-            f"compare.methods can do with: {'; '.join(calls_of_methods(config, trials(config)))}"
+            f"compare.methods can do with: {'; '.join(calls_of_methods(config))}"
         )
     require_tracker(config)
     check_solver(config.sampling)
@@ -135,7 +141,7 @@ def comparison_plan(config: Config) -> list[str]:
         f"NFE {', '.join(map(str, config.compare.nfe))}",
         f"compare: {counted(len(todo), 'trial')}, {done} measured, "
         f"{counted(total, 'update')} in all",
-        *left_out(config, todo),
+        *empty_cells(config),
     ]
 
 
@@ -178,8 +184,13 @@ def check_earlier(config: Config, run: RunFolder) -> None:
 
 def _is_measured(config: Config, trial: Trial) -> bool:
     record, own = Record(trial_folder(config, trial)), trial_config(config, trial)
-    keys = (measure_key(trial.method, own, nfe, draw) for nfe, draw in _measures(own))
-    return all(map(record.find, keys))
+    return all(_found(record, trial, own, nfe, draw) for nfe, draw in _measures(own))
+
+
+def _found(record: Record, trial: Trial, config: Config, nfe: int, draw: int) -> Measured | None:
+    """A measure of a trial with this configuration, if it is whole."""
+    key = measure_key(trial.method, config, nfe, draw)
+    return record.find(key, yardstick_of(config).names)
 
 
 def _measures(config: Config) -> list[tuple[int, int]]:
@@ -250,12 +261,11 @@ class Work:
     def _measure(self, trial: Trial, config: Config, run: RunFolder) -> None:
         record = Record(run.path)
         for nfe, draw in _measures(config):
-            key = measure_key(trial.method, config, nfe, draw)
-            if record.find(key):
+            if _found(record, trial, config, nfe, draw):
                 continue
             self.stop_if_asked()
             measured = measure(config, run, nfe, draw, self._yardstick(trial), self.device)
-            record.add(key, measured)
+            record.add(measure_key(trial.method, config, nfe, draw), measured)
             texts = [f"{name} {value:.4g}" for name, value in measured.values.items()]
             self._log(f"compare: NFE {measured.nfe:g}: {', '.join(texts)}")
 
@@ -282,7 +292,7 @@ class Work:
             own, record = trial_config(self._config, trial), Record(self._folder(trial))
             seconds = record.train_seconds(tuple(own.phases))
             for nfe, draw in _measures(own):
-                measured = record.find(measure_key(trial.method, own, nfe, draw))
+                measured = _found(record, trial, own, nfe, draw)
                 if measured is not None:
                     rows.append(Row(trial, nfe, draw, updates(own), seconds, measured))
         return rows
@@ -300,8 +310,9 @@ class Work:
 
     def _floor(self, trial: Trial, draw: int, *, known: bool) -> Measured | None:
         record = Record(self._folder(trial).parent)
-        key = floor_key(trial_config(self._config, trial), draw)
-        floor = record.find(key)
+        config = trial_config(self._config, trial)
+        key = floor_key(config, draw)
+        floor = record.find(key, yardstick_of(config).names)
         if floor is None and not known:
             floor = Measured(0.0, 0.0, self._yardstick(trial).floor(trial.seed, draw))
             record.add(key, floor)
@@ -313,8 +324,7 @@ class Work:
     def _yardstick(self, trial: Trial) -> Yardstick:
         if trial.target not in self._yardsticks:
             config = trial_config(self._config, trial)
-            target = target_set(config.data)
-            if isinstance(target, ImageSet) and target.read_labels:
+            if yardstick_of(config) is ImageYardstick:
                 folder = self._classifiers or Path(config.out_dir).expanduser()
                 self._yardsticks[trial.target] = ImageYardstick(
                     config, folder, self.device, self._log

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nsgf.compare.trials import at_nfe
 from nsgf.config.schema import Config
-from nsgf.data import Data, Sampler, build_source
+from nsgf.data import Data, ImageSet, Sampler, build_source, target_set
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.shared import require_neighbours
 from nsgf.metrics.wasserstein import energy_distance, w2
@@ -94,6 +94,13 @@ Yardstick = PointYardstick | ImageYardstick
 """The measures of one target: ``names``, the main one first, and the ``samples`` they take."""
 
 
+def yardstick_of(config: Config) -> type[Yardstick]:
+    """The kind of measures that suits a trial's target."""
+    target = target_set(config.data)
+    has_labels = isinstance(target, ImageSet) and target.read_labels
+    return ImageYardstick if has_labels else PointYardstick
+
+
 @dataclass
 class Measured:
     """A measure of one trial."""
@@ -120,6 +127,7 @@ def measure(
     if not samples.finite:
         return Measured(samples.nfe, seconds, dict.fromkeys(yardstick.names, math.inf))
     values = yardstick.measure(samples.x, config.seed, draw)
+    assert tuple(values) == yardstick.names
     return Measured(samples.nfe, seconds, values)
 
 

@@ -3,6 +3,7 @@ one for the floors of each target."""
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -54,9 +55,13 @@ class Record:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
         self._save()
 
-    def find(self, key: str) -> Measured | None:
-        """The measure of this key; None: not measured yet."""
-        return self._measures.get(key)
+    def find(self, key: str, names: Sequence[str]) -> Measured | None:
+        """The measure of this key, with the values of these names; None: not measured yet, or not
+        all of them."""
+        found = self._measures.get(key)
+        if found is None or not found.values.keys() >= set(names):
+            return None
+        return replace(found, values={name: found.values[name] for name in names})
 
     def add(self, key: str, measured: Measured) -> None:
         """Keep a measure."""

@@ -17,7 +17,7 @@ PEER_PHASES: tuple[PhaseName, ...] = ("peer", "reflow")
 ONE_CALL: tuple[PhaseName, ...] = ("nsgf", "generator")
 """From noise to data with one network call; the first is left out where the second does not begin
 with its weights."""
-FAMILIES = (PHASES, PEER_PHASES, ONE_CALL)
+FAMILIES: tuple[tuple[PhaseName, ...], ...] = (PHASES, PEER_PHASES, ONE_CALL)
 """Phases that one experiment may train, in their order, which numbers their files."""
 
 
@@ -31,6 +31,8 @@ ImageName = Literal["digits", "mnist", "cifar10"]
 OwnName = Literal["images", "points"]
 SourceName = Literal["gaussian", "8gaussians"]
 """Names of data sets, whose records are in :mod:`nsgf.data`."""
+SolverName = Literal["euler", "heun", "dopri5"]
+"""Their records are in :mod:`nsgf.sampling.solvers`."""
 
 
 @dataclass
@@ -411,7 +413,7 @@ class SamplingConfig:
     tau: Annotated[float | None, Range(0, below=1)] = None
     """Time at which all samples enter the straight flow, without a time predictor; null: each at
     its predicted time."""
-    solver: Literal["euler", "heun", "dopri5"] = "euler"
+    solver: SolverName = "euler"
     """Of the straight flow. heun: second order, two network calls a step; dopri5: adaptive steps
     (rtol, atol); both need the extra `ode` (torchdiffeq)."""
     straight_steps: Annotated[int, Range(1)] = 10

@@ -1,6 +1,6 @@
-"""Distributions with unlimited draws: the Gaussian source and the two-dimensional sets.
+"""Distributions with unlimited draws: the Gaussian source and the sets of points.
 
-Shapes: n points, D = 2 coordinates.
+Shapes: n points, D coordinates.
 """
 
 import math
@@ -43,16 +43,18 @@ class RandomIndices:
 
 @dataclass(frozen=True)
 class PointSet:
-    """A two-dimensional law, and all that the program knows of it."""
+    """A law of points, and all that the program knows of it."""
 
     name: str
     """``data.name``."""
     points: Callable[[int, torch.Generator], Tensor]
-    """(n, generator) -> n independent points, float32, (n, 2)."""
+    """(n, generator) -> n independent points, float32, (n, D)."""
     is_source: bool = False
     """Whether ``data.source`` may name it."""
 
-    shape: ClassVar[tuple[int, ...]] = (2,)
+    shape: tuple[int, ...] = (2,)
+    """(D,)."""
+
     uses: ClassVar[frozenset[str]] = frozenset({"source"})
     """Settings of the section ``data`` that mean something for it, besides its name."""
 

@@ -19,6 +19,7 @@ from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record
 from nsgf.compare.rows import read_rows
 from nsgf.compare.trials import METHODS, comparison_folder, trial_config, trial_folder, trials
+from nsgf.data import DATA_SETS, PointSet
 from nsgf.phases.potential import potential_file
 from nsgf.run.checkpoint import load, save
 from nsgf.run.folder import RunFolder
@@ -138,7 +139,7 @@ def test_method_that_takes_more_calls_than_any_is_not_trained(config):
     files, said = run(replace(config, compare=few))
     assert said[1:3] == [
         "compare: 1 trial, 0 measured, 5 updates in all",
-        "compare: left out, as none of compare.nfe suits: NSGF++ takes 3 calls or more",
+        "compare: NSGF++ takes 3 calls or more: left out, not trained",
     ]
     assert not list(comparison_folder(config).glob("moons/nsgf++*"))
     assert "| NSGF++ | - | - |" in files[0].read_text()
@@ -148,16 +149,64 @@ def test_smoke_comparison_has_calls_for_every_method(config):
     """Else a method would first be tried by the comparison that is meant."""
     methods: list = [name for name in METHODS if name != "own"]
     plan = comparison_plan(replace(config, compare=replace(config.compare, methods=methods)))
-    assert len(plan) == 2
     assert plan[1].startswith("compare: 11 trials, ")
+    assert not any("left out" in line for line in plan)
 
 
 def test_methods_of_one_call_are_left_out_where_more_are_asked_for(config):
     few = replace(config.compare, methods=["onecall", "icfm", "onecall+"], nfe=[2])
     assert comparison_plan(replace(config, compare=few))[2:] == [
-        "compare: left out, as none of compare.nfe suits: One call takes 1 call and no more; "
-        "One call+ takes 1 call and no more"
+        "compare: One call takes 1 call and no more: left out, not trained",
+        "compare: One call+ takes 1 call and no more: left out, not trained",
     ]
+
+
+def test_methods_without_a_common_nfe_are_compared(config, monkeypatch):
+    """What stays empty is said before training."""
+    monkeypatch.setattr(comparison, "save_pictures", save_pictures)
+    own = replace(config.compare, methods=["nsgf++", "onecall"], nfe=[10, 1])
+    files, said = run(replace(config, compare=own))
+    assert said[2:5] == [
+        "compare: NSGF++ takes 3 calls or more: no cell at NFE 1",
+        "compare: One call takes 1 call and no more: no cell at NFE 10",
+        "compare: NSGF++, moons, seed 0",
+    ]
+    empty = [[cell == "-" for cell in line[1:]] for line in cells_of(files[0].read_text())[2:4]]
+    assert empty == [[False, True], [True, False]]
+    assert files[3].stat().st_size > 0
+    assert main(["report", "--compare", str(comparison_folder(config))]) == 0
+
+
+def test_new_measure_is_added_to_what_was_measured_before(finished, monkeypatch):
+    """A continued comparison has it in every row, floors included, and trains nothing anew."""
+    table, stick = comparison_folder(finished) / "table.csv", measure.PointYardstick
+    before, real = read_rows(table), stick._distances
+    with monkeypatch.context() as patch:
+        patch.setattr(comparison, "train", None)
+        patch.setattr(stick, "names", (*stick.names, "new"))
+        patch.setattr(stick, "_distances", lambda *args: {**real(*args), "new": 5.0})
+        run(finished)
+    after = read_rows(table)
+    assert len(after) == len(before)
+    for row, other in zip(after, before, strict=True):
+        assert row.measured.values == {**other.measured.values, "new": 5.0}
+    monkeypatch.setattr(comparison, "measure", None)
+    run(finished)
+    assert [row.measured.values for row in read_rows(table)] == [
+        row.measured.values for row in before
+    ]
+
+
+def test_points_in_space_are_compared(config, monkeypatch):
+    shell = PointSet("shell", lambda n, generator: torch.randn(n, 3), shape=(3,))
+    monkeypatch.setitem(DATA_SETS, "shell", shell)
+    monkeypatch.setattr(comparison, "save_pictures", save_pictures)
+    few = replace(config.compare, targets=[], methods=["nsgf"], nfe=[2])
+    shells = replace(config, data=replace(config.data, name="shell"), compare=few)
+    files, _ = run(shells)
+    assert files[3].stat().st_size > 0
+    with pytest.raises(UserError, match=r"data\.source = 8gaussians: must be gaussian"):
+        comparison_plan(replace(shells, data=replace(shells.data, source="8gaussians")))
 
 
 def test_methods_are_trained_with_updates_of_their_own(config):
