@@ -1,5 +1,4 @@
 import re
-import sys
 from dataclasses import replace
 
 import pytest
@@ -173,13 +172,6 @@ def test_samples_in_16_bit_take_half_the_traffic_and_cast_no_weight_in_a_call():
     config = shipped("2d", *TINY, "--phases=[nsgf]", "--steps=7")
     (full, _), (half, _) = (sampling_work(config, kind) for kind in ("fp32", "fp16"))
     assert half == Work(full.flops, full.traffic / 2, full.launches)
-
-
-def test_solver_of_the_card_need_not_be_installed_where_a_run_is_planned(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flash_sinkhorn", None)
-    lines = plan("2d", *TINY, "--sinkhorn.solver=flash")
-    assert any(line.startswith("pool at ") for line in lines)
-    assert not [line for line in lines if line.startswith("NO ")]
 
 
 def test_time_of_samples_and_paths_is_that_of_their_precision(monkeypatch):

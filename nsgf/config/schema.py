@@ -90,10 +90,9 @@ class DataConfig:
 class SinkhornConfig:
     """Entropic optimal transport on one mini-batch, cost 1/2 |x - y|^2, eps = blur^2."""
 
-    solver: Literal["batched", "geomloss", "flash"] = "batched"
+    solver: Literal["batched", "geomloss"] = "batched"
     """batched solves many flows at once to a tolerance; geomloss differentiates the library's
-    divergence, one flow at a time; flash does the same without n x n matrices (CUDA, extra
-    ``flash``; untried on a card)."""
+    divergence, one flow at a time."""
     batch_size: Annotated[int, Range(1)] = 256
     """Particles n of one flow."""
     target_batch: Annotated[int | None, Range(1)] = None
@@ -102,8 +101,8 @@ class SinkhornConfig:
     blur: Annotated[float, Range(above=0, maximum=1e6)] = 0.5
     """Square root of the regularization eps, in units of the data."""
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
-    """geomloss, flash: ratio of two successive blurs of the annealing; closer to 1 is slower and
-    more exact."""
+    """geomloss: ratio of two successive blurs of the annealing; closer to 1 is slower and more
+    exact."""
     tolerance: Annotated[float, Range(above=0)] = 5e-4
     """batched: largest L1 error of a plan's marginals (1 is all the mass); smaller still, in
     proportion, where particles move by less than the blur."""

@@ -38,7 +38,7 @@ BUILD_BYTES_CUDA, BUILD_SHARE_CUDA = 4 * 10**9, 0.25
 CLOUDS, MATRICES = 10, 10
 """Clouds and matrices that one flow takes besides its positions; generous, for the choice of how
 many flows are simulated together. Each counts as the larger of n particles and m targets."""
-SOLVER_CLOUDS, SOLVER_MATRICES = 4, {"batched": 5, "geomloss": 8, "flash": 0}
+SOLVER_CLOUDS, SOLVER_MATRICES = 4, {"batched": 5, "geomloss": 8}
 """The same as measured, for what must fit. geomloss compares the targets with each other, too."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}

@@ -170,7 +170,6 @@ def test_memory_of_the_solver_counts_matrices_and_clouds(config, solver, matrice
         ("batched", 3, 5 * 64),
         ("batched", 60, 5 * 480),
         ("geomloss", 60, 8 * 3600),
-        ("flash", 60, 0),
     ],
 )
 def test_clouds_and_matrices_count_as_the_larger_of_particles_and_targets(
@@ -283,13 +282,3 @@ def test_flows_together_on_a_card_take_a_share_of_it_at_most(card, budget, monke
     assert solver_bytes(config, CIFAR, CPU, card) == solver_bytes(
         config, CIFAR, torch.device("cuda")
     )
-
-
-def test_flash_needs_no_matrices():
-    """A cloud of 50,000 points has a cost matrix of 10 GB."""
-    config = parsed("2d", "--pool-batches=1", "--sinkhorn-batch=50000")
-    flash = replace(config, sinkhorn=replace(config.sinkhorn, solver="flash"))
-    assert solver_bytes(config, (2,), CPU) > 50 * GB > GB > 10 * solver_bytes(flash, (2,), CPU)
-    assert plan_pool(flash, (2,), CPU, available=GB)
-    with pytest.raises(UserError, match=r"--sinkhorn-batch \d+$"):
-        plan_pool(flash, (2,), CPU, available=10**5)
