@@ -76,7 +76,7 @@ MEANINGS = {
     "--max-hours": ("H", "then save, say how to go on, and end"),
     "--out-dir": ("DIR", "folder that holds the run folders"),
     "--keep": ("WHAT", "all; or light, a quarter of a finished phase's disk"),
-    "--tracker": ("NAME", "none, wandb, wandb-offline, tensorboard or trackio"),
+    "--tracker": ("NAME", "none, wandb, wandb-offline or tensorboard"),
     "--num-samples": ("N", "samples that are drawn"),
     "--sampling.straight_steps": ("N", "steps of the straight flow"),
     "--sampling.solver": ("NAME", "of the straight flow: euler, heun or dopri5"),

@@ -375,13 +375,12 @@ class TrainConfig:
 class TrackingConfig:
     """A tracker, besides the files of the run folder."""
 
-    tracker: Literal["none", "wandb", "wandb-offline", "tensorboard", "trackio"] = "none"
+    tracker: Literal["none", "wandb", "wandb-offline", "tensorboard"] = "none"
     """wandb: upload to Weights & Biases while training, offline where that is impossible;
     wandb-offline: keep in the run folder for `wandb sync`; tensorboard: files in the run folder
-    (extra `tensorboard`); trackio: its database on this machine, or the Space that its own
-    variables name (extra `trackio`). What is not asked for is not even imported."""
+    (extra `tensorboard`). What is not asked for is not even imported."""
     project: str = "nsgf"
-    """Project of W&B or trackio."""
+    """Project of W&B."""
     entity: str | None = None
     """W&B user or team; null: the key's own default."""
 
