@@ -47,7 +47,6 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--label": ("sampling.label",),
     "--precision": ("train.precision",),
     "--accumulate": ("train.accumulate",),
-    "--keep": ("train.keep",),
     "--max-hours": ("train.max_hours",),
     "--detect-anomaly": ("train.detect_anomaly",),
     "--inception-weights": ("evaluation.inception_weights",),

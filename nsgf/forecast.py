@@ -283,7 +283,6 @@ def _storage_lines(
             lines.append(f"NO {error}")
     sizes = [checkpoint_bytes(count) for count in weights]
     kept = f"two checkpoints of each phase, {format_bytes(2 * sum(sizes))}"
-    kept += f" (finished ones with --keep light: {format_bytes(sum(sizes) // 2)})"
     if on_disk and pool:
         kept += f", and until its phase is done the pool, {format_bytes(pool)}"
     elif pool:

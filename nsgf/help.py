@@ -21,7 +21,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "data": _DATA,
         "flow and pool": _FLOW,
         "training": (*_MODEL, *_MACHINE, "--max-hours"),
-        "output": ("--out-dir", "--keep", "--tracker", "--print-config"),
+        "output": ("--out-dir", "--tracker", "--print-config"),
     },
     "sample": {
         "what": _RUN,
@@ -75,7 +75,6 @@ MEANINGS = {
     "--accumulate": ("N", "parts of a batch: less memory, the same update"),
     "--max-hours": ("H", "then save, say how to go on, and end"),
     "--out-dir": ("DIR", "folder that holds the run folders"),
-    "--keep": ("WHAT", "all; or light, a quarter of a finished phase's disk"),
     "--tracker": ("NAME", "none, wandb, wandb-offline or tensorboard"),
     "--num-samples": ("N", "samples that are drawn"),
     "--sampling.straight_steps": ("N", "steps of the straight flow"),

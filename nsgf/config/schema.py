@@ -363,10 +363,6 @@ class TrainConfig:
     """Updates in a row without finite loss and gradient after which training stops."""
     detect_anomaly: Annotated[int, Range(0)] = 0
     """First updates of each phase in which autograd names the operation behind a nan; slow."""
-    keep: Literal["all", "light"] = "all"
-    """What a finished phase leaves: its last two checkpoints with the optimizer's state; or light,
-    one with last and averaged weights, a quarter of that. It then cannot be trained longer. What
-    was put aside before a phase was trained anew (*.previousN.pt) stays."""
     preview: bool = True
     """A picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
 
