@@ -29,7 +29,6 @@ from nsgf.system.hardware import (
     pick_device,
     reset_peak_memory,
 )
-from nsgf.training.choice import SAMPLES, described, faster_precision, measures
 from nsgf.training.precision import (
     Forward,
     compiling,
@@ -102,12 +101,6 @@ def _measured(
         parts.append(Part.of(phase.name, whole, prepared))
         yield f"{phase.name}: {each:.3g} s an update, about {format_hours(whole)}{where}"
         yield f"{phase.name}: {reached(config, phase, device, each)}"
-        if measures(config, optim, state.forward.model, device):
-            with device:
-                size = min(SAMPLES * state.accumulate, optim.batch_size)
-                noise = phase.example(size, *data_form(config.data))
-            chosen, gain = faster_precision(state, noise, time.perf_counter)
-            yield f"{phase.name}: train.precision = auto would be {chosen}, {described(gain)}"
         yield updates_finite(config, phase.name, lambda: state.update(batch).read())
     yield checkpoint_kept(config, phase.name, state.state_dict())
 

@@ -134,24 +134,7 @@ def test_all_that_would_stop_a_run_is_said_at_once(tiny, tmp_path):
     assert sum(" s an update" in line for line in lines) == len(tiny.phases)
 
 
-@pytest.mark.parametrize(("updates", "accumulate", "samples"), [(199, 1, []), (200, 3, [66])])
-def test_choice_of_precision_on_a_cpu_is_said(updates, accumulate, samples, monkeypatch):
-    seen = []
-
-    def faster(state, batch, now):
-        seen.append(len(batch.target))
-        return "bf16", 1.25
-
-    monkeypatch.setattr("nsgf.preflight.faster_precision", faster)
-    flags = ("--smoke", "--device=cpu", f"--train-iters={updates}", "--phases=[nsgf]")
-    flags += ("--batch-size=66", f"--accumulate={accumulate}")
-    lines = list(preflight(replace(shipped("digits", *flags), smoke=False)))
-    said = [line for line in lines if "train.precision = auto would be bf16" in line]
-    assert len(said) == len(samples)
-    assert seen == samples
-
-
-@pytest.mark.parametrize("later", ["reached", "measures", "updates_finite"])
+@pytest.mark.parametrize("later", ["reached", "updates_finite"])
 def test_only_what_trains_the_network_is_told_as_its_fault(later, tiny, monkeypatch):
     fault = ValueError("a mistake of ours")
 

@@ -173,7 +173,7 @@ def trial_config(config: Config, trial: Trial) -> Config:
 
 
 def named_precision(wanted: Precision | Literal["auto"], device: torch.device) -> Precision:
-    """What ``train.precision`` means for all cells on a device: on a CPU auto measures nothing."""
+    """What ``train.precision`` means for all cells on a device."""
     return pick_precision("auto", device) if wanted == "auto" else wanted
 
 

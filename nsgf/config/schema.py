@@ -338,8 +338,8 @@ class TrainConfig:
     """Longest time between two checkpoints inside a phase, in minutes."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of the networks' layers. auto: bf16 where the card has it, fp16 on cards with
-    tensor cores for it alone (T4), bf16 on a CPU for UNets that a measurement at the beginning of
-    their phase finds faster in it, else fp32. Weights and losses are float32 in any case."""
+    tensor cores for it alone (T4), else fp32, also on a CPU. Weights and losses are float32 in any
+    case."""
     accumulate: Annotated[int, Range(1)] = 1
     """Parts that the batch of an update is split into: less memory, the same update. Doubled by
     itself where the batch does not fit the card."""

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -28,10 +27,7 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import load_sampler, sample_run
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.training.choice import faster_precision
 from nsgf.training.loop import fit
-from nsgf.training.precision import Forward
-from nsgf.training.state import TrainState
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -391,18 +387,6 @@ def test_beginning_that_does_not_fit_is_one_line(one_call, tiny_run, tmp_path):
     forget(tiny_run, "nsf")
     forget(tiny_run, "nsgf")
     assert "no network there that starts from noise" in refused(tiny_run.path)
-
-
-def test_precision_is_measured_with_the_whole_batch(tmp_path):
-    """On a CPU, with more real images than samples, and with classes: halves cannot be cut."""
-    flags = ("--batch-size=44", "--generator.targets=88", f"--out-dir={tmp_path}")
-    for told in ((), ("--data.conditional=true",)):
-        config = shipped("digits-onecall", *flags, *told)
-        task = task_of(config)
-        forward = Forward(task.model, config.train, CPU, World())
-        state = TrainState(forward, config.generator, loss=task.loss, divisible=False)
-        batch, clock = task.batch(*task.draw(range(44))), count()
-        assert faster_precision(state, batch, lambda clock=clock: float(next(clock)))[1] == 1.0
 
 
 def test_velocity_cannot_change_under_a_finished_generator(one_call):
