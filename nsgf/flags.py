@@ -20,10 +20,9 @@ COMMANDS = {
 WITHOUT_RUN = ("list", "compare", "preflight")
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
-OF_PREFLIGHT = ("--assume", "--session-hours")
 OF_REPORT = ("--compare", "--figures")
 OF_ONE_COMMAND = {
-    **dict.fromkeys(OF_PREFLIGHT, "preflight"),
+    "--session-hours": "preflight",
     **dict.fromkeys(OF_REPORT, "report"),
     "--to": "export",
 }
@@ -71,11 +70,6 @@ CONTROL: dict[str, dict[str, Any]] = {
         "help": "go on at phase N, anew where phase N is finished",
     },
     "--to": {"type": str, "metavar": "DIR", "help": "folder that is written"},
-    "--assume": {
-        "type": str,
-        "metavar": "CARD",
-        "help": "compute a plan for a card that is not here, as t4, and measure nothing",
-    },
     "--session-hours": {
         "type": float,
         "metavar": "H",
@@ -123,7 +117,7 @@ EXAMPLES = {
     "list": ("", "--out-dir /kaggle/working/runs"),
     "compare": ("--exp 2d --dataset moons --compare.seeds 1", "--exp digits --smoke"),
     "export": ("--exp digits --to digits-export", "--run runs/2d-20260101_120000 --to moons"),
-    "preflight": ("--exp cifar10", "--exp cifar10 --assume t4 --session-hours 12"),
+    "preflight": ("--exp cifar10", "--exp cifar10 --session-hours 9"),
 }
 
 

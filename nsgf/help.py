@@ -50,7 +50,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "export": {"what": _RUN, "output": ("--to",), "samples": ("--sampling.straight_steps",)},
     "preflight": {
-        "what": (*_WHICH, "--assume", "--session-hours"),
+        "what": (*_WHICH, "--session-hours"),
         "data": _DATA,
         "flow and pool": _FLOW,
         "training": (*_MODEL, *_MACHINE),
@@ -86,7 +86,6 @@ MEANINGS = {
     "--compare.methods": ("LIST", "as [nsgf,icfm,otcfm]; all: docs/evaluation.md"),
     "--compare.seeds": ("N", "training runs of each method"),
     "--compare.nfe": ("LIST", "network calls for each sample, as [10,100]"),
-    "--assume": ("CARD", "a plan for a card that is not here, as t4"),
     "--figures": ("KIND", "png, svg or pdf"),
 }
 """Value and meaning of flags, where the first sentence about a setting is too long for a line."""

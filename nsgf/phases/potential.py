@@ -80,7 +80,7 @@ def potential_preparation(
     shape = data_shape(config.data)
     points = torch.randn(data_size(config.data), *shape, device=device)
     dual, x = Semidiscrete(points, 1), torch.randn(BATCH, *shape, device=device)
-    return Preparation(f"{phase}, partners", lambda: dual.partners(x), starts / BATCH, exact=True)
+    return Preparation(f"{phase}, partners", lambda: dual.partners(x), starts / BATCH)
 
 
 def learned_potential(

@@ -421,8 +421,6 @@ def test_problems_of_all_spaces_are_counted():
     (line,) = get_phase("generator").plan(config, CPU, None, World()).lines
     assert line == "generator: an update solves 16 transport problems, 10 x 20 and 10 x 10"
     (transport,) = get_phase("generator").preparations(config, CPU)
-    assert sum(problems.number for problems in transport.problems) == 16
-    assert {problems.values for problems in transport.problems} == {64, 32 * 64, 64 * 16, 96}
     assert len(transport.unit()) == 4
 
 
