@@ -23,8 +23,14 @@ RESOLVED = ("peer.iterations", "reflow.iterations")
 """Leaves for which null means that they follow from others."""
 MOVED = dict.fromkeys(("--wandb", "--tracking.wandb"), "--tracker wandb, or wandb-offline")
 """Flags of earlier versions, and what says the same."""
-REMOVED: dict[str, Any] = {"train.keep": "all"}
-"""Settings of earlier versions, with the values that now always hold."""
+REMOVED: dict[str, Any] = {
+    "train.keep": "all",
+    "peer.coupling": "batch",
+    "compare.coupling": "ot",
+    "semidiscrete.passes": ...,
+}
+"""Settings of earlier versions, with the values that now always hold; ...: has no effect without
+other removed values."""
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
 
 
@@ -152,7 +158,7 @@ def _without_removed(content: dict[Any, Any]) -> dict[Any, Any]:
         if not isinstance(part, dict) or name not in part:
             continue
         found = part.pop(name)
-        if found != value:
+        if value not in (..., found):
             raise UserError(
                 f"{key} = {found}: this setting was removed, and {yaml_words(value)} always holds; "
                 "leave it out"

@@ -132,15 +132,6 @@ class FlowConfig:
 
 
 @dataclass
-class SemidiscreteConfig:
-    """Optimal transport to the whole training set, for nsf.coupling and peer.coupling."""
-
-    passes: Annotated[int, Range(1)] = 20
-    """Draws for each training image from which its potential g is learned before the phase. On
-    digits 20 leave an error of 27 % of an image's mass, 80 of 13 %."""
-
-
-@dataclass
 class PoolConfig:
     """The trajectory pool."""
 
@@ -236,17 +227,15 @@ class NSFConfig(OptimConfig):
     source: Literal["prior", "nsgf"] = "prior"
     """Start X0 of the straight line: mu0, or where the NSGF steps end. Without the phase predictor
     the latter is a hand-over: samples then enter the straight flow at time 0."""
-    coupling: Literal["independent", "ot", "semidiscrete"] = "independent"
-    """Pairs (X0, X1): as drawn; re-paired by exact optimal transport within groups; or X1 the
-    partner of X0 among all training images, by transport to the whole set (section semidiscrete).
-    """
+    coupling: Literal["independent", "ot"] = "independent"
+    """Pairs (X0, X1): as drawn, or re-paired by exact optimal transport within groups."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
     """Samples of a group of ot; null: batch_size. Found on the CPU: 0.15 s for 1024, and eight
     times as long for twice as many."""
     starts: Annotated[int | None, Range(1)] = None
     """With source nsgf: samples that the NSGF steps are walked from, once; they are kept in main
-    memory and come again and again, with other ends. null: always new ones, which takes longer and
-    is all that coupling semidiscrete has, where a start has one end."""
+    memory and come again and again, with other ends. null: always new ones, which takes longer.
+    """
     init: Literal["random", "nsgf"] = "random"
     """Weights with which the straight-flow network begins: random ones, or the averaged ones of the
     velocity network, which has the same architecture."""
@@ -264,9 +253,6 @@ class PeerConfig(OptimConfig):
     method: PeerName = "icfm"
     """Flow matching by torchcfm: independent pairs, exact transport within the batch, Schroedinger
     bridge, or rectified flow (independent pairs, no noise)."""
-    coupling: Literal["batch", "semidiscrete"] = "batch"
-    """Pairs of otcfm: within a batch or group, or to all training images as nsf.coupling
-    semidiscrete."""
     sigma: Annotated[float, Range(0, 1e6)] = 0.1
     """Width of the noise around the line between a pair; sbcfm: of its bridge, and > 0."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
@@ -484,8 +470,6 @@ class CompareConfig:
     handover_steps: Annotated[int, Range(1)] = 2
     """Flow steps T of nsgf++h, whose straight flow begins where these end; more than 5 with
     flow.allow_many_steps alone."""
-    coupling: Literal["ot", "semidiscrete"] = "ot"
-    """How nsgf++h and otcfm+ pair: within groups of coupling_batch, or to all training images."""
     coupling_batch: Annotated[int, Range(2, 2**14)] = 1024
     """Samples among which nsgf++h and otcfm+ pair by exact transport."""
 
@@ -513,7 +497,6 @@ class Config:
     sinkhorn: SinkhornConfig = field(default_factory=SinkhornConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
-    semidiscrete: SemidiscreteConfig = field(default_factory=SemidiscreteConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     nsgf: OptimConfig = field(default_factory=OptimConfig)
     nsf: NSFConfig = field(default_factory=NSFConfig)

@@ -35,7 +35,7 @@ from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Precision, kept_precision
 from nsgf.training.task import Batch, Task
 
-FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool", "semidiscrete"}
+FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
 """Sections that training samples follow from and no sampling reads."""
 
 
