@@ -25,8 +25,6 @@ DATA_SETS: dict[str, PointSet | ImageSet] = {one.name: one for one in (*POINT_SE
 """Those that are the same for everyone."""
 NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
-PART = 4096
-"""Images that are turned into floats together."""
 DEVICE_SHARE = 0.1
 """Largest share of a card's free memory that an image set may take (CIFAR-10 has 154 MB)."""
 
