@@ -177,19 +177,11 @@ def _one_call_problems(config: Config) -> Iterator[str]:
         )
     if 1 <= config.generator.batch_size < 4:
         yield f"generator.batch_size = {config.generator.batch_size}: must be >= 4, two halves"
-    target = target_set(config.data)
-    has_labels = isinstance(target, ImageSet) and target.read_labels and not config.data.fake
-    if config.generator.features == "classifier" and not has_labels:
-        whose = "random images have" if config.data.fake else f"{config.data.name} has"
-        yield f"generator.features = classifier: needs images with labels, {whose} none; use pixels"
     begins = config.generator.init == "nsgf"
     if begins and config.phases != list(ONE_CALL):
         yield f"generator.init = nsgf: needs that phase; say --phases [{','.join(ONE_CALL)}]"
-    if (begins or config.generator.init_run) and not config.generator.residual:
-        key = "init = nsgf" if begins else f"init_run = {config.generator.init_run}"
-        yield f"generator.{key}: begins with a velocity; say --generator.residual true"
-    if begins and config.generator.init_run:
-        yield "generator.init_run: must be null with generator.init nsgf"
+    if begins and not config.generator.residual:
+        yield "generator.init = nsgf: begins with a velocity; say --generator.residual true"
     if not config.generator.blurs:
         yield "generator.blurs = []: must have at least one"
 
@@ -201,29 +193,15 @@ def _unused_couplings(config: Config) -> Iterator[str]:
             f"nsf.coupling_batch = {nsf.coupling_batch}: has no effect with nsf.coupling "
             f"{nsf.coupling}; say --nsf.coupling ot"
         )
-    if nsf.starts and (nsf.source == "prior" or nsf.coupling == "semidiscrete"):
-        why = "nsf.source prior" if nsf.source == "prior" else "nsf.coupling semidiscrete"
-        yield f"nsf.starts = {nsf.starts}: has no effect with {why}; say --nsf.starts null"
-    chosen = {"coupling": peer.coupling != "batch", "coupling_batch": peer.coupling_batch}
-    for key in (key for key, value in chosen.items() if value and peer.method != "otcfm"):
+    if nsf.starts and nsf.source == "prior":
         yield (
-            f"peer.{key} = {getattr(peer, key)}: has no effect with peer.method {peer.method}; "
-            "say --peer.method otcfm"
+            f"nsf.starts = {nsf.starts}: has no effect with nsf.source prior; say --nsf.starts null"
         )
-    if peer.coupling_batch and peer.coupling == "semidiscrete":
+    if peer.coupling_batch and peer.method != "otcfm":
         yield (
-            f"peer.coupling_batch = {peer.coupling_batch}: has no effect with peer.coupling "
-            "semidiscrete; leave one of them out"
+            f"peer.coupling_batch = {peer.coupling_batch}: has no effect with peer.method "
+            f"{peer.method}; say --peer.method otcfm"
         )
-    for key, coupling, other in (
-        ("nsf.coupling", nsf.coupling, "nsf.coupling ot"),
-        ("peer.coupling", peer.coupling, "peer.coupling_batch N"),
-    ):
-        if coupling == "semidiscrete" and not is_image_set(config.data.name):
-            yield (
-                f"{key} = semidiscrete: needs an image set, {config.data.name} is none; "
-                f"say --{other}"
-            )
 
 
 def refuse_unused(config: Config, asked: set[str]) -> None:
@@ -276,11 +254,6 @@ def _compare_problems(config: Config) -> Iterator[str]:
             yield f"compare.{key} = {values}: must not name one twice"
         if not values and key != "targets":
             yield f"compare.{key} = []: must name at least one"
-    if config.compare.coupling == "semidiscrete" and not is_image_set(config.data.name):
-        yield (
-            f"compare.coupling = semidiscrete: needs an image set, {config.data.name} is none; "
-            "say --compare.coupling ot"
-        )
     steps = config.compare.handover_steps
     if steps > MAX_STEPS_PLUS_PLUS and not config.flow.allow_many_steps:
         yield (

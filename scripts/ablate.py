@@ -106,9 +106,6 @@ VARIANTS: dict[str, dict[str, str]] = {
         "hand-over, pairs as drawn": hand_over(
             "--nsf.coupling independent --nsf.coupling_batch null"
         ),
-        "hand-over, semidiscrete": hand_over(
-            "--nsf.coupling semidiscrete --nsf.coupling_batch null --nsf.starts null"
-        ),
         "hand-over, all starts new": hand_over("--nsf.starts null"),
         "hand-over, n 1024": hand_over("--sinkhorn-batch 1024 --pool-batches 50"),
         "hand-over, init random": hand_over("--nsf.init random"),
@@ -131,12 +128,8 @@ VARIANTS: dict[str, dict[str, str]] = {
         "blur 0.3": one_call(256, "--generator.blurs [0.3]"),
         "blur 0.4": one_call(256, "--generator.blurs [0.4]"),
         "blurs 0.1, 0.2, 0.4": one_call(256, "--generator.blurs [0.1,0.2,0.4]"),
-        "V / rms(V)": one_call(256, "--generator.normalize true"),
-        "10 updates a solve": one_call(256, "--generator.max_iterations 10"),
-        "20 updates a solve": one_call(256, "--generator.max_iterations 20"),
         "tolerance 1e-2": one_call(256, "--generator.tolerance 1e-2"),
         "z + g(z, 0)": one_call(256, "--generator.residual true"),
-        "classifier's layers": one_call(256, "--generator.features classifier"),
     },
 }
 """By experiment: label and flags. MEAN stands for the mean tau that the run's own predictor finds;

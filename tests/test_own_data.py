@@ -176,8 +176,6 @@ def test_files_and_flags_win(images, tmp_path):
 def test_nothing_is_chosen_that_would_have_no_effect(images):
     config = parsed("images", images, "--nsf.coupling=independent", "--nsf.source=prior")
     assert (config.nsf.coupling_batch, config.nsf.starts) == (None, None)
-    config = parsed("images", images, "--nsf.coupling=semidiscrete")
-    assert (config.nsf.coupling_batch, config.nsf.starts) == (None, None)
 
 
 def test_a_smaller_sinkhorn_batch_keeps_the_chosen_pool(points):
@@ -224,7 +222,6 @@ def test_own_data_need_a_path_and_others_take_none(images, points):
     own = ("--data.path", points)
     assert "which are points" in refused(*train, "points", *own, "--evaluation.inception=true")
     assert "must be gaussian" in refused(*train, "points", *own, "--data.source=8gaussians")
-    assert "points is none" in refused(*train, "points", *own, "--nsf.coupling=semidiscrete")
 
 
 def test_settings_that_contradict_what_was_found_are_refused(images, tmp_path):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nsgf.config.schema import DataConfig
 from nsgf.data.classes import ClassSampler, LabelDropout, class_labels, class_rows
-from nsgf.data.images import FAKE_IMAGES, IMAGE_SETS, Files, ImageSet, to_unit_range
+from nsgf.data.images import IMAGE_SETS, Files, ImageSet
 from nsgf.data.own import OWN_IMAGES, OWN_SETS, TableSet, in_units
 from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
 from nsgf.data.samplers import ImageSampler, PointSampler, RowSampler, Sampler
@@ -25,8 +25,6 @@ DATA_SETS: dict[str, PointSet | ImageSet] = {one.name: one for one in (*POINT_SE
 """Those that are the same for everyone."""
 NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
-PART = 4096
-"""Images that are turned into floats together."""
 DEVICE_SHARE = 0.1
 """Largest share of a card's free memory that an image set may take (CIFAR-10 has 154 MB)."""
 
@@ -73,18 +71,6 @@ def data_classes(config: DataConfig) -> int:
 def data_form(config: DataConfig) -> tuple[tuple[int, ...], int]:
     """What networks follow from: :func:`data_shape` and :func:`data_classes`."""
     return data_shape(config), data_classes(config)
-
-
-def data_size(config: DataConfig) -> int:
-    """Training samples of an image set, mirrored ones counted, known without loading it.
-
-    Raises:
-        UserError: points are drawn from a law that has no end of them, or are the user's own.
-    """
-    target = target_set(config)
-    if not isinstance(target, ImageSet):
-        raise UserError(f"data.name = {config.name}: is no image set")
-    return (FAKE_IMAGES if config.fake else target.size) * (2 if config.flip else 1)
 
 
 class Data:
@@ -202,26 +188,6 @@ class Data:
         """Names of the coordinates of own points; None: those of the plane, which have none."""
         return None if self.table is None else self.table.names
 
-    def everything(self, device: torch.device) -> Tensor:
-        """All samples that the target is made of, each as likely as the others; with ``data.flip``
-        the mirrored ones come after the others.  (N, *shape), float32 in [-1, 1]
-
-        Made part by part: whatever else held a copy would double what they take.
-
-        Raises:
-            UserError: the target is no image set.
-        """
-        if self.images is None:
-            raise UserError(f"data.name = {self._config.name}: is no image set")
-        count, copies = len(self.images), 2 if self._config.flip else 1
-        made = torch.empty(copies * count, *self.shape, device=device)
-        for first in range(0, count, PART):
-            part = to_unit_range(self.images[first : first + PART].to(device))
-            made[first : first + len(part)] = part
-            if copies == 2:
-                made[count + first : count + first + len(part)] = part.flip(-1)
-        return made
-
 
 def fits_beside_training(images: Tensor, device: torch.device) -> bool:
     """Whether the images take at most DEVICE_SHARE of the device's free memory."""
@@ -271,7 +237,6 @@ __all__ = [
     "data_form",
     "data_set",
     "data_shape",
-    "data_size",
     "is_image_set",
     "target_set",
 ]

@@ -45,8 +45,6 @@ class ImageSet:
     """``data.name``."""
     shape: tuple[int, int, int]
     """(C, H, W), square."""
-    size: int
-    """Training images, for plans before they are loaded."""
     read_images: Callable[[Files], Tensor]
     """uint8, (N, C, H, W); may raise anything."""
     read_labels: Callable[[Files], Tensor] | None = None
@@ -181,7 +179,6 @@ IMAGE_SETS = (
     ImageSet(
         name="digits",
         shape=(1, 8, 8),
-        size=1797,
         read_images=_digits_images,
         read_labels=lambda _: torch.from_numpy(_digits().target),
         classifier_epochs=30,
@@ -190,7 +187,6 @@ IMAGE_SETS = (
     ImageSet(
         name="mnist",
         shape=(1, 28, 28),
-        size=60_000,
         read_images=lambda files: _mnist(files).data.unsqueeze(1),
         read_labels=lambda files: _mnist(files).targets,
         classifier_epochs=4,
@@ -200,7 +196,6 @@ IMAGE_SETS = (
     ImageSet(
         name="cifar10",
         shape=(3, 32, 32),
-        size=50_000,
         read_images=lambda files: _cifar10(files, read_batch),
         read_labels=lambda files: _cifar10(files, read_labels),
         classifier_epochs=8,

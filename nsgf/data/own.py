@@ -19,8 +19,6 @@ class TableSet:
 
     shape: tuple[int, ...]
     """(D,)."""
-    size: int
-    """How many there are."""
     name: str = "points"
     """``data.name``."""
     uses: frozenset[str] = frozenset({"path"})
@@ -44,7 +42,6 @@ def _images(config: DataConfig) -> ImageSet:
     return ImageSet(
         name=config.name,
         shape=(shape[0], shape[1], shape[2]),
-        size=size,
         read_images=lambda _: read_images(config),
         read_labels=(lambda _: read_labels(config)) if classes else None,
         classes=classes,
@@ -56,11 +53,11 @@ def _images(config: DataConfig) -> ImageSet:
 
 
 def _points(config: DataConfig) -> TableSet:
-    size, shape = _found(config, 1)
+    _, shape = _found(config, 1)
     for key in ("names", "mean", "scale"):
         if len(given := getattr(config.found, key) or []) != shape[0]:
             raise UserError(f"data.found.{key}: has {len(given)} values, must have {shape[0]}")
-    return TableSet(tuple(shape), size)
+    return TableSet(tuple(shape))
 
 
 def in_units(config: DataConfig, samples: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from nsgf.phases.potential import potential_file
 
 from nsgf.cli import main
 from nsgf.command_line import parse
@@ -20,7 +21,6 @@ from nsgf.compare.record import Record
 from nsgf.compare.rows import read_rows
 from nsgf.compare.trials import METHODS, comparison_folder, trial_config, trial_folder, trials
 from nsgf.data import DATA_SETS, PointSet
-from nsgf.phases.potential import potential_file
 from nsgf.run.checkpoint import load, save
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
@@ -458,8 +458,8 @@ def test_missing_torchcfm_is_said_before_any_work(config, monkeypatch, tmp_path)
 def test_missing_tracker_is_said_before_any_work(config, monkeypatch, tmp_path):
     monkeypatch.setattr("nsgf.run.mirrors.find_spec", lambda _: None)
     monkeypatch.setattr(comparison, "Work", None)
-    with pytest.raises(UserError, match=r"tracking\.tracker = trackio: needs trackio"):
-        run(replace(config, tracking=replace(config.tracking, tracker="trackio")))
+    with pytest.raises(UserError, match=r"tracking\.tracker = tensorboard: needs tensorboard"):
+        run(replace(config, tracking=replace(config.tracking, tracker="tensorboard")))
     assert not list(tmp_path.iterdir())
 
 

@@ -7,7 +7,7 @@ import torch
 
 from nsgf.data import ClassSampler, Data, Files, ImageSampler, LabelDropout, class_labels
 from nsgf.data.classes import DROPPED, class_rows, nearest_multiple
-from nsgf.data.images import ImageSet
+from nsgf.data.images import ImageSet, to_unit_range
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.data.test_samplers import numbers
@@ -53,7 +53,7 @@ def test_every_digit_is_of_its_class_and_the_last_group_of_all():
     for mixed in (False, True):
         groups = 10 + mixed
         drawn = data.target_by_class("x", mixed=mixed).at(cut)
-        real = data.everything(torch.device("cpu"))
+        real = to_unit_range(data.images)
         nearest = torch.cdist(drawn.flatten(1), real.flatten(1)).argmin(1)
         told = class_labels(cut, groups)
         assert torch.equal(labels[nearest][told < 10], told[told < 10].long())

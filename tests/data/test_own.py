@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import DataConfig, FoundConfig
-from nsgf.data import Data, Files, ImageSet, build_source, data_size, is_image_set, target_set
+from nsgf.data import Data, Files, ImageSet, build_source, is_image_set, target_set
 from nsgf.data.own import LOOKS, OWN_SETS
 from nsgf.system.errors import UserError
 from tests.data.own_files import own_points, write_images, write_points
@@ -32,8 +32,7 @@ def test_images_are_a_set_as_the_shipped_ones(tmp_path):
     config = looked("images", write_images(tmp_path, 24, classes=2), size=8, flip=True)
     record, data = target_set(config), Data(config, seed=0)
     assert isinstance(record, ImageSet)
-    assert (record.shape, record.size, record.classes) == ((3, 8, 8), 24, 2)
-    assert data_size(config) == 48
+    assert (record.shape, record.classes) == ((3, 8, 8), 2)
     assert data.images.shape == (24, 3, 8, 8)
     assert record.labels(Files.of(config)).tolist() == [0] * 12 + [1] * 12
     batch = data.target("x").sample(30)
@@ -69,10 +68,6 @@ def test_points_are_standardised_for_networks_and_measured_in_their_units(tmp_pa
     torch.testing.assert_close(data.in_units(batch), real, rtol=1e-5, atol=1e-5)
     assert np.array_equal(np.sort(real.numpy(), 0), np.sort(points.numpy(), 0))
     assert data.source("x").sample(5).shape == (5, 3)
-    with pytest.raises(UserError, match="is no image set"):
-        data_size(config)
-    with pytest.raises(UserError, match="is no image set"):
-        data.everything(torch.device("cpu"))
 
 
 def test_what_nobody_has_looked_at_is_refused():

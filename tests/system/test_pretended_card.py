@@ -79,31 +79,23 @@ def test_each_experiment_keeps_to_the_rules_of_a_card(exp, card, other, tmp_path
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("exp", "card", "flag"),
-    [
-        ("2d-onecall", HOPPER, "--generator.normalize=true"),
-        ("digits-onecall", TURING, "--generator.features=classifier"),
-    ],
-)
-def test_generator_mixes_no_devices(exp, card, flag, tmp_path):
+@pytest.mark.parametrize(("exp", "card"), [("2d-onecall", HOPPER), ("digits-onecall", TURING)])
+def test_generator_mixes_no_devices(exp, card, tmp_path):
     """Its updates wait for the transport problems, sampling for nothing."""
     where = ["--exp", exp, "--smoke", "--out-dir", str(tmp_path)]
     with pretended_card(card) as pretended, pretended.counted(OneCall, "carry") as leg:
-        assert main(["train", *where, "--device=cuda", "--train-iters=2", flag]) == 0
+        assert main(["train", *where, "--device=cuda", "--train-iters=2"]) == 0
         assert main(["sample", *where]) == 0
     assert leg["calls"] > 0
     assert not waits(leg)
 
 
 @pytest.mark.e2e
-def test_preflight_measures_a_card_by_its_rules(monkeypatch, capsys, tmp_path):
-    """And says what share of its peak an update reaches."""
+def test_preflight_measures_a_card_by_its_rules(capsys, tmp_path):
     small = ("--batch-size=4", "--sinkhorn-batch=8", "--pool-batches=6", f"--out-dir={tmp_path}")
-    with pretended_card(TURING), monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
+    with pretended_card(TURING):
         assert main(["preflight", "--exp=2d", "--device=cuda", *small]) == 0
-    assert "of the t4's peak in fp16" in capsys.readouterr().out
+    assert " on the card" in capsys.readouterr().out
 
 
 # --- how often the host waits ---
