@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nsgf.checks import check
 from nsgf.config.schema import Config
-from nsgf.data import data_form, data_shape
+from nsgf.data import data_shape, shape_and_classes
 from nsgf.phases import Phase, get_phases, sampled_phases
 from nsgf.phases.base import Problems
 from nsgf.pool.plan import build_batch, flow_flags, plan_pool, pool_bytes, solver_bytes
@@ -103,7 +103,7 @@ def counted(compute: Callable[[], object]) -> Work:
 
 def update_work(config: Config, phase: Phase, precision: Precision) -> Work:
     """One update: forward, backward and optimizer, for the whole batch."""
-    form = data_form(config.data)
+    form = shape_and_classes(config.data)
     with META:
         model = phase.network(config.model, *form).train()
         batch = phase.example(phase.optim(config).batch_size, *form)
@@ -141,7 +141,7 @@ def solve_work(problems: Problems) -> Work:
 def sampling_work(config: Config, precision: Precision) -> tuple[Work, int] | None:
     """What a batch of ``sampling.batch_size`` samples takes, and its network calls; None: their
     number depends on the samples."""
-    form, tau, total, calls = data_form(config.data), 0.0, Work(), 0
+    form, tau, total, calls = shape_and_classes(config.data), 0.0, Work(), 0
     for phase in sampled_phases(config, config.phases.__contains__):
         number, tau = phase.leg(config, nn.Identity()).expect(tau)  # type: ignore[assignment]
         if number is None:

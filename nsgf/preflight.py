@@ -10,7 +10,7 @@ import torch
 
 from nsgf.checks import check
 from nsgf.config.schema import Config
-from nsgf.data import data_form
+from nsgf.data import shape_and_classes
 from nsgf.forecast import update_work
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import timed_samples
@@ -105,7 +105,7 @@ def _measured(
         if measures(config, optim, state.forward.model, device):
             with device:
                 size = min(SAMPLES * state.accumulate, optim.batch_size)
-                noise = phase.example(size, *data_form(config.data))
+                noise = phase.example(size, *shape_and_classes(config.data))
             chosen, gain = faster_precision(state, noise, time.perf_counter)
             yield f"{phase.name}: train.precision = auto would be {chosen}, {described(gain)}"
         yield updates_finite(config, phase.name, lambda: state.update(batch).read())
@@ -123,7 +123,7 @@ def reached(config: Config, phase: Phase, device: torch.device, seconds: float) 
 
 def ready(config: Config, phase: Phase, device: torch.device) -> tuple[TrainState, Batch]:
     """A phase before its first update, and a batch that may be smaller than the configured one."""
-    optim, (shape, classes) = phase.optim(config), data_form(config.data)
+    optim, (shape, classes) = phase.optim(config), shape_and_classes(config.data)
     size = timed_samples(config, device, optim.batch_size)
     model = phase.build(config.model, shape, 0, classes).to(device)
     state = TrainState(

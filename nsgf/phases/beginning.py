@@ -8,7 +8,7 @@ from torch import nn
 
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import data_form
+from nsgf.data import shape_and_classes
 from nsgf.phases.base import Phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -42,7 +42,7 @@ def beginning(phase: Phase, config: Config, folder: str) -> Beginning:
             if texts := contradictions(payload["config"], config, ("data", "model")):
                 raise UserError(f"its {name} is of other data or another network: {texts[0]}")
             with torch.device("cpu"):
-                network = phase.network(config.model, *data_form(config.data))
+                network = phase.network(config.model, *shape_and_classes(config.data))
             network.load_state_dict(payload["ema"])
             return Beginning(name, f"after update {payload['step']}{remark}", network)
     except UserError as error:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Data, ImageSet, data_shape, target_set
-from nsgf.data.images import Files
 from nsgf.run.session import Session
 from nsgf.small_classifier import TEACHES, SmallCNN, obtain
 
@@ -50,7 +49,7 @@ def spaces_of(session: Session, data: Data) -> Spaces:
     kind, images = target_set(config.data), data.images
     assert isinstance(kind, ImageSet)  # checked with the configuration
     assert images is not None
-    labels = kind.labels(Files.of(config.data))
+    labels = kind.labels(config.data)
     folder = Path(config.out_dir).expanduser() / ".classifiers"
     log = session.tracker.log
     network = obtain(kind, images, labels, folder, session.device, log, TEACHES).network

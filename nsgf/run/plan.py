@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import data_form
+from nsgf.data import shape_and_classes
 from nsgf.phases import Phase, get_phase, get_phases
 from nsgf.pool.storage import free_disk_bytes
 from nsgf.run.checkpoint import good_header
@@ -87,7 +87,7 @@ def _updates(
     needed = training_memory(own, phase, device, world.size)
     check_device_memory(phase.name, needed, device)
     with torch.device("meta"):
-        network = phase.network(config.model, *data_form(config.data))
+        network = phase.network(config.model, *shape_and_classes(config.data))
     is_open = saved is None and measures(config, optim, network, device)
     return needed, (
         f"{phase.name}: {optim.iterations} updates of {optim.batch_size}, "
