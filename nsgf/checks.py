@@ -196,29 +196,15 @@ def _unused_couplings(config: Config) -> Iterator[str]:
             f"nsf.coupling_batch = {nsf.coupling_batch}: has no effect with nsf.coupling "
             f"{nsf.coupling}; say --nsf.coupling ot"
         )
-    if nsf.starts and (nsf.source == "prior" or nsf.coupling == "semidiscrete"):
-        why = "nsf.source prior" if nsf.source == "prior" else "nsf.coupling semidiscrete"
-        yield f"nsf.starts = {nsf.starts}: has no effect with {why}; say --nsf.starts null"
-    chosen = {"coupling": peer.coupling != "batch", "coupling_batch": peer.coupling_batch}
-    for key in (key for key, value in chosen.items() if value and peer.method != "otcfm"):
+    if nsf.starts and nsf.source == "prior":
         yield (
-            f"peer.{key} = {getattr(peer, key)}: has no effect with peer.method {peer.method}; "
-            "say --peer.method otcfm"
+            f"nsf.starts = {nsf.starts}: has no effect with nsf.source prior; say --nsf.starts null"
         )
-    if peer.coupling_batch and peer.coupling == "semidiscrete":
+    if peer.coupling_batch and peer.method != "otcfm":
         yield (
-            f"peer.coupling_batch = {peer.coupling_batch}: has no effect with peer.coupling "
-            "semidiscrete; leave one of them out"
+            f"peer.coupling_batch = {peer.coupling_batch}: has no effect with peer.method "
+            f"{peer.method}; say --peer.method otcfm"
         )
-    for key, coupling, other in (
-        ("nsf.coupling", nsf.coupling, "nsf.coupling ot"),
-        ("peer.coupling", peer.coupling, "peer.coupling_batch N"),
-    ):
-        if coupling == "semidiscrete" and not is_image_set(config.data.name):
-            yield (
-                f"{key} = semidiscrete: needs an image set, {config.data.name} is none; "
-                f"say --{other}"
-            )
 
 
 def refuse_unused(config: Config, asked: set[str]) -> None:
@@ -271,11 +257,6 @@ def _compare_problems(config: Config) -> Iterator[str]:
             yield f"compare.{key} = {values}: must not name one twice"
         if not values and key != "targets":
             yield f"compare.{key} = []: must name at least one"
-    if config.compare.coupling == "semidiscrete" and not is_image_set(config.data.name):
-        yield (
-            f"compare.coupling = semidiscrete: needs an image set, {config.data.name} is none; "
-            "say --compare.coupling ot"
-        )
     steps = config.compare.handover_steps
     if steps > MAX_STEPS_PLUS_PLUS and not config.flow.allow_many_steps:
         yield (

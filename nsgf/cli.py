@@ -7,12 +7,12 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 from nsgf.command_line import Request, parse
-from nsgf.flags import COMMANDS, OF_PREFLIGHT, command_parser
+from nsgf.flags import COMMANDS, command_parser
 from nsgf.help import command_help, overview
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.launch import is_launched, launched_rank
@@ -249,18 +249,10 @@ def _export(request: Request) -> None:
 
 
 def _preflight(request: Request) -> int:
-    from nsgf.forecast import forecast
     from nsgf.preflight import preflight
-    from nsgf.system.cards import find_card
 
-    config, sessions = request.config, (request.session_hours, _training_command(request.words))
-    lines: Iterable[str] = (
-        preflight(config, *sessions)
-        if request.assume is None
-        else forecast(config, find_card(request.assume), *sessions)
-    )
-    stops = False
-    for line in lines:
+    command, stops = _training_command(request.words), False
+    for line in preflight(request.config, request.session_hours, command):
         show(line)
         stops |= line.startswith("NO ")
     return int(stops)
@@ -269,7 +261,7 @@ def _preflight(request: Request) -> int:
 def _training_command(words: tuple[str, ...]) -> str:
     """The command that trains what preflight was asked about, for a shell."""
     kept: list[str] = []
-    own, is_value = {*OF_PREFLIGHT, "--max-hours", "--train.max_hours"}, False
+    own, is_value = {"--session-hours", "--max-hours", "--train.max_hours"}, False
     for word in words:
         flag, equals, _ = word.partition("=")
         if not is_value and flag not in own:

@@ -44,7 +44,6 @@ class Request:
     resume_phase: int | None = None
     print_config: bool = False
     to: str | None = None
-    assume: str | None = None
     session_hours: float = 12.0
     figures: str = "png"
     compare: Path | None = None

@@ -14,7 +14,6 @@ from nsgf.data import Data
 from nsgf.phases import Phase
 from nsgf.run.checkpoint import what_is_lost
 from nsgf.run.folder import RunFolder
-from nsgf.run.keep import lighten
 from nsgf.run.opening import open_run
 from nsgf.run.session import Session
 from nsgf.run.stop import StopRequest
@@ -73,5 +72,3 @@ def train_phase(phase: Phase, session: Session, data: Data) -> None:
     tracker.sort(session.config.phases)
     tracker.log(f"{phase.name}: done, {file}")
     show_preview(session, data, phase)
-    if session.config.train.keep == "light" and session.world.is_main:
-        lighten(session.run, phase.name, tracker.log)

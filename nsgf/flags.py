@@ -20,10 +20,9 @@ COMMANDS = {
 WITHOUT_RUN = ("list", "compare", "preflight")
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
-OF_PREFLIGHT = ("--assume", "--session-hours")
 OF_REPORT = ("--compare", "--figures")
 OF_ONE_COMMAND = {
-    **dict.fromkeys(OF_PREFLIGHT, "preflight"),
+    "--session-hours": "preflight",
     **dict.fromkeys(OF_REPORT, "report"),
     "--to": "export",
 }
@@ -47,7 +46,6 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--label": ("sampling.label",),
     "--precision": ("train.precision",),
     "--accumulate": ("train.accumulate",),
-    "--keep": ("train.keep",),
     "--max-hours": ("train.max_hours",),
     "--detect-anomaly": ("train.detect_anomaly",),
     "--inception-weights": ("evaluation.inception_weights",),
@@ -72,11 +70,6 @@ CONTROL: dict[str, dict[str, Any]] = {
         "help": "go on at phase N, anew where phase N is finished",
     },
     "--to": {"type": str, "metavar": "DIR", "help": "folder that is written"},
-    "--assume": {
-        "type": str,
-        "metavar": "CARD",
-        "help": "compute a plan for a card that is not here, as t4, and measure nothing",
-    },
     "--session-hours": {
         "type": float,
         "metavar": "H",
@@ -98,7 +91,7 @@ SMOKE: dict[str, Any] = {
     **dict.fromkeys(_of_all_phases("iterations"), 5),
     **dict.fromkeys(_of_all_phases("batch_size"), 4),
     **{"pool.num_batches": 2, "sinkhorn.batch_size": 8, "sinkhorn.target_batch": None},
-    **{"train.accumulate": 1, "semidiscrete.passes": 1, "compare.updates": []},
+    **{"train.accumulate": 1, "compare.updates": []},
     **{"train.log_every": 1, "train.checkpoint_every": 3},
     **{"sampling.num_samples": 4, "sampling.straight_steps": 2, "evaluation.num_samples": 4},
     **{"evaluation.repeats": 1, "evaluation.w2_samples": 4},
@@ -124,7 +117,7 @@ EXAMPLES = {
     "list": ("", "--out-dir /kaggle/working/runs"),
     "compare": ("--exp 2d --dataset moons --compare.seeds 1", "--exp digits --smoke"),
     "export": ("--exp digits --to digits-export", "--run runs/2d-20260101_120000 --to moons"),
-    "preflight": ("--exp cifar10", "--exp cifar10 --assume t4 --session-hours 12"),
+    "preflight": ("--exp cifar10", "--exp cifar10 --session-hours 9"),
 }
 
 

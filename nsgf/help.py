@@ -21,7 +21,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "data": _DATA,
         "flow and pool": _FLOW,
         "training": (*_MODEL, *_MACHINE, "--max-hours"),
-        "output": ("--out-dir", "--keep", "--tracker", "--print-config"),
+        "output": ("--out-dir", "--tracker", "--print-config"),
     },
     "sample": {
         "what": _RUN,
@@ -50,7 +50,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "export": {"what": _RUN, "output": ("--to",), "samples": ("--sampling.straight_steps",)},
     "preflight": {
-        "what": (*_WHICH, "--assume", "--session-hours"),
+        "what": (*_WHICH, "--session-hours"),
         "data": _DATA,
         "flow and pool": _FLOW,
         "training": (*_MODEL, *_MACHINE),
@@ -75,8 +75,7 @@ MEANINGS = {
     "--accumulate": ("N", "parts of a batch: less memory, the same update"),
     "--max-hours": ("H", "then save, say how to go on, and end"),
     "--out-dir": ("DIR", "folder that holds the run folders"),
-    "--keep": ("WHAT", "all; or light, a quarter of a finished phase's disk"),
-    "--tracker": ("NAME", "none, wandb, wandb-offline, tensorboard or trackio"),
+    "--tracker": ("NAME", "none, wandb, wandb-offline or tensorboard"),
     "--num-samples": ("N", "samples that are drawn"),
     "--sampling.straight_steps": ("N", "steps of the straight flow"),
     "--sampling.solver": ("NAME", "of the straight flow: euler, heun or dopri5"),
@@ -87,7 +86,6 @@ MEANINGS = {
     "--compare.methods": ("LIST", "as [nsgf,icfm,otcfm]; all: docs/evaluation.md"),
     "--compare.seeds": ("N", "training runs of each method"),
     "--compare.nfe": ("LIST", "network calls for each sample, as [10,100]"),
-    "--assume": ("CARD", "a plan for a card that is not here, as t4"),
     "--figures": ("KIND", "png, svg or pdf"),
 }
 """Value and meaning of flags, where the first sentence about a setting is too long for a line."""

@@ -11,14 +11,12 @@ import torch
 from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import shape_and_classes
-from nsgf.forecast import update_work
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import timed_samples
 from nsgf.readiness import checkpoint_kept, data_found, tried, updates_finite
 from nsgf.run.plan import training_plan
 from nsgf.run.trial import naming_the_model
 from nsgf.sessions import Part, session_lines, training_hours
-from nsgf.system.cards import speed
 from nsgf.system.distributed import World
 from nsgf.system.hardware import (
     OTHERS,
@@ -29,12 +27,10 @@ from nsgf.system.hardware import (
     pick_device,
     reset_peak_memory,
 )
-from nsgf.training.choice import SAMPLES, described, faster_precision, measures
 from nsgf.training.precision import (
     Forward,
     compiling,
     device_settings,
-    pick_precision,
     prepare_environment,
 )
 from nsgf.training.state import TrainState
@@ -101,24 +97,8 @@ def _measured(
         whole, where = each * optim.iterations, peak if device.type == "cuda" else ""
         parts.append(Part.of(phase.name, whole, prepared))
         yield f"{phase.name}: {each:.3g} s an update, about {format_hours(whole)}{where}"
-        yield f"{phase.name}: {reached(config, phase, device, each)}"
-        if measures(config, optim, state.forward.model, device):
-            with device:
-                size = min(SAMPLES * state.accumulate, optim.batch_size)
-                noise = phase.example(size, *shape_and_classes(config.data))
-            chosen, gain = faster_precision(state, noise, time.perf_counter)
-            yield f"{phase.name}: train.precision = auto would be {chosen}, {described(gain)}"
         yield updates_finite(config, phase.name, lambda: state.update(batch).read())
     yield checkpoint_kept(config, phase.name, state.state_dict())
-
-
-def reached(config: Config, phase: Phase, device: torch.device, seconds: float) -> str:
-    """Operations a second of an update that took so long, and on a known card their share of its
-    peak."""
-    precision = pick_precision(config.train.precision, device)
-    called = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    rate = update_work(config, phase, precision).flops / seconds
-    return speed(rate, called, precision, config.train.tf32)
 
 
 def ready(config: Config, phase: Phase, device: torch.device) -> tuple[TrainState, Batch]:

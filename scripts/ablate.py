@@ -106,9 +106,6 @@ VARIANTS: dict[str, dict[str, str]] = {
         "hand-over, pairs as drawn": hand_over(
             "--nsf.coupling independent --nsf.coupling_batch null"
         ),
-        "hand-over, semidiscrete": hand_over(
-            "--nsf.coupling semidiscrete --nsf.coupling_batch null --nsf.starts null"
-        ),
         "hand-over, all starts new": hand_over("--nsf.starts null"),
         "hand-over, n 1024": hand_over("--sinkhorn-batch 1024 --pool-batches 50"),
         "hand-over, init random": hand_over("--nsf.init random"),

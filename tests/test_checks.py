@@ -195,19 +195,6 @@ def test_groups_of_pairs_that_nothing_is_paired_in_are_refused(tiny, section, re
         check(replace(tiny, **{section: changed}))
 
 
-@pytest.mark.parametrize(
-    ("section", "values", "message"),
-    [
-        ("nsf", {}, r"nsf\.coupling = semidiscrete: needs an image set, .*--nsf\.coupling ot"),
-        ("peer", {"method": "otcfm"}, r"peer\.coupling = semidiscrete: needs .*coupling_batch N"),
-        ("peer", {"method": "icfm"}, r"peer\.coupling = semidiscrete: has no effect with .*icfm"),
-        ("peer", {"method": "otcfm", "coupling_batch": 8}, r"coupling_batch = 8: has no effect"),
-        ("nsf", {"coupling_batch": 8}, r"coupling_batch = 8: has no effect .*semidiscrete; say"),
-        # a start has one partner: few starts would meet few data
-        ("nsf", {"source": "nsgf", "starts": 8}, r"starts = 8: has no effect with .*semidiscrete"),
-    ],
-)
-def test_partners_among_all_data_need_a_finite_set(tiny, section, values, message):
-    changed = replace(getattr(tiny, section), coupling="semidiscrete", **values)
-    with pytest.raises(UserError, match=message):
-        check(replace(tiny, **{section: changed}))
+def test_starts_that_no_line_starts_from_are_refused(tiny):
+    with pytest.raises(UserError, match=r"nsf\.starts = 8: has no effect with nsf\.source prior"):
+        check(replace(tiny, nsf=replace(tiny.nsf, starts=8)))

@@ -263,22 +263,19 @@ def test_red_lines_of_preflight_are_exit_code_one(monkeypatch, capsys):
 def test_plan_names_the_command_that_trains_the_same(monkeypatch, capsys):
     """Without the flags of preflight alone, and with the hours of the plan."""
     asked = []
-    monkeypatch.setattr("nsgf.forecast.forecast", lambda *given: asked.append(given) or ["plan"])
-    words = ["--exp", "2d", "--assume", "T4", "--lr=2e-4", "--session-hours=9", "--max-hours", "3"]
+    monkeypatch.setattr("nsgf.preflight.preflight", lambda *given: asked.append(given) or ["plan"])
+    words = ["--exp", "2d", "--lr=2e-4", "--session-hours=9", "--max-hours", "3"]
     assert main(["preflight", *words, "--out-dir", "my runs"]) == 0
-    config, card, hours, command = asked[0]
-    assert (config.nsgf.lr, card.name, hours) == (2e-4, "t4", 9.0)
+    config, hours, command = asked[0]
+    assert (config.nsgf.lr, hours) == (2e-4, 9.0)
     assert command == "python -m nsgf train --exp 2d --lr=2e-4 --out-dir 'my runs'"
 
 
-def test_assumed_cards_are_of_preflight_and_of_the_table(capsys):
-    assert main(["preflight", "--exp", "2d", "--assume", "k80"]) == 2
-    assert "--assume k80: must be one of t4, " in capsys.readouterr().err
-    assert main(["preflight", "--exp", "2d", "--assume", "t4", "--session-hours=0"]) == 2
+def test_hours_of_a_session_are_of_preflight(capsys):
+    assert main(["preflight", "--exp", "2d", "--session-hours=0"]) == 2
     assert "--session-hours = 0: must be > 0" in capsys.readouterr().err
-    for flag in ("--assume=t4", "--session-hours=2"):
-        assert main(["train", "--exp", "2d", flag]) == 2
-        assert "nsgf preflight" in capsys.readouterr().err
+    assert main(["train", "--exp", "2d", "--session-hours=2"]) == 2
+    assert "nsgf preflight" in capsys.readouterr().err
 
 
 def test_print_config_trains_nothing(capsys, tmp_path, monkeypatch):

@@ -73,7 +73,7 @@ FAN_OUT = [
     ("--precision", "bf16", "bf16", ("train.precision",)),
     ("--out-dir", "/y", "/y", ("out_dir",)),
     ("--num-samples", "3", 3, ("sampling.num_samples", "evaluation.num_samples")),
-    ("--tracker", "trackio", "trackio", ("tracking.tracker",)),
+    ("--tracker", "tensorboard", "tensorboard", ("tracking.tracker",)),
 ]
 
 

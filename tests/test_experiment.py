@@ -12,7 +12,7 @@ from nsgf.config.schema import Config
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.nsf import NSF
-from nsgf.phases.transport import TrainedSteps
+from nsgf.phases.transport import trained_steps
 from nsgf.pool import build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -223,7 +223,7 @@ def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, finished):
     expected = x
     for step in range(3):
         expected = expected + tiny.flow.eta * network(expected, torch.full((5,), step / 3))
-    torch.testing.assert_close(TrainedSteps(lab)(x), expected)
+    torch.testing.assert_close(trained_steps(lab)(x), expected)
 
 
 def test_straight_flow_begins_with_the_averaged_weights_of_nsgf(tiny):

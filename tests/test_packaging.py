@@ -16,8 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LATE = ("matplotlib", "sklearn", "ot", "wandb", "scipy", "torchvision")
 OPTIONAL = {
-    *("flash_sinkhorn", "huggingface_hub", "torch_fidelity", "torchdiffeq", "torchcfm"),
-    *("shtab", "trackio"),
+    *("huggingface_hub", "torch_fidelity", "torchdiffeq", "torchcfm", "shtab"),
 }
 PACKAGE = {"PIL": "pillow", "ot": "POT", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 """Names of packages where they are not those of their modules."""

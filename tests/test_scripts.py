@@ -130,20 +130,6 @@ def test_bench_targets_measures_fewer_and_times_more_than_the_reference(output):
     assert 0 < errors[-1] < errors[0] < 100
 
 
-def test_bench_semidiscrete_learns_all_or_tells_what_it_would_take(output):
-    flags = ("--fake-data", "--semidiscrete.passes=3")
-    text = output("bench_semidiscrete", *flags)
-    rows = [row for row in table(text) if row[0] == "512"]
-    assert [row[:3] for row in rows] == [["512", "64", "6"]]
-    assert "Learned: error of a point's mass" in text
-    short = output("bench_semidiscrete", *flags, "--steps=2")
-    assert "Learned" not in short
-    (row,) = (row for row in table(short) if row[0] == "512")
-    assert float(row[4]) == pytest.approx(6 * float(row[3]), rel=0.01)
-    assert "--exp 2d: must be an image set" in output("bench_semidiscrete", "--exp=2d", code=2)
-    assert "--steps 0: must be >= 1" in output("bench_semidiscrete", "--steps=0", code=2)
-
-
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

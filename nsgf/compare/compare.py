@@ -31,7 +31,6 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.data import ImageSet, target_set
 from nsgf.experiment import train
 from nsgf.phases import get_phase
-from nsgf.phases.potential import potential_file
 from nsgf.run.checkpoint import good_header, mend
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
@@ -237,8 +236,7 @@ class Work:
         phase = config.phases[-1]
         if is_trained(config, run, phase):
             return
-        begun = (run.checkpoint_file(phase), potential_file(run))
-        resumed, started = any(file.exists() for file in begun), time.perf_counter()
+        resumed, started = run.checkpoint_file(phase).exists(), time.perf_counter()
         try:
             train(config, run, stop=self._stop)
         finally:

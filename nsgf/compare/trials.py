@@ -173,7 +173,7 @@ def trial_config(config: Config, trial: Trial) -> Config:
 
 
 def named_precision(wanted: Precision | Literal["auto"], device: torch.device) -> Precision:
-    """What ``train.precision`` means for all cells on a device: on a CPU auto measures nothing."""
+    """What ``train.precision`` means for all cells on a device."""
     return pick_precision("auto", device) if wanted == "auto" else wanted
 
 
@@ -183,15 +183,13 @@ def _recipe(config: Config, method: MethodName) -> Config:
     Raises:
         UserError: ``own`` is to be compared, and the experiment is a peer.
     """
-    nsf, flow, coupling = config.nsf, config.flow, config.compare.coupling
-    group = config.compare.coupling_batch if coupling == "ot" else None
-    kind, large_pairs = METHODS[method].peer, METHODS[method].large_pairs
+    nsf, flow, group = config.nsf, config.flow, config.compare.coupling_batch
+    kind = METHODS[method].peer
     if kind:
         is_image = config.model.kind == "unet"
         sigma = 0.0 if is_image and kind != "sbcfm" else SIGMA.get(kind, 0.0)
-        peer = replace(config.peer, method=kind, sigma=sigma, coupling="batch", coupling_batch=None)
-        if large_pairs:
-            peer.coupling, peer.coupling_batch = ("batch" if group else "semidiscrete"), group
+        pairs = group if METHODS[method].large_pairs else None
+        peer = replace(config.peer, method=kind, sigma=sigma, coupling_batch=pairs)
         return replace(config, peer=peer)
     if method == "nsgf++":
         most = max(flow.steps if flow.allow_many_steps else 0, MAX_STEPS_PLUS_PLUS)
@@ -209,9 +207,9 @@ def _recipe(config: Config, method: MethodName) -> Config:
             nsf,
             source="nsgf",
             init="nsgf",
-            coupling=coupling,
+            coupling="ot",
             coupling_batch=group,
-            starts=min(STARTS, nsf.starts or STARTS) if group else None,
+            starts=min(STARTS, nsf.starts or STARTS),
         )
         flow = replace(flow, steps=config.compare.handover_steps)
         return replace(config, nsf=nsf, flow=flow)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, set_loader
 from yaml import YAMLError
 
-from nsgf.config.describe import Section, sections, type_words
+from nsgf.config.describe import Section, sections, type_words, yaml_words
 from nsgf.config.leaves import leaves, plain_type
 from nsgf.config.schema import OF_PHASES, Settings
 from nsgf.config.yaml_loader import load_yaml
@@ -23,6 +23,15 @@ RESOLVED = ("peer.iterations", "reflow.iterations")
 """Leaves for which null means that they follow from others."""
 MOVED = dict.fromkeys(("--wandb", "--tracking.wandb"), "--tracker wandb, or wandb-offline")
 """Flags of earlier versions, and what says the same."""
+REMOVED: dict[str, Any] = {
+    "data.verify": True,
+    "train.keep": "all",
+    "peer.coupling": "batch",
+    "compare.coupling": "ot",
+    "semidiscrete.passes": ...,
+}
+"""Settings of earlier versions, with the values that now always hold; ...: has no effect without
+other removed values."""
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
 
 
@@ -86,9 +95,9 @@ class Parser(ArgumentParser):
         """The content of a file with values of the right types.
 
         Raises:
-            UserError: an unknown key, or a value of a wrong type.
+            UserError: an unknown or removed key, or a value of a wrong type.
         """
-        content = _renewed(content)
+        content = _without_removed(_renewed(content))
         for key, value in _flat(content):
             if f"--{key}" not in self.flags:
                 self._unknown(key, value)
@@ -106,6 +115,8 @@ class Parser(ArgumentParser):
             raise UserError(f"{said} a section; set its keys, as in {name}.KEY")
         if name in MOVED:
             raise UserError(f"{name}: is now {MOVED[name]}")
+        if name.removeprefix("--") in REMOVED:
+            raise UserError(f"{name}: this setting was removed; leave it out")
         if name in self.elsewhere:
             raise UserError(f"{name}: no flag of {self.prog}, but of {self.elsewhere[name]}")
         nearest = self._nearest(name.removeprefix("--"))
@@ -133,6 +144,29 @@ def _renewed(content: dict[Any, Any]) -> dict[Any, Any]:
     named = {"online": "wandb", "offline": "wandb-offline", "disabled": "none"}
     kept = {key: value for key, value in section.items() if key != "wandb"}
     return {**content, "tracking": {**kept, "tracker": named.get(str(mode), mode)}}
+
+
+def _without_removed(content: dict[Any, Any]) -> dict[Any, Any]:
+    """Settings without the removed ones, which run folders of earlier versions still have.
+
+    Raises:
+        UserError: a removed setting has a value that no longer holds.
+    """
+    kept = {key: dict(part) if isinstance(part, dict) else part for key, part in content.items()}
+    for key, value in REMOVED.items():
+        section, _, name = key.partition(".")
+        part = kept.get(section)
+        if not isinstance(part, dict) or name not in part:
+            continue
+        found = part.pop(name)
+        if value not in (..., found):
+            raise UserError(
+                f"{key} = {found}: this setting was removed, and {yaml_words(value)} always holds; "
+                "leave it out"
+            )
+        if not part:
+            del kept[section]
+    return kept
 
 
 def _flat(content: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -88,10 +88,9 @@ class DataConfig:
 class SinkhornConfig:
     """Entropic optimal transport on one mini-batch, cost 1/2 |x - y|^2, eps = blur^2."""
 
-    solver: Literal["batched", "geomloss", "flash"] = "batched"
+    solver: Literal["batched", "geomloss"] = "batched"
     """batched solves many flows at once to a tolerance; geomloss differentiates the library's
-    divergence, one flow at a time; flash does the same without n x n matrices (CUDA, extra
-    ``flash``; untried on a card)."""
+    divergence, one flow at a time."""
     batch_size: Annotated[int, Range(1)] = 256
     """Particles n of one flow."""
     target_batch: Annotated[int | None, Range(1)] = None
@@ -100,8 +99,8 @@ class SinkhornConfig:
     blur: Annotated[float, Range(above=0, maximum=1e6)] = 0.5
     """Square root of the regularization eps, in units of the data."""
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
-    """geomloss, flash: ratio of two successive blurs of the annealing; closer to 1 is slower and
-    more exact."""
+    """geomloss: ratio of two successive blurs of the annealing; closer to 1 is slower and more
+    exact."""
     tolerance: Annotated[float, Range(above=0)] = 5e-4
     """batched: largest L1 error of a plan's marginals (1 is all the mass); smaller still, in
     proportion, where particles move by less than the blur."""
@@ -128,15 +127,6 @@ class FlowConfig:
     step arrives."""
     allow_many_steps: Annotated[bool, FREE_ON_RESUME] = False
     """Let NSGF++ use more than 5 flow steps."""
-
-
-@dataclass
-class SemidiscreteConfig:
-    """Optimal transport to the whole training set, for nsf.coupling and peer.coupling."""
-
-    passes: Annotated[int, Range(1)] = 20
-    """Draws for each training image from which its potential g is learned before the phase. On
-    digits 20 leave an error of 27 % of an image's mass, 80 of 13 %."""
 
 
 @dataclass
@@ -235,17 +225,15 @@ class NSFConfig(OptimConfig):
     source: Literal["prior", "nsgf"] = "prior"
     """Start X0 of the straight line: mu0, or where the NSGF steps end. Without the phase predictor
     the latter is a hand-over: samples then enter the straight flow at time 0."""
-    coupling: Literal["independent", "ot", "semidiscrete"] = "independent"
-    """Pairs (X0, X1): as drawn; re-paired by exact optimal transport within groups; or X1 the
-    partner of X0 among all training images, by transport to the whole set (section semidiscrete).
-    """
+    coupling: Literal["independent", "ot"] = "independent"
+    """Pairs (X0, X1): as drawn, or re-paired by exact optimal transport within groups."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
     """Samples of a group of ot; null: batch_size. Found on the CPU: 0.15 s for 1024, and eight
     times as long for twice as many."""
     starts: Annotated[int | None, Range(1)] = None
     """With source nsgf: samples that the NSGF steps are walked from, once; they are kept in main
-    memory and come again and again, with other ends. null: always new ones, which takes longer and
-    is all that coupling semidiscrete has, where a start has one end."""
+    memory and come again and again, with other ends. null: always new ones, which takes longer.
+    """
     init: Literal["random", "nsgf"] = "random"
     """Weights with which the straight-flow network begins: random ones, or the averaged ones of the
     velocity network, which has the same architecture."""
@@ -263,9 +251,6 @@ class PeerConfig(OptimConfig):
     method: PeerName = "icfm"
     """Flow matching by torchcfm: independent pairs, exact transport within the batch, Schroedinger
     bridge, or rectified flow (independent pairs, no noise)."""
-    coupling: Literal["batch", "semidiscrete"] = "batch"
-    """Pairs of otcfm: within a batch or group, or to all training images as nsf.coupling
-    semidiscrete."""
     sigma: Annotated[float, Range(0, 1e6)] = 0.1
     """Width of the noise around the line between a pair; sbcfm: of its bridge, and > 0."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
@@ -337,8 +322,8 @@ class TrainConfig:
     """Longest time between two checkpoints inside a phase, in minutes."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of the networks' layers. auto: bf16 where the card has it, fp16 on cards with
-    tensor cores for it alone (T4), bf16 on a CPU for UNets that a measurement at the beginning of
-    their phase finds faster in it, else fp32. Weights and losses are float32 in any case."""
+    tensor cores for it alone (T4), else fp32, also on a CPU. Weights and losses are float32 in any
+    case."""
     accumulate: Annotated[int, Range(1)] = 1
     """Parts that the batch of an update is split into: less memory, the same update. Doubled by
     itself where the batch does not fit the card."""
@@ -362,10 +347,6 @@ class TrainConfig:
     """Updates in a row without finite loss and gradient after which training stops."""
     detect_anomaly: Annotated[int, Range(0)] = 0
     """First updates of each phase in which autograd names the operation behind a nan; slow."""
-    keep: Literal["all", "light"] = "all"
-    """What a finished phase leaves: its last two checkpoints with the optimizer's state; or light,
-    one with last and averaged weights, a quarter of that. It then cannot be trained longer. What
-    was put aside before a phase was trained anew (*.previousN.pt) stays."""
     preview: bool = True
     """A picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
 
@@ -374,13 +355,12 @@ class TrainConfig:
 class TrackingConfig:
     """A tracker, besides the files of the run folder."""
 
-    tracker: Literal["none", "wandb", "wandb-offline", "tensorboard", "trackio"] = "none"
+    tracker: Literal["none", "wandb", "wandb-offline", "tensorboard"] = "none"
     """wandb: upload to Weights & Biases while training, offline where that is impossible;
     wandb-offline: keep in the run folder for `wandb sync`; tensorboard: files in the run folder
-    (extra `tensorboard`); trackio: its database on this machine, or the Space that its own
-    variables name (extra `trackio`). What is not asked for is not even imported."""
+    (extra `tensorboard`). What is not asked for is not even imported."""
     project: str = "nsgf"
-    """Project of W&B or trackio."""
+    """Project of W&B."""
     entity: str | None = None
     """W&B user or team; null: the key's own default."""
 
@@ -488,8 +468,6 @@ class CompareConfig:
     handover_steps: Annotated[int, Range(1)] = 2
     """Flow steps T of nsgf++h, whose straight flow begins where these end; more than 5 with
     flow.allow_many_steps alone."""
-    coupling: Literal["ot", "semidiscrete"] = "ot"
-    """How nsgf++h and otcfm+ pair: within groups of coupling_batch, or to all training images."""
     coupling_batch: Annotated[int, Range(2, 2**14)] = 1024
     """Samples among which nsgf++h and otcfm+ pair by exact transport."""
 
@@ -517,7 +495,6 @@ class Config:
     sinkhorn: SinkhornConfig = field(default_factory=SinkhornConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
     pool: PoolConfig = field(default_factory=PoolConfig)
-    semidiscrete: SemidiscreteConfig = field(default_factory=SemidiscreteConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     nsgf: OptimConfig = field(default_factory=OptimConfig)
     nsf: NSFConfig = field(default_factory=NSFConfig)

@@ -14,7 +14,7 @@ from torch import Tensor
 from nsgf.config.schema import DataConfig
 from nsgf.data.classes import ClassSampler, LabelDropout, class_labels, class_rows
 from nsgf.data.folder import image_set, inspect_images
-from nsgf.data.images import FAKE_IMAGES, IMAGE_SETS, ImageSet, to_unit_range
+from nsgf.data.images import IMAGE_SETS, ImageSet
 from nsgf.data.own import Inspection
 from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
 from nsgf.data.samplers import ImageSampler, PointSampler, RowSampler, Sampler
@@ -47,8 +47,6 @@ INSPECTORS: dict[str, Callable[[DataConfig], Inspection]] = {
 """Functions that fill ``data.found``, by ``data.name``."""
 NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
-PART = 4096
-"""Images that are turned into floats together."""
 DEVICE_SHARE = 0.1
 """Largest share of a card's free memory that an image set may take (CIFAR-10 has 154 MB)."""
 
@@ -93,18 +91,6 @@ def data_classes(config: DataConfig) -> int:
 def shape_and_classes(config: DataConfig) -> tuple[tuple[int, ...], int]:
     """Return :func:`data_shape` and :func:`data_classes`, which determine the networks."""
     return data_shape(config), data_classes(config)
-
-
-def data_size(config: DataConfig) -> int:
-    """Return the number of training images, mirrored ones included, without loading them.
-
-    Raises:
-        UserError: the target is not an image set.
-    """
-    target = target_set(config)
-    if not isinstance(target, ImageSet):
-        raise UserError(f"data.name = {config.name}: is no image set")
-    return (FAKE_IMAGES if config.fake else target.size) * (2 if config.flip else 1)
 
 
 class Data:
@@ -211,28 +197,6 @@ class Data:
     def axes(self) -> tuple[str, ...] | None:
         """Names of the coordinates of own points; None for other sets."""
         return None if self.points is None else tuple(self._config.found.names or ())
-
-    def everything(self, device: torch.device) -> Tensor:
-        """Return all images, followed by the mirrored ones if ``data.flip``.
-
-        Made part by part, because a second copy would need as much memory again.
-
-        Returns:
-            float32 in [-1, 1], (N, *shape)
-
-        Raises:
-            UserError: the target is not an image set.
-        """
-        if self.images is None:
-            raise UserError(f"data.name = {self._config.name}: is no image set")
-        count, copies = len(self.images), 2 if self._config.flip else 1
-        made = torch.empty(copies * count, *self.shape, device=device)
-        for first in range(0, count, PART):
-            part = to_unit_range(self.images[first : first + PART].to(device))
-            made[first : first + len(part)] = part
-            if copies == 2:
-                made[count + first : count + first + len(part)] = part.flip(-1)
-        return made
 
 
 def fits_beside_training(images: Tensor, device: torch.device) -> bool:

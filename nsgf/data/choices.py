@@ -74,7 +74,7 @@ def _chosen(config: Config, found: FoundConfig, mult: list[int] | None) -> dict[
     chosen = for_images(samples, shape[0], shape[1], mult)
     if config.nsf.coupling != "ot":
         del chosen["nsf.coupling_batch"]
-    if config.nsf.source == "prior" or config.nsf.coupling == "semidiscrete":
+    if config.nsf.source == "prior":
         del chosen["nsf.starts"]
     return {**chosen, "evaluation.classifier": bool(found.classes)}
 

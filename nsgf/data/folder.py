@@ -126,20 +126,13 @@ def image_set(config: DataConfig) -> ImageSet:
         UserError: ``data.found`` is empty or wrong, or contradicts the settings.
     """
     size, shape = found_data(config, 3)
-    for key, given, found in (
-        ("size", config.size, shape[1]),
-        ("color", config.color, "grey" if shape[0] == 1 else "rgb"),
-    ):
-        if given != found:
-            raise UserError(
-                f"data.{key} = {given}: must be {found} as when the run was begun, or train a new "
-                "run"
-            )
+    for key, found in {"size": shape[1], "color": "grey" if shape[0] == 1 else "rgb"}.items():
+        if (given := getattr(config, key)) != found:
+            raise UserError(f"data.{key} = {given}: must be {found} as when the run was begun")
     classes = config.found.classes or 0
     return ImageSet(
         name=config.name,
         shape=(shape[0], shape[1], shape[2]),
-        size=size,
         read_images=read_images,
         read_labels=read_labels if classes else None,
         classes=classes,

@@ -28,8 +28,6 @@ class ImageSet:
     """``data.name``."""
     shape: tuple[int, int, int]
     """(C, H, W), square."""
-    size: int
-    """Number of training images, known before they are loaded."""
     read_images: Callable[[DataConfig], Tensor]
     """uint8, (N, C, H, W); may raise any exception."""
     read_labels: Callable[[DataConfig], Tensor] | None = None
@@ -155,7 +153,6 @@ IMAGE_SETS = (
     ImageSet(
         name="digits",
         shape=(1, 8, 8),
-        size=1797,
         read_images=_digits_images,
         read_labels=lambda _: torch.from_numpy(_digits().target),
         classifier_epochs=30,
@@ -164,7 +161,6 @@ IMAGE_SETS = (
     ImageSet(
         name="mnist",
         shape=(1, 28, 28),
-        size=60_000,
         read_images=lambda config: _mnist(config).data.unsqueeze(1),
         read_labels=lambda config: _mnist(config).targets,
         classifier_epochs=4,
@@ -174,7 +170,6 @@ IMAGE_SETS = (
     ImageSet(
         name="cifar10",
         shape=(3, 32, 32),
-        size=50_000,
         read_images=lambda config: torch.from_numpy(_cifar10(config).data).permute(0, 3, 1, 2),
         read_labels=lambda config: torch.tensor(_cifar10(config).targets),
         uses=frozenset({"root", "download", "fake", "flip"}),

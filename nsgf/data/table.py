@@ -28,8 +28,6 @@ class TableSet:
 
     shape: tuple[int, ...]
     """(D,)."""
-    size: int
-    """Number of points."""
     name: str = "points"
     """``data.name``."""
     uses: frozenset[str] = frozenset({"path"})
@@ -57,11 +55,11 @@ def table_set(config: DataConfig) -> TableSet:
     Raises:
         UserError: ``data.found`` is empty or wrong.
     """
-    size, shape = found_data(config, 1)
+    _, shape = found_data(config, 1)
     for key in ("names", "mean", "scale"):
         if len(given := getattr(config.found, key) or []) != shape[0]:
             raise UserError(f"data.found.{key}: has {len(given)} values, must have {shape[0]}")
-    return TableSet(tuple(shape), size)
+    return TableSet(tuple(shape))
 
 
 def read_points(config: DataConfig) -> Tensor:

@@ -35,7 +35,7 @@ from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Precision, kept_precision
 from nsgf.training.task import Batch, Task
 
-FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool", "semidiscrete"}
+FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
 """Sections that training samples follow from and no sampling reads."""
 
 
@@ -74,16 +74,6 @@ class PhasePlan(NamedTuple):
     """What it is still going to write into the run folder, beside checkpoints."""
 
 
-class Problems(NamedTuple):
-    """Transport problems that are solved together, n particles to m targets each."""
-
-    number: int
-    n: int
-    m: int
-    values: int
-    """Coordinates of a particle."""
-
-
 class Preparation(NamedTuple):
     """Work of a phase besides its updates, for all of them, in equal units."""
 
@@ -94,11 +84,6 @@ class Preparation(NamedTuple):
     """How many there are."""
     again: str = ""
     """What avoids it, where each session that goes on with the phase begins with all of it."""
-    exact: bool = False
-    """Whether it is computed in float32 without TF32, whatever networks take."""
-    problems: tuple[Problems, ...] = ()
-    """The transport problems of a unit that is nothing else: they go by their values, so that they
-    cannot be counted on shapes."""
 
 
 @dataclass(frozen=True)

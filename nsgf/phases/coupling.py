@@ -1,9 +1,7 @@
-"""Pairs of a start and an end by optimal transport: within a batch, a larger group, or to all data.
+"""Pairs of a start and an end by optimal transport, within a batch or a larger group.
 
 Shapes: n points of a group, *shape one point.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,9 +10,6 @@ from nsgf.data import Sampler
 from nsgf.data.samplers import pages
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import wide_float
-
-Partners = Callable[[Tensor], Tensor]
-"""Ends of starts, (n, *shape) -> (n, *shape), of all that the target has."""
 
 
 def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
@@ -37,31 +32,24 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
 
 
 class Pairs:
-    """Starts X0 and ends X1: as their streams draw them, paired within groups of successive
-    samples, or each start with the partner that it has among all data.
+    """Starts X0 and ends X1: as their streams draw them, or paired within groups of successive
+    samples.
 
     Pair i follows from the streams and i alone, whoever draws it and however batches are cut: a
     group is always paired as a whole.
     """
 
     def __init__(
-        self,
-        source: Sampler,
-        target: Sampler,
-        device: torch.device,
-        *,
-        group: int | None = None,
-        partners: Partners | None = None,
+        self, source: Sampler, target: Sampler, device: torch.device, group: int | None = None
     ) -> None:
         """
         Args:
             source, target: of X0 and of mu*.
             device: where pairing happens.
             group: samples of a group; None: pairs as drawn.
-            partners: finds X1 of X0 instead of the target's stream; ``group`` is None then.
         """
         self._source, self._target, self._device = source, target, device
-        self._group, self._partners = group, partners
+        self._group = group
         self._number, self._paired = -1, (torch.empty(0), torch.empty(0))
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
@@ -76,11 +64,7 @@ class Pairs:
         return torch.cat(starts), torch.cat(ends)
 
     def _drawn(self, positions: range) -> tuple[Tensor, Tensor]:
-        start = self._source.at(positions)
-        if self._partners:
-            start = start.to(self._device)
-            return start, self._partners(start)
-        return start, self._target.at(positions)
+        return self._source.at(positions), self._target.at(positions)
 
     def _pair_group(self, number: int, size: int) -> tuple[Tensor, Tensor]:
         """The last group is kept: batches visit them one after another."""

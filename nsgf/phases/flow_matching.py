@@ -18,14 +18,8 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config, PeerConfig
 from nsgf.data import Data, PointSampler, Times
-from nsgf.phases.base import Phase, PhasePlan, Preparation
+from nsgf.phases.base import Phase, PhasePlan
 from nsgf.phases.coupling import Pairs
-from nsgf.phases.potential import (
-    draws_of,
-    learned_potential,
-    potential_plan,
-    potential_preparation,
-)
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
@@ -54,7 +48,7 @@ def build_matcher(config: PeerConfig) -> Any:
     """torchcfm's flow matcher of the configured method; exact plans have the steps they need."""
     from torchcfm import conditional_flow_matching as cfm
 
-    if config.coupling_batch or config.coupling == "semidiscrete":  # they come in optimal pairs
+    if config.coupling_batch:  # they come in optimal pairs
         return cfm.ConditionalFlowMatcher(sigma=config.sigma)
     if config.method not in ("otcfm", "sbcfm"):
         return cfm.ConditionalFlowMatcher(sigma=config.sigma if config.method == "icfm" else 0.0)
@@ -103,30 +97,14 @@ class Peer(Phase):
     """u learns the straight lines or bridges of another method, from noise to data."""
 
     name = "peer"
-    follows = (
-        *Phase.follows,
-        "peer.method",
-        "peer.sigma",
-        "peer.coupling",
-        "peer.coupling_batch",
-        "semidiscrete",
-    )
+    follows = (*Phase.follows, "peer.method", "peer.sigma", "peer.coupling_batch")
 
     def task(self, session: Session, data: Data) -> Task:
-        """
-        Raises:
-            Stopped: asked to, while partners are learned.
-        """
         config, device = session.config, session.device
-        streams = data.source(self.name), data.target(self.name)
-        if config.peer.coupling == "semidiscrete":
-            pairs = Pairs(*streams, device, partners=learned_potential(session, data).partners)
-        else:
-            pairs = Pairs(*streams, device, group=config.peer.coupling_batch)
+        source, target = data.source(self.name), data.target(self.name)
+        pairs = Pairs(source, target, device, config.peer.coupling_batch)
         seed = derive_seed(config.seed, self.name)
-        task = PeerTask(self.start(config, device), pairs, config.peer, seed)
-        task.draws_between = config.peer.coupling == "semidiscrete"
-        return task
+        return PeerTask(self.start(config, device), pairs, config.peer, seed)
 
     def described(self, config: Config) -> dict[str, str]:
         return {"method": config.peer.method}
@@ -135,11 +113,4 @@ class Peer(Phase):
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
         check_installed()
-        learns = config.peer.coupling == "semidiscrete"
-        return PhasePlan((potential_plan("peer.coupling", config, device),) if learns else ())
-
-    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        if config.peer.coupling != "semidiscrete":
-            return ()
-        starts = config.peer.iterations * config.peer.batch_size + draws_of(config)
-        return (potential_preparation(self.name, config, device, starts),)
+        return PhasePlan()

@@ -14,14 +14,12 @@ that are told K, no class, to real ones of all. No label has to be left out for 
 Shapes: B batch, M real samples of it, G groups, *shape one sample.
 """
 
-import math
-
 import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config
 from nsgf.data import Data, class_labels
-from nsgf.phases.base import Phase, PhasePlan, Preparation, Problems, example_labels
+from nsgf.phases.base import Phase, PhasePlan, Preparation, example_labels
 from nsgf.phases.beginning import beginning
 from nsgf.phases.groups import group_problems, grouped, groups_of, in_turn, targets_of
 from nsgf.phases.nsgf import NSGF
@@ -166,23 +164,17 @@ class Generator(Phase):
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
         own, drift, clouds = config.generator, drift_of(config), []
-        halves, problems = 2 * groups_of(config), list[Problems]()
-        n, m = own.batch_size // halves, targets_of(own) // halves
         for shape in space_shapes(config):
             made, real = (
                 grouped(torch.randn(count, *shape, device=device), groups_of(config))
                 for count in (own.batch_size, targets_of(own))
             )
             clouds.append((made, real))
-            values = math.prod(shape)
-            each = [Problems(halves, n, m, values), Problems(halves, n, n, values)]
-            problems += each * len(own.blurs)
 
         def unit() -> list[Tensor]:
             return [drift.velocity(made, real) for made, real in clouds]
 
-        name = "generator, transport"
-        return (Preparation(name, unit, own.iterations, exact=True, problems=tuple(problems)),)
+        return (Preparation("generator, transport", unit, own.iterations),)
 
 
 def drift_of(config: Config) -> Drift:

@@ -22,13 +22,7 @@ from nsgf.data import (
 from nsgf.phases.base import Phase, Preparation, example_labels, timed_samples
 from nsgf.phases.coupling import Pairs, optimal_pairs
 from nsgf.phases.nsgf import NSGF
-from nsgf.phases.potential import (
-    draws_of,
-    learned_potential,
-    potential_plan,
-    potential_preparation,
-)
-from nsgf.phases.transport import TrainedSteps, WalkedStarts, steps_of
+from nsgf.phases.transport import WalkedStarts, steps_of, trained_steps
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.system.distributed import World
@@ -44,7 +38,6 @@ LINES_FOLLOW = (
     "nsf.coupling",
     "nsf.coupling_batch",
     "nsf.starts",
-    "semidiscrete",
 )
 """What all lines follow from: those of phase 2 and those of phase 3 must agree."""
 
@@ -53,8 +46,7 @@ class LineTask(Task):
     """Random points of straight lines from X0 to X1, the input of phases 2 and 3.
 
     X0 is a sample of mu0, or with ``nsf.source: nsgf`` what the NSGF steps make of it; X1 is a
-    sample of mu*; with ``nsf.coupling: ot`` both are re-paired within groups, with ``semidiscrete``
-    X1 is the partner of X0 among all data.
+    sample of mu*; with ``nsf.coupling: ot`` both are re-paired within groups.
 
     With K classes line i has class i mod K: so has X1, and the NSGF steps to X0 are told it.
     """
@@ -69,27 +61,17 @@ class LineTask(Task):
         """The task of a run's phase, with random streams of the phase's own.
 
         Raises:
-            Stopped: asked to, while partners are learned.
             UserError: the lines start from the NSGF steps, and NSGF is not trained.
         """
         config, device = session.config, session.device
-        source, partners = data.source(phase.name), None
-        steps = TrainedSteps(session) if config.nsf.source == "nsgf" else None
-        if steps:
+        source = data.source(phase.name)
+        if config.nsf.source == "nsgf":
+            steps = trained_steps(session)
             source = WalkedStarts(source, steps, device, config.nsf.starts, data.classes)
-        if config.nsf.coupling == "semidiscrete":
-            partners = learned_potential(session, data, steps).partners
-        pairs = Pairs(
-            source,
-            data.target_by_class(phase.name) if data.classes else data.target(phase.name),
-            device,
-            group=pair_group(phase, config),
-            partners=partners,
-        )
+        target = data.target_by_class(phase.name) if data.classes else data.target(phase.name)
+        pairs = Pairs(source, target, device, pair_group(phase, config))
         seed = derive_seed(config.seed, phase.name)
-        task = cls(phase.start(config, device), pairs, seed, data.classes)
-        task.draws_between = partners is not None
-        return task
+        return cls(phase.start(config, device), pairs, seed, data.classes)
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """X0 and X1 (B, *shape) as they are paired, t ~ U[0, 1) (B,), with classes labels (B,)."""
@@ -121,7 +103,7 @@ def walked_starts(phase: Phase, config: Config) -> int:
 
 
 def line_plan(phase: Phase, config: Config, device: torch.device, world: World) -> tuple[str, ...]:
-    """Lines about what waits in memory: walked starts, data with their potentials.
+    """Lines about walked starts that wait in memory.
 
     Raises:
         UserError: they do not fit.
@@ -139,8 +121,6 @@ def line_plan(phase: Phase, config: Config, device: torch.device, world: World) 
         each = f", each of {world.size} processes its own" if world.size > 1 else ""
         text = f"{kept} starts, walked by NSGF and kept, {format_bytes(needed)}"
         lines.append(f"{phase.name}: {text}{each}")
-    if config.nsf.coupling == "semidiscrete":
-        lines.append(potential_plan("nsf.coupling", config, device))
     return tuple(lines)
 
 
@@ -149,11 +129,6 @@ def line_preparations(
 ) -> tuple[Preparation, ...]:
     """What the lines of all batches take before the network that learns them is called."""
     optim, shape, parts = phase.optim(config), data_shape(config.data), []
-    starts, learned = optim.iterations * optim.batch_size, 0
-    if config.nsf.coupling == "semidiscrete":
-        # what phase 2 has learned phase 3 finds in the run folder
-        learned = draws_of(config) if phase.name == "nsf" else 0
-        parts.append(potential_preparation(phase.name, config, device, starts + learned))
     if config.nsf.source == "nsgf":
         size = timed_samples(config, device, optim.batch_size)
         noise = torch.randn(size, *shape, device=device)
@@ -161,7 +136,7 @@ def line_preparations(
         precision = pick_precision(config.train.precision, device)
         velocity = InferenceNetwork(NSGF().start(config, device).eval(), precision, device)
         transport = steps_of(velocity, config.flow)
-        units = (walked_starts(phase, config) + learned) / len(noise)
+        units = walked_starts(phase, config) / len(noise)
         again = "fewer --nsf.starts" if config.nsf.starts else ""
         steps = Preparation(
             f"{phase.name}, NSGF steps", lambda: transport(noise, *labels), units, again

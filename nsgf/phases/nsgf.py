@@ -22,7 +22,7 @@ from nsgf.pool.storage import drop_positions, taken_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import NSGFSteps
-from nsgf.sinkhorn import build_solver, check_solver
+from nsgf.sinkhorn import build_solver
 from nsgf.system.distributed import World
 from nsgf.system.hardware import format_bytes, release_memory
 from nsgf.system.output import show
@@ -94,7 +94,6 @@ class NSGF(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
-        check_solver(config.sinkhorn, device)
         folder = pool_folder(run, world) if run else None
         pool = plan_pool(config, data_shape(config.data), device, folder)
         disk_bytes = 0
@@ -123,7 +122,7 @@ class NSGF(Phase):
         def build() -> list[Tensor]:
             """All of them, in parts that fit."""
             nonlocal most
-            solver = build_solver(config.sinkhorn)  # a plan for elsewhere needs no package for it
+            solver = build_solver(config.sinkhorn)
             simulation = Simulation(config, source, target, solver, device)
             parts: list[Tensor] = []
             start = 0

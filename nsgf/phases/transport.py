@@ -3,11 +3,10 @@
 Shapes: n samples, *shape one sample.
 """
 
-import zlib
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nsgf.config.schema import FlowConfig
 from nsgf.data import Sampler, class_labels
@@ -22,27 +21,16 @@ Transport = Callable[..., Tensor]
 """Starts (n, *shape), with classes and labels (n,), -> (n, *shape), without gradients."""
 
 
-class TrainedSteps:
-    """The trained NSGF steps (Algorithm 2), from the checkpoint of phase 1: a Transport."""
+def trained_steps(session: Session) -> Transport:
+    """The trained NSGF steps (Algorithm 2), from the checkpoint of phase 1.
 
-    def __init__(self, session: Session) -> None:
-        """
-        Raises:
-            UserError: NSGF is not trained.
-        """
-        config, device = session.config, session.device
-        trained = NSGF().load(config, session.run, "ema", device)
-        self.steps = config.flow.steps
-        """T."""
-        self.checksum = _checksum(trained.network)
-        """Of the weights as they were trained: other ones make other starts."""
-        log = session.tracker.log
-        velocity = InferenceNetwork(trained.network, trained.precision, device, log)
-        self._transport = steps_of(velocity, config.flow)
-
-    def __call__(self, x: Tensor, *labels: Tensor) -> Tensor:
-        """(n, *shape), with classes and labels (n,), -> (n, *shape)"""
-        return self._transport(x, *labels)
+    Raises:
+        UserError: NSGF is not trained.
+    """
+    config, device, log = session.config, session.device, session.tracker.log
+    trained = NSGF().load(config, session.run, "ema", device)
+    velocity = InferenceNetwork(trained.network, trained.precision, device, log)
+    return steps_of(velocity, config.flow)
 
 
 def steps_of(network: Network, flow: FlowConfig) -> Transport:
@@ -100,11 +88,3 @@ class WalkedStarts(Sampler):
         if not self._classes:
             return self._transport(x)
         return self._transport(x, class_labels(positions, self._classes).to(self._device))
-
-
-def _checksum(network: nn.Module) -> int:
-    """Of all weights."""
-    summed = 0
-    for value in network.state_dict().values():
-        summed = zlib.crc32(value.cpu().contiguous().numpy().tobytes(), summed)
-    return summed

@@ -38,7 +38,7 @@ BUILD_BYTES_CUDA, BUILD_SHARE_CUDA = 4 * 10**9, 0.25
 CLOUDS, MATRICES = 10, 10
 """Clouds and matrices that one flow takes besides its positions; generous, for the choice of how
 many flows are simulated together. Each counts as the larger of n particles and m targets."""
-SOLVER_CLOUDS, SOLVER_MATRICES = 4, {"batched": 5, "geomloss": 8, "flash": 0}
+SOLVER_CLOUDS, SOLVER_MATRICES = 4, {"batched": 5, "geomloss": 8}
 """The same as measured, for what must fit. geomloss compares the targets with each other, too."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -70,13 +70,10 @@ def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str | None = None)
     return trajectories * (config.flow.steps + 1) * math.prod(shape) * itemsize
 
 
-def solver_bytes(
-    config: Config, shape: tuple[int, ...], device: torch.device, memory: float | None = None
-) -> int:
-    """Bytes that the flows simulated together take while the pool is built; arguments as
-    :func:`build_batch`."""
+def solver_bytes(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
+    """Bytes that the flows simulated together take while the pool is built."""
     one = _flow_bytes(config, shape, config.sinkhorn.batch_size, config.sinkhorn.targets)
-    return build_batch(config, shape, device, memory) * one
+    return build_batch(config, shape, device) * one
 
 
 def plan_pool(
@@ -85,8 +82,6 @@ def plan_pool(
     device: torch.device,
     folder: Path | None = None,
     available: int | None = None,
-    *,
-    solver: bool = True,
 ) -> PoolPlan:
     """Choose type and place of the pool, and check that pool and solver fit.
 
@@ -99,7 +94,6 @@ def plan_pool(
         device: where the flows are computed.
         folder: the run's folder of the pool; None: a new run in ``config.out_dir``.
         available: free bytes of the storage; measured when not given.
-        solver: whether what the solver takes counts too.
 
     Raises:
         UserError: it does not fit, or the folder holds a pool of other settings.
@@ -108,12 +102,11 @@ def plan_pool(
     if available is None:
         place = folder or Path(config.out_dir).expanduser()
         available = free_disk_bytes(place) if on_disk else available_bytes()
-    if solver:
-        _check_solver_memory(config, shape, device, None if on_disk else available)
+    _check_solver_memory(config, shape, device, None if on_disk else available)
     taken = taken_bytes(folder) if on_disk and folder else 0
     budget = int((DISK_SHARE if on_disk else MEMORY_SHARE) * available) + taken
     available += taken
-    if solver and not on_disk and device.type == "cpu":
+    if not on_disk and device.type == "cpu":
         budget -= solver_bytes(config, shape, device)
     dtype = _known_dtype(config, shape, folder)
     if dtype is None:
@@ -143,21 +136,17 @@ def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict
     }
 
 
-def build_batch(
-    config: Config, shape: tuple[int, ...], device: torch.device, memory: float | None = None
-) -> int:
+def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
     """Flows simulated together: ``pool.build_batch``, or as many as the memory budget allows.
 
-    Depends on the settings and the kind of device alone, never on what happens to be free;
-    ``memory`` are the bytes of a card that is not here.
+    Depends on the settings and the kind of device alone, never on what happens to be free.
     """
     wanted = config.pool.build_batch
     if wanted != "auto":
         return min(wanted, config.pool.num_batches)
     budget: float = BUILD_BYTES
-    if memory is None and device.type == "cuda":
+    if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
-    if memory is not None:
         budget = min(BUILD_BYTES_CUDA, BUILD_SHARE_CUDA * memory)
     n, values = config.sinkhorn.batch_size, math.prod(shape)
     larger = max(n, config.sinkhorn.targets)

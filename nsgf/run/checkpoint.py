@@ -28,7 +28,7 @@ from nsgf.system.hardware import versions
 
 FORMAT = 3
 MAGIC = b"nsgf checkpoint "
-HEADER = ("phase", "step", "precision", "config", "light")
+HEADER = ("phase", "step", "precision", "config")
 """Parts of a payload that are kept in the header."""
 CHUNK = 1 << 22
 

@@ -12,7 +12,6 @@ from nsgf.config.schema import Config
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Mirror
 from nsgf.run.tensorboard_mirror import TensorBoardMirror
-from nsgf.run.trackio_mirror import TrackioMirror
 from nsgf.run.wandb_mirror import open_wandb
 from nsgf.system.errors import UserError, one_line
 
@@ -23,7 +22,7 @@ def require_tracker(config: Config) -> None:
         UserError: the tracker that is asked for is an extra that is not installed.
     """
     name = config.tracking.tracker
-    if name in ("tensorboard", "trackio") and find_spec(name) is None:
+    if name == "tensorboard" and find_spec(name) is None:
         raise UserError(
             f"tracking.tracker = {name}: needs {name}; pip install {name}, or say --tracker none"
         )
@@ -37,17 +36,12 @@ def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> M
     name = config.tracking.tracker
     if name == "none":
         return None
-    if name not in ("tensorboard", "trackio"):
+    if name != "tensorboard":
         return open_wandb(config, run, log)
-    mirror: Mirror
     try:
-        if name == "tensorboard":
-            mirror = TensorBoardMirror(config, run)
-            log(f"tensorboard: show it with: tensorboard --logdir {run.path / 'tensorboard'}")
-        else:
-            mirror = TrackioMirror(config, run)
-            log(f"trackio: show it with: trackio show --project {config.tracking.project}")
+        mirror = TensorBoardMirror(config, run)
     except Exception as error:  # trackers raise many types, not all of them their own
         log(f"{name}: not used ({one_line(error)})")
         return None
+    log(f"tensorboard: show it with: tensorboard --logdir {run.path / 'tensorboard'}")
     return mirror

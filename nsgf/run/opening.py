@@ -14,7 +14,6 @@ from nsgf.data import Data
 from nsgf.phases import Phase, get_phase, get_phases
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.keep import lighten, remember
 from nsgf.run.lock import only_process
 from nsgf.run.log import Tracker
 from nsgf.run.mirrors import open_mirror, require_tracker
@@ -85,13 +84,9 @@ def open_run(
             if not is_new:
                 run.write_config(config)  # only now: a kill leaves no old phase under new settings
             tracker.mirror = open_mirror(config, run, tracker.log)
-        if world.is_main and not phases and config.train.keep == "light":
-            remember(run)
         for name in config.phases:  # a kill may have come before its own clean-up
             if name not in phases:
                 get_phase(name).clean(session)
-                if config.train.keep == "light" and world.is_main:
-                    lighten(run, name, tracker.log)
         tracker.sort(config.phases)
         try:
             yield OpenRun(session, get_phases(phases), data)
@@ -159,7 +154,7 @@ def pending_phases(
     restarts: list[PhaseName] = []
     begin = config.phases.index(first) if first else len(config.phases)
     for number, phase in enumerate(config.phases):
-        done = _is_finished(config, run, phase, anew=number >= begin)
+        done = _is_finished(config, run, phase)
         if not done and number < begin and first:
             raise UserError(
                 f"--resume-phase {begin + 1}: phase {phase} of {run.path} is not finished; "
@@ -179,9 +174,11 @@ def _stands_on(phase: PhaseName, pending: list[PhaseName], config: Config, run: 
     return run.checkpoint_file(phase).exists() and bool(needed & set(pending))
 
 
-def _is_finished(config: Config, run: RunFolder, phase: PhaseName, anew: bool) -> bool:
-    """Whether no updates of a phase are left; one that was kept light is finished where phases
-    begin ``anew``, however many are asked for now: it cannot go on.
+def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
+    """Whether no updates of a phase are left.
+
+    Raises:
+        UserError: its checkpoint cannot be read, or contradicts the configuration.
     """
     file = run.checkpoint_file(phase)
     if not file.exists():
@@ -189,15 +186,6 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName, anew: bool) -
     header = checkpoint.read_header(file)
     checkpoint.check_phase(file, header, phase)
     done = int(header["step"]) >= get_phase(phase).optim(config).iterations
-    if header.get("light") and anew:
-        done = True
-    if header.get("light") and not done:
-        raise UserError(
-            f"{phase}.iterations = {get_phase(phase).optim(config).iterations}: phase {phase} was "
-            f"kept light after {header['step']} updates (train.keep), without the optimizer's "
-            "state that more of them need; train it anew with --resume-phase "
-            f"{config.phases.index(phase) + 1}, or longer in a new run"
-        )
     follows, running = get_phase(phase).follows, None if done else phase
     texts = contradictions(header["config"], config, follows, running)
     if texts:

@@ -1,23 +1,19 @@
 """What a training run is going to do, and whether this machine can."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import shape_and_classes
-from nsgf.phases import Phase, get_phase, get_phases
+from nsgf.phases import get_phase, get_phases
 from nsgf.pool.storage import free_disk_bytes
-from nsgf.run.checkpoint import good_header
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.run.trial import try_networks
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes
-from nsgf.training.choice import measures, precision_after, saved_precision
-from nsgf.training.memory import TrainingMemory, check_device_memory, training_memory
+from nsgf.training.memory import check_device_memory, training_memory
 from nsgf.training.precision import compiled_folder, sampling_precision
 
 COPIES = 4
@@ -55,8 +51,14 @@ def training_plan(
             lines.append(f"{name}: done already")
             continue
         kept = run if name not in restarts else None
-        needed, line = _updates(config, get_phase(name), device, kept, world)
-        lines.append(line)
+        needed = training_memory(config, get_phase(name), device, world.size)
+        check_device_memory(name, needed, device)
+        optim = get_phase(name).optim(config)
+        lines.append(
+            f"{name}: {optim.iterations} updates of {optim.batch_size}, "
+            f"{needed.weights / 1e6:.2f} M weights, {needed.precision}, "
+            f"about {format_bytes(needed.total)} on the device"
+        )
         if not (kept and kept.has_checkpoint(name)):
             lines += get_phase(name).beginning(config)
         weights[name] = needed.weights
@@ -68,32 +70,6 @@ def training_plan(
     if config.train.compile:
         lines.append(f"train.compile = true: compiled code is kept in {compiled_folder()}")
     return [*lines, *(line for plan in plans for line in plan.lines)]
-
-
-def _updates(
-    config: Config, phase: Phase, device: torch.device, run: RunFolder | None, world: World
-) -> tuple[TrainingMemory, str]:
-    """What the updates of a phase need, and a line about them, in the precision that its checkpoint
-    in ``run`` lets it go on in.
-
-    Raises:
-        UserError: one does not fit into the device's memory, or the precision is not there.
-    """
-    optim, saved = phase.optim(config), None
-    if run and run.has_checkpoint(phase.name):
-        saved = saved_precision(good_header(run.checkpoint_file(phase.name)))
-    precision = precision_after(saved, config.train, device)
-    own = replace(config, train=replace(config.train, precision=precision))
-    needed = training_memory(own, phase, device, world.size)
-    check_device_memory(phase.name, needed, device)
-    with torch.device("meta"):
-        network = phase.network(config.model, *shape_and_classes(config.data))
-    is_open = saved is None and measures(config, optim, network, device)
-    return needed, (
-        f"{phase.name}: {optim.iterations} updates of {optim.batch_size}, "
-        f"{needed.weights / 1e6:.2f} M weights, {'fp32 or bf16' if is_open else precision}, "
-        f"{'at most' if is_open else 'about'} {format_bytes(needed.total)} on the device"
-    )
 
 
 def checkpoint_bytes(weights: int) -> int:

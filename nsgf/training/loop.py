@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
-from nsgf.training.choice import saved_precision, settle_precision
 from nsgf.training.precision import Forward, compiling, device_settings
 from nsgf.training.prefetch import Batches, draws_ahead
 from nsgf.training.state import TrainState, lr_factor
@@ -98,11 +96,8 @@ class PhaseLoop:
         self.saved_step: int | None = None
 
     def run(self) -> None:
-        saved = self._resume()
+        self._resume()
         self.tracker.rewind(self.name, self.state.step)
-        first = partial(self.batches.at, self.state.step)
-        if said := settle_precision(self.session, self.state, saved, first, self.now):
-            self.tracker.log(f"{self.name}: {said}")
         if self.state.forward.compiled and self.state.step < self.optim.iterations:
             self._compile()
         pending, self.logged = None, (self.state.step, time.perf_counter())
@@ -246,10 +241,10 @@ class PhaseLoop:
             peak_memory=peak_memory(self.session.device),
         )
 
-    def _resume(self) -> str | None:
-        """Go on from the checkpoint. Returns its precision; None: there is no checkpoint."""
+    def _resume(self) -> None:
+        """Continue from the checkpoint, if there is one."""
         if not self.file.exists():
-            return None
+            return
         payload = checkpoint.load(self.file)
         checkpoint.check_phase(self.file, payload, self.name)
         try:
@@ -263,7 +258,6 @@ class PhaseLoop:
         self.tracker.log(
             f"{self.name}: going on after step {self.state.step} of {self.optim.iterations}"
         )
-        return saved_precision(payload)
 
     def _save(self) -> None:
         """

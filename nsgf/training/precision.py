@@ -23,27 +23,19 @@ TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def pick_precision(
-    wanted: str,
-    device: torch.device,
-    capability: tuple[int, int] | None = None,
-    key: str = "train.precision",
-) -> Precision:
-    """The arithmetic that ``train.precision`` means on a device, or on a card that is not here, of
-    which the compute capability is enough. ``key`` is the setting that wants it.
+def pick_precision(wanted: str, device: torch.device, key: str = "train.precision") -> Precision:
+    """The arithmetic that ``train.precision`` means on a device. ``key`` is the setting that wants
+    it.
 
     ``torch.cuda.is_bf16_supported`` is not asked: it also counts a slow emulation.
 
     Raises:
         UserError: bf16 on a card without it, or 16 bit on neither a card nor a CPU.
     """
-    card = "a card"
-    if device.type == "cuda" and capability is None:
-        capability = torch.cuda.get_device_capability(device)
-        card = torch.cuda.get_device_name(device)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if wanted == "bf16" and capability and capability < BFLOAT16:
         raise UserError(
-            f"{key} = bf16: {card} (compute capability "
+            f"{key} = bf16: {torch.cuda.get_device_name(device)} (compute capability "
             f"{capability[0]}.{capability[1]}) has none; use --{key} fp16 or auto"
         )
     if wanted in ("bf16", "fp16") and device.type in OTHERS:
@@ -55,38 +47,28 @@ def pick_precision(
     return "bf16" if capability >= BFLOAT16 else "fp16"
 
 
-def sampling_precision(
-    config: Config, device: torch.device, capability: tuple[int, int] | None = None
-) -> Precision:
-    """The arithmetic that ``sampling.precision`` means, arguments as for :func:`pick_precision`.
+def sampling_precision(config: Config, device: torch.device) -> Precision:
+    """The arithmetic that ``sampling.precision`` means on a device.
 
     Raises:
         UserError: it is asked for and not there, or slow.
     """
     wanted = config.sampling.precision
-    if wanted == "fp16" and _is_cpu(device, capability):
+    if wanted == "fp16" and device.type == "cpu":
         raise UserError("sampling.precision = fp16: a CPU is slow in it; use fp32, bf16 or auto")
     if wanted != "auto":
-        return pick_precision(wanted, device, capability, "sampling.precision")
+        return pick_precision(wanted, device, "sampling.precision")
     if config.sampling.solver == "dopri5":  # it would take rounding for error, and smaller steps
         return "fp32"
-    return kept_precision(config.train.precision, device, capability)
+    return kept_precision(config.train.precision, device)
 
 
-def kept_precision(
-    trained: object, device: torch.device, capability: tuple[int, int] | None = None
-) -> Precision:
-    """The arithmetic ``trained`` where the device has it and is not slow in it, or else float32;
-    device and capability as for :func:`pick_precision`."""
-    if isinstance(trained, str) and not (trained == "fp16" and _is_cpu(device, capability)):
+def kept_precision(trained: object, device: torch.device) -> Precision:
+    """The arithmetic ``trained`` where the device has it and is not slow in it, or else float32."""
+    if isinstance(trained, str) and not (trained == "fp16" and device.type == "cpu"):
         with suppress(UserError):  # the device that trained may have had what this one has not
-            return pick_precision(trained, device, capability)
+            return pick_precision(trained, device)
     return "fp32"
-
-
-def _is_cpu(device: torch.device, capability: tuple[int, int] | None) -> bool:
-    """A capability is that of a card that is not here."""
-    return device.type == "cpu" and capability is None
 
 
 def layers_in(precision: Precision, device: torch.device) -> AbstractContextManager[None]:

@@ -29,10 +29,7 @@ class Loaded(NamedTuple):
 
 def draws_ahead(config: Config, task: Task, device: torch.device) -> bool:
     """Whether a thread draws the batches: by ``train.prefetch``, or else for a pool on disk, and of
-    images for a card. Points are drawn in less time than the thread takes from the updates; what
-    must be drawn between updates is."""
-    if task.draws_between:
-        return False
+    images for a card. Points are drawn in less time than the thread takes from the updates."""
     if config.train.prefetch != "auto":
         return config.train.prefetch
     return task.reads_disk or (device.type == "cuda" and is_image_set(config.data.name))

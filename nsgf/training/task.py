@@ -56,8 +56,6 @@ class Task(ABC):
     """Drawing a batch waits for a disk."""
     divisible: bool = True
     """The loss of a batch is the mean of those of its parts."""
-    draws_between: bool = False
-    """Drawing sets what holds for the whole process, so never beside an update."""
 
     @abstractmethod
     def draw(self, positions: range) -> tuple[Tensor, ...]:

@@ -409,8 +409,8 @@ def test_missing_torchcfm_is_said_before_any_work(config, monkeypatch, tmp_path)
 def test_missing_tracker_is_said_before_any_work(config, monkeypatch, tmp_path):
     monkeypatch.setattr("nsgf.run.mirrors.find_spec", lambda _: None)
     monkeypatch.setattr(comparison, "Work", None)
-    with pytest.raises(UserError, match=r"tracking\.tracker = trackio: needs trackio"):
-        run(replace(config, tracking=replace(config.tracking, tracker="trackio")))
+    with pytest.raises(UserError, match=r"tracking\.tracker = tensorboard: needs tensorboard"):
+        run(replace(config, tracking=replace(config.tracking, tracker="tensorboard")))
     assert not list(tmp_path.iterdir())
 
 

@@ -159,17 +159,6 @@ def test_peer_and_hand_over_pair_within_the_same_group():
     assert (handed.flow.steps, own["nsgf++"].flow.steps) == (3, 5)
 
 
-def test_peer_and_hand_over_pair_with_all_data():
-    config = shipped("digits", "--compare.coupling=semidiscrete")
-    own = {
-        method: trial_config(config, Trial(Target("digits"), method, 0))
-        for method in ("otcfm", "otcfm+", "nsgf++h")
-    }
-    assert (own["otcfm"].peer.coupling, own["otcfm"].peer.coupling_batch) == ("batch", None)
-    assert own["otcfm+"].peer.coupling == own["nsgf++h"].nsf.coupling == "semidiscrete"
-    assert own["otcfm+"].peer.coupling_batch is own["nsgf++h"].nsf.coupling_batch is None
-
-
 HAND_OVER = (
     *("--phases=[nsgf,nsf]", "--nsf.source=nsgf", "--nsf.init=nsgf", "--nsf.coupling=ot"),
     *("--nsf.coupling_batch=256", "--steps=2", "--sampling.tau=0.3", "--peer.iterations=1800"),

@@ -1,6 +1,6 @@
 import pytest
 
-from nsgf.config.parser import settings_parser
+from nsgf.config.parser import REMOVED, settings_parser
 from nsgf.system.errors import UserError
 
 GOOD = [
@@ -48,3 +48,16 @@ def test_values_of_a_file_get_their_type():
     for wrong in ({"exp": 5}, {"seed": 1.0}, {"smoke": "x"}, {"seed": {}}, {1: 2}, {"nsgf": None}):
         with pytest.raises(UserError):
             settings_parser().checked(wrong)
+
+
+@pytest.mark.parametrize(("key", "value"), REMOVED.items())
+def test_removed_settings_are_read_with_the_value_that_holds_and_refused_with_another(key, value):
+    """Run folders of earlier versions name them."""
+    section, _, name = key.partition(".")
+    content = {"exp": "2d", section: {name: value}}
+    assert settings_parser().checked(content) == {"exp": "2d"}
+    assert content[section] == {name: value}  # the caller's are left alone
+    with pytest.raises(UserError, match=rf"^{key} = other: this setting was removed"):
+        settings_parser().checked({"exp": "2d", section: {name: "other"}})
+    with pytest.raises(UserError, match=rf"^--{key}: this setting was removed"):
+        settings_parser().given([f"--{key}=other"])

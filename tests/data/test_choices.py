@@ -165,8 +165,6 @@ def test_files_and_flags_win(images, tmp_path):
 def test_nothing_is_chosen_that_would_have_no_effect(images):
     config = parsed("images", images, "--nsf.coupling=independent", "--nsf.source=prior")
     assert (config.nsf.coupling_batch, config.nsf.starts) == (None, None)
-    config = parsed("images", images, "--nsf.coupling=semidiscrete")
-    assert (config.nsf.coupling_batch, config.nsf.starts) == (None, None)
 
 
 def test_a_smaller_sinkhorn_batch_keeps_the_chosen_pool(points):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import DataConfig, FoundConfig
-from nsgf.data import INSPECTORS, OWN_SETS, Data, ImageSet, data_size, is_image_set, target_set
+from nsgf.data import INSPECTORS, OWN_SETS, Data, ImageSet, is_image_set, target_set
 from nsgf.system.errors import UserError
 from tests.data.own_files import own_points, write_images, write_points
 
@@ -27,8 +27,7 @@ def test_images_are_a_set_as_the_shipped_ones(tmp_path):
     record, data = target_set(config), Data(config, seed=0)
     assert is_image_set("images")
     assert isinstance(record, ImageSet)
-    assert (record.shape, record.size, record.classes) == ((3, 8, 8), 24, 2)
-    assert data_size(config) == 48
+    assert (record.shape, record.classes) == ((3, 8, 8), 2)
     assert data.images.shape == (24, 3, 8, 8)
     assert record.labels(config).tolist() == [0] * 12 + [1] * 12
     batch = data.target("x").sample(30)
@@ -67,8 +66,6 @@ def test_points_are_standardised_for_networks_and_measured_in_their_units(tmp_pa
     torch.testing.assert_close(back, real, rtol=1e-5, atol=1e-5)
     assert np.array_equal(np.sort(real.numpy(), 0), np.sort(own_points(), 0))
     assert data.source("x").sample(5).shape == (5, 3)
-    with pytest.raises(UserError, match="is no image set"):
-        data_size(config)
 
 
 def test_large_numbers_keep_their_differences(tmp_path):

@@ -76,7 +76,7 @@ def test_an_own_set_of_points_needs_only_its_record(monkeypatch):
 def own(monkeypatch) -> ImageSet:
     """A set of 30 images 4x4 without labels."""
     images = torch.arange(30 * 16).remainder(256).to(torch.uint8).view(30, 1, 4, 4)
-    record = ImageSet("own_set", (1, 4, 4), 30, read_images=lambda config: images)
+    record = ImageSet("own_set", (1, 4, 4), read_images=lambda config: images)
     monkeypatch.setitem(DATA_SETS, "own_set", record)
     return record
 

@@ -29,7 +29,7 @@ def config():
 def test_flow_leads_to_images_of_its_class(config):
     data = Data(config.data, 0)
     targets = pool_target(config, data).at(range(12 * 6))
-    real, labels = data.everything(CPU).flatten(1), data._target.labels(config.data)
+    real, labels = to_unit_range(data.images).flatten(1), data._target.labels(config.data)
     found = labels[torch.cdist(targets.flatten(1), real).argmin(1)]
     assert torch.equal(found, (torch.arange(12) % 10).repeat_interleave(6))
     plain = replace(config.data, conditional=False)

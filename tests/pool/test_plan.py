@@ -1,6 +1,6 @@
 import re
-from collections import namedtuple
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +13,13 @@ from tests.pool.conftest import CPU, build, parsed, with_pool
 
 GB = 10**9
 CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
+CARD = torch.device("cuda")
+
+
+def give_card(monkeypatch, memory: int) -> None:
+    """A card of so many bytes."""
+    properties = SimpleNamespace(total_memory=memory)
+    monkeypatch.setattr(plan.torch.cuda, "get_device_properties", lambda _: properties)
 
 
 def test_size_is_known_before_building():
@@ -170,7 +177,6 @@ def test_memory_of_the_solver_counts_matrices_and_clouds(config, solver, matrice
         ("batched", 3, 5 * 64),
         ("batched", 60, 5 * 480),
         ("geomloss", 60, 8 * 3600),
-        ("flash", 60, 0),
     ],
 )
 def test_clouds_and_matrices_count_as_the_larger_of_particles_and_targets(
@@ -190,11 +196,12 @@ def test_as_many_targets_as_particles_change_no_estimate(config):
         assert solver_bytes(same, shape, CPU) == solver_bytes(config, shape, CPU)
 
 
-def test_more_targets_leave_room_for_fewer_flows_together():
+def test_more_targets_leave_room_for_fewer_flows_together(monkeypatch):
+    give_card(monkeypatch, 40 * GB)
     config = parsed("mnist-paper", "--sinkhorn.target_batch=2048")
     alone, together = (4 * ((12 * 256 + 10 * m) * 784 + 10 * 256 * m) for m in (2048, 256))
-    assert build_batch(config, MNIST, CPU, 40 * GB) == 4 * GB // alone
-    assert build_batch(parsed("mnist-paper"), MNIST, CPU, 40 * GB) == 4 * GB // together
+    assert build_batch(config, MNIST, CARD) == 4 * GB // alone
+    assert build_batch(parsed("mnist-paper"), MNIST, CARD) == 4 * GB // together
 
 
 def test_every_image_of_mnist_fits_beside_few_particles():
@@ -271,25 +278,8 @@ def test_flows_together_can_be_set_and_do_not_exceed_the_pool():
 
 @pytest.mark.parametrize(("card", "budget"), [(8 * GB, 2 * GB), (80 * GB, 4 * GB)])
 def test_flows_together_on_a_card_take_a_share_of_it_at_most(card, budget, monkeypatch):
-    properties = namedtuple("properties", "total_memory")
-    monkeypatch.setattr(
-        plan.torch.cuda, "get_device_properties", lambda _: properties(total_memory=card)
-    )
+    give_card(monkeypatch, card)
     config = with_pool(parsed("cifar10"), num_batches=10**6)
     n, positions = config.sinkhorn.batch_size, 2 * (config.flow.steps + 1)
     flow = 4 * n * ((positions + 10) * 3072 + 10 * n)
-    assert build_batch(config, CIFAR, torch.device("cuda")) == budget // flow
-    assert build_batch(config, CIFAR, CPU, memory=card) == budget // flow
-    assert solver_bytes(config, CIFAR, CPU, card) == solver_bytes(
-        config, CIFAR, torch.device("cuda")
-    )
-
-
-def test_flash_needs_no_matrices():
-    """A cloud of 50,000 points has a cost matrix of 10 GB."""
-    config = parsed("2d", "--pool-batches=1", "--sinkhorn-batch=50000")
-    flash = replace(config, sinkhorn=replace(config.sinkhorn, solver="flash"))
-    assert solver_bytes(config, (2,), CPU) > 50 * GB > GB > 10 * solver_bytes(flash, (2,), CPU)
-    assert plan_pool(flash, (2,), CPU, available=GB)
-    with pytest.raises(UserError, match=r"--sinkhorn-batch \d+$"):
-        plan_pool(flash, (2,), CPU, available=10**5)
+    assert build_batch(config, CIFAR, CARD) == budget // flow

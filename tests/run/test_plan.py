@@ -70,13 +70,6 @@ def test_plan_refuses_fp16_on_a_cpu(tiny):
     assert training_plan(half, [], CPU)[0] == "nsgf: done already"  # it can be measured
 
 
-def test_plan_refuses_a_solver_that_the_device_does_not_have(tiny):
-    flash = replace(tiny, sinkhorn=replace(tiny.sinkhorn, solver="flash"))
-    with pytest.raises(UserError, match=r"sinkhorn\.solver = flash: needs a CUDA card"):
-        training_plan(flash, ["nsgf"], CPU)
-    assert training_plan(flash, ["nsf"], CPU)  # which needs no flows
-
-
 def test_dropped_pool_is_built_again_to_the_same_values(tmp_path):
     config = shipped("2d", "--pool-batches=3", "--sinkhorn-batch=8", "--steps=2")
     config = with_pool(config, storage="disk")

@@ -23,6 +23,7 @@ from nsgf.phases import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.sampling.generate import sample_run
+from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import craft, serialized
 from tests.test_experiment import assert_equal
 
@@ -114,6 +115,28 @@ def test_run_with_a_damaged_checkpoint_ends_as_it_would_have(tiny, tiny_run):
     assert "nsf: going on after step 10 of 12" in log
     assert (tiny_run.path / "metrics.jsonl").read_bytes() == metrics
     assert_equal(tiny_run, train(tiny))
+
+
+def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(
+    tiny, tiny_run, capsys
+):
+    """And what is said can be done."""
+    file = tiny_run.checkpoint_file("nsf")
+    earlier(file).unlink()
+    content = bytearray(file.read_bytes())
+    content[-1000] ^= 255
+    file.write_bytes(content)
+    argv = ["--run", str(tiny_run.path)]
+    assert main(["sample", *argv, "--num-samples", "9"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    way = f"remove it and train that phase anew: train --run {tiny_run.path} --resume-phase 2\n"
+    assert said.endswith(way)
+    with pytest.raises(UserError, match=r"--resume-phase 2$"):  # also where it is not asked for now
+        get_phase("nsf").load(replace(tiny, phases=["nsgf"]), tiny_run, "ema", CPU)
+    file.unlink()
+    assert main(["train", *argv, "--resume-phase", "2"]) == 0
+    assert main(["sample", *argv, "--num-samples", "9"]) == 0
 
 
 def test_run_folder_may_be_moved(tiny, tiny_run, tmp_path):

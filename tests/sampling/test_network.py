@@ -15,7 +15,7 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
-from nsgf.phases.transport import TrainedSteps
+from nsgf.phases.transport import trained_steps
 from nsgf.run import checkpoint
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
@@ -115,7 +115,7 @@ def test_reflow_and_the_transport_go_on_where_the_card_is_full(tiny, tiny_run, m
     peer = replace(tiny, phases=["peer", "reflow"], peer=replace(tiny.peer, method="rf"))
     peer = replace(peer, reflow=replace(peer.reflow, pairs=16, ode_steps=2, iterations=0))
     session, x = Session(tiny, tiny_run, Tracker(tiny_run.path), CPU), torch.randn(16, 2)
-    start, run = TrainedSteps(session)(x), train(peer)
+    start, run = trained_steps(session)(x), train(peer)
     kept = []
     monkeypatch.setattr(
         "nsgf.phases.reflow.ReflowTask.__init__", lambda _, *args: kept.append(args)
@@ -128,7 +128,7 @@ def test_reflow_and_the_transport_go_on_where_the_card_is_full(tiny, tiny_run, m
         return real(self, inputs, size) if size <= 5 else None
 
     monkeypatch.setattr(InferenceNetwork, "_answer", crowded)
-    torch.testing.assert_close(TrainedSteps(session)(x), start)
+    torch.testing.assert_close(trained_steps(session)(x), start)
     reflow.task(lab, data)
     (_, (_, whole), _), (_, (_, parts), _) = kept
     torch.testing.assert_close(whole, parts)
@@ -223,7 +223,7 @@ def learned_from(config, runs):
     nsgf, peer = (Session(config, run, Tracker(run.path), CPU) for run in runs)
     data = Data(config.data, config.seed)
     reflowed = get_phase("reflow").task(peer, data)
-    return TrainedSteps(nsgf)(data.source("nsf").at(range(32))), reflowed.draw(range(32))[1]
+    return trained_steps(nsgf)(data.source("nsf").at(range(32))), reflowed.draw(range(32))[1]
 
 
 def trained_in(precision, *files):
@@ -258,9 +258,9 @@ def test_paths_are_walked_in_the_precision_that_their_network_was_trained_in(tin
     payload, found = checkpoint.load(file), {}
     for precision in ("fp32", "bf16", "fp16", None, ["bf16"]):
         trained_in(precision, file)
-        found[str(precision)] = TrainedSteps(session)(x)
+        found[str(precision)] = trained_steps(session)(x)
     checkpoint.save(file, {key: part for key, part in payload.items() if key != "precision"})
-    found["earlier"] = TrainedSteps(session)(x)
+    found["earlier"] = trained_steps(session)(x)
     full, half = found.pop("fp32"), found.pop("bf16")
     assert not torch.equal(full, half)
     torch.testing.assert_close(full, half, rtol=0, atol=0.05)

@@ -2,9 +2,6 @@
 
 import functools
 import math
-import sys
-from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
 import ot
@@ -12,14 +9,12 @@ import pytest
 import torch
 
 from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn import FlowSolver, build_solver, check_solver
+from nsgf.sinkhorn import FlowSolver, build_solver
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.sinkhorn.reference_solvers import ClosedFormSolver
 
-MATRIX_SOLVERS = ["batched", "geomloss"]
-SOLVERS = [*MATRIX_SOLVERS, pytest.param("flash", marks=pytest.mark.gpu)]
-CARD = "cuda"
+SOLVERS = ["batched", "geomloss"]
 SHAPES = [  # n, shape, blur of each experiment
     pytest.param(256, (2,), 0.5, id="2d"),
     pytest.param(128, (1, 8, 8), 0.5, id="digits"),
@@ -35,23 +30,7 @@ def field(solver: str, blur: float = 0.5, scaling: float = 0.8):
 
 def build(solver: str, blur: float = 0.5, scaling: float = 0.8) -> FlowSolver:
     config = SinkhornConfig(solver=solver, blur=blur, scaling=scaling)
-    if solver == "flash":
-        pytest.importorskip("flash_sinkhorn")
-        return OnCard(build_solver(config))
     return build_solver(config)
-
-
-class OnCard:
-    """A solver that works on a card, for clouds in main memory."""
-
-    def __init__(self, solver: FlowSolver) -> None:
-        self._solver, self.report = solver, solver.report
-
-    def velocity(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self._solver.velocity(x.to(CARD), y.to(CARD)).cpu()
-
-    def flows(self, x: torch.Tensor, y: torch.Tensor, etas: Sequence[float]) -> torch.Tensor:
-        return self._solver.flows(x.to(CARD), y.to(CARD), etas).cpu()
 
 
 def clouds(n: int, shape: tuple[int, ...], m: int | None = None):
@@ -181,32 +160,6 @@ def test_permutations(solver):
     torch.testing.assert_close(field(solver)(x, y[other]), v, atol=1e-4, rtol=1e-3)
 
 
-def test_flash_asks_for_geomlosss_divergence_in_full_precision(monkeypatch):
-    """Without a card: on the interface that they share, its velocity is geomloss's."""
-    from geomloss import SamplesLoss
-
-    def same(loss, *, half_cost, allow_tf32, autotune, **settings):
-        assert (half_cost, allow_tf32, autotune) == (True, False, False)
-        return SamplesLoss(loss, backend="tensorized", **settings)
-
-    monkeypatch.setitem(sys.modules, "flash_sinkhorn", SimpleNamespace(SamplesLoss=same))
-    config, (x, y) = SinkhornConfig(solver="flash", scaling=0.7), clouds(40, (1, 8, 8), m=56)
-    v = build_solver(config).velocity(x, y)
-    torch.testing.assert_close(v, field("geomloss", scaling=0.7)(x, y), atol=1e-4, rtol=1e-3)
-
-
-def test_flash_is_refused_without_a_card_or_its_package(monkeypatch):
-    config = SinkhornConfig(solver="flash")
-    with pytest.raises(
-        UserError, match=r"sinkhorn\.solver = flash: needs a CUDA card.*cpu.*batched"
-    ):
-        check_solver(config, torch.device("cpu"))
-    monkeypatch.setitem(sys.modules, "flash_sinkhorn", None)
-    with pytest.raises(UserError, match=r"sinkhorn\.solver = flash: needs flash-sinkhorn; pip"):
-        check_solver(config, torch.device("cuda"))
-    check_solver(SinkhornConfig(), torch.device("cpu"))
-
-
 def test_velocity_is_the_negative_gradient_of_the_divergence():
     """v = -n grad S_eps: moving along v lowers the divergence at the rate |v|^2 / n."""
     from geomloss import SamplesLoss
@@ -234,7 +187,7 @@ def test_flows_step_by_eta_times_velocity(solver):
             torch.testing.assert_close((flow[:, t + 1] - flow[:, t]) / 0.2, v, atol=0.02, rtol=0.01)
 
 
-@pytest.mark.parametrize("solver", MATRIX_SOLVERS)
+@pytest.mark.parametrize("solver", SOLVERS)
 def test_matrix_products_are_full_float32(solver, monkeypatch):
     """TF32 stays off inside, and what was set before holds again after."""
     seen = []

@@ -97,13 +97,11 @@ def test_generator_mixes_no_devices(exp, card, flag, tmp_path):
 
 
 @pytest.mark.e2e
-def test_preflight_measures_a_card_by_its_rules(monkeypatch, capsys, tmp_path):
-    """And says what share of its peak an update reaches."""
+def test_preflight_measures_a_card_by_its_rules(capsys, tmp_path):
     small = ("--batch-size=4", "--sinkhorn-batch=8", "--pool-batches=6", f"--out-dir={tmp_path}")
-    with pretended_card(TURING), monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "get_device_name", lambda *_: "Tesla T4")
+    with pretended_card(TURING):
         assert main(["preflight", "--exp=2d", "--device=cuda", *small]) == 0
-    assert "of the t4's peak in fp16" in capsys.readouterr().out
+    assert " on the card" in capsys.readouterr().out
 
 
 # --- how often the host waits ---

@@ -33,7 +33,7 @@ def test_auto_precision_follows_the_card(monkeypatch, capability, auto):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_: True)
     assert pick_precision("auto", CARD) == auto
     assert pick_precision("fp16", CARD) == "fp16"
-    assert pick_precision("auto", CPU, capability) == auto
+    assert pick_precision("auto", CPU) == "fp32"
     if auto != "bf16":
         with pytest.raises(UserError, match=r"bf16: Some card.*precision fp16 or auto"):
             pick_precision("bf16", CARD)
@@ -51,15 +51,17 @@ def config_of(sampling, trained):
         ((8, 0), "bf16 fp32 bf16 fp16"),
     ],
 )
-def test_samples_are_drawn_in_the_runs_precision_or_in_float32(capability, found):
+def test_samples_are_drawn_in_the_runs_precision_or_in_float32(monkeypatch, capability, found):
     """None is a CPU: what a run was trained in elsewhere may not be there."""
-    wanted = ("auto", "fp32", "bf16", "fp16")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some card")
+    device, wanted = CARD if capability else CPU, ("auto", "fp32", "bf16", "fp16")
     assert [
-        sampling_precision(config_of("auto", trained), CPU, capability) for trained in wanted
+        sampling_precision(config_of("auto", trained), device) for trained in wanted
     ] == found.split()
     for asked in ("fp32", "bf16" if capability != (7, 5) else "fp16"):
         for trained in wanted:
-            assert sampling_precision(config_of(asked, trained), CPU, capability) == asked
+            assert sampling_precision(config_of(asked, trained), device) == asked
 
 
 def test_solver_that_measures_its_error_has_float32_unless_told_otherwise():

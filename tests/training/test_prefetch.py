@@ -18,7 +18,6 @@ class Numbers:
     """Sample i is the number i."""
 
     model = None
-    draws_between = False
 
     def __init__(self) -> None:
         self.drawn: list[range] = []
