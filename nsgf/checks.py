@@ -14,7 +14,7 @@ from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
 
 MAX_STEPS_PLUS_PLUS = 5
-PATHS = ("out_dir", "data.root", "data.path", "evaluation.inception_weights", "generator.init_run")
+PATHS = ("out_dir", "data.root", "data.path", "evaluation.inception_weights")
 OF_OWN_DATA = ("path", "size", "fit", "color")
 """Keys of the section ``data`` that say what own data are read, and how."""
 MAX_PATH = 4096
@@ -172,19 +172,11 @@ def _one_call_problems(config: Config) -> Iterator[str]:
         )
     if 1 <= config.generator.batch_size < 4:
         yield f"generator.batch_size = {config.generator.batch_size}: must be >= 4, two halves"
-    target = target_set(config.data)
-    has_labels = isinstance(target, ImageSet) and target.read_labels and not config.data.fake
-    if config.generator.features == "classifier" and not has_labels:
-        whose = "random images have" if config.data.fake else f"{config.data.name} has"
-        yield f"generator.features = classifier: needs images with labels, {whose} none; use pixels"
     begins = config.generator.init == "nsgf"
     if begins and config.phases != list(ONE_CALL):
         yield f"generator.init = nsgf: needs that phase; say --phases [{','.join(ONE_CALL)}]"
-    if (begins or config.generator.init_run) and not config.generator.residual:
-        key = "init = nsgf" if begins else f"init_run = {config.generator.init_run}"
-        yield f"generator.{key}: begins with a velocity; say --generator.residual true"
-    if begins and config.generator.init_run:
-        yield "generator.init_run: must be null with generator.init nsgf"
+    if begins and not config.generator.residual:
+        yield "generator.init = nsgf: begins with a velocity; say --generator.residual true"
     if not config.generator.blurs:
         yield "generator.blurs = []: must have at least one"
 

@@ -1,12 +1,10 @@
-"""The small classifier in whose features samples are compared, and another one in whose layers a
-generator may train: network, training, file."""
+"""The small classifier in whose features samples are compared: network, training, file."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from os.path import lexists
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,31 +22,18 @@ SEED = 0
 """Of the classifier and of the choice of its reference: one instrument for all runs."""
 ARCHITECTURE = 1
 """To be raised with any change of network, training or file: files of others are not used."""
+FEATURES = 64
+"""Units of the layer before the classes."""
 TRAINED_SHARE = 0.8
 BATCH = 128
 PEAK_RATE = 3e-3
 INFERENCE_BATCH = 1000
 
 
-class Kind(NamedTuple):
-    """What tells two classifiers of the same images apart."""
-
-    seed: int
-    """Of weights, of the split of the images and of their order."""
-    features: int
-    """Units of the layer before the classes."""
-
-
-MEASURES = Kind(seed=SEED, features=64)
-"""The one that samples are measured with."""
-TEACHES = Kind(seed=1, features=96)
-"""Another one, for what trains in features: what is trained against one measures well in it."""
-
-
 class SmallCNN(nn.Module):
     """Two convolutions, a layer of features, and a linear one for the classes."""
 
-    def __init__(self, shape: tuple[int, ...], classes: int, features: int) -> None:
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         channels, size, _ = shape  # square
         stride = 1 if size < 16 else 2  # 8 pixels would be too few to halve twice
@@ -59,18 +44,10 @@ class SmallCNN(nn.Module):
             nn.Conv2d(32, 64, 3, 2, 1),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(64 * side * side, features),
+            nn.Linear(64 * side * side, FEATURES),
             nn.ReLU(),
         )
-        self.head = nn.Linear(features, classes)
-
-    def layers(self, x: Tensor) -> list[Tensor]:
-        """x (B, C, H, W) in [-1, 1] -> what follows each nonlinearity, each (B, ...)."""
-        found = []
-        for layer in self.body:
-            x = layer(x)
-            found += [x] if isinstance(layer, nn.ReLU) else []
-        return found
+        self.head = nn.Linear(FEATURES, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) in [-1, 1] -> logits (B, classes)."""
@@ -95,9 +72,9 @@ class Trained:
         return torch.cat(parts)
 
 
-def split(count: int, seed: int = SEED) -> tuple[Tensor, Tensor]:
+def split(count: int) -> tuple[Tensor, Tensor]:
     """Indices of the images to train on and of those held out: disjoint, together all."""
-    order = torch.randperm(count, generator=make_generator(seed, "classifier", "split"))
+    order = torch.randperm(count, generator=make_generator(SEED, "classifier", "split"))
     trained = int(count * TRAINED_SHARE)
     return order[:trained], order[trained:]
 
@@ -109,7 +86,6 @@ def obtain(
     folder: Path,
     device: torch.device,
     log: Callable[[str], None],
-    which: Kind = MEASURES,
 ) -> Trained:
     """The classifier of a data set: from its file, or trained now and kept there.
 
@@ -119,21 +95,21 @@ def obtain(
     """
     key = (
         f"{kind.name}-{len(images)}-{fingerprint(images)}-{fingerprint(labels)}-v{ARCHITECTURE}-"
-        f"{kind.classifier_epochs}x{BATCH}-seed{which.seed}"
+        f"{kind.classifier_epochs}x{BATCH}-seed{SEED}"
     )
     file = folder / f"{key}.pt"
     with in_turn(folder):
         if lexists(file):
             try:
-                return _read(file, kind, device, which)
+                return _read(file, kind, device)
             except UserError as error:
                 log(f"{error}; the classifier is trained again")
         start = time.perf_counter()
-        trained = train(kind, images, labels, device, which)
+        trained = train(kind, images, labels, device)
         state = {name: value.cpu() for name, value in trained.network.state_dict().items()}
         with replacing(file) as stream:
             torch.save({"model": state, "accuracy": trained.accuracy}, stream)
-        fitted, held_out = map(len, split(len(images), which.seed))
+        fitted, held_out = map(len, split(len(images)))
         log(
             f"classifier of {kind.name}: trained on {fitted} images in "
             f"{time.perf_counter() - start:.1f} s, right on {trained.accuracy:.2%} of {held_out} "
@@ -142,24 +118,18 @@ def obtain(
         return trained
 
 
-def train(
-    kind: ImageSet,
-    images: Tensor,
-    labels: Tensor,
-    device: torch.device,
-    which: Kind = MEASURES,
-) -> Trained:
+def train(kind: ImageSet, images: Tensor, labels: Tensor, device: torch.device) -> Trained:
     """A classifier trained on four fifths of the images and tried on the others.
 
     The same numbers follow from the same arguments; torch's global generator is left as it was.
     """
-    fitted, held_out = split(len(images), which.seed)
-    network = _initial(kind, which).to(device)
+    fitted, held_out = split(len(images))
+    network = _initial(kind).to(device)
     updates = kind.classifier_epochs * -(-len(fitted) // BATCH)
     optimizer = torch.optim.Adam(network.parameters(), lr=PEAK_RATE)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_RATE, total_steps=updates)
     for epoch in range(kind.classifier_epochs):
-        generator = make_generator(which.seed, "classifier", "epoch", epoch)
+        generator = make_generator(SEED, "classifier", "epoch", epoch)
         order = fitted[torch.randperm(len(fitted), generator=generator)]
         for rows in order.split(BATCH):
             logits = network(to_unit_range(images[rows].to(device)))
@@ -176,19 +146,19 @@ def train(
     return Trained(network, float(torch.cat(right).float().mean()))
 
 
-def _initial(kind: ImageSet, which: Kind) -> SmallCNN:
+def _initial(kind: ImageSet) -> SmallCNN:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(which.seed, "classifier", "weights"))
-        return SmallCNN(kind.shape, kind.classes, which.features)
+        torch.manual_seed(derive_seed(SEED, "classifier", "weights"))
+        return SmallCNN(kind.shape, kind.classes)
 
 
-def _read(file: Path, kind: ImageSet, device: torch.device, which: Kind) -> Trained:
+def _read(file: Path, kind: ImageSet, device: torch.device) -> Trained:
     """A classifier from its file.
 
     Raises:
         UserError: it is damaged, of another format, or none.
     """
-    network = _initial(kind, which)
+    network = _initial(kind)
     try:
         payload = load_archive(file)
         network.load_state_dict(payload["model"])

@@ -128,12 +128,8 @@ VARIANTS: dict[str, dict[str, str]] = {
         "blur 0.3": one_call(256, "--generator.blurs [0.3]"),
         "blur 0.4": one_call(256, "--generator.blurs [0.4]"),
         "blurs 0.1, 0.2, 0.4": one_call(256, "--generator.blurs [0.1,0.2,0.4]"),
-        "V / rms(V)": one_call(256, "--generator.normalize true"),
-        "10 updates a solve": one_call(256, "--generator.max_iterations 10"),
-        "20 updates a solve": one_call(256, "--generator.max_iterations 20"),
         "tolerance 1e-2": one_call(256, "--generator.tolerance 1e-2"),
         "z + g(z, 0)": one_call(256, "--generator.residual true"),
-        "classifier's layers": one_call(256, "--generator.features classifier"),
     },
 }
 """By experiment: label and flags. MEAN stands for the mean tau that the run's own predictor finds;

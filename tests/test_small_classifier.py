@@ -7,7 +7,7 @@ from nsgf import small_classifier as network
 from nsgf.config.schema import DataConfig
 from nsgf.data import data_set
 from nsgf.data.images import IMAGE_SETS, to_unit_range
-from nsgf.small_classifier import MEASURES, TEACHES, SmallCNN, obtain, split, train
+from nsgf.small_classifier import FEATURES, SmallCNN, obtain, split, train
 from tests.run.test_hostile_files import WEIGHTS, _nothing_is_executed  # noqa: F401
 
 CPU = torch.device("cpu")
@@ -31,11 +31,11 @@ class Kept:
         self.folder = folder
         self.said: list[str] = []
 
-    def obtain(self, images=None, labels=None, kind=SHORT, which=MEASURES):
+    def obtain(self, images=None, labels=None, kind=SHORT):
         self.said.clear()
         chosen = self.images if images is None else images
         named = self.labels if labels is None else labels
-        return obtain(kind, chosen, named, self.folder, CPU, self.said.append, which)
+        return obtain(kind, chosen, named, self.folder, CPU, self.said.append)
 
     def file(self):
         (file,) = self.folder.glob("*.pt")
@@ -58,24 +58,12 @@ def test_digits_are_told_apart(digits):
     assert found.accuracy >= 0.97
 
 
-def test_what_trains_in_features_has_another_classifier(kept):
-    """Another split, other weights, another width: its own file."""
-    measures, teaches = kept.obtain(), kept.obtain(which=TEACHES)
-    assert len(list(kept.folder.glob("*.pt"))) == 2
-    assert measures.network.head.in_features != teaches.network.head.in_features
-    assert not torch.equal(split(100)[0], split(100, TEACHES.seed)[0])
-    assert same(teaches, kept.obtain(which=TEACHES))
-
-
 @pytest.mark.parametrize("shape", [one.shape for one in IMAGE_SETS])
 def test_every_image_set_fits(shape):
-    cnn = SmallCNN(shape, 7, 12)
+    cnn = SmallCNN(shape, 7)
     x = torch.rand(2, *shape)
     assert cnn(x).shape == (2, 7)
-    assert cnn.body(x).shape == (2, 12)
-    layers = cnn.layers(x)
-    assert [len(layer) for layer in layers] == [2, 2, 2]
-    assert torch.equal(layers[-1], cnn.body(x))
+    assert cnn.body(x).shape == (2, FEATURES)
 
 
 def test_held_out_images_are_others_than_those_trained_on():
@@ -107,7 +95,7 @@ def test_features_are_the_layer_before_the_answer_of_what_it_was_trained_on(digi
     images, labels = digits
     found = train(BRIEF, images, labels, CPU)
     features = found.features(images[:1200], CPU)
-    assert features.shape == (1200, MEASURES.features)
+    assert features.shape == (1200, FEATURES)
     answers = found.network.head(features)
     torch.testing.assert_close(answers, found.network(to_unit_range(images[:1200])))
     assert (answers.argmax(1) == labels[:1200]).float().mean() > 0.8

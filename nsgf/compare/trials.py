@@ -214,7 +214,7 @@ def _recipe(config: Config, method: MethodName) -> Config:
         flow = replace(flow, steps=config.compare.handover_steps)
         return replace(config, nsf=nsf, flow=flow)
     if config.phases[-1] == ONE_CALL[-1] and method != "own":
-        begun = replace(config.generator, init="random", init_run=None)
+        begun = replace(config.generator, init="random")
         if method == "onecall+":
             begun = replace(begun, init="nsgf", residual=True)
         return replace(config, generator=begun)

@@ -29,6 +29,12 @@ REMOVED: dict[str, Any] = {
     "peer.coupling": "batch",
     "compare.coupling": "ot",
     "semidiscrete.passes": ...,
+    "generator.features": "pixels",
+    "generator.relative": True,
+    "generator.eta": 1.0,
+    "generator.normalize": False,
+    "generator.init_run": None,
+    "generator.max_iterations": 2000,
 }
 """Settings of earlier versions, with the values that now always hold; ...: has no effect without
 other removed values."""

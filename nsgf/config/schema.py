@@ -279,35 +279,20 @@ class GeneratorConfig(OptimConfig):
     targets: Annotated[int | None, Range(4)] = None
     """Real samples of one update, a half of them for each half of the batch; null: as many as
     batch_size."""
-    features: Literal["pixels", "classifier"] = "pixels"
-    """Where samples are transported: as they are; or in that and, each by itself, in the layers of
-    a small classifier that is trained on the labelled images, another one than what measures."""
     blurs: Annotated[list[float], Range(above=0, maximum=1e6)] = field(
         default_factory=lambda: [0.1]
     )
-    """Square roots of the regularization eps. Of several the velocities' mean is taken."""
+    """Square roots of the regularization eps, in units of the root of the mean cost between
+    generated and real samples: 0.1 makes eps a hundredth of that cost. Of several the velocities'
+    mean is taken."""
     tolerance: Annotated[float, Range(above=0)] = 5e-4
     """As sinkhorn.tolerance."""
-    max_iterations: Annotated[int, Range(1)] = 2000
-    """As sinkhorn.max_iterations."""
-    relative: bool = True
-    """Blurs in units of the root of the mean cost between generated and real samples: 0.1 makes eps
-    a hundredth of that cost. false: in units of the data, as sinkhorn.blur."""
-    eta: Annotated[float, Range(1e-6, 1e6)] = 1.0
-    """Step of the generated samples along their velocity. Adam divides by the size of gradients:
-    eta matters with clip_norm alone."""
-    normalize: bool = False
-    """Divide the loss of each update by its root, as if the velocity was divided by its root mean
-    square."""
     residual: bool = False
     """G(z) = z + g(z, 0), which a velocity network means; false: G(z) = g(z, 0), which need not
     take away the noise of every pixel."""
     init: Literal["random", "nsgf"] = "random"
     """Weights to begin with: random ones, or the averaged ones of the run's own velocity network,
     then phases are [nsgf, generator]."""
-    init_run: Annotated[str | None, FREE_ON_RESUME] = None
-    """Folder of a run of the same data and network, whose reflow, peer, straight flow from noise or
-    NSGF it begins as instead of random weights."""
 
 
 @dataclass

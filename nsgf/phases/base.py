@@ -143,14 +143,6 @@ class Phase(ABC):
         """
         return PhasePlan()
 
-    def beginning(self, config: Config) -> tuple[str, ...]:
-        """Lines about the weights it begins with, where it has no checkpoint to go on with.
-
-        Raises:
-            UserError: they are not there, or do not fit.
-        """
-        return ()
-
     def clean(self, session: Session) -> None:
         """Free what only the training of the phase needs; called once it is done."""
         return

@@ -2,7 +2,7 @@
 
     x = G(z)                                       samples of the network as it is
     V = T(x -> y) - T(x -> x')                     where the Sinkhorn flow takes them
-    loss = mean |x - stopgrad(x + eta V)|^2        in units of the mean cost between x and y
+    loss = mean |x - stopgrad(x + V)|^2            in units of the mean cost between x and y
 
 The velocity of NSGF's first phase trains the network that answers at once instead of one that is
 asked along the way (W-Flow, arXiv 2605.11755; drifting models, arXiv 2602.04770).
@@ -14,16 +14,16 @@ that are told K, no class, to real ones of all. No label has to be left out for 
 Shapes: B batch, M real samples of it, G groups, *shape one sample.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, class_labels
+from nsgf.data import Data, class_labels, data_shape
 from nsgf.phases.base import Phase, PhasePlan, Preparation, example_labels
-from nsgf.phases.beginning import beginning
 from nsgf.phases.groups import group_problems, grouped, groups_of, in_turn, targets_of
 from nsgf.phases.nsgf import NSGF
-from nsgf.phases.spaces import Spaces, pixels, space_shapes, spaces_of
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import OneCall
@@ -38,10 +38,8 @@ class GeneratorTask(Task):
 
     divisible = False
 
-    def __init__(
-        self, model: nn.Module, data: Data, config: Config, spaces: Spaces = pixels
-    ) -> None:
-        self.model, self._config, self._spaces = model, config.generator, spaces
+    def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
+        self.model, self._config = model, config.generator
         self._noise, self._drift = data.source("generator"), drift_of(config)
         self._groups = groups_of(config)
         is_told = self._groups > 1
@@ -61,9 +59,9 @@ class GeneratorTask(Task):
         return Batch((noise, torch.zeros(len(noise), device=noise.device), *labels), real)
 
     def loss(self, forward: Answer, batch: Batch) -> Tensor:
-        """|eta V|^2 / 2 as a share of the mean cost between generated and real samples, summed over
-        the spaces. With ``normalize`` divided by its root, which has the gradient of V / rms(V),
-        whose own loss would always be the same. Not a number where samples are not finite.
+        """|V|^2 / 2 as a share of the mean cost between generated and real samples; not a number
+        where samples are not finite. A step along V needs no length of its own: Adam divides by the
+        size of gradients.
 
         Raises:
             UserError: a blur is too small for float32.
@@ -72,14 +70,7 @@ class GeneratorTask(Task):
         made = noise + answer if self._config.residual else answer
         if not made.isfinite().all():
             return made.sum() * float("nan")
-        with torch.no_grad():
-            real = self._spaces(batch.target)
-        loss = sum(map(self._loss_in, self._spaces(made), real), torch.zeros_like(made[0].sum()))
-        return loss / loss.detach().sqrt().clamp_min(1e-12) if self._config.normalize else loss
-
-    def _loss_in(self, made: Tensor, real: Tensor) -> Tensor:
-        """The loss in one space, of (B, ...) and (M, ...)."""
-        x, y = grouped(made.detach(), self._groups), grouped(real, self._groups)
+        x, y = grouped(made.detach(), self._groups), grouped(batch.target, self._groups)
         try:
             v = in_turn(self._drift.velocity(x, y))
         except ValueError as error:  # of finite samples there is one cause
@@ -87,7 +78,7 @@ class GeneratorTask(Task):
                 f"generator.blurs = {self._config.blurs}: too small for the distances of float32; "
                 "use larger ones"
             ) from error
-        way = made - (made.detach() + self._config.eta * v)
+        way = made - (made.detach() + v)
         return way.flatten(1).square().sum(1).mean() / 2 / mean_cost(x, y)
 
     def remarks(self) -> tuple[str, ...]:
@@ -114,17 +105,14 @@ class Generator(Phase):
     def task(self, session: Session, data: Data) -> Task:
         """
         Raises:
-            UserError: what it is to begin as is missing, or labels are.
+            UserError: it begins as NSGF's velocity, and NSGF is not trained.
         """
         config, device = session.config, session.device
-        own, model = config.generator, self.start(config, device)
-        if own.init == "nsgf":
+        model = self.start(config, device)
+        if config.generator.init == "nsgf":
             velocity = NSGF().load(config, session.run, "ema", device).network
             model.load_state_dict(velocity.state_dict())
-        if own.init_run and not session.run.has_checkpoint(self.name):
-            found = beginning(self, config, own.init_run)
-            model.load_state_dict(found.network.state_dict())
-        return GeneratorTask(model, data, config, spaces_of(session, data))
+        return GeneratorTask(model, data, config)
 
     def example(self, size: int, shape: tuple[int, ...], classes: int = 0) -> Batch:
         noise, labels = torch.randn(size, *shape), example_labels(size, classes)
@@ -142,16 +130,10 @@ class Generator(Phase):
         own, groups = config.generator, groups_of(config)
         sizes = (own.batch_size, targets_of(own))
         n, m = (count // (2 * groups * world.size) for count in sizes)
-        count = 4 * groups * len(own.blurs) * len(space_shapes(config))
+        count = 4 * groups * len(own.blurs)
         each = f"{count} transport problems, {n} x {m} and {n} x {n}"
         where = f" in each of {world.size} processes" if world.size > 1 else ""
         return PhasePlan((f"generator: an update solves {each}{where}",))
-
-    def beginning(self, config: Config) -> tuple[str, ...]:
-        if not (folder := config.generator.init_run):
-            return ()
-        found = beginning(self, config, folder)
-        return (f"generator: begins as {found.phase} of {folder}, {found.progress}",)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.generator.init == "nsgf" else ()
@@ -163,21 +145,17 @@ class Generator(Phase):
         return {f"half of generator.{key}": count // 2 for key, count in counts.items()}
 
     def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        own, drift, clouds = config.generator, drift_of(config), []
-        for shape in space_shapes(config):
-            made, real = (
-                grouped(torch.randn(count, *shape, device=device), groups_of(config))
-                for count in (own.batch_size, targets_of(own))
-            )
-            clouds.append((made, real))
-
-        def unit() -> list[Tensor]:
-            return [drift.velocity(made, real) for made, real in clouds]
-
+        own, shape, groups = config.generator, data_shape(config.data), groups_of(config)
+        made, real = (
+            grouped(torch.randn(count, *shape, device=device), groups)
+            for count in (own.batch_size, targets_of(own))
+        )
+        drift = drift_of(config)
+        unit = partial(drift.velocity, made, real)
         return (Preparation("generator, transport", unit, own.iterations),)
 
 
 def drift_of(config: Config) -> Drift:
     """The configured velocity of generated samples."""
     own = config.generator
-    return Drift(own.blurs, own.tolerance, own.max_iterations, relative=own.relative)
+    return Drift(own.blurs, own.tolerance)

@@ -50,7 +50,6 @@ def training_plan(
         if name not in phases:
             lines.append(f"{name}: done already")
             continue
-        kept = run if name not in restarts else None
         needed = training_memory(config, get_phase(name), device, world.size)
         check_device_memory(name, needed, device)
         optim = get_phase(name).optim(config)
@@ -59,8 +58,6 @@ def training_plan(
             f"{needed.weights / 1e6:.2f} M weights, {needed.precision}, "
             f"about {format_bytes(needed.total)} on the device"
         )
-        if not (kept and kept.has_checkpoint(name)):
-            lines += get_phase(name).beginning(config)
         weights[name] = needed.weights
     plans = [phase.plan(config, device, run, world) for phase in pending]
     disk_bytes = sum(plan.disk_bytes for plan in plans)

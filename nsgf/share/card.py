@@ -206,10 +206,9 @@ def _flows(config: Config, updates: dict[str, str]) -> str:
         )
     if ONE_CALL[-1] in updates:
         blurs = ", ".join(f"{blur:g}" for blur in own.blurs)
-        unit = "relative to the mean cost" if own.relative else "in units of the data"
         told += (
-            f"Sinkhorn flow of generated samples: blur {blurs} ({unit}), {own.batch_size} samples, "
-            f"{targets_of(own)} targets. "
+            f"Sinkhorn flow of generated samples: blur {blurs} (relative to the mean cost), "
+            f"{own.batch_size} samples, {targets_of(own)} targets. "
         )
     return told
 

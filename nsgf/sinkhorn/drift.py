@@ -25,17 +25,14 @@ from nsgf.sinkhorn.batched import BatchedSolver
 class Drift:
     """V of B independent problems, its halves each other's x'."""
 
-    def __init__(
-        self, blurs: Sequence[float], tolerance: float, max_iterations: int, *, relative: bool
-    ) -> None:
+    def __init__(self, blurs: Sequence[float], tolerance: float) -> None:
         """
         Args:
-            blurs: of several the velocities' mean is taken.
-            tolerance, max_iterations: of each solve, as in :class:`BatchedSolver`.
-            relative: blurs are in units of the root of the mean cost between x and y.
+            blurs: in units of the root of the mean cost between x and y, which changes while a
+                network learns; of several the velocities' mean is taken.
+            tolerance: of each solve, as in :class:`BatchedSolver`.
         """
-        self._relative = relative
-        base = SinkhornConfig(tolerance=tolerance, max_iterations=max_iterations)
+        base = SinkhornConfig(tolerance=tolerance)
         self._solvers = [BatchedSolver(replace(base, blur=blur)) for blur in blurs]
 
     @property
@@ -52,7 +49,7 @@ class Drift:
         Raises:
             ValueError: samples that are not finite, or a blur that is too small for float32.
         """
-        unit = mean_cost(made, real).sqrt() if self._relative else torch.ones(())
+        unit = mean_cost(made, real).sqrt()
         x, y = _halves(made.float() / unit), _halves(real.float() / unit)
         total = torch.zeros_like(x)
         for solver in self._solvers:

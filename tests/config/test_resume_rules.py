@@ -93,5 +93,4 @@ def test_leaves_that_may_change_are_marked_in_the_schema():
     assert free == {
         *("data.root", "data.path", "data.download", "flow.allow_many_steps"),
         *("pool.storage", "pool.build_batch", "model.checkpoint_activations"),
-        "generator.init_run",
     }

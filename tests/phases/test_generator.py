@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,15 +15,14 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
-from nsgf.phases.beginning import beginning
 from nsgf.phases.generator import GeneratorTask, drift_of
-from nsgf.phases.spaces import spaces_of
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, earlier
+from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import load_sampler, sample_run
+from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.loop import fit
@@ -122,20 +120,6 @@ def test_loss_pulls_samples_along_their_velocity(one_call):
     assert torch.allclose(moved.grad, -v / len(v) / cost, atol=1e-6)
 
 
-def test_normalized_loss_has_the_direction_and_says_the_size(one_call):
-    own = replace(one_call, generator=replace(one_call.generator, normalize=True, eta=0.5))
-    gradients, values = [], []
-    for config in (one_call, own):
-        task, moved = task_of(config), torch.zeros(16, 2, requires_grad=True)
-        loss = task.loss(lambda x, t, moved=moved: moved, task.batch(*task.draw(range(16))))
-        loss.backward()
-        gradients.append(moved.grad)
-        values.append(float(loss.detach()))
-    root = math.sqrt(values[0])
-    assert values[1] == pytest.approx(0.5 * root, rel=1e-4)
-    assert torch.allclose(gradients[1], gradients[0] / root, atol=1e-6)
-
-
 def test_update_of_samples_that_are_not_finite_is_skipped(one_call):
     task = task_of(one_call)
     batch = task.batch(*task.draw(range(16)))
@@ -147,38 +131,6 @@ def test_blur_too_small_is_one_line(one_call):
     config = replace(one_call, generator=replace(one_call.generator, blurs=[1e-6]))
     with pytest.raises(UserError, match=r"generator\.blurs = \[1e-06\]: .*too small"):
         train(config)
-
-
-def test_losses_of_all_spaces_are_summed(one_call):
-    """In units of each one's own costs, so that scaled copies count alike."""
-    batch = task_of(one_call).batch(*task_of(one_call).draw(range(16)))
-    model, data = get_phase("generator").start(one_call, CPU), Data(one_call.data, one_call.seed)
-    spaces = {"one": lambda x: [x], "three": lambda x: [x, 5 * x, x / 3 + 1]}
-    losses = {
-        name: GeneratorTask(model, data, one_call, space).loss(lambda x, t: 0 * x, batch)
-        for name, space in spaces.items()
-    }
-    assert float(losses["three"]) == pytest.approx(3 * float(losses["one"]), rel=1e-3)
-
-
-def test_layers_of_a_classifier_are_spaces(tmp_path):
-    """Its gradient reaches the samples; it is kept beside the runs and learns nothing."""
-    flags = ("--generator.features=classifier", f"--out-dir={tmp_path}")
-    config = shipped("digits-onecall", *flags, "--batch-size=16", "--train-iters=2")
-    session = Session(config, RunFolder(tmp_path), Tracker(tmp_path), CPU)
-    data = Data(config.data, config.seed)
-    spaces = spaces_of(session, data)
-    x = torch.randn(3, 1, 8, 8, requires_grad=True)
-    found = spaces(x)
-    assert found[0] is x
-    assert [len(space) for space in found] == [3] * 4
-    found[-1].sum().backward()
-    assert x.grad.abs().sum() > 0
-    (file,) = (tmp_path / ".classifiers").glob("*.pt")
-    assert "seed1" in file.name
-    task = get_phase("generator").task(session, data)
-    loss = task.loss(lambda x, t: task.model(x, t), task.batch(*task.draw(range(16))))
-    assert loss.isfinite()
 
 
 def test_more_targets_than_particles(one_call):
@@ -238,17 +190,17 @@ def test_samples_are_told_the_group_whose_data_they_meet(told):
 
 def test_transport_stays_within_the_classes(told):
     """Each group moves as if it was alone."""
-    own = replace(told.generator, relative=False, blurs=[1.0])
-    config = replace(told, generator=own)
-    task = task_of(config)
+    task = task_of(told)
     batch = task.batch(*task.draw(range(44)))
     moved = batch.inputs[0].clone().requires_grad_()
     task.loss(lambda *inputs: moved, batch).backward()
-    drift = drift_of(config)
     found = torch.zeros_like(batch.inputs[0])
+    (blur,) = told.generator.blurs
+    unit = mean_cost(batch.inputs[0].unsqueeze(0), batch.target.unsqueeze(0)).sqrt()
     for group in range(11):
         x, y = (part[group::11].unsqueeze(0) for part in (batch.inputs[0], batch.target))
-        found[group::11] = drift.velocity(x, y)[0]
+        same_blur = blur * float(unit / mean_cost(x, y).sqrt())
+        found[group::11] = Drift([same_blur], told.generator.tolerance).velocity(x, y)[0]
     towards = -moved.grad
     scale = float(towards.norm() / found.norm())
     torch.testing.assert_close(towards, scale * found, rtol=1e-2, atol=1e-3 * scale)
@@ -322,28 +274,6 @@ def test_compared_with_one_call_alone():
     assert asked_nfe(begun) == [1]
 
 
-def forget(run: RunFolder, name) -> None:
-    for file in (run.checkpoint_file(name), earlier(run.checkpoint_file(name))):
-        file.unlink()
-
-
-def test_it_begins_as_a_trained_network(one_call, tiny_run):
-    """The straight flow starts from noise; where it does not, NSGF does."""
-    init = str(tiny_run.path)
-    config = replace(
-        one_call, generator=replace(one_call.generator, init_run=init, iterations=0, residual=True)
-    )
-    run = train(config)
-    begun = checkpoint.load(run.checkpoint_file("generator"))["model"]
-    taught = checkpoint.load(tiny_run.checkpoint_file("nsf"))["ema"]
-    assert all(torch.equal(value, taught[name]) for name, value in begun.items())
-    assert (
-        f"generator: begins as nsf of {init}, after update 12" in (run.path / "log.txt").read_text()
-    )
-    forget(tiny_run, "nsf")
-    assert beginning(get_phase("generator"), config, init).phase == "nsgf"
-
-
 def test_it_begins_as_the_velocity_of_its_own_run(one_call):
     generator = replace(one_call.generator, init="nsgf", iterations=0, residual=True)
     config = replace(one_call, phases=["nsgf", "generator"], generator=generator)
@@ -359,36 +289,6 @@ def test_it_begins_as_the_velocity_of_its_own_run(one_call):
         train(longer, run)
 
 
-def test_beginning_is_needed_once(one_call, tiny_run):
-    """A run goes on where the one that it began as is gone."""
-    generator = replace(
-        one_call.generator, init_run=str(tiny_run.path), schedule="constant", residual=True
-    )
-    short = replace(one_call, generator=replace(generator, iterations=5))
-    run = train(short)
-    shutil.rmtree(tiny_run.path)
-    train(replace(one_call, generator=generator), run)
-    assert checkpoint.load(run.checkpoint_file("generator"))["step"] == 12
-
-
-def test_beginning_that_does_not_fit_is_one_line(one_call, tiny_run, tmp_path):
-    def refused(folder, width=16) -> str:
-        mlp = replace(one_call.model.mlp, width=width)
-        model, own = (
-            replace(one_call.model, mlp=mlp),
-            replace(one_call.generator, init_run=str(folder), residual=True),
-        )
-        with pytest.raises(UserError) as caught:
-            train(replace(one_call, model=model, generator=own))
-        return str(caught.value)
-
-    assert f"generator.init_run = {tmp_path}: run = {tmp_path}: no run folder" in refused(tmp_path)
-    assert "its nsf is of other data or another network" in refused(tiny_run.path, width=8)
-    forget(tiny_run, "nsf")
-    forget(tiny_run, "nsgf")
-    assert "no network there that starts from noise" in refused(tiny_run.path)
-
-
 def test_velocity_cannot_change_under_a_finished_generator(one_call):
     generator = replace(one_call.generator, init="nsgf", residual=True)
     config = replace(one_call, phases=["nsgf", "generator"], generator=generator)
@@ -398,30 +298,13 @@ def test_velocity_cannot_change_under_a_finished_generator(one_call):
         train(alone, run)
 
 
-def test_beginning_that_is_gone_is_told_before_a_checkpoint_is_put_aside(one_call, tiny_run):
-    own = replace(one_call.generator, init_run=str(tiny_run.path), residual=True)
+def test_problems_of_all_blurs_are_counted(one_call):
+    own = replace(one_call.generator, batch_size=20, targets=40, blurs=[0.1, 0.2])
     config = replace(one_call, generator=own)
-    run = train(config)
-    shutil.rmtree(tiny_run.path)
-    with pytest.raises(UserError, match="no run folder"):
-        train(config, run, first="generator")
-    assert run.has_checkpoint("generator")
-
-
-def test_beginning_of_other_data_is_refused(one_call, tiny_run):
-    own = replace(one_call.generator, init_run=str(tiny_run.path), residual=True)
-    other = replace(one_call, generator=own, data=replace(one_call.data, name="moons"))
-    with pytest.raises(UserError, match=r"its nsf is of other data or another network: data\.name"):
-        train(other)
-
-
-def test_problems_of_all_spaces_are_counted():
-    flags = ("--generator.features=classifier", "--batch-size=20", "--generator.targets=40")
-    config = shipped("digits-onecall", *flags)
     (line,) = get_phase("generator").plan(config, CPU, None, World()).lines
-    assert line == "generator: an update solves 16 transport problems, 10 x 20 and 10 x 10"
+    assert line == "generator: an update solves 8 transport problems, 10 x 20 and 10 x 10"
     (transport,) = get_phase("generator").preparations(config, CPU)
-    assert len(transport.unit()) == 4
+    assert transport.unit().shape == (1, 20, 2)
 
 
 def test_what_was_solved_is_told_of_a_session_that_stops(one_call):

@@ -129,8 +129,8 @@ def test_generator_is_told_as_it_was_trained(small_run):
     assert "blur 0.2 (relative to the mean cost), 256 samples, 1796 targets." in text
     for untrue in ("icfm", "compared with", "particles", "nfe=", "label=", "classes"):
         assert untrue not in text
-    text = of_digits(small_run, "--generator.relative=false", "--generator.blurs=[1,0.25]")
-    assert "blur 1, 0.25 (in units of the data), 256 samples" in text
+    text = of_digits(small_run, "--generator.blurs=[1,0.25]")
+    assert "blur 1, 0.25 (relative to the mean cost), 256 samples" in text
 
 
 def test_generator_that_began_as_a_velocity_has_both_flows(small_run):

@@ -5,11 +5,13 @@ import torch
 
 from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn.batched import BatchedSolver
-from nsgf.sinkhorn.drift import Drift
+from nsgf.sinkhorn.drift import Drift, mean_cost
 
 
-def drift_of(blurs, *, relative: bool, tolerance=1e-6) -> Drift:
-    return Drift(blurs, tolerance, 2000, relative=relative)
+def velocity_at(blur: float, made, real, tolerance=1e-6):
+    """Velocity at a blur in units of the data."""
+    unit = float(mean_cost(made, real).sqrt())
+    return Drift([blur / unit], tolerance).velocity(made, real)
 
 
 def barycentric(x, y, blur: float):
@@ -33,27 +35,24 @@ def clouds():
 @pytest.mark.parametrize("targets", [12, 16])
 def test_velocity_is_the_difference_of_two_maps(clouds, targets):
     made, real = clouds[0], clouds[1][:targets]
-    v = drift_of([0.7], relative=False).velocity(made.unsqueeze(0), real.unsqueeze(0))[0]
+    v = Drift([0.3], 1e-6).velocity(made.unsqueeze(0), real.unsqueeze(0))[0]
+    blur = 0.3 * float((torch.cdist(made, real).square() / 2).mean().sqrt())
     (a, b), (ya, yb) = made.chunk(2), real.chunk(2)
-    expected = [barycentric(a, ya, 0.7) - barycentric(a, b, 0.7)]
-    expected += [barycentric(b, yb, 0.7) - barycentric(b, a, 0.7)]
+    expected = [barycentric(a, ya, blur) - barycentric(a, b, blur)]
+    expected += [barycentric(b, yb, blur) - barycentric(b, a, blur)]
     assert torch.allclose(v, torch.cat(expected).float(), atol=1e-4)
 
 
-def test_relative_blur_is_in_units_of_the_root_mean_cost(clouds):
+def test_scaling_of_space_scales_the_velocity(clouds):
     made, real = (cloud.unsqueeze(0) for cloud in clouds)
-    unit = float((torch.cdist(*clouds).square() / 2).mean().sqrt())
-    relative = drift_of([0.3], relative=True).velocity(made, real)
-    absolute = drift_of([0.3 * unit], relative=False).velocity(made, real)
-    assert torch.allclose(relative, absolute, atol=1e-4)
-    far = drift_of([0.3], relative=True).velocity(1000 * made, 1000 * real)
-    assert torch.allclose(far, 1000 * relative, rtol=1e-3, atol=0.5)
+    near, far = (Drift([0.3], 1e-6).velocity(k * made, k * real) for k in (1, 1000))
+    assert torch.allclose(far, 1000 * near, rtol=1e-3, atol=0.5)
 
 
 def test_velocities_of_several_blurs_are_averaged(clouds):
     made, real = (cloud.unsqueeze(0) for cloud in clouds)
-    one, other = (drift_of([b], relative=False).velocity(made, real) for b in (0.5, 1.5))
-    both = drift_of([0.5, 1.5], relative=False)
+    one, other = (Drift([blur], 1e-6).velocity(made, real) for blur in (0.2, 0.6))
+    both = Drift([0.2, 0.6], 1e-6)
     assert torch.allclose(both.velocity(made, real), (one + other) / 2, atol=1e-5)
     assert [report.solves for report in both.reports] == [4, 4]
 
@@ -61,16 +60,15 @@ def test_velocities_of_several_blurs_are_averaged(clouds):
 def test_problems_are_independent(clouds):
     """Those of one class and of another."""
     made, real = clouds[0].view(2, 6, 3), clouds[1].view(2, 8, 3)
-    drift = drift_of([0.7], relative=False)
-    together = drift.velocity(made, real)
+    together = velocity_at(0.7, made, real)
     for number in range(2):
-        alone = drift.velocity(made[number : number + 1], real[number : number + 1])
+        alone = velocity_at(0.7, made[number : number + 1], real[number : number + 1])
         assert torch.allclose(together[number], alone[0], atol=1e-4)
 
 
 def test_odd_sample_stays():
     made, real = torch.randn(1, 7, 2), torch.randn(1, 7, 2) + 5
-    v = drift_of([1.0], relative=True).velocity(made, real)[0]
+    v = Drift([1.0], 1e-6).velocity(made, real)[0]
     assert (v[:6].norm(dim=1) > 1).all()
     assert (v[6] == 0).all()
 
@@ -80,7 +78,7 @@ def test_samples_of_the_target_stay_on_average():
     velocity, against the samples themselves, still draws all of them inwards."""
     generator = torch.Generator().manual_seed(1)
     made, real = torch.randn(2, 1, 1024, 8, generator=generator)
-    v = drift_of([1.0], relative=False, tolerance=1e-3).velocity(made, real)[0]
+    v = velocity_at(1.0, made, real, tolerance=1e-3)[0]
     outwards = (v * made[0]).sum(1).mean() / made[0].square().sum(1).mean()
     assert abs(float(outwards)) < 0.02
     usual = BatchedSolver(SinkhornConfig(blur=1.0)).velocity(made[0], real[0])
@@ -88,18 +86,16 @@ def test_samples_of_the_target_stay_on_average():
 
 
 def test_images_keep_their_shape():
-    v = drift_of([0.5], relative=True).velocity(
-        torch.randn(1, 6, 1, 4, 4), torch.randn(1, 6, 1, 4, 4)
-    )
+    v = Drift([0.5], 1e-6).velocity(torch.randn(1, 6, 1, 4, 4), torch.randn(1, 6, 1, 4, 4))
     assert v.shape == (1, 6, 1, 4, 4)
 
 
 def test_one_single_point_stays():
-    v = drift_of([0.5], relative=True).velocity(torch.ones(1, 4, 2), torch.ones(1, 4, 2))
+    v = Drift([0.5], 1e-6).velocity(torch.ones(1, 4, 2), torch.ones(1, 4, 2))
     assert (v == 0).all()
 
 
 def test_blur_too_small_for_float32_is_refused():
     made = torch.randn(1, 4, 2)
     with pytest.raises(ValueError, match="too small for float32"):
-        drift_of([1e-6], relative=True).velocity(made, made + 1)
+        Drift([1e-6], 1e-6).velocity(made, made + 1)
