@@ -23,8 +23,7 @@ from nsgf.checks import check
 from nsgf.command_line import request
 from nsgf.config.files import build, given, merged
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import build_source, data_shape
-from nsgf.data.own import in_units
+from nsgf.data import build_source, data_shape, in_units
 from nsgf.phases import Phase, Trained, get_phases, join_legs, sampled_phases
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped

@@ -216,7 +216,7 @@ def refuse_unused(config: Config, asked: set[str]) -> None:
         UserError: one of them would silently have no effect.
     """
     name = config.data.name
-    unused = sorted(asked & {"verify", "download"} - target_set(config.data).uses)
+    unused = sorted(asked & {"download"} - target_set(config.data).uses)
     if unused:
         raise UserError(f"--data.{unused[0]}: has no effect for data.name {name}; leave it out")
 

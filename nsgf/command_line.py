@@ -1,7 +1,7 @@
 """From a command line to a :class:`Request`.
 
 Settings come in layers, later ones on top: defaults; what is chosen for own data
-(:mod:`nsgf.own_data`); the section ``optim`` of a file; what a phase
+(:mod:`nsgf.data.choices`); the section ``optim`` of a file; what a phase
 sets itself in that file; --smoke; ``--optim.KEY``; short flags for several leaves at once; flags
 for one leaf. In place of the file stands a run's saved configuration where a command works on
 a run; there each phase has its own values already.
@@ -27,7 +27,6 @@ from nsgf.config.files import (
 )
 from nsgf.config.schema import ONE_CALL, Config
 from nsgf.flags import COMMANDS, ON_SAMPLES, SMOKE, WITHOUT_RUN, command_parser, short_flags
-from nsgf.own_data import with_own_data
 from nsgf.system.errors import UserError, cause
 
 if TYPE_CHECKING:
@@ -113,16 +112,15 @@ def _request(
         base, own = _base(run, file, flags, laid_over_run="config" in control)
     elif "compare" in control:
         base = {"out_dir": os.path.dirname(os.path.abspath(_place("compare", control)))}
-    base, flags, notes = with_own_data(base, flags, is_new=run is None)
+    # loads torch: a typo need not wait for it
+    from nsgf.checks import check, check_places, refuse_nulls, refuse_unused
+    from nsgf.data.choices import with_own_data
+
+    base, flags, notes = with_own_data(base, flags, check_places, is_new=run is None)
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
     config = resolved(merged(merged(base, smoke), flags), base.get("phases"))
     if command == "train" and run and "run" in control:
         _refuse_move(run, flags)
-    from nsgf.checks import (
-        check,
-        refuse_nulls,
-        refuse_unused,
-    )  # loads torch: a typo need not wait for it
 
     if smoke and config.data.conditional:
         config = _whole_groups(config, flags.get(ONE_CALL[-1], {}))

@@ -10,7 +10,7 @@ import torch
 
 from nsgf.checks import check
 from nsgf.config.schema import Config
-from nsgf.data import data_form
+from nsgf.data import shape_and_classes
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import timed_samples
 from nsgf.readiness import checkpoint_kept, data_found, tried, updates_finite
@@ -103,7 +103,7 @@ def _measured(
 
 def ready(config: Config, phase: Phase, device: torch.device) -> tuple[TrainState, Batch]:
     """A phase before its first update, and a batch that may be smaller than the configured one."""
-    optim, (shape, classes) = phase.optim(config), data_form(config.data)
+    optim, (shape, classes) = phase.optim(config), shape_and_classes(config.data)
     size = timed_samples(config, device, optim.batch_size)
     model = phase.build(config.model, shape, 0, classes).to(device)
     state = TrainState(

@@ -39,7 +39,7 @@ def data_found(config: Config) -> str:
         UserError: they are missing or damaged.
     """
     data, name = Data(config.data, config.seed), config.data.name
-    what = "images" if data.table is None else "points"
+    what = "images" if data.points is None else "points"
     return f"ok data: {name if data.count is None else f'{data.count} {what} of {name}'}"
 
 

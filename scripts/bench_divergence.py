@@ -111,7 +111,7 @@ def errors(found: list[tuple[Tensor, Tensor]], x: Tensor, y: Tensor, case: Case)
 
 def clouds(case: Case, place: str, root: str) -> tuple[Tensor, Tensor]:
     """(B, N, D) each."""
-    data = Data(DataConfig(name=case.data, root=root, verify=False, download=False), seed=0)  # type: ignore[arg-type]
+    data = Data(DataConfig(name=case.data, root=root, download=False), seed=0)  # type: ignore[arg-type]
     total = case.problems * case.particles
     y = data.target("bench").sample(total)
     noise = data.source("bench").sample(total)

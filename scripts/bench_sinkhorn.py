@@ -108,7 +108,7 @@ def row(case: Case, args: argparse.Namespace, device: torch.device, notes: set[s
 
 def clouds(case: Case, args: argparse.Namespace, notes: set[str]) -> tuple[Tensor, Tensor]:
     """Noise and targets of a chunk of flows, (B, N, *shape) each."""
-    config = DataConfig(name=case.data, root=args.data_root, verify=False, download=False)
+    config = DataConfig(name=case.data, root=args.data_root, download=False)
     try:
         data = Data(config, seed=0)
     except UserError as error:

@@ -396,11 +396,10 @@ def test_a_run_that_is_trained_further_stays_where_it_is(tiny, tmp_path):
     assert config.out_dir == str(tmp_path / "elsewhere")
 
 
-@pytest.mark.parametrize("flag", ["--data.verify=false", "--data.download=false"])
-def test_flags_about_files_are_refused_for_sets_that_read_none(flag, tiny):
-    key = flag.partition("=")[0]
+def test_flags_about_files_are_refused_for_sets_that_read_none(tiny):
+    flag = "--data.download=false"
     for exp in ("2d", "digits"):
-        with pytest.raises(UserError, match=rf"^{key}: has no effect for data\.name"):
+        with pytest.raises(UserError, match=r"^--data\.download: has no effect for data\.name"):
             shipped(exp, flag)
     assert shipped("cifar10", flag) != shipped("cifar10")
     data = dataclasses.replace(tiny.data, download=False)  # as a run outside of the folder has it

@@ -5,7 +5,7 @@ import torch
 
 from nsgf import small_classifier as network
 from nsgf.config.schema import DataConfig
-from nsgf.data import Files, data_set
+from nsgf.data import data_set
 from nsgf.data.images import IMAGE_SETS, to_unit_range
 from nsgf.small_classifier import FEATURES, SmallCNN, obtain, split, train
 from tests.run.test_hostile_files import WEIGHTS, _nothing_is_executed  # noqa: F401
@@ -19,8 +19,8 @@ BRIEF = replace(DIGITS, classifier_epochs=3)
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[torch.Tensor, torch.Tensor]:
-    files = Files.of(DataConfig(name="digits"))
-    return DIGITS.images(files), DIGITS.labels(files)
+    config = DataConfig(name="digits")
+    return DIGITS.images(config), DIGITS.labels(config)
 
 
 class Kept:

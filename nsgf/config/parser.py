@@ -24,6 +24,7 @@ RESOLVED = ("peer.iterations", "reflow.iterations")
 MOVED = dict.fromkeys(("--wandb", "--tracking.wandb"), "--tracker wandb, or wandb-offline")
 """Flags of earlier versions, and what says the same."""
 REMOVED: dict[str, Any] = {
+    "data.verify": True,
     "train.keep": "all",
     "peer.coupling": "batch",
     "compare.coupling": "ot",

@@ -66,8 +66,6 @@ class DataConfig:
     """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
     root: Annotated[str, MACHINE_PATH, FREE_ON_RESUME] = "data"
     """Folder of the image sets, in torchvision's layout."""
-    verify: Annotated[bool, FREE_ON_RESUME] = True
-    """Compare CIFAR-10's files with the published md5 sums; false takes what is there."""
     download: Annotated[bool, FREE_ON_RESUME] = True
     """Download an image set that is not in data.root."""
     fake: bool = False

@@ -1,10 +1,11 @@
 """The data sets, and samplers of the source mu0 and of the target mu*.
 
-Each set states all that is its own in one record, a :class:`PointSet` in points.py or an
-:class:`ImageSet` in images.py; everything else asks the record and knows no set by its name. The
-records of a user's own data (own.py) are made of what was found at ``data.path``.
+Each set states its properties in one record: a :class:`PointSet` in points.py, an :class:`ImageSet`
+in images.py; the records of a user's own data follow from what was found at ``data.path``. All
+other code uses the records and knows no set by its name.
 """
 
+from collections.abc import Callable
 from copy import copy
 
 import torch
@@ -12,17 +13,38 @@ from torch import Tensor
 
 from nsgf.config.schema import DataConfig
 from nsgf.data.classes import ClassSampler, LabelDropout, class_labels, class_rows
-from nsgf.data.images import IMAGE_SETS, Files, ImageSet
-from nsgf.data.own import OWN_IMAGES, OWN_SETS, TableSet, in_units
+from nsgf.data.folder import image_set, inspect_images
+from nsgf.data.images import IMAGE_SETS, ImageSet
+from nsgf.data.own import Inspection
 from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
 from nsgf.data.samplers import ImageSampler, PointSampler, RowSampler, Sampler
-from nsgf.data.table import Table, read_points
+from nsgf.data.table import (
+    TableSet,
+    in_units,
+    inspect_points,
+    read_points,
+    standardised,
+    table_set,
+)
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, make_generator
 
-DataSet = PointSet | ImageSet | TableSet
+__all__ = ["ClassSampler", "ImageSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler"]
+__all__ += ["ImageSet", "PointSet", "RandomIndices", "TableSet", "Times"]
+__all__ += ["class_labels", "class_rows", "in_units"]
+
 DATA_SETS: dict[str, PointSet | ImageSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}
-"""Those that are the same for everyone."""
+"""The shipped data sets by ``data.name``."""
+OWN_SETS: dict[str, Callable[[DataConfig], ImageSet | TableSet]] = {
+    "images": image_set,
+    "points": table_set,
+}
+"""Functions that make the record of a user's own data, by ``data.name``."""
+INSPECTORS: dict[str, Callable[[DataConfig], Inspection]] = {
+    "images": inspect_images,
+    "points": inspect_points,
+}
+"""Functions that fill ``data.found``, by ``data.name``."""
 NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
 DEVICE_SHARE = 0.1
@@ -30,54 +52,52 @@ DEVICE_SHARE = 0.1
 
 
 def data_set(name: str) -> PointSet | ImageSet:
-    """The record of a shipped data set.
+    """Return the record of a shipped data set.
 
     Raises:
         UserError: there is none of this name.
     """
-    try:
-        return DATA_SETS[name]
-    except KeyError:
-        raise UserError(f"data.name = {name}: must be one of {', '.join(DATA_SETS)}") from None
+    if name not in DATA_SETS:
+        raise UserError(f"data.name = {name}: must be one of {', '.join(DATA_SETS)}")
+    return DATA_SETS[name]
 
 
-def target_set(config: DataConfig) -> DataSet:
-    """The record of the set that the section ``data`` names.
+def target_set(config: DataConfig) -> PointSet | ImageSet | TableSet:
+    """Return the record of the set that the section ``data`` names.
 
     Raises:
-        UserError: there is none of this name, or own data have not been looked at.
+        UserError: there is none of this name, or own data were not inspected.
     """
-    own = OWN_SETS.get(config.name)
-    return own(config) if own else data_set(config.name)
+    return OWN_SETS[config.name](config) if config.name in OWN_SETS else data_set(config.name)
 
 
 def is_image_set(name: str) -> bool:
     """Whether the set holds images; else points."""
-    return name == OWN_IMAGES if name in OWN_SETS else isinstance(data_set(name), ImageSet)
+    return name == "images" if name in OWN_SETS else isinstance(data_set(name), ImageSet)
 
 
 def data_shape(config: DataConfig) -> tuple[int, ...]:
-    """Shape of one sample of the target, known without loading it."""
+    """Return the shape of one sample of the target, without loading it."""
     return target_set(config).shape
 
 
 def data_classes(config: DataConfig) -> int:
-    """Classes K that networks are told of, known without loading them; 0: they are told none."""
+    """Return the number of classes K that networks are given, without loading them; 0: none."""
     target = target_set(config)
-    is_labelled = isinstance(target, ImageSet) and target.read_labels is not None
-    return target.classes if config.conditional and is_labelled else 0  # type: ignore[union-attr]
+    has_labels = isinstance(target, ImageSet) and target.read_labels is not None
+    return target.classes if config.conditional and has_labels else 0  # type: ignore[union-attr]
 
 
-def data_form(config: DataConfig) -> tuple[tuple[int, ...], int]:
-    """What networks follow from: :func:`data_shape` and :func:`data_classes`."""
+def shape_and_classes(config: DataConfig) -> tuple[tuple[int, ...], int]:
+    """Return :func:`data_shape` and :func:`data_classes`, which determine the networks."""
     return data_shape(config), data_classes(config)
 
 
 class Data:
-    """The two measures of an experiment: loads the target once, hands out independent samplers."""
+    """Source and target of an experiment: loads the target once and makes independent samplers."""
 
     def __init__(self, config: DataConfig, seed: int, device: torch.device | None = None) -> None:
-        """An image set lives on ``device`` if it takes little of the free memory there.
+        """Load the target; images go to ``device`` if they take little of its free memory.
 
         Raises:
             UserError: the target's files are missing or damaged.
@@ -87,50 +107,59 @@ class Data:
         self.shape: tuple[int, ...] = self._target.shape
         self.images: Tensor | None = None
         """The training images, uint8, (N, C, H, W); None for points."""
-        self.table: Table | None = None
-        """The user's own points; None for other sets."""
+        self.points: Tensor | None = None
+        """The user's own points in the units of their file, float64, (N, D); None for others."""
         self.classes = data_classes(config)
-        """K; 0: networks are told no classes."""
+        """K; 0: networks are given no classes."""
         self._labels: Tensor | None = None
         if isinstance(self._target, TableSet):
-            self.table = read_points(config)
-            self._rows = self.table.standardised()
+            self.points = read_points(config)
+            self._rows = standardised(config, self.points)
         elif isinstance(self._target, ImageSet):
-            self.images = (
-                self._target.fake_images(make_generator(seed, "fake"))
-                if config.fake
-                else self._target.images(Files.of(config))
-            )
+            if config.fake:
+                self.images = self._target.fake_images(make_generator(seed, "fake"))
+            else:
+                self.images = self._target.images(config)
             if self.classes:
-                self._labels = self._target.labels(Files.of(config))
-                self._refuse_unlabelled(self._labels, len(self.images))
+                self._labels = self._target.labels(config)
+                self._check_labels(self._labels, len(self.images))
             if device is not None and fits_beside_training(self.images, device):
                 self.images = self.images.to(device)
 
+    def _check_labels(self, labels: Tensor, images: int) -> None:
+        """Raise UserError unless each image has a label, and each class an image."""
+        empty = torch.bincount(labels, minlength=self.classes) == 0
+        if len(labels) != images or empty.any():
+            raise UserError(
+                f"data.conditional = true: {self._config.name} has {images} images, {len(labels)} "
+                f"labels and {int(empty.sum())} empty classes; say --data.conditional false"
+            )
+
     def source(self, *stream: str) -> Sampler:
-        """Sampler of mu0 with a random stream of its own."""
+        """Return a sampler of mu0 with a random stream of its own."""
         return build_source(self._config, self._seed, *stream)
 
     def target(self, *stream: str) -> Sampler:
-        """Sampler of mu* as networks see it, with a random stream of its own."""
+        """Return a sampler of mu* as networks see it, with a random stream of its own."""
         seed = derive_seed(self._seed, "target", *stream)
         if isinstance(self._target, PointSet):
             return PointSampler(self._target, seed)
-        if self.images is None:
+        if self.points is not None:
             return RowSampler(self._rows, seed)
+        assert self.images is not None
         return ImageSampler(self.images, seed, flip=self._config.flip)
 
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
-        """Sampler of mu* class by class, ``run`` samples of each after one another, with random
-        streams of its own. All classes come equally often, however many images they have.
+        """Return a sampler of mu* class by class, with random streams of its own. All classes come
+        equally often, whatever their number of images.
 
         Args:
             stream: names the streams.
-            run: samples of a class after one another.
-            mixed: behind class K - 1 comes one more group, whose samples are of all classes.
+            run: successive samples of one class.
+            mixed: add a group after class K - 1 with samples of all classes.
 
         Raises:
-            UserError: networks are told no classes.
+            UserError: networks are given no classes.
         """
         if self.images is None or self._labels is None:
             raise UserError("data.conditional = false: samples have no classes")
@@ -141,52 +170,33 @@ class Data:
             streams.append(ImageSampler(self.images, seed, flip=self._config.flip, chosen=own))
         return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)
 
-    def _refuse_unlabelled(self, labels: Tensor, images: int) -> None:
-        """
-        Raises:
-            UserError: an image has no label, or a class no image.
-        """
-        if len(labels) != images:
-            raise UserError(
-                f"data.conditional = true: {self._config.name} has {images} images and "
-                f"{len(labels)} labels; say --data.conditional false"
-            )
-        empty = (torch.bincount(labels, minlength=self.classes) == 0).nonzero()[:, 0].tolist()
-        if empty:
-            raise UserError(
-                f"data.conditional = true: {self._config.name} has no images of class {empty[0]}; "
-                "say --data.conditional false"
-            )
-
     def reference(self, *stream: str) -> Sampler:
-        """As :meth:`target`, the same samples, but own points in the units of their file: what
-        samples are measured against and shown beside."""
-        if self.table is None:
+        """Return a sampler of the same samples as :meth:`target` for measures and pictures: own
+        points are in the units of their file."""
+        if self.points is None:
             return self.target(*stream)
-        seed = derive_seed(self._seed, "target", *stream)
-        return RowSampler(torch.from_numpy(self.table.values), seed)
+        return RowSampler(self.points, derive_seed(self._seed, "target", *stream))
 
     def in_units(self, samples: Tensor) -> Tensor:
-        """Samples of networks beside those of :meth:`reference`: own points in the units of their
-        file, float64; else as they are.  (N, *shape)"""
+        """Return samples of networks in the units of :meth:`reference`.  (N, *shape)"""
         return in_units(self._config, samples)
 
     def with_seed(self, seed: int) -> "Data":
-        """The same samples, of which another seed's streams draw."""
+        """Return the same data with the random streams of another seed."""
         other = copy(self)
         other._seed = seed
         return other
 
     @property
     def count(self) -> int | None:
-        """Samples that the target is made of, without mirrored ones; None: there is no end."""
-        rows = self.images if self.table is None else self.table.values
+        """Number of samples in the target, without mirrored ones; None: unlimited."""
+        rows = self.images if self.points is None else self.points
         return None if rows is None else len(rows)
 
     @property
     def axes(self) -> tuple[str, ...] | None:
-        """Names of the coordinates of own points; None: those of the plane, which have none."""
-        return None if self.table is None else self.table.names
+        """Names of the coordinates of own points; None for other sets."""
+        return None if self.points is None else tuple(self._config.found.names or ())
 
 
 def fits_beside_training(images: Tensor, device: torch.device) -> bool:
@@ -198,7 +208,7 @@ def fits_beside_training(images: Tensor, device: torch.device) -> bool:
 
 
 def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:
-    """Sampler of mu0 with a random stream of its own; needs no files of the target.
+    """Return a sampler of mu0 with a random stream of its own; needs no files of the target.
 
     Raises:
         UserError: ``data.source`` is neither noise nor a set that can be a source.
@@ -210,33 +220,3 @@ def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:
             raise UserError(f"data.source = {config.source}: cannot be a source")
         law = named
     return PointSampler(law, derive_seed(seed, "source", *stream))
-
-
-__all__ = [
-    "DATA_SETS",
-    "NOISE",
-    "OWN_SETS",
-    "ClassSampler",
-    "Data",
-    "DataSet",
-    "Files",
-    "ImageSampler",
-    "ImageSet",
-    "LabelDropout",
-    "PointSampler",
-    "PointSet",
-    "RandomIndices",
-    "RowSampler",
-    "Sampler",
-    "TableSet",
-    "Times",
-    "build_source",
-    "class_labels",
-    "class_rows",
-    "data_classes",
-    "data_form",
-    "data_set",
-    "data_shape",
-    "is_image_set",
-    "target_set",
-]

@@ -8,113 +8,124 @@ import csv
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig, FoundConfig
-from nsgf.data.found import LEAST, Seen, refuse_others
+from nsgf.data.own import LEAST, Inspection, check_same_data, found_data
 from nsgf.system.errors import UserError, one_line
 
-OBJECTS = "no whole file of numpy's, or one of objects; save numbers"
-"""In place of numpy's own words, which advise to load pickles."""
 SUFFIXES = (".npz", ".npy", ".csv")
 FLAT = 1e-12
-"""A column whose values differ by less than this share of the largest one is constant: what is left
-is rounding."""
+"""Share of a column's largest value below which differences are rounding errors."""
 
 
 @dataclass(frozen=True)
-class Table:
-    """Points in the units of their file, and how they are standardised: to mean 0 and standard
-    deviation 1 in each coordinate."""
+class TableSet:
+    """The points of a file."""
 
-    values: np.ndarray
-    """float64, (N, D)."""
-    names: tuple[str, ...]
-    """Of the coordinates."""
-    mean: Tensor
-    """float64, (D,)."""
-    scale: Tensor
-    """Standard deviations, float64, (D,), all > 0."""
+    shape: tuple[int, ...]
+    """(D,)."""
+    name: str = "points"
+    """``data.name``."""
+    uses: frozenset[str] = frozenset({"path"})
+    """Settings of the section ``data`` that have an effect, besides ``name``."""
 
-    def standardised(self) -> Tensor:
-        """All points as networks see them.  float32, (N, D)"""
-        return ((torch.from_numpy(self.values) - self.mean) / self.scale).float()
-
-    @property
-    def checksum(self) -> str:
-        """Of shape and values, whichever type of file they come from."""
-        digest = hashlib.sha256(repr(self.values.shape).encode())
-        digest.update(np.ascontiguousarray(self.values, "<f8").tobytes())
-        return digest.hexdigest()[:12]
+    is_source = False
 
 
-def look_at_points(config: DataConfig) -> Seen:
-    """Read the points of ``data.path`` and say what they are.
+def inspect_points(config: DataConfig) -> Inspection:
+    """Read the points of ``data.path`` and describe them.
 
     Raises:
         UserError: as :func:`read_table`.
     """
-    table = read_table(Path(config.path or "").expanduser())
-    count, dim = table.values.shape
-    mean, scale = table.mean.tolist(), table.scale.tolist()
-    found = FoundConfig(count, [dim], 0, table.checksum, list(table.names), mean, scale)
-    return Seen(found, (f"data: {count} points of {config.path}, {dim} coordinates",))
+    values, names = read_table(Path(config.path or "").expanduser())
+    rows, (count, dim) = torch.from_numpy(values), values.shape
+    mean, scale = rows.mean(0).tolist(), rows.std(0, correction=0).tolist()
+    found = FoundConfig(count, [dim], 0, checksum(values), list(names), mean, scale)
+    return Inspection(found, (f"data: {count} points of {config.path}, {dim} coordinates",))
 
 
-def read_points(config: DataConfig) -> Table:
-    """The points of ``data.path``, as ``data.found`` says they are.
+def table_set(config: DataConfig) -> TableSet:
+    """Return the record of the points of ``data.path``, which follows from ``data.found``.
+
+    Raises:
+        UserError: ``data.found`` is empty or wrong.
+    """
+    _, shape = found_data(config, 1)
+    for key in ("names", "mean", "scale"):
+        if len(given := getattr(config.found, key) or []) != shape[0]:
+            raise UserError(f"data.found.{key}: has {len(given)} values, must have {shape[0]}")
+    return TableSet(tuple(shape))
+
+
+def read_points(config: DataConfig) -> Tensor:
+    """Return the points of ``data.path`` in the units of their file.  float64, (N, D)
 
     Raises:
         UserError: as :func:`read_table`, or they are not those that the run was begun with.
     """
-    table = read_table(Path(config.path or "").expanduser())
-    refuse_others(config, table.checksum == config.found.checksum)
-    return table
+    values, _ = read_table(Path(config.path or "").expanduser())
+    check_same_data(config, checksum(values) == config.found.checksum)
+    return torch.from_numpy(values)
 
 
-def read_table(file: Path) -> Table:
-    """Points of a file.
+def checksum(values: np.ndarray) -> str:
+    """Return the checksum of shape and values, which does not depend on the type of the file."""
+    digest = hashlib.sha256(repr(values.shape).encode())
+    digest.update(np.ascontiguousarray(values, "<f8").tobytes())
+    return digest.hexdigest()[:12]
+
+
+def standardised(config: DataConfig, points: Tensor) -> Tensor:
+    """Return own points with mean 0 and standard deviation 1 in each coordinate, as networks see
+    them.  (N, D), float64 -> float32
+    """
+    mean, scale = points.new_tensor(config.found.mean), points.new_tensor(config.found.scale)
+    return ((points - mean) / scale).float()
+
+
+def in_units(config: DataConfig, samples: Tensor) -> Tensor:
+    """Return samples of networks in the units of the data: own points are scaled back and become
+    float64, others stay as they are.  (..., *shape)
+    """
+    mean, scale = config.found.mean, config.found.scale
+    if mean is None or scale is None:
+        return samples
+    wide = samples.double()
+    return wide * wide.new_tensor(scale) + wide.new_tensor(mean)
+
+
+def read_table(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the points of a file, float64, (N, D), and the names of their coordinates.
 
     Raises:
         UserError: there is no such file, it is of another type, holds anything but one table of
             finite numbers, or too few of them, or a coordinate is the same in all points.
     """
-    what = _no_file(file)
-    if what:
-        raise UserError(f"data.path = {file}: {what}; name a file with --data.path FILE")
+    if not file.is_file() or file.suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"data.path = {file}: no such file ending in {', '.join(SUFFIXES)}; name one with "
+            "--data.path FILE, or a folder of images with --exp images --data.path DIR"
+        )
     try:
-        if file.suffix.lower() == ".csv":
-            values, names = _read_csv(file)
-        else:
-            values, names = _read_array(file), ()
-        _refuse_shape(values)
+        is_text = file.suffix.lower() == ".csv"
+        values, names = _read_csv(file) if is_text else (_read_array(file), ())
+        _check_shape(values)
         names = names or tuple(f"coordinate {number + 1}" for number in range(values.shape[1]))
-        _refuse_values(values, names)
+        _check_values(values, names)
     except UnicodeDecodeError as error:
         raise UserError(f"data.path = {file}: no text in UTF-8; save it anew") from error
     except Exception as error:  # numpy raises many types for damaged and foreign files
         raise UserError(f"data.path = {file}: {one_line(error)}") from error
-    rows = torch.from_numpy(values)
-    return Table(values, names, rows.mean(0), rows.std(0, correction=0))
-
-
-def _no_file(file: Path) -> str | None:
-    """Why a path cannot be read as points; None: it may be."""
-    if file.is_dir():
-        return "is a folder; images are --exp images"
-    if not file.is_file():
-        return "no such file"
-    if file.suffix.lower() not in SUFFIXES:
-        return f"must end in {', '.join(SUFFIXES)}"
-    return None
+    return values, names
 
 
 def _read_csv(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Values, float64, (N, D), and the names in the first line, if no number is among them.
+    """Return the values, float64, (N, D), and the names in the first line, if it has no number.
 
     Raises:
         ValueError: a line has a text, nothing between two commas, or another number of values.
@@ -137,12 +148,10 @@ def _read_csv(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
                 )
             try:
                 values.extend(map(float, row))
-            except ValueError:
-                column, wrong = next((i, w) for i, w in enumerate(row) if not _is_number(w))
-                said = repr(wrong[:50]) if wrong.strip() else "nothing"
+            except ValueError as error:
                 raise ValueError(
-                    f"line {lines.line_num}, column {column + 1} has {said}, must be a number; "
-                    "drop such rows or columns, or write numbers for them"
+                    f"line {lines.line_num}: {error}; drop such rows or columns, or write numbers "
+                    "for them"
                 ) from None
     return np.array(values, np.float64).reshape(-1, max(width, 1)), names
 
@@ -156,47 +165,37 @@ def _is_number(text: str) -> bool:
 
 
 def _read_array(file: Path) -> np.ndarray:
-    """The array of a file .npy, or the only one of a file .npz.  float64
+    """Return the array of a file .npy, or the only one of a file .npz.  float64
 
     Raises:
-        Exception: nearly any: the file is damaged, holds several arrays, or other than numbers.
+        Exception: of many types: the file is damaged, or holds anything but one array of numbers.
     """
     try:
         content = np.load(file, allow_pickle=False)
-    except ValueError as error:
-        raise ValueError(OBJECTS) from error
-    if not isinstance(content, np.ndarray):
-        with content:
-            if len(content.files) != 1:
-                raise ValueError(
-                    f"has {len(content.files)} arrays ({', '.join(content.files)[:200]}), must "
-                    "have one; save the points alone, np.save('points.npy', array)"
-                )
-            content = _only_array(content)
+        if not isinstance(content, np.ndarray):
+            with content:
+                (name,) = content.files
+                content = content[name]
+    except ValueError as error:  # numpy's own words advise to load pickles
+        raise ValueError(
+            "must hold one whole array of numbers; save the points with np.save('points.npy', x)"
+        ) from error
     if content.dtype.kind not in "fiu":
         raise ValueError(f"an array of {content.dtype}, must be of real numbers")
     return np.ascontiguousarray(content, np.float64)
 
 
-def _only_array(content: Any) -> np.ndarray:
-    try:
-        return np.asarray(content[content.files[0]])
-    except ValueError as error:
-        raise ValueError(OBJECTS) from error
-
-
-def _refuse_shape(values: np.ndarray) -> None:
+def _check_shape(values: np.ndarray) -> None:
     if values.ndim != 2 or not values.shape[1]:
-        hint = "; say x[:, None] for points on a line" if values.ndim == 1 else ""
         raise ValueError(
             f"an array of shape {values.shape}, must be (N, D): a row for each point, a column for "
-            f"each coordinate{hint}"
+            "each coordinate; use x[:, None] for points on a line"
         )
     if len(values) < LEAST:
         raise ValueError(f"{len(values)} points, must be at least {LEAST}")
 
 
-def _refuse_values(values: np.ndarray, names: tuple[str, ...]) -> None:
+def _check_values(values: np.ndarray, names: tuple[str, ...]) -> None:
     wrong = np.argwhere(~np.isfinite(values))
     if len(wrong):
         row, column = wrong[0]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import Files, ImageSet, target_set
+from nsgf.data import ImageSet, target_set
 from nsgf.data.images import to_bytes
 from nsgf.metrics.shared import distances, require_fidelity, require_neighbours
 from nsgf.small_classifier import SEED, obtain
@@ -58,7 +58,7 @@ class ClassifierMetrics:
             raise UserError("evaluation.classifier = true: random images have no labels")
         kind = target_set(config)
         assert isinstance(kind, ImageSet)
-        labels = kind.labels(Files.of(config))
+        labels = kind.labels(config)
         if len(labels) != len(images):
             raise UserError(
                 f"data.root = {config.root}: {len(labels)} labels of {len(images)} images; "

@@ -23,7 +23,7 @@ from nsgf.config.schema import (
     SamplingConfig,
     family,
 )
-from nsgf.data import Data, data_form
+from nsgf.data import Data, shape_and_classes
 from nsgf.models import velocity_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -174,7 +174,8 @@ class Phase(ABC):
 
     def start(self, config: Config, device: torch.device) -> nn.Module:
         """The network as it begins, from a random stream of the phase's own."""
-        seed, (shape, classes) = derive_seed(config.seed, self.name, "init"), data_form(config.data)
+        seed = derive_seed(config.seed, self.name, "init")
+        shape, classes = shape_and_classes(config.data)
         return self.build(config.model, shape, seed, classes).to(device)
 
     def load(self, config: Config, run: RunFolder, weights: str, device: torch.device) -> Trained:
@@ -214,7 +215,7 @@ class Phase(ABC):
         Raises:
             RuntimeError, TypeError, AttributeError: they do not fit it.
         """
-        shape, classes = data_form(config.data)
+        shape, classes = shape_and_classes(config.data)
         model = self.build(config.model, shape, 0, classes)
         model.load_state_dict(state)
         return model.to(device).eval().requires_grad_(False)

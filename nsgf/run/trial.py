@@ -8,7 +8,7 @@ import torch
 
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import Config
-from nsgf.data import data_form
+from nsgf.data import shape_and_classes
 from nsgf.phases import Phase
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
@@ -61,7 +61,7 @@ def naming_the_model(config: Config, phase: Phase) -> Iterator[None]:
 
 def _update(config: Config, phase: Phase, device: torch.device) -> None:
     """One update of a network that is dropped afterwards."""
-    shape, classes = data_form(config.data)
+    shape, classes = shape_and_classes(config.data)
     model = phase.build(config.model, shape, 0, classes).to(device).train()
     state = TrainState(
         Forward(model, replace(config.train, compile=False), device, World()),

@@ -22,7 +22,7 @@ from nsgf.config.files import Content, merged, read_plain, resolved
 from nsgf.config.parser import settings_parser
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import data_form
+from nsgf.data import shape_and_classes
 from nsgf.phases import Phase, Trained
 from nsgf.phases.base import FREE_IN_SAMPLING
 from nsgf.run.checkpoint import is_finite, newer_format
@@ -138,7 +138,7 @@ class ExportedRun:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
         state = self._state(file)
         with torch.device("meta"):  # a network that does not fit its file is never made
-            network = phase.network(self.config.model, *data_form(self.config.data))
+            network = phase.network(self.config.model, *shape_and_classes(self.config.data))
         problem = misfit(state, network.state_dict())
         if problem:
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")

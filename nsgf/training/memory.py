@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nsgf.config.schema import Config, ModelConfig, PhaseName
-from nsgf.data import data_form
+from nsgf.data import shape_and_classes
 from nsgf.models import count_parameters
 from nsgf.models.unet import Stage
 from nsgf.system.errors import UserError
@@ -104,7 +104,7 @@ def training_memory(
 
 def _kept_by_autograd(config: Config, phase: Trainable, batch: int) -> tuple[int, int]:
     """Trained values of the phase's network, and bytes it keeps for a backward pass in float32."""
-    form = data_form(config.data)
+    form = shape_and_classes(config.data)
     with torch.device("meta"):
         model, inputs = phase.network(config.model, *form), phase.example(batch, *form).inputs
         activations = kept_bytes(model, *inputs)
@@ -130,7 +130,7 @@ def inference_bytes(config: Config, phase: Trainable) -> float:
     """Bytes that a sample takes of the device while a phase's network is asked, in float32 and
     without gradients: the most that is there at once, with the same margin as an update.
     """
-    form, batch = data_form(config.data), 8
+    form, batch = shape_and_classes(config.data), 8
     with torch.device("meta"), torch.no_grad():
         model, inputs = phase.network(config.model, *form), phase.example(batch, *form).inputs
         with LiveBytes() as live:

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.datasets import ImageFolder
 
 from nsgf.config.schema import DataConfig
 from nsgf.data import folder as module
-from nsgf.data.folder import find_images, holds_images, look_at_images, read_images, read_labels
+from nsgf.data.folder import find_images, inspect_images, read_images, read_labels
 from nsgf.system.errors import UserError
 from tests.data.own_files import write_images
 
@@ -20,23 +21,23 @@ def settings(path: Path, **other) -> DataConfig:
     return DataConfig(name="images", path=str(path), **{"size": 8, **other})
 
 
-def looked(path: Path, **other) -> DataConfig:
+def inspected(path: Path, **other) -> DataConfig:
     """Settings with what is found there."""
     config = settings(path, **other)
-    return replace(config, found=look_at_images(config).found)
+    return replace(config, found=inspect_images(config).found)
 
 
-def write_all(path: Path, image: Image.Image, name: str = "{:03}.png", count: int = 16) -> Path:
-    """The same image many times."""
+def write_all(path: Path, image: Image.Image, name: str = "{:03}.png", **options) -> Path:
+    """The same image 16 times."""
     path.mkdir(parents=True, exist_ok=True)
-    for number in range(count):
-        image.save(path / name.format(number))
+    for number in range(16):
+        image.save(path / name.format(number), **options)
     return path
 
 
 def only_pixels(path: Path, **other) -> torch.Tensor:
     """Of a folder of equal images, the image.  uint8, (C, 8, 8)"""
-    images = read_images(looked(path, **other))
+    images = read_images(inspected(path, **other))
     assert (images == images[0]).all()
     return images[0]
 
@@ -49,16 +50,15 @@ def test_images_are_found_in_the_order_of_their_names(tmp_path):
     write_images(tmp_path / ".cache", 3)
     files, others = find_images(tmp_path)
     names = [f"{number:03}" for number in range(8)]
-    assert [str(file) for file in files] == [
-        *(f"a/deep/{name}.JPG" for name in names),
-        *(f"b/{name}.png" for name in names),
-    ]
+    expected = [f"a/deep/{name}.JPG" for name in names] + [f"b/{name}.png" for name in names]
+    assert [str(file) for file in files] == expected
     assert others == 1
 
 
-def test_links_in_a_circle_end(tmp_path):
+def test_links_are_followed_and_a_circle_of_them_ends(tmp_path):
     write_images(tmp_path / "own", 16)
     (tmp_path / "own" / "self").symlink_to(tmp_path / "own")
+    (tmp_path / "own" / "other").symlink_to(tmp_path / "own")
     (tmp_path / "own" / "ring").symlink_to("ring")
     write_images(tmp_path / "elsewhere", 4)
     (tmp_path / "own" / "linked").symlink_to(tmp_path / "elsewhere")
@@ -69,32 +69,24 @@ def test_links_in_a_circle_end(tmp_path):
 
 @pytest.mark.parametrize("size", [8, 12])
 def test_what_is_found_is_what_is_read(size, tmp_path):
-    config = looked(write_images(tmp_path, 20), size=size)
+    config = inspected(write_images(tmp_path, 20), size=size)
     assert (config.found.samples, config.found.shape) == (20, [3, size, size])
     images = read_images(config)
-    assert images.dtype == torch.uint8
-    assert images.shape == (20, 3, size, size)
+    assert (images.dtype, images.shape) == (torch.uint8, (20, 3, size, size))
     assert len(images.flatten(1).unique(dim=0)) == 20
 
 
-def halves(width: int, height: int) -> Image.Image:
-    """Blue, with a red margin of a quarter at both ends of the longer side."""
-    pixels = np.zeros((height, width, 3), np.uint8)
-    pixels[..., 2] = 255
-    ends = (slice(0, width // 4), slice(-(width // 4), None))
-    for end in ends:
-        pixels[:, end] = (255, 0, 0)
-    return Image.fromarray(pixels)
-
-
-@pytest.mark.parametrize("upright", [False, True])
-def test_images_are_cut_or_stretched(upright, tmp_path):
-    image = halves(32, 16)
-    write_all(tmp_path, image.transpose(Image.Transpose.ROTATE_90) if upright else image)
+@pytest.mark.parametrize("is_upright", [False, True])
+def test_images_are_cut_or_stretched(is_upright, tmp_path):
+    pixels = np.zeros((16, 32, 3), np.uint8)
+    pixels[:, 8:24, 2] = 255  # blue
+    pixels[:, :8, 0] = pixels[:, 24:, 0] = 255  # red margins
+    image = Image.fromarray(pixels)
+    write_all(tmp_path, image.transpose(Image.Transpose.ROTATE_90) if is_upright else image)
     cut = only_pixels(tmp_path, fit="crop")
     assert int(cut[0].max()) < 30 < 220 < int(cut[2].min())  # the filter sees a little beyond
     stretched = only_pixels(tmp_path, fit="stretch").float()
-    red = stretched[0].mean(1 if upright else 0)
+    red = stretched[0].mean(1 if is_upright else 0)
     assert red[0] > 240 > 10 > red[3]
     assert red[-1] > 240
 
@@ -104,108 +96,112 @@ def test_photos_are_turned_as_their_camera_says(tmp_path):
     image.paste((255, 255, 255), (0, 0, 8, 4))  # the upper half
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down
-    tmp_path.mkdir(exist_ok=True)
-    for number in range(16):
-        image.save(tmp_path / f"{number}.png", exif=exif)
-    pixels = only_pixels(tmp_path)
+    pixels = only_pixels(write_all(tmp_path, image, exif=exif))
     assert int(pixels[:, :4].max()) == 0
     assert int(pixels[:, 4:].min()) == 255
 
 
 def constant(mode: str, color) -> Image.Image:
-    return Image.new(mode, (8, 8), color)
+    image = Image.new(mode, (8, 8), color)
+    if mode == "P":
+        image.putpalette([200, 0, 0])
+    return image
 
 
-DECODED = {  # an image of one colour, and the values of the channels
-    "grey": (constant("L", 7), [7]),
-    "bits": (constant("1", 1), [255]),
-    "colour": (constant("RGB", (1, 2, 3)), [1, 2, 3]),
-    "16 bits": (Image.fromarray(np.full((8, 8), 0x80FF, np.uint16)), [0x80]),
-    "transparent": (constant("RGBA", (9, 9, 9, 0)), [255, 255, 255]),
-    "half transparent": (constant("RGBA", (0, 0, 0, 51)), [204, 204, 204]),
-    "grey and transparent": (constant("LA", (0, 0)), [255]),
+DECODED = {  # an image of one colour, options of the file, and the values of the channels
+    "grey": (constant("L", 7), {}, [7]),
+    "bits": (constant("1", 1), {}, [255]),
+    "colour": (constant("RGB", (1, 2, 3)), {}, [1, 2, 3]),
+    "16 bits": (Image.fromarray(np.full((8, 8), 0x80FF, np.uint16)), {}, [0x80]),
+    "transparent": (constant("RGBA", (9, 9, 9, 0)), {}, [255, 255, 255]),
+    "half transparent": (constant("RGBA", (0, 0, 0, 51)), {}, [204, 204, 204]),
+    "grey and transparent": (constant("LA", (0, 0)), {}, [255]),
+    "palette": (constant("P", 0), {}, [200, 0, 0]),
+    "transparent palette": (constant("P", 0), {"transparency": 0}, [255, 255, 255]),
 }
 
 
 @pytest.mark.parametrize("kind", DECODED)
 def test_modes_are_decoded(kind, tmp_path):
-    image, values = DECODED[kind]
-    pixels = only_pixels(write_all(tmp_path, image))
+    image, options, values = DECODED[kind]
+    pixels = only_pixels(write_all(tmp_path, image, **options))
     assert pixels.shape[0] == len(values)
     assert pixels.float().mean((1, 2)).tolist() == pytest.approx(values, abs=1)
-
-
-def test_transparent_palettes_show_white(tmp_path):
-    image = Image.new("P", (8, 8), 0)
-    image.putpalette([200, 0, 0])
-    write_all(tmp_path / "opaque", image)
-    assert only_pixels(tmp_path / "opaque")[:, 0, 0].tolist() == [200, 0, 0]
-    (tmp_path / "clear").mkdir()
-    for number in range(16):
-        image.save(tmp_path / "clear" / f"{number}.png", transparency=0)
-    assert only_pixels(tmp_path / "clear")[:, 0, 0].tolist() == [255, 255, 255]
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_pixels_of_32_bits_are_refused(mode, tmp_path):
     write_all(tmp_path, constant(mode, 10**6), "{}.tif")
-    with pytest.raises(UserError, match=r"0\.tif is no usable image .* must have 8 or 16"):
-        read_images(looked(tmp_path))
-
-
-def test_colour_is_what_the_files_have(tmp_path):
-    write_images(tmp_path / "grey", 16, "L")
-    write_images(tmp_path / "both" / "grey", 8, "L")
-    write_images(tmp_path / "both" / "colour", 8)
-    assert looked(tmp_path / "grey").found.shape == [1, 8, 8]
-    seen = look_at_images(settings(tmp_path / "both"))
-    assert seen.found.shape == [3, 8, 8]
-    assert "data.color: rgb, as 8 images have colour and 8 have none" in " ".join(seen.notes)
-    assert looked(tmp_path / "both", color="grey").found.shape == [1, 8, 8]
-    assert looked(tmp_path / "grey", color="rgb").found.shape == [3, 8, 8]
-    grey = read_images(looked(tmp_path / "grey", color="rgb"))
-    assert torch.equal(grey[:, 0], grey[:, 2])
-
-
-def test_subfolders_are_classes(tmp_path):
-    config = looked(write_images(tmp_path, 33, classes=3))
-    assert config.found.classes == 3
-    files, _ = find_images(tmp_path)
-    assert read_labels(config).tolist() == [int(file.parts[0][-1]) for file in files]
+    with pytest.raises(UserError, match=r"data\.path = .*0\.tif .*8 or 16"):
+        read_images(inspected(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("count", "classes", "more", "why"),
+    ("place", "color", "channels"),
     [
-        (20, 0, "", "images that lie outside of subfolders have no class"),
-        (20, 1, "", "all images are of one class, class0"),
-        (20, 3, "", "class class2 has 6 images and needs 10"),
-        (30, 2, "beside", "images that lie outside of subfolders have no class"),
+        ("grey", None, 1),
+        ("grey", "auto", 1),
+        ("grey", "rgb", 3),
+        ("both", None, 3),
+        ("both", "grey", 1),
     ],
 )
-def test_too_few_labels_are_none(count, classes, more, why, tmp_path):
+def test_colour_is_what_the_files_have_unless_it_is_set(place, color, channels, tmp_path):
+    write_images(tmp_path / "grey", 16, "L")
+    write_images(tmp_path / "both" / "grey", 8, "L")
+    write_images(tmp_path / "both" / "colour", 8)
+    config = settings(tmp_path / place, color=color)
+    seen = inspect_images(config)
+    assert seen.found.shape == [channels, 8, 8]
+    assert any("data.color" in note for note in seen.notes) is (place == "both" and not color)
+    images = read_images(replace(config, found=seen.found))
+    assert images.shape == (16, channels, 8, 8)
+    if place == "grey":
+        assert torch.equal(images[:, 0], images[:, -1])
+
+
+def test_subfolders_are_classes_as_for_torchvision(tmp_path):
+    config = inspected(write_images(tmp_path, 33, classes=3))
+    assert config.found.classes == 3
+    files, _ = find_images(tmp_path)
+    expected = ImageFolder(tmp_path)
+    assert [str(tmp_path / file) for file in files] == [file for file, _ in expected.samples]
+    assert read_labels(config).tolist() == expected.targets
+
+
+@pytest.mark.parametrize(
+    ("count", "classes", "beside", "why"),
+    [
+        (20, 0, 0, "outside of subfolders"),
+        (20, 1, 0, "one class, class0"),
+        (20, 3, 0, "class2 has 6 images"),
+        (30, 2, 1, "outside of subfolders"),
+    ],
+)
+def test_too_few_labels_are_none(count, classes, beside, why, tmp_path):
     write_images(tmp_path, count, classes=classes)
-    if more:
-        write_images(tmp_path, 1)
-    seen = look_at_images(settings(tmp_path))
+    write_images(tmp_path, beside)
+    seen = inspect_images(settings(tmp_path))
     assert seen.found.classes == 0
-    assert seen.notes[-1] == f"evaluation.classifier: off, {why}"
+    assert "evaluation.classifier" in seen.notes[-1]
+    assert why in seen.notes[-1]
 
 
-def test_folders_without_images_are_refused(tmp_path):
-    def refused(path: Path) -> str:
-        with pytest.raises(UserError) as refusal:
-            find_images(path)
-        return str(refusal.value)
-
-    assert "no such folder; name a folder of images with --data.path DIR" in refused(tmp_path / "x")
-    assert "no images in it (and 0 other files), must be at least 16" in refused(tmp_path)
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("nowhere", "no such folder"),
+        ("ring", "no such folder"),
+        ("a.txt", "--exp points"),
+        (".", "15 images"),
+    ],
+)
+def test_folders_without_images_are_refused(place, words, tmp_path):
     write_images(tmp_path, 15)
     (tmp_path / "a.txt").write_text("x")
-    assert "15 images in it (and 1 other files)" in refused(tmp_path)
-    assert "is a file; points are --exp points" in refused(tmp_path / "a.txt")
     (tmp_path / "ring").symlink_to("ring")
-    assert "no such folder" in refused(tmp_path / "ring")
+    with pytest.raises(UserError, match=rf"^data\.path = .*{words}"):
+        find_images(tmp_path / place)
 
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
@@ -216,8 +212,8 @@ def test_what_is_no_image_is_named_before_anything_is_decoded(content, tmp_path)
     """Of Pillow's other formats some start programs."""
     write_images(tmp_path, 16)
     (tmp_path / "007.png").write_bytes(content)
-    with pytest.raises(UserError, match=r"007\.png is no usable image \(none of PNG, JPEG"):
-        look_at_images(settings(tmp_path))
+    with pytest.raises(UserError, match=r"007\.png .*none of PNG, JPEG"):
+        inspect_images(settings(tmp_path))
 
 
 @pytest.mark.parametrize("suffix", [".png", ".jpg"])
@@ -225,8 +221,8 @@ def test_truncated_images_are_named(suffix, tmp_path):
     write_images(tmp_path, 16, suffix=suffix)
     file = tmp_path / f"007{suffix}"
     file.write_bytes(file.read_bytes()[: -file.stat().st_size // 3])
-    with pytest.raises(UserError, match=rf"007\{suffix} is no usable image .*; remove it, or save"):
-        read_images(looked(tmp_path))
+    with pytest.raises(UserError, match=rf"^data\.path = .*007\{suffix} "):
+        read_images(inspected(tmp_path))
 
 
 def test_unreadable_images_are_named(tmp_path, monkeypatch):
@@ -236,63 +232,57 @@ def test_unreadable_images_are_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    with pytest.raises(UserError, match=r"000\.png is no usable image .*Permission denied"):
-        look_at_images(settings(tmp_path))
+    with pytest.raises(UserError, match=r"000\.png .*Permission denied"):
+        inspect_images(settings(tmp_path))
 
 
-def change(path: Path, how: str) -> None:
-    first, second = path / "000.png", path / "001.png"
-    if how == "pixel":
-        pixels = np.array(Image.open(first))
-        pixels[0, 0] ^= 255
-        Image.fromarray(pixels).save(first)
-    elif how == "name":
-        first.rename(path / "0.png")
-    elif how == "swapped":
-        content = first.read_bytes()
-        second.replace(first)
-        second.write_bytes(content)
-    elif how == "fewer":
-        first.unlink()
-    else:
-        Image.new("RGB", (9, 9)).save(path / "new.png")
+CHANGES = [  # of what the two first files hold
+    lambda first, second: {"000.png": second, "001.png": second},
+    lambda first, second: {"000.png": second, "001.png": first},
+    lambda first, second: {"0.png": first, "001.png": second},
+    lambda first, second: {"001.png": second},
+    lambda first, second: {"000.png": first, "001.png": second, "new.png": first},
+]
 
 
-@pytest.mark.parametrize("how", ["pixel", "name", "swapped", "fewer", "more"])
-def test_other_images_than_before_are_refused(how, tmp_path):
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_images_than_before_are_refused(change, tmp_path):
     write_images(tmp_path, 20)
-    config = looked(tmp_path)
-    change(tmp_path, how)
-    with pytest.raises(UserError, match="holds other images than the run was begun with"):
+    config, files = inspected(tmp_path), [tmp_path / "000.png", tmp_path / "001.png"]
+    changed = change(*(file.read_bytes() for file in files))
+    for file in files:
+        file.unlink()
+    for name, content in changed.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=r"^data\.path = .*other images"):
         read_images(config)
 
 
 def test_the_same_images_elsewhere_are_the_same(tmp_path):
-    config = looked(write_images(tmp_path / "a", 20))
+    config = inspected(write_images(tmp_path / "a", 20))
     images = read_images(config)
     os.rename(tmp_path / "a", tmp_path / "b")
     assert torch.equal(read_images(replace(config, path=str(tmp_path / "b"))), images)
 
 
+def test_checksum_is_that_of_earlier_versions(tmp_path):
+    """Else no earlier run would find its images again."""
+    for number in range(16):
+        (tmp_path / f"{number}.ppm").write_bytes(b"P6 1 1 255\n" + bytes([number] * 3))
+    assert inspected(tmp_path).found.checksum == "809e886fa3b1"
+
+
 def test_images_that_do_not_fit_into_memory_are_refused(tmp_path, monkeypatch):
-    config = looked(write_images(tmp_path, 20))
+    config = inspected(write_images(tmp_path, 20))
     monkeypatch.setattr(module, "available_bytes", lambda: 20 * 3 * 64)
     read_images(config)
     monkeypatch.setattr(module, "available_bytes", lambda: 20 * 3 * 64 - 1)
-    with pytest.raises(UserError, match=r"data\.size = 8: 20 images need 3\.8 KB .* smaller"):
+    with pytest.raises(UserError, match=r"^data\.size = 8: "):
         read_images(config)
 
 
-def test_folders_of_images_are_known_for_a_hint(tmp_path):
-    assert not holds_images(tmp_path / "nowhere")
-    assert not holds_images(tmp_path)
-    write_images(tmp_path, 1, classes=1)
-    assert holds_images(tmp_path)
-    assert holds_images(tmp_path / "class0")
-
-
 def test_large_photos_are_decoded_as_coarsely_as_they_are_needed(tmp_path):
-    """JPEG can leave out what nobody would see: the picture must stay, where it was."""
+    """JPEG can leave out what nobody would see: the picture must stay where it was."""
     ramp = np.linspace(0, 255, 400)
     pixels = np.stack([np.broadcast_to(ramp, (300, 400)), *[np.full((300, 400), 90)] * 2], -1)
     image = Image.fromarray(pixels.astype(np.uint8))

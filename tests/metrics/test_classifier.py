@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import Files, data_set
+from nsgf.data import data_set
 from nsgf.data.images import to_unit_range
 from nsgf.metrics import classifier
 from nsgf.metrics.classifier import ClassifierMetrics
@@ -16,12 +16,12 @@ CONFIG = DataConfig(name="digits")
 
 @pytest.fixture(scope="module")
 def images() -> torch.Tensor:
-    return data_set("digits").images(Files.of(CONFIG))
+    return data_set("digits").images(CONFIG)
 
 
 @pytest.fixture(scope="module")
 def labels() -> torch.Tensor:
-    return data_set("digits").labels(Files.of(CONFIG))
+    return data_set("digits").labels(CONFIG)
 
 
 @pytest.fixture(scope="module")

@@ -340,7 +340,7 @@ def test_own_points_are_measured_in_their_units_by_halves(own_data, monkeypatch)
     samples = torch.randn(100, 3)
     measured = evaluate._w2_metrics(config, data, [samples, samples + 1])
     assert measured["w2_samples"] == 20  # of 40
-    rows = {tuple(row) for row in data.table.values.tolist()}
+    rows = {tuple(row) for row in data.points.tolist()}
     own, floors = compared[0::2], compared[1::2]
     for number, (x, y) in enumerate(own):
         assert torch.equal(x, data.in_units(samples[:20] + number))

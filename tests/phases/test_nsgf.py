@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from nsgf.data import Data, Files
+from nsgf.data import Data
 from nsgf.data.images import to_unit_range
 from nsgf.phases.nsgf import NSGFTask, flow_labels, pool_target
 from nsgf.pool import TrajectoryPool, build_pool
@@ -29,7 +29,7 @@ def config():
 def test_flow_leads_to_images_of_its_class(config):
     data = Data(config.data, 0)
     targets = pool_target(config, data).at(range(12 * 6))
-    real, labels = to_unit_range(data.images).flatten(1), data._target.labels(Files.of(config.data))
+    real, labels = to_unit_range(data.images).flatten(1), data._target.labels(config.data)
     found = labels[torch.cdist(targets.flatten(1), real).argmin(1)]
     assert torch.equal(found, (torch.arange(12) % 10).repeat_interleave(6))
     plain = replace(config.data, conditional=False)

@@ -1,39 +1,42 @@
-"""A user's own data on the command line: what is found at ``data.path``, and what is chosen for it.
+"""Settings that are chosen for a user's own data, from what is found at ``data.path``.
 
-The rules stand here and in docs/own-data.md alone. They choose once, for a new run: what is found
-and chosen is saved with it, so a run that goes on, or is sampled, chooses nothing again. Files
-and flags win over the rules.
+The rules stand only here and in docs/own-data.md. They choose once, for a new run: what is found
+and chosen is saved with it, so that a resumed or sampled run chooses nothing again. Settings of
+files and flags win over the rules.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from nsgf.config.files import Content, inherited, merged, nested, resolved
 from nsgf.config.schema import Config, FoundConfig
+from nsgf.data import INSPECTORS
 from nsgf.system.errors import UserError
 
-OWN: dict[str, str] = {"images": "DIR", "points": "FILE"}
-"""``data.name`` of own data, and what ``--data.path`` names."""
 POOL_VALUES, START_VALUES = 2**29, 2**28
-"""Numbers that a pool and the walked starts may have: 2 and 1 GiB in float32."""
+"""Largest numbers of values in a pool and in cached starts: 2 and 1 GiB in float32."""
 MANY = 10_000
-"""Images from which on networks are as large as the shipped ones for such images."""
+"""Number of images from which on networks are as large as those for shipped sets of their size."""
 LARGEST_END = 16
-"""Pixels of a side at which a UNet may end: attention in its middle takes their fourth power."""
+"""Largest side in pixels of a UNet's last level: attention there costs its fourth power."""
 
 
 def with_own_data(
-    base: Content, flags: Content, *, is_new: bool = True
+    base: Content, flags: Content, check: Callable[[Config], None], *, is_new: bool = True
 ) -> tuple[Content, Content, tuple[str, ...]]:
-    """Both layers of settings with what is chosen for own data below the lower one, and what was
-    found in the upper one, and lines about it; those for other data, and of a run, which has
-    chosen, as they are.
+    """Inspect a new run's own data and choose settings for it.
 
     Args:
         base: the settings of a file or of a run, each phase with its own values.
         flags: those of the command line.
-        is_new: whether a run is begun. Its file may be the settings of another run, of which other
-            data keep what was chosen, not what was found.
+        check: raises UserError for settings with which ``data.path`` cannot be read.
+        is_new: whether a run is begun. Its file may be the settings of another run: for other data
+            it keeps what was chosen, not what was found.
+
+    Returns:
+        ``base`` on top of what is chosen, ``flags`` with what was found, and lines about both;
+        nothing is changed for other data and for runs, which have chosen before.
 
     Raises:
         UserError: ``data.path`` is missing, or what is there cannot be trained on.
@@ -44,30 +47,27 @@ def with_own_data(
         own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
         base = {**base, "data": own}
     data = merged(base, flags).get("data", {})
-    if data.get("name") not in OWN or data.get("found", {}).get("checksum"):
+    if data.get("name") not in INSPECTORS or data.get("found", {}).get("checksum"):
         return base, flags, ()
-    from nsgf.checks import check_places  # loads torch, as looking does
-    from nsgf.data.own import LOOKS
-
     config = resolved(merged(base, flags))
-    check_places(config)
-    name, path = config.data.name, config.data.path
-    if path is None:
-        raise UserError(f"data.path = null: name the {name} to train on, --data.path {OWN[name]}")
-    seen = LOOKS[name](config.data)
-    given = merged(base, flags).get("model", {}).get("unet", {}).get("mult")
-    chosen, data = _chosen(config, seen.found, given), {"found": asdict(seen.found)}
+    check(config)
+    name = config.data.name
+    if config.data.path is None:
+        raise UserError(f"data.path = null: name the {name} to train on with --data.path")
+    found, notes = INSPECTORS[name](config.data)
+    mult = merged(base, flags).get("model", {}).get("unet", {}).get("mult")
+    chosen, data = _chosen(config, found, mult), {"found": asdict(found)}
     if name == "images":
-        channels, size, _ = seen.found.shape or []
+        channels, size, _ = found.shape or []
         data |= {"size": size, "fit": config.data.fit or "crop"}
         data |= {"color": "grey" if channels == 1 else "rgb"}
     below = merged(inherited(nested(chosen)), base)
     note = f"chosen for them: {_in_words(chosen)}; --print-config shows all, your own settings win"
-    return below, merged(flags, {"data": data}), (*seen.notes, note)
+    return below, merged(flags, {"data": data}), (*notes, note)
 
 
 def _chosen(config: Config, found: FoundConfig, mult: list[int] | None) -> dict[str, Any]:
-    """Settings by dotted key, but for those that would have no effect."""
+    """Return the chosen settings by dotted key, without those that would have no effect."""
     samples, shape = found.samples or 0, found.shape or []
     if len(shape) == 1:
         return for_points(samples, *shape)
@@ -80,7 +80,7 @@ def _chosen(config: Config, found: FoundConfig, mult: list[int] | None) -> dict[
 
 
 def for_points(samples: int, dim: int) -> dict[str, Any]:
-    """Settings for so many points of ``dim`` standardised coordinates, by dotted key."""
+    """Return settings by dotted key for ``samples`` points of ``dim`` standardised coordinates."""
     n = min(1024, samples)
     return {
         "optim.batch_size": min(256, samples),
@@ -95,8 +95,13 @@ def for_points(samples: int, dim: int) -> dict[str, Any]:
 def for_images(
     samples: int, channels: int, size: int, mult: list[int] | None = None
 ) -> dict[str, Any]:
-    """Settings for so many images of ``size`` x ``size`` pixels, by dotted key; ``mult`` are the
-    levels of the network that are given.
+    """Return settings by dotted key for images of ``size`` x ``size`` pixels.
+
+    Args:
+        samples: number of images.
+        channels: 1 or 3.
+        size: pixels of a side.
+        mult: levels of the network, if the user gives them.
 
     Raises:
         UserError: a network cannot halve that side often enough.
@@ -106,11 +111,11 @@ def for_images(
         sides = sides[: len(mult)]
     elif sides[-1] > LARGEST_END:
         raise UserError(
-            f"data.size = {size}: can be halved to {sides[-1]} pixels alone, must come to "
+            f"data.size = {size}: can only be halved to {sides[-1]} pixels, must come to "
             f"{LARGEST_END} or fewer; the nearest that does is {_nearest_size(size)}"
         )
     n, values = min(128, samples), channels * size**2
-    # the wider networks are for sets that they cannot learn by heart so soon
+    # small sets get narrow networks, which learn them by heart later
     width, many = (32 if size < 32 else 64 if size < 64 else 128), samples >= MANY
     return {
         "optim.batch_size": n,
@@ -130,7 +135,7 @@ def for_images(
 
 
 def _sides(size: int) -> list[int]:
-    """Pixels of a side on each level of a network that halves as often as it can, down to 4."""
+    """Return the side in pixels on each level of a network that halves as often as it can."""
     sides = [size]
     while sides[-1] % 2 == 0 and sides[-1] >= 8:
         sides.append(sides[-1] // 2)
@@ -144,13 +149,13 @@ def _nearest_size(size: int) -> int:
 
 
 def _flows(trajectories: int, particles: int, values: int) -> int:
-    """Flows of so many particles that make the trajectories of a pool, or as many of them as
-    POOL_VALUES allow, where each trajectory has ``values``."""
+    """Return the number of flows in a pool of so many trajectories, or of as many as POOL_VALUES
+    allow; each trajectory has ``values`` values."""
     return max(1, -(-min(trajectories, POOL_VALUES // values) // particles))
 
 
 def _in_words(chosen: dict[str, Any]) -> str:
-    """Network and batches, as keys and values."""
+    """Return the chosen network and batches as text."""
     shown = (
         *("model.unet.channels", "model.unet.mult", "model.mlp.width", "optim.batch_size"),
         *("sinkhorn.batch_size", "pool.num_batches", "nsf.coupling_batch"),
