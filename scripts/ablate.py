@@ -1,28 +1,24 @@
-"""Ablations: one setting at a time, trained and measured like a trial of `nsgf compare`.
+"""Ablations: one setting at a time, trained and measured by `nsgf compare`.
 
     python scripts/ablate.py 2d                 # what the settings of configs/2d.yaml rest on
     python scripts/ablate.py digits --seeds 3   # choices of NSGF++
 
-Further flags go to every variant (``--precision bf16``). Interrupted, the same command goes on.
-Variants share one classifier, and the first phase where they differ in later ones alone.
+Further flags go to every variant (``--precision bf16``). The same command continues what was
+interrupted.
 """
 
 import argparse
 import hashlib
 import re
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.checks import MAX_NAME
 from nsgf.command_line import parse
-from nsgf.compare.compare import Work, check_earlier, comparison_plan, is_trained
-from nsgf.compare.measure import generated
+from nsgf.compare.compare import compare, comparison_plan
+from nsgf.compare.rows import Row, read_rows
 from nsgf.compare.tables import by_seed, spread
-from nsgf.compare.trials import Trial, named_target, trial_config, trial_folder
-from nsgf.config.schema import Config, MethodName
-from nsgf.run.folder import RunFolder, replacing, write_text
-from nsgf.run.lock import only_process
+from nsgf.config.schema import Config
+from nsgf.run.folder import write_text
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 
@@ -95,7 +91,7 @@ VARIANTS: dict[str, dict[str, str]] = {
         "harmonic steps": plus_plus("--flow.schedule harmonic"),
         "m 512": plus_plus("--sinkhorn.target_batch 512"),
         "m 1797": plus_plus("--sinkhorn.target_batch 1797"),
-        "tau fixed to its mean": plus_plus("--sampling.tau MEAN"),
+        "tau fixed to 0.64": plus_plus("--sampling.tau 0.64"),
         "straight leg: heun": plus_plus("--sampling.solver heun"),
         "straight leg: dopri5": plus_plus("--sampling.solver dopri5"),
         "hand-over": hand_over(),
@@ -132,168 +128,98 @@ VARIANTS: dict[str, dict[str, str]] = {
         "z + g(z, 0)": one_call(256, "--generator.residual true"),
     },
 }
-"""By experiment: label and flags. MEAN stands for the mean tau that the run's own predictor finds;
-it takes one. Without it a straight flow from noise has no time to be entered at, so the hand-over
-with source prior has a predictor."""
+"""By experiment: label and flags. A straight flow from noise that no predictor precedes has no time
+to begin at, so the hand-over with source prior has a predictor."""
 FIRST_SEED = 2000
 """Not those of a comparison: settings must not be chosen by the draws they are judged with."""
-TARGETS = {"2d": ["moons", "checkerboard"], "digits": ["digits"], "digits-onecall": ["digits"]}
-METHOD: dict[str, MethodName] = {"2d": "nsgf", "digits": "own", "digits-onecall": "onecall"}
-Column = tuple[str, int]
-"""Target and NFE."""
-Results = dict[str, dict[Column, dict[tuple[int, int], dict[str, float]]]]
-"""By label, then column, then seed and draw: measures by name."""
+TARGETS = ["moons", "checkerboard"]
+"""Of 2d, by default."""
+METHOD = {"2d": "nsgf", "digits": "own", "digits-onecall": "onecall"}
 
 
 def main() -> None:
-    """Train and measure all variants, print the tables and write them into the folder."""
+    """Train and measure the variants, print the tables and write them into the folder."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("exp", choices=VARIANTS)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--targets", nargs="+")
     parser.add_argument("--only", nargs="+", metavar="LABEL")
     parser.add_argument("--out-dir", default="runs")
-    own, flags = parser.parse_known_args()
+    options, flags = parser.parse_known_args()
     if "--seed" in [word.split("=")[0] for word in flags]:
-        parser.error(f"--seed: an ablation begins at seed {FIRST_SEED}; --seeds N trains N of them")
-    if own.seeds < 1:
-        parser.error(f"--seeds {own.seeds}: must be >= 1")
-    if own.targets and own.exp != "2d":
-        parser.error("--targets: for 2d alone")
-    for label in own.only or []:
-        if label not in VARIANTS[own.exp]:
-            parser.error(f"--only {label}: must be among {', '.join(VARIANTS[own.exp])}")
-    results: Results = {}
+        parser.error(f"--seed: the first seed is {FIRST_SEED}; --seeds N trains N of them")
+    if options.targets and options.exp != "2d":
+        parser.error("--targets: for 2d only")
+    for label in options.only or []:
+        if label not in VARIANTS[options.exp]:
+            parser.error(f"--only {label}: must be among {', '.join(VARIANTS[options.exp])}")
+    results: dict[str, list[Row]] = {}
     try:
-        _ablate(own, flags, results)
+        _measure(options, flags, results)
     except UserError as error:
         parser.exit(2, f"ablate.py: error: {error}\n")
     except Stopped as stopped:
-        print(f"stopped, {stopped}; the same command goes on")
+        print(f"stopped, {stopped}; the same command continues")
     finally:
         if results:
             text = _tables(results)
             print(text)
-            write_text(Path(own.out_dir) / f"ablate-{own.exp}.md", text)
+            write_text(Path(options.out_dir) / f"ablate-{options.exp}.md", text)
 
 
-def _ablate(own: argparse.Namespace, flags: list[str], results: Results) -> None:
-    """
+def _measure(options: argparse.Namespace, flags: list[str], results: dict[str, list[Row]]) -> None:
+    """Add the measures of each variant to ``results``.
+
     Raises:
-        UserError: a variant cannot be trained here, said before the first is.
-        Stopped: asked to.
+        UserError: a variant cannot be trained; raised before the first one is.
+        Stopped: the user asked for it.
     """
-    todo = [
-        (
-            label,
-            [*flags, *VARIANTS[own.exp][label].split()],
-            Trial(named_target(target), METHOD[own.exp], seed),
-        )
-        for label in own.only or VARIANTS[own.exp]
-        for seed in range(FIRST_SEED, FIRST_SEED + own.seeds)
-        for target in own.targets or TARGETS[own.exp]
-    ]
-    for _, words, trial in todo:
-        comparison_plan(_config(own, words, trial))
-    stop = StopRequest(_config(own, flags, todo[0][2]).train.max_hours)
+    labels = options.only or VARIANTS[options.exp]
+    configs = {label: _configured(options, flags, label) for label in labels}
+    for config in configs.values():
+        comparison_plan(config)
+    stop = StopRequest(next(iter(configs.values())).train.max_hours)
     with stop.listening():
-        for label, words, trial in todo:
-            _run(own, words, trial, stop, results.setdefault(label, {}))
+        for label, config in configs.items():
+            print(f"ablate: {label}")
+            (table,) = (file for file in compare(config, stop) if file.suffix == ".csv")
+            results[label] = [row for row in read_rows(table) if row.nfe is not None]
 
 
-def _run(
-    own: argparse.Namespace,
-    words: list[str],
-    trial: Trial,
-    stop: StopRequest,
-    measures: dict[Column, dict[tuple[int, int], dict[str, float]]],
-) -> None:
-    """One variant, target and seed."""
-    tau = _mean_tau(own, words, trial, stop) if "MEAN" in words else None
-    config = _config(own, words, trial, tau)
-    for row in _finished(config, trial, stop).rows():
-        assert row.nfe is not None
-        values = {**row.measured.values, "NFE": row.measured.nfe}
-        measures.setdefault((trial.target.label, row.nfe), {})[trial.seed, row.draw] = values
+def _configured(options: argparse.Namespace, flags: list[str], label: str) -> Config:
+    """The comparison that trains and measures a variant.
 
-
-def _finished(config: Config, trial: Trial, stop: StopRequest) -> Work:
-    shared = Path(config.out_dir).parent
-    work = Work(config, stop, print, classifiers=shared)
-    _take_first_phase(config, trial, shared)
-    if not work.finish(trial):
-        raise UserError(f"{trial_folder(config, trial)}: another process works on it")
-    return work
-
-
-def _take_first_phase(config: Config, trial: Trial, shared: Path) -> None:
-    """Copy the first phase from another variant that has trained the same one.
-
-    Args:
-        config: of this variant.
-        trial: what is to be trained.
-        shared: folder of the variants' folders.
+    Variants that differ only in sampling share a folder, so a run. All share ``out_dir``, where the
+    classifier is kept.
     """
-    own = trial_config(config, trial)
-    phase, *later = own.phases
-    folder = trial_folder(config, trial)
-    run, first = RunFolder(folder), replace(own, phases=[phase])
-    for variant in sorted(shared.iterdir()) if later else []:
-        if run.has_checkpoint(phase):
-            return
-        other = RunFolder(variant / folder.relative_to(config.out_dir))
-        if not (other.has_checkpoint(phase) and is_trained(first, other, phase)):
-            continue
-        with suppress(UserError):  # it was trained with other settings
-            check_earlier(first, other)
-            RunFolder.prepare(folder)
-            with only_process(folder), replacing(run.checkpoint_file(phase)) as stream:
-                stream.write(other.checkpoint_file(phase).read_bytes())
-            print(f"ablate: {phase} as in {other.path}")
-
-
-def _config(
-    own: argparse.Namespace, words: list[str], trial: Trial, tau: str | None = None
-) -> Config:
-    """A comparison of this trial alone; variants that differ in sampling alone share their runs."""
+    words = [*flags, *VARIANTS[options.exp][label].split()]
     trained = re.sub(r"--sampling\.\S+ \S+", "", " ".join(words)).strip()
-    folder = re.sub(r"[^a-z0-9]+", "-", trained).strip("-") or "base"
-    if len(folder) > MAX_NAME:  # file systems take no more than 255 characters
-        folder = f"{hashlib.sha256(trained.encode()).hexdigest()[:12]}-{folder[-MAX_NAME:]}"
-    out = Path(own.out_dir) / f"ablate-{own.exp}" / folder
-    words = [(tau or "0.5") if word == "MEAN" else word for word in words]
-    cell_words = ["--compare.methods", f"[{trial.method}]", "--seed", str(trial.seed)]
-    cell_words += ["--compare.seeds", "1", "--out-dir", str(out)]
-    if own.exp == "2d":
-        cell_words += ["--compare.targets", f"[{trial.target.label}]"]
-    return parse(["compare", "--exp", own.exp, *words, *cell_words]).config
+    digest = hashlib.sha256(trained.encode()).hexdigest()[:8]
+    name = f"{digest}-{re.sub(r'[^a-z0-9]+', '-', trained)[:80].strip('-')}"
+    words += ["--compare.methods", f"[{METHOD[options.exp]}]", "--seed", str(FIRST_SEED)]
+    words += ["--compare.seeds", str(options.seeds)]
+    words += ["--out-dir", str(Path(options.out_dir) / f"ablate-{options.exp}")]
+    if options.exp == "2d":
+        words += ["--compare.targets", f"[{','.join(options.targets or TARGETS)}]"]
+    return replace(parse(["compare", "--exp", options.exp, *words]).config, exp=name)
 
 
-def _mean_tau(own: argparse.Namespace, words: list[str], trial: Trial, stop: StopRequest) -> str:
-    """The mean of the tau that the run's own predictor finds."""
-    position = words.index("MEAN")
-    config = _config(own, words[: position - 1] + words[position + 1 :], trial)
-    work = _finished(config, trial, stop)
-    run = RunFolder(trial_folder(config, trial))
-    samples, _ = generated(trial_config(config, trial), run, 0, 256, work.device)
-    assert samples.tau is not None
-    return f"{float(samples.tau.mean()):.3f}"
-
-
-def _tables(results: Results) -> str:
-    """One table for each measure: variants down, targets and NFE across."""
-    columns = list(dict.fromkeys(column for rows in results.values() for column in rows))
-    every = [
-        values for rows in results.values() for kept in rows.values() for values in kept.values()
-    ]
+def _tables(results: dict[str, list[Row]]) -> str:
+    """One table for each measure and one for the calls: variants down, targets and NFE across."""
+    every = [row for rows in results.values() for row in rows]
+    columns = list(dict.fromkeys((row.trial.target.label, row.nfe) for row in every))
     lines: list[str] = []
-    for metric in every[0] if every else []:
+    for metric in (*every[0].measured.values, "NFE"):
         lines += ["", f"| {metric} | " + " | ".join(f"{t}, {n}" for t, n in columns) + " |"]
         lines.append("| --- " * (len(columns) + 1) + "|")
         for label, rows in results.items():
-            kept = [rows.get(column, {}) for column in columns]
-            texts = [spread(by_seed({p: v[metric] for p, v in own.items()})) for own in kept]
-            lines.append(f"| {label} | " + " | ".join(texts) + " |")
+            found: list[dict[tuple[int, int], float]] = [{} for _ in columns]
+            for row in rows:
+                value = {**row.measured.values, "NFE": row.measured.nfe}[metric]
+                column = columns.index((row.trial.target.label, row.nfe))
+                found[column][row.trial.seed, row.draw] = value
+            cells = [spread(by_seed(own)) for own in found]
+            lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 

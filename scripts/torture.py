@@ -1,19 +1,20 @@
-"""Is anything ever lost? Kills commands, lets them go on, and compares with undisturbed ones.
+"""Kill commands, resume them, and compare their results with those of commands left alone.
 
-    python scripts/torture.py [--scenario NAME ...]
+    python scripts/torture.py [--scenario NAME ...] [--every 1]
     python scripts/torture.py --exp 2d --kills 100 [--seed 0] [--damage 0.1] [any training flag]
 
-The first way kills small commands by SIGKILL before each of their file operations, and after each
-that opens a file. The second ends training at random moments, by a signal that nothing catches, and
-now and then damages the newest checkpoint as well. Whenever what was killed has gone on to its end,
-weights, averages, optimizers, records, samples, pictures and measures are compared with the
-undisturbed ones, bit for bit. Prints a table; exit code 1 if anything differs.
+The first command kills small commands by SIGKILL before each of their file operations, and after
+each one that opens a file. The second kills training at random moments, and sometimes damages the
+newest checkpoint too. After the resumed command has ended, weights, averages, optimizers, records,
+samples, pictures and measures must be equal, bit for bit. Prints a table; exit code 1 if anything
+differs.
 """
 
 import argparse
 import atexit
 import gc
 import importlib
+import itertools
 import json
 import os
 import random
@@ -24,7 +25,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -32,8 +32,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from matplotlib.image import imread
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nsgf.cli import main as nsgf
 from nsgf.command_line import parse
@@ -45,16 +43,17 @@ SETTINGS = {
         *(PLUS_PLUS, "--steps=5", "--pool-batches=30", "--train-iters=3000"),
         "--train.checkpoint_every=20",
     ),
-    "digits-paper": (
+    "digits": (
         *("--model.unet.mult=[1]", "--model.unet.dropout=0.1", "--pool-batches=60"),
-        *("--pool.storage=disk", "--train-iters=300", "--batch-size=16"),
-        *("--predictor.iterations=1500", "--train.checkpoint_every=5"),
+        *("--pool.storage=disk", "--train-iters=300", "--batch-size=16", "--nsf.starts=256"),
+        *("--nsf.coupling_batch=64", "--train.checkpoint_every=5"),
     ),
 }
-"""For random moments: done in about a minute, with all three phases and many checkpoints."""
+"""For random moments: runs of about a minute, with many checkpoints. 2d keeps its pool in memory
+and trains all three phases, digits hands over and keeps its pool on disk."""
 SHARED = ("--device=cpu", "--train.preview=false", "--train.log_every=7", "--num-samples=32")
 LIVES = 5
-"""Kills that such a run takes to be done, about."""
+"""How many kills such a run meets, roughly."""
 TINY = (
     *("--exp=2d", "--device=cpu", "--steps=2", "--flow.schedule=constant", "--flow.eta=0.5"),
     *("--train-iters=4", "--batch-size=8", "--pool-batches=2", "--sinkhorn-batch=8"),
@@ -63,19 +62,19 @@ TINY = (
     *("--compare.methods=[nsgf]", "--compare.targets=[moons]", "--compare.seeds=1"),
     *("--compare.draws=1", "--compare.nfe=[2]"),
 )
-"""For every file operation: done in a third of a second."""
+"""For every file operation: runs of a third of a second."""
 
 
 class Scenario(NamedTuple):
-    """A command that is killed and given again. Where it names RUN, a finished run is there."""
+    """A command that is killed and given again; RUN in it stands for a finished run."""
 
     command: str
     flags: tuple[str, ...] = (*TINY, PLUS_PLUS)
-    """Of the command or, if it names one, of the run."""
+    """Flags of the command, or of the run if the command names one."""
     again: str = ""
-    """What is given instead."""
+    """The command after a kill, if it is another one."""
     damaged: str = "none"
-    """A checkpoint of the run that loses its second half."""
+    """A checkpoint of the run that is cut in half before."""
 
 
 SCENARIOS = {
@@ -98,6 +97,7 @@ SCENARIOS = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--every", type=int, default=1, help="kill at each N-th moment only")
     parser.add_argument("--exp", choices=sorted(SETTINGS), help="random moments of a run of it")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
@@ -110,40 +110,41 @@ def main() -> int:
             return _at_random_moments(options, flags, Path(folder, "run"))
         if flags:
             parser.error(f"{flags[0]} needs --exp")
-        return _at_every_operation(options.scenario, Path(folder))
+        if options.every < 1:
+            parser.error(f"--every {options.every}: must be >= 1")
+        return _at_every_operation(options.scenario, options.every, Path(folder))
 
 
 # --- every file operation -----------------------------------------------------------------------
 
 
-def _at_every_operation(names: list[str], folder: Path) -> int:
+def _at_every_operation(names: list[str], every: int, folder: Path) -> int:
     print("| scenario | file operations | kills | differences |\n|---|---|---|---|", flush=True)
     differences = []
     for name in names:
-        operations, kills, found = _killed_everywhere(SCENARIOS[name], folder / name)
+        operations, kills, found = _killed_everywhere(SCENARIOS[name], every, folder / name)
         differences += found
         print(f"| {name} | {operations} | {kills} | {'; '.join(found) or 'none'} |", flush=True)
     return int(bool(differences))
 
 
 def _get_ready_to_fork() -> None:
-    """Do once what takes most of a small command's time. Nothing here may start a thread or train:
-    torch trains in no child of a process that did."""
+    """Import now what takes most of a small command's time. Nothing here may start a thread or
+    train: torch cannot train in a child of a process that did."""
     for module in (
         *("nsgf.experiment", "nsgf.metrics.evaluate", "nsgf.compare.compare", "torch._dynamo"),
         *("torch.testing", "sklearn.datasets", "ot", "matplotlib.backends.backend_agg"),
     ):
-        with suppress(ModuleNotFoundError):  # a machine with a card may have no more than torch
-            importlib.import_module(module)
+        importlib.import_module(module)
     torch.set_num_threads(1)
     parse(["train", *TINY])
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # else libraries that count their objects report leaks
+    atexit.register(gc.unfreeze)  # otherwise libraries that count their objects report leaks
 
 
-def _killed_everywhere(scenario: Scenario, home: Path) -> tuple[int, int, list[str]]:
-    """Number of file operations, of kills, and what differed after which kill."""
+def _killed_everywhere(scenario: Scenario, every: int, home: Path) -> tuple[int, int, list[str]]:
+    """Numbers of file operations and of kills, and the differences after each kill."""
     before, whole, killed = home / "before", home / "whole", home / "killed"
     before.mkdir(parents=True)
     if "RUN" in scenario.command:
@@ -154,8 +155,8 @@ def _killed_everywhere(scenario: Scenario, home: Path) -> tuple[int, int, list[s
     _finish(scenario.command, scenario, whole)
     reference, differences = _contents(whole), []
     shutil.copytree(before, killed)
-    kills, said = 0, Path(f"{killed}.said")
-    while (status := _forked(scenario.command, scenario, killed, kills + 1)) == -signal.SIGKILL:
+    moments, kills, said = itertools.count(1, every), 0, Path(f"{killed}.said")
+    while (status := _forked(scenario.command, scenario, killed, next(moments))) == -signal.SIGKILL:
         kills += 1
         left = _contents(killed)
         broken = [place for place in left if isinstance(left[place], Exception)]
@@ -178,15 +179,15 @@ def _finish(command: str, scenario: Scenario, out: Path) -> None:
 def _forked(
     command: str, scenario: Scenario, out: Path, moment: int | None = None, seconds: float = 0
 ) -> int:
-    """The exit code of a command in a child, or minus the signal by which it died: SIGKILL at a
-    moment of :class:`Operations`, or SIGALRM after some seconds if they are not 0."""
+    """Exit code of a command in a child process, or minus the signal that killed it: SIGKILL at a
+    moment of :class:`Operations`, or SIGALRM after some seconds unless they are 0."""
     runs, words = [file.parent for file in out.glob("*/config.yaml")], command.split()
     if "RUN" in words:
         words[words.index("RUN")] = str(runs[0])
     else:
         words += [*scenario.flags, f"--out-dir={out}"]
         if not runs and "--resume" in words:
-            words.remove("--resume")  # it never began: its configuration was not written
+            words.remove("--resume")  # the run had not begun
     sys.stdout.flush()
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -204,13 +205,13 @@ def _forked(
 
 
 class Operations:
-    """Counts what this process changes below a folder, and kills it at one moment: before the
-    first operation, after it if it opens a file, before the next, ..."""
+    """Counts the file operations of this process below a folder, and kills it at one moment. The
+    moments are those before each operation, and after each one that opens a file."""
 
     AUDITED = ("open", "os.mkdir", "os.rmdir", "os.remove", "os.rename", "os.link", "os.truncate")
-    """Events; os.replace raises os.rename."""
+    """Audit events; os.replace raises os.rename."""
     SILENT = ("fsync", "posix_fallocate")
-    """Functions of os that raise none."""
+    """Functions of os that raise no event."""
 
     def __init__(self, folder: Path, moment: int | None) -> None:
         self._inside, self._moment, self._passed, self.count = f"{folder}/", moment, 0, 0
@@ -228,7 +229,7 @@ class Operations:
             sys.setprofile(self._after if opens else None)
 
     def _after(self, frame: FrameType, *_: object) -> None:
-        """Called with the first event after the operation, beside those of the hook's own end."""
+        """The first event of the profiler after the operation, other than the end of the hook."""
         if frame.f_code is not Operations._audit.__code__:
             sys.setprofile(None)
             self._pass(0)
@@ -245,7 +246,7 @@ class Operations:
 def _at_random_moments(options: argparse.Namespace, flags: list[str], folder: Path) -> int:
     chance = random.Random(options.seed)
     given = (f"--exp={options.exp}", *SETTINGS[options.exp], *SHARED, *flags)
-    settings = {flag.partition("=")[0]: flag for flag in given}  # of equal keys the last one holds
+    settings = {flag.partition("=")[0]: flag for flag in given}  # the last of equal flags holds
     scenario, sample = Scenario("train --resume", tuple(settings.values())), "sample --run RUN"
     start = time.monotonic()
     _finish(scenario.command, scenario, folder)
@@ -273,7 +274,8 @@ def _at_random_moments(options: argparse.Namespace, flags: list[str], folder: Pa
 
 
 def _damage(out: Path, chance: random.Random) -> int:
-    """Cut off, empty, or flip a bit of a newest checkpoint that has one before it."""
+    """Cut, empty, or flip a bit of the newest checkpoint that has an earlier one; the number of
+    damaged files."""
     found = out.glob("*/checkpoints/phase*.earlier.pt")
     newest = (file.with_name(file.name.replace(".earlier", "")) for file in found)
     files = [file for file in newest if file.exists() and file.stat().st_size]
@@ -289,7 +291,7 @@ def _damage(out: Path, chance: random.Random) -> int:
 
 
 def _replace(file: Path, content: bytes) -> None:
-    file.unlink()  # the earlier one may be the same file under another name
+    file.unlink()  # the earlier checkpoint may be a link to the same file
     file.write_bytes(content)
 
 
@@ -297,8 +299,8 @@ def _replace(file: Path, content: bytes) -> None:
 
 
 def _contents(out: Path) -> dict[Path, Any]:
-    """All that must not differ, by its place, without the time in the name of a run folder. An
-    exception stands for what cannot be read."""
+    """All that must be equal, by its path without the time in a run folder's name. A file that
+    cannot be read is its exception."""
     found: dict[Path, Any] = {}
     for file in out.rglob("*"):
         if file.suffix in READERS and not BESIDE.search(file.name):
@@ -325,7 +327,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".jsonl": lambda file: file.read_bytes() if file.name == "metrics.jsonl" else None,
 }
 BESIDE = re.compile(r"\.(earlier|previous\d+|damaged\d+)\.")
-"""Checkpoints beside the newest: which there are depends on where a run was killed."""
+"""Older checkpoints: which ones exist depends on where a run was killed."""
 
 
 def _differences(one: dict[Path, Any], other: dict[Path, Any]) -> list[str]:

@@ -1,0 +1,489 @@
+"""Benchmarks: the tables of docs/performance.md, and those of several comparisons together.
+
+    python scripts/bench.py sinkhorn --data-root data       # the batched solver beside geomloss
+    python scripts/bench.py pool --exp cifar10              # bytes, drawing a batch, building
+    python scripts/bench.py train --exp digits --vary precision=fp32,bf16
+    python scripts/bench.py memory --exp cifar10 --vary batch-size=32,64,128
+    python scripts/bench.py tables docs/results/2d.csv --nfe 10
+
+pool, train and memory also take any flag of `nsgf train`. MNIST and CIFAR-10 are random images
+unless --data-root names a folder of real ones. What a table compares is timed in turn in one
+process. Times are medians of --repeats; brackets hold the smallest and the largest.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nsgf.command_line import parse
+from nsgf.compare.report import latex, markdown
+from nsgf.compare.rows import Row, read_rows
+from nsgf.compare.tables import plan_of_rows
+from nsgf.config.schema import Config, DataConfig, SinkhornConfig
+from nsgf.data import Data, data_shape, is_image_set
+from nsgf.phases import get_phase
+from nsgf.pool import build_batch, pool_bytes
+from nsgf.pool.build import Simulation
+from nsgf.report.quality import quality_figure
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import Tracker
+from nsgf.run.opening import load_data
+from nsgf.run.session import Session
+from nsgf.sampling.plots import save_figure
+from nsgf.sinkhorn import FlowSolver, build_solver
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import format_bytes, pick_device, versions
+from nsgf.training.prefetch import Batches
+from nsgf.training.task import Task
+
+DOWNLOADED = ("mnist", "cifar10")
+"""Data sets that are replaced by random images unless a folder has them."""
+Options = argparse.Namespace
+
+
+def main() -> None:
+    """Print the table of a sub-command."""
+    options, flags = parse_arguments()
+    if options.command == "tables":
+        print(merged_tables(options), end="")
+        return
+    device = pick_device(options.device)
+    print(machine(device, options.repeats))
+    tables = {"sinkhorn": sinkhorn_table, "pool": pool_tables}
+    tables |= {"train": train_table, "memory": memory_table}
+    for line in tables[options.command](options, [*flags, "--device", str(device)], device):
+        print(line, flush=True)
+
+
+def parse_arguments() -> tuple[Options, list[str]]:
+    """The options of the sub-command, and flags of `nsgf train`."""
+    text, shown = __doc__, argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=text, formatter_class=shown, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    own = {
+        name: commands.add_parser(name, allow_abbrev=False)
+        for name in ("sinkhorn", "pool", "train", "memory", "tables")
+    }
+    for name in ("sinkhorn", "pool", "train", "memory"):
+        own[name].add_argument("--device", default="auto")
+        own[name].add_argument("--repeats", type=int, default=5)
+    for name in ("pool", "train", "memory"):
+        own[name].add_argument("--exp", default="digits", help="experiment")
+    for name in ("train", "memory"):
+        text = "a row for each value of this flag of `nsgf train`; several are combined"
+        own[name].add_argument("--vary", action="append", default=[], metavar="FLAG=A,B", help=text)
+        own[name].add_argument("--steps", type=int, default=10, help="updates of a repeat")
+    own["sinkhorn"].add_argument("--data-root", help="folder of MNIST and CIFAR-10")
+    own["sinkhorn"].add_argument("--only", default="", help="only sets whose name contains this")
+    own["sinkhorn"].add_argument("--flows", type=int, default=8, help="flows of a chunk")
+    own["sinkhorn"].add_argument("--tolerance", type=float, default=SinkhornConfig.tolerance)
+    own["tables"].add_argument("files", nargs="+", type=Path, metavar="TABLE.CSV")
+    own["tables"].add_argument("--methods", nargs="+", help="rows; the first against the others")
+    own["tables"].add_argument("--nfe", nargs="+", type=int, help="columns")
+    own["tables"].add_argument("--latex", action="store_true")
+    own["tables"].add_argument("--figure", type=Path, help="also draw the measures against NFE")
+    options, flags = parser.parse_known_args()
+    if flags and options.command in ("sinkhorn", "tables"):
+        parser.error(f"unknown argument {flags[0]}")
+    for name in ("repeats", "steps", "flows"):
+        if getattr(options, name, 1) < 1:
+            parser.error(f"--{name} {getattr(options, name)}: must be >= 1")
+    return options, flags
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+
+def machine(device: torch.device, repeats: int) -> str:
+    """The line above a table: command, hardware and versions."""
+    name, file = platform.machine(), Path("/proc/cpuinfo")
+    for line in file.read_text().splitlines() if file.exists() else []:
+        if line.startswith("model name"):
+            name = line.partition(": ")[2]
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    found = ", ".join(f"{key} {versions()[key]}" for key in ("nsgf", "python", "torch", "geomloss"))
+    command = " ".join(["scripts/bench.py", *sys.argv[1:]])
+    cores = f"{os.cpu_count()} cores, torch threads: {torch.get_num_threads()}"
+    return f"`python {command}`: {name}; {cores}; {found}; repeats: {repeats}.\n"
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds until the device has done the work."""
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
+
+
+def spread(times: Sequence[float]) -> str:
+    """Median, smallest and largest."""
+    return f"{median(times):.3g} ({min(times):.3g} to {max(times):.3g})"
+
+
+def words_of(name: str, flags: Sequence[str]) -> list[str]:
+    """The command that trains an experiment, with 16 mini-batches in its pool by default."""
+    given = {flag.partition("=")[0] for flag in flags}
+    words = ["train", "--exp", name, *flags]
+    if not given & {"--pool-batches", "--pool.num_batches"}:
+        words += ["--pool-batches", "16"]
+    if name.startswith(DOWNLOADED) and not given & {"--data-root", "--data.root", "--fake-data"}:
+        words += ["--fake-data"]
+    return words
+
+
+def experiment(name: str, flags: Sequence[str]) -> Config:
+    """The configuration of :func:`words_of`."""
+    return parse(words_of(name, flags)).config
+
+
+# --- sinkhorn -----------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """Flows of n particles with n targets."""
+
+    data: str
+    particles: int
+    blur: float
+    steps: int
+    eta: float
+
+
+CASES = [
+    *(Case(name, 256, blur, 10, 0.5) for blur in (0.5, 0.1) for name in ("8gaussians", "moons")),
+    Case("digits", 128, 0.5, 5, 0.2),
+    *(Case("mnist", 256, blur, 5, 0.2) for blur in (0.5, 1.0, 2.0)),
+    Case("cifar10", 128, 1.0, 5, 0.2),
+]
+
+
+def sinkhorn_table(options: Options, _: Sequence[str], device: torch.device) -> Iterator[str]:
+    """Milliseconds per flow and step: geomloss takes one flow at a time, the batched solver a chunk
+    of flows at once. Errors of the velocity are relative, mean (largest), on the way of the batched
+    solver's first flow."""
+    yield (
+        "| data | blur | geomloss, ms | batched, ms | ratio | geomloss, error | batched, error "
+        "| updates | cut off |\n|---|---|---|---|---|---|---|---|---|"
+    )
+    for case in CASES:
+        if options.only in case.data:
+            yield sinkhorn_row(case, options, device)
+
+
+def sinkhorn_row(case: Case, options: Options, device: torch.device) -> str:
+    """One row of the table."""
+    root, fake = options.data_root, options.data_root is None and case.data in DOWNLOADED
+    data = Data(DataConfig(name=case.data, root=root or "", fake=fake, download=False), seed=0)
+    x, y = (
+        sampler.sample(options.flows * case.particles).unflatten(0, (options.flows, -1)).to(device)
+        for sampler in (data.source("bench"), data.target("bench"))
+    )
+    settings = SinkhornConfig(blur=case.blur, scaling=0.8, tolerance=options.tolerance)
+    batched = build_solver(replace(settings, solver="batched"))
+    library = build_solver(replace(settings, solver="geomloss"))
+    etas = [case.eta] * case.steps
+    positions = batched.flows(x, y, etas)[0]  # this and the next line are the warm-up
+    library.flows(x[:1], y[:1], etas)
+    updates, cut_off = batched.report.iterations, batched.report.unconverged
+    times: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(options.repeats):
+        one = slice(repeat % len(x), repeat % len(x) + 1)
+        for solver, chunk, own in ((library, one, times[0]), (batched, slice(None), times[1])):
+            seconds = timed(partial(solver.flows, x[chunk], y[chunk], etas), device)
+            own.append(1e3 * seconds / case.steps / len(x[chunk]))
+    cells = [case.data + " (random)" * fake, case.blur, *map(spread, times)]
+    cells += [f"{median(times[0]) / median(times[1]):.1f}"]
+    cells += [*velocity_errors(case, positions, y[0], library), f"{updates:.0f}", cut_off]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def velocity_errors(case: Case, positions: Tensor, y: Tensor, library: FlowSolver) -> list[str]:
+    """Errors of geomloss and of the batched solver, which took the particles along the positions
+    (N, T+1, *shape) towards y (M, *shape)."""
+    errors: tuple[list[float], list[float]] = ([], [])
+    for step in range(case.steps):
+        x = positions[:, step]
+        try:
+            exact = exact_velocity(x.flatten(1).cpu(), y.flatten(1).cpu(), case.blur)
+        except RuntimeError:
+            return ["not known", "not known"]
+        taken = (positions[:, step + 1].double() - x.double()) / case.eta
+        for own, v in zip(errors, (library.velocity(x, y), taken), strict=True):
+            own.append(float((v.flatten(1).double().cpu() - exact).norm() / exact.norm()))
+    return [f"{100 * mean(own):.2g} % ({100 * max(own):.2g} %)" for own in errors]
+
+
+def exact_velocity(x: Tensor, y: Tensor, blur: float) -> Tensor:
+    """v = P y - Q x of the particles x (N, D) towards y (M, D), solved in float64.  (N, D)
+
+    Raises:
+        RuntimeError: no fixed point was found.
+    """
+    x, y = x.double(), y.double()
+    return exact_plan(x, y, blur) @ y - exact_plan(x, x, blur) @ x
+
+
+def exact_plan(x: Tensor, y: Tensor, blur: float) -> Tensor:
+    """Entropic plan whose rows sum to 1: annealed Sinkhorn updates, then damped Newton steps on the
+    semi-dual, which converge where Sinkhorn updates would need thousands.  (N, M)
+
+    Raises:
+        RuntimeError: the sums of the columns are not uniform.
+    """
+    cost, eps = 0.5 * torch.cdist(x, y).square(), blur**2
+    n, m = cost.shape
+    g, level = cost.new_zeros(m), max(float(cost.max()), eps)
+
+    def updated(g: Tensor, eps: float) -> Tensor:
+        f = -eps * torch.logsumexp((g - cost) / eps, 1, keepdim=True)
+        return -eps * torch.logsumexp((f - cost) / eps, 0)
+
+    def rows(g: Tensor) -> Tensor:
+        return torch.softmax((g - cost) / eps, 1)
+
+    def error(g: Tensor) -> float:
+        return float((rows(g).mean(0) - 1 / m).abs().sum())
+
+    while level > eps:
+        level = max(0.6 * level, eps)
+        for _ in range(8):
+            g = updated(g, level)
+    for _ in range(200):
+        plan, before = rows(g), error(g)
+        if before < 1e-8:
+            return plan
+        share = plan.mean(0)
+        # 1 / m^2 fixes the constant by which g may be shifted
+        hessian = torch.diag(share + 1e-13 / m) - plan.T @ plan / n + 1 / m**2
+        step, length = eps * torch.linalg.solve(hessian, 1 / m - share), 1.0
+        while length > 1e-3 and error(g + length * step) >= before:
+            length /= 2
+        g = updated(g + length * step if length > 1e-3 else g, eps)
+    raise RuntimeError(f"no fixed point for blur {blur}")
+
+
+# --- pool ---------------------------------------------------------------------------------------
+
+
+def pool_tables(options: Options, flags: Sequence[str], device: torch.device) -> Iterator[str]:
+    """Bytes of a pool, milliseconds to draw a batch of it, and flows per second."""
+    config = parse(["train", "--exp", options.exp, *flags]).config
+    shape, n, steps = data_shape(config.data), config.sinkhorn.batch_size, config.flow.steps
+    pairs = config.pool.num_batches * n * steps
+    sizes = {"(x, v) pairs, float32": 8 * pairs * math.prod(shape)}
+    for kind in ("float32", "float16"):
+        sizes[f"positions, {kind}"] = pool_bytes(config, shape, kind)
+    yield f"| {options.exp}: {pairs:,} pairs of a pool | bytes a pair | whole |\n|---|---:|---:|"
+    for name, nbytes in sizes.items():
+        yield f"| {name} | {nbytes / pairs:.0f} | {format_bytes(nbytes)} |"
+
+    size = config.nsgf.batch_size
+    yield f"\n| drawing a batch of {size} | ms | slowest tenth | ahead, ms | slowest tenth |"
+    yield "|---|---:|---:|---:|---:|"
+    data = load_data(experiment(options.exp, flags), device)
+    for storage, kind in itertools.product(("memory", "disk"), ("float32", "float16")):
+        words = [*flags, f"--pool.storage={storage}", f"--pool.dtype={kind}"]
+        with tempfile.TemporaryDirectory() as folder:
+            run, tracker = RunFolder.prepare(Path(folder)), Tracker(Path(folder), quiet=True)
+            session = Session(experiment(options.exp, words), run, tracker, device)
+            task = get_phase("nsgf").task(session, data)
+            times = [draw_times(task, size, options.repeats, ahead) for ahead in (False, True)]
+            del task
+        cells = [f"{1e3 * seconds:.3f}" for own in times for seconds in own]
+        yield f"| {storage}, {kind} | {' | '.join(cells)} |"
+
+    together = build_batch(config, shape, device)
+    before, after = flow_rates(config, data, together, options.repeats, device)
+    yield "\n| n x D, steps | geomloss, flows/s | configured, flows/s | at a time | ratio |"
+    yield "|---|---:|---:|---:|---:|"
+    yield (
+        f"| {n} x {math.prod(shape)}, {steps} | {before:.2f} | {after:.2f} "
+        f"({config.sinkhorn.solver}) | {together} | {after / before:.1f} |"
+    )
+
+
+def draw_times(task: Task, size: int, repeats: int, ahead: bool) -> tuple[float, float]:
+    """Median and slowest tenth of the seconds that updates wait for their batches. Where a thread
+    draws ahead, they are 10 ms apart."""
+    device, seconds = torch.device("cpu"), []
+    batches = Batches(task, size, device, World(), prefetch=ahead)
+    for turn in range(20 * repeats):
+        if ahead:
+            time.sleep(0.01)
+        seconds.append(timed(partial(batches.at, turn), device))
+    batches.close()
+    return median(seconds), sorted(seconds)[int(0.9 * len(seconds))]
+
+
+def flow_rates(
+    config: Config, data: Data, together: int, repeats: int, device: torch.device
+) -> tuple[float, float]:
+    """Flows per second, drawing of clouds included: geomloss, one flow at a time, and the
+    configured solver with so many together."""
+    source, target = data.source("bench"), data.target("bench")
+    one_by_one, chunks = (
+        Simulation(
+            config, source, target, build_solver(replace(config.sinkhorn, solver=name)), device
+        )
+        for name in ("geomloss", config.sinkhorn.solver)
+    )
+    rates: tuple[list[float], list[float]] = ([], [])
+    for turn in range(repeats + 1):
+        for simulation, count, own in ((one_by_one, 1, rates[0]), (chunks, together, rates[1])):
+            numbers = range(turn * count, (turn + 1) * count)
+            own.append(count / timed(partial(simulation.flows, numbers), device))
+    before, after = (median(own[1:]) for own in rates)  # the first turn is the warm-up
+    return before, after
+
+
+# --- train and memory ---------------------------------------------------------------------------
+
+
+class Variant(NamedTuple):
+    """A combination of the values of --vary."""
+
+    label: str
+    flags: list[str]
+    config: Config
+
+
+def variants(options: Options, flags: Sequence[str]) -> list[Variant]:
+    """All combinations of the values of --vary, their flags after those of the command line."""
+    axes = [text.partition("=") for text in options.vary]
+    found = []
+    for values in itertools.product(*(values.split(",") for _, _, values in axes)):
+        chosen = [(flag, value) for (flag, _, _), value in zip(axes, values, strict=True)]
+        label = ", ".join(f"{flag} {value}" for flag, value in chosen) or "as configured"
+        own = [*flags, *(f"--{flag}={value}" for flag, value in chosen)]
+        found.append(Variant(label, own, experiment(options.exp, own)))
+    return found
+
+
+def trained(options: Options, variant: Variant) -> dict[str, dict[str, Any]]:
+    """What `nsgf train` records about its second window of --steps updates, by phase. The first
+    window is the warm-up."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*words_of(options.exp, variant.flags), "--out-dir", folder]
+        words += ["--train.preview=false", f"--train.log_every={options.steps}"]
+        words += [f"--train-iters={2 * options.steps}"]
+        command = [sys.executable, "-m", "nsgf", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise UserError(f"{variant.label}: {done.stderr.splitlines()[-1]}")
+        (file,) = Path(folder).glob("*/costs.jsonl")
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+    return {record["phase"]: record for record in records}
+
+
+def train_table(options: Options, flags: Sequence[str], device: torch.device) -> Iterator[str]:
+    """Milliseconds of an update, and samples per second beside those of the first row."""
+    own = variants(options, flags)
+    turns = [[trained(options, variant) for variant in own] for _ in range(options.repeats)]
+    yield f"| {options.exp}: phase | settings | batch | ms | samples/s | speed |"
+    yield "|---|---|---:|---:|---:|---:|"
+    for phase in own[0].config.phases:
+        sizes = [getattr(variant.config, phase).batch_size for variant in own]
+        for number, variant in enumerate(own):
+            rates = [sizes[number] * turn[number][phase]["steps_per_second"] for turn in turns]
+            first = [sizes[0] * turn[0][phase]["steps_per_second"] for turn in turns]
+            speed = median(a / b for a, b in zip(rates, first, strict=True))
+            times = spread([1e3 * sizes[number] / rate for rate in rates])
+            cells = f"{sizes[number]} | {times} | {median(rates):,.1f} | {speed:.3f}"
+            yield f"| {phase} | {variant.label} | {cells} |"
+
+
+def memory_table(options: Options, flags: Sequence[str], device: torch.device) -> Iterator[str]:
+    """The most bytes in use while a phase trains: on the card, or by the process so far, libraries
+    and earlier phases included."""
+    own = variants(options, flags)
+    yield f"| {options.exp}: phase | settings | batch | peak memory |\n|---|---|---:|---:|"
+    for variant in own:
+        for phase, record in trained(options, variant).items():
+            size = getattr(variant.config, phase).batch_size
+            peak = format_bytes(record["peak_memory"])
+            yield f"| {phase} | {variant.label} | {size} | {peak} |"
+
+
+# --- tables of comparisons ----------------------------------------------------------------------
+
+
+def merged_tables(options: Options) -> str:
+    """The tables of the measures in several table.csv of `nsgf compare`."""
+    found = [(file, row) for file in options.files for row in read_rows(file)]
+    check_agreement(found)
+    rows = [row for _, row in found]
+    methods = chosen("--methods", options.methods, [row.trial.method for row in rows if row.nfe])
+    counts = chosen("--nfe", options.nfe, sorted(row.nfe for row in rows if row.nfe))
+    shown = [row for row in rows if row.trial.method in methods and row.nfe in counts]
+    if not shown:
+        raise UserError("--methods, --nfe: no measure of these methods with so many calls")
+    places = {_place(row) for row in shown}
+    shown += [row for row in rows if row.nfe is None and _place(row) in places]
+    plan = plan_of_rows(shown, methods, counts)
+    if options.figure:
+        if options.figure.suffix not in (".png", ".svg", ".pdf"):
+            raise UserError(f"--figure {options.figure}: must end in .png, .svg or .pdf")
+        save_figure(quality_figure(plan, shown), options.figure, dpi=150)
+    return (latex if options.latex else markdown)(plan, shown)
+
+
+def chosen(flag: str, wanted: Sequence[Any] | None, known: Sequence[Any]) -> list[Any]:
+    """The wanted values, or all known ones, each once."""
+    for value in wanted or []:
+        if value not in known:
+            names = ", ".join(map(str, dict.fromkeys(known)))
+            raise UserError(f"{flag} {value}: must be among {names}")
+    return list(dict.fromkeys(wanted or known))
+
+
+def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
+    """Raise UserError if rows do not belong in one table: a measure that is there twice, other
+    measures, other updates of a method, or other floors (other data or another classifier)."""
+    facts: dict[str, tuple[Path, object]] = {}
+    for file, row in found:
+        (label, seed, draw), values = _place(row), row.measured.values
+        own: dict[str, object] = {"the measures": list(values)}
+        if row.nfe is None:
+            same = label if is_image_set(row.trial.target.name) else f"{label} {seed} {draw}"
+            own[f"the floor of {same}"] = [f"{value:.5g}" for value in values.values()]
+        else:
+            own[f"the updates of {row.trial.method} on {label}"] = row.updates
+            cell = f"{label}, {row.trial.method}, seed {seed}, draw {draw}, NFE {row.nfe}"
+            if cell in facts:
+                raise UserError(f"{facts[cell][0]} and {file}: both have {cell}; only one may")
+            own[cell] = None
+        for name, value in own.items():
+            other, known = facts.setdefault(name, (file, value))
+            if value != known:
+                raise UserError(f"{other} and {file}: {name} are {known} and {value}; must agree")
+
+
+def _place(row: Row) -> tuple[str, int, int]:
+    return row.trial.target.label, row.trial.seed, row.draw
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        print(f"bench.py: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from error
