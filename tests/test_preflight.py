@@ -92,7 +92,7 @@ def test_full_card_halves_the_flows_that_are_timed_as_those_that_are_built(monke
     assert solver.calls == [7, 3] + 4 * 7 * [1]
     assert not any(line.startswith("NO") for line in lines)
     assert any(line.startswith("nsgf: ") and " s an update" in line for line in lines)
-    assert "7 flows at a time do not fit into the card's memory; goes on with 3" in (
+    assert "7 flows at a time do not fit into the card's memory; continuing with 3" in (
         capsys.readouterr().out
     )
 

@@ -128,10 +128,10 @@ class NSGF(Phase):
             start = 0
             while start < together:
                 numbers = range(start, min(start + most, together))
-                if simulation.passed(numbers, lambda flows: parts.append(flows.cpu())):
+                if simulation.try_flows(numbers, lambda flows: parts.append(flows.cpu())):
                     start = numbers.stop
                 else:
-                    most = simulation.fewer(len(numbers), show)
+                    most = simulation.halve(len(numbers), show)
             return parts
 
         return (Preparation("pool", build, config.pool.num_batches / together, again),)

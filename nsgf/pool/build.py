@@ -1,4 +1,4 @@
-"""Fill the pool: many independent flows, as many at a time as pay."""
+"""Fill the pool with independent flows (Algorithm 1, before the regression)."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Sampler
-from nsgf.pool.plan import DTYPES, build_batch, content_settings, flow_flags, plan_pool, pool_folder
+from nsgf.pool.plan import DTYPES, build_batch, content_settings, plan_pool, pool_folder
 from nsgf.pool.storage import Header, PoolFile, differences, new_header, read_header, write_header
 from nsgf.pool.trajectories import TrajectoryPool
 from nsgf.run.session import Session
@@ -22,11 +22,11 @@ from nsgf.system.hardware import release_memory
 
 
 def build_pool(session: Session, source: Sampler, target: Sampler) -> TrajectoryPool:
-    """Algorithm 1, lines before the regression: many independent flows.
+    """Build the pool, or complete the pool on disk of an interrupted run.
 
-    Flows are computed on the session's device; the pool stays in main memory or on the disk. Of
-    several processes each builds a part. With ``pool.storage: disk`` what the run folder has
-    already is kept; in memory the folder only remembers which type ``pool.dtype: auto`` chose.
+    Flows are computed on the session's device; the pool stays in main memory or on the disk. Each
+    of several processes builds a part. With ``pool.storage: memory`` the run folder only stores
+    the type that ``pool.dtype: auto`` chose.
 
     Args:
         session: the run, its device and processes.
@@ -34,7 +34,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         target: sampler of mu*.
 
     Raises:
-        Stopped: asked to, between two chunks; a pool on disk keeps what it has.
+        Stopped: a stop was requested, between two chunks; a pool on disk keeps its flows.
         UserError: pool or solver do not fit, the folder cannot be used, or a flow diverges.
     """
     config, world, log = session.config, session.world, session.tracker.log
@@ -49,7 +49,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         file = PoolFile(folder, header, len(share), n, trajectory, counter)
         header = file.header
     else:
-        header = _remembered(folder, header)
+        header = _stored_header(folder, header)
     pool = TrajectoryPool(
         len(share) * n,
         flow.steps,
@@ -61,7 +61,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     )
     report = SolverReport(**header["report"]) if file else SolverReport()
     if not world.any(pool.filled < len(share) * n):
-        log(f"pool: {dtype} from {folder}, nothing to build{_failures(report)}")
+        log(f"pool: {dtype} from {folder}, complete{_failures(report)}")
     else:
         solver = build_solver(config.sinkhorn)
         solver.report = report
@@ -84,10 +84,10 @@ class Simulation:
     device: torch.device
 
     def flows(self, numbers: range) -> Tensor:
-        """All trajectories of the flows with these numbers.  (len(numbers) n, T+1, *shape)
+        """Trajectories of the flows with these numbers.  (len(numbers) n, T+1, *shape)
 
         Flow k takes positions k n to (k + 1) n - 1 of the source and k m to (k + 1) m - 1 of the
-        target, so any part of the pool can be built again, alone or with others.
+        target, so any part of the pool can be built again.
 
         Raises:
             UserError: the solver refuses the clouds, e.g. for a blur too small for float32.
@@ -111,34 +111,34 @@ class Simulation:
                 f"{sinkhorn.blur}: try a smaller flow.eta or a larger sinkhorn.blur"
             ) from error
 
-    def passed(self, numbers: range, take: Callable[[Tensor], object]) -> bool:
-        """Give these flows to ``take``; False, and nothing is left of them: out of memory."""
+    def try_flows(self, numbers: range, take: Callable[[Tensor], object]) -> bool:
+        """Pass these flows to ``take``; False if they do not fit into the card's memory."""
         before = asdict(self.solver.report)
         try:
             take(self.flows(numbers))
             return True
         except torch.cuda.OutOfMemoryError:
             self.solver.report = SolverReport(**before)
-            return False  # the exception and with it the flows are gone before the next try
+            return False  # leaving the handler frees the flows before the next try
 
-    def fewer(self, tried: int, log: Callable[[str], None]) -> int:
-        """How many flows at a time to go on with where so many did not fit; ``log`` is told.
+    def halve(self, together: int, log: Callable[[str], None]) -> int:
+        """Half of the number of flows that did not fit together.
 
         Raises:
-            UserError: a single one was tried.
+            UserError: a single flow did not fit.
         """
-        if tried == 1:
-            flags = " or ".join(flow_flags(self.config))
+        if together == 1:
             raise UserError(
                 f"sinkhorn.batch_size = {self.config.sinkhorn.batch_size}: the card's memory is "
-                f"full with a single flow of the pool; try a smaller {flags}"
+                "full with a single flow of the pool; use a smaller --sinkhorn-batch or "
+                "--sinkhorn.target_batch"
             )
         release_memory(self.device)
         log(
-            f"pool: {tried} flows at a time do not fit into the card's memory; goes on with "
-            f"{tried // 2}, the same flows"
+            f"pool: {together} flows at a time do not fit into the card's memory; continuing with "
+            f"{together // 2}, the same flows"
         )
-        return tried // 2
+        return together // 2
 
 
 def _fill(
@@ -149,16 +149,12 @@ def _fill(
     share: range,
     session: Session,
 ) -> None:
-    """Simulate the missing flows of this process's share, in order, until asked to stop.
-
-    Raises:
-        UserError: a single flow does not fit on the card, or fails.
-    """
+    """Simulate the missing flows of this process's share, in order, until a stop is requested."""
     config, solver = simulation.config, simulation.solver
     together = most = build_batch(config, simulation.source.shape, simulation.device)
     first = file.finished if file else 0
     if first:
-        session.tracker.log(f"pool: going on after {first} of {_flows(len(share))}")
+        session.tracker.log(f"pool: continuing after {first} of {_flows(len(share))}")
     started = time.perf_counter()
     try:
         with session.tracker.progress("pool", len(share), "flow", first) as progress:
@@ -166,9 +162,9 @@ def _fill(
             while session.world.any(start < len(share)) and not session.is_asked():
                 together = min([most, *(k for flow, k in header["limits"] if flow <= start)])
                 if numbers := share[start : start + together]:  # others may have more to do
-                    if not simulation.passed(numbers, pool.append):
-                        fewer = simulation.fewer(len(numbers), session.tracker.log)
-                        _limit(header, start, fewer, session)
+                    if not simulation.try_flows(numbers, pool.append):
+                        half = simulation.halve(len(numbers), session.tracker.log)
+                        _store_limit(header, start, half, session)
                         continue
                     start += len(numbers)
                     if file:
@@ -187,16 +183,19 @@ def _fill(
     session.tracker.log(_summary(built, seconds, together, solver.report))
 
 
-def _limit(header: Header, start: int, together: int, session: Session) -> None:
-    """From flow ``start`` on so many at a time, also when the pool is gone on with or built again,
-    since what is computed together is rounded together."""
+def _store_limit(header: Header, start: int, together: int, session: Session) -> None:
+    """Store how many flows fit together from flow ``start`` on.
+
+    A pool that is resumed or built again keeps to it: flows that are computed together are rounded
+    together.
+    """
     header["limits"].append([start, together])
     if session.config.pool.storage == "memory":  # a file's header is written with the next flows
         write_header(pool_folder(session.run, session.world), header)
 
 
 def _summary(flows: int, seconds: float, together: int, report: SolverReport) -> str:
-    """What was built, how fast, and how well the solver converged."""
+    """Number of flows, speed and convergence, in one line."""
     parts = [
         f"pool: {_flows(flows)} in {seconds:.1f} s, {flows / max(seconds, 1e-9):.3g} flows/s, "
         f"{together} at a time"
@@ -213,14 +212,14 @@ def _flows(count: int) -> str:
 
 
 def _failures(report: SolverReport) -> str:
-    """Steps whose transport problem was not solved to the tolerance, if any."""
+    """Number of steps that were not solved to the tolerance, if any."""
     if not report.unconverged:
         return ""
     return f"; {report.unconverged} of {report.solves} steps did not reach sinkhorn.tolerance"
 
 
-def _remembered(folder: Path, header: Header) -> Header:
-    """The header of a pool with these settings in the run folder, written unless it is there."""
+def _stored_header(folder: Path, header: Header) -> Header:
+    """Return the stored header of a pool with these settings, or store this one."""
     known = read_header(folder)
     if known and not differences(known, header["settings"]):
         return known

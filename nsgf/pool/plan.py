@@ -1,12 +1,10 @@
-"""What a pool takes and where it fits, known before anything is computed.
+"""Bytes of the pool and of its solver, checked against free memory and disk before anything runs.
 
 A *flow* is the simulation of one mini-batch, a *trajectory* the path of one of its particles. The
 pool holds ``pool.num_batches`` flows of ``sinkhorn.batch_size`` trajectories each.
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,20 +30,19 @@ MEMORY_SHARE = 0.85
 DISK_SHARE = 0.95
 """Share of the free disk space that a pool may take; the rest is for checkpoints."""
 BUILD_BYTES = 80 * 10**6
-"""Memory that flows under construction may take on a CPU; more no longer stays near its caches."""
+"""Memory of the flows that are simulated together on a CPU; more leaves its caches."""
 BUILD_BYTES_CUDA, BUILD_SHARE_CUDA = 4 * 10**9, 0.25
 """The same on a graphics card, and the largest share of its memory."""
 CLOUDS, MATRICES = 10, 10
-"""Clouds and matrices that one flow takes besides its positions; generous, for the choice of how
-many flows are simulated together. Each counts as the larger of n particles and m targets."""
+"""Clouds and matrices of one flow, generous: they set how many flows are simulated together."""
 SOLVER_CLOUDS, SOLVER_MATRICES = 4, {"batched": 5, "geomloss": 8}
-"""The same as measured, for what must fit. geomloss compares the targets with each other, too."""
+"""The same as measured: they set what must fit. geomloss also compares targets with each other."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 class PoolPlan(NamedTuple):
-    """Where the pool goes and what it takes."""
+    """Type and size of the pool."""
 
     dtype: str
     """float32 or float16."""
@@ -63,17 +60,20 @@ def pool_folder(run: RunFolder, world: World) -> Path:
 
 
 def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str | None = None) -> int:
-    """Bytes of the configured pool, in ``pool.dtype`` unless told, with auto counted as float32."""
-    name = dtype or config.pool.dtype
-    itemsize = DTYPES.get(name, torch.float32).itemsize
+    """Bytes of all positions in ``dtype``, by default ``pool.dtype`` with auto as float32."""
+    itemsize = DTYPES.get(dtype or config.pool.dtype, torch.float32).itemsize
     trajectories = config.pool.num_batches * config.sinkhorn.batch_size
     return trajectories * (config.flow.steps + 1) * math.prod(shape) * itemsize
 
 
 def solver_bytes(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
-    """Bytes that the flows simulated together take while the pool is built."""
-    one = _flow_bytes(config, shape, config.sinkhorn.batch_size, config.sinkhorn.targets)
-    return build_batch(config, shape, device) * one
+    """Bytes of the flows that are simulated together, with the solver's matrices."""
+    n, m = config.sinkhorn.batch_size, config.sinkhorn.targets
+    larger = max(n, m)
+    clouds = (config.flow.steps + 1) * n + SOLVER_CLOUDS * larger
+    rows = larger if config.sinkhorn.solver == "geomloss" else n
+    matrices = SOLVER_MATRICES[config.sinkhorn.solver] * rows * larger
+    return build_batch(config, shape, device) * 4 * (clouds * math.prod(shape) + matrices)
 
 
 def plan_pool(
@@ -83,17 +83,17 @@ def plan_pool(
     folder: Path | None = None,
     available: int | None = None,
 ) -> PoolPlan:
-    """Choose type and place of the pool, and check that pool and solver fit.
+    """Choose the pool's type, and check that pool and solver fit.
 
-    A pool that ``folder`` already knows keeps its type under ``pool.dtype: auto``, whatever is free
-    now: a resumed run must see the same values.
+    On a CPU the solver shares the memory with the pool. On a graphics card nothing is computed
+    beforehand: flows that do not fit are halved while the pool is built.
 
     Args:
         config: the experiment.
         shape: shape of one sample.
         device: where the flows are computed.
         folder: the run's folder of the pool; None: a new run in ``config.out_dir``.
-        available: free bytes of the storage; measured when not given.
+        available: free bytes of the storage; measured by default.
 
     Raises:
         UserError: it does not fit, or the folder holds a pool of other settings.
@@ -102,27 +102,30 @@ def plan_pool(
     if available is None:
         place = folder or Path(config.out_dir).expanduser()
         available = free_disk_bytes(place) if on_disk else available_bytes()
-    _check_solver_memory(config, shape, device, None if on_disk else available)
-    taken = taken_bytes(folder) if on_disk and folder else 0
-    budget = int((DISK_SHARE if on_disk else MEMORY_SHARE) * available) + taken
-    available += taken
-    if not on_disk and device.type == "cpu":
-        budget -= solver_bytes(config, shape, device)
+    solver = solver_bytes(config, shape, device) if device.type == "cpu" else 0
+    memory = available_bytes() if on_disk else available
+    if solver > MEMORY_SHARE * memory:
+        raise UserError(_solver_too_large(config, solver, memory))
+    if on_disk:
+        taken = taken_bytes(folder) if folder else 0
+        budget = generous = int(DISK_SHARE * available) + taken
+        available += taken
+    else:
+        budget = generous = int(MEMORY_SHARE * available) - solver
+        if len(shape) > 1:  # an image set and its networks need the other half of the memory
+            generous = min(budget, available // 2)
     dtype = _known_dtype(config, shape, folder)
     if dtype is None:
-        # an image set and its networks need the other half of the memory
-        generous = budget if on_disk or len(shape) == 1 else min(budget, available // 2)
         dtype = "float32" if pool_bytes(config, shape, "float32") <= generous else "float16"
     needed = pool_bytes(config, shape, dtype)
-    n, m = config.sinkhorn.batch_size, config.sinkhorn.target_batch
-    size = (
-        f"{config.pool.num_batches} flows of {n} particles{f' against {m} targets' if m else ''}, "
-        f"{config.flow.steps} steps each, {needed:,} bytes ({format_bytes(needed)})"
-    )
     if needed > budget:
-        raise UserError(_does_not_fit(config, shape, f"{size} in {dtype}", budget, available))
-    what = "disk space" if on_disk else "memory"
-    text = f"{size} of {format_bytes(available)} of {what} free, {dtype}"
+        raise UserError(_pool_too_large(config, dtype, needed, budget))
+    n, m = config.sinkhorn.batch_size, config.sinkhorn.target_batch
+    text = (
+        f"{config.pool.num_batches} flows of {n} particles{f' against {m} targets' if m else ''}, "
+        f"{config.flow.steps} steps each, {needed:,} bytes ({format_bytes(needed)}) of "
+        f"{format_bytes(available)} of {'disk space' if on_disk else 'memory'} free, {dtype}"
+    )
     return PoolPlan(dtype, needed, text)
 
 
@@ -137,9 +140,10 @@ def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict
 
 
 def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
-    """Flows simulated together: ``pool.build_batch``, or as many as the memory budget allows.
+    """Number of flows that are simulated together.
 
-    Depends on the settings and the kind of device alone, never on what happens to be free.
+    ``pool.build_batch``, or as many as fit a fixed budget. Depends only on the settings and the
+    device, not on what happens to be free: flows that are computed together are rounded together.
     """
     wanted = config.pool.build_batch
     if wanted != "auto":
@@ -155,68 +159,10 @@ def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) ->
     return max(1, min(config.pool.num_batches, int(budget // flow)))
 
 
-def flow_flags(config: Config) -> list[str]:
-    """The flags that set how large a flow is."""
-    targets = ["--sinkhorn.target_batch"] if config.sinkhorn.target_batch else []
-    return ["--sinkhorn-batch", *targets]
-
-
-def _flow_bytes(config: Config, shape: tuple[int, ...], n: int, m: int) -> int:
-    """Bytes of one flow of n particles and m targets under construction."""
-    solver, larger = config.sinkhorn.solver, max(n, m)
-    clouds = (config.flow.steps + 1) * n + SOLVER_CLOUDS * larger
-    rows = larger if solver == "geomloss" else n
-    return 4 * (clouds * math.prod(shape) + SOLVER_MATRICES[solver] * rows * larger)
-
-
-def _fitting(config: Config, shape: tuple[int, ...], budget: int) -> str:
-    """The flags with which a single flow would fit, each by itself."""
-    n, m = config.sinkhorn.batch_size, config.sinkhorn.target_batch
-    particles = _largest(n, budget, lambda k: _flow_bytes(config, shape, k, m or k))
-    targets = _largest(m or 0, budget, lambda k: _flow_bytes(config, shape, n, k))
-    fitting = [f"--sinkhorn-batch {particles}"] if particles else []
-    fitting += [f"--sinkhorn.target_batch {targets}"] if targets else []
-    return " or ".join(fitting) or "smaller " + " and ".join(flow_flags(config))
-
-
-def _largest(most: int, budget: int, nbytes: Callable[[int], int]) -> int:
-    """The largest number below ``most`` that takes at most ``budget``; 0: not even one does."""
-    return bisect_right(range(1, most), budget, key=nbytes)
-
-
-def _check_solver_memory(
-    config: Config, shape: tuple[int, ...], device: torch.device, available: int | None
-) -> None:
-    """Compare what the solver takes with the card's memory, or with main memory.
-
-    Raises:
-        UserError: it does not fit.
-    """
-    if device.type == "cuda":
-        free, where = torch.cuda.mem_get_info(device)[0], f"memory of {device}"
-    else:
-        free, where = available_bytes() if available is None else available, "main memory"
-    needed, budget = solver_bytes(config, shape, device), int(MEMORY_SHARE * free)
-    if needed <= budget:
-        return
-    together, sinkhorn = build_batch(config, shape, device), config.sinkhorn
-    n, m = sinkhorn.batch_size, sinkhorn.targets
-    targets = f", sinkhorn.target_batch = {m}" if sinkhorn.target_batch else ""
-    what = "a flow needs" if together == 1 else f"{together} flows together need"
-    affordable = budget * together // needed
-    remedy = f"--pool.build_batch {affordable}" if affordable else _fitting(config, shape, budget)
-    raise UserError(
-        f"sinkhorn.batch_size = {n}{targets}: the transport plans are {n} x {m} matrices, and "
-        f"{what} about {format_bytes(needed)} for them, more than {MEMORY_SHARE:.0%} of the "
-        f"{format_bytes(free)} of free {where}; try {remedy}"
-    )
-
-
 def _known_dtype(config: Config, shape: tuple[int, ...], folder: Path | None) -> str | None:
-    """The type that settings or the pool in ``folder`` demand; None: free to choose.
+    """Type that the settings or the pool in ``folder`` demand; None if it is free to choose.
 
-    Raises:
-        UserError: the folder holds a pool of other settings.
+    A resumed run must see the same values, whatever is free now.
     """
     known = read_header(folder) if folder else None
     if known:
@@ -228,26 +174,24 @@ def _known_dtype(config: Config, shape: tuple[int, ...], folder: Path | None) ->
     return None if config.pool.dtype == "auto" else config.pool.dtype
 
 
-def _does_not_fit(
-    config: Config, shape: tuple[int, ...], size: str, budget: int, available: int
-) -> str:
-    """The message for a pool that does not fit, with the settings that would, if any."""
-    on_disk = config.pool.storage == "disk"
-    smallest = pool_bytes(config, shape, "float16")
-    fitting = int(budget * config.pool.num_batches / smallest)
-    remedies = []
-    if config.pool.dtype == "float32" and smallest <= budget:
-        remedies.append("--pool.dtype float16 would")
-    elif config.pool.dtype == "float32":
-        fitting = fitting // 2
-    if fitting < config.pool.num_batches and fitting:
-        remedies.append(f"--pool-batches {fitting} would")
-    if not fitting:
-        remedies.append("a smaller --sinkhorn-batch might")
-    remedies.append("--out-dir names another disk" if on_disk else "--pool.storage disk needs none")
-    what = "disk space (pool.storage = disk)" if on_disk else "memory (pool.storage = memory)"
-    share = DISK_SHARE if on_disk else MEMORY_SHARE
+def _solver_too_large(config: Config, needed: int, free: int) -> str:
+    sinkhorn = config.sinkhorn
     return (
-        f"pool.num_batches = {config.pool.num_batches}: the pool ({size}) does not fit into "
-        f"{share:.0%} of the {format_bytes(available)} of free {what}; " + "; ".join(remedies)
+        f"sinkhorn.batch_size = {sinkhorn.batch_size}: transport plans of {sinkhorn.batch_size} x "
+        f"{sinkhorn.targets} need about {format_bytes(needed)} of memory, {format_bytes(free)} are "
+        "free; use a smaller --sinkhorn-batch, --sinkhorn.target_batch or --pool.build_batch"
+    )
+
+
+def _pool_too_large(config: Config, dtype: str, needed: int, budget: int) -> str:
+    on_disk = config.pool.storage == "disk"
+    fitting = config.pool.num_batches * budget // needed
+    remedies = [f"--pool-batches {fitting}" if fitting > 0 else "a smaller --sinkhorn-batch"]
+    if dtype == "float32":
+        remedies.append("--pool.dtype float16")
+    remedies.append("--out-dir on another disk" if on_disk else "--pool.storage disk")
+    return (
+        f"pool.num_batches = {config.pool.num_batches}: the pool needs {format_bytes(needed)} in "
+        f"{dtype}, it may take {format_bytes(max(0, budget))} of the free "
+        f"{'disk space' if on_disk else 'memory'}; use {' or '.join(remedies)}"
     )

@@ -55,7 +55,7 @@ def test_finished_pool_is_used_again_without_the_solver(disk, folder):
     again = build(disk, folder, never, said)
     assert never.calls == []
     assert torch.equal(again._positions, built._positions)
-    assert "nothing to build" in said[0]
+    assert "complete" in said[0]
 
 
 def test_interrupted_build_goes_on_at_the_first_missing_flow(disk, folder):
@@ -65,7 +65,7 @@ def test_interrupted_build_goes_on_at_the_first_missing_flow(disk, folder):
     rest, said = HalfWay(), []
     pool = build(disk, folder, rest, said)
     assert rest.calls == [2, 1]  # seven flows, four were there
-    assert said[0] == "pool: going on after 4 of 7 flows"
+    assert said[0] == "pool: continuing after 4 of 7 flows"
     whole = build(with_pool(disk, storage="memory"))
     assert torch.equal(pool._positions, whole._positions)
 
@@ -314,7 +314,7 @@ def test_header_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
 def test_space_is_checked_before_anything_is_written(disk, folder, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 500))
-    with pytest.raises(UserError, match=r"pool\.num_batches = 7.*500 B.*pool\.storage = disk"):
+    with pytest.raises(UserError, match=r"pool\.num_batches = 7: .*disk"):
         build(disk, folder)
     assert not folder.exists()
 
