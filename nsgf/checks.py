@@ -80,8 +80,8 @@ def _range_problems(config: Config) -> Iterator[str]:
 
 
 def _phase_problems(config: Config) -> Iterator[str]:
-    allowed = [list(names[:count]) for names in FAMILIES[:2] for count in range(1, len(names) + 1)]
-    allowed += [list(ONE_CALL[1:]), list(ONE_CALL)]
+    families = (*FAMILIES, ONE_CALL[1:])
+    allowed = [list(names[: end + 1]) for names in families for end in range(len(names))]
     if config.phases not in allowed:
         yield f"phases = {config.phases}: must be one of {', '.join(map(str, allowed))}"
     if not re.fullmatch(r"auto|cpu|mps|xpu|cuda(:[0-9]{1,2})?", config.device):

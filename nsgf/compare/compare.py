@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsgf.checks import check
-from nsgf.compare.calls import calls_of_methods, left_out
+from nsgf.compare.calls import calls_of_methods, empty_cells
 from nsgf.compare.measure import ImageYardstick, Measured, PointYardstick, Yardstick, measure
 from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
@@ -113,7 +113,7 @@ def comparison_plan(config: Config) -> list[str]:
     if not todo:
         raise UserError(
             f"compare.nfe = {config.compare.nfe}: must have a number of calls that one of "
-            f"compare.methods can do with: {'; '.join(calls_of_methods(config, trials(config)))}"
+            f"compare.methods can do with: {'; '.join(calls_of_methods(config))}"
         )
     require_tracker(config)
     check_solver(config.sampling)
@@ -135,7 +135,7 @@ def comparison_plan(config: Config) -> list[str]:
         f"NFE {', '.join(map(str, config.compare.nfe))}",
         f"compare: {counted(len(todo), 'trial')}, {done} measured, "
         f"{counted(total, 'update')} in all",
-        *left_out(config, todo),
+        *empty_cells(config),
     ]
 
 

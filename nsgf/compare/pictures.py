@@ -1,6 +1,5 @@
 """One picture for each target: every method's way and samples, from the same noise."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ from nsgf.compare.trials import (
 from nsgf.config.schema import Config
 from nsgf.data import Data, build_source
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.generate import load_sampler
+from nsgf.sampling.generate import in_units, load_sampler
 from nsgf.sampling.plots import save_image_table, save_point_table
 from nsgf.sampling.sampler import Samples
 
@@ -41,33 +40,28 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
         data = Data(trial_config(config, own[0]).data, config.seed)
         target = data.reference("picture")
         if data.images is None:
-            drawn = {name: _in_units(data, found) for name, found in drawn.items()}
+            drawn = {
+                name: {nfe: in_units(data, samples) for nfe, samples in found.items()}
+                for name, found in drawn.items()
+            }
             title = f"{label}, seed {config.seed}: {POINTS} samples of each, from the same source"
             save_point_table(drawn, target.sample(POINTS), file, data.axes, title)
         else:
             title = f"{label}, seed {config.seed}: {IMAGES} samples of each, from the same noise"
-            real = target.sample(IMAGES * max(map(len, drawn.values())))
+            columns = {nfe for found in drawn.values() for nfe in found}
+            real = target.sample(IMAGES * len(columns))
             save_image_table(drawn, real, file, title)
         files.append(file)
     return files
 
 
-def _samples(config: Config, trial: Trial, device: torch.device) -> dict[str, Samples]:
-    """With each number of calls that the trial can do with, by its title."""
-    own, drawn = trial_config(config, trial), dict[str, Samples]()
+def _samples(config: Config, trial: Trial, device: torch.device) -> dict[int, Samples]:
+    """With each number of calls that the trial can do with, by that number."""
+    own, drawn = trial_config(config, trial), dict[int, Samples]()
     for nfe in asked_nfe(own):
         run = RunFolder(trial_folder(config, trial))
         sampler, _ = load_sampler(at_nfe(own, nfe), run, device)
         source = build_source(own.data, config.seed, "picture")
         count = POINTS if len(source.shape) == 1 else IMAGES
-        drawn[f"NFE {nfe}"] = sampler(source.sample(count).to(device), keep_path=True)
+        drawn[nfe] = sampler(source.sample(count).to(device), keep_path=True)
     return drawn
-
-
-def _in_units(data: Data, drawn: dict[str, Samples]) -> dict[str, Samples]:
-    return {
-        title: replace(
-            found, x=data.in_units(found.x), path=[data.in_units(state) for state in found.path]
-        )
-        for title, found in drawn.items()
-    }

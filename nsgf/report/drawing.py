@@ -4,7 +4,6 @@ Shapes: N samples, *shape one sample.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from nsgf.data.images import to_unit_range
 from nsgf.report.animation import save_way
 from nsgf.report.figures import Field, entry_figure, field_figure, neighbour_figure
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.generate import load_sampler
+from nsgf.sampling.generate import in_units, load_sampler
 from nsgf.sampling.plots import save_figure, save_image_way, save_points
 from nsgf.sampling.preview import count_samples
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, Samples
@@ -127,12 +126,6 @@ def on_cpu(samples: Samples) -> Samples:
     path = [state.cpu() for state in samples.path]
     tau = None if samples.tau is None else samples.tau.cpu()
     return Samples(samples.x.cpu(), samples.nfe, tau, path, samples.marks)
-
-
-def in_units(data: Data, samples: Samples) -> Samples:
-    """The same samples as people read them."""
-    path = [data.in_units(state) for state in samples.path]
-    return replace(samples, x=data.in_units(samples.x), path=path)
 
 
 def nearest_images(x: Tensor, images: Tensor, *, flip: bool = False) -> Tensor:

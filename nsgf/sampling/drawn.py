@@ -28,8 +28,8 @@ Kind = dict[str, tuple[str, tuple[int, ...]]]
 
 
 class Drawn:
-    """Batches in a folder, each in a file by its number. Keeping them is a help and no condition:
-    what cannot be written or read is drawn again when it is needed."""
+    """Batches in a folder, each in a file by its number, which says where it belongs. Keeping them
+    is a help and no condition: what cannot be written or read is drawn again when it is needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._can_keep = folder, True
@@ -44,7 +44,7 @@ class Drawn:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with replacing(self._file(number)) as stream:
-                np.savez(stream, **batch)  # type: ignore[arg-type]  # any name of an array
+                np.savez(stream, place=self._place(number), **batch)  # type: ignore[arg-type]
         except OSError as error:
             if self._can_keep:
                 show(f"samples are not kept for an interruption: {self._folder} ({cause(error)})")
@@ -55,12 +55,17 @@ class Drawn:
             if not self._file(number).is_file():  # to open a pipe would wait for ever
                 return {}
             with np.load(self._file(number), allow_pickle=False) as archive:
-                return dict(archive)
+                batch = dict(archive)
+            return batch if str(batch.pop("place")) == self._place(number) else {}
         except Exception:  # numpy raises many types for damaged and foreign files
             return {}
 
     def _file(self, number: int) -> Path:
         return self._folder / f"{number}.npz"
+
+    def _place(self, number: int) -> str:
+        """Folder of the evaluation, repetition and number of a batch."""
+        return "/".join(self._file(number).parts[-3:])
 
 
 def _kind(batch: Batch) -> Kind:

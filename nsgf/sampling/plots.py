@@ -118,7 +118,8 @@ def save_points(
     for panel, words in ((left, title), (right, "target")):
         panel.set_title(words)
         panel.legend(loc="upper right")
-        name_axes(panel, axes)
+        if axes or not on_line:
+            name_axes(panel, axes)
     if on_line:
         left.set_ylabel("step")
         right.set_ylabel("share")
@@ -171,49 +172,49 @@ def save_figure(figure: Any, file: Path, **how: Any) -> None:
 
 
 def save_point_table(
-    drawn: dict[str, dict[str, Samples]],
+    drawn: dict[str, dict[int, Samples]],
     target: Tensor,
     file: Path,
     axes: tuple[str, ...] | None = None,
     title: str = "",
 ) -> None:
-    """Methods across; down: the way at the first setting that all have, then the samples of each.
+    """Methods across; down: the way, then the samples at each NFE. The way is that of the smallest
+    NFE that all methods have, or else of the smallest of each.
 
     Args:
-        drawn: by column and row title, with paths of (N, D) states; one column has all rows, and
-            one row all columns.
+        drawn: by method and NFE, with paths of (N, D) states; a method may lack some NFE.
         target: samples of mu*, (M, D), shown in a column of their own.
         file: PNG to write.
         axes: names of the coordinates, as of :func:`save_points`.
         title: above all.
     """
-    settings = _settings(drawn)
-    common = next(title for title in settings if all(title in found for found in drawn.values()))
-    rows, columns = len(settings) + 1, len(drawn) + 1
+    counts, on_line = _all_nfe(drawn), target.shape[1] == 1
+    common = next((nfe for nfe in counts if all(nfe in found for found in drawn.values())), None)
+    rows, columns = len(counts) + 1, len(drawn) + 1
     drawn = {
-        name: {title: _near(found, target) for title, found in samples.items()}
+        name: {nfe: _near(found, target) for nfe, found in samples.items()}
         for name, samples in drawn.items()
     }
-    shape = 1.0 if axes else _height_by_width(drawn, target)
-    width, on_line = 2.2 * columns, target.shape[1] == 1
-    letters = {"fontsize": max(MIN_LETTERS, width)}
-    figure = new_figure(width, 0.8 + 2.2 * shape * rows)
-    figure.suptitle(title, **letters)
+    same_scale = axes is None and not on_line
+    shape = _height_by_width(drawn, target) if same_scale else 1.0
+    figure, letters = _titled_figure(title, 2.2 * columns, 0.6 + 2.2 * shape * rows)
     panels = figure.subplots(rows, columns, sharex=True, sharey=not on_line, squeeze=False)
     for number, (name, samples) in enumerate(drawn.items()):
         panels[0][number].set_title(name, **letters)
-        _show_way(panels[0][number], _in_plane(samples[common].path))
-        for panel, setting in zip(panels[1:, number], settings, strict=True):
-            if setting in samples:
-                _show_points(panel, samples[setting].x, target, "tab:red")
+        way = samples[min(samples) if common is None else common]
+        _show_way(panels[0][number], _in_plane(way.path))
+        for panel, nfe in zip(panels[1:, number], counts, strict=True):
+            if nfe in samples:
+                _show_points(panel, samples[nfe].x, target, "tab:red")
     panels[0][-1].set_title("target", **letters)
     _show_points(panels[0][-1], target, target, "tab:green")
-    for panel, words in zip(panels[:, 0], [f"way, {common}", *settings], strict=True):
+    way_words = "way, least NFE" if common is None else f"way, NFE {common}"
+    for panel, words in zip(panels[:, 0], [way_words, *map("NFE {}".format, counts)], strict=True):
         panel.set_ylabel(words, **letters)
     for panel in panels[1:, -1]:
         panel.set_axis_off()
     for panel in panels.flat:
-        if axes is None:
+        if same_scale:
             panel.set_aspect("equal")
     for panel in panels[-1][:-1]:
         panel.set_xlabel(
@@ -222,10 +223,19 @@ def save_point_table(
     save_figure(figure, file, dpi=80)
 
 
-def _height_by_width(drawn: dict[str, dict[str, Samples]], target: Tensor) -> float:
-    """Of all points of the plane."""
+def _titled_figure(title: str, width: float, height: float) -> tuple[Any, dict[str, Any]]:
+    """An empty figure, so many inches high below its title, and how to write in it."""
+    size = max(MIN_LETTERS, width)
+    lines = textwrap.wrap(title, int(INCH_OF_LETTERS * width / size))
+    figure = new_figure(width, height + 0.2 * len(lines))
+    figure.suptitle("\n".join(lines), fontsize=size)
+    return figure, {"fontsize": size}
+
+
+def _height_by_width(drawn: dict[str, dict[int, Samples]], target: Tensor) -> float:
+    """Of all points by their first two coordinates."""
     states = [state for found in drawn.values() for s in found.values() for state in s.path]
-    points = torch.cat([*states, target])
+    points = torch.cat([*states, target])[:, :2]
     points = points[points.isfinite().all(1)]
     width, height = (points.amax(0) - points.amin(0)).tolist()
     return float(height / width)
@@ -240,10 +250,9 @@ def _show_points(panel: Any, x: Tensor, target: Tensor, color: str) -> None:
         panel.hist(x[:, 0].numpy(), bins=bins, histtype="step", color=color)
 
 
-def _settings(drawn: dict[str, dict[str, Samples]]) -> list[str]:
-    """Titles of all settings, in their order, from the method that has them all."""
-    fullest = max(drawn.values(), key=len)
-    return list(fullest)
+def _all_nfe(drawn: dict[str, dict[int, Samples]]) -> list[int]:
+    """The NFE that at least one method has, in ascending order."""
+    return sorted({nfe for samples in drawn.values() for nfe in samples})
 
 
 def _near(found: Samples, target: Tensor) -> Samples:
@@ -274,36 +283,31 @@ def _draw_lines(panel: Any, lines: Any) -> None:
 
 
 def save_image_table(
-    drawn: dict[str, dict[str, Samples]], target: Tensor, file: Path, title: str = ""
+    drawn: dict[str, dict[int, Samples]], target: Tensor, file: Path, title: str = ""
 ) -> None:
-    """Methods down, settings across, a grid of samples in each place; real images below each.
+    """Methods down, NFE across, a grid of samples in each place; real images below each.
 
     Args:
-        drawn: by row and column title, images (N, C, H, W) in [-1, 1]; one row has all columns.
+        drawn: by method and NFE, images (N, C, H, W) in [-1, 1]; a method may lack some NFE.
         target: real images, (M, C, H, W) in [-1, 1], shared among the columns.
         file: PNG to write.
         title: above all.
     """
-    settings = _settings(drawn)
-    width = 2.2 * len(settings)
-    letters = {"fontsize": max(MIN_LETTERS, width)}
-    fitting = int(INCH_OF_LETTERS * width / letters["fontsize"])
-    lines = textwrap.wrap(title, max(10, fitting))
-    figure = new_figure(width, 0.2 + 0.2 * len(lines) + 2.2 * (len(drawn) + 1))
-    figure.suptitle("\n".join(lines), **letters)
-    axes = figure.subplots(len(drawn) + 1, len(settings), squeeze=False)
+    counts, rows = _all_nfe(drawn), len(drawn) + 1
+    figure, letters = _titled_figure(title, 2.2 * len(counts), 0.2 + 2.2 * rows)
+    axes = figure.subplots(rows, len(counts), squeeze=False)
     for panels, (name, samples) in zip(axes, drawn.items(), strict=False):
         panels[0].set_ylabel(name, **letters)
-        for panel, setting in zip(panels, settings, strict=True):
-            if setting in samples:
-                show_grid(panel, samples[setting].x)
+        for panel, nfe in zip(panels, counts, strict=True):
+            if nfe in samples:
+                show_grid(panel, samples[nfe].x)
             else:
                 panel.set(xticks=[], yticks=[], frame_on=False)
     axes[-1][0].set_ylabel("real", **letters)
-    for panel, real in zip(axes[-1], target.tensor_split(len(settings)), strict=True):
+    for panel, real in zip(axes[-1], target.tensor_split(len(counts)), strict=True):
         show_grid(panel, real)
-    for panel, setting in zip(axes[0], settings, strict=True):
-        panel.set_title(setting, **letters)
+    for panel, nfe in zip(axes[0], counts, strict=True):
+        panel.set_title(f"NFE {nfe}", **letters)
     save_figure(figure, file, dpi=100)
 
 

@@ -138,7 +138,7 @@ def test_method_that_takes_more_calls_than_any_is_not_trained(config):
     files, said = run(replace(config, compare=few))
     assert said[1:3] == [
         "compare: 1 trial, 0 measured, 5 updates in all",
-        "compare: left out, as none of compare.nfe suits: NSGF++ takes 3 calls or more",
+        "compare: NSGF++ takes 3 calls or more: left out, not trained",
     ]
     assert not list(comparison_folder(config).glob("moons/nsgf++*"))
     assert "| NSGF++ | - | - |" in files[0].read_text()
@@ -148,16 +148,32 @@ def test_smoke_comparison_has_calls_for_every_method(config):
     """Else a method would first be tried by the comparison that is meant."""
     methods: list = [name for name in METHODS if name != "own"]
     plan = comparison_plan(replace(config, compare=replace(config.compare, methods=methods)))
-    assert len(plan) == 2
     assert plan[1].startswith("compare: 11 trials, ")
+    assert not any("left out" in line for line in plan)
 
 
 def test_methods_of_one_call_are_left_out_where_more_are_asked_for(config):
     few = replace(config.compare, methods=["onecall", "icfm", "onecall+"], nfe=[2])
     assert comparison_plan(replace(config, compare=few))[2:] == [
-        "compare: left out, as none of compare.nfe suits: One call takes 1 call and no more; "
-        "One call+ takes 1 call and no more"
+        "compare: One call takes 1 call and no more: left out, not trained",
+        "compare: One call+ takes 1 call and no more: left out, not trained",
     ]
+
+
+def test_methods_without_a_common_nfe_are_compared(config, monkeypatch):
+    """What stays empty is said before training."""
+    monkeypatch.setattr(comparison, "save_pictures", save_pictures)
+    own = replace(config.compare, methods=["nsgf++", "onecall"], nfe=[10, 1])
+    files, said = run(replace(config, compare=own))
+    assert said[2:5] == [
+        "compare: NSGF++ takes 3 calls or more: no cell at NFE 1",
+        "compare: One call takes 1 call and no more: no cell at NFE 10",
+        "compare: NSGF++, moons, seed 0",
+    ]
+    empty = [[cell == "-" for cell in line[1:]] for line in cells_of(files[0].read_text())[2:4]]
+    assert empty == [[False, True], [True, False]]
+    assert files[3].stat().st_size > 0
+    assert main(["report", "--compare", str(comparison_folder(config))]) == 0
 
 
 def test_methods_are_trained_with_updates_of_their_own(config):

@@ -1,3 +1,4 @@
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -42,6 +43,21 @@ def test_damaged_and_foreign_files_are_no_batches(tmp_path):
     np.savez(tmp_path / "2.npz", x=np.array([{}], dtype=object))
     np.save((tmp_path / "3.npz").open("wb"), np.zeros(3))
     assert list(drawn.find([KIND] * 5)) == [4]
+
+
+def test_renamed_batches_are_drawn_again(tmp_path):
+    """Their samples would belong to other noise."""
+    first, second = Drawn(tmp_path / "a" / "0"), Drawn(tmp_path / "a" / "1")
+    for number in range(3):
+        first.keep(number, batch(number))
+        second.keep(number, batch(number))
+    files = [tmp_path / "a" / name for name in ("0/0.npz", "0/1.npz", "1/2.npz")]
+    for file, content in zip(files, [file.read_bytes() for file in files[::-1]], strict=True):
+        file.write_bytes(content)
+    assert list(first.find([KIND] * 3)) == [1, 2]
+    assert list(second.find([KIND] * 3)) == [0, 1]
+    shutil.move(tmp_path / "a", tmp_path / "b" / "a")
+    assert list(Drawn(tmp_path / "b" / "a" / "0").find([KIND] * 3)) == [1, 2]
 
 
 @pytest.mark.parametrize(

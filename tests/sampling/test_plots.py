@@ -107,8 +107,7 @@ def test_scatter_has_samples_left_and_target_right_on_the_same_axes(tmp_path):
 
 IMAGES, POINTS = torch.zeros(2, 1, 8, 8), torch.randn(9, 2)
 DRAWN = {
-    kind: {"row": {"column": Samples(x, 1, path=[x, x])}}
-    for kind, x in (("i", IMAGES), ("p", POINTS))
+    kind: {"row": {1: Samples(x, 1, path=[x, x])}} for kind, x in (("i", IMAGES), ("p", POINTS))
 }
 
 
@@ -145,7 +144,7 @@ def test_samples_that_run_away_do_not_end_a_table(tmp_path):
     away = start.clone()
     away[0], away[1] = torch.nan, torch.tensor([0.0, 1e30])
     found = Samples(x=away, nfe=2, path=[start, away], finite=False)
-    save_point_table({"A": {"NFE 2": found}}, torch.randn(60, 2), tmp_path / "t.png")
+    save_point_table({"A": {2: found}}, torch.randn(60, 2), tmp_path / "t.png")
     assert (tmp_path / "t.png").stat().st_size > 0
 
 
@@ -153,7 +152,7 @@ def test_table_of_points_has_methods_across_and_settings_down(tmp_path):
     """Samples are red, the target green in the last column and the first row alone."""
     start = torch.randn(40, 2)
     found = Samples(x=start + 3, nfe=2, path=[start, start + 3])
-    drawn = {name: {"NFE 2": found, "NFE 4": found} for name in ("A", "B", "C")}
+    drawn = {name: {2: found, 4: found} for name in ("A", "B", "C")}
     save_point_table(drawn, torch.randn(60, 2), tmp_path / "t.png")
     picture = pixels(tmp_path / "t.png")[..., :3]
     height, width, _ = picture.shape
@@ -176,8 +175,8 @@ def test_table_of_images_keeps_each_in_its_place(tmp_path):
         return Samples(x=torch.full((4, 1, 8, 8), value), nfe=2)
 
     drawn = {
-        "A": {"NFE 2": samples(1.0), "NFE 4": samples(-1.0)},
-        "B": {"NFE 2": samples(-1.0), "NFE 4": samples(-1.0)},
+        "A": {2: samples(1.0), 4: samples(-1.0)},
+        "B": {2: samples(-1.0), 4: samples(-1.0)},
     }
     real = torch.cat([torch.zeros(4, 1, 8, 8), torch.full((4, 1, 8, 8), 0.5)])
     save_image_table(drawn, real, tmp_path / "t.png")
@@ -198,7 +197,7 @@ def test_settings_that_a_method_has_not_are_left_empty(tmp_path):
     """A has NFE 4 alone, so that is the setting of all ways: B's way at NFE 2 is not seen."""
     start = torch.randn(40, 2)
     near, far = (Samples(x=start + d, nfe=2, path=[start, start + d]) for d in (0.0, 9.0))
-    drawn = {"A": {"NFE 4": near}, "B": {"NFE 2": far, "NFE 4": near}}
+    drawn = {"A": {4: near}, "B": {2: far, 4: near}}
     save_point_table(drawn, torch.randn(60, 2), tmp_path / "t.png")
     picture = pixels(tmp_path / "t.png")[..., :3]
     red = (picture == (214, 39, 40)).all(-1)
@@ -211,13 +210,13 @@ def test_settings_that_a_method_has_not_are_left_empty(tmp_path):
     assert places == [[True, True], [False, True], [True, True]]
     target = torch.randn(60, 2)
     for name, other in (("a.png", far), ("b.png", replace(far, path=far.path[::-1]))):
-        save_point_table({**drawn, "B": {"NFE 2": other, "NFE 4": near}}, target, tmp_path / name)
+        save_point_table({**drawn, "B": {2: other, 4: near}}, target, tmp_path / name)
     assert (pixels(tmp_path / "a.png") == pixels(tmp_path / "b.png")).all()
 
     def images(value):
         return Samples(x=torch.full((4, 1, 8, 8), value), nfe=2)
 
-    rows = {"A": {"NFE 4": images(-1.0)}, "B": {"NFE 2": images(-1.0), "NFE 4": images(-1.0)}}
+    rows = {"A": {4: images(-1.0)}, "B": {2: images(-1.0), 4: images(-1.0)}}
     save_image_table(rows, torch.zeros(4, 1, 8, 8), tmp_path / "i.png")
     picture = pixels(tmp_path / "i.png")[..., 0]
     height, width = picture.shape
@@ -229,14 +228,35 @@ def test_settings_that_a_method_has_not_are_left_empty(tmp_path):
     assert dark == [False, True, True, True]
 
 
-def test_title_of_a_narrow_picture_is_whole(tmp_path):
-    rows = {"One call": {"NFE 1": Samples(x=torch.zeros(4, 1, 8, 8), nfe=1)}}
-    title = "digits, seed 0: 36 samples of each, from the same noise"
-    save_image_table(rows, torch.zeros(4, 1, 8, 8), tmp_path / "i.png", title)
-    top = pixels(tmp_path / "i.png")[:40]
+@pytest.mark.parametrize(("save", "kind"), [(save_image_table, "i"), (save_point_table, "p")])
+def test_title_of_a_narrow_picture_is_whole(save, kind, tmp_path):
+    target = DRAWN[kind]["row"][1].x
+    title = "8gaussians_moons, seed 0: 2048 samples of each, from the same source"
+    save(DRAWN[kind], target, tmp_path / "t.png", title=title)
+    top = pixels(tmp_path / "t.png")[:40]
     assert (top < 200).any()
     assert (top[:, :4] > 200).all()
     assert (top[:, -4:] > 200).all()
+
+
+def test_methods_without_a_common_nfe_are_drawn(monkeypatch, tmp_path):
+    """Of points the way of each method is that of its own smallest NFE."""
+    images = {"A": {10: Samples(IMAGES, 10)}, "B": {1: Samples(IMAGES, 1)}}
+    draw = functools.partial(save_image_table, images, IMAGES, tmp_path)
+    panels = np.reshape(figure_of(monkeypatch, draw), (3, 2))
+    assert [panel.get_title() for panel in panels[0]] == ["NFE 1", "NFE 10"]
+    shown = [[bool(panel.images) for panel in row] for row in panels]
+    assert shown == [[False, True], [True, False], [True, True]]
+
+    way = {nfe: Samples(POINTS + nfe, nfe, path=[POINTS, POINTS + nfe]) for nfe in (1, 10, 20)}
+    points = {"A": {10: way[10], 20: way[20]}, "B": {1: way[1]}}
+    draw = functools.partial(save_point_table, points, POINTS, tmp_path)
+    panels = np.reshape(figure_of(monkeypatch, draw), (4, 3))
+    assert [row[0].get_ylabel() for row in panels[1:]] == ["NFE 1", "NFE 10", "NFE 20"]
+    shown = [[bool(panel.collections) for panel in row[:2]] for row in panels]
+    assert shown == [[True, True], [False, True], [True, False], [True, False]]
+    for panel, nfe in zip(panels[0], (10, 1), strict=False):
+        np.testing.assert_allclose(offsets(panel, 2), POINTS + nfe, rtol=1e-6)
 
 
 @pytest.mark.e2e
@@ -276,7 +296,7 @@ def test_samples_stand_beside_real_images(monkeypatch, tmp_path):
 @pytest.mark.parametrize("count", [1, 8])
 def test_tables_say_what_is_shown_in_letters_that_grow_with_them(monkeypatch, tmp_path, count):
     """Wide pictures are shown smaller."""
-    settings = {f"NFE {n}": Samples(IMAGES, 1, path=[IMAGES]) for n in range(count)}
+    settings = {n: Samples(IMAGES, 1, path=[IMAGES]) for n in range(count)}
     methods = {f"method {n}": DRAWN["p"]["row"] for n in range(count)}
     for save, drawn, target in (
         (save_image_table, {"A": settings}, IMAGES.repeat(count, 1, 1, 1)),
@@ -319,11 +339,12 @@ def test_points_on_a_line_are_shown_step_by_step_and_as_histograms(monkeypatch, 
 
 
 @pytest.mark.parametrize("dim", [1, 2, 5])
+@pytest.mark.parametrize("has_names", [False, True])
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-def test_tables_and_single_states_are_drawn_in_every_dimension(dim, kind, tmp_path):
-    names = tuple("abcde"[:dim])
+def test_tables_and_single_states_are_drawn_in_every_dimension(dim, has_names, kind, tmp_path):
+    names = tuple("abcde"[:dim]) if has_names else None
     states = [torch.randn(30, dim, dtype=kind) for _ in range(2)]
-    drawn = {"A": {"NFE 2": Samples(x=states[1], nfe=2, path=states)}}
+    drawn = {"A": {2: Samples(x=states[1], nfe=2, path=states)}}
     save_point_table(drawn, torch.randn(30, dim, dtype=kind), tmp_path / "t.png", names)
     save_points(states[:1], states[1], tmp_path / "s.png", "title", names)
     assert pixels(tmp_path / "t.png").shape[1] > 300 < pixels(tmp_path / "s.png").shape[1]
@@ -334,6 +355,6 @@ def test_names_of_columns_are_shown_as_they_are(tmp_path):
     x = torch.randn(9, 2)
     for names in (("US$_$", "$x, $y"), ("n" * 5000, "年齢"), ("\\frac", "a\nb")):
         save_points([x], x, tmp_path / "s.png", "title", names)
-        drawn = {"A": {"NFE 2": Samples(x=x, nfe=2, path=[x, x])}}
+        drawn = {"A": {2: Samples(x=x, nfe=2, path=[x, x])}}
         save_point_table(drawn, x, tmp_path / "t.png", names)
     assert pixels(tmp_path / "s.png").shape[1] < 1600
