@@ -8,7 +8,7 @@ and flags win over the rules.
 from dataclasses import asdict
 from typing import Any
 
-from nsgf.config.files import Content, inherited, merged, nested, resolved
+from nsgf.config.files import Content, build, inherited, merged, nested
 from nsgf.config.schema import Config, FoundConfig
 from nsgf.system.errors import UserError
 
@@ -23,13 +23,14 @@ LARGEST_END = 16
 
 
 def with_own_data(
-    base: Content, flags: Content, *, is_new: bool = True
+    method: Content, base: Content, flags: Content, *, is_new: bool = True
 ) -> tuple[Content, Content, tuple[str, ...]]:
     """Both layers of settings with what is chosen for own data below the lower one, and what was
     found in the upper one, and lines about it; those for other data, and of a run, which has
     chosen, as they are.
 
     Args:
+        method: the settings of the method's file, below what is chosen.
         base: the settings of a file or of a run, each phase with its own values.
         flags: those of the command line.
         is_new: whether a run is begun. Its file may be the settings of another run, of which other
@@ -45,11 +46,11 @@ def with_own_data(
         base = {**base, "data": own}
     data = merged(base, flags).get("data", {})
     if data.get("name") not in OWN or data.get("found", {}).get("checksum"):
-        return base, flags, ()
+        return merged(method, base), flags, ()
     from nsgf.checks import check_places  # loads torch, as looking does
     from nsgf.data.own import LOOKS
 
-    config = resolved(merged(base, flags))
+    config = build(Config, merged(merged(method, base), flags))
     check_places(config)
     name, path = config.data.name, config.data.path
     if path is None:
@@ -61,7 +62,7 @@ def with_own_data(
         channels, size, _ = seen.found.shape or []
         data |= {"size": size, "fit": config.data.fit or "crop"}
         data |= {"color": "grey" if channels == 1 else "rgb"}
-    below = merged(inherited(nested(chosen)), base)
+    below = merged(merged(method, inherited(nested(chosen))), base)
     note = f"chosen for them: {_in_words(chosen)}; --print-config shows all, your own settings win"
     return below, merged(flags, {"data": data}), (*seen.notes, note)
 
@@ -76,6 +77,8 @@ def _chosen(config: Config, found: FoundConfig, mult: list[int] | None) -> dict[
         del chosen["nsf.coupling_batch"]
     if config.nsf.source == "prior" or config.nsf.coupling == "semidiscrete":
         del chosen["nsf.starts"]
+    if not config.peer.coupling_batch:
+        del chosen["peer.coupling_batch"]
     return {**chosen, "evaluation.classifier": bool(found.classes)}
 
 
@@ -125,7 +128,7 @@ def for_images(
         "model.predictor_channels": [32, 64, 128, 256][: size.bit_length() - 1],
         "nsf.coupling_batch": min(1024, samples),
         "nsf.starts": min(65_536, START_VALUES // values),
-        "compare.coupling_batch": min(1024, samples),
+        "peer.coupling_batch": min(1024, samples),
     }
 
 

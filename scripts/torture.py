@@ -45,7 +45,7 @@ SETTINGS = {
         *(PLUS_PLUS, "--steps=5", "--pool-batches=30", "--train-iters=3000"),
         "--train.checkpoint_every=20",
     ),
-    "digits-paper": (
+    "digits/nsgf++": (
         *("--model.unet.mult=[1]", "--model.unet.dropout=0.1", "--pool-batches=60"),
         *("--pool.storage=disk", "--train-iters=300", "--batch-size=16"),
         *("--predictor.iterations=1500", "--train.checkpoint_every=5"),

@@ -117,7 +117,6 @@ RESOLVED = [  # experiment, key, value: worth what it was when every phase had a
     ("digits", "peer.iterations", 1800),
     ("digits", "predictor.ema_decay", 0.995),
     ("mnist", "reflow.iterations", 200_000),
-    ("mnist-paper", "reflow.iterations", 240_000),
     ("cifar10", "nsf.warmup_steps", 5000),
     ("cifar10", "predictor.warmup_steps", 0),
     ("cifar10", "predictor.lr", 1e-4),
@@ -135,29 +134,12 @@ def test_optim_as_a_flag_lies_above_what_the_file_says_of_a_phase_and_below_othe
     config = shipped("cifar10", "--optim.lr=3e-3", "--nsf.lr=2e-3")
     assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3, 2e-3, 3e-3, 3e-3, 3e-3, 3e-3]
     config = shipped("digits", "--optim.iterations=7", "--smoke")
-    assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 5, 5, 7]
-    config = shipped("digits-paper", "--optim.iterations=7")
-    assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 21, 21, 7]
+    assert [getattr(config, p).iterations for p in OF_PHASES] == [7] * 6
+    config = shipped("digits/nsgf++", "--optim.iterations=7")
+    assert [getattr(config, p).iterations for p in OF_PHASES] == [7] * 6
     config = shipped("cifar10", "--lr=3e-3", "--optim.lr=1")
     assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3] * 6
     assert "optim" not in asdict(config)
-
-
-def test_peers_get_the_updates_of_the_phases_they_are_compared_with(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "exp: mine\nphases: [nsgf, nsf]\noptim: {iterations: 7}\npeer: {iterations: null}\n"
-    )
-
-    def updates(*flags: str) -> tuple[int, int]:
-        config = parse(["train", "--config", str(file), *flags]).config
-        return config.peer.iterations, config.reflow.iterations
-
-    assert updates() == (14, 14)
-    assert updates("--phases=[peer]") == (14, 14)
-    assert updates("--phases=[nsgf,nsf,predictor]", "--nsf.iterations=1") == (15, 15)
-    assert updates("--peer.iterations=3") == (3, 3)
-    assert updates("--peer.iterations=null", "--reflow.iterations=2") == (14, 2)
 
 
 def test_smaller_sinkhorn_batch_keeps_the_pools_total_and_says_so():
@@ -245,9 +227,12 @@ WRONG = [
     ),
     (
         ["train", "--exp", "nope"],
-        "exp = nope: must be one of 2d, 2d-onecall, cifar10, digits, digits-onecall, "
-        "digits-paper, images, mnist, mnist-onecall, mnist-paper, points",
+        "exp = nope: must be one of 2d, cifar10, digits, images, mnist, points",
     ),
+    (["train", "--exp", "digits-paper"], "--exp digits --method nsgf++"),
+    (["train", "--exp", "2d-onecall"], "--exp 2d --method onecall+"),
+    (["train", "--exp", "2d", "--method", "nsfg"], "did you mean nsgf?"),
+    (["train", "--exp", "2d", "--method", "nowhere.yaml"], "nowhere.yaml: no such file"),
     (["train"], "--exp NAME"),
     (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
     (

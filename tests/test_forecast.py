@@ -135,8 +135,8 @@ def test_pool_grows_with_its_flows_and_the_square_of_their_size():
 
 def test_transport_of_a_generator_is_part_of_its_time():
     """It cannot be run on shapes: counted by its problems, towards data and among halves."""
-    config = shipped("mnist-onecall")
-    (line,) = [one for one in plan("mnist-onecall") if one.startswith("generator, transport")]
+    config = shipped("mnist/onecall")
+    (line,) = [one for one in plan("mnist/onecall") if one.startswith("generator, transport")]
     towards, among = Problems(2, 128, 2048, 784), Problems(2, 128, 128, 784)
     each = sum(solve_work(one).seconds(find_card("t4"), "fp32") for one in (towards, among))
     seconds = each * config.generator.iterations
@@ -144,26 +144,26 @@ def test_transport_of_a_generator_is_part_of_its_time():
         f"generator, transport at {SINKHORN_UPDATES} Sinkhorn updates a problem: about "
         f"{format_hours(seconds)}"
     )
-    more = shipped("mnist-onecall", "--generator.blurs=[0.1,0.2]")
+    more = shipped("mnist/onecall", "--generator.blurs=[0.1,0.2]")
     (twice,) = get_phase("generator").preparations(more, torch.device("cpu"))
     assert len(twice.problems) == 4
 
 
 def test_batch_that_is_not_split_must_fit_the_card():
     huge = ("--generator.batch_size=60000", "--generator.targets=60000")
-    (red,) = (line for line in plan("digits-onecall", *huge) if line.startswith("NO "))
+    (red,) = (line for line in plan("digits/onecall", *huge) if line.startswith("NO "))
     assert red.startswith("NO generator: about 19.4 GB on the card, and its batch cannot be split")
 
 
 def test_sampling_counts_the_calls_of_each_network():
-    config = shipped("digits-paper", "--sampling.batch_size=2", "--sampling.straight_steps=3")
+    config = shipped("digits/nsgf++", "--sampling.batch_size=2", "--sampling.straight_steps=3")
     found = sampling_work(config, "fp32")
     assert found is not None
     work, calls = found
     assert calls == config.flow.steps + 1 + 3
     flow = update_work(shipped("digits", "--batch-size=2"), get_phase("nsgf"), "fp32")
     assert work.flops == pytest.approx((calls - 1) * flow.flops / 3, rel=0.05)
-    omega = shipped("digits-paper", "--sampling.omega=0.1")
+    omega = shipped("digits/nsgf++", "--sampling.omega=0.1")
     assert sampling_work(replace(omega, phases=["nsgf"]), "fp32") is not None
     assert sampling_work(omega, "fp32") is None
 
@@ -237,7 +237,7 @@ def test_no_card_is_asked_for(card, monkeypatch):
 
 
 def test_pool_in_memory_is_built_again_in_each_session():
-    lines = plan("digits-paper", "--phases=[nsgf]", "--pool-batches=1000000", hours=0.05)
+    lines = plan("digits/nsgf++", "--phases=[nsgf]", "--pool-batches=1000000", hours=0.05)
     (pool,) = (line for line in lines if line.startswith("pool at "))
     assert 1_000_000 * 128 * 6 * 64 * 4 / POOL_RATE > 0.04 * 3600  # its bytes alone take so long
     assert "min" in pool
@@ -279,7 +279,7 @@ def test_partners_among_all_data_are_found_in_float32():
     flags = ("--phases=[nsgf,nsf]", "--nsf.coupling=semidiscrete", "--semidiscrete.passes=1000")
     found = []
     for precision in ("fp16", "fp32"):
-        lines = plan("mnist-paper", *flags, f"--precision={precision}")
+        lines = plan("mnist/nsgf++", *flags, f"--precision={precision}")
         (text,) = (line for line in lines if line.startswith("nsf, partners: about "))
         found.append(text)
     assert found[0] == found[1]

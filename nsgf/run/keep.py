@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from nsgf.config.files import read_settings, resolved
-from nsgf.config.schema import PhaseName
+from nsgf.config.files import build, read_settings
+from nsgf.config.schema import Config, PhaseName
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config, earlier, write_text
 from nsgf.system.hardware import format_bytes
@@ -41,7 +41,7 @@ def remember(run: RunFolder) -> None:
     Raises:
         UserError: they cannot be read.
     """
-    saved = resolved(read_settings(run.config_file))
+    saved = build(Config, read_settings(run.config_file))
     if saved.train.keep != "light":
         kept = replace(saved, train=replace(saved.train, keep="light"))
         write_text(run.config_file, dump_config(kept))

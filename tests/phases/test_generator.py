@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from nsgf.compare.trials import Target, Trial, asked_nfe, trial_config
+from nsgf.compare.trials import asked_nfe
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
@@ -32,7 +32,7 @@ from nsgf.training.choice import faster_precision
 from nsgf.training.loop import fit
 from nsgf.training.precision import Forward
 from nsgf.training.state import TrainState
-from tests.conftest import shipped
+from tests.conftest import compared, shipped
 
 CPU = torch.device("cpu")
 
@@ -168,7 +168,7 @@ def test_losses_of_all_spaces_are_summed(one_call):
 def test_layers_of_a_classifier_are_spaces(tmp_path):
     """Its gradient reaches the samples; it is kept beside the runs and learns nothing."""
     flags = ("--generator.features=classifier", f"--out-dir={tmp_path}")
-    config = shipped("digits-onecall", *flags, "--batch-size=16", "--train-iters=2")
+    config = shipped("digits/onecall", *flags, "--batch-size=16", "--train-iters=2")
     session = Session(config, RunFolder(tmp_path), Tracker(tmp_path), CPU)
     data = Data(config.data, config.seed)
     spaces = spaces_of(session, data)
@@ -224,7 +224,7 @@ def test_each_process_needs_two_halves(one_call, tmp_path):
 def told(tmp_path):
     """A generator of digits that is told their class."""
     flags = ("--data.conditional=true", "--batch-size=44", "--generator.targets=88")
-    config = shipped("digits-onecall", *flags, "--train-iters=4", "--device=cpu")
+    config = shipped("digits/onecall", *flags, "--train-iters=4", "--device=cpu")
     return replace(config, out_dir=str(tmp_path))
 
 
@@ -314,16 +314,12 @@ def test_it_learns_which_class_is_which(tmp_path):
     assert float(light.mean()) == pytest.approx(0.77, abs=0.25)
 
 
-def test_compared_with_one_call_alone():
-    config = shipped("digits-onecall")
-    assert config.compare.methods[0] == "onecall"
-    trial = trial_config(config, Trial(Target("digits"), "onecall", 0))
-    assert (trial.phases, asked_nfe(trial)) == (["generator"], [1])
-    own = trial_config(config, Trial(Target("digits"), "own", 0))
-    assert own.phases == ["generator"]
-    begun = trial_config(config, Trial(Target("digits"), "onecall+", 0))
+def test_one_call_is_compared_only_at_one_call():
+    comparison = compared("digits", "--compare.methods=[onecall,onecall+]", "--compare.nfe=[1,2]")
+    drawn, begun = comparison.methods.values()
+    assert (drawn.phases, drawn.generator.init) == (["generator"], "random")
     assert (begun.phases, begun.generator.init) == (["nsgf", "generator"], "nsgf")
-    assert asked_nfe(begun) == [1]
+    assert asked_nfe(drawn) == asked_nfe(begun) == [1]
 
 
 def forget(run: RunFolder, name) -> None:
@@ -397,7 +393,7 @@ def test_precision_is_measured_with_the_whole_batch(tmp_path):
     """On a CPU, with more real images than samples, and with classes: halves cannot be cut."""
     flags = ("--batch-size=44", "--generator.targets=88", f"--out-dir={tmp_path}")
     for told in ((), ("--data.conditional=true",)):
-        config = shipped("digits-onecall", *flags, *told)
+        config = shipped("digits/onecall", *flags, *told)
         task = task_of(config)
         forward = Forward(task.model, config.train, CPU, World())
         state = TrainState(forward, config.generator, loss=task.loss, divisible=False)
@@ -433,7 +429,7 @@ def test_beginning_of_other_data_is_refused(one_call, tiny_run):
 
 def test_problems_of_all_spaces_are_counted():
     flags = ("--generator.features=classifier", "--batch-size=20", "--generator.targets=40")
-    config = shipped("digits-onecall", *flags)
+    config = shipped("digits/onecall", *flags)
     (line,) = get_phase("generator").plan(config, CPU, None, World()).lines
     assert line == "generator: an update solves 16 transport problems, 10 x 20 and 10 x 10"
     (transport,) = get_phase("generator").preparations(config, CPU)

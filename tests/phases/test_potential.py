@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 def config(tmp_path):
     """A peer on 512 random images of 8x8, with potentials of one pass."""
     return shipped(
-        "digits-paper",
+        "digits/nsgf++",
         "--fake-data",
         "--phases=[peer]",
         "--peer.method=otcfm",

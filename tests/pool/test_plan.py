@@ -17,7 +17,7 @@ CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
 
 def test_size_is_known_before_building():
     """The paper's pools: 2500 x 128 and 1500 x 256 flows of 5 steps, T + 1 positions each."""
-    cifar, mnist = parsed("cifar10"), parsed("mnist-paper")
+    cifar, mnist = parsed("cifar10"), parsed("mnist/nsgf++")
     assert pool_bytes(cifar, CIFAR, "float32") == 2500 * 128 * 6 * 3072 * 4
     assert pool_bytes(cifar, CIFAR, "float16") == 2500 * 128 * 6 * 3072 * 2 <= 12 * GB
     assert pool_bytes(mnist, MNIST, "float16") == 1500 * 256 * 6 * 784 * 2 <= 4 * GB
@@ -190,14 +190,14 @@ def test_as_many_targets_as_particles_change_no_estimate(config):
 
 
 def test_more_targets_leave_room_for_fewer_flows_together():
-    config = parsed("mnist-paper", "--sinkhorn.target_batch=2048")
+    config = parsed("mnist/nsgf++", "--sinkhorn.target_batch=2048")
     alone, together = (4 * ((12 * 256 + 10 * m) * 784 + 10 * 256 * m) for m in (2048, 256))
     assert build_batch(config, MNIST, CPU, 40 * GB) == 4 * GB // alone
-    assert build_batch(parsed("mnist-paper"), MNIST, CPU, 40 * GB) == 4 * GB // together
+    assert build_batch(parsed("mnist/nsgf++"), MNIST, CPU, 40 * GB) == 4 * GB // together
 
 
 def test_every_image_of_mnist_fits_beside_few_particles():
-    config = with_pool(parsed("mnist-paper", "--sinkhorn.target_batch=60000"), num_batches=2)
+    config = with_pool(parsed("mnist/nsgf++", "--sinkhorn.target_batch=60000"), num_batches=2)
     chosen = plan_pool(config, MNIST, CPU, available=2 * GB)
     assert chosen.text.startswith("2 flows of 256 particles against 60000 targets, 5 steps each, ")
     assert build_batch(config, MNIST, CPU) == 1

@@ -31,7 +31,9 @@ def clock(fp32: float, bf16: float):
 
 def digits(tmp_path, *flags, updates=200):
     small = ("--smoke", "--device=cpu", f"--out-dir={tmp_path}", "--phases=[nsgf,nsf,predictor]")
-    return replace(shipped("digits-paper", *small, f"--train-iters={updates}", *flags), smoke=False)
+    return replace(
+        shipped("digits/nsgf++", *small, f"--train-iters={updates}", *flags), smoke=False
+    )
 
 
 @pytest.fixture
