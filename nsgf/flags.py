@@ -152,8 +152,10 @@ def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     return {**SHORT_FLAGS, **own, **(OF_COMPARE if command == "compare" else {})}
 
 
-def comma_separated(text: str) -> list[str]:
+def comma_separated(text: str | list[str]) -> list[str]:
     """``nsgf,otcfm`` or ``[nsgf, otcfm]`` as a list."""
+    if isinstance(text, list):  # the parser calls it again with what it returned
+        return text
     return [name.strip() for name in text.strip("[]").split(",") if name.strip()]
 
 

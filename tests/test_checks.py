@@ -13,9 +13,7 @@ from tests.conftest import shipped
 
 
 def test_shipped_configurations_are_valid(config_names, own_data):
-    shipped_sets = ["2d", "cifar10", "digits", "digits/nsgf++", "mnist", "mnist/nsgf++"]
-    one_call = [f"{name}-onecall" for name in ("2d", "digits", "mnist")]
-    assert config_names == sorted([*shipped_sets, *one_call, *own_data])
+    assert config_names == sorted(["2d", "cifar10", "digits", "mnist", *own_data])
     for name in config_names:
         check(shipped(name, *own_data.get(name, ())))
 
@@ -172,7 +170,7 @@ def test_settings_that_a_data_set_does_not_use_are_refused(name, key, value, mes
 @pytest.mark.parametrize(
     "entry",
     [
-        *("nsgf.experiment.train", "nsgf.preflight.preflight", "nsgf.compare.compare.compare"),
+        *("nsgf.experiment.train", "nsgf.preflight.preflight"),
         *("nsgf.sampling.generate.sample_run", "nsgf.metrics.evaluate.evaluate_run"),
     ],
 )

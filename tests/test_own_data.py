@@ -11,7 +11,7 @@ import nsgf
 from nsgf.checks import check
 from nsgf.cli import main
 from nsgf.command_line import parse
-from nsgf.config.files import inherited, nested, resolved
+from nsgf.config.files import build, inherited, nested
 from nsgf.config.schema import Config
 from nsgf.experiment import train
 from nsgf.models import time_network, velocity_network
@@ -32,7 +32,7 @@ SMALL = (
     *("--train.preview=false", "--model.mlp.width=8", "--sinkhorn.batch_size=16"),
 )
 
-HAND_OVER = {"nsf.coupling": "ot", "nsf.source": "nsgf"}
+HAND_OVER = {"nsf.coupling": "ot", "nsf.source": "nsgf", "peer.method": "otcfm"}
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_what_is_chosen_for_images_is_valid_at_every_size(size, channels):
     data = {"name": "images", "path": "x", "size": size, "color": color, "found": found}
     chosen = for_images(20, channels, size)
     sections = inherited(nested({**chosen, "model.kind": "unet", **HAND_OVER}))
-    config = resolved({**sections, "data": data})
+    config = build(Config, {**sections, "data": data})
     check(config)
     with torch.device("meta"):
         velocity_network(config.model, (channels, size, size))
@@ -174,9 +174,8 @@ def test_files_and_flags_win(images, tmp_path):
 
 
 def test_nothing_is_chosen_that_would_have_no_effect(images):
-    config = parsed("images", images, "--nsf.coupling=independent", "--nsf.source=prior")
-    assert (config.nsf.coupling_batch, config.nsf.starts) == (None, None)
-    config = parsed("images", images, "--nsf.coupling=semidiscrete")
+    config = parsed("images", images, "--method=nsgf++")
+    assert config.peer.coupling_batch is None
     assert (config.nsf.coupling_batch, config.nsf.starts) == (None, None)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nsgf.cli import main
-from nsgf.config.files import read_settings, resolved
+from nsgf.config.files import build, read_settings
 from nsgf.config.schema import PHASES, Config
 from nsgf.experiment import train
 from nsgf.phases import get_phase
@@ -65,10 +65,10 @@ def test_run_that_is_finished_is_lightened_by_a_resume(tiny, tiny_run):
 
 def test_finished_run_that_is_lightened_says_so_in_its_settings_and_nothing_else(tiny, tiny_run):
     """Nothing was trained with this command's other settings, nor with its versions."""
-    before = resolved(read_settings(tiny_run.config_file))
+    before = build(Config, read_settings(tiny_run.config_file))
     versions = (tiny_run.path / "versions.json").read_bytes()
     train(light(replace(tiny, train=replace(tiny.train, log_every=3))), tiny_run)
-    assert resolved(read_settings(tiny_run.config_file)) == light(before)
+    assert build(Config, read_settings(tiny_run.config_file)) == light(before)
     assert (tiny_run.path / "versions.json").read_bytes() == versions
 
 
