@@ -254,18 +254,6 @@ def _compare_problems(config: Config) -> Iterator[str]:
             yield f"compare.{key} = {values}: must not name one twice"
         if not values and key != "targets":
             yield f"compare.{key} = []: must name at least one"
-    steps = config.compare.handover_steps
-    if steps > MAX_STEPS_PLUS_PLUS and not config.flow.allow_many_steps:
-        yield (
-            f"compare.handover_steps = {steps}: must be <= {MAX_STEPS_PLUS_PLUS}, or say "
-            "--flow.allow_many_steps true"
-        )
-    methods, updates = config.compare.methods, config.compare.updates
-    if updates and len(updates) != len(methods):
-        yield (
-            f"compare.updates = {updates}: must have {len(methods)} numbers, one for each of "
-            f"compare.methods = {methods}"
-        )
 
 
 def _unet_problems(config: Config) -> Iterator[str]:

@@ -220,6 +220,7 @@ def _list(request: Request) -> None:
 
 def _compare(request: Request) -> None:
     from nsgf.compare.compare import compare
+    from nsgf.compare.trials import Comparison
     from nsgf.run.stop import Stopped, StopRequest
     from nsgf.system.distributed import take_card
 
@@ -229,7 +230,8 @@ def _compare(request: Request) -> None:
         take_card(config.device)
     with stop.listening(), nullcontext() if is_first else silence():
         try:
-            files = compare(config, stop, reports=is_first)
+            comparison = Comparison.of(config, request.methods)
+            files = compare(comparison, stop, reports=is_first)
         except Stopped as stopped:
             show(f"stopped ({stop.reason}), {stopped}; the same command goes on")
             return

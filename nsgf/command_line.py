@@ -1,10 +1,10 @@
 """From a command line to a :class:`Request`.
 
-Settings come in layers, later ones on top: defaults; what is chosen for own data
-(:mod:`nsgf.data.choices`); the section ``optim`` of a file; what a phase
-sets itself in that file; --smoke; ``--optim.KEY``; short flags for several leaves at once; flags
-for one leaf. In place of the file stands a run's saved configuration where a command works on
-a run; there each phase has its own values already.
+Settings come in layers, later ones win: defaults; the method's file; choices for own data
+(:mod:`nsgf.data.choices`); the experiment's file; its section for the method; --smoke; short flags
+for several leaves at once; flags for one leaf. Within a layer the section ``optim`` holds for every
+phase that does not set a value of its own. A command that works on a run takes the run's saved
+configuration in place of both files.
 """
 
 import os
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsgf.config.files import (
     Content,
+    build,
     config_folder,
     experiments,
     given,
@@ -23,7 +24,7 @@ from nsgf.config.files import (
     merged,
     nested,
     read_settings,
-    resolved,
+    with_method,
 )
 from nsgf.config.schema import ONE_CALL, Config
 from nsgf.flags import COMMANDS, ON_SAMPLES, SMOKE, WITHOUT_RUN, command_parser, short_flags
@@ -31,6 +32,16 @@ from nsgf.system.errors import UserError, cause
 
 if TYPE_CHECKING:
     from nsgf.run.folder import RunFolder
+
+
+MOVED = {
+    "digits-paper": ("digits", "nsgf++"),
+    "mnist-paper": ("mnist", "nsgf++"),
+    "2d-onecall": ("2d", "onecall+"),
+    "digits-onecall": ("digits", "onecall"),
+    "mnist-onecall": ("mnist", "onecall"),
+}
+"""Experiments of earlier versions, and the method of an experiment that says the same."""
 
 
 @dataclass
@@ -47,6 +58,8 @@ class Request:
     session_hours: float = 12.0
     figures: str = "png"
     compare: Path | None = None
+    methods: tuple[Config, ...] = ()
+    """Settings of each method of a comparison; ``config`` are those of the experiment's own."""
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     """What stands behind the command."""
@@ -107,43 +120,37 @@ def _request(
         _refuse_settings(command, {*flags, *control})
     file = _file(control, flags)
     run = _find_run(command, control, flags, file)
-    base, own = Content(), Content()
+    content = Content()
     if has_settings:
-        base, own = _base(run, file, flags, laid_over_run="config" in control)
+        content = _content(run, file, flags, laid_over_run="config" in control)
     elif "compare" in control:
-        base = {"out_dir": os.path.dirname(os.path.abspath(_place("compare", control)))}
-    # loads torch: a typo need not wait for it
-    from nsgf.checks import check, check_places, refuse_nulls, refuse_unused
-    from nsgf.data.choices import with_own_data
-
-    base, flags, notes = with_own_data(base, flags, check_places, is_new=run is None)
-    smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
-    config = resolved(merged(merged(base, smoke), flags), base.get("phases"))
+        content = {"out_dir": os.path.dirname(os.path.abspath(_place("compare", control)))}
+    if flags.get("data", {}).get("found"):
+        raise UserError("--data.found: is filled in by the program; leave it out")
+    asked = flags.pop("method", None) if run is None else None
+    config, flags, notes = _configure(content, asked, flags, run, smaller_batches)
     if command == "train" and run and "run" in control:
         _refuse_move(run, flags)
-
-    if smoke and config.data.conditional:
-        config = _whole_groups(config, flags.get(ONE_CALL[-1], {}))
-    if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
-        planned = resolved(base)
-        refuse_nulls(planned)
-        config, kept = _keep_pool_total(config, planned)
-        notes += kept
-    check(config)
-    refuse_unused(config, set(flags.get("data", {})))
+    methods: tuple[Config, ...] = ()
+    if command == "compare":
+        methods = tuple(
+            _configure(content, method, flags, None, smaller_batches)[0]
+            for method in config.compare.methods
+        )
     if run:
         from nsgf.run.folder import at_home
         from nsgf.run.mirrors import require_tracker
 
-        asked = {
+        laid_over = read_settings(file) if file is not None and "config" in control else {}
+        given = {
             f"{section}.{key}"
             for section in ("data", "tracking")
-            for key in (*own.get(section, {}), *flags.get(section, {}))
+            for key in (*laid_over.get(section, {}), *flags.get(section, {}))
         }
         if command in ON_SAMPLES and "out_dir" in flags:
-            asked.add("out_dir")
-        wanted, config = config.tracking.tracker, at_home(config, run, asked)
-        if command == "train" and "tracking.tracker" in asked:
+            given.add("out_dir")
+        wanted, config = config.tracking.tracker, at_home(config, run, given)
+        if command == "train" and "tracking.tracker" in given:
             require_tracker(config)
         if command == "train" and wanted != config.tracking.tracker:
             notes += (f"not mirrored as the run's settings say: add --tracker {wanted} for that",)
@@ -151,7 +158,41 @@ def _request(
     if "compare" in how:
         how["compare"] = _place("compare", control)
     where = run.path if run else None
-    return Request(command, config, where, notes=notes, words=words, **how)
+    return Request(command, config, where, methods=methods, notes=notes, words=words, **how)
+
+
+def _configure(
+    content: Content,
+    method: str | None,
+    flags: Content,
+    run: "RunFolder | None",
+    smaller_batches: bool,
+) -> tuple[Config, Content, tuple[str, ...]]:
+    """Return the checked configuration of a method of an experiment, or of a run.
+
+    Besides it the flags, with what was found of own data, and notes for the user.
+
+    Raises:
+        UserError: there is no such method, or a setting is wrong.
+    """
+    # loads torch: a typo need not wait for it
+    from nsgf.checks import check, check_places, refuse_nulls, refuse_unused
+    from nsgf.data.choices import with_own_data
+
+    below, own = with_method(content, method) if run is None else (Content(), content)
+    base, flags, notes = with_own_data(below, own, flags, check_places, is_new=run is None)
+    smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
+    config = build(Config, merged(merged(base, smoke), flags))
+    if smoke and config.data.conditional:
+        config = _whole_groups(config, flags.get(ONE_CALL[-1], {}))
+    if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
+        planned = build(Config, base)
+        refuse_nulls(planned)
+        config, kept = _keep_pool_total(config, planned)
+        notes += kept
+    check(config)
+    refuse_unused(config, set(flags.get("data", {})))
+    return config, flags, notes
 
 
 def _flags(command: str, words: list[str]) -> tuple[Content, Content, bool]:
@@ -182,6 +223,8 @@ def _file(control: Content, flags: Content) -> Path | None:
     if exp is None or "run" in control:
         return None
     names = experiments()
+    if exp in MOVED:
+        raise UserError(f"exp = {exp}: is now --exp {MOVED[exp][0]} --method {MOVED[exp][1]}")
     if exp not in names:
         raise UserError(f"exp = {exp}: must be one of {', '.join(names)}, or use --config")
     return config_folder() / f"{exp}.yaml"
@@ -209,9 +252,12 @@ def _find_run(
     elif file is None:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
     else:
-        config = resolved(merged(inherited(read_settings(file)), flags))
+        content = {key: value for key, value in read_settings(file).items() if key != "methods"}
+        config = build(Config, merged(inherited(content), flags))
         check_places(config)
-        run = RunFolder.newest(Path(config.out_dir), config.exp, smoke=config.smoke)
+        run = RunFolder.newest(
+            Path(config.out_dir), config.exp, smoke=config.smoke, method=flags.get("method")
+        )
     check_links(run.path)
     return run
 
@@ -226,26 +272,28 @@ def _place(key: str, control: Content) -> Path:
     return Path(expanded(key, control[key]))
 
 
-def _base(
+def _content(
     run: "RunFolder | None", file: Path | None, flags: Content, *, laid_over_run: bool
-) -> tuple[Content, Content]:
-    """The settings below the flags, and of those what --config FILE says.
+) -> Content:
+    """Return the settings of the experiment's file, or of the run with ``--config FILE`` on top.
 
     Raises:
-        UserError: there is no file, or the run is not of this experiment, or no smoke run.
+        UserError: there is no file, or the run is not of this experiment or method, or no smoke
+            run.
     """
     if run is None:
         if file is None:
             raise UserError(f"say --exp NAME ({', '.join(experiments())}) or --config FILE")
-        content = read_settings(file)
-        return inherited(content), content
+        return read_settings(file)
     saved = read_settings(run.config_file)
-    if flags.get("exp") not in (None, saved["exp"]):
-        raise UserError(f"exp = {flags['exp']}: {run.path} is a run of another experiment")
+    for key in ("exp", "method"):
+        if flags.get(key) not in (None, saved.get(key)):
+            raise UserError(f"{key} = {flags[key]}: {run.path} has {key} {saved.get(key)}")
     if flags.get("smoke") and not saved.get("smoke"):
         raise UserError(f"--smoke: {run.path} is no smoke run; leave it out, or train a new run")
-    own = inherited(read_settings(file)) if file is not None and laid_over_run else {}
-    return merged(inherited(saved), own), own
+    own = read_settings(file) if file is not None and laid_over_run else {}
+    own.pop("methods", None)
+    return merged(inherited(saved), inherited(own))
 
 
 def _refuse_settings(command: str, keys: set[str]) -> None:

@@ -54,6 +54,8 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",), "--precision": ("sampling.precision",)}
 """What of them sets something else in commands that train nothing."""
+OF_COMPARE = {"--methods": ("compare.methods",)}
+"""Short flags of compare only."""
 CONTROL: dict[str, dict[str, Any]] = {
     "--config": {
         "type": str,
@@ -102,6 +104,7 @@ SMOKE: dict[str, Any] = {
 EXAMPLES = {
     "train": (
         "--exp 2d --dataset moons --steps 10",
+        "--exp digits --method nsgf++        # the paper's recipe",
         "--exp cifar10 --max-hours 11.5 --out-dir runs",
         "--exp images --data.path DIR        # own images; or --exp points",
         "--exp mnist --smoke --fake-data     # does everything work here?",
@@ -115,7 +118,10 @@ EXAMPLES = {
         "--compare runs/compare-digits              # finished or not",
     ),
     "list": ("", "--out-dir /kaggle/working/runs"),
-    "compare": ("--exp 2d --dataset moons --compare.seeds 1", "--exp digits --smoke"),
+    "compare": (
+        "--exp 2d --dataset moons --compare.seeds 1",
+        "--exp digits --methods nsgf++h,otcfm,mine.yaml",
+    ),
     "export": ("--exp digits --to digits-export", "--run runs/2d-20260101_120000 --to moons"),
     "preflight": ("--exp cifar10", "--exp cifar10 --session-hours 9"),
 }
@@ -141,7 +147,14 @@ def usage(command: str) -> str:
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     """Short flags of a command, with the leaves that they set there."""
     own = OF_SAMPLING if command in ON_SAMPLES else {}
-    return {**SHORT_FLAGS, **own}
+    return {**SHORT_FLAGS, **own, **(OF_COMPARE if command == "compare" else {})}
+
+
+def comma_separated(text: str | list[str]) -> list[str]:
+    """``nsgf,otcfm`` or ``[nsgf, otcfm]`` as a list."""
+    if isinstance(text, list):  # the parser calls it again with what it returned
+        return text
+    return [name.strip() for name in text.strip("[]").split(",") if name.strip()]
 
 
 @functools.cache
@@ -172,6 +185,8 @@ def command_parser(command: str) -> Parser:
         if len(keys) == len(OF_PHASES):
             meaning = f"{parser.flags[keys[0].replace('nsgf', '--optim')].help}, of every phase"
         kind, dest = leaf._typehint, f"short.{flag}"
+        if flag in OF_COMPARE:
+            kind = comma_separated
         group.add_argument(flag, dest=dest, type=kind, metavar="X", help=meaning)
     fake = "random images in place of the image set"
     group.add_argument("--fake-data", dest="data.fake", action="store_true", help=fake)

@@ -9,7 +9,7 @@ from nsgf.flags import COMMANDS, command_parser, examples, usage
 
 WIDTH = 80
 """Of a line, as terminals begin with."""
-_WHICH = ("--exp", "--config")
+_WHICH = ("--exp", "--method", "--config")
 _RUN = ("--run", "--exp")
 _MODEL = ("--train-iters", "--batch-size", "--lr", "--precision", "--seed")
 _FLOW = ("--steps", "--pool-batches", "--sinkhorn-batch", "--sinkhorn.blur")
@@ -44,7 +44,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "list": {"what": ("--out-dir",)},
     "compare": {
         "what": (*_WHICH, "--dataset", "--smoke"),
-        "comparison": ("--compare.methods", "--compare.seeds", "--compare.nfe"),
+        "comparison": ("--methods", "--compare.seeds", "--compare.nfe"),
         "training": (*_MODEL, *_MACHINE, "--max-hours"),
         "output": ("--out-dir", "--print-config"),
     },
@@ -83,7 +83,8 @@ MEANINGS = {
     "--evaluation.inception": ("BOOL", "true: FID and its kin, of image sets"),
     "--inception-weights": ("FILE", "Inception's weights; otherwise downloaded"),
     "--evaluation.repeats": ("N", "draws, for mean and deviation of W2"),
-    "--compare.methods": ("LIST", "as [nsgf,icfm,otcfm]; all: docs/evaluation.md"),
+    "--method": ("NAME", "of configs/methods, or a YAML file of your own"),
+    "--methods": ("LIST", "as nsgf,icfm,otcfm; YAML files of your own too"),
     "--compare.seeds": ("N", "training runs of each method"),
     "--compare.nfe": ("LIST", "network calls for each sample, as [10,100]"),
     "--figures": ("KIND", "png, svg or pdf"),

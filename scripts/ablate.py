@@ -17,7 +17,7 @@ from nsgf.command_line import parse
 from nsgf.compare.compare import compare, comparison_plan
 from nsgf.compare.rows import Row, read_rows
 from nsgf.compare.tables import by_seed, spread
-from nsgf.config.schema import Config
+from nsgf.compare.trials import Comparison
 from nsgf.run.folder import write_text
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
@@ -33,29 +33,20 @@ def recipe(base: str, changes: str = "") -> str:
 
 
 def plus_plus(changes: str = "") -> str:
-    """NSGF++ on digits as in the paper, whatever the experiment's file has, 1,800 updates."""
-    return recipe(
-        "--phases [nsgf,nsf,predictor] --nsf.source prior --nsf.init random "
-        "--nsf.coupling independent --nsf.coupling_batch null --nsf.starts null --steps 5 "
-        "--nsgf.iterations 300 --nsf.iterations 1100 --predictor.iterations 400",
-        changes,
-    )
+    """NSGF++ on digits as in the paper, 1,800 updates."""
+    return recipe("--methods nsgf++ --compare.updates [1800]", changes)
 
 
 def hand_over(changes: str = "") -> str:
     """The hand-over on digits, with as many updates."""
-    return recipe(
-        "--phases [nsgf,nsf] --nsf.source nsgf --nsf.init nsgf --nsf.coupling ot "
-        "--nsf.coupling_batch 1024 --nsf.starts 65536 --steps 2 "
-        "--nsgf.iterations 400 --nsf.iterations 1400",
-        changes,
-    )
+    return recipe("--methods nsgf++h --compare.updates [1800]", changes)
 
 
 def one_call(batch: int, changes: str = "") -> str:
     """One call with batches of this size; as many samples in all, whatever it is."""
     total = 128_000
-    return recipe(f"--generator.batch_size {batch} --peer.iterations {total // batch}", changes)
+    updates = f"--compare.updates [{total // batch}]"
+    return recipe(f"--methods onecall --generator.batch_size {batch} {updates}", changes)
 
 
 VARIANTS: dict[str, dict[str, str]] = {
@@ -77,7 +68,6 @@ VARIANTS: dict[str, dict[str, str]] = {
         "paper's n, pool, blur; eta 1": f"{PAPER} --flow.schedule constant --flow.eta 1",
     },
     "digits": {
-        "configs/digits.yaml": "",
         "NSGF++": plus_plus(),
         "coupling ot": plus_plus("--nsf.coupling ot"),
         "source nsgf": plus_plus("--nsf.source nsgf --sampling.tau 0"),
@@ -112,7 +102,7 @@ VARIANTS: dict[str, dict[str, str]] = {
         "hand-over, blur 0.25": hand_over("--sinkhorn.blur 0.25"),
         "hand-over, blur 1": hand_over("--sinkhorn.blur 1"),
     },
-    "digits-onecall": {
+    "onecall": {
         "128,000 samples, n 256, m 1796": one_call(256),
         "n 64": one_call(64),
         "n 128": one_call(128),
@@ -128,19 +118,19 @@ VARIANTS: dict[str, dict[str, str]] = {
         "z + g(z, 0)": one_call(256, "--generator.residual true"),
     },
 }
-"""By experiment: label and flags. A straight flow from noise that no predictor precedes has no time
-to begin at, so the hand-over with source prior has a predictor."""
+"""By name of the ablation: label and flags. A straight flow from noise needs a predictor, which
+says where it starts; so the hand-over with source prior has one."""
 FIRST_SEED = 2000
 """Not those of a comparison: settings must not be chosen by the draws they are judged with."""
 TARGETS = ["moons", "checkerboard"]
 """Of 2d, by default."""
-METHOD = {"2d": "nsgf", "digits": "own", "digits-onecall": "onecall"}
+EXPERIMENTS = {"2d": "2d", "digits": "digits", "onecall": "digits"}
 
 
 def main() -> None:
     """Train and measure the variants, print the tables and write them into the folder."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("exp", choices=VARIANTS)
+    parser.add_argument("exp", choices=VARIANTS, metavar="|".join(VARIANTS))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--targets", nargs="+")
     parser.add_argument("--only", nargs="+", metavar="LABEL")
@@ -175,18 +165,18 @@ def _measure(options: argparse.Namespace, flags: list[str], results: dict[str, l
         Stopped: the user asked for it.
     """
     labels = options.only or VARIANTS[options.exp]
-    configs = {label: _configured(options, flags, label) for label in labels}
-    for config in configs.values():
-        comparison_plan(config)
-    stop = StopRequest(next(iter(configs.values())).train.max_hours)
+    comparisons = {label: _configured(options, flags, label) for label in labels}
+    for comparison in comparisons.values():
+        comparison_plan(comparison)
+    stop = StopRequest(next(iter(comparisons.values())).config.train.max_hours)
     with stop.listening():
-        for label, config in configs.items():
+        for label, comparison in comparisons.items():
             print(f"ablate: {label}")
-            (table,) = (file for file in compare(config, stop) if file.suffix == ".csv")
+            (table,) = (file for file in compare(comparison, stop) if file.suffix == ".csv")
             results[label] = [row for row in read_rows(table) if row.nfe is not None]
 
 
-def _configured(options: argparse.Namespace, flags: list[str], label: str) -> Config:
+def _configured(options: argparse.Namespace, flags: list[str], label: str) -> Comparison:
     """The comparison that trains and measures a variant.
 
     Variants that differ only in sampling share a folder, so a run. All share ``out_dir``, where the
@@ -196,12 +186,14 @@ def _configured(options: argparse.Namespace, flags: list[str], label: str) -> Co
     trained = re.sub(r"--sampling\.\S+ \S+", "", " ".join(words)).strip()
     digest = hashlib.sha256(trained.encode()).hexdigest()[:8]
     name = f"{digest}-{re.sub(r'[^a-z0-9]+', '-', trained)[:80].strip('-')}"
-    words += ["--compare.methods", f"[{METHOD[options.exp]}]", "--seed", str(FIRST_SEED)]
-    words += ["--compare.seeds", str(options.seeds)]
-    words += ["--out-dir", str(Path(options.out_dir) / f"ablate-{options.exp}")]
     if options.exp == "2d":
-        words += ["--compare.targets", f"[{','.join(options.targets or TARGETS)}]"]
-    return replace(parse(["compare", "--exp", options.exp, *words]).config, exp=name)
+        words += ["--methods", "nsgf", "--compare.targets"]
+        words += [f"[{','.join(options.targets or TARGETS)}]"]
+    words += ["--seed", str(FIRST_SEED), "--compare.seeds", str(options.seeds)]
+    words += ["--out-dir", str(Path(options.out_dir) / f"ablate-{options.exp}")]
+    request = parse(["compare", "--exp", EXPERIMENTS[options.exp], *words])
+    named = [replace(config, exp=name) for config in (request.config, *request.methods)]
+    return Comparison.of(named[0], tuple(named[1:]))
 
 
 def _tables(results: dict[str, list[Row]]) -> str:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from nsgf import command_line
 from nsgf.command_line import config_folder, parse
+from nsgf.compare.trials import Comparison
 from nsgf.config.files import Content
 from nsgf.config.schema import Config
 from nsgf.experiment import train
@@ -33,14 +34,26 @@ settings.load_profile("quick")
 
 
 def shipped(name: str, *flags: str) -> Config:
-    """The configuration of ``--exp NAME`` with flags."""
+    """The configuration of ``--exp NAME`` with flags; ``NAME/METHOD`` names the method too."""
     return copy.deepcopy(_parsed(name, *flags))
 
 
 @functools.cache
 def _parsed(name: str, *flags: str) -> Config:
     """Parsed once: that takes longer than most tests."""
-    return parse(["train", "--exp", name, *flags]).config
+    return parse(["train", *experiment(name), *flags]).config
+
+
+def experiment(name: str) -> list[str]:
+    """``NAME`` or ``NAME/METHOD`` as flags."""
+    exp, _, method = name.partition("/")
+    return ["--exp", exp, *(["--method", method] if method else [])]
+
+
+def compared(name: str, *flags: str) -> Comparison:
+    """The comparison of ``compare --exp NAME`` with flags."""
+    request = parse(["compare", *experiment(name), *flags])
+    return Comparison.of(request.config, request.methods)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -132,7 +145,7 @@ def small_run(small: Config, tiny_run: RunFolder) -> RunFolder:
 def digits_run(tmp_path_factory) -> tuple[Config, RunFolder]:
     """A smoke run of NSGF++ on images; its samples and measures may be written anew."""
     config = shipped(
-        "digits-paper",
+        "digits/nsgf++",
         "--smoke",
         "--device=cpu",
         "--sampling.num_samples=9",
@@ -146,7 +159,7 @@ def digits_run(tmp_path_factory) -> tuple[Config, RunFolder]:
 def told_run(tmp_path_factory) -> tuple[Config, RunFolder]:
     """A smoke run of a generator that is told the class; its samples may be written anew."""
     config = shipped(
-        "digits-onecall",
+        "digits/onecall",
         "--data.conditional=true",
         "--smoke",
         "--device=cpu",

@@ -17,6 +17,7 @@ from nsgf.cli import SMALLER, main
 from nsgf.config.schema import PHASES
 from nsgf.flags import ON_SAMPLES, command_parser
 from nsgf.run import checkpoint
+from tests.conftest import experiment
 
 LOCAL_IMAGES = ("mnist", "cifar10")
 NARROW = {
@@ -109,16 +110,15 @@ def test_whole_network_of_cifar10_trains_and_samples(tmp_path, nsgf):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("exp", ["2d", "digits", "mnist-paper"])
-def test_short_flags_alone_make_a_quick_run(exp, tmp_path, nsgf):
+@pytest.mark.parametrize(("exp", "phases"), [("2d", 1), ("digits", 2), ("mnist/nsgf++", 3)])
+def test_short_flags_alone_make_a_quick_run(exp, phases, tmp_path, nsgf):
     """`--train-iters 5 --pool-batches 2` must reach every phase and end soon."""
     flags = ["--out-dir", tmp_path, "--train-iters", "5", "--pool-batches", "2", "--device", "cpu"]
-    if exp == "mnist-paper":
+    if exp == "mnist/nsgf++":
         flags += ["--fake-data", "--batch-size=8", "--sinkhorn-batch=32"]
         flags += ["--sampling.straight_steps=4"]
-    nsgf("train", "--exp", exp, *flags)
-    phases = PHASES[: {"2d": 1, "digits": 2, "mnist-paper": 3}[exp]]
-    assert records(only_run(tmp_path)) == [(phase, 5) for phase in phases]
+    nsgf("train", *experiment(exp), *flags)
+    assert records(only_run(tmp_path)) == [(phase, 5) for phase in PHASES[:phases]]
 
 
 @pytest.mark.e2e

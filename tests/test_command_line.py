@@ -1,12 +1,12 @@
 import dataclasses
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import yaml
 
 from nsgf.cli import main
 from nsgf.command_line import parse
-from nsgf.config.files import config_folder
+from nsgf.config.files import config_folder, methods
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import OF_PHASES, Config, OptimConfig, Settings
 from nsgf.flags import COMMANDS, SHORT_FLAGS
@@ -43,7 +43,7 @@ def test_help_has_one_line_for_each_leaf_and_short_flag(command, capsys):
             assert flags.count(f"--{key}") == 1, key
     assert "nsgf, nsf, predictor, peer, reflow, generator" in "\n".join(lines)
     for flag in (*SHORT_FLAGS, "--smoke", "--fake-data"):
-        assert flag in flags[:30]
+        assert flag in flags[:32]
     assert lines[-3:] != [""] * 3
 
 
@@ -117,7 +117,6 @@ RESOLVED = [  # experiment, key, value: worth what it was when every phase had a
     ("digits", "peer.iterations", 1800),
     ("digits", "predictor.ema_decay", 0.995),
     ("mnist", "reflow.iterations", 200_000),
-    ("mnist-paper", "reflow.iterations", 240_000),
     ("cifar10", "nsf.warmup_steps", 5000),
     ("cifar10", "predictor.warmup_steps", 0),
     ("cifar10", "predictor.lr", 1e-4),
@@ -135,29 +134,12 @@ def test_optim_as_a_flag_lies_above_what_the_file_says_of_a_phase_and_below_othe
     config = shipped("cifar10", "--optim.lr=3e-3", "--nsf.lr=2e-3")
     assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3, 2e-3, 3e-3, 3e-3, 3e-3, 3e-3]
     config = shipped("digits", "--optim.iterations=7", "--smoke")
-    assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 5, 5, 7]
-    config = shipped("digits-paper", "--optim.iterations=7")
-    assert [getattr(config, p).iterations for p in OF_PHASES] == [7, 7, 7, 21, 21, 7]
+    assert [getattr(config, p).iterations for p in OF_PHASES] == [7] * 6
+    config = shipped("digits/nsgf++", "--optim.iterations=7")
+    assert [getattr(config, p).iterations for p in OF_PHASES] == [7] * 6
     config = shipped("cifar10", "--lr=3e-3", "--optim.lr=1")
     assert [getattr(config, p).lr for p in OF_PHASES] == [3e-3] * 6
     assert "optim" not in asdict(config)
-
-
-def test_peers_get_the_updates_of_the_phases_they_are_compared_with(tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(
-        "exp: mine\nphases: [nsgf, nsf]\noptim: {iterations: 7}\npeer: {iterations: null}\n"
-    )
-
-    def updates(*flags: str) -> tuple[int, int]:
-        config = parse(["train", "--config", str(file), *flags]).config
-        return config.peer.iterations, config.reflow.iterations
-
-    assert updates() == (14, 14)
-    assert updates("--phases=[peer]") == (14, 14)
-    assert updates("--phases=[nsgf,nsf,predictor]", "--nsf.iterations=1") == (15, 15)
-    assert updates("--peer.iterations=3") == (3, 3)
-    assert updates("--peer.iterations=null", "--reflow.iterations=2") == (14, 2)
 
 
 def test_smaller_sinkhorn_batch_keeps_the_pools_total_and_says_so():
@@ -203,8 +185,68 @@ def test_shipped_files_hold_only_known_differences(config_names):
     for name in config_names:
         given = yaml.safe_load((config_folder() / f"{name}.yaml").read_text())
         assert given["exp"] == name
-        known = {field.name for field in dataclasses.fields(Settings)}
+        assert given["method"] in methods()
+        known = {field.name for field in dataclasses.fields(Settings)} | {"methods"}
         assert set(given) <= known
+
+
+@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize("exp", ["2d", "digits", "mnist", "cifar10"])
+def test_every_method_trains_on_every_shipped_set(exp, method):
+    config = shipped(exp, f"--method={method}")
+    assert config.method == method
+    assert (
+        config.phases
+        == yaml.safe_load((config_folder() / "methods" / f"{method}.yaml").read_text())["phases"]
+    )
+
+
+def test_layers_win_in_their_order(tmp_path):
+    """Defaults, method, experiment, its section for the method, flags."""
+    method, file = tmp_path / "mine.yaml", tmp_path / "set.yaml"
+    method.write_text("phases: [nsgf]\nnsgf: {lr: 0.1}\nflow: {steps: 2, eta: 0.1}\n")
+    file.write_text(
+        f"exp: set\nmethod: {method}\nflow: {{eta: 0.2}}\noptim: {{batch_size: 7}}\n"
+        "methods: {mine: {optim: {clip_norm: 3.0}, sinkhorn: {blur: 0.3}}}\n"
+    )
+    config = parse(["train", "--config", str(file), "--sinkhorn.blur=0.4"]).config
+    assert (config.method, config.phases) == ("mine", ["nsgf"])
+    assert (config.flow.steps, config.flow.eta, config.sinkhorn.blur) == (2, 0.2, 0.4)
+    assert (config.nsgf.lr, config.nsgf.batch_size, config.nsgf.clip_norm) == (0.1, 7, 3.0)
+    other = parse(["train", "--config", str(file), "--method=nsgf++"]).config
+    assert (other.method, other.nsgf.clip_norm, other.nsgf.batch_size) == ("nsgf++", 1.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("exp: a\nmethods: 3\n", "methods"),
+        ("exp: a\nmethods: {nsgf: 3}\n", r"methods\.nsgf"),
+        ("exp: a\nmethods: {nsgf: {nsfg: {lr: 1}}}\n", r"methods\.nsgf\.nsfg"),
+    ],
+)
+def test_wrong_sections_of_methods_are_refused(tmp_path, text, key):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UserError, match=key):
+        parse(["train", "--config", str(tmp_path / "a.yaml")])
+
+
+def test_method_of_a_complete_configuration_cannot_change(tiny):
+    run = RunFolder.create(replace(tiny, method="nsgf"))
+    assert parse(["train", "--config", str(run.config_file)]).config.method == "nsgf"
+    for flags in (["--config", str(run.config_file)], ["--run", str(run.path), "--resume"]):
+        with pytest.raises(UserError, match=r"method ?= ?nsgf\+\+"):
+            parse(["train", *flags, "--method", "nsgf++"])
+
+
+def test_newest_run_of_a_method_is_found(tiny):
+    first = RunFolder.create(replace(tiny, method="nsgf"))
+    second = RunFolder.create(replace(tiny, method="nsgf++"))
+    argv = ["sample", "--exp", "2d", "--out-dir", tiny.out_dir]
+    assert parse(argv).run == second.path
+    assert parse([*argv, "--method", "nsgf"]).run == first.path
+    with pytest.raises(UserError, match="otcfm"):
+        parse([*argv, "--method", "otcfm"])
 
 
 WRONG = [
@@ -245,9 +287,12 @@ WRONG = [
     ),
     (
         ["train", "--exp", "nope"],
-        "exp = nope: must be one of 2d, 2d-onecall, cifar10, digits, digits-onecall, "
-        "digits-paper, images, mnist, mnist-onecall, mnist-paper, points",
+        "exp = nope: must be one of 2d, cifar10, digits, images, mnist, points",
     ),
+    (["train", "--exp", "digits/nsgf++"], "--exp digits --method nsgf++"),
+    (["train", "--exp", "2d/onecall+"], "--exp 2d --method onecall+"),
+    (["train", "--exp", "2d", "--method", "nsfg"], "did you mean nsgf?"),
+    (["train", "--exp", "2d", "--method", "nowhere.yaml"], "nowhere.yaml: no such file"),
     (["train"], "--exp NAME"),
     (["train", "--config", "nowhere.yaml"], "nowhere.yaml: no such file"),
     (
@@ -328,12 +373,11 @@ def test_optim_reaches_the_phases_of_a_run(tiny, tmp_path):
     argv = ["train", "--run", str(run.path), "--resume"]
     config = parse([*argv, "--optim.lr=1", "--optim.iterations=9"]).config
     assert [getattr(config, p).lr for p in OF_PHASES] == [1] * 6
-    assert [getattr(config, p).iterations for p in OF_PHASES] == [9, 9, 9, 12, 12, 9]
+    assert [getattr(config, p).iterations for p in OF_PHASES] == [9] * 6
     file = tmp_path / "slow.yaml"
     file.write_text("exp: 2d\noptim: {lr: 1e-5}\nnsf: {lr: 2e-5}\n")
     config = parse([*argv, "--config", str(file)]).config
     assert [getattr(config, p).lr for p in OF_PHASES] == [1e-5, 2e-5, 1e-5, 1e-5, 1e-5, 1e-5]
-    assert config.peer.iterations == tiny.peer.iterations
 
 
 def test_settings_of_a_run_before_there_were_some_leaves_are_read(tiny):
@@ -422,7 +466,7 @@ def test_a_data_set_takes_the_place_of_the_targets_of_a_comparison(flag):
 
 def test_run_of_another_experiment_is_refused(tiny):
     run = RunFolder.create(tiny)
-    with pytest.raises(UserError, match="another experiment"):
+    with pytest.raises(UserError, match="exp = mnist"):
         parse(["sample", "--run", str(run.path), "--exp", "mnist"])
 
 

@@ -128,7 +128,7 @@ def test_checkpoint_of_a_version_without_classes_fits(small, small_run):
 
 
 def test_comparison_knows_no_classes():
-    config = shipped("digits-onecall", "--data.conditional=true", "--smoke")
+    config = shipped("digits/onecall", "--data.conditional=true", "--smoke")
     with pytest.raises(UserError, match=r"^data\.conditional = true: what is compared knows no"):
         comparison_plan(config)
 
@@ -138,7 +138,7 @@ def test_comparison_knows_no_classes():
 def test_all_phases_are_told_classes(source, tmp_path):
     flags = ["--data.conditional=true", "--smoke", "--device=cpu", f"--nsf.source={source}"]
     flags += ["--nsf.starts=20"] if source == "nsgf" else []
-    config = shipped("digits-paper", *flags, "--sampling.guidance=2", "--sampling.batch_size=3")
+    config = shipped("digits/nsgf++", *flags, "--sampling.guidance=2", "--sampling.batch_size=3")
     config = replace(config, out_dir=str(tmp_path))
     run = train(config)
     assert all(

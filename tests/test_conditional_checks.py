@@ -7,9 +7,9 @@ ON = "--data.conditional=true"
 LINES = ("--nsf.coupling=independent", "--nsf.coupling_batch=null", "--nsf.starts=null")
 ALL = ("--batch-size=22", "--generator.targets=null")
 WRONG = [  # experiment, flags, words of the message
-    ("2d-onecall", (ON,), "data.conditional = true: must be false for 8gaussians"),
+    ("2d/onecall+", (ON,), "data.conditional = true: must be false for 8gaussians"),
     ("images", (ON, "--phases=[generator]"), "must be false for images, which have no classes"),
-    ("mnist-onecall", (ON, "--fake-data"), "data.conditional = true: not with data.fake"),
+    ("mnist/onecall", (ON, "--fake-data"), "data.conditional = true: not with data.fake"),
     ("digits", (ON, "--phases=[peer]"), "data.conditional = true: not with phase peer"),
     ("digits", (ON, "--phases=[peer,reflow]"), "data.conditional = true: not with phase peer"),
     ("digits", (ON, "--phases=[]"), "phases = []: must be one of"),
@@ -18,19 +18,19 @@ WRONG = [  # experiment, flags, words of the message
     ("digits", (ON, *LINES[:2]), "the nearest is 65540"),
     ("digits", (ON, *LINES, "--pool-batches=9"), "pool.num_batches = 9: must be >= 10"),
     ("digits", (ON, *LINES, "--sampling.omega=0.1"), "not with sampling.omega"),
-    ("digits-onecall", (ON,), "generator.batch_size = 256: must be a multiple of 22 with 10"),
-    ("digits-onecall", (ON,), "for none; the nearest is 264; generator.targets = 1796: must be"),
-    ("digits-onecall", (ON, "--batch-size=22", "--generator.targets=4"), "targets = 4: must be"),
+    ("digits/onecall", (ON,), "generator.batch_size = 256: must be a multiple of 22 with 10"),
+    ("digits/onecall", (ON,), "for none; the nearest is 264; generator.targets = 1796: must be"),
+    ("digits/onecall", (ON, "--batch-size=22", "--generator.targets=4"), "targets = 4: must be"),
     (
-        "digits-onecall",
+        "digits/onecall",
         (ON, *ALL, "--phases=[nsgf,generator]", "--pool-batches=9"),
         "must be >= 10",
     ),
-    ("digits-onecall", (ON, *ALL, "--label=10"), "label = 10: must be one of 0 to 9"),
-    ("digits-onecall", (ON, *ALL, "--label=-1"), "sampling.label = -1: must be >= 0"),
-    ("digits-onecall", ("--label=7",), "sampling.label = 7: has no effect without"),
-    ("digits-onecall", ("--sampling.guidance=2",), "guidance = 2: has no effect without"),
-    ("digits-onecall", ("--sampling.guidance=-1",), "sampling.guidance = -1.0: must be >= 0"),
+    ("digits/onecall", (ON, *ALL, "--label=10"), "label = 10: must be one of 0 to 9"),
+    ("digits/onecall", (ON, *ALL, "--label=-1"), "sampling.label = -1: must be >= 0"),
+    ("digits/onecall", ("--label=7",), "sampling.label = 7: has no effect without"),
+    ("digits/onecall", ("--sampling.guidance=2",), "guidance = 2: has no effect without"),
+    ("digits/onecall", ("--sampling.guidance=-1",), "sampling.guidance = -1.0: must be >= 0"),
 ]
 
 
@@ -47,13 +47,13 @@ def test_what_classes_do_not_go_with_is_one_line(exp, flags, words, own_data):
     [
         ("digits", (ON, *LINES)),
         ("digits", (ON, *LINES[:2], "--nsf.starts=500")),
-        ("digits-paper", (ON,)),
+        ("digits/nsgf++", (ON,)),
         ("digits", (ON, "--phases=[nsgf]")),
-        ("digits-onecall", (ON, *ALL, "--label=9", "--sampling.guidance=3")),
-        ("digits-onecall", (ON, "--batch-size=22", "--generator.targets=44")),
-        ("digits-onecall", (ON, *ALL, "--phases=[nsgf,generator]")),
-        ("digits-onecall", (ON, "--smoke")),  # its few samples are made enough
-        ("mnist-onecall", (ON, "--batch-size=220", "--generator.targets=null")),
+        ("digits/onecall", (ON, *ALL, "--label=9", "--sampling.guidance=3")),
+        ("digits/onecall", (ON, "--batch-size=22", "--generator.targets=44")),
+        ("digits/onecall", (ON, *ALL, "--phases=[nsgf,generator]")),
+        ("digits/onecall", (ON, "--smoke")),  # its few samples are made enough
+        ("mnist/onecall", (ON, "--batch-size=220", "--generator.targets=null")),
     ],
 )
 def test_what_classes_go_with_is_valid(exp, flags):
@@ -61,6 +61,6 @@ def test_what_classes_go_with_is_valid(exp, flags):
 
 
 def test_smoke_run_takes_two_samples_of_each_group():
-    assert shipped("digits-onecall", ON, "--smoke").generator.batch_size == 22
-    assert shipped("digits-onecall", ON, "--smoke", "--batch-size=44").generator.batch_size == 44
-    assert shipped("digits-onecall", "--smoke").generator.batch_size == 4
+    assert shipped("digits/onecall", ON, "--smoke").generator.batch_size == 22
+    assert shipped("digits/onecall", ON, "--smoke", "--batch-size=44").generator.batch_size == 44
+    assert shipped("digits/onecall", "--smoke").generator.batch_size == 4

@@ -68,7 +68,7 @@ def test_every_experiment_is_named_whole(flag, capsys):
     told = re.search(r"experiment: ([\w,\s-]+?)\n +--", text)
     assert told is not None
     assert told[1].replace(",", "").split() == experiments()
-    assert {"2d", "digits-paper", "mnist-paper"} <= set(experiments())
+    assert {"2d", "digits", "mnist"} <= set(experiments())
 
 
 def test_all_flags_are_no_longer_those_of_the_short_help():

@@ -41,7 +41,7 @@ def test_notebook_trains_and_goes_on_from_a_read_only_input(tmp_path, monkeypatc
         monkeypatch.setenv(name, value)
     # what is not asked for is no run to go on with
     (tmp_path / "runs" / "digits-20260101_000000").mkdir(parents=True)
-    (tmp_path / "input" / "digits-paper-smoke-20260101_000000").mkdir(parents=True)
+    (tmp_path / "input" / "mnist-smoke-20260101_000000").mkdir(parents=True)
     for stranger in tmp_path.glob("*/digits-*"):
         (stranger / "config.yaml").write_text("exp: digits\n")
     first = printed(tmp_path)

@@ -16,7 +16,7 @@ import torch
 from nsgf.compare.report import latex, markdown
 from nsgf.compare.rows import read_rows
 from nsgf.compare.tables import configured_plan
-from nsgf.compare.trials import trial_config, trials, updates
+from nsgf.compare.trials import count_updates
 from nsgf.config.schema import PHASES
 from tests.conftest import shipped
 from tests.sinkhorn import reference
@@ -285,15 +285,15 @@ def test_ablation_checks_its_last_variant_before_it_trains_the_first(tmp_path, m
 
 
 def test_variants_of_digits_are_recipes_of_their_own(script, tmp_path):
-    """Whatever the experiment's file has, with as many updates as each other."""
+    """With as many updates as each other."""
     ablate = script("ablate")
     options = SimpleNamespace(exp="digits", out_dir=str(tmp_path), seeds=1, targets=None)
     found = {}
     for label in ablate["VARIANTS"]["digits"]:
-        config = ablate["_configured"](options, ["--device=cpu"], label)
-        (trial,) = trials(config)
-        found[label] = trial_config(config, trial)
-    assert {updates(config) for config in found.values()} == {1800}
+        comparison = ablate["_configured"](options, ["--device=cpu"], label)
+        (trial,) = comparison.trials()
+        found[label] = comparison.trial_config(trial)
+    assert {count_updates(config) for config in found.values()} == {1800}
     handed = found["hand-over"]
     assert (handed.phases, handed.nsf.source, handed.flow.steps) == (["nsgf", "nsf"], "nsgf", 2)
     assert found["hand-over, T 3"].flow.steps == 3

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.checks import check
 from nsgf.compare.calls import calls_of_methods, empty_cells
 from nsgf.compare.measure import (
     ImageYardstick,
@@ -22,16 +21,13 @@ from nsgf.compare.report import TABLE, write_report
 from nsgf.compare.rows import Row, has_places_of
 from nsgf.compare.tables import counted
 from nsgf.compare.trials import (
-    METHODS,
+    Comparison,
     Target,
     Trial,
     asked_nfe,
-    comparison_folder,
+    count_updates,
+    method_title,
     named_precision,
-    trial_config,
-    trial_folder,
-    trials,
-    updates,
 )
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
@@ -53,7 +49,11 @@ Log = Callable[[str], None]
 
 
 def compare(
-    config: Config, stop: StopRequest | None = None, log: Log = show, *, reports: bool = True
+    comparison: Comparison,
+    stop: StopRequest | None = None,
+    log: Log = show,
+    *,
+    reports: bool = True,
 ) -> list[Path]:
     """Train and measure all trials, and write table and pictures; the files of the report.
 
@@ -62,7 +62,7 @@ def compare(
     tables are those of what is measured by then, unless those of another command have more.
 
     Args:
-        config: the experiment and its ``compare`` section.
+        comparison: the experiment and the methods.
         stop: ends training early, after a checkpoint.
         log: takes the lines about progress.
         reports: False: another process writes the report.
@@ -72,11 +72,10 @@ def compare(
         UserError: a trial's configuration is wrong, it was trained with another one, or
             something that it needs is missing.
     """
-    check(config)
-    for line in comparison_plan(config):
+    for line in comparison_plan(comparison):
         log(line)
-    work = Work(config, stop or StopRequest(config.train.max_hours), log)
-    pending = [trial for trial in trials(config) if not _is_measured(config, trial)]
+    work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
+    pending = [trial for trial in comparison.trials() if not _is_measured(comparison, trial)]
     try:
         while pending:
             left = []
@@ -96,12 +95,12 @@ def compare(
         raise
     if not reports:
         return []
-    with in_turn(comparison_folder(config), work.stop_if_asked):
+    with in_turn(comparison.folder, work.stop_if_asked):
         rows = [*work.rows(), *work.floors()]
-        return [*write_report(config, rows), *save_pictures(config, work.device)]
+        return [*write_report(comparison, rows), *save_pictures(comparison, work.device)]
 
 
-def comparison_plan(config: Config) -> list[str]:
+def comparison_plan(comparison: Comparison) -> list[str]:
     """What a comparison is going to do.
 
     Raises:
@@ -109,38 +108,40 @@ def comparison_plan(config: Config) -> list[str]:
             with another one, the folder leads out of itself, no method can do with one of
             ``compare.nfe``, a package is missing, or this machine has too little memory.
     """
-    if config.data.conditional:
+    config, methods = comparison.config, comparison.methods
+    if any(own.data.conditional for own in methods.values()):
         raise UserError(
             "data.conditional = true: what is compared knows no classes; say "
             "--data.conditional false"
         )
-    todo = [trial for trial in trials(config) if asked_nfe(trial_config(config, trial))]
+    todo = [trial for trial in comparison.trials() if asked_nfe(comparison.trial_config(trial))]
     if not todo:
         raise UserError(
             f"compare.nfe = {config.compare.nfe}: must have a number of calls that one of "
-            f"compare.methods can do with: {'; '.join(calls_of_methods(config))}"
+            f"compare.methods can do with: {'; '.join(calls_of_methods(comparison))}"
         )
     require_tracker(config)
     check_solver(config.sampling)
-    check_links(comparison_folder(config))
+    check_links(comparison.folder)
     for trial in todo:
-        check_earlier(trial_config(config, trial), RunFolder(trial_folder(config, trial)))
+        folder = comparison.trial_folder(trial)
+        check_earlier(comparison.trial_config(trial), RunFolder(folder))
     device = pick_device(config.device)
     # of each method and target the first seed, which speaks for the others
     for trial in {(trial.target, trial.method): trial for trial in reversed(todo)}.values():
-        own, run = trial_config(config, trial), RunFolder(trial_folder(config, trial))
+        own, run = comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial))
         left = [phase for phase in own.phases if not is_trained(own, run, phase)]
         training_plan(own, left, device, run)
-    done = sum(_is_measured(config, trial) for trial in todo)
-    names = ", ".join(METHODS[method].title for method in config.compare.methods)
+    done = sum(_is_measured(comparison, trial) for trial in todo)
+    names = ", ".join(map(method_title, methods))
     targets = sorted({trial.target.label for trial in todo})
-    total = sum(updates(trial_config(config, trial)) for trial in todo)
+    total = sum(count_updates(methods[trial.method]) for trial in todo)
     return [
         f"compare: {names} on {', '.join(targets)}, {counted(config.compare.seeds, 'seed')}, "
         f"NFE {', '.join(map(str, config.compare.nfe))}",
         f"compare: {counted(len(todo), 'trial')}, {done} measured, "
         f"{counted(total, 'update')} in all",
-        *empty_cells(config),
+        *empty_cells(comparison),
     ]
 
 
@@ -181,8 +182,8 @@ def check_earlier(config: Config, run: RunFolder) -> None:
         )
 
 
-def _is_measured(config: Config, trial: Trial) -> bool:
-    record, own = Record(trial_folder(config, trial)), trial_config(config, trial)
+def _is_measured(comparison: Comparison, trial: Trial) -> bool:
+    record, own = Record(comparison.trial_folder(trial)), comparison.trial_config(trial)
     return all(_found(record, trial, own, nfe, draw) for nfe, draw in _measures(own))
 
 
@@ -201,19 +202,23 @@ class Work:
     """The trials of one comparison."""
 
     def __init__(
-        self, config: Config, stop: StopRequest, log: Log, classifiers: Path | None = None
+        self,
+        comparison: Comparison,
+        stop: StopRequest,
+        log: Log,
+        classifiers: Path | None = None,
     ) -> None:
         """As :func:`compare`; ``classifiers`` may name another folder with ``.classifiers``.
 
         Raises:
             UserError: something that measuring needs is missing.
         """
-        self._config, self._stop, self._log = config, stop, log
+        self._comparison, self._stop, self._log = comparison, stop, log
         self._classifiers = classifiers
         self._said: set[Trial] = set()
-        self.device = pick_device(config.device)
+        self.device = pick_device(comparison.config.device)
         self._yardsticks: dict[Target, Yardstick] = {}
-        for trial in trials(config):
+        for trial in comparison.trials():
             self._yardstick(trial)
 
     def finish(self, trial: Trial) -> bool:
@@ -222,14 +227,15 @@ class Work:
         Raises:
             Stopped: asked to, between two measures or while training.
         """
-        if _is_measured(self._config, trial):
+        if _is_measured(self._comparison, trial):
             return True
         self.stop_if_asked()
         if trial not in self._said:
-            title, target = METHODS[trial.method].title, trial.target.label
+            title, target = method_title(trial.method), trial.target.label
             self._log(f"compare: {title}, {target}, seed {trial.seed}")
             self._said.add(trial)
-        config, run = trial_config(self._config, trial), RunFolder.prepare(self._folder(trial))
+        config = self._comparison.trial_config(trial)
+        run = RunFolder.prepare(self._folder(trial))
         try:
             with only_process(run.path):
                 for phase in config.phases:
@@ -277,22 +283,22 @@ class Work:
 
     def write_tables(self) -> None:
         """Those of all that is measured so far, if anything is and earlier ones have no more."""
-        folder = comparison_folder(self._config)
+        folder = self._comparison.folder
         with suppress(Busy), only_process(folder):  # who writes the same
             rows = [*self.rows(), *self.floors(known=True)]
             if rows and has_places_of(rows, folder / TABLE):
-                write_report(self._config, rows)
+                write_report(self._comparison, rows)
 
     def rows(self) -> list[Row]:
         """All measures so far, a row for each trial, NFE and draw."""
         rows = []
-        for trial in trials(self._config):
-            own, record = trial_config(self._config, trial), Record(self._folder(trial))
+        for trial in self._comparison.trials():
+            own, record = self._comparison.trial_config(trial), Record(self._folder(trial))
             seconds = record.train_seconds(tuple(own.phases))
             for nfe, draw in _measures(own):
                 measured = _found(record, trial, own, nfe, draw)
                 if measured is not None:
-                    rows.append(Row(trial, nfe, draw, updates(own), seconds, measured))
+                    rows.append(Row(trial, nfe, draw, count_updates(own), seconds, measured))
         return rows
 
     def floors(self, *, known: bool = False) -> list[Row]:
@@ -308,7 +314,7 @@ class Work:
 
     def _floor(self, trial: Trial, draw: int, *, known: bool) -> Measured | None:
         record = Record(self._folder(trial).parent)
-        config = trial_config(self._config, trial)
+        config = self._comparison.trial_config(trial)
         key = floor_key(config, draw)
         floor = record.find(key, yardstick_of(config).names)
         if floor is None and not known:
@@ -317,11 +323,11 @@ class Work:
         return floor
 
     def _folder(self, trial: Trial) -> Path:
-        return trial_folder(self._config, trial)
+        return self._comparison.trial_folder(trial)
 
     def _yardstick(self, trial: Trial) -> Yardstick:
         if trial.target not in self._yardsticks:
-            config = trial_config(self._config, trial)
+            config = self._comparison.trial_config(trial)
             if yardstick_of(config) is ImageYardstick:
                 folder = self._classifiers or Path(config.out_dir).expanduser()
                 self._yardsticks[trial.target] = ImageYardstick(

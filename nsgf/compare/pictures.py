@@ -5,16 +5,12 @@ from pathlib import Path
 import torch
 
 from nsgf.compare.trials import (
-    METHODS,
+    Comparison,
     Trial,
     asked_nfe,
     at_nfe,
-    comparison_folder,
-    trial_config,
-    trial_folder,
-    trials,
+    method_title,
 )
-from nsgf.config.schema import Config
 from nsgf.data import Data, build_source
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import in_units, load_sampler
@@ -25,29 +21,30 @@ POINTS = 2048
 IMAGES = 36
 
 
-def save_pictures(config: Config, device: torch.device) -> list[Path]:
+def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     """``TARGET.png`` for each target, of the first seed, in the comparison's folder."""
-    first = [trial for trial in trials(config) if trial.seed == config.seed]
+    seed = comparison.config.seed
+    first = [trial for trial in comparison.trials() if trial.seed == seed]
     files = []
     for label in dict.fromkeys(trial.target.label for trial in first):
         own = [trial for trial in first if trial.target.label == label]
         drawn = {
-            METHODS[trial.method].title: samples
+            method_title(trial.method): samples
             for trial in own
-            if (samples := _samples(config, trial, device))
+            if (samples := _samples(comparison, trial, device))
         }
-        file = comparison_folder(config) / f"{label}.png"
-        data = Data(trial_config(config, own[0]).data, config.seed)
+        file = comparison.folder / f"{label}.png"
+        data = Data(comparison.trial_config(own[0]).data, seed)
         target = data.reference("picture")
         if data.images is None:
             drawn = {
                 name: {nfe: in_units(data, samples) for nfe, samples in found.items()}
                 for name, found in drawn.items()
             }
-            title = f"{label}, seed {config.seed}: {POINTS} samples of each, from the same source"
+            title = f"{label}, seed {seed}: {POINTS} samples of each, from the same source"
             save_point_table(drawn, target.sample(POINTS), file, data.axes, title)
         else:
-            title = f"{label}, seed {config.seed}: {IMAGES} samples of each, from the same noise"
+            title = f"{label}, seed {seed}: {IMAGES} samples of each, from the same noise"
             columns = {nfe for found in drawn.values() for nfe in found}
             real = target.sample(IMAGES * len(columns))
             save_image_table(drawn, real, file, title)
@@ -55,13 +52,13 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
     return files
 
 
-def _samples(config: Config, trial: Trial, device: torch.device) -> dict[int, Samples]:
+def _samples(comparison: Comparison, trial: Trial, device: torch.device) -> dict[int, Samples]:
     """With each number of calls that the trial can do with, by that number."""
-    own, drawn = trial_config(config, trial), dict[int, Samples]()
+    own, drawn = comparison.trial_config(trial), dict[int, Samples]()
     for nfe in asked_nfe(own):
-        run = RunFolder(trial_folder(config, trial))
+        run = RunFolder(comparison.trial_folder(trial))
         sampler, _ = load_sampler(at_nfe(own, nfe), run, device)
-        source = build_source(own.data, config.seed, "picture")
+        source = build_source(own.data, trial.seed, "picture")
         count = POINTS if len(source.shape) == 1 else IMAGES
         drawn[nfe] = sampler(source.sample(count).to(device), keep_path=True)
     return drawn

@@ -10,7 +10,7 @@ from typing import Any
 
 from nsgf.compare.measure import Measured
 from nsgf.compare.trials import at_nfe
-from nsgf.config.schema import Config, MethodName, PhaseName
+from nsgf.config.schema import Config, PhaseName
 from nsgf.run.folder import write_text
 from nsgf.system.json_reader import expect, fields, read_object
 
@@ -82,7 +82,7 @@ def _as_json(values: dict[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
-def measure_key(method: MethodName, config: Config, nfe: int, draw: int) -> str:
+def measure_key(method: str, config: Config, nfe: int, draw: int) -> str:
     """What a measure depends on besides the training settings, which a folder has one set of."""
     sampling = asdict(replace(at_nfe(config, nfe).sampling, num_samples=1))
     if sampling["precision"] == "fp32":  # as all were when it had no setting

@@ -3,6 +3,7 @@
 import re
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from nsgf.compare.rows import Row, table_csv
@@ -15,9 +16,9 @@ from nsgf.compare.tables import (
     difference_tables,
     measure_tables,
 )
-from nsgf.compare.trials import comparison_folder
-from nsgf.config.schema import Config
-from nsgf.run.folder import dump_config, write_text
+from nsgf.compare.trials import Comparison
+from nsgf.config.yaml_loader import dump_yaml
+from nsgf.run.folder import write_text
 
 TABLE, SETTINGS = "table.csv", "comparison.yaml"
 """Files of a comparison's folder: its measures, and the settings of the command that made them."""
@@ -41,11 +42,11 @@ IN_LATEX = str.maketrans(
 """How LaTeX is told of characters that mean something else to it."""
 
 
-def write_report(config: Config, rows: Sequence[Row]) -> list[Path]:
+def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
     """``table.md``, ``table.csv`` and ``table.tex`` in the comparison's folder, and beside them the
     settings that they follow from."""
-    folder, plan = comparison_folder(config), configured_plan(config, rows)
-    write_text(folder / SETTINGS, dump_config(config))
+    folder, plan = comparison.folder, configured_plan(comparison, rows)
+    write_text(folder / SETTINGS, settings_text(comparison))
     texts = {
         "table.md": markdown(plan, rows),
         TABLE: table_csv(rows),
@@ -54,6 +55,15 @@ def write_report(config: Config, rows: Sequence[Row]) -> list[Path]:
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]
+
+
+def settings_text(comparison: Comparison) -> str:
+    """The comparison as an experiment's file, with all settings of each method in its section."""
+    settings, own = asdict(comparison.config), comparison.config.compare
+    del settings["phases"]  # those of the methods hold
+    settings["compare"] = asdict(replace(own, methods=list(comparison.methods)))
+    settings["methods"] = {name: asdict(own) for name, own in comparison.methods.items()}
+    return dump_yaml(settings)
 
 
 def markdown(plan: Plan, rows: Sequence[Row]) -> str:

@@ -3,13 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from statistics import mean, stdev
 from typing import NamedTuple
 
 from nsgf.compare.rows import Row
-from nsgf.compare.trials import METHODS, asked_nfe, trial_config
-from nsgf.config.schema import Config, MethodName
+from nsgf.compare.trials import Comparison, asked_nfe, method_title
 
 HIGHER_IS_BETTER = {"precision", "recall"}
 
@@ -20,10 +18,10 @@ Column = tuple[str, int]
 class Plan(NamedTuple):
     """What the tables show."""
 
-    methods: Sequence[MethodName]
+    methods: Sequence[str]
     """Their lines; differences are those of the first one to the others."""
     nfe: Sequence[int]
-    measures: Mapping[tuple[MethodName, Column], int]
+    measures: Mapping[tuple[str, Column], int]
     """How many a cell is to have; none where it is missing, e.g. as the method cannot do with so
     few calls."""
 
@@ -44,21 +42,21 @@ class Table(NamedTuple):
     """Lines below, that are no method's."""
 
 
-def configured_plan(config: Config, rows: Sequence[Row]) -> Plan:
+def configured_plan(comparison: Comparison, rows: Sequence[Row]) -> Plan:
     """All that the comparison was asked for, on the targets of ``rows``."""
-    compare = config.compare
+    compare = comparison.config.compare
     measures = {
         (method, (trial.target.label, nfe)): compare.seeds * compare.draws
         for trial in {row.trial.target: row.trial for row in rows}.values()
-        for method in compare.methods
-        for nfe in asked_nfe(trial_config(config, replace(trial, method=method)))
+        for method, config in comparison.methods.items()
+        for nfe in asked_nfe(config)
     }
-    return Plan(compare.methods, compare.nfe, measures)
+    return Plan(list(comparison.methods), compare.nfe, measures)
 
 
 def plan_of_rows(
     rows: Sequence[Row],
-    methods: Sequence[MethodName] | None = None,
+    methods: Sequence[str] | None = None,
     nfe: Sequence[int] | None = None,
 ) -> Plan:
     """All that ``rows`` have, or of it some methods and NFE in this order. Where a method is
@@ -95,7 +93,7 @@ def _measure_table(plan: Plan, rows: Sequence[Row], metric: str) -> Table:
     lines = []
     best = {column: _best(plan, rows, metric, column) for column in columns}
     for method in plan.methods:
-        cells = [Cell(METHODS[method].title)]
+        cells = [Cell(method_title(method))]
         for column in columns:
             found = values(rows, metric, *column, method)
             text = spread(by_seed(found)) + _remark(plan, rows, method, column)
@@ -105,7 +103,7 @@ def _measure_table(plan: Plan, rows: Sequence[Row], metric: str) -> Table:
     return Table([metric, *_titles(columns)], lines, [[Cell("floor"), *map(Cell, floors)]])
 
 
-def _remark(plan: Plan, rows: Sequence[Row], method: MethodName, column: Column) -> str:
+def _remark(plan: Plan, rows: Sequence[Row], method: str, column: Column) -> str:
     """Remarks on a trial: fewer measures than planned, another NFE than asked for."""
     own = [
         row
@@ -129,7 +127,7 @@ def _differences(plan: Plan, rows: Sequence[Row], metric: str) -> Table:
     columns = _columns(plan, rows)
     lines = []
     for other in others:
-        cells = [Cell(METHODS[other].title)]
+        cells = [Cell(method_title(other))]
         for column in columns:
             own = values(rows, metric, *column, first)
             theirs = values(rows, metric, *column, other)
@@ -137,7 +135,7 @@ def _differences(plan: Plan, rows: Sequence[Row], metric: str) -> Table:
             differences = {place: own[place] - theirs[place] for place in both}
             cells.append(Cell(verdict(by_seed(differences), metric)))
         lines.append(cells)
-    return Table([f"{METHODS[first].title} minus, {metric}", *_titles(columns)], lines, [])
+    return Table([f"{method_title(first)} minus, {metric}", *_titles(columns)], lines, [])
 
 
 def verdict(differences: Sequence[float], metric: str) -> str:
@@ -183,7 +181,7 @@ def cost_table(plan: Plan, rows: Sequence[Row]) -> Table:
         for nfe in counts:
             times = [row.measured.sample_seconds for row in own if row.nfe == nfe]
             texts.append(f"{mean(times):.2f}" if times else "-")
-        lines.append([*map(Cell, (METHODS[method].title, str(updates), *texts))])
+        lines.append([*map(Cell, (method_title(method), str(updates), *texts))])
     return Table(head, lines, [])
 
 
@@ -193,7 +191,7 @@ def _columns(plan: Plan, rows: Sequence[Row]) -> list[Column]:
 
 
 def values(
-    rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: MethodName | None = None
+    rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: str | None = None
 ) -> dict[tuple[int, int], float]:
     """By seed and draw; of the floor, which has no method, without one."""
     return {
@@ -215,9 +213,9 @@ def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
     return [mean(value for (own, _), value in found.items() if own == seed) for seed in seeds]
 
 
-def _best(plan: Plan, rows: Sequence[Row], metric: str, column: Column) -> MethodName | None:
+def _best(plan: Plan, rows: Sequence[Row], metric: str, column: Column) -> str | None:
     """None: no method is measured there."""
-    pick: Callable[..., MethodName | None] = max if is_better_higher(metric) else min
+    pick: Callable[..., str | None] = max if is_better_higher(metric) else min
     means = {
         method: mean(found.values())
         for method in plan.methods

@@ -1,29 +1,19 @@
-"""What is compared: one trial for each method, target and seed, and its configuration.
+"""Trials of a comparison: one for each method, target and seed, each with its configuration.
 
-Equal terms: the same data, network, batch size and number of updates ``peer.iterations`` for every
-method. NSGF++ shares them among its networks in the proportion of their own settings. Only
-2-RF goes beyond, by the ``reflow.iterations`` that it needs after those of 1-RF. Where
-``compare.updates`` gives each method a number of its own, e.g. for equal time, all share it among
-their networks, 2-RF too.
+Equal terms: the same data, network, batch size and number of updates for every method, shared among
+its networks in proportion to their own settings. Only 2-RF goes beyond: it trains as many updates
+again after those of 1-RF, unless ``compare.updates`` says otherwise.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from nsgf.checks import MAX_STEPS_PLUS_PLUS, check
-from nsgf.config.schema import (
-    ONE_CALL,
-    PEER_PHASES,
-    PHASES,
-    Config,
-    MethodName,
-    PeerName,
-    PhaseName,
-)
+from nsgf.checks import check
+from nsgf.config.schema import PEER_PHASES, Config
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs
 from nsgf.sampling.budget import at_calls, least_calls, most_calls
@@ -32,48 +22,30 @@ from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import Precision, pick_precision, sampling_precision
 
-
-@dataclass(frozen=True)
-class Method:
-    """How a method is trained."""
-
-    title: str
-    phases: tuple[PhaseName, ...]
-    """Empty: those that the experiment has."""
-    peer: PeerName | None = None
-    """``peer.method``."""
-    folder: str = ""
-    """Beginning of its run folders' names, where two methods share them because they have the same
-    updates of the same networks."""
-    large_pairs: bool = False
-    """Whether pairs are found within ``compare.coupling_batch``."""
-
-
-METHODS: dict[MethodName, Method] = {
-    "own": Method("as configured", ()),
-    "nsgf": Method("NSGF", ("nsgf",)),
-    "nsgf++": Method("NSGF++", PHASES),
-    "nsgf++h": Method("NSGF++h", PHASES[:2], large_pairs=True),
-    "icfm": Method("I-CFM", ("peer",), "icfm"),
-    "otcfm": Method("OT-CFM", ("peer",), "otcfm"),
-    "otcfm+": Method("OT-CFM+", ("peer",), "otcfm", large_pairs=True),
-    "sbcfm": Method("SB-CFM", ("peer",), "sbcfm"),
-    "1rf": Method("1-RF", ("peer",), "rf", "rf"),
-    "2rf": Method("2-RF", PEER_PHASES, "rf", "rf"),
-    "onecall": Method("One call", ONE_CALL[1:]),
-    "onecall+": Method("One call+", ONE_CALL),
+TITLES = {
+    "nsgf": "NSGF",
+    "nsgf++": "NSGF++",
+    "nsgf++h": "NSGF++h",
+    "icfm": "I-CFM",
+    "otcfm": "OT-CFM",
+    "otcfm+": "OT-CFM+",
+    "sbcfm": "SB-CFM",
+    "1rf": "1-RF",
+    "2rf": "2-RF",
+    "onecall": "One call",
+    "onecall+": "One call+",
 }
-SIGMA = {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5}
-"""Widths of torchcfm's own examples in the plane; 0 is its choice for images."""
+"""Names of the shipped methods in tables and pictures, in the order of their colours."""
 
 
-STARTS = 65_536
-"""``nsf.starts`` of the hand-over, unless the experiment has fewer."""
+def method_title(method: str) -> str:
+    """Name of a method in tables and pictures; a user's own method has that of its file."""
+    return TITLES.get(method, method)
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a trial is to reach, and from where."""
+    """Distribution that a trial is trained on, and where its samples start."""
 
     name: str
     """``data.name``."""
@@ -82,8 +54,8 @@ class Target:
 
     @property
     def label(self) -> str:
-        """Its name in tables, files and ``compare.targets``: ``moons``, or ``8gaussians_moons``
-        for moons from another source than noise."""
+        """Name in tables, files and ``compare.targets``: ``moons``, or ``8gaussians_moons`` for
+        moons from another source than noise."""
         return self.name if self.source == NOISE else f"{self.source}_{self.name}"
 
 
@@ -92,22 +64,102 @@ class Trial:
     """One training run of the comparison."""
 
     target: Target
-    method: MethodName
+    method: str
     seed: int
 
 
-def trials(config: Config) -> Iterator[Trial]:
-    """All trials, seed by seed: what is done when time runs out makes a table of fewer seeds."""
-    own = Target(config.data.name, config.data.source)
-    targets = [named_target(label) for label in config.compare.targets] or [own]
-    for seed in range(config.seed, config.seed + config.compare.seeds):
-        for target in targets:
-            for method in config.compare.methods:
-                yield Trial(target, method, seed)
+@dataclass(frozen=True)
+class Comparison:
+    """Settings of a comparison, and of each method that it trains."""
+
+    config: Config
+    """The experiment with its own method."""
+    methods: Mapping[str, Config]
+    """Settings of each method, by name, with equal numbers of updates."""
+
+    @classmethod
+    def of(cls, config: Config, methods: tuple[Config, ...]) -> "Comparison":
+        """Return the comparison of these methods with the updates that each trains.
+
+        Raises:
+            UserError: two methods have one name, or a method has too few updates for its networks.
+        """
+        names = [own.method for own in methods]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"compare.methods: {name} is named twice; rename one of the files")
+        given = config.compare.updates
+        if len(given) not in (0, 1, len(names)):
+            raise UserError(
+                f"compare.updates = {given}: must have one number, or one for each of {names}"
+            )
+        totals = given or [count_updates(config)]
+        totals = totals * len(names) if len(totals) == 1 else totals
+        pairs = zip(methods, totals, strict=True)
+        return cls(config, {own.method: share_updates(own, total) for own, total in pairs})
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the comparison; a smoke comparison has a folder of its own."""
+        exp = self.config.exp
+        name = f"compare-{exp}-smoke" if self.config.smoke else f"compare-{exp}"
+        return Path(self.config.out_dir).expanduser() / name
+
+    def trials(self) -> Iterator[Trial]:
+        """All trials, seed by seed: an interrupted comparison makes a table of fewer seeds."""
+        own = Target(self.config.data.name, self.config.data.source)
+        targets = [named_target(label) for label in self.config.compare.targets] or [own]
+        for seed in range(self.config.seed, self.config.seed + self.config.compare.seeds):
+            for target in targets:
+                for method in self.methods:
+                    yield Trial(target, method, seed)
+
+    def trial_folder(self, trial: Trial) -> Path:
+        """The trial's run folder."""
+        return self.folder / self.trial_place(trial)
+
+    def trial_place(self, trial: Trial) -> Path:
+        """The trial's run folder inside the comparison's folder.
+
+        Rectified flows share one: 2-RF continues after 1-RF, unless each has updates of its own.
+        """
+        own = self.methods[trial.method]
+        is_shared = own.phases[0] in PEER_PHASES and own.peer.method == "rf"
+        name = "rf" if is_shared and not self.config.compare.updates else trial.method
+        return Path(trial.target.label) / f"{name}-seed{trial.seed}"
+
+    def trial_config(self, trial: Trial) -> Config:
+        """The configuration that trains a trial.
+
+        Raises:
+            UserError: it is not valid, for example for a target that the network does not fit, or
+                the device does not have the precision of the samples.
+        """
+        config = self.methods[trial.method]
+        device = pick_device(config.device)
+        data: dict[str, Any] = {"name": trial.target.name, "source": trial.target.source}
+        own = replace(
+            config,
+            seed=trial.seed,
+            data=replace(config.data, **data),
+            # the resolved value of auto, or cells of two precisions would have one name
+            train=replace(
+                config.train,
+                preview=False,
+                precision=named_precision(config.train.precision, device),
+            ),
+            sampling=replace(
+                config.sampling,
+                precision=sampling_precision(config, device),
+                tau=config.sampling.tau if "nsf" in config.phases else None,
+            ),
+        )
+        check(own)
+        return own
 
 
 def named_target(label: str) -> Target:
-    """The target of this label, found among all that there are: names may have underscores.
+    """Return the target of this label: a data set, or SOURCE_NAME.
 
     Raises:
         UserError: there is none.
@@ -124,130 +176,37 @@ def named_target(label: str) -> Target:
     )
 
 
-def comparison_folder(config: Config) -> Path:
-    """Where everything of a comparison is kept; a smoke comparison has a folder of its own."""
-    name = f"compare-{config.exp}-smoke" if config.smoke else f"compare-{config.exp}"
-    return Path(config.out_dir).expanduser() / name
-
-
-def trial_folder(config: Config, trial: Trial) -> Path:
-    """The trial's run folder."""
-    return comparison_folder(config) / trial_place(config, trial)
-
-
-def trial_place(config: Config, trial: Trial) -> Path:
-    """Where a trial is in its comparison's folder. 2-RF goes on in the place of 1-RF unless each
-    has updates of its own."""
-    shared = "" if config.compare.updates else METHODS[trial.method].folder
-    return Path(trial.target.label) / f"{shared or trial.method}-seed{trial.seed}"
-
-
-def trial_config(config: Config, trial: Trial) -> Config:
-    """The configuration that trains a trial.
-
-    Raises:
-        UserError: it is not valid, e.g. a target that the network does not fit, the experiment of
-            ``own`` is a peer, or the device has not the precision that samples are to be
-            drawn in.
-    """
-    method = METHODS[trial.method]
-    device, train = pick_device(config.device), config.train
-    trained = named_precision(train.precision, device)
-    data: dict[str, Any] = {"name": trial.target.name, "source": trial.target.source}
-    phases = list(method.phases or config.phases)
-    tau = config.sampling.tau if trial.method == "own" and "nsf" in phases else None
-    own = replace(
-        config,
-        seed=trial.seed,
-        phases=phases,
-        data=replace(config.data, **data),
-        # what auto means here, or cells of two precisions would stand under one name
-        train=replace(train, preview=False, precision=trained),
-        sampling=replace(config.sampling, precision=sampling_precision(config, device), tau=tau),
-    )
-    own = _recipe(own, trial.method)
-    if not method.peer or config.compare.updates:
-        own = _shared_updates(own, trial.method)
-    check(own)
-    return own
-
-
 def named_precision(wanted: Precision | Literal["auto"], device: torch.device) -> Precision:
-    """What ``train.precision`` means for all cells on a device."""
+    """Precision that ``train.precision`` stands for on a device."""
     return pick_precision("auto", device) if wanted == "auto" else wanted
 
 
-def _recipe(config: Config, method: MethodName) -> Config:
-    """What defines a method, whatever the experiment sets itself.
+def share_updates(config: Config, total: int) -> Config:
+    """Share a number of updates among a method's networks, in proportion to their iterations.
+
+    Without ``compare.updates`` 2-RF trains ``total`` updates of 1-RF, and then its own.
 
     Raises:
-        UserError: ``own`` is to be compared, and the experiment is a peer.
+        UserError: there are not enough for all networks.
     """
-    nsf, flow, group = config.nsf, config.flow, config.compare.coupling_batch
-    kind = METHODS[method].peer
-    if kind:
-        is_image = config.model.kind == "unet"
-        sigma = 0.0 if is_image and kind != "sbcfm" else SIGMA.get(kind, 0.0)
-        pairs = group if METHODS[method].large_pairs else None
-        peer = replace(config.peer, method=kind, sigma=sigma, coupling_batch=pairs)
-        return replace(config, peer=peer)
-    if method == "nsgf++":
-        most = max(flow.steps if flow.allow_many_steps else 0, MAX_STEPS_PLUS_PLUS)
-        nsf = replace(
-            nsf,
-            source="prior",
-            init="random",
-            coupling="independent",
-            coupling_batch=None,
-            starts=None,
-        )
-        return replace(config, nsf=nsf, flow=replace(flow, steps=most))
-    if method == "nsgf++h":
-        nsf = replace(
-            nsf,
-            source="nsgf",
-            init="nsgf",
-            coupling="ot",
-            coupling_batch=group,
-            starts=min(STARTS, nsf.starts or STARTS),
-        )
-        flow = replace(flow, steps=config.compare.handover_steps)
-        return replace(config, nsf=nsf, flow=flow)
-    if config.phases[-1] == ONE_CALL[-1] and method != "own":
-        begun = replace(config.generator, init="random")
-        if method == "onecall+":
-            begun = replace(begun, init="nsgf", residual=True)
-        return replace(config, generator=begun)
-    if config.phases[0] in PEER_PHASES:
-        raise UserError(
-            f"phases = {config.phases}: must be of NSGF, or generator, for compare.methods own; "
-            "say --phases [nsgf,nsf], or name other methods"
-        )
-    return config
+    phases = config.phases
+    if phases[0] in PEER_PHASES and not config.compare.updates:
+        shares = {phase: getattr(config, phase).iterations for phase in phases}
+        shares[phases[0]] = total
+    else:
+        counts = [getattr(config, phase).iterations for phase in phases]
+        rounded = [round(count * total / max(1, sum(counts))) for count in counts[:-1]]
+        shares = dict(zip(phases, [*rounded, total - sum(rounded)], strict=True))
+    if len(phases) > 1 and min(shares.values()) < 1:
+        raise UserError(f"compare.updates: {total} are too few for the networks of {config.method}")
+    sections: dict[str, Any] = {
+        phase: replace(getattr(config, phase), iterations=count) for phase, count in shares.items()
+    }
+    return replace(config, **sections)
 
 
-def _shared_updates(config: Config, method: MethodName) -> Config:
-    """A method's updates, shared among its networks in the proportion of their settings.
-
-    Raises:
-        UserError: there are not enough for all of them.
-    """
-    phases, given = config.phases, config.compare.updates
-    counts = [getattr(config, phase).iterations for phase in phases]
-    total = given[config.compare.methods.index(method)] if given else config.peer.iterations
-    shares, left = {}, total
-    for phase, count in zip(phases, counts, strict=True):
-        own = left if phase == phases[-1] else round(count * total / max(1, sum(counts)))
-        shares[phase] = replace(getattr(config, phase), iterations=own)
-        left -= own
-    if len(phases) > 1 and min(optim.iterations for optim in shares.values()) < 1:
-        key = f"compare.updates = {given}" if given else f"peer.iterations = {total}"
-        raise UserError(f"{key}: too few for the networks of {method}")
-    return replace(config, **shares)
-
-
-def updates(config: Config) -> int:
-    """Optimizer updates of all phases."""
+def count_updates(config: Config) -> int:
+    """Number of optimizer updates of all phases."""
     return sum(getattr(config, phase).iterations for phase in config.phases)
 
 
@@ -258,8 +217,7 @@ def asked_nfe(config: Config) -> list[int]:
 
 
 def possible_nfe(config: Config) -> tuple[int, int | None]:
-    """Network calls for each sample that a trial cannot do without, and the most that it can make
-    use of; None: there is no limit."""
+    """Smallest and largest number of network calls for a sample of a trial; None: no limit."""
     legs = _called_legs(config)
     return least_calls(config.sampling, legs), most_calls(legs)
 
@@ -272,5 +230,5 @@ def at_nfe(config: Config, nfe: int) -> Config:
 
 
 def _called_legs(config: Config) -> list[type[Leg]]:
-    """Those of a trial whose networks a sample meets."""
+    """Legs of a trial whose networks a sample meets."""
     return called_legs(config, lambda name: name in config.phases)

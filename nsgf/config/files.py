@@ -1,11 +1,13 @@
-"""A configuration file as nested plain values, and settings laid over each other.
+"""Configuration files as nested plain values, and settings laid over each other.
 
-Settings come in layers: defaults, a file, flags. Within a file the section ``optim`` holds for
-every phase that does not set a value of its own.
+Settings come in layers, later ones win: defaults, the method's file, the experiment's file, that
+file's section for the method, flags. Within a layer the section ``optim`` holds for every phase
+that does not set a value of its own.
 """
 
+import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +17,7 @@ from jsonargparse import Namespace
 
 from nsgf.config.leaves import default_of, is_path, leaves
 from nsgf.config.parser import settings_parser
-from nsgf.config.schema import OF_PHASES, PEER_PHASES, PHASES, Config, TrackingConfig
+from nsgf.config.schema import OF_PHASES, Config, TrackingConfig
 from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError, one_line
 
@@ -35,24 +37,95 @@ def config_folder() -> Path:
 
 
 def experiments() -> list[str]:
-    """Names of the shipped YAML files."""
+    """Names of the shipped experiments."""
     return sorted(file.stem for file in config_folder().glob("*.yaml"))
 
 
+def methods() -> list[str]:
+    """Names of the shipped methods."""
+    return sorted(file.stem for file in (config_folder() / "methods").glob("*.yaml"))
+
+
 def read_settings(file: Path) -> Content:
-    """What a configuration file says, nested as it stands there, with values of the right types.
+    """Return the settings of a file, nested as in the file, with values of the right types.
 
     Args:
-        file: YAML in UTF-8.
+        file: YAML in UTF-8. The section ``methods`` of an experiment holds a section of settings
+            for each method.
 
     Raises:
-        UserError: as :func:`read_plain`, or it has an unknown key or a value of a wrong type, or
-            names no experiment.
+        UserError: as :func:`read_plain`, or an unknown key, a value of a wrong type, or a file
+            that names no experiment.
     """
-    content = settings_parser().checked(read_plain(file))
+    plain = read_plain(file)
+    sections = plain.pop("methods", {})
+    content = settings_parser().checked(plain)
     if "exp" not in content:
         raise UserError(f"config {file}: must name its experiment, for example exp: {file.stem}")
+    if not isinstance(sections, dict):
+        raise UserError(f"config {file}: methods = {sections!r}: must hold a section for each one")
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise UserError(f"config {file}: methods.{name} = {section!r}: must be a section")
+        try:
+            content.setdefault("methods", {})[str(name)] = settings_parser().checked(section)
+        except UserError as error:
+            raise UserError(f"methods.{name}.{error}") from error
     return content
+
+
+def with_method(content: Content, method: str | None = None) -> tuple[Content, Content]:
+    """Return the settings of a method, and those of an experiment with its section for the method.
+
+    Each phase has its own values in both; the experiment's win over the method's.
+
+    Args:
+        content: an experiment, from :func:`read_settings`. Without ``method``, as in a run's
+            ``config.yaml`` of earlier versions, it is complete.
+        method: a shipped method, a YAML file, or a section of the experiment; None: the method
+            that the experiment names.
+
+    Raises:
+        UserError: there is no such method, or the experiment is complete and is another method.
+    """
+    base = {key: value for key, value in content.items() if key != "methods"}
+    sections = content.get("methods", {})
+    wanted = method or base.get("method")
+    if wanted is None:
+        return {}, inherited(base)
+    name = Path(wanted).stem if wanted.endswith((".yaml", ".yml")) else wanted
+    if "phases" in base and method and name != base.get("method"):
+        raise UserError(
+            f"method = {method}: the settings are complete, for {base.get('method', 'no method')}; "
+            "use --exp NAME, or a file without phases"
+        )
+    below = inherited(_method_settings(wanted, is_section="phases" in sections.get(name, base)))
+    return below, {**inherited(merged(base, sections.get(name, {}))), "method": name}
+
+
+def _method_settings(method: str, *, is_section: bool) -> Content:
+    """Settings of a method's file; none if the experiment itself has them.
+
+    Raises:
+        UserError: there is no such file, or it names no phases.
+    """
+    names = methods()
+    if method.endswith((".yaml", ".yml")):
+        file = Path(method).expanduser()
+    elif method in names:
+        file = config_folder() / "methods" / f"{method}.yaml"
+    elif is_section:
+        return {}
+    else:
+        near = difflib.get_close_matches(method, names, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(
+            f"method = {method}: must be one of {', '.join(names)}, or a YAML file{hint}"
+        )
+    settings = settings_parser().checked(read_plain(file))
+    if "phases" not in settings:
+        raise UserError(f"method {file}: must name its phases, for example phases: [nsgf]")
+    return settings
 
 
 def read_plain(file: Path) -> Content:
@@ -111,41 +184,12 @@ def merged(below: Content, above: Content) -> Content:
 
 
 def inherited(content: Content) -> Content:
-    """Settings in which each phase has the values of ``optim`` that it does not set itself.
-
-    The updates of peers follow from those of other phases (see :func:`resolved`).
-    """
+    """Settings in which each phase has the values of ``optim`` that it does not set itself."""
     result = dict(content)
     base = result.pop("optim", {})
     for phase in OF_PHASES if base else ():
-        left_out = ("iterations",) if phase in PEER_PHASES else ()
-        taken = {key: value for key, value in base.items() if key not in left_out}
-        result[phase] = {**taken, **content.get(phase, {})}
+        result[phase] = {**base, **content.get(phase, {})}
     return result
-
-
-def resolved(content: Content, compared: Sequence[str] | None = None) -> Config:
-    """The configuration in which every value is filled in.
-
-    ``peer.iterations`` that is null or not given is the sum of the phases that the peer is compared
-    with, ``reflow.iterations`` that of the peer.
-
-    Args:
-        content: values of the schema's types, without a section ``optim``.
-        compared: the phases that peers are compared with where ``phases`` names peers alone;
-            None: all of NSGF++.
-    """
-    config = build(Config, content)
-    for phases in (config.phases, compared, PHASES):
-        others = [name for name in phases or () if name in PHASES]
-        if others:
-            break
-    total = sum(getattr(config, name).iterations or 0 for name in others)
-    for phase in PEER_PHASES:
-        if content.get(phase, {}).get("iterations") is None:
-            getattr(config, phase).iterations = total
-        total = getattr(config, phase).iterations
-    return config
 
 
 def drop_machine_settings(config: Config) -> Config:

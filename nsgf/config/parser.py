@@ -19,8 +19,6 @@ from nsgf.system.errors import UserError
 
 WIDTH = 100
 """Of a line of help."""
-RESOLVED = ("peer.iterations", "reflow.iterations")
-"""Leaves for which null means that they follow from others."""
 MOVED = dict.fromkeys(("--wandb", "--tracking.wandb"), "--tracker wandb, or wandb-offline")
 """Flags of earlier versions, and what says the same."""
 REMOVED: dict[str, Any] = {
@@ -28,6 +26,8 @@ REMOVED: dict[str, Any] = {
     "train.keep": "all",
     "peer.coupling": "batch",
     "compare.coupling": "ot",
+    "compare.coupling_batch": ...,
+    "compare.handover_steps": ...,
     "semidiscrete.passes": ...,
     "generator.features": "pixels",
     "generator.relative": True,
@@ -196,7 +196,7 @@ def add_settings(parser: Parser) -> Any:
         entry = entries.get(key)
         action = groups[key.rpartition(".")[0]].add_argument(
             f"--{key}",
-            type=plain_type(item) | None if key in RESOLVED else plain_type(item),
+            type=plain_type(item),
             metavar=entry and entry.default,
             help=_brief(entry.meaning, 60) if entry else argparse.SUPPRESS,
             **extra,

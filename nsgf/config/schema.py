@@ -248,8 +248,6 @@ PeerName = Literal["icfm", "otcfm", "sbcfm", "rf"]
 class PeerConfig(OptimConfig):
     """A method that NSGF is compared with, phase ``peer`` (extra `compare`)."""
 
-    iterations: Annotated[int, Range(0)] = 20_000
-    """Optimizer updates; null or not given: as many as the phases of NSGF have together."""
     method: PeerName = "icfm"
     """Flow matching by torchcfm: independent pairs, exact transport within the batch, Schroedinger
     bridge, or rectified flow (independent pairs, no noise)."""
@@ -264,8 +262,6 @@ class PeerConfig(OptimConfig):
 class ReflowConfig(OptimConfig):
     """Phase ``reflow``: the peer's network once more, on the ends of its own paths (2-RF)."""
 
-    iterations: Annotated[int, Range(0)] = 20_000
-    """Optimizer updates; null or not given: as many as the phase peer has."""
     pairs: Annotated[int, Range(1)] = 65_536
     """Starts and ends of paths that are kept in memory."""
     ode_steps: Annotated[int, Range(1)] = 100
@@ -413,20 +409,6 @@ class EvaluationConfig:
     FID, and comparable with nothing but other numbers of this program."""
 
 
-MethodName = Literal[
-    "own",
-    "nsgf",
-    "nsgf++",
-    "nsgf++h",
-    "icfm",
-    "otcfm",
-    "otcfm+",
-    "sbcfm",
-    "1rf",
-    "2rf",
-    "onecall",
-    "onecall+",
-]
 TargetName = Literal[PointName, "8gaussians_moons"]
 
 
@@ -434,13 +416,13 @@ TargetName = Literal[PointName, "8gaussians_moons"]
 class CompareConfig:
     """What `nsgf compare` trains and measures."""
 
-    methods: list[MethodName] = field(default_factory=lambda: ["nsgf", "icfm", "otcfm"])
-    """Methods, each trained with peer.iterations updates in all (2rf: and reflow.iterations). own
-    is the experiment as it is configured; nsgf++ is always the paper's and nsgf++h the hand-over.
-    The noise of the others is that of torchcfm's examples, whatever peer.sigma is."""
+    methods: list[str] = field(default_factory=lambda: ["nsgf", "icfm", "otcfm"])
+    """Methods, of configs/methods or YAML files of your own. Each is trained with the same number
+    of updates, shared among its networks in proportion to their iterations: as many as the
+    experiment's own method has. 2rf trains as many again after those of 1rf."""
     updates: Annotated[list[int], Range(1)] = field(default_factory=list)
-    """Updates of each of the methods, in their order, instead of peer.iterations for all, of all
-    its networks together (2rf: of 1-RF and reflow); empty: peer.iterations."""
+    """Updates of all networks of a method together: one number for all methods, or one for each
+    (then 2rf shares them too); empty: as many as the experiment's own method has."""
     targets: list[TargetName] = field(default_factory=list)
     """2D sets, 8gaussians_moons from 8gaussians instead of noise; empty: the data section's own."""
     seeds: Annotated[int, Range(1, 1000)] = 5
@@ -449,14 +431,9 @@ class CompareConfig:
     """Draws of noise and target that each run is measured with; tables show the mean and
     spread of the seeds' means, with one seed those of its draws."""
     nfe: Annotated[list[int], Range(1)] = field(default_factory=lambda: [10, 100])
-    """Network calls for each sample. A method is not measured with fewer than it can do with:
-    nsgf++ takes 3, nsgf++h 2, the others 1, with Heun's steps one more for a straight flow; onecall
-    and onecall+, which begins as NSGF's velocity, are measured with 1 alone."""
-    handover_steps: Annotated[int, Range(1)] = 2
-    """Flow steps T of nsgf++h, whose straight flow begins where these end; more than 5 with
-    flow.allow_many_steps alone."""
-    coupling_batch: Annotated[int, Range(2, 2**14)] = 1024
-    """Samples among which nsgf++h and otcfm+ pair by exact transport."""
+    """Network calls for each sample. A method is not measured with fewer calls than it needs:
+    nsgf++ needs 3, nsgf++h 2, the others 1, with Heun's steps one more for a straight flow. onecall
+    and onecall+ are measured with 1 call only."""
 
 
 @dataclass
@@ -465,6 +442,9 @@ class Config:
 
     exp: str = "2d"
     """Name of the experiment: configs/NAME.yaml, and the beginning of the run folder's name."""
+    method: str = ""
+    """Method: a file of configs/methods, or a YAML file of your own. Empty in runs of earlier
+    versions."""
     phases: list[PhaseName] = field(default_factory=lambda: list(PHASES))
     """What is trained, in this order: nsgf; nsgf, nsf; or nsgf, nsf, predictor. For one call:
     generator; or nsgf, generator. For comparison: peer; or peer, reflow."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from nsgf.config.files import Content, inherited, merged, nested, resolved
+from nsgf.config.files import Content, build, inherited, merged, nested
 from nsgf.config.schema import Config, FoundConfig
 from nsgf.data import INSPECTORS
 from nsgf.system.errors import UserError
@@ -23,13 +23,20 @@ LARGEST_END = 16
 
 
 def with_own_data(
-    base: Content, flags: Content, check: Callable[[Config], None], *, is_new: bool = True
+    method: Content,
+    base: Content,
+    flags: Content,
+    check: Callable[[Config], None],
+    *,
+    is_new: bool = True,
 ) -> tuple[Content, Content, tuple[str, ...]]:
     """Inspect a new run's own data and choose settings for it.
 
     Args:
+        method: the settings of the method's file, below what is chosen.
         base: the settings of a file or of a run, each phase with its own values.
-        flags: those of the command line.
+        flags: those of the command line; for a further method of a comparison with what was found
+            for the first.
         check: raises UserError for settings with which ``data.path`` cannot be read.
         is_new: whether a run is begun. Its file may be the settings of another run: for other data
             it keeps what was chosen, not what was found.
@@ -41,27 +48,26 @@ def with_own_data(
     Raises:
         UserError: ``data.path`` is missing, or what is there cannot be trained on.
     """
-    if flags.get("data", {}).get("found"):
-        raise UserError("--data.found: is filled in by the program; leave it out")
     if is_new and {"path", "size", "fit", "color"} & set(flags.get("data", {})):
         own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
         base = {**base, "data": own}
-    data = merged(base, flags).get("data", {})
-    if data.get("name") not in INSPECTORS or data.get("found", {}).get("checksum"):
-        return base, flags, ()
-    config = resolved(merged(base, flags))
+    name = merged(base, flags).get("data", {}).get("name")
+    if name not in INSPECTORS or base.get("data", {}).get("found", {}).get("checksum"):
+        return merged(method, base), flags, ()
+    config = build(Config, merged(merged(method, base), flags))
     check(config)
-    name = config.data.name
     if config.data.path is None:
         raise UserError(f"data.path = null: name the {name} to train on with --data.path")
-    found, notes = INSPECTORS[name](config.data)
+    known = flags.get("data", {}).get("found")
+    found, notes = (config.data.found, ()) if known else INSPECTORS[name](config.data)
     mult = merged(base, flags).get("model", {}).get("unet", {}).get("mult")
-    chosen, data = _chosen(config, found, mult), {"found": asdict(found)}
+    chosen = _chosen(config, found, mult)
+    data: dict[str, Any] = {"found": asdict(found)}
     if name == "images":
         channels, size, _ = found.shape or []
         data |= {"size": size, "fit": config.data.fit or "crop"}
         data |= {"color": "grey" if channels == 1 else "rgb"}
-    below = merged(inherited(nested(chosen)), base)
+    below = merged(merged(method, inherited(nested(chosen))), base)
     note = f"chosen for them: {_in_words(chosen)}; --print-config shows all, your own settings win"
     return below, merged(flags, {"data": data}), (*notes, note)
 
@@ -76,6 +82,8 @@ def _chosen(config: Config, found: FoundConfig, mult: list[int] | None) -> dict[
         del chosen["nsf.coupling_batch"]
     if config.nsf.source == "prior":
         del chosen["nsf.starts"]
+    if not config.peer.coupling_batch:
+        del chosen["peer.coupling_batch"]
     return {**chosen, "evaluation.classifier": bool(found.classes)}
 
 
@@ -130,7 +138,7 @@ def for_images(
         "model.predictor_channels": [32, 64, 128, 256][: size.bit_length() - 1],
         "nsf.coupling_batch": min(1024, samples),
         "nsf.starts": min(65_536, START_VALUES // values),
-        "compare.coupling_batch": min(1024, samples),
+        "peer.coupling_batch": min(1024, samples),
     }
 
 

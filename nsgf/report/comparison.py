@@ -3,11 +3,10 @@
 import json
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from nsgf.compare.report import COST_LEGEND, LEGEND, SETTINGS, TABLE
+from nsgf.compare.report import COST_LEGEND, LEGEND, SETTINGS, TABLE, settings_text
 from nsgf.compare.rows import Row, read_rows
 from nsgf.compare.tables import (
     Plan,
@@ -17,15 +16,15 @@ from nsgf.compare.tables import (
     measure_tables,
     plan_of_rows,
 )
-from nsgf.compare.trials import METHODS, Trial, asked_nfe, trial_config, trial_place, trials
-from nsgf.config.files import drop_machine_settings, inherited, read_settings, resolved
+from nsgf.compare.trials import Comparison, asked_nfe, method_title
+from nsgf.config.files import build, drop_machine_settings, merged, read_settings, with_method
 from nsgf.config.schema import Config
 from nsgf.report.drawing import Album, Picture
 from nsgf.report.html import data_uri, write_page
 from nsgf.report.listing import updates_done
 from nsgf.report.page import REPORTED
 from nsgf.report.quality import quality_figure
-from nsgf.run.folder import RunFolder, check_links, dump_config
+from nsgf.run.folder import RunFolder, check_links
 from nsgf.sampling.generate import results_folder, writable
 from nsgf.sampling.plots import save_figure
 from nsgf.system.errors import UserError
@@ -70,8 +69,9 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         UserError: the folder is none of a comparison, nothing is measured yet, or the files cannot
             be written.
     """
-    rows, config = measured_rows(folder), settings(folder)
-    plan = configured_plan(anywhere(config), rows) if config else plan_of_rows(rows)
+    rows, comparison = measured_rows(folder), stored_comparison(folder)
+    config = comparison.config if comparison else None
+    plan = configured_plan(comparison, rows) if comparison else plan_of_rows(rows)
     home, left_out = results_folder(Config(out_dir=out_dir), RunFolder(folder)), list[str]()
     if config is None:
         left_out.append(
@@ -89,7 +89,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         title=f"Comparison: {folder.resolve().name.removeprefix('compare-')}",
         smoke=bool(config and config.smoke),
         facts=facts(config, plan, rows),
-        missing=missing(folder, anywhere(config), rows) if config else [],
+        missing=missing(folder, comparison, rows) if comparison else [],
         measures=measure_tables(plan, rows),
         differences=difference_tables(plan, rows),
         costs=cost_table(plan, rows),
@@ -101,7 +101,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         left_out=left_out,
         commands=commands(folder, config),
         trials=origins(folder),
-        config=dump_config(drop_machine_settings(config)) if config else "",
+        config=settings_text(shareable(comparison)) if comparison else "",
         details=machines(folder),
     )
     return [str(file), *(name for picture in (quality, *shown) for name in picture.files)]
@@ -130,25 +130,27 @@ def measured_rows(folder: Path) -> list[Row]:
     return rows
 
 
-def settings(folder: Path) -> Config | None:
-    """Those of the command that wrote the table; None: an earlier version did.
+def stored_comparison(folder: Path) -> Comparison | None:
+    """Return the comparison of the command that wrote the table; None for an earlier version's.
 
     Raises:
-        UserError: they cannot be read.
+        UserError: its settings cannot be read.
     """
     if not (folder / SETTINGS).exists():
         return None
-    return resolved(inherited(read_settings(folder / SETTINGS)))
+    content = read_settings(folder / SETTINGS)
+    if "methods" not in content:
+        return None
+    names = content["compare"]["methods"]
+    methods = [build(Config, merged(*with_method(content, name))) for name in names]
+    own = build(Config, merged(*with_method(content, names[0])))
+    return Comparison(own, {method.method: method for method in methods})
 
 
-def anywhere(config: Config) -> Config:
-    """The same trials and measures, as every machine can have them."""
-    return replace(
-        config,
-        device="cpu",
-        train=replace(config.train, precision="fp32"),
-        sampling=replace(config.sampling, precision="fp32"),
-    )
+def shareable(comparison: Comparison) -> Comparison:
+    """The comparison without what its settings say of the machine and its user."""
+    methods = {name: drop_machine_settings(own) for name, own in comparison.methods.items()}
+    return Comparison(drop_machine_settings(comparison.config), methods)
 
 
 def facts(config: Config | None, plan: Plan, rows: Sequence[Row]) -> list[tuple[str, str]]:
@@ -160,7 +162,7 @@ def facts(config: Config | None, plan: Plan, rows: Sequence[Row]) -> list[tuple[
     draws = len({row.draw for row in measured})
     told = {
         "data": ", ".join(targets) + fake,
-        "methods": ", ".join(METHODS[method].title for method in plan.methods),
+        "methods": ", ".join(map(method_title, plan.methods)),
         "training runs of each": f"{len(seeds)}, seed{'s' * (len(seeds) > 1)} {_listed(seeds)}",
         "draws of each run": str(draws),
         "NFE": _listed(plan.nfe),
@@ -175,29 +177,29 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def missing(folder: Path, config: Config, rows: Sequence[Row]) -> list[Missing]:
+def missing(folder: Path, comparison: Comparison, rows: Sequence[Row]) -> list[Missing]:
     """The trials of a comparison that have not all their measures."""
     done = {(row.trial, row.nfe, row.draw) for row in rows}
     lines = []
-    for trial in trials(config):
-        counts = asked_nfe(trial_config(config, trial))
-        wanted = {(trial, nfe, draw) for nfe in counts for draw in range(config.compare.draws)}
+    for trial in comparison.trials():
+        counts, draws = asked_nfe(comparison.methods[trial.method]), comparison.config.compare.draws
+        wanted = {(trial, nfe, draw) for nfe in counts for draw in range(draws)}
         if wanted <= done:
             continue
         lines.append(
             Missing(
-                METHODS[trial.method].title,
+                method_title(trial.method),
                 trial.target.label,
                 str(trial.seed),
                 f"{len(wanted & done)} of {len(wanted)}",
-                _progress(folder, config, trial),
+                _progress(folder / comparison.trial_place(trial)),
             )
         )
     return lines
 
 
-def _progress(folder: Path, config: Config, trial: Trial) -> str:
-    run = RunFolder(folder / trial_place(config, trial))
+def _progress(folder: Path) -> str:
+    run = RunFolder(folder)
     return updates_done(run) if run.config_file.exists() else "not begun"
 
 

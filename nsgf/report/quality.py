@@ -7,7 +7,7 @@ from typing import Any
 
 from nsgf.compare.rows import Row
 from nsgf.compare.tables import Plan, by_seed, is_better_higher, values
-from nsgf.compare.trials import METHODS
+from nsgf.compare.trials import TITLES, method_title
 from nsgf.sampling.plots import new_figure
 
 LARGE_RANGE = 5
@@ -52,7 +52,8 @@ def _draw_measure(panel: Any, plan: Plan, rows: Sequence[Row], target: str, metr
         found = [own if own and all(map(math.isfinite, own)) else [math.nan] for own in kept]
         means = [mean(own) for own in found]
         spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
-        place = list(METHODS).index(method)  # as in every other figure
+        known = list(TITLES)
+        place = known.index(method) if method in known else len(known) + number
         how = {
             "color": f"C{place}",
             "marker": MARKERS[place % len(MARKERS)],
@@ -61,7 +62,7 @@ def _draw_measure(panel: Any, plan: Plan, rows: Sequence[Row], target: str, metr
         }
         aside = APART ** (number - (len(plan.methods) - 1) / 2)
         x = [nfe * aside for nfe in plan.nfe]
-        panel.errorbar(x, means, spreads, label=METHODS[method].title, capsize=2, **how)
+        panel.errorbar(x, means, spreads, label=method_title(method), capsize=2, **how)
         shown += [value for value in means if math.isfinite(value)]
     if floors := by_seed(values(rows, metric, target, None)):
         panel.axhline(mean(floors), color="0.3", linestyle="--", linewidth=1, label=FLOOR)

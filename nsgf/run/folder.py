@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 import psutil
 
+from nsgf.config.files import read_plain
 from nsgf.config.schema import Config, PhaseName, family
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.system.errors import UserError, cause
@@ -98,11 +99,13 @@ class RunFolder:
         return run
 
     @classmethod
-    def newest(cls, out_dir: Path, exp: str, smoke: bool = False) -> "RunFolder":
-        """The newest run of an experiment, among smoke runs or among the others.
+    def newest(
+        cls, out_dir: Path, exp: str, *, smoke: bool = False, method: str | None = None
+    ) -> "RunFolder":
+        """Return the newest run of an experiment, among smoke runs or among the others.
 
         Raises:
-            UserError: there is none.
+            UserError: there is none, or none of ``method``.
         """
         name = _folder_name(exp, smoke)
         runs = {
@@ -110,11 +113,14 @@ class RunFolder:
             for path in out_dir.expanduser().glob(f"{name}-*")
             if (path / "config.yaml").is_file() and (started := _started(path, name))
         }
-        if not runs:
-            raise UserError(
-                f"no run of {name} in {out_dir}: train one, or name its folder with --run DIR"
-            )
-        return cls(max(runs, key=runs.__getitem__))
+        for path in sorted(runs, key=runs.__getitem__, reverse=True):
+            if method in (None, read_plain(path / "config.yaml").get("method")):
+                return cls(path)
+        of_method = f" with method {method}" if method else ""
+        raise UserError(
+            f"no run of {name}{of_method} in {out_dir}: train one, or name its folder with "
+            "--run DIR"
+        )
 
     def write_config(self, config: Config) -> None:
         """Save the resolved configuration and the versions beside it."""

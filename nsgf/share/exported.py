@@ -18,7 +18,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from nsgf.checks import check
-from nsgf.config.files import Content, merged, read_plain, resolved
+from nsgf.config.files import Content, build, merged, read_plain
 from nsgf.config.parser import settings_parser
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
@@ -109,11 +109,11 @@ class ExportedRun:
         index = read_index(folder)
         try:
             below = settings_parser().checked(index["settings"])
-            saved = resolved(below)
+            saved = build(Config, below)
             check(saved)
         except UserError as error:
             raise UserError(f"{folder / CONFIG_FILE}: {error}") from error
-        config = resolved(merged(below, above))
+        config = build(Config, merged(below, above))
         check(config)
         if config.sampling.weights != "ema":
             raise UserError(

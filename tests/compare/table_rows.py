@@ -1,11 +1,14 @@
 """Measures of a small comparison, as its table has them."""
 
+from dataclasses import replace
+from pathlib import Path
+
 from nsgf.compare.measure import Measured
 from nsgf.compare.rows import Row
-from nsgf.compare.trials import Target, Trial
-from tests.conftest import shipped
+from nsgf.compare.trials import Comparison, Target, Trial
+from tests.conftest import compared
 
-CONFIG = shipped(
+COMPARISON = compared(
     "2d",
     "--compare.methods=[nsgf,icfm]",
     "--compare.targets=[moons]",
@@ -13,6 +16,14 @@ CONFIG = shipped(
     "--compare.seeds=3",
     "--compare.draws=1",
 )
+
+
+def in_folder(comparison: Comparison, out_dir: Path) -> Comparison:
+    """The same comparison in another folder."""
+    own = {
+        name: replace(config, out_dir=str(out_dir)) for name, config in comparison.methods.items()
+    }
+    return Comparison(replace(comparison.config, out_dir=str(out_dir)), own)
 
 
 def row(method: str, seed: int, w2: float, nfe: int | None = 10, draw: int = 0) -> Row:

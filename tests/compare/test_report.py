@@ -10,16 +10,18 @@ from nsgf.compare.measure import Measured
 from nsgf.compare.report import LEGEND
 from nsgf.compare.rows import Row
 from nsgf.compare.tables import configured_plan, plan_of_rows
-from nsgf.config.schema import Config
-from tests.compare.table_rows import CONFIG, ROWS, row
+from nsgf.compare.trials import Comparison
+from nsgf.report.comparison import stored_comparison
+from tests.compare.table_rows import COMPARISON, ROWS, in_folder, row
+from tests.conftest import compared
 
 
-def markdown(config: Config, rows: list[Row]) -> str:
-    return report.markdown(configured_plan(config, rows), rows)
+def markdown(comparison: Comparison, rows: list[Row]) -> str:
+    return report.markdown(configured_plan(comparison, rows), rows)
 
 
 def test_means_spreads_floor_and_the_best_in_bold():
-    lines = markdown(CONFIG, ROWS).splitlines()
+    lines = markdown(COMPARISON, ROWS).splitlines()
     assert lines[0] == "| w2 | moons, 10 |"
     assert lines[2] == "| NSGF | **0.200 ± 0.100** |"
     assert lines[3] == "| I-CFM | 0.303 ± 0.105 |"
@@ -28,7 +30,7 @@ def test_means_spreads_floor_and_the_best_in_bold():
 
 def test_differences_are_taken_seed_by_seed():
     """Each seed's spread of 0.1 is common to both methods and does not hide the difference."""
-    text = markdown(CONFIG, ROWS)
+    text = markdown(COMPARISON, ROWS)
     assert "| I-CFM | -0.103 ± 0.003 ahead |" in text
     both = [
         item._replace(
@@ -36,8 +38,8 @@ def test_differences_are_taken_seed_by_seed():
         )
         for item in ROWS
     ]
-    assert "| NSGF minus, w2 |" in markdown(CONFIG, both)
-    assert "| I-CFM | -0.207 ± 0.007 ahead |" in markdown(CONFIG, both)
+    assert "| NSGF minus, w2 |" in markdown(COMPARISON, both)
+    assert "| I-CFM | -0.207 ± 0.007 ahead |" in markdown(COMPARISON, both)
     assert "| NSGF | 100 | 60 | 100 | 0.50 |" in text
 
 
@@ -45,24 +47,24 @@ def test_updates_that_take_as_long_as_the_slowest_method():
     """In proportion to the time of all networks; nothing is guessed where none was taken."""
     seconds = {"nsgf": 40.0, "icfm": 70.0}
     rows = [item._replace(train_seconds=seconds[item.trial.method]) for item in ROWS]
-    text = markdown(CONFIG, rows)
+    text = markdown(COMPARISON, rows)
     assert "| cost | updates | training, s | updates in the time of the slowest |" in text
     assert "| NSGF | 100 | 40 | 175 | 0.50 |" in text
     assert "| I-CFM | 100 | 70 | 100 | 0.50 |" in text
     rows = [item._replace(train_seconds=0.0) if item in ROWS[3:6] else item for item in ROWS]
-    text = markdown(CONFIG, rows)
+    text = markdown(COMPARISON, rows)
     assert "| NSGF | 100 | 60 | 100 | 0.50 |" in text
     assert "| I-CFM | 100 | - | - | 0.50 |" in text
 
 
 def test_calls_that_a_method_cannot_do_with_are_dashes_in_all_tables():
-    methods = ["nsgf++", "icfm"]
-    config = replace(CONFIG, compare=replace(CONFIG.compare, methods=methods, nfe=[2, 10]))
+    flags = ("--compare.methods=[nsgf++,icfm]", "--compare.nfe=[2,10]", "--compare.seeds=3")
+    comparison = compared("2d", "--compare.targets=[moons]", *flags)
     rows = [
         *(row("nsgf++", seed, 0.1) for seed in range(3)),
         *(row("icfm", seed, 0.2, nfe) for seed in range(3) for nfe in (2, 10)),
     ]
-    text = markdown(config, rows)
+    text = markdown(comparison, rows)
     assert "| NSGF++ | - | **0.100** |" in text
     assert "| NSGF++ | 100 | 60 | 100 | - | 0.50 |" in text
     assert "| I-CFM | - | -0.100 ± 0.000 ahead |" in text
@@ -76,24 +78,26 @@ def test_draws_of_one_network_are_not_counted_as_seeds():
         for seed, w2 in enumerate(found)
         for draw, noise in enumerate([0.0, 0.1, 0.2])
     ]
-    lines = markdown(CONFIG, rows).splitlines()
+    lines = markdown(COMPARISON, rows).splitlines()
     assert lines[2].startswith("| NSGF | **0.400 ± 0.200")
     assert "| I-CFM | -0.167 ± 0.120 level |" in lines
 
 
 def test_single_seed_shows_its_draws():
     rows = [row("nsgf", 0, w2, draw=draw) for draw, w2 in enumerate([0.1, 0.2, 0.3])]
-    text = markdown(CONFIG, rows)
+    text = markdown(COMPARISON, rows)
     assert text.splitlines()[2].startswith("| NSGF | **0.200 ± 0.100")
     assert "With one seed it speaks of that training run alone." in text
 
 
 def test_what_is_missing_is_said():
     """A comparison that was stopped: seeds are counted, differences taken over common ones."""
-    lines = markdown(CONFIG, [item for item in ROWS if item.trial != ROWS[5].trial]).splitlines()
+    rows = [item for item in ROWS if item.trial != ROWS[5].trial]
+    lines = markdown(COMPARISON, rows).splitlines()
     assert lines[3] == "| I-CFM | 0.250 ± 0.071 (2 measures) |"
     assert "| I-CFM | -0.100 ± 0.000 ahead |" in lines
-    lines = markdown(CONFIG, [item for item in ROWS if item.trial.method == "nsgf"]).splitlines()
+    rows = [item for item in ROWS if item.trial.method == "nsgf"]
+    lines = markdown(COMPARISON, rows).splitlines()
     assert lines[3] == "| I-CFM | - (0 measures) |"
     assert "| I-CFM | - |" in lines
 
@@ -104,12 +108,12 @@ def test_other_nfe_than_asked_for_is_said():
         item._replace(measured=Measured(9, 0.5, item.measured.values)) if item.nfe else item
         for item in ROWS
     ]
-    assert "| NSGF | **0.200 ± 0.100 (NFE 9)** |" in markdown(CONFIG, rows)
+    assert "| NSGF | **0.200 ± 0.100 (NFE 9)** |" in markdown(COMPARISON, rows)
 
 
 def test_diverged_method_does_not_hide_the_others():
     rows = [*ROWS[:3], *(row("icfm", seed, math.inf) for seed in range(3)), *ROWS[6:]]
-    lines = markdown(CONFIG, rows).splitlines()
+    lines = markdown(COMPARISON, rows).splitlines()
     assert lines[2] == "| NSGF | **0.200 ± 0.100** |"
     assert lines[3] == "| I-CFM | diverged |"
     assert "| I-CFM | diverged |" in lines[6:]
@@ -186,12 +190,28 @@ def test_cells_without_a_measure_are_dashes_in_latex_too():
 
 
 def test_report_is_three_tables_and_the_settings_that_they_follow_from(tmp_path):
-    config = replace(CONFIG, out_dir=str(tmp_path))
-    (tmp_path / "compare-2d").mkdir()
-    files = report.write_report(config, ROWS)
+    comparison = in_folder(COMPARISON, tmp_path)
+    comparison.folder.mkdir()
+    files = report.write_report(comparison, ROWS)
     assert [file.name for file in files] == ["table.md", "table.csv", "table.tex"]
-    plan = configured_plan(config, ROWS)
+    plan = configured_plan(comparison, ROWS)
     assert files[0].read_text() == report.markdown(plan, ROWS)
     assert files[2].read_text() == report.latex(plan, ROWS)
-    again = parse(["compare", "--config", str(tmp_path / "compare-2d" / "comparison.yaml")])
-    assert again.config == config
+    stored = stored_comparison(comparison.folder)
+    assert stored is not None
+    assert stored.methods == comparison.methods
+
+
+def test_stored_settings_train_the_same_again(tmp_path):
+    """Also where flags and a method of one's own made them."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("phases: [nsgf, nsf]\nnsf: {source: nsgf}\n")
+    methods = f"--compare.methods=[nsgf++,{file}]"
+    comparison = in_folder(compared("2d", methods, "--steps=3", "--compare.seeds=2"), tmp_path)
+    comparison.folder.mkdir()
+    report.write_report(comparison, ROWS)
+    file.unlink()
+    request = parse(["compare", "--config", str(comparison.folder / "comparison.yaml")])
+    again = Comparison.of(request.config, request.methods)
+    assert again.methods == comparison.methods
+    assert list(again.trials()) == list(comparison.trials())

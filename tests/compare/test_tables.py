@@ -11,7 +11,7 @@ from nsgf.compare.tables import (
     plan_of_rows,
     verdict,
 )
-from tests.compare.table_rows import CONFIG, ROWS, row
+from tests.compare.table_rows import COMPARISON, ROWS, row
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_tables_have_lines_as_long_as_their_head():
 
 def test_plan_of_rows_is_that_of_a_comparison_that_is_finished():
     """Where methods have rows of their own, the same seeds are expected of all of them."""
-    assert plan_of_rows(ROWS) == configured_plan(CONFIG, ROWS)
+    assert plan_of_rows(ROWS) == configured_plan(COMPARISON, ROWS)
     plan = plan_of_rows([*ROWS, row("nsgf", 0, 0.3, 5)], ["icfm"], [10, 5])
     assert (plan.methods, plan.nfe) == (["icfm"], [10, 5])
     assert plan.measures["nsgf", ("moons", 5)] == 3

@@ -9,26 +9,29 @@ from nsgf.compare.trials import (
     Trial,
     asked_nfe,
     at_nfe,
-    comparison_folder,
+    count_updates,
     named_target,
     possible_nfe,
-    trial_config,
-    trial_folder,
-    trials,
-    updates,
 )
-from nsgf.config.schema import PHASES
+from nsgf.config.schema import PHASES, Config
 from nsgf.data import DATA_SETS, PointSet
 from nsgf.data.points import moons
 from nsgf.phases import get_phases
 from nsgf.sampling.sampler import EntryTimes, FlowSampler, NSGFSteps
 from nsgf.system.errors import UserError
-from tests.conftest import shipped
+from tests.conftest import compared, shipped
+
+
+def one_trial(exp: str, method: str, *flags: str, target: str = "", seed: int = 0) -> Config:
+    """Configuration of a trial of ``method``."""
+    comparison = compared(exp, f"--compare.methods=[{method}]", "--device=cpu", *flags)
+    label = target or ("moons" if exp == "2d" else exp)
+    (name,) = comparison.methods
+    return comparison.trial_config(Trial(named_target(label), name, seed))
 
 
 def test_one_seed_is_complete_before_the_next():
-    config = shipped("2d", "--compare.seeds=2", "--compare.methods=[nsgf,icfm]")
-    order = list(trials(config))
+    order = list(compared("2d", "--compare.seeds=2", "--compare.methods=[nsgf,icfm]").trials())
     assert len(order) == 2 * 5 * 2
     assert [trial.seed for trial in order] == [0] * 10 + [1] * 10
     assert order[:3] == [
@@ -39,19 +42,19 @@ def test_one_seed_is_complete_before_the_next():
 
 
 def test_target_with_a_source_of_its_own():
-    config = trial_config(shipped("2d"), Trial(Target("moons", "8gaussians"), "nsgf", 1))
+    config = one_trial("2d", "nsgf", target="8gaussians_moons", seed=1)
     assert (config.data.source, config.data.name, config.seed) == ("8gaussians", "moons", 1)
 
 
-def test_cells_are_computed_in_precisions_that_are_named(monkeypatch):
-    """A comparison that goes on where auto means another one measures again, under another name."""
-    trial, keys = Trial(Target("moons"), "nsgf", 0), set()
+def test_trials_are_computed_in_precisions_that_are_named():
+    """A comparison that continues where auto means another precision measures again."""
+    keys = set()
     for flags, trained, found in (
-        ([], "fp32", "fp32"),  # also of UNets: cells are not to differ by what is measured
+        ([], "fp32", "fp32"),
         (["--precision=bf16"], "bf16", "bf16"),
         (["--precision=bf16", "--sampling.precision=fp32"], "bf16", "fp32"),
     ):
-        config = trial_config(shipped("2d", "--device=cpu", *flags), trial)
+        config = one_trial("2d", "nsgf", *flags)
         assert (config.train.precision, config.sampling.precision) == (trained, found)
         keys.add(measure_key("nsgf", config, 10, 0))
     assert len(keys) == 2
@@ -59,8 +62,7 @@ def test_cells_are_computed_in_precisions_that_are_named(monkeypatch):
 
 def test_measures_of_earlier_versions_are_found():
     """All were drawn in float32, which their names do not say."""
-    config = trial_config(shipped("2d", "--device=cpu"), Trial(Target("moons"), "nsgf++", 0))
-    assert measure_key("nsgf++", config, 10, 0) == (
+    assert measure_key("nsgf++", one_trial("2d", "nsgf++"), 10, 0) == (
         '{"draw": 0, "format": 1, "iterations": [6667, 6667, 6666], "method": "nsgf++", "nfe": 10, '
         '"samples": 4096, "sampling": {"atol": 1e-05, "batch_size": 4096, "nsgf_steps": 4, '
         '"num_samples": 1, "omega": null, "rtol": 1e-05, "solver": "euler", "straight_steps": 5, '
@@ -95,162 +97,122 @@ def test_unknown_targets_are_refused(label):
 
 def test_a_set_with_an_underscore_is_configured_under_its_whole_name(monkeypatch):
     monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
-    base = shipped("2d", "--compare.targets=[]", "--compare.methods=[nsgf]")
-    config = replace(base, data=replace(base.data, name="pin_wheel"))
-    trial = next(trials(config))
-    own = trial_config(config, trial)
+    comparison = compared("2d", "--compare.targets=[]", "--compare.methods=[nsgf]")
+    trial = Trial(Target("pin_wheel"), "nsgf", 0)
+    own = comparison.trial_config(trial)
     assert (own.data.name, own.data.source) == ("pin_wheel", "gaussian")
-    assert trial_folder(config, trial) == comparison_folder(config) / "pin_wheel/nsgf-seed0"
+    assert comparison.trial_folder(trial) == comparison.folder / "pin_wheel/nsgf-seed0"
 
 
-def test_a_smoke_comparison_leaves_the_real_one_alone():
-    config = shipped("2d")
-    assert comparison_folder(config).name == "compare-2d"
-    assert comparison_folder(replace(config, smoke=True)).name == "compare-2d-smoke"
+def test_a_smoke_comparison_has_a_folder_of_its_own():
+    assert compared("2d", "--compare.methods=[nsgf]").folder.name == "compare-2d"
+    assert compared("2d", "--compare.methods=[nsgf]", "--smoke").folder.name == "compare-2d-smoke"
 
 
-def test_without_targets_the_data_section_is_meant():
-    config = shipped("2d", "--compare.targets=[]", "--dataset=moons", "--data.source=8gaussians")
-    assert {trial.target for trial in trials(config)} == {Target("moons", "8gaussians")}
+def test_without_targets_the_data_section_is_compared():
+    flags = ("--compare.methods=[nsgf]", "--dataset=moons", "--data.source=8gaussians")
+    targets = {trial.target for trial in compared("2d", *flags).trials()}
+    assert targets == {Target("moons", "8gaussians")}
 
 
-@pytest.mark.parametrize("exp", ["2d", "digits", "mnist", "cifar10"])
 @pytest.mark.parametrize(
-    "method", ["own", "nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "sbcfm", "1rf"]
+    ("exp", "updates"), [("2d", 20_000), ("digits", 1800), ("mnist", 200_000), ("cifar10", 80_000)]
 )
-def test_all_methods_have_the_same_number_of_updates(exp, method):
-    config = shipped(exp)
-    target = "moons" if exp == "2d" else exp
-    own = trial_config(config, Trial(Target(target), method, 0))
-    assert updates(own) == config.peer.iterations
-    batch = {getattr(own, phase).batch_size for phase in own.phases}
-    assert batch == {config.peer.batch_size}
+def test_all_methods_have_the_same_number_of_updates_and_batch(exp, updates):
+    names = ["nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "otcfm+", "sbcfm", "1rf"]
+    comparison = compared(exp, f"--compare.methods=[{','.join(names)}]")
+    assert list(comparison.methods) == names
+    for own in comparison.methods.values():
+        assert count_updates(own) == updates
+        assert {getattr(own, phase).batch_size for phase in own.phases} == {own.peer.batch_size}
 
 
 def test_nsgf_plus_plus_keeps_the_proportion_of_its_phases():
-    config = trial_config(shipped("2d"), Trial(Target("moons"), "nsgf++", 0))
+    config = one_trial("2d", "nsgf++")
     assert [getattr(config, phase).iterations for phase in PHASES] == [6667, 6667, 6666]
     assert config.flow.steps == 5
 
 
 def test_noise_of_the_peers_is_that_of_their_authors_examples():
-    config = shipped("2d")
-    widths = {
-        method: trial_config(config, Trial(Target("moons"), method, 0)).peer.sigma
-        for method in ("icfm", "otcfm", "sbcfm", "1rf")
-    }
-    assert widths == {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5, "1rf": 0.0}
-    assert trial_config(shipped("digits"), Trial(Target("digits"), "otcfm", 0)).peer.sigma == 0
+    for method, points, images in (
+        ("icfm", 0.1, 0),
+        ("otcfm", 0.1, 0),
+        ("sbcfm", 0.5, 0.5),
+        ("1rf", 0, 0),
+    ):
+        assert one_trial("2d", method).peer.sigma == points
+        assert one_trial("digits", method).peer.sigma == images
 
 
-def test_peer_and_hand_over_pair_within_the_same_group():
-    config = shipped("digits", "--compare.coupling_batch=512", "--compare.handover_steps=3")
-    own = {
-        method: trial_config(config, Trial(Target("digits"), method, 0))
-        for method in ("otcfm", "otcfm+", "nsgf++", "nsgf++h")
-    }
+def test_methods_differ_in_what_their_files_say():
+    own = {name: one_trial("digits", name) for name in ("otcfm", "otcfm+", "nsgf++", "nsgf++h")}
     assert own["otcfm"].peer.coupling_batch is None
-    assert own["otcfm+"].peer.coupling_batch == own["nsgf++h"].nsf.coupling_batch == 512
+    assert own["otcfm+"].peer.coupling_batch == own["nsgf++h"].nsf.coupling_batch == 1024
     assert own["otcfm+"].peer.method == "otcfm"
-    assert own["nsgf++"].nsf.coupling == "independent"
-    handed = own["nsgf++h"]
+    paper, handed = own["nsgf++"], own["nsgf++h"]
+    assert (paper.nsf.source, paper.nsf.coupling, paper.flow.steps) == ("prior", "independent", 5)
     assert handed.phases == ["nsgf", "nsf"]
     assert (handed.nsf.source, handed.nsf.init, handed.nsf.coupling) == ("nsgf", "nsgf", "ot")
-    assert (handed.flow.steps, own["nsgf++"].flow.steps) == (3, 5)
+    assert handed.flow.steps == 2
 
 
-HAND_OVER = (
-    *("--phases=[nsgf,nsf]", "--nsf.source=nsgf", "--nsf.init=nsgf", "--nsf.coupling=ot"),
-    *("--nsf.coupling_batch=256", "--steps=2", "--sampling.tau=0.3", "--peer.iterations=1800"),
-)
-PLUS_PLUS = (
-    *("--phases=[nsgf,nsf,predictor]", "--nsf.source=prior", "--nsf.init=random", "--steps=4"),
-    *("--nsf.coupling=independent", "--nsf.coupling_batch=null", "--sampling.tau=null"),
-)
+@pytest.mark.parametrize("method", ["nsgf++h", "nsgf++", "otcfm", "onecall"])
+def test_compare_trains_what_train_trains(method):
+    """But for the number of updates."""
+    single, trial = shipped(f"digits/{method}"), one_trial("digits", method)
+    for section in ("data", "sinkhorn", "flow", "pool", "model"):
+        assert getattr(single, section) == getattr(trial, section)
+    assert single.phases == trial.phases
+    for phase in single.phases:
+        updates = getattr(trial, phase).iterations
+        assert replace(getattr(single, phase), iterations=updates) == getattr(trial, phase)
 
 
-def test_recipes_do_not_follow_the_experiments_own():
-    """NSGF++ is the paper's and the hand-over complete, whichever of them the file has."""
-    files = [shipped("digits-paper", *flags) for flags in (HAND_OVER, PLUS_PLUS)]
-    for method in ("nsgf++", "nsgf++h"):
-        one, other = (trial_config(file, Trial(Target("digits"), method, 0)) for file in files)
-        assert (one.phases, one.nsf, one.flow) == (other.phases, other.nsf, other.flow)
-        assert one.sampling == other.sampling
-        assert one.sampling.tau is None
-    paper, handed = (
-        trial_config(files[0], Trial(Target("digits"), method, 0)) for method in ("nsgf++", "own")
-    )
-    assert paper.phases == list(PHASES)
-    assert (paper.nsf.source, paper.nsf.init, paper.flow.steps) == ("prior", "random", 5)
-    assert (paper.nsf.coupling, paper.nsf.coupling_batch) == ("independent", None)
-    assert (handed.nsf, handed.flow) == (
-        replace(files[0].nsf, iterations=handed.nsf.iterations),
-        files[0].flow,
-    )
-    assert (handed.phases, handed.sampling.tau) == (["nsgf", "nsf"], 0.3)
+def test_a_method_of_ones_own_is_one_file(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("phases: [nsgf, nsf]\nflow: {steps: 3}\nnsf: {source: nsgf}\n")
+    comparison = compared("digits", f"--compare.methods=[nsgf++,{file}]")
+    assert list(comparison.methods) == ["nsgf++", "mine"]
+    own = comparison.trial_config(Trial(Target("digits"), "mine", 0))
+    assert (own.phases, own.flow.steps, own.nsf.source) == (["nsgf", "nsf"], 3, "nsgf")
+    assert comparison.trial_place(Trial(Target("digits"), "mine", 4)).name == "mine-seed4"
 
 
-def test_shipped_digits_are_the_hand_over_of_compare():
-    """What a reader of the table trains with the shipped file."""
-    config = shipped("digits")
-    compared = trial_config(config, Trial(Target("digits"), "nsgf++h", 0))
-    assert compared.phases == config.phases
-    assert compared.flow == config.flow
-    assert compared.nsf == replace(config.nsf, iterations=compared.nsf.iterations)
+@pytest.mark.parametrize("method", ["otcmf", "nowhere.yaml"])
+def test_unknown_methods_are_refused(method):
+    with pytest.raises(UserError, match=method):
+        compared("digits", f"--compare.methods=[nsgf,{method}]")
 
 
-@pytest.mark.parametrize(("flags", "starts"), [((), 65_536), (("--nsf.starts=100",), 100)])
-def test_the_hand_over_keeps_no_more_starts_than_the_experiment(flags, starts):
-    """Of large images they would not fit."""
-    config = shipped("digits", *flags)
-    assert trial_config(config, Trial(Target("digits"), "nsgf++h", 0)).nsf.starts == starts
-
-
-def test_the_experiment_itself_is_compared_where_it_is_one_of_nsgf():
-    trial = Trial(Target("moons"), "own", 0)
-    own = trial_config(shipped("2d", "--steps=40", "--sampling.tau=0.3"), trial)
-    assert (own.phases, own.flow.steps, own.sampling.tau) == (["nsgf"], 40, None)
-    with pytest.raises(UserError, match=r"phases = \['peer'\]: must be of NSGF, or generator,"):
-        trial_config(shipped("2d", "--phases=[peer]"), trial)
-
-
-def test_steps_of_the_hand_over_are_refused_where_they_are_too_many():
-    trial, flags = Trial(Target("digits"), "nsgf++h", 0), ["--compare.handover_steps=7"]
-    with pytest.raises(UserError, match=r"compare\.handover_steps = 7: must be <= 5"):
-        trial_config(shipped("digits", *flags), trial)
-    many = shipped("digits", *flags, "--flow.allow_many_steps=true")
-    assert trial_config(many, trial).flow.steps == 7
+def test_flags_win_over_method_files():
+    assert one_trial("digits", "nsgf++", "--steps=3").flow.steps == 3
 
 
 def test_updates_of_each_method_are_shared_among_its_networks():
     """2-RF too, which then has a 1-RF of its own."""
-    config = shipped("2d", "--compare.methods=[nsgf++,otcfm,1rf,2rf]", "--reflow.iterations=10000")
-    given = replace(config, compare=replace(config.compare, updates=[300, 700, 500, 900]))
-    shares = {}
-    for method in config.compare.methods:
-        own = trial_config(given, Trial(Target("moons"), method, 0))
-        shares[method] = [getattr(own, phase).iterations for phase in own.phases]
-    assert shares == {"nsgf++": [100] * 3, "otcfm": [700], "1rf": [500], "2rf": [600, 300]}
-    one, two = (trial_folder(given, Trial(Target("moons"), name, 2)) for name in ("1rf", "2rf"))
-    assert (one.name, two.name) == ("1rf-seed2", "2rf-seed2")
-    few = replace(config, compare=replace(config.compare, updates=[2, 700, 500, 900]))
-    with pytest.raises(UserError, match=r"compare\.updates = \[2, .*: too few for .* nsgf\+\+"):
-        trial_config(few, Trial(Target("moons"), "nsgf++", 0))
+    methods = "--compare.methods=[nsgf++,otcfm,1rf,2rf]"
+    comparison = compared("2d", methods, "--compare.updates=[300,700,500,900]")
+    shares = {
+        name: [getattr(own, phase).iterations for phase in own.phases]
+        for name, own in comparison.methods.items()
+    }
+    assert shares == {"nsgf++": [100] * 3, "otcfm": [700], "1rf": [500], "2rf": [450, 450]}
+    places = [comparison.trial_place(Trial(Target("moons"), name, 2)) for name in ("1rf", "2rf")]
+    assert [place.name for place in places] == ["1rf-seed2", "2rf-seed2"]
+    same = compared("2d", methods, "--compare.updates=[600]")
+    assert {count_updates(own) for own in same.methods.values()} == {600}
+    for wrong in ("[2,700,500,900]", "[1,2]"):
+        with pytest.raises(UserError, match=r"compare\.updates"):
+            compared("2d", methods, f"--compare.updates={wrong}")
 
 
-def test_without_updates_of_its_own_2rf_has_those_of_1rf_and_of_reflow():
-    config = shipped("2d", "--reflow.iterations=10000")
-    own = trial_config(config, Trial(Target("moons"), "2rf", 0))
+def test_2rf_continues_in_the_folder_of_1rf():
+    comparison = compared("2d", "--compare.methods=[1rf,2rf]", "--reflow.iterations=10000")
+    own = comparison.methods["2rf"]
     assert [own.peer.iterations, own.reflow.iterations] == [20_000, 10_000]
-
-
-def test_2rf_goes_on_in_the_folder_of_1rf():
-    config = shipped("2d")
-    one, two = (
-        trial_folder(config, Trial(Target("moons"), method, 2)) for method in ("1rf", "2rf")
-    )
-    assert one == two
-    assert one.name == "rf-seed2"
+    places = [comparison.trial_place(Trial(Target("moons"), name, 2)) for name in ("1rf", "2rf")]
+    assert places[0] == places[1]
+    assert places[0].name == "rf-seed2"
 
 
 def expected_nfe(config) -> int | None:
@@ -266,12 +228,12 @@ def expected_nfe(config) -> int | None:
 @pytest.mark.parametrize("nfe", [5, 10, 20, 60])
 @pytest.mark.parametrize("method", ["nsgf", "nsgf++", "nsgf++h", "icfm"])
 def test_every_method_spends_the_network_calls_it_is_given(nfe, method):
-    config = trial_config(shipped("digits"), Trial(Target("digits"), method, 0))
+    config = one_trial("digits", method)
     assert expected_nfe(at_nfe(config, nfe)) == nfe
 
 
 def test_nsgf_plus_plus_splits_a_few_calls_evenly():
-    config = trial_config(shipped("digits"), Trial(Target("digits"), "nsgf++", 0))
+    config = one_trial("digits", "nsgf++")
     few, many = at_nfe(config, 5).sampling, at_nfe(config, 60).sampling
     assert (few.nsgf_steps, few.straight_steps) == (2, 2)
     assert (many.nsgf_steps, many.straight_steps) == (5, 54)
@@ -279,14 +241,6 @@ def test_nsgf_plus_plus_splits_a_few_calls_evenly():
     assert at_nfe(fixed, 5).sampling.straight_steps == 3
     heun = replace(config, sampling=replace(config.sampling, solver="heun"))
     assert at_nfe(heun, 20).sampling.straight_steps == 7
-
-
-def test_nsgf_plus_plus_has_more_than_five_steps_only_where_they_are_allowed():
-    plain = shipped("2d", "--phases=[nsgf,nsf,predictor]", "--flow.allow_many_steps=true")
-    trial = Trial(Target("moons"), "nsgf++", 0)
-    assert trial_config(plain, trial).flow.steps == 10
-    flow = replace(plain.flow, allow_many_steps=False)
-    assert trial_config(replace(plain, flow=flow), trial).flow.steps == 5
 
 
 @pytest.mark.parametrize("solver", ["euler", "heun", "dopri5"])
@@ -297,7 +251,7 @@ def test_nsgf_plus_plus_has_more_than_five_steps_only_where_they_are_allowed():
 def test_few_calls_are_made_or_not_asked_for(method, least, solver):
     """A step of Heun's takes one more; no method makes more calls than it was asked for."""
     flags = ("--compare.nfe=[1,2,3,4]", f"--sampling.solver={solver}")
-    config = trial_config(shipped("digits", *flags), Trial(Target("digits"), method, 0))
+    config = one_trial("digits", method, *flags)
     least += solver == "heun" and method != "nsgf"
     assert possible_nfe(config) == (least, None)
     assert asked_nfe(config) == [nfe for nfe in (1, 2, 3, 4) if nfe >= least]
@@ -310,19 +264,12 @@ def test_few_calls_are_made_or_not_asked_for(method, least, solver):
 
 
 def test_a_time_that_is_given_takes_no_call():
-    """Of the experiment as it is configured; the straight flow is entered without a predictor."""
-    flags = ("--phases=[nsgf,nsf]", "--sampling.tau=0.5", "--nsf.source=prior")
-    config = trial_config(shipped("digits-paper", *flags), Trial(Target("digits"), "own", 0))
+    config = one_trial("digits", "nsgf++", "--sampling.tau=0.5")
     assert possible_nfe(config) == (2, None)
     sampling = at_nfe(config, 3).sampling
     assert (sampling.tau, sampling.nsgf_steps, sampling.straight_steps) == (0.5, 1, 2)
 
 
-def test_nsgf_alone_has_no_straight_flow_to_enter():
-    config = trial_config(shipped("2d", "--sampling.tau=0.5"), Trial(Target("moons"), "nsgf", 0))
-    assert at_nfe(config, 10).sampling.tau is None
-
-
 def test_target_that_the_network_does_not_fit_is_refused():
     with pytest.raises(UserError, match=r"model\.kind"):
-        trial_config(shipped("digits"), Trial(Target("moons"), "icfm", 0))
+        one_trial("digits", "icfm", target="moons")

@@ -8,7 +8,6 @@ GOOD = [
     ("nsgf.lr", "5", 5.0),
     ("nsgf.lr", "1e-4", 1e-4),
     ("sampling.omega", "null", None),
-    ("peer.iterations", "null", None),
     ("data.flip", "true", True),
     ("train.prefetch", "auto", "auto"),
     ("pool.build_batch", "7", 7),

@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsgf.config.files import read_settings, resolved
+from nsgf.config.files import build, read_settings
 from nsgf.config.schema import Config, TrackingConfig
 from nsgf.config.yaml_loader import dump_yaml, load_yaml
 from nsgf.run.folder import dump_config
@@ -57,4 +57,4 @@ def test_a_saved_configuration_is_read_back(text, tmp_path):
     config = replace(Config(), out_dir=text, tracking=TrackingConfig(project=text))
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config))
-    assert resolved(read_settings(file)) == config
+    assert build(Config, read_settings(file)) == config

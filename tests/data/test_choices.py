@@ -11,7 +11,7 @@ import nsgf
 from nsgf.checks import check
 from nsgf.cli import main
 from nsgf.command_line import parse
-from nsgf.config.files import inherited, nested, resolved
+from nsgf.config.files import build, inherited, nested
 from nsgf.config.schema import Config
 from nsgf.data.choices import for_images, for_points
 from nsgf.experiment import train
@@ -31,6 +31,9 @@ SMALL = (
     *("--device=cpu", "--train-iters=6", "--pool-batches=2", "--train.checkpoint_every=2"),
     *("--train.preview=false", "--model.mlp.width=8", "--sinkhorn.batch_size=16"),
 )
+
+
+HAND_OVER = {"nsf.coupling": "ot", "nsf.source": "nsgf", "peer.method": "otcfm"}
 
 
 @pytest.fixture
@@ -84,9 +87,9 @@ def test_what_is_chosen_for_images_is_valid_at_every_size(size, channels):
     found = {"samples": 20, "shape": [channels, size, size], "classes": 0, "checksum": "x"}
     color = "grey" if channels == 1 else "rgb"
     data = {"name": "images", "path": "x", "size": size, "color": color, "found": found}
-    handover = {"nsf.coupling": "ot", "nsf.source": "nsgf"}
-    chosen = {**for_images(20, channels, size), "model.kind": "unet", **handover}
-    config = resolved({**inherited(nested(chosen)), "data": data})
+    chosen = for_images(20, channels, size)
+    sections = inherited(nested({**chosen, "model.kind": "unet", **HAND_OVER}))
+    config = build(Config, {**sections, "data": data})
     check(config)
     with torch.device("meta"):
         velocity_network(config.model, (channels, size, size))
@@ -163,7 +166,8 @@ def test_files_and_flags_win(images, tmp_path):
 
 
 def test_nothing_is_chosen_that_would_have_no_effect(images):
-    config = parsed("images", images, "--nsf.coupling=independent", "--nsf.source=prior")
+    config = parsed("images", images, "--method=nsgf++")
+    assert config.peer.coupling_batch is None
     assert (config.nsf.coupling_batch, config.nsf.starts) == (None, None)
 
 

@@ -12,7 +12,7 @@ from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.data.test_samplers import numbers
 
-TOLD = replace(shipped("digits-onecall").data, conditional=True)
+TOLD = replace(shipped("digits/onecall").data, conditional=True)
 
 
 def streams(classes: int = 3, count: int = 7) -> list[ImageSampler]:

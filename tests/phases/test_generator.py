@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from nsgf.compare.trials import Target, Trial, asked_nfe, trial_config
+from nsgf.compare.trials import asked_nfe
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
@@ -26,7 +26,7 @@ from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.loop import fit
-from tests.conftest import shipped
+from tests.conftest import compared, shipped
 
 CPU = torch.device("cpu")
 
@@ -172,7 +172,7 @@ def test_each_process_needs_two_halves(one_call, tmp_path):
 def told(tmp_path):
     """A generator of digits that is told their class."""
     flags = ("--data.conditional=true", "--batch-size=44", "--generator.targets=88")
-    config = shipped("digits-onecall", *flags, "--train-iters=4", "--device=cpu")
+    config = shipped("digits/onecall", *flags, "--train-iters=4", "--device=cpu")
     return replace(config, out_dir=str(tmp_path))
 
 
@@ -262,16 +262,12 @@ def test_it_learns_which_class_is_which(tmp_path):
     assert float(light.mean()) == pytest.approx(0.77, abs=0.25)
 
 
-def test_compared_with_one_call_alone():
-    config = shipped("digits-onecall")
-    assert config.compare.methods[0] == "onecall"
-    trial = trial_config(config, Trial(Target("digits"), "onecall", 0))
-    assert (trial.phases, asked_nfe(trial)) == (["generator"], [1])
-    own = trial_config(config, Trial(Target("digits"), "own", 0))
-    assert own.phases == ["generator"]
-    begun = trial_config(config, Trial(Target("digits"), "onecall+", 0))
+def test_one_call_is_compared_only_at_one_call():
+    comparison = compared("digits", "--compare.methods=[onecall,onecall+]", "--compare.nfe=[1,2]")
+    drawn, begun = comparison.methods.values()
+    assert (drawn.phases, drawn.generator.init) == (["generator"], "random")
     assert (begun.phases, begun.generator.init) == (["nsgf", "generator"], "nsgf")
-    assert asked_nfe(begun) == [1]
+    assert asked_nfe(drawn) == asked_nfe(begun) == [1]
 
 
 def test_it_begins_as_the_velocity_of_its_own_run(one_call):

@@ -21,7 +21,7 @@ def with_clouds(config, n, m=None):
 
 def test_size_is_known_before_building():
     """The paper's pools: 2500 x 128 and 1500 x 256 flows of 5 steps, T + 1 positions each."""
-    cifar, mnist = parsed("cifar10"), parsed("mnist-paper")
+    cifar, mnist = parsed("cifar10"), parsed("mnist/nsgf++")
     assert pool_bytes(cifar, CIFAR, "float32") == 2500 * 128 * 6 * 3072 * 4
     assert pool_bytes(cifar, CIFAR, "float16") == 2500 * 128 * 6 * 3072 * 2 <= 12 * GB
     assert pool_bytes(mnist, MNIST, "float16") == 1500 * 256 * 6 * 784 * 2 <= 4 * GB
@@ -142,7 +142,7 @@ def test_as_many_targets_as_particles_change_no_estimate(config):
 
 
 def test_every_image_of_mnist_fits_beside_few_particles():
-    config = with_pool(with_clouds(parsed("mnist-paper"), 256, 60_000), num_batches=2)
+    config = with_pool(with_clouds(parsed("mnist/nsgf++"), 256, 60_000), num_batches=2)
     assert "60000 targets" in plan_pool(config, MNIST, CPU, available=2 * GB).text
     assert build_batch(config, MNIST, CPU) == 1
 

@@ -16,11 +16,11 @@ from nsgf.report.comparison import (
     origins,
     report_comparison,
     reported,
-    settings,
+    stored_comparison,
 )
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
-from tests.compare.table_rows import CONFIG, ROWS
+from tests.compare.table_rows import COMPARISON, ROWS, in_folder
 from tests.report.test_page import Page
 
 
@@ -31,12 +31,11 @@ def folder(tmp_path) -> Path:
 
 
 def left(out_dir: Path, rows: list[Row]) -> Path:
-    config = replace(CONFIG, out_dir=str(out_dir))
-    folder = out_dir / "compare-2d"
-    RunFolder.prepare(folder / "moons" / "icfm-seed2").write_config(
-        replace(config, phases=["peer"])
-    )
-    write_report(config, rows)
+    comparison = in_folder(COMPARISON, out_dir)
+    folder = comparison.folder
+    run = RunFolder.prepare(folder / "moons" / "icfm-seed2")
+    run.write_config(comparison.methods["icfm"])
+    write_report(comparison, rows)
     Image.new("RGB", (8, 8)).save(folder / "moons.png")
     return folder
 
@@ -73,9 +72,9 @@ def test_trials_that_are_not_finished_are_listed(tmp_path):
     folder = left(tmp_path, ROWS[:4])
     text = page_of(folder).text
     assert text.index("Not finished") < text.index("Quality")
-    config = settings(folder)
-    assert config is not None
-    lines = missing(folder, config, ROWS[:4])
+    comparison = stored_comparison(folder)
+    assert comparison is not None
+    lines = missing(folder, comparison, ROWS[:4])
     assert [line[:4] for line in lines] == [
         ("I-CFM", "moons", "1", "0 of 1"),
         ("I-CFM", "moons", "2", "0 of 1"),
@@ -129,8 +128,9 @@ def test_what_the_paper_reports_is_marked():
     assert [line.startswith(others) for line in reported(None, rows)] == [True]
     same = [row._replace(measured=Measured(10, 0.5, {"fid": 4.0})) for row in rows]
     assert reported(None, same) == ["Reported by the paper on mnist: fid 3.8 at NFE 60."]
-    fake = replace(CONFIG, data=replace(CONFIG.data, fake=True))
-    assert reported(fake, rows) == reported(CONFIG, ROWS) == []
+    config = COMPARISON.config
+    fake = replace(config, data=replace(config.data, fake=True))
+    assert reported(fake, rows) == reported(config, ROWS) == []
 
 
 def test_page_may_be_written_elsewhere(folder, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from nsgf.cli import main
 from nsgf.command_line import parse
-from nsgf.config.files import given, read_settings, resolved
+from nsgf.config.files import build, given, read_settings
 from nsgf.config.schema import Config, TrackingConfig
 from nsgf.experiment import train
 from nsgf.run import mirrors
@@ -43,7 +43,7 @@ def test_run_that_goes_on_does_without_a_package_that_nobody_asks_for_now(
     said = (run.path / "log.txt").read_text()
     assert said.count("tensorboard: not used") == 1
     assert "nsf: done" in said
-    assert resolved(read_settings(run.config_file)).tracking.tracker == "tensorboard"
+    assert build(Config, read_settings(run.config_file)).tracking.tracker == "tensorboard"
 
 
 def test_package_that_cannot_be_loaded_is_one_line(tiny, monkeypatch):
@@ -87,7 +87,7 @@ def test_settings_of_runs_from_before_there_was_a_choice_are_read(tmp_path):
     for before, now in names.items():
         file = tmp_path / "config.yaml"
         file.write_text(f"exp: 2d\ntracking:\n  wandb: {before}\n  project: mine\n  entity: null\n")
-        tracking = resolved(read_settings(file)).tracking
+        tracking = build(Config, read_settings(file)).tracking
         assert (tracking.tracker, tracking.project) == (now, "mine")
     with pytest.raises(UserError, match=r"tracking\.tracker = sometimes: must be one of none"):
         given({"tracking.wandb": "sometimes"})

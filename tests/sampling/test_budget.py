@@ -47,7 +47,7 @@ def test_most_calls(legs, most):
     ],
 )
 def test_calls_are_spent(legs, calls, steps, straight):
-    config = shipped("digits-paper")
+    config = shipped("digits/nsgf++")
     found = at_calls(config, legs, calls).sampling
     assert found.nsgf_steps == (steps or config.sampling.nsgf_steps)
     assert found.straight_steps == (straight or config.sampling.straight_steps)

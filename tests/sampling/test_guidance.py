@@ -15,7 +15,7 @@ from tests.conftest import shipped
 
 def told(**sampling):
     config = shipped(
-        "digits-onecall", "--data.conditional=true", "--batch-size=22", "--generator.targets=null"
+        "digits/onecall", "--data.conditional=true", "--batch-size=22", "--generator.targets=null"
     )
     own = SamplingConfig(straight_steps=3, **sampling)
     return replace(config, sampling=own)
@@ -72,11 +72,11 @@ def test_each_sample_is_asked_with_its_class(leg):
 def test_settings_choose_classes():
     assert asked_labels(told())(range(8, 12)).tolist() == [8, 9, 0, 1]
     assert asked_labels(told(label=7))(range(8, 12)).tolist() == [7] * 4
-    assert asked_labels(shipped("digits-onecall")) is None
+    assert asked_labels(shipped("digits/onecall")) is None
 
 
 def test_without_classes_networks_are_told_none():
-    sampler = FlowSampler([OneCall(shipped("digits-onecall"), lambda x, t: x)])
+    sampler = FlowSampler([OneCall(shipped("digits/onecall"), lambda x, t: x)])
     found = sampler(torch.ones(3, 1, 8, 8))
     assert found.labels is None
     assert found.nfe == sampler.expected_nfe == 1
@@ -125,6 +125,6 @@ def test_whole_numbers_of_any_size_are_labels(kind):
 
 
 def test_labels_of_a_run_without_classes_are_refused():
-    sampler = FlowSampler([OneCall(shipped("digits-onecall"), lambda *_: pytest.fail("asked"))])
+    sampler = FlowSampler([OneCall(shipped("digits/onecall"), lambda *_: pytest.fail("asked"))])
     with pytest.raises(UserError, match=r"^labels: have no effect without data\.conditional"):
         sampler(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]))

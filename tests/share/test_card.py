@@ -118,13 +118,13 @@ def test_pictures_of_earlier_weights_stay(pictured, tmp_path):
 
 def of_digits(small_run, *flags: str) -> str:
     """The card of a generator of digits."""
-    config = shipped("digits-onecall", *flags)
+    config = shipped("digits/onecall", *flags)
     return card(config, small_run, {phase: "2 of 2" for phase in config.phases}, [])
 
 
 def test_generator_is_told_as_it_was_trained(small_run):
     text = of_digits(small_run)
-    assert "# digits-onecall: digits with one network call\n" in text
+    assert "# digits: digits with one network call\n" in text
     assert "Method: a generator that is asked once" in text
     assert "blur 0.2 (relative to the mean cost), 256 samples, 1796 targets." in text
     for untrue in ("icfm", "compared with", "particles", "nfe=", "label=", "classes"):
@@ -134,7 +134,7 @@ def test_generator_is_told_as_it_was_trained(small_run):
 
 
 def test_generator_that_began_as_a_velocity_has_both_flows(small_run):
-    config = shipped("2d-onecall")
+    config = shipped("2d/onecall+")
     text = card(config, small_run, {"nsgf": "2 of 2", "generator": "2 of 2"}, [])
     assert "| generator | 2 of 2 | 512 | 0.001 |" in text
     assert "blur 0.25, 1024 particles, 1024 targets, 10 steps. Sinkhorn flow of gen" in text
@@ -171,7 +171,7 @@ def test_peers_are_no_sinkhorn_flow(small, small_run, phase):
 )
 def test_measures_with_classes_are_those_of_their_guidance(small_run, measured, is_same):
     flags = ("--data.conditional=true", "--batch-size=22", "--generator.targets=null")
-    config = shipped("digits-onecall", *flags, "--sampling.guidance=2")
+    config = shipped("digits/onecall", *flags, "--sampling.guidance=2")
     updates = {"generator": "12 of 12"}
     run = with_measures(small_run, updates=updates, **measured)
     text = card(config, run, updates, [])

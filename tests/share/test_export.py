@@ -74,7 +74,7 @@ def test_generator_is_exported_with_its_own_card(told_run, target):
 
 def test_generator_that_began_as_a_velocity_is_exported_with_both(target, tmp_path):
     flags = ("--smoke", "--device=cpu", "--train.preview=false", "--model.mlp.width=16")
-    config = replace(shipped("2d-onecall", *flags), out_dir=str(tmp_path / "runs"))
+    config = replace(shipped("2d/onecall+", *flags), out_dir=str(tmp_path / "runs"))
     run = train(config)
     export_run(config, run, target)
     assert {f"phase{n}.safetensors" for n in ("1_nsgf", "2_generator")} < names(target)

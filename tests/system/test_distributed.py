@@ -254,12 +254,12 @@ def test_each_process_samples_its_own_part_of_the_pool(runs, tmp_path):
 @pytest.mark.e2e
 def test_each_process_moves_its_generated_samples_by_itself(tmp_path):
     """By hand: an update follows the mean of both shares' losses, each with its own problems."""
-    flags = ("--exp=2d-onecall", "--phases=[generator]", "--generator.init=random", "--lr=1e-3")
+    flags = ("--exp=2d", "--method=onecall", "--lr=1e-3")
     flags += ("--batch-size=16", "--train-iters=3", "--model.mlp.width=16", "--device=cpu")
     flags += ("--generator.schedule=constant",)
     done = torchrun(2, "-m", "nsgf", "train", *flags, f"--out-dir={tmp_path}")
     assert done.returncode == 0, done.stderr
-    config = shipped("2d-onecall", *flags[1:])
+    config = shipped("2d/onecall+", *flags[1:])
     model = get_phase("generator").start(config, CPU)
     task = GeneratorTask(model, Data(config.data, config.seed), config)
     start = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()

@@ -79,12 +79,20 @@ def test_each_experiment_keeps_to_the_rules_of_a_card(exp, card, other, tmp_path
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(("exp", "card"), [("2d-onecall", HOPPER), ("digits-onecall", TURING)])
-def test_generator_mixes_no_devices(exp, card, tmp_path):
+@pytest.mark.parametrize(
+    ("exp", "card", "method"),
+    [
+        ("2d", HOPPER, "onecall+"),
+        ("digits", TURING, "onecall"),
+    ],
+)
+def test_generator_mixes_no_devices(exp, card, method, tmp_path):
     """Its updates wait for the transport problems, sampling for nothing."""
     where = ["--exp", exp, "--smoke", "--out-dir", str(tmp_path)]
     with pretended_card(card) as pretended, pretended.counted(OneCall, "carry") as leg:
-        assert main(["train", *where, "--device=cuda", "--train-iters=2"]) == 0
+        assert (
+            main(["train", *where, f"--method={method}", "--device=cuda", "--train-iters=2"]) == 0
+        )
         assert main(["sample", *where]) == 0
     assert leg["calls"] > 0
     assert not waits(leg)
