@@ -139,7 +139,7 @@ def _read_csv(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
             if not width:
                 width = len(row)
                 if not any(map(_is_number, row)):
-                    names = tuple(row)
+                    names = tuple(map(one_line, row))
                     continue
             if len(row) != width:
                 raise ValueError(

@@ -142,6 +142,8 @@ class ExportedRun:
         problem = misfit(state, network.state_dict())
         if problem:
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
+        if not is_finite(state):  # after the types: torch compares no 8-bit numbers
+            raise UserError(f"{file}: has values that are not finite")
         model = phase.filled(self.config, state, device)
         precision = kept_precision(self.config.train.precision, device)
         return Trained(model, self.updates.get(phase.name, "not known"), precision)
@@ -156,12 +158,9 @@ class ExportedRun:
         if checksum(content) != self.sums.get(file.name):
             raise UserError(f"{file} is damaged: it does not fit its checksum in {CONFIG_FILE}")
         try:
-            state = load_tensors(content)
+            return load_tensors(content)
         except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
             raise UserError(f"{file} cannot be read ({one_line(error)})") from error
-        if not is_finite(state):
-            raise UserError(f"{file}: has values that are not finite")
-        return state
 
 
 def misfit(state: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:

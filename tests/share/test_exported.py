@@ -168,6 +168,12 @@ def pickled(folder: Path) -> bytes:
             "torch.float64, not",
         ),
         (
+            lambda f: changed_state(
+                f, lambda state, key: state.update({key: state[key].to(torch.float8_e4m3fn)})
+            ),
+            "torch.float8_e4m3fn, not",
+        ),
+        (
             lambda f: changed_state(f, lambda state, key: state[key].view(-1)[0].fill_(torch.nan)),
             "not finite",
         ),
