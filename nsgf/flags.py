@@ -21,10 +21,9 @@ WITHOUT_RUN = ("list", "compare", "preflight")
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
 OF_PREFLIGHT = ("--assume", "--session-hours")
-OF_REPORT = ("--compare", "--figures")
 OF_ONE_COMMAND = {
     **dict.fromkeys(OF_PREFLIGHT, "preflight"),
-    **dict.fromkeys(OF_REPORT, "report"),
+    **dict.fromkeys(("--compare", "--figures"), "report"),
     "--to": "export",
 }
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsgf.checks import check
-from nsgf.compare.calls import calls_of_methods, empty_cells
 from nsgf.compare.measure import (
     ImageYardstick,
     Measured,
@@ -20,7 +19,7 @@ from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
 from nsgf.compare.report import TABLE, write_report
 from nsgf.compare.rows import Row, has_places_of
-from nsgf.compare.tables import counted
+from nsgf.compare.tables import calls_of_methods, counted, empty_cells
 from nsgf.compare.trials import (
     METHODS,
     Target,
@@ -230,7 +229,10 @@ class Work:
             title, target = METHODS[trial.method].title, trial.target.label
             self._log(f"compare: {title}, {target}, seed {trial.seed}")
             self._said.add(trial)
-        config, run = trial_config(self._config, trial), RunFolder.prepare(self._folder(trial))
+        config, run = (
+            trial_config(self._config, trial),
+            RunFolder.prepare(trial_folder(self._config, trial)),
+        )
         try:
             with only_process(run.path):
                 for phase in config.phases:
@@ -289,7 +291,10 @@ class Work:
         """All measures so far, a row for each trial, NFE and draw."""
         rows = []
         for trial in trials(self._config):
-            own, record = trial_config(self._config, trial), Record(self._folder(trial))
+            own, record = (
+                trial_config(self._config, trial),
+                Record(trial_folder(self._config, trial)),
+            )
             seconds = record.train_seconds(tuple(own.phases))
             for nfe, draw in _measures(own):
                 measured = _found(record, trial, own, nfe, draw)
@@ -309,7 +314,7 @@ class Work:
         return [Row(trial, None, draw, 0, 0.0, floor) for trial, draw, floor in found if floor]
 
     def _floor(self, trial: Trial, draw: int, *, known: bool) -> Measured | None:
-        record = Record(self._folder(trial).parent)
+        record = Record(trial_folder(self._config, trial).parent)
         config = trial_config(self._config, trial)
         key = floor_key(config, draw)
         floor = record.find(key, yardstick_of(config).names)
@@ -317,9 +322,6 @@ class Work:
             floor = Measured(0.0, 0.0, self._yardstick(trial).floor(trial.seed, draw))
             record.add(key, floor)
         return floor
-
-    def _folder(self, trial: Trial) -> Path:
-        return trial_folder(self._config, trial)
 
     def _yardstick(self, trial: Trial) -> Yardstick:
         if trial.target not in self._yardsticks:

@@ -31,19 +31,15 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
     files = []
     for label in dict.fromkeys(trial.target.label for trial in first):
         own = [trial for trial in first if trial.target.label == label]
+        file = comparison_folder(config) / f"{label}.png"
+        data = Data(trial_config(config, own[0]).data, config.seed)
         drawn = {
             METHODS[trial.method].title: samples
             for trial in own
-            if (samples := _samples(config, trial, device))
+            if (samples := _samples(config, trial, data, device))
         }
-        file = comparison_folder(config) / f"{label}.png"
-        data = Data(trial_config(config, own[0]).data, config.seed)
         target = data.reference("picture")
         if data.images is None:
-            drawn = {
-                name: {nfe: in_units(data, samples) for nfe, samples in found.items()}
-                for name, found in drawn.items()
-            }
             title = f"{label}, seed {config.seed}: {POINTS} samples of each, from the same source"
             save_point_table(drawn, target.sample(POINTS), file, data.axes, title)
         else:
@@ -55,7 +51,7 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
     return files
 
 
-def _samples(config: Config, trial: Trial, device: torch.device) -> dict[int, Samples]:
+def _samples(config: Config, trial: Trial, data: Data, device: torch.device) -> dict[int, Samples]:
     """With each number of calls that the trial can do with, by that number."""
     own, drawn = trial_config(config, trial), dict[int, Samples]()
     for nfe in asked_nfe(own):
@@ -63,5 +59,6 @@ def _samples(config: Config, trial: Trial, device: torch.device) -> dict[int, Sa
         sampler, _ = load_sampler(at_nfe(own, nfe), run, device)
         source = build_source(own.data, config.seed, "picture")
         count = POINTS if len(source.shape) == 1 else IMAGES
-        drawn[nfe] = sampler(source.sample(count).to(device), keep_path=True)
+        samples = sampler(source.sample(count).to(device), keep_path=True)
+        drawn[nfe] = in_units(data, samples)
     return drawn

@@ -27,7 +27,6 @@ from nsgf.config.schema import (
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs
 from nsgf.sampling.budget import at_calls, least_calls, most_calls
-from nsgf.sampling.sampler import Leg
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import Precision, pick_precision, sampling_precision
@@ -65,8 +64,6 @@ METHODS: dict[MethodName, Method] = {
 }
 SIGMA = {"icfm": 0.1, "otcfm": 0.1, "sbcfm": 0.5}
 """Widths of torchcfm's own examples in the plane; 0 is its choice for images."""
-
-
 STARTS = 65_536
 """``nsf.starts`` of the hand-over, unless the experiment has fewer."""
 
@@ -119,7 +116,7 @@ def named_target(label: str) -> Target:
             if target.label == label:
                 return target
     raise UserError(
-        f"compare.targets = {label}: must be a data set, or SOURCE_NAME with a source out of "
+        f"target = {label}: must be a data set, or SOURCE_NAME with a source out of "
         f"{', '.join(sources)}"
     )
 
@@ -262,7 +259,7 @@ def asked_nfe(config: Config) -> list[int]:
 def possible_nfe(config: Config) -> tuple[int, int | None]:
     """Network calls for each sample that a trial cannot do without, and the most that it can make
     use of; None: there is no limit."""
-    legs = _called_legs(config)
+    legs = called_legs(config, config.phases.__contains__)
     return least_calls(config.sampling, legs), most_calls(legs)
 
 
@@ -270,9 +267,4 @@ def at_nfe(config: Config, nfe: int) -> Config:
     """A trial's configuration with ``nfe`` network calls for each sample, at least
     that of :func:`possible_nfe` (see :func:`nsgf.sampling.budget.at_calls`).
     """
-    return at_calls(config, _called_legs(config), nfe)
-
-
-def _called_legs(config: Config) -> list[type[Leg]]:
-    """Those of a trial whose networks a sample meets."""
-    return called_legs(config, lambda name: name in config.phases)
+    return at_calls(config, called_legs(config, config.phases.__contains__), nfe)
