@@ -20,10 +20,9 @@ COMMANDS = {
 WITHOUT_RUN = ("list", "compare", "preflight")
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
-OF_REPORT = ("--compare", "--figures")
 OF_ONE_COMMAND = {
     "--session-hours": "preflight",
-    **dict.fromkeys(OF_REPORT, "report"),
+    **dict.fromkeys(("--compare", "--figures"), "report"),
     "--to": "export",
 }
 

@@ -6,7 +6,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.compare.calls import calls_of_methods, empty_cells
 from nsgf.compare.measure import (
     ImageYardstick,
     Measured,
@@ -19,7 +18,7 @@ from nsgf.compare.pictures import save_pictures
 from nsgf.compare.record import Record, floor_key, measure_key
 from nsgf.compare.report import TABLE, write_report
 from nsgf.compare.rows import Row, has_places_of
-from nsgf.compare.tables import counted
+from nsgf.compare.tables import calls_of_methods, counted, empty_cells
 from nsgf.compare.trials import (
     Comparison,
     Target,

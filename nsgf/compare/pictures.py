@@ -28,19 +28,15 @@ def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     files = []
     for label in dict.fromkeys(trial.target.label for trial in first):
         own = [trial for trial in first if trial.target.label == label]
+        file = comparison.folder / f"{label}.png"
+        data = Data(comparison.trial_config(own[0]).data, seed)
         drawn = {
             method_title(trial.method): samples
             for trial in own
-            if (samples := _samples(comparison, trial, device))
+            if (samples := _samples(comparison, trial, data, device))
         }
-        file = comparison.folder / f"{label}.png"
-        data = Data(comparison.trial_config(own[0]).data, seed)
         target = data.reference("picture")
         if data.images is None:
-            drawn = {
-                name: {nfe: in_units(data, samples) for nfe, samples in found.items()}
-                for name, found in drawn.items()
-            }
             title = f"{label}, seed {seed}: {POINTS} samples of each, from the same source"
             save_point_table(drawn, target.sample(POINTS), file, data.axes, title)
         else:
@@ -52,7 +48,9 @@ def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     return files
 
 
-def _samples(comparison: Comparison, trial: Trial, device: torch.device) -> dict[int, Samples]:
+def _samples(
+    comparison: Comparison, trial: Trial, data: Data, device: torch.device
+) -> dict[int, Samples]:
     """With each number of calls that the trial can do with, by that number."""
     own, drawn = comparison.trial_config(trial), dict[int, Samples]()
     for nfe in asked_nfe(own):
@@ -60,5 +58,6 @@ def _samples(comparison: Comparison, trial: Trial, device: torch.device) -> dict
         sampler, _ = load_sampler(at_nfe(own, nfe), run, device)
         source = build_source(own.data, trial.seed, "picture")
         count = POINTS if len(source.shape) == 1 else IMAGES
-        drawn[nfe] = sampler(source.sample(count).to(device), keep_path=True)
+        samples = sampler(source.sample(count).to(device), keep_path=True)
+        drawn[nfe] = in_units(data, samples)
     return drawn

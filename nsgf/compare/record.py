@@ -89,26 +89,17 @@ def measure_key(method: str, config: Config, nfe: int, draw: int) -> str:
         del sampling["precision"]
     for name in ("label", "guidance"):  # what is compared knows no classes
         del sampling[name]
-    key: dict[str, Any] = {
-        "format": FORMAT,
-        "method": method,
-        "nfe": nfe,
-        "draw": draw,
-        "iterations": [getattr(config, phase).iterations for phase in config.phases],
-        "samples": config.evaluation.num_samples,
-        "w2_samples": config.evaluation.w2_samples,
-        "sampling": sampling,
-    }
-    return json.dumps(key, sort_keys=True)
+    updates = [getattr(config, phase).iterations for phase in config.phases]
+    own = {"method": method, "nfe": nfe, "draw": draw, "iterations": updates, "sampling": sampling}
+    return _key(config, own)
 
 
 def floor_key(config: Config, draw: int) -> str:
     """What a floor depends on besides the target, which has a folder of its own."""
-    key: dict[str, Any] = {
-        "format": FORMAT,
-        "seed": config.seed,
-        "floor of draw": draw,
-        "samples": config.evaluation.num_samples,
-        "w2_samples": config.evaluation.w2_samples,
-    }
-    return json.dumps(key, sort_keys=True)
+    return _key(config, {"seed": config.seed, "floor of draw": draw})
+
+
+def _key(config: Config, own: dict[str, Any]) -> str:
+    evaluation = config.evaluation
+    counts = {"samples": evaluation.num_samples, "w2_samples": evaluation.w2_samples}
+    return json.dumps({"format": FORMAT, **counts, **own}, sort_keys=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsgf.compare.measure import Measured
-from nsgf.compare.trials import Target, Trial, named_target
+from nsgf.compare.trials import Trial, named_target
 from nsgf.system.errors import UserError, cause
 
 CSV_COLUMNS = "target method seed draw nfe calls updates train_seconds sample_seconds"
@@ -64,7 +64,7 @@ def read_rows(file: Path) -> list[Row]:
             if len(cells) != len(head):
                 raise ValueError(f"{len(cells)} cells, but the head has {len(head)}")
             rows.append(_read_row(dict(zip(head, cells, strict=True))))
-        except ValueError as error:
+        except (ValueError, UserError) as error:
             raise UserError(f"{file}, line {number}: {error}") from error
     return rows
 
@@ -90,12 +90,12 @@ def _places(rows: Sequence[Row]) -> set[tuple[object, ...]]:
 def _read_row(cells: Mapping[str, str]) -> Row:
     """
     Raises:
-        ValueError: what stands in a cell is not what belongs there.
+        ValueError, UserError: what stands in a cell is not what belongs there.
     """
     metrics = list(cells)[len(CSV_COLUMNS.split()) :]
     is_floor = cells["method"] == "floor"
     return Row(
-        Trial(_target(cells["target"]), cells["method"], int(cells["seed"])),
+        Trial(named_target(cells["target"]), cells["method"], int(cells["seed"])),
         None if is_floor else int(cells["nfe"]),
         int(cells["draw"]),
         int(cells["updates"]),
@@ -106,14 +106,3 @@ def _read_row(cells: Mapping[str, str]) -> Row:
             {name: float(cells[name]) for name in metrics},
         ),
     )
-
-
-def _target(label: str) -> Target:
-    """
-    Raises:
-        ValueError: there is none of this label.
-    """
-    try:
-        return named_target(label)
-    except UserError as error:
-        raise ValueError(f"target = {label}: there is none of this name") from error

@@ -17,7 +17,6 @@ from nsgf.config.schema import PEER_PHASES, Config
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs
 from nsgf.sampling.budget import at_calls, least_calls, most_calls
-from nsgf.sampling.sampler import Leg
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import Precision, pick_precision, sampling_precision
@@ -171,7 +170,7 @@ def named_target(label: str) -> Target:
             if target.label == label:
                 return target
     raise UserError(
-        f"compare.targets = {label}: must be a data set, or SOURCE_NAME with a source out of "
+        f"target = {label}: must be a data set, or SOURCE_NAME with a source out of "
         f"{', '.join(sources)}"
     )
 
@@ -218,7 +217,7 @@ def asked_nfe(config: Config) -> list[int]:
 
 def possible_nfe(config: Config) -> tuple[int, int | None]:
     """Smallest and largest number of network calls for a sample of a trial; None: no limit."""
-    legs = _called_legs(config)
+    legs = called_legs(config, config.phases.__contains__)
     return least_calls(config.sampling, legs), most_calls(legs)
 
 
@@ -226,9 +225,4 @@ def at_nfe(config: Config, nfe: int) -> Config:
     """A trial's configuration with ``nfe`` network calls for each sample, at least
     that of :func:`possible_nfe` (see :func:`nsgf.sampling.budget.at_calls`).
     """
-    return at_calls(config, _called_legs(config), nfe)
-
-
-def _called_legs(config: Config) -> list[type[Leg]]:
-    """Legs of a trial whose networks a sample meets."""
-    return called_legs(config, lambda name: name in config.phases)
+    return at_calls(config, called_legs(config, config.phases.__contains__), nfe)

@@ -111,10 +111,8 @@ def save_points(
         left.scatter(*states[:, 0].T, s=3, color="tab:blue", label="source", zorder=2)
     left.scatter(*states[:, -1].T, s=3, color="tab:red", label="samples", zorder=3)
     if on_line:
-        both = {"samples": path[-1][:, 0].numpy(), "target": target[:, 0].numpy()}
-        _draw_histograms(right, both)
-    else:
-        right.scatter(*target[:, :2].numpy().T, s=3, color="tab:green", label="target")
+        _show_points(right, path[-1], target, "tab:red", "samples")
+    _show_points(right, target, target, "tab:green", "target")
     for panel, words in ((left, title), (right, "target")):
         panel.set_title(words)
         panel.legend(loc="upper right")
@@ -145,16 +143,6 @@ def name_axes(panel: Any, axes: tuple[str, ...] | None) -> None:
     words = [f"{axes[0][:NAME]}{more}", *(name[:NAME] for name in axes[1:2])]
     for set_label, label in zip((panel.set_xlabel, panel.set_ylabel), words, strict=False):
         set_label(label, parse_math=False)  # a name may have dollars
-
-
-def _draw_histograms(panel: Any, values: dict[str, Any]) -> None:
-    """Of the finite values, with the bins of the last ones; y is their share."""
-    bins = np.histogram_bin_edges(list(values.values())[-1], bins=BINS)
-    colors = {"samples": "tab:red", "target": "tab:green"}
-    for name, found in values.items():
-        weights = np.full(len(found), 1 / len(found))
-        how = {"histtype": "step", "color": colors[name], "label": name}
-        panel.hist(found, bins=bins, weights=weights, **how)
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -216,10 +204,9 @@ def save_point_table(
     for panel in panels.flat:
         if same_scale:
             panel.set_aspect("equal")
+    words = ", ".join(name[:NAME] for name in axes or ())[: 2 * NAME]
     for panel in panels[-1][:-1]:
-        panel.set_xlabel(
-            ", ".join(name[:NAME] for name in axes or ())[: 2 * NAME], parse_math=False
-        )
+        panel.set_xlabel(words, parse_math=False)
     save_figure(figure, file, dpi=80)
 
 
@@ -241,13 +228,16 @@ def _height_by_width(drawn: dict[str, dict[int, Samples]], target: Tensor) -> fl
     return float(height / width)
 
 
-def _show_points(panel: Any, x: Tensor, target: Tensor, color: str) -> None:
-    """Points (N, D) by their first two coordinates; on a line as a histogram."""
+def _show_points(panel: Any, x: Tensor, target: Tensor, color: str, label: str = "") -> None:
+    """Points (N, D) by their first two coordinates, larger where they have a label; on a line their
+    share in each of the target's bins."""
+    how = {"color": color, "label": label}
     if x.shape[1] > 1:
-        panel.scatter(*x[:, :2].numpy().T, s=1, color=color)
+        panel.scatter(*x[:, :2].numpy().T, s=3 if label else 1, **how)
     else:
         bins = np.histogram_bin_edges(target[:, 0].numpy(), bins=BINS)
-        panel.hist(x[:, 0].numpy(), bins=bins, histtype="step", color=color)
+        weights = np.full(len(x), 1 / len(x))
+        panel.hist(x[:, 0].numpy(), bins=bins, weights=weights, histtype="step", **how)
 
 
 def _all_nfe(drawn: dict[str, dict[int, Samples]]) -> list[int]:
@@ -304,10 +294,9 @@ def save_image_table(
             else:
                 panel.set(xticks=[], yticks=[], frame_on=False)
     axes[-1][0].set_ylabel("real", **letters)
-    for panel, real in zip(axes[-1], target.tensor_split(len(counts)), strict=True):
-        show_grid(panel, real)
-    for panel, nfe in zip(axes[0], counts, strict=True):
-        panel.set_title(f"NFE {nfe}", **letters)
+    for column, nfe, real in zip(axes.T, counts, target.tensor_split(len(counts)), strict=True):
+        column[0].set_title(f"NFE {nfe}", **letters)
+        show_grid(column[-1], real)
     save_figure(figure, file, dpi=100)
 
 

@@ -91,7 +91,7 @@ def test_labels_are_looked_up_and_never_taken_apart(label, target, monkeypatch):
 
 @pytest.mark.parametrize("label", ["moon", "moons_8gaussians", "gaussian_moons", ""])
 def test_unknown_targets_are_refused(label):
-    with pytest.raises(UserError, match=rf"compare\.targets = {label}: must be"):
+    with pytest.raises(UserError, match=rf"target = {label}: must be"):
         named_target(label)
 
 
