@@ -46,24 +46,26 @@ def with_own_data(
     if is_new and {"path", "size", "fit", "color"} & set(flags.get("data", {})):
         own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
         base = {**base, "data": own}
-    data = merged(base, flags).get("data", {})
+    settings = merged(base, flags)
+    data = settings.get("data", {})
     if data.get("name") not in INSPECTORS or data.get("found", {}).get("checksum"):
         return base, flags, ()
-    config = resolved(merged(base, flags))
+    config = resolved(settings)
     check(config)
     name = config.data.name
     if config.data.path is None:
         raise UserError(f"data.path = null: name the {name} to train on with --data.path")
     found, notes = INSPECTORS[name](config.data)
-    mult = merged(base, flags).get("model", {}).get("unet", {}).get("mult")
+    mult = settings.get("model", {}).get("unet", {}).get("mult")
     chosen, data = _chosen(config, found, mult), {"found": asdict(found)}
     if name == "images":
         channels, size, _ = found.shape or []
         data |= {"size": size, "fit": config.data.fit or "crop"}
         data |= {"color": "grey" if channels == 1 else "rgb"}
     below = merged(inherited(nested(chosen)), base)
-    note = f"chosen for them: {_in_words(chosen)}; --print-config shows all, your own settings win"
-    return below, merged(flags, {"data": data}), (*notes, note)
+    shown = ", ".join(f"{key} {value}" for key, value in chosen.items())
+    notes += (f"chosen for them: {shown}; settings of your own win",)
+    return below, merged(flags, {"data": data}), notes
 
 
 def _chosen(config: Config, found: FoundConfig, mult: list[int] | None) -> dict[str, Any]:
@@ -152,12 +154,3 @@ def _flows(trajectories: int, particles: int, values: int) -> int:
     """Return the number of flows in a pool of so many trajectories, or of as many as POOL_VALUES
     allow; each trajectory has ``values`` values."""
     return max(1, -(-min(trajectories, POOL_VALUES // values) // particles))
-
-
-def _in_words(chosen: dict[str, Any]) -> str:
-    """Return the chosen network and batches as text."""
-    shown = (
-        *("model.unet.channels", "model.unet.mult", "model.mlp.width", "optim.batch_size"),
-        *("sinkhorn.batch_size", "pool.num_batches", "nsf.coupling_batch"),
-    )
-    return ", ".join(f"{key} {chosen[key]}" for key in shown if key in chosen)

@@ -33,7 +33,7 @@ class Times:
 
 
 class RandomIndices:
-    """Whole numbers from [0, 2^62): modulo N a choice among N, whatever N is.  int64"""
+    """Integers from [0, 2^62): modulo N a choice among N, for any N.  int64"""
 
     shape: tuple[int, ...] = ()
 
@@ -43,26 +43,25 @@ class RandomIndices:
 
 @dataclass(frozen=True)
 class PointSet:
-    """A two-dimensional law, and all that the program knows of it."""
+    """A two-dimensional law."""
 
     name: str
     """``data.name``."""
     points: Callable[[int, torch.Generator], Tensor]
-    """(n, generator) -> n independent points, float32, (n, 2)."""
+    """(n, generator) -> independent points, float32, (n, 2)."""
     is_source: bool = False
     """Whether ``data.source`` may name it."""
 
     shape: ClassVar[tuple[int, ...]] = (2,)
     uses: ClassVar[frozenset[str]] = frozenset({"source"})
-    """Settings of the section ``data`` that mean something for it, besides its name."""
+    """Settings of the section ``data`` that have an effect, besides ``name``."""
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.points(n, generator)
 
 
 Distribution = Gaussian | Times | RandomIndices | PointSet
-"""Laws that can be sampled without end: the ``shape`` of one sample, and ``draw``, which makes n
-independent ones, (n, *shape)."""
+"""Laws with unlimited samples: the ``shape`` of one, and ``draw(n, generator)``, (n, *shape)."""
 
 
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
