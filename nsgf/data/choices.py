@@ -68,8 +68,9 @@ def with_own_data(
         data |= {"size": size, "fit": config.data.fit or "crop"}
         data |= {"color": "grey" if channels == 1 else "rgb"}
     below = merged(merged(method, inherited(nested(chosen))), base)
-    note = f"chosen for them: {_in_words(chosen)}; --print-config shows all, your own settings win"
-    return below, merged(flags, {"data": data}), (*notes, note)
+    shown = ", ".join(f"{key} {value}" for key, value in chosen.items())
+    notes += (f"chosen for them: {shown}; settings of your own win",)
+    return below, merged(flags, {"data": data}), notes
 
 
 def _chosen(config: Config, found: FoundConfig, mult: list[int] | None) -> dict[str, Any]:
@@ -160,12 +161,3 @@ def _flows(trajectories: int, particles: int, values: int) -> int:
     """Return the number of flows in a pool of so many trajectories, or of as many as POOL_VALUES
     allow; each trajectory has ``values`` values."""
     return max(1, -(-min(trajectories, POOL_VALUES // values) // particles))
-
-
-def _in_words(chosen: dict[str, Any]) -> str:
-    """Return the chosen network and batches as text."""
-    shown = (
-        *("model.unet.channels", "model.unet.mult", "model.mlp.width", "optim.batch_size"),
-        *("sinkhorn.batch_size", "pool.num_batches", "nsf.coupling_batch"),
-    )
-    return ", ".join(f"{key} {chosen[key]}" for key in shown if key in chosen)

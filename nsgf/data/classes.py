@@ -1,7 +1,7 @@
-"""Classes of samples: which one each sample of a stream has, and streams that keep to that.
+"""Classes of samples: the class of each sample of a stream, and streams that keep to it.
 
-Sample i of a stream for K classes has class (i // run) mod K, so that its class follows from its
-position alone, as everything that is random does. Class K stands for no class.
+Sample i of a stream for K classes has class (i // run) mod K, so that its class follows only from
+its position, like all that is random. Class K stands for no class.
 
 Shapes: n samples, *shape one sample.
 """
@@ -19,24 +19,23 @@ DROPPED = 0.1
 
 
 def class_labels(positions: range, classes: int, run: int = 1) -> Tensor:
-    """The classes of samples at these positions, ``run`` of each after one another.
-
-    Whole numbers of 32 bits: those of 64 bits stay on the CPU (:mod:`nsgf.training.prefetch`).
+    """Return the classes of the samples at these positions, ``run`` successive samples of each.
 
     Returns:
-        In [0, classes - 1], int32, (len(positions),).
+        In [0, classes - 1], (len(positions),), int32: int64 stays on the CPU
+        (:mod:`nsgf.training.prefetch`).
     """
     numbers = torch.arange(positions.start, positions.stop)
     return (numbers // run % classes).int()
 
 
 class ClassSampler(Sampler):
-    """Samples of several streams in turn, ``run`` of each after one another: each stream is read in
-    its own order, and sample i comes from stream (i // run) mod (number of streams).
+    """Several streams in turn, ``run`` successive samples of each: sample i comes from stream
+    (i // run) mod (number of streams), and each stream is read in its own order.
     """
 
     def __init__(self, streams: Sequence[Sampler], run: int = 1) -> None:
-        """``streams``: one for each class, of samples of the same shape, on the same device."""
+        """``streams``: one for each class, with samples of one shape on one device."""
         self.shape = streams[0].shape
         self._streams, self._run = list(streams), run
 
@@ -54,26 +53,26 @@ class ClassSampler(Sampler):
         return whole.index_select(0, order.to(whole.device))
 
     def _within(self, position: int) -> int:
-        """Where in its own stream a sample is."""
+        """Return the position of a sample in its own stream."""
         turn = position // self._run // len(self._streams)
         return turn * self._run + position % self._run
 
 
 class LabelDropout:
-    """Leaves out labels, so that a network also learns to answer without one."""
+    """Leaves out labels at random, so that a network also learns to work without one."""
 
     def __init__(self, classes: int, seed: int) -> None:
         self._classes, self._coins = classes, PointSampler(Times(), seed)
 
     def __call__(self, labels: Tensor, positions: range) -> Tensor:
-        """Labels (n,) of the samples at these positions, each with probability DROPPED replaced by
-        K, no class; which ones follows from seed and position.  (n,)"""
+        """Return the labels of the samples at these positions, each replaced by K, no class, with
+        probability DROPPED; which ones follows from seed and position.  (n,) -> (n,)"""
         dropped = self._coins.at(positions) < DROPPED
         return labels.masked_fill(dropped, self._classes)
 
 
 def class_rows(labels: Tensor, classes: int, most: int) -> Tensor | None:
-    """Samples for a picture with a row for each class.
+    """Return the samples of a picture with a row for each class.
 
     Args:
         labels: (n,), in [0, classes - 1].
@@ -81,8 +80,7 @@ def class_rows(labels: Tensor, classes: int, most: int) -> Tensor | None:
         most: longest row.
 
     Returns:
-        Indices of the first samples of each class, as many of all, (K, columns); None: a class has
-        none.
+        Indices of the first samples of each class, (K, columns); None if a class has none.
     """
     counts = torch.bincount(labels.long(), minlength=classes)
     columns = min(int(counts.min()), most)
@@ -92,5 +90,5 @@ def class_rows(labels: Tensor, classes: int, most: int) -> Tensor | None:
 
 
 def nearest_multiple(count: int, unit: int) -> int:
-    """The multiple of ``unit``, at least one of it, that is nearest to ``count``."""
+    """Return the positive multiple of ``unit`` that is nearest to ``count``."""
     return max(1, (count + unit // 2) // unit) * unit

@@ -33,7 +33,7 @@ class Times:
 
 
 class RandomIndices:
-    """Whole numbers from [0, 2^62): modulo N a choice among N, whatever N is.  int64"""
+    """Integers from [0, 2^62): modulo N a choice among N, for any N.  int64"""
 
     shape: tuple[int, ...] = ()
 
@@ -43,7 +43,7 @@ class RandomIndices:
 
 @dataclass(frozen=True)
 class PointSet:
-    """A law of points, and all that the program knows of it."""
+    """A distribution of points."""
 
     name: str
     """``data.name``."""
@@ -56,15 +56,14 @@ class PointSet:
     """(D,)."""
 
     uses: ClassVar[frozenset[str]] = frozenset({"source"})
-    """Settings of the section ``data`` that mean something for it, besides its name."""
+    """Settings of the section ``data`` that have an effect, besides ``name``."""
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
         return self.points(n, generator)
 
 
 Distribution = Gaussian | Times | RandomIndices | PointSet
-"""Laws that can be sampled without end: the ``shape`` of one sample, and ``draw``, which makes n
-independent ones, (n, *shape)."""
+"""Laws with unlimited samples: the ``shape`` of one, and ``draw(n, generator)``, (n, *shape)."""
 
 
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:

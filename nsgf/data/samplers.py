@@ -1,4 +1,4 @@
-"""Samplers: streams that answer ``sample(n)`` for any n.
+"""Samplers: streams with ``sample(n)`` for any n.
 
 Sample i of a stream is a function of the stream's seed and of i alone, however the stream is cut
 into batches. Seed and position, the number of samples drawn so far, are therefore the whole state,
@@ -27,10 +27,10 @@ class Sampler(ABC):
 
     @abstractmethod
     def at(self, positions: range) -> Tensor:
-        """The samples at these positions, wherever the stream stands.  (len(positions), *shape)"""
+        """Return the samples at these positions; the stream does not move.  (n, *shape)"""
 
     def sample(self, n: int) -> Tensor:
-        """The next ``n`` samples, float32, (n, *shape)."""
+        """Return the next ``n`` samples.  (n, *shape)"""
         positions = range(self.position, self.position + n)
         self.position = positions.stop
         return self.at(positions)
@@ -49,7 +49,7 @@ class PointSampler(Sampler):
         return torch.cat([self._block(page)[cut] for page, cut in pages(positions, BLOCK)])
 
     def _block(self, number: int) -> Tensor:
-        """Draws number * BLOCK and following.  (BLOCK, *shape)"""
+        """Return the draws from number * BLOCK on.  (BLOCK, *shape)"""
         if number != self._page_number:
             self._page = self._distribution.draw(BLOCK, make_generator(self._seed, number))
             self._page_number = number
@@ -59,8 +59,8 @@ class PointSampler(Sampler):
 class RowSampler(Sampler):
     """Samples of a finite set without replacement within an epoch, a fresh permutation for each.
 
-    They come from wherever ``rows`` live; the permutation, one call per epoch, is made on the CPU,
-    so that it is the same on every device.
+    They come from the device of ``rows``; the permutation is made on the CPU, so that it is the
+    same for every device.
     """
 
     def __init__(self, rows: Tensor, seed: int, chosen: Tensor | None = None) -> None:
@@ -81,7 +81,7 @@ class RowSampler(Sampler):
         return self._with_coins(positions)[0]
 
     def _with_coins(self, positions: range) -> tuple[Tensor, Tensor]:
-        """The rows, (n, *shape), and for each a number from [0, 1), (n,)."""
+        """Return the rows, (n, *shape), and for each a number from [0, 1), (n,)."""
         indices, coins = [], []
         for epoch, cut in pages(positions, self._count):
             self._turn_to(epoch)
@@ -95,7 +95,7 @@ class RowSampler(Sampler):
         return rows, torch.cat(coins).to(device)
 
     def _turn_to(self, epoch: int) -> None:
-        """Order and coins of an epoch, kept until another one is asked for."""
+        """Make order and coins of an epoch, unless it is the current one."""
         if epoch != self._epoch:
             generator = make_generator(self._seed, "epoch", epoch)
             self._order = torch.randperm(self._count, generator=generator)
@@ -109,8 +109,11 @@ class ImageSampler(RowSampler):
     def __init__(
         self, images: Tensor, seed: int, *, flip: bool = False, chosen: Tensor | None = None
     ) -> None:
-        """``images``: uint8, (N, C, H, W), and ``chosen`` as of :class:`RowSampler`. With ``flip``
-        each is mirrored left to right with probability 1/2.
+        """
+        Args:
+            images: uint8, (N, C, H, W).
+            seed, chosen: as for :class:`RowSampler`.
+            flip: mirror each left to right with probability 1/2.
         """
         super().__init__(images, seed, chosen)
         self._flip = flip
@@ -124,10 +127,10 @@ class ImageSampler(RowSampler):
 
 
 def pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:
-    """Pages of ``size`` samples and the slices of them that make up ``positions``, in order.
+    """Yield pages of ``size`` samples and the slices of them that make up ``positions``, in order.
 
     Raises:
-        ValueError: the positions are none, or not successive.
+        ValueError: there are no positions, or they are not successive.
     """
     start, n = positions.start, len(positions)
     if n < 1 or positions.step != 1:
