@@ -78,6 +78,7 @@ def test_recipes_without_code_are_known():
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("recipe", [one for one in RECIPES if one.edits], ids=lambda one: one.title)
 def test_recipe_works(recipe, tmp_path):
     for folder in ("nsgf", "configs"):
