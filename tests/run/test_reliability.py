@@ -139,6 +139,21 @@ def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(
     assert main(["sample", *argv, "--num-samples", "9"]) == 0
 
 
+def test_run_whose_settings_have_a_removed_key_continues_or_is_refused(tiny_run, capsys):
+    """As earlier versions wrote them: ignored with the value that still holds."""
+    own = tiny_run.config_file.read_text()
+    argv = ["--run", str(tiny_run.path)]
+    tiny_run.config_file.write_text(own.replace("train:\n", "train:\n  keep: all\n"))
+    assert main(["train", *argv, "--resume"]) == 0
+    assert main(["sample", *argv, "--num-samples", "9"]) == 0
+    tiny_run.config_file.write_text(own.replace("train:\n", "train:\n  keep: light\n"))
+    capsys.readouterr()
+    assert main(["sample", *argv]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("nsgf: error: train.keep = light: ")
+    assert said.count("\n") == 1
+
+
 def test_run_folder_may_be_moved(tiny, tiny_run, tmp_path):
     moved = RunFolder(Path(shutil.move(tiny_run.path, tmp_path / "elsewhere")))
     longer = replace(tiny, predictor=replace(tiny.predictor, iterations=14))

@@ -73,11 +73,13 @@ def test_solver_that_measures_its_error_has_float32_unless_told_otherwise():
     assert sampling_precision(config, CPU) == "bf16"
 
 
-def test_precision_of_samples_that_is_not_there_is_refused():
+def test_precision_of_samples_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some card")
     with pytest.raises(UserError, match=r"sampling\.precision = fp16: a CPU is slow in it"):
         sampling_precision(config_of("fp16", "auto"), CPU)
     with pytest.raises(UserError, match=r"sampling\.precision = bf16.*--sampling.precision fp16"):
-        sampling_precision(config_of("bf16", "auto"), CPU, (7, 5))
+        sampling_precision(config_of("bf16", "auto"), CARD)
     with pytest.raises(UserError, match=r"sampling\.precision = bf16: untried on mps"):
         sampling_precision(config_of("bf16", "auto"), torch.device("mps"))
     assert sampling_precision(config_of("auto", "bf16"), torch.device("mps")) == "fp32"
