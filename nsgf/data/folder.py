@@ -57,10 +57,10 @@ def find_images(root: Path) -> tuple[list[Path], int]:
                 continue
             if path.is_dir():
                 folders.append(path)
-            elif path.is_file() and path.suffix.lower() in SUFFIXES:
-                images.append(path.relative_to(root))
-            else:
+            elif path.suffix.lower() not in SUFFIXES:
                 others += 1
+            elif path.is_file():
+                images.append(path.relative_to(root))
     if len(images) < LEAST:
         raise UserError(
             f"data.path = {root}: {len(images)} images in it (and {others} other files), must be "

@@ -142,11 +142,13 @@ def _cifar10(config: DataConfig) -> Any:
     """Return torchvision's training set: ``data`` (N, 32, 32, 3), and ``targets``.
 
     The files are pickles, which could run code: torchvision opens none before it has compared its
-    md5 sum with the published one.
+    md5 sum with the published one. A download would replace files with other sums.
     """
     from torchvision.datasets import CIFAR10
 
-    return CIFAR10(data_root(config), download=config.download)
+    root = data_root(config)
+    is_there = (root / CIFAR10.base_folder).exists()
+    return CIFAR10(root, download=config.download and not is_there)
 
 
 IMAGE_SETS = (
@@ -173,6 +175,6 @@ IMAGE_SETS = (
         read_images=lambda config: torch.from_numpy(_cifar10(config).data).permute(0, 3, 1, 2),
         read_labels=lambda config: torch.tensor(_cifar10(config).targets),
         uses=frozenset({"root", "download", "fake", "flip"}),
-        files="the published cifar10 files (their md5 sums are compared)",
+        files="the published cifar10 files (their md5 sums are compared, others are not replaced)",
     ),
 )

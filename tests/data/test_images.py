@@ -96,6 +96,15 @@ def test_cifar10_with_another_md5_sum_is_refused_and_never_unpickled(name, read,
         read("cifar10", tmp_path)
 
 
+def test_cifar10_with_another_md5_sum_is_not_replaced_by_a_download(cifar10, tmp_path, monkeypatch):
+    (cifar10 / "data_batch_1").write_bytes(b"own")
+    fetched = []
+    monkeypatch.setattr(CIFAR10, "download", lambda dataset: fetched.append(dataset))
+    with pytest.raises(UserError, match="md5"):
+        data_set("cifar10").images(DataConfig(name="cifar10", root=str(tmp_path), download=True))
+    assert not fetched
+
+
 def test_cifar10_has_the_published_sums():
     """Those that the sums above stand for: without them torchvision would unpickle anything."""
     for _, md5 in (*CIFAR10.train_list, *CIFAR10.test_list, (None, CIFAR10.meta["md5"])):
