@@ -183,7 +183,7 @@ class Data:
     def in_units(self, samples: Tensor) -> Tensor:
         """Samples of networks beside those of :meth:`reference`: own points in the units of their
         file, float64; else as they are.  (N, *shape)"""
-        return in_units(self._config, samples)
+        return in_units(self._config, samples, raw=True)
 
     def with_seed(self, seed: int) -> "Data":
         """The same samples, of which another seed's streams draw."""

@@ -63,9 +63,12 @@ def _points(config: DataConfig) -> TableSet:
     return TableSet(tuple(shape), size)
 
 
-def in_units(config: DataConfig, samples: Tensor) -> Tensor:
-    """Samples of networks, (..., *shape): own points in the units of their file, float64; others as
-    they are. The file is not read."""
+def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
+    """Return samples of networks, (N, *shape), as users get them: own points in the units of their
+    file, float64, which is not read; images clamped to [-1, 1], unless ``raw``; else as they are.
+    """
+    if samples.ndim == 4 and not raw:
+        return samples.clamp(-1, 1)
     mean, scale = config.found.mean, config.found.scale
     if mean is None or scale is None:
         return samples
