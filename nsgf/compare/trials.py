@@ -155,7 +155,7 @@ def trial_config(config: Config, trial: Trial) -> Config:
     trained = named_precision(train.precision, device)
     data: dict[str, Any] = {"name": trial.target.name, "source": trial.target.source}
     phases = list(method.phases or config.phases)
-    tau = config.sampling.tau if trial.method == "own" and "nsf" in phases else None
+    tau = config.sampling.tau if trial.method == "own" else None
     own = replace(
         config,
         seed=trial.seed,
