@@ -52,8 +52,8 @@ class Run:
     """Updates done of those configured, by phase: ``{"nsgf": "300 of 100000"}``."""
     sampler: FlowSampler = field(repr=False)
     """Carries samples of mu0 (B, *shape) on ``device`` to samples of mu*, and tells the network
-    calls, times and, with ``keep_path=True``, the states on the way. With classes their labels
-    (B,) may come second."""
+    calls, times and, with ``keep_path=True``, the states on the way; images are not clamped. With
+    classes their labels (B,) may come second."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
     """The networks that a sample meets, by phase, in eval mode and without gradients: velocities
     called as (x, t), with classes as (x, t, labels), a time predictor as (x)."""
@@ -71,6 +71,7 @@ class Run:
         label: int | None = None,
         nfe: int | None = None,
         batch_size: int | None = None,
+        raw: bool = False,
     ) -> Tensor:
         """Samples as ``nsgf sample`` draws them: sample i follows from the seed and i alone.
 
@@ -83,6 +84,7 @@ class Run:
                 networks as the comparison does; None: what the settings of sampling imply.
             batch_size: how many go through the networks together, which changes nothing but
                 rounding; None: that of the settings.
+            raw: whether images keep the values of the networks, which may leave [-1, 1].
 
         Returns:
             (N, *shape), float32, on the CPU; own points float64 in the units of their file.
@@ -102,7 +104,7 @@ class Run:
         for cut in cuts:
             told = (labels(cut),) if labels else ()
             parts.append(sampler(source.at(cut).to(self.device), *told).x.cpu())
-        return in_units(config.data, torch.cat(parts))
+        return in_units(config.data, torch.cat(parts), raw=raw)
 
     def _at(self, nfe: int) -> Config:
         legs = [phase.leg for phase in get_phases(list(self.networks))]

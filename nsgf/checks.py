@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from nsgf.conditional_checks import conditional_problems
+from nsgf.config.describe import yaml_words
 from nsgf.config.leaves import is_path, leaves, plain_type, range_of
 from nsgf.config.schema import FAMILIES, ONE_CALL, PHASES, Config, DataConfig
 from nsgf.data import DATA_SETS, NOISE, OWN_SETS, ImageSet, data_shape, is_image_set, target_set
@@ -157,7 +158,7 @@ def _unused_problems(config: Config) -> Iterator[str]:
         value, usual = getattr(config.data, key), getattr(DataConfig(), key)
         if value != usual:
             rest = why.get(key, f" for {name}")
-            yield f"data.{key} = {_written(value)}: must be {_written(usual)}{rest}"
+            yield f"data.{key} = {yaml_words(value)}: must be {yaml_words(usual)}{rest}"
     yield from _unused_couplings(config)
     if config.phases[-1:] == list(ONE_CALL[1:]):
         yield from _one_call_problems(config)
@@ -221,13 +222,6 @@ def refuse_unused(config: Config, asked: set[str]) -> None:
         raise UserError(f"--data.{unused[0]}: has no effect for data.name {name}; leave it out")
 
 
-def _written(value: bool | int | str | None) -> str:
-    """A value as YAML and flags have it."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _flow_problems(config: Config) -> Iterator[str]:
     flow = config.flow
     plus_plus = config.phases[:2] == list(PHASES[:2])
@@ -244,6 +238,11 @@ def _sampling_problems(config: Config) -> Iterator[str]:
         yield (
             f"sampling.omega = {sampling.omega}: must be null with sampling.solver "
             f"{sampling.solver}, or say --sampling.solver euler"
+        )
+    if sampling.tau is not None and PHASES[1] not in config.phases:
+        yield (
+            f"sampling.tau = {sampling.tau}: needs phase {PHASES[1]}, which is not among phases = "
+            f"{config.phases}; say --sampling.tau null"
         )
 
 

@@ -26,7 +26,7 @@ from nsgf.config.files import (
     read_settings,
     with_method,
 )
-from nsgf.config.schema import ONE_CALL, Config
+from nsgf.config.schema import Config
 from nsgf.flags import COMMANDS, ON_SAMPLES, SMOKE, WITHOUT_RUN, command_parser, short_flags
 from nsgf.system.errors import UserError, cause
 
@@ -177,14 +177,16 @@ def _configure(
     """
     # loads torch: a typo need not wait for it
     from nsgf.checks import check, check_places, refuse_nulls, refuse_unused
+    from nsgf.conditional_checks import fit_to_classes
     from nsgf.data.choices import with_own_data
 
     below, own = with_method(content, method) if run is None else (Content(), content)
     base, flags, notes = with_own_data(below, own, flags, check_places, is_new=run is None)
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
     config = build(Config, merged(merged(base, smoke), flags))
-    if smoke and config.data.conditional:
-        config = _whole_groups(config, flags.get(ONE_CALL[-1], {}))
+    if not run and (smoke or "conditional" in flags.get("data", {})):
+        config, fitted = fit_to_classes(config, flags)
+        notes += fitted
     if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
         planned = build(Config, base)
         refuse_nulls(planned)
@@ -333,16 +335,6 @@ def _refuse_move(run: "RunFolder", flags: Content) -> None:
             f"out_dir = {out}: the run stays where it is, {run.path}; leave --out-dir out, "
             "or move the folder"
         )
-
-
-def _whole_groups(config: Config, flags: Content) -> Config:
-    """The few samples of a smoke run as many as its classes take, but for what ``flags`` say."""
-    from nsgf.data import data_classes
-
-    own, size = config.generator, 2 * (data_classes(config.data) + 1)
-    batch_size = own.batch_size if "batch_size" in flags else size
-    targets = own.targets if "targets" in flags else size
-    return replace(config, generator=replace(own, batch_size=batch_size, targets=targets))
 
 
 def _keep_pool_total(config: Config, base: Config) -> tuple[Config, tuple[str, ...]]:

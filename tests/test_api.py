@@ -49,6 +49,19 @@ def test_samples_are_those_of_the_command(small, small_run):
     assert not np.array_equal(run.sample(20).numpy(), saved)  # seed 0, the run's
 
 
+@pytest.mark.e2e
+def test_images_are_clamped_unless_raw_values_are_wanted(digits_run, tmp_path):
+    """Networks that are hardly trained leave [-1, 1]."""
+    config, own = digits_run
+    run = nsgf.load(own.path)
+    x, raw = run.sample(6), run.sample(6, raw=True)
+    assert raw.abs().max() > 1
+    assert torch.equal(x, raw.clamp(-1, 1))
+    file = sample_run(replace(config, out_dir=str(tmp_path)), own)[1]
+    saved = np.load(file, allow_pickle=False)["x"]
+    assert np.array_equal(saved, run.sample(len(saved)).numpy())
+
+
 def test_samples_do_not_depend_on_their_number_or_batches(small_run):
     run = nsgf.load(str(small_run.path))
     every = run.sample(20, seed=1)

@@ -54,6 +54,8 @@ WRONG = [  # experiment, flag, words of the message
     ("2d", "--sampling.omega=1.5", "sampling.omega = 1.5: must be >= 1e-06 and <= 1"),
     ("2d", "--sampling.tau=1", "sampling.tau = 1.0: must be >= 0 and < 1"),
     ("2d", "--sampling.tau=-0.1", "sampling.tau = -0.1: must be >= 0 and < 1"),
+    ("2d", "--sampling.tau=0", "sampling.tau = 0.0: needs phase nsf"),
+    ("2d", "--sampling.label=0", "sampling.label = 0: has no effect without data.conditional"),
     ("2d", "--sampling.solver=rk4", "sampling.solver = rk4: must be one of euler, heun, dopri5"),
     ("2d", "--sampling.rtol=0", "sampling.rtol = 0.0: must be >= 1e-07 and <= 1"),
     ("2d", "--sampling.atol=2", "sampling.atol = 2.0: must be >= 1e-07 and <= 1"),

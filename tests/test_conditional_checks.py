@@ -1,7 +1,9 @@
 import pytest
 
+from nsgf.command_line import parse
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
+from tests.data.own_files import write_images
 
 ON = "--data.conditional=true"
 LINES = ("--nsf.coupling=independent", "--nsf.coupling_batch=null", "--nsf.starts=null")
@@ -13,13 +15,14 @@ WRONG = [  # experiment, flags, words of the message
     ("digits", (ON, "--phases=[peer]"), "data.conditional = true: not with phase peer"),
     ("digits", (ON, "--phases=[peer,reflow]"), "data.conditional = true: not with phase peer"),
     ("digits", (ON, "--phases=[]"), "phases = []: must be one of"),
-    ("digits", (ON,), "not with nsf.coupling ot, which would mix classes; say"),
-    ("digits", (ON, *LINES[:2]), "nsf.starts = 65536: must be a multiple of 10"),
-    ("digits", (ON, *LINES[:2]), "the nearest is 65540"),
+    ("digits", (ON, "--nsf.coupling=ot"), "not with nsf.coupling ot, which would mix classes; say"),
+    ("digits", (ON, "--nsf.coupling_batch=512"), "not with nsf.coupling ot, which would mix"),
+    ("digits", (ON, "--nsf.starts=65536"), "nsf.starts = 65536: must be a multiple of 10"),
+    ("digits", (ON, "--nsf.starts=65536"), "the nearest is 65540"),
     ("digits", (ON, *LINES, "--pool-batches=9"), "pool.num_batches = 9: must be >= 10"),
     ("digits", (ON, *LINES, "--sampling.omega=0.1"), "not with sampling.omega"),
-    ("digits/onecall", (ON,), "generator.batch_size = 256: must be a multiple of 22 with 10"),
-    ("digits/onecall", (ON,), "for none; the nearest is 264; generator.targets = 1796: must be"),
+    ("digits/onecall", (ON, "--batch-size=256"), "size = 256: must be a multiple of 22 with 10"),
+    ("digits/onecall", (ON, "--batch-size=256"), "for none; the nearest is 264"),
     ("digits/onecall", (ON, "--batch-size=22", "--generator.targets=4"), "targets = 4: must be"),
     (
         "digits/onecall",
@@ -52,12 +55,28 @@ def test_what_classes_do_not_go_with_is_one_line(exp, flags, words, own_data):
         ("digits/onecall", (ON, *ALL, "--label=9", "--sampling.guidance=3")),
         ("digits/onecall", (ON, "--batch-size=22", "--generator.targets=44")),
         ("digits/onecall", (ON, *ALL, "--phases=[nsgf,generator]")),
-        ("digits/onecall", (ON, "--smoke")),  # its few samples are made enough
+        ("digits/onecall", (ON, "--smoke")),
         ("mnist/onecall", (ON, "--batch-size=220", "--generator.targets=null")),
     ],
 )
 def test_what_classes_go_with_is_valid(exp, flags):
     assert shipped(exp, *flags).data.conditional
+
+
+def test_settings_of_a_file_are_fitted_to_classes_with_a_line(tmp_path):
+    """Of shipped files and of own images; flags of the command line stay."""
+    request = parse(["train", "--exp=digits", ON])
+    nsf, [line] = request.config.nsf, request.notes
+    assert (nsf.coupling, nsf.coupling_batch, nsf.starts) == ("independent", None, 65_540)
+    assert "nsf.coupling independent" in line
+    assert "nsf.starts 65540" in line
+    assert shipped("digits", ON, "--nsf.starts=500").nsf.starts == 500
+    own = shipped("digits/onecall", ON).generator
+    assert (own.batch_size, own.targets) == (264, 1804)
+    images = write_images(tmp_path, 60, classes=3)
+    nsf = parse(["train", "--exp=images", f"--data.path={images}", ON]).config.nsf
+    assert (nsf.coupling, nsf.starts % 3) == ("independent", 0)
+    assert parse(["train", "--exp=digits"]).notes == ()
 
 
 def test_smoke_run_takes_two_samples_of_each_group():

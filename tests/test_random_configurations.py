@@ -1,8 +1,4 @@
-"""Configurations drawn at random: what is accepted trains, samples and is measured.
-
-Accepted means that the command line takes it. What sampling needs besides (a straight flow for
-``sampling.tau``) may still be refused there, in one line.
-"""
+"""Configurations drawn at random: what the command line takes is trained, sampled and measured."""
 
 import json
 import random
@@ -11,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+import nsgf
 from nsgf.cli import main
 from nsgf.command_line import parse
 from nsgf.run.folder import RunFolder
@@ -130,13 +127,10 @@ def test_accepted_configuration_trains_and_is_measured(seed, tmp_path, capsys):
     case = "python -m nsgf train " + " ".join(words)
     assert main(["train", *words]) == 0, case + capsys.readouterr().err
     run = RunFolder.newest(tmp_path, config.exp)
-    needs_nsf = config.sampling.tau is not None and config.phases == ["nsgf"]
     for command in ("sample", "evaluate"):
-        code = main([command, "--run", str(run.path)])
-        said = capsys.readouterr().err
-        assert code == (2 if needs_nsf else 0), f"{command}: {case}\n{said}"
-        assert said.count("\n") == int(needs_nsf), case + said
+        assert main([command, "--run", str(run.path)]) == 0, case + capsys.readouterr().err
+    assert len(nsgf.load(run.path).sample(5)) == 5, case
     for file in run.path.glob("*.json*"):
         for line in [file.read_text()] if file.suffix == ".json" else file.open():
             strict(line)
-    assert (run.path / "metrics.json").exists() != needs_nsf
+    assert (run.path / "metrics.json").exists()

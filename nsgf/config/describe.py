@@ -103,4 +103,4 @@ def type_words(kind: Any) -> str:
 
 def yaml_words(value: Any) -> str:
     """A plain value as a file has it."""
-    return json.dumps(value).replace('"', "")
+    return json.dumps(value, ensure_ascii=False).replace('"', "")

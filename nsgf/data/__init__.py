@@ -179,7 +179,7 @@ class Data:
 
     def in_units(self, samples: Tensor) -> Tensor:
         """Return samples of networks in the units of :meth:`reference`.  (N, *shape)"""
-        return in_units(self._config, samples)
+        return in_units(self._config, samples, raw=True)
 
     def with_seed(self, seed: int) -> "Data":
         """Return the same data with the random streams of another seed."""

@@ -88,10 +88,13 @@ def standardised(config: DataConfig, points: Tensor) -> Tensor:
     return ((points - mean) / scale).float()
 
 
-def in_units(config: DataConfig, samples: Tensor) -> Tensor:
-    """Return samples of networks in the units of the data: own points are scaled back and become
-    float64, others stay as they are.  (..., *shape)
+def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
+    """Return samples of networks in the units of the data.  (N, *shape)
+
+    Own points are scaled back and become float64. Images are clamped to [-1, 1], unless ``raw``.
     """
+    if samples.ndim == 4 and not raw:
+        return samples.clamp(-1, 1)
     mean, scale = config.found.mean, config.found.scale
     if mean is None or scale is None:
         return samples

@@ -12,7 +12,15 @@ from torch import Tensor
 from nsgf.checks import check
 from nsgf.config.files import read_settings
 from nsgf.config.schema import Config, SamplingConfig
-from nsgf.data import Data, Sampler, build_source, class_rows, data_classes, is_image_set
+from nsgf.data import (
+    Data,
+    Sampler,
+    build_source,
+    class_rows,
+    data_classes,
+    in_units,
+    is_image_set,
+)
 from nsgf.data.images import to_bytes
 from nsgf.phases import load_legs, sampled_phases
 from nsgf.run.folder import RunFolder, replacing
@@ -151,10 +159,10 @@ def _joined(batches: list[Batch], n: int) -> Samples:
 def sample_run(config: Config, run: RunFolder, world: World | None = None) -> list[str]:
     """Draw samples into ``samples/``: an .npz, a grid of images, a picture of their way.
 
-    The files are ``samples.npz`` (own points in the units of their file; with classes ``labels``
-    too), ``grid.png`` (images alone; with classes a row for each) and ``trajectory.png``; what this
-    command sets differently from the run's own configuration is added to the names, as in
-    ``samples-seed1-solver_heun.npz``, so that samples of other settings stay.
+    The files are ``samples.npz`` (own points in the units of their file, images clamped to [-1, 1];
+    with classes ``labels`` too), ``grid.png`` (images alone; with classes a row for each) and
+    ``trajectory.png``; what this command sets differently from the run's own configuration is added
+    to the names, as in ``samples-seed1-solver_heun.npz``, so that samples of other settings stay.
 
     Args:
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
@@ -186,7 +194,7 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
         folder / f"{stem}{suffix}{kind}"
         for stem, kind in (("samples", ".npz"), ("grid", ".png"), ("trajectory", ".png"))
     )
-    x = data.in_units(samples.x) if data else samples.x
+    x = in_units(config.data, samples.x)
     with replacing(arrays) as stream:
         np.savez(stream, x=x.numpy(), nfe=samples.nfe, **_about(samples))  # type: ignore[arg-type]
 
@@ -207,7 +215,7 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
     return [count, *map(str, files)]
 
 
-def in_units(data: Data, samples: Samples) -> Samples:
+def samples_in_units(data: Data, samples: Samples) -> Samples:
     """The same samples and their path, own points in the units of their file."""
     path = [data.in_units(state) for state in samples.path]
     return replace(samples, x=data.in_units(samples.x), path=path)
