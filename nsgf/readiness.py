@@ -71,7 +71,7 @@ def checkpoint_kept(config: Config, phase: str, state: dict[str, Any]) -> str:
     try:
         with tempfile.TemporaryDirectory(prefix=PREFIX, dir=place) as folder:
             file = Path(folder) / "checkpoint.pt"
-            checkpoint.save(file, {"phase": phase, **state})
+            checkpoint.save(file, {"phase": phase, "config": {}, **state})
             size, read = file.stat().st_size, checkpoint.load(file)
     except OSError as error:
         raise UserError(
