@@ -34,8 +34,7 @@ def test_bash_completes_commands_flags_and_values():
     assert completed("nsgf", "train", "--train-i") == ["--train-iters"]
     assert "--nsf.coupling_batch" in completed("nsgf", "train", "--nsf.c")
     assert completed("nsgf", "train", "--tracker", "te") == ["tensorboard"]
-    named = {"digits", "images"}
-    assert set(completed("nsgf", "train", "--exp", "digits")) == named
+    assert completed("nsgf", "train", "--exp", "dig") == ["digits"]
     assert completed("nsgf", "sample", "--resume-ph") == []
 
 

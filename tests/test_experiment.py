@@ -214,7 +214,7 @@ def test_nothing_is_set_aside_when_training_is_refused(tiny, finished, monkeypat
     with pytest.raises(UserError, match="CUDA devices"):
         train(replace(tiny, device="cuda:99"), finished, "nsgf")
     monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 1000)
-    with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 16: .* of free main memory"):
+    with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 16"):
         train(tiny, finished, "nsgf")
     assert not [name for name in _files(finished) if "previous" in name]
 
@@ -320,7 +320,7 @@ def test_lines_from_the_nsgf_output_train_too(tiny):
 
 def test_pool_and_missing_data_are_refused_before_a_folder_exists(tiny, monkeypatch):
     monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 1000)
-    with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 16: .* of free main memory"):
+    with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 16"):
         train(tiny)
     assert not Path(tiny.out_dir).exists()
 

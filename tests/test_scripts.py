@@ -18,7 +18,7 @@ from nsgf.compare.rows import read_rows
 from nsgf.compare.tables import configured_plan
 from nsgf.compare.trials import count_updates
 from nsgf.config.schema import PHASES
-from tests.conftest import shipped
+from tests.conftest import compared
 from tests.sinkhorn import reference
 
 ROOT = Path(__file__).parents[1]
@@ -201,9 +201,11 @@ def test_table_is_that_of_the_comparison(run, flag, render):
         for row in read_rows(file)
         if row.nfe is None or (row.nfe == 100 and row.trial.method in ("otcfm", "nsgf"))
     ]
-    config = shipped("2d", "--compare.methods=[otcfm,nsgf]", "--compare.nfe=[100]")
+    comparison = compared("2d", "--compare.methods=[otcfm,nsgf]", "--compare.nfe=[100]")
     flags = f"--methods otcfm nsgf --nfe 100{flag}".split()
-    assert run("bench", "tables", str(file), *flags) == render(configured_plan(config, rows), rows)
+    assert run("bench", "tables", str(file), *flags) == render(
+        configured_plan(comparison, rows), rows
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ REMARKS = (
     "no picture of samples",
     "nothing is mirrored",
     "starts anew",
-    "learned anew",
     "is damaged",
 )
 """What stands in lines of the log that tell of something that was not planned."""

@@ -73,7 +73,7 @@ def test_rows_that_others_have_no_place_for_are_not_replaced(tmp_path, other):
     [
         ("target,", "goal,", ": must be a table.csv of nsgf compare: target,method,seed"),
         (",w2\n", "\n", ": must be a table.csv of nsgf compare: target,method,seed"),
-        ("moons,icfm,0", "moon,icfm,0", ", line 5: compare.targets = moon: must be"),
+        ("moons,icfm,0", "moon,icfm,0", ", line 5: target = moon: must be"),
         ("icfm,0,0,10", "icfm,0,0,ten", ", line 5: invalid literal for int() with base 10: 'ten'"),
         ("0.5,0.2\n", "0.5,0.2,0.2\n", ", line 3: 11 cells, but the head has 10"),
     ],

@@ -38,9 +38,9 @@ def test_guidance_is_the_formula():
     ("legs", "calls"),
     [
         ((OneCall,), 1),
-        ((NSGFSteps,), 2),
+        ((NSGFSteps,), 5),
         ((StraightFlow,), 3),
-        ((NSGFSteps, EntryTimes, StraightFlow), 2 + 1 + 3),
+        ((NSGFSteps, EntryTimes, StraightFlow), 5 + 1 + 3),
     ],
 )
 def test_guided_networks_count_both_calls(legs, calls):

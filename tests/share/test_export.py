@@ -104,7 +104,7 @@ def test_a_run_that_is_not_finished_is_exported_as_far_as_it_is(small, small_run
     assert torch.equal(nsgf.load(target).sample(4), nsgf.load(small_run.path).sample(4))
 
 
-TEXTS = {"exp", "device", "data.found.checksum", "tracking.project", "tracking.entity"}
+TEXTS = {"exp", "method", "device", "data.found.checksum", "tracking.project", "tracking.entity"}
 """Settings that are texts and no paths."""
 
 
