@@ -25,7 +25,7 @@ def fit_to_classes(config: Config, flags: Content) -> tuple[Config, tuple[str, .
     if PHASES[1] in config.phases:
         wanted["nsf.coupling_batch"] = None
         wanted["nsf.starts"] = nsf.starts and nearest_multiple(nsf.starts, classes)
-        if "coupling_batch" not in flags.get("nsf", {}):
+        if "coupling_batch" not in flags.get(PHASES[1], {}):
             wanted["nsf.coupling"] = "independent"
     if ONE_CALL[-1] in config.phases:
         wanted["generator.batch_size"] = own.batch_size and nearest_multiple(own.batch_size, unit)
