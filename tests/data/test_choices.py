@@ -171,6 +171,15 @@ def test_nothing_is_chosen_that_would_have_no_effect(images):
     assert (config.nsf.coupling_batch, config.nsf.starts) == (None, None)
 
 
+def test_a_method_keeps_no_more_starts_than_fit(images):
+    """The method's file says 65,536, whatever the size of the images."""
+    words = ["--exp=images", f"--data.path={images}", "--data.size=64"]
+    request = parse(["compare", *words, "--compare.methods=[nsgf++h,otcfm+]"])
+    handed, peer = request.methods
+    assert handed.nsf.starts == request.config.nsf.starts == 2**28 // (3 * 64 * 64)
+    assert handed.nsf.coupling_batch == peer.peer.coupling_batch == 20
+
+
 def test_a_smaller_sinkhorn_batch_keeps_the_chosen_pool(points):
     request = parse(["train", "--exp=points", f"--data.path={points}", "--sinkhorn-batch=10"])
     assert request.config.sinkhorn.batch_size * request.config.pool.num_batches == 2560 * 40
