@@ -8,7 +8,6 @@ import csv
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -161,28 +160,23 @@ def _read_array(file: Path) -> np.ndarray:
     Raises:
         Exception: nearly any: the file is damaged, holds several arrays, or other than numbers.
     """
+    names = ["the array"]
     try:
         content = np.load(file, allow_pickle=False)
+        if not isinstance(content, np.ndarray):
+            with content:
+                names = content.files
+                content = np.asarray(content[names[0]]) if len(names) == 1 else None
     except ValueError as error:
         raise ValueError(OBJECTS) from error
-    if not isinstance(content, np.ndarray):
-        with content:
-            if len(content.files) != 1:
-                raise ValueError(
-                    f"has {len(content.files)} arrays ({', '.join(content.files)[:200]}), must "
-                    "have one; save the points alone, np.save('points.npy', array)"
-                )
-            content = _only_array(content)
+    if content is None:
+        raise ValueError(
+            f"has {len(names)} arrays ({', '.join(names)[:200]}), must have one; save the points "
+            "alone, np.save('points.npy', array)"
+        )
     if content.dtype.kind not in "fiu":
         raise ValueError(f"an array of {content.dtype}, must be of real numbers")
     return np.ascontiguousarray(content, np.float64)
-
-
-def _only_array(content: Any) -> np.ndarray:
-    try:
-        return np.asarray(content[content.files[0]])
-    except ValueError as error:
-        raise ValueError(OBJECTS) from error
 
 
 def _refuse_shape(values: np.ndarray) -> None:
