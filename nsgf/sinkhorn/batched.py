@@ -103,7 +103,7 @@ class BatchedSolver:
         x, y = as_clouds(x, y)
         origin = y.mean(1, keepdim=True)
         with full_precision(x.device):
-            return self._solve(x - origin, y - origin, start)
+            return self.solve_centred(x - origin, y - origin, start)
 
     @torch.no_grad()
     def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
@@ -118,7 +118,7 @@ class BatchedSolver:
         solution = None
         with full_precision(x.device):
             for t, eta in enumerate(etas, start=1):
-                solution = self._solve(x, y, solution)
+                solution = self.solve_centred(x, y, solution)
                 x.add_(solution.velocity, alpha=eta)
                 torch.add(x, origin, out=positions[:, :, t])
                 # What is left of the way shrinks by 1 - eta, and the potentials with it.
@@ -126,8 +126,8 @@ class BatchedSolver:
                 solution.speed.mul_(abs(1 - eta))
         return positions.unflatten(3, shape)
 
-    def _solve(self, x: Tensor, y: Tensor, start: Solution | None) -> Solution:
-        """`solve` on clouds that are moved to the mean of y."""
+    def solve_centred(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
+        """`solve` on float32 clouds (B, N, D), (B, M, D) around the mean of y, unchecked."""
         cost = half_squared_distances(x, y)
         self._check_precision(cost)
         g, iterations, goal = self._begin(cost, start)
@@ -198,11 +198,8 @@ class BatchedSolver:
         the error. A card is waited for once a turn.
         """
         f, g = _balanced(cost, g, self._eps)
-        omega, error, iterations = (
-            torch.full_like(f[:, :1], OMEGA),
-            error.clone(),
-            iterations.clone(),
-        )
+        omega = torch.full_like(f[:, :1], OMEGA)
+        error, iterations = error.clone(), iterations.clone()
         live = (~(error <= goal)).nonzero()[:, 0]
         while len(live):
             correction = _Correction(_rows_of(cost, live), f[live], g[live], self._eps)

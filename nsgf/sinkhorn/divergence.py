@@ -63,7 +63,10 @@ def sinkhorn_velocity(
             out of its range, or the blur is too small or too large for these clouds in float32.
     """
     solver = _solver(blur, tolerance, max_iterations)
-    velocity = solver.solve(*_as_problems(x, y, blur)).velocity * blur
+    with torch.no_grad():
+        clouds = _as_problems(x, y, blur)
+        with full_precision(x.device):
+            velocity = solver.solve_centred(*clouds).velocity * blur
     _warn(solver)
     return velocity.view(x.shape).to(x.dtype)
 
@@ -99,8 +102,8 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, solver: BatchedSolver) -> Tensor:
-        solution = solver.solve(x, y)
         with full_precision(x.device):
+            solution = solver.solve_centred(x, y)
             projected_y, own_y, _ = solver.self_projection(y)
             value, f = _dual(x, y, solution.g)
             value -= 0.5 * (_dual(x, x, solution.own)[0] + _dual(y, y, own_y)[0])
@@ -108,7 +111,7 @@ class _Divergence(torch.autograd.Function):
             if ctx.needs_input_grad[1]:  # the same plan, but with exact columns
                 plan = torch.softmax(f.float().unsqueeze(1) - half_squared_distances(y, x), 2)
                 v_y = plan @ x - projected_y
-        ctx.save_for_backward(solution.velocity / -x.shape[1], v_y / -y.shape[1])
+        ctx.save_for_backward(solution.velocity, v_y)
         return value
 
     @staticmethod
@@ -116,8 +119,8 @@ class _Divergence(torch.autograd.Function):
         if torch.is_grad_enabled():  # torch's once_differentiable would count it as a constant
             raise UserError("sinkhorn_divergence: has no second derivative (create_graph=True)")
         gradients = [
-            grad.float().view(-1, 1, 1) * part if is_needed else None
-            for part, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
+            (grad / -v.shape[1]).float().view(-1, 1, 1) * v if is_needed else None
+            for v, is_needed in zip(ctx.saved_tensors, ctx.needs_input_grad, strict=False)
         ]
         return (*gradients, None)
 
@@ -167,7 +170,7 @@ def _as_problems(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, Tensor]:
         raise UserError(
             f"blur = {blur}: must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
         )
-    return (x / blur).float(), (y / blur).float()
+    return x.div_(blur).float(), y.div_(blur).float()
 
 
 def _solver(blur: float, tolerance: float, max_iterations: int) -> BatchedSolver:

@@ -80,7 +80,7 @@ class Batches:
         """End the thread; batches drawn ahead are dropped."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
-        if self._stream is not None:  # what it still reads may be given back from here on
+        if self._stream is not None:  # images and weights that it reads may be freed after this
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
         self._ahead.clear()
 

@@ -37,7 +37,7 @@ def column(exp: str, folder: str) -> dict[str, str]:
     """What one experiment launches and waits for, by kind of work."""
     where, cells = ["--exp", exp, "--out-dir", folder], {}
     with pretended_card() as card:
-        with card.counted(BatchedSolver, "_solve") as solves:
+        with card.counted(BatchedSolver, "solve_centred") as solves:
             for number, phase in enumerate(PHASES, start=1):
                 flags = (
                     ["--resume"] if number > 1 else FLAGS + ("--fake-data",) * (exp in LOCAL_IMAGES)
