@@ -116,18 +116,16 @@ def _request(
         base = {"out_dir": os.path.dirname(os.path.abspath(_place("compare", control)))}
     base, flags, notes = with_own_data(base, flags, is_new=run is None)
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
-    config = resolved(merged(merged(base, smoke), flags), base.get("phases"))
+    below = merged(base, smoke)
+    config = resolved(merged(below, flags), base.get("phases"))
     if command == "train" and run and "run" in control:
         _refuse_move(run, flags)
-    from nsgf.checks import (
-        check,
-        refuse_nulls,
-        refuse_unused,
-    )  # load torch: not before a typo is found
+    from nsgf.checks import check, refuse_nulls, refuse_unused  # loads torch: not for a typo
     from nsgf.conditional_checks import fit_to_classes
 
     if not run and (smoke or "conditional" in flags.get("data", {})):
-        config, fitted = fit_to_classes(config, flags)
+        chosen, fitted = fit_to_classes(config)
+        config = resolved(merged(merged(below, chosen), flags), base.get("phases"))
         notes += fitted
     if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
         planned = resolved(base)

@@ -1,6 +1,5 @@
 """One picture for each target: every method's way and samples, from the same noise."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,7 +40,8 @@ def save_pictures(config: Config, device: torch.device) -> list[Path]:
         data = Data(trial_config(config, own[0]).data, config.seed)
         target = data.reference("picture")
         if data.images is None:
-            drawn = {name: _in_units(data, found) for name, found in drawn.items()}
+            for found in drawn.values():
+                found |= {title: samples.in_units(data) for title, samples in found.items()}
             title = f"{label}, seed {config.seed}: {POINTS} samples of each, from the same source"
             save_point_table(drawn, target.sample(POINTS), file, data.axes, title)
         else:
@@ -62,12 +62,3 @@ def _samples(config: Config, trial: Trial, device: torch.device) -> dict[str, Sa
         count = POINTS if len(source.shape) == 1 else IMAGES
         drawn[f"NFE {nfe}"] = sampler(source.sample(count).to(device), keep_path=True)
     return drawn
-
-
-def _in_units(data: Data, drawn: dict[str, Samples]) -> dict[str, Samples]:
-    return {
-        title: replace(
-            found, x=data.in_units(found.x), path=[data.in_units(state) for state in found.path]
-        )
-        for title, found in drawn.items()
-    }

@@ -21,8 +21,9 @@ WIDTH = 100
 """Of a line of help."""
 RESOLVED = ("peer.iterations", "reflow.iterations")
 """Leaves for which null means that they follow from others."""
-MOVED = dict.fromkeys(("--wandb", "--tracking.wandb"), "--tracker wandb, or wandb-offline")
-"""Flags of earlier versions, and what says the same."""
+INSTEAD = dict.fromkeys(("--wandb", "--tracking.wandb"), "--tracker wandb, or wandb-offline")
+INSTEAD["--nfe"] = "--sampling.nsgf_steps and --sampling.straight_steps; in compare --compare.nfe"
+"""Flags that do not exist, of earlier versions or expected, and what to say instead."""
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
 
 
@@ -58,6 +59,9 @@ class Parser(ArgumentParser):
             UserError: always; a value of a wrong type with its key and what is allowed.
         """
         wrong = WRONG_TYPE.match(message)
+        stray = message.removeprefix("unrecognized arguments: ")
+        if stray != message:
+            raise UserError(f"{stray}: must follow a flag, as in --exp 2d")
         if not wrong:
             raise UserError(message.removeprefix("argument "))
         flag, action = next(pair for pair in self.flags.items() if pair[1].dest == wrong[1])
@@ -104,8 +108,8 @@ class Parser(ArgumentParser):
         if any(known.startswith(f"{dashes}{name}.") for known in self.flags):
             said = f"{name} is" if is_flag else f"{name} = {value}: must be"
             raise UserError(f"{said} a section; set its keys, as in {name}.KEY")
-        if name in MOVED:
-            raise UserError(f"{name}: is now {MOVED[name]}")
+        if name in INSTEAD:
+            raise UserError(f"{name}: unknown flag; say {INSTEAD[name]}")
         if name in self.elsewhere:
             raise UserError(f"{name}: no flag of {self.prog}, but of {self.elsewhere[name]}")
         nearest = self._nearest(name.removeprefix("--"))
@@ -119,6 +123,7 @@ class Parser(ArgumentParser):
     def _nearest(self, name: str) -> list[str]:
         """Keys that are called so within their sections, or else the one most like it."""
         known = [flag.removeprefix("--") for flag in self.flags]
+        known = [key for key in known if "_" not in key or key.replace("_", "-") not in known]
         called = [key for key in known if key.endswith(f".{name}")]
         once = [key for key in called if key.partition(".")[0] not in OF_PHASES]
         return once or called or difflib.get_close_matches(name, known, 1)

@@ -4,7 +4,6 @@ Shapes: N samples, *shape one sample.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,7 +76,7 @@ def drawn_pictures(
     samples = on_cpu(sampler(noise.to(device), keep_path=True))
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
-    shown, calls = in_units(data, samples), f"{count} samples, {samples.nfe:g} network calls each."
+    shown, calls = samples.in_units(data), f"{count} samples, {samples.nfe:g} network calls each."
     if data.images is not None:
         yield from _image_pictures(samples, data.images, config.data.flip, album, calls)
     else:
@@ -127,12 +126,6 @@ def on_cpu(samples: Samples) -> Samples:
     path = [state.cpu() for state in samples.path]
     tau = None if samples.tau is None else samples.tau.cpu()
     return Samples(samples.x.cpu(), samples.nfe, tau, path, samples.marks)
-
-
-def in_units(data: Data, samples: Samples) -> Samples:
-    """The same samples as people read them."""
-    path = [data.in_units(state) for state in samples.path]
-    return replace(samples, x=data.in_units(samples.x), path=path)
 
 
 def nearest_images(x: Tensor, images: Tensor, *, flip: bool = False) -> Tensor:
