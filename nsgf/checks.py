@@ -2,14 +2,14 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import get_args
 
 from nsgf.conditional_checks import conditional_problems
 from nsgf.config.describe import yaml_words
 from nsgf.config.leaves import is_path, leaves, plain_type, range_of
-from nsgf.config.schema import FAMILIES, ONE_CALL, PHASES, Config, DataConfig
+from nsgf.config.schema import FAMILIES, OF_PHASES, ONE_CALL, PHASES, Config, DataConfig
 from nsgf.data import DATA_SETS, NOISE, OWN_SETS, ImageSet, data_shape, is_image_set, target_set
 from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
@@ -29,9 +29,10 @@ def check(config: Config) -> None:
         UserError: one line that names each wrong key, its value and what is allowed.
     """
     refuse_nulls(config)
-    problems = [*_range_problems(config), *_phase_problems(config), *_data_problems(config)]
-    problems += [*_flow_problems(config), *_name_problems(config), *_text_problems(config)]
-    problems += [*_sampling_problems(config), *_compare_problems(config), *_unused_problems(config)]
+    problems = [*_joined(config, _out_of_range(config)), *_phase_problems(config)]
+    problems += [*_data_problems(config), *_flow_problems(config), *_name_problems(config)]
+    problems += [*_text_problems(config), *_sampling_problems(config), *_compare_problems(config)]
+    problems += _unused_problems(config)
     problems += conditional_problems(config)
     if config.model.kind == "unet" and is_image_set(config.data.name):
         problems += [*_unet_problems(config), *_predictor_problems(config)]
@@ -46,12 +47,24 @@ def refuse_nulls(config: Config) -> None:
         UserError: keys without a value whose type has no null.
     """
     found = [
-        f"{key} = null: must have a value"
+        (key, "null: must have a value")
         for key, value, item in leaves(config)
         if value is None and type(None) not in get_args(plain_type(item))
     ]
     if found:
-        raise UserError("; ".join(found))
+        raise UserError("; ".join(_joined(config, found)))
+
+
+def _joined(config: Config, found: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Join keys with what is wrong with them: a setting that phases have in common once, for those
+    that are trained if it is wrong for one of them."""
+    same: dict[tuple[str, str], list[str]] = {}
+    for key, problem in found:
+        same.setdefault((key.rpartition(".")[2], problem), []).append(key)
+    idle = set(OF_PHASES) - set(config.phases or ())
+    for (_, problem), keys in same.items():
+        named = [key for key in keys if key.partition(".")[0] not in idle] or keys
+        yield f"{', '.join(named)} = {problem}"
 
 
 def check_places(config: Config) -> None:
@@ -62,12 +75,16 @@ def check_places(config: Config) -> None:
             key has no value.
     """
     refuse_nulls(config)
-    problems = [*_range_problems(config), *_name_problems(config), *_text_problems(config)]
+    problems = [
+        *_joined(config, _out_of_range(config)),
+        *_name_problems(config),
+        *_text_problems(config),
+    ]
     if problems:
         raise UserError("; ".join(problems))
 
 
-def _range_problems(config: Config) -> Iterator[str]:
+def _out_of_range(config: Config) -> Iterator[tuple[str, str]]:
     for key, value, item in leaves(config):
         allowed = range_of(item)
         for number in value if isinstance(value, list) else [value]:
@@ -75,7 +92,7 @@ def _range_problems(config: Config) -> Iterator[str]:
                 continue
             reason = allowed.refusal(number)
             if reason:
-                yield f"{key} = {value}: must be {reason}"
+                yield key, f"{value}: must be {reason}"
                 break
 
 
@@ -125,7 +142,9 @@ def _data_problems(config: Config) -> Iterator[str]:
     is_image = is_image_set(config.data.name)
     needed = "unet" if is_image else "mlp"
     if config.model.kind != needed:
-        yield f"model.kind = {config.model.kind}: must be {needed} for data.name {config.data.name}"
+        kind, name = config.model.kind, config.data.name
+        exp = name if is_image or name in OWN_SETS else "2d"
+        yield f"data.name = {name}: needs model.kind {needed}, not {kind}; say --exp {exp}"
     if config.data.source == config.data.name:
         yield f"data.source = {config.data.source}: must differ from data.name"
     target, source = target_set(config.data), DATA_SETS.get(config.data.source)
@@ -192,7 +211,7 @@ def _unused_couplings(config: Config) -> Iterator[str]:
     if nsf.coupling_batch and nsf.coupling != "ot":
         yield (
             f"nsf.coupling_batch = {nsf.coupling_batch}: has no effect with nsf.coupling "
-            f"{nsf.coupling}; say --nsf.coupling ot"
+            f"{nsf.coupling}; say --nsf.coupling_batch null"
         )
     if nsf.starts and nsf.source == "prior":
         yield (

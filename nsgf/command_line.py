@@ -183,9 +183,11 @@ def _configure(
     below, own = with_method(content, method) if run is None else (Content(), content)
     base, flags, notes = with_own_data(below, own, flags, check_places, is_new=run is None)
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
-    config = build(Config, merged(merged(base, smoke), flags))
+    settings = merged(base, smoke)
+    config = build(Config, merged(settings, flags))
     if not run and (smoke or "conditional" in flags.get("data", {})):
-        config, fitted = fit_to_classes(config, flags)
+        chosen, fitted = fit_to_classes(config)
+        config = build(Config, merged(merged(settings, chosen), flags))
         notes += fitted
     if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
         planned = build(Config, base)

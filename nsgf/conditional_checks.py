@@ -1,11 +1,10 @@
 """What makes a configuration with classes valid, and settings of classes without them."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from nsgf.config.describe import yaml_words
-from nsgf.config.files import Content, build, merged, nested
+from nsgf.config.files import Content, nested
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import ONE_CALL, PHASES, Config
 from nsgf.data import data_classes, target_set
@@ -14,29 +13,20 @@ from nsgf.phases import get_phases
 from nsgf.phases.groups import group_problems, groups_of
 
 
-def fit_to_classes(config: Config, flags: Content) -> tuple[Config, tuple[str, ...]]:
-    """Return the configuration with settings that fit ``data.conditional``, but for those that
-    ``flags`` of the command line set, and a line about them.
-    """
-    if not (classes := data_classes(config.data)):
-        return config, ()
+def fit_to_classes(config: Config) -> tuple[Content, tuple[str, ...]]:
+    """Return settings that fit ``data.conditional`` where those of a file do not, and a line."""
+    classes, nsf, own = data_classes(config.data), config.nsf, config.generator
     wanted: dict[str, Any] = {}
-    nsf, own, unit = config.nsf, config.generator, 2 * groups_of(config)
-    if PHASES[1] in config.phases:
-        wanted["nsf.coupling_batch"] = None
-        wanted["nsf.starts"] = nsf.starts and nearest_multiple(nsf.starts, classes)
-        if "coupling_batch" not in flags.get(PHASES[1], {}):
-            wanted["nsf.coupling"] = "independent"
-    if ONE_CALL[-1] in config.phases:
-        wanted["generator.batch_size"] = own.batch_size and nearest_multiple(own.batch_size, unit)
-        wanted["generator.targets"] = own.targets and nearest_multiple(own.targets, unit)
-    for key, value, _ in leaves(config):
-        section, _, name = key.partition(".")
-        if key in wanted and (wanted[key] == value or name in flags.get(section, {})):
-            del wanted[key]
-    told = ", ".join(f"{key} {yaml_words(value)}" for key, value in wanted.items())
-    note = f"chosen for {classes} classes: {told}; your own flags win"
-    return build(Config, merged(asdict(config), nested(wanted))), (note,) if wanted else ()
+    if classes and PHASES[1] in config.phases:
+        starts = nsf.starts and nearest_multiple(nsf.starts, classes)
+        wanted = {"nsf.coupling": "independent", "nsf.coupling_batch": None, "nsf.starts": starts}
+    if classes and ONE_CALL[-1] in config.phases:
+        unit = 2 * groups_of(config)
+        for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
+            wanted[f"generator.{key}"] = count and nearest_multiple(count, unit)
+    chosen = {k: wanted[k] for k, value, _ in leaves(config) if wanted.get(k, value) != value}
+    told = ", ".join(f"{key} {yaml_words(value)}" for key, value in chosen.items())
+    return nested(chosen), (f"chosen for {classes} classes: {told}",) if chosen else ()
 
 
 def conditional_problems(config: Config) -> Iterator[str]:

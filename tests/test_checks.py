@@ -48,7 +48,7 @@ WRONG = [  # experiment, flag, words of the message
     ("2d", "--pool.num_batches=-1", "pool.num_batches = -1: must be >= 1"),
     ("2d", "--nsgf.iterations=-1", "nsgf.iterations = -1: must be >= 0"),
     ("2d", "--nsgf.lr=0", "nsgf.lr = 0.0: must be > 0"),
-    ("2d", "--lr=1e38", "nsgf.lr = 1e+38: must be > 0 and <= 1; nsf.lr"),
+    ("2d", "--lr=1e38", "nsgf.lr = 1e+38: must be > 0 and <= 1"),
     ("2d", "--nsgf.ema_decay=1", "nsgf.ema_decay = 1.0: must be >= 0 and < 1"),
     ("2d", "--nsgf.clip_norm=0", "nsgf.clip_norm = 0.0: must be > 0"),
     ("2d", "--sampling.omega=1.5", "sampling.omega = 1.5: must be >= 1e-06 and <= 1"),
@@ -64,13 +64,21 @@ WRONG = [  # experiment, flag, words of the message
     ("2d", "--phases=[nsf]", "phases = ['nsf']: must be one of"),
     ("2d", "--phases=[nsgf,predictor]", "must be one of"),
     ("2d", "--phases=[nsgf,nsf,predictor]", "flow.steps = 10: must be <= 5 in NSGF++"),
-    ("2d", "--data.name=mnist", "model.kind = mlp: must be unet"),
+    (
+        "2d",
+        "--data.name=mnist",
+        "data.name = mnist: needs model.kind unet, not mlp; say --exp mnist",
+    ),
     ("2d", "--data.source=8gaussians", "must differ from data.name"),
     ("2d", "--fake-data", "data.fake = true: must be false"),
     ("2d", "--evaluation.inception=true", "evaluation.inception = true: must be false for 8g"),
     ("2d", "--evaluation.classifier=true", "evaluation.classifier = true: must be false for 8g"),
     ("2d", "--model.mlp.time_features=7", "model.mlp.time_features = 7: must be even"),
-    ("digits", "--data.name=moons", "model.kind = unet: must be mlp"),
+    (
+        "digits",
+        "--data.name=moons",
+        "data.name = moons: needs model.kind mlp, not unet; say --exp 2d",
+    ),
     ("digits", "--data.source=8gaussians", "data.source = 8gaussians: must be gaussian"),
     ("digits", "--model.unet.channels=48", "model.unet.channels = 48: must be a multiple of 32"),
     ("digits", "--model.unet.attention=[16]", "model.unet.attention = [16]: must be out of [8, 4]"),
@@ -123,6 +131,19 @@ def test_all_problems_are_reported_at_once():
         shipped("2d", "--sinkhorn.blur=-1", "--nsgf.lr=0", "--seed=-3")
     for key in ("sinkhorn.blur", "nsgf.lr", "seed"):
         assert key in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("exp", "flag", "keys"),
+    [
+        ("2d", "--lr=5", "nsgf.lr"),
+        ("digits", "--lr=5", "nsgf.lr, nsf.lr"),
+        ("2d", "--predictor.lr=5", "predictor.lr"),
+    ],
+)
+def test_what_is_wrong_for_every_phase_is_said_once_for_those_that_are_trained(exp, flag, keys):
+    with pytest.raises(UserError, match=f"^{keys} = 5.0: must be > 0 and <= 1$"):
+        shipped(exp, flag)
 
 
 def test_many_steps_can_be_asked_for():
@@ -181,7 +202,7 @@ def test_entries_refuse_what_is_not_valid_before_they_do_anything(entry, tiny, t
 
 
 @pytest.mark.parametrize(
-    ("section", "remedy"), [("nsf", "--nsf.coupling ot"), ("peer", "--peer.method otcfm")]
+    ("section", "remedy"), [("nsf", "--nsf.coupling_batch null"), ("peer", "--peer.method otcfm")]
 )
 def test_groups_of_pairs_that_nothing_is_paired_in_are_refused(tiny, section, remedy):
     changed = replace(getattr(tiny, section), coupling_batch=64)

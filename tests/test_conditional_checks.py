@@ -16,7 +16,7 @@ WRONG = [  # experiment, flags, words of the message
     ("digits", (ON, "--phases=[peer,reflow]"), "data.conditional = true: not with phase peer"),
     ("digits", (ON, "--phases=[]"), "phases = []: must be one of"),
     ("digits", (ON, "--nsf.coupling=ot"), "not with nsf.coupling ot, which would mix classes; say"),
-    ("digits", (ON, "--nsf.coupling_batch=512"), "not with nsf.coupling ot, which would mix"),
+    ("digits", (ON, "--nsf.coupling_batch=512"), "nsf.coupling_batch = 512: has no effect"),
     ("digits", (ON, "--nsf.starts=65536"), "nsf.starts = 65536: must be a multiple of 10"),
     ("digits", (ON, "--nsf.starts=65536"), "the nearest is 65540"),
     ("digits", (ON, *LINES, "--pool-batches=9"), "pool.num_batches = 9: must be >= 10"),

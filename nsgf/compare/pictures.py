@@ -13,7 +13,7 @@ from nsgf.compare.trials import (
 )
 from nsgf.data import Data, build_source
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.generate import load_sampler, samples_in_units
+from nsgf.sampling.generate import load_sampler
 from nsgf.sampling.plots import save_image_table, save_point_table
 from nsgf.sampling.sampler import Samples
 
@@ -59,5 +59,5 @@ def _samples(
         source = build_source(own.data, trial.seed, "picture")
         count = POINTS if len(source.shape) == 1 else IMAGES
         samples = sampler(source.sample(count).to(device), keep_path=True)
-        drawn[nfe] = samples_in_units(data, samples)
+        drawn[nfe] = samples.in_units(data)
     return drawn

@@ -11,20 +11,10 @@ from typing import Any, Final, NamedTuple, get_args
 
 MANY = 10**9
 """Largest value of a number that names none of its own: more than any run could ever use."""
-
-
-class FreeOnResume:
-    """Marks a leaf that changes files, permissions, memory or time, but no result."""
-
-
-FREE_ON_RESUME: Final = FreeOnResume()
-
-
-class MachinePath:
-    """Marks a leaf that names a file or a folder of this machine."""
-
-
-MACHINE_PATH: Final = MachinePath()
+FREE_ON_RESUME: Final = "free on resume"
+"""Marks a leaf that changes files, permissions, memory or time, but no result."""
+MACHINE_PATH: Final = "machine path"
+"""Marks a leaf that names a file or a folder of this machine."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from nsgf.system.errors import UserError
 
 WIDTH = 100
 """Of a line of help."""
-MOVED = dict.fromkeys(("--wandb", "--tracking.wandb"), "--tracker wandb, or wandb-offline")
-"""Flags of earlier versions, and what says the same."""
+INSTEAD = dict.fromkeys(("--wandb", "--tracking.wandb"), "--tracker wandb, or wandb-offline")
+INSTEAD["--nfe"] = "--sampling.nsgf_steps and --sampling.straight_steps; in compare --compare.nfe"
+"""Flags that do not exist, of earlier versions or expected, and what to say instead."""
 REMOVED: dict[str, Any] = {
     "data.verify": True,
     "train.keep": "all",
@@ -73,6 +74,9 @@ class Parser(ArgumentParser):
             UserError: always; a value of a wrong type with its key and what is allowed.
         """
         wrong = WRONG_TYPE.match(message)
+        stray = message.removeprefix("unrecognized arguments: ")
+        if stray != message:
+            raise UserError(f"{stray}: must follow a flag, as in --exp 2d")
         if not wrong:
             raise UserError(message.removeprefix("argument "))
         flag, action = next(pair for pair in self.flags.items() if pair[1].dest == wrong[1])
@@ -119,8 +123,8 @@ class Parser(ArgumentParser):
         if any(known.startswith(f"{dashes}{name}.") for known in self.flags):
             said = f"{name} is" if is_flag else f"{name} = {value}: must be"
             raise UserError(f"{said} a section; set its keys, as in {name}.KEY")
-        if name in MOVED:
-            raise UserError(f"{name}: is now {MOVED[name]}")
+        if name in INSTEAD:
+            raise UserError(f"{name}: unknown flag; say {INSTEAD[name]}")
         if name.removeprefix("--") in REMOVED:
             raise UserError(f"{name}: this setting was removed; leave it out")
         if name in self.elsewhere:
@@ -136,6 +140,7 @@ class Parser(ArgumentParser):
     def _nearest(self, name: str) -> list[str]:
         """Keys that are called so within their sections, or else the one most like it."""
         known = [flag.removeprefix("--") for flag in self.flags]
+        known = [key for key in known if "_" not in key or key.replace("_", "-") not in known]
         called = [key for key in known if key.endswith(f".{name}")]
         once = [key for key in called if key.partition(".")[0] not in OF_PHASES]
         return once or called or difflib.get_close_matches(name, known, 1)

@@ -173,7 +173,6 @@ def _read_array(file: Path) -> np.ndarray:
     Raises:
         Exception: of many types: the file is damaged, or holds anything but one array of numbers.
     """
-    names = ["the array"]
     try:
         content = np.load(file, allow_pickle=False)
         if not isinstance(content, np.ndarray):

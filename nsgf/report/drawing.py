@@ -16,7 +16,7 @@ from nsgf.data.images import to_unit_range
 from nsgf.report.animation import save_way
 from nsgf.report.figures import Field, entry_figure, field_figure, neighbour_figure
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.generate import load_sampler, samples_in_units
+from nsgf.sampling.generate import load_sampler
 from nsgf.sampling.plots import save_figure, save_image_way, save_points
 from nsgf.sampling.preview import count_samples
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, Samples
@@ -76,10 +76,7 @@ def drawn_pictures(
     samples = on_cpu(sampler(noise.to(device), keep_path=True))
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
-    shown, calls = (
-        samples_in_units(data, samples),
-        f"{count} samples, {samples.nfe:g} network calls each.",
-    )
+    shown, calls = samples.in_units(data), f"{count} samples, {samples.nfe:g} network calls each."
     if data.images is not None:
         yield from _image_pictures(samples, data.images, config.data.flip, album, calls)
     else:

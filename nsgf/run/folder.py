@@ -171,6 +171,22 @@ def write_text(file: Path, text: str) -> None:
         stream.write(text.encode())
 
 
+def append_text(file: Path, text: str) -> None:
+    """Add a text to the end of a file."""
+    with _naming(file), file.open("a", encoding="utf-8") as stream:
+        stream.write(text)
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Name the file in errors of the system that name none, as those of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(file)
+        raise
+
+
 @contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
     """A stream for a new version of a file, which takes the old one's place when it is whole on
@@ -198,7 +214,8 @@ def temporary(file: Path) -> Iterator[Path]:
             left.unlink(missing_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
-        yield partial
+        with _naming(file):
+            yield partial
     finally:
         partial.unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from nsgf.run.folder import write_text
+from nsgf.run.folder import append_text, write_text
 from nsgf.run.progress import Progress, is_terminal
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import one_line, printable
@@ -81,9 +81,8 @@ class Tracker:
         self._append_line(text)
 
     def _append_line(self, text: str) -> None:
-        with self._log.open("a", encoding="utf-8") as stream:
-            line = printable(text).replace("\n", "\\n")
-            stream.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
+        line = printable(text).replace("\n", "\\n")
+        append_text(self._log, f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
 
     def record(self, **values: Any) -> None:
         """One line of metrics.jsonl, which the same seed fills with the same values."""
@@ -96,8 +95,7 @@ class Tracker:
     def _append(self, file: Path, values: dict[str, Any]) -> None:
         if self._quiet:
             return
-        with file.open("a") as stream:
-            stream.write(json.dumps(values) + "\n")
+        append_text(file, json.dumps(values) + "\n")
         self._mirrored(lambda mirror: mirror.record(values))
 
     def picture(self, name: str, file: Path) -> None:

@@ -1,6 +1,6 @@
 """Samples of a trained run, and their files and pictures."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -213,12 +213,6 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
     networks = ", ".join(f"{phase} ({_with_unit(updates)})" for phase, updates in progress.items())
     count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, with {networks}"
     return [count, *map(str, files)]
-
-
-def samples_in_units(data: Data, samples: Samples) -> Samples:
-    """The same samples and their path, own points in the units of their file."""
-    path = [data.in_units(state) for state in samples.path]
-    return replace(samples, x=data.in_units(samples.x), path=path)
 
 
 def _about(samples: Samples) -> dict[str, np.ndarray]:

@@ -9,13 +9,14 @@ of the networks for one sample.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config
+from nsgf.data import Data
 from nsgf.sampling.guidance import asked_labels, calls_per_answer, checked_labels, told
 from nsgf.sampling.solvers import Observer, Velocity, check_solver, expected_calls, integrate
 from nsgf.sinkhorn.schedule import flow_time
@@ -60,6 +61,11 @@ class Samples:
     """Their classes, int64, (B,); None where networks are told none."""
     finite: bool = True
     """Whether every value of every sample is a finite number."""
+
+    def in_units(self, data: Data) -> "Samples":
+        """Return them in the units of own points (:meth:`nsgf.data.Data.in_units`)."""
+        path = [data.in_units(state) for state in self.path]
+        return replace(self, x=data.in_units(self.x), path=path)
 
 
 class Leg(ABC):

@@ -1,13 +1,14 @@
 """Files of a run folder: replaced as a whole, beside other processes, and never through a link."""
 
 import os
+import resource
 import subprocess
 import sys
 
 import pytest
 
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, check_links, replacing, write_text
+from nsgf.run.folder import RunFolder, append_text, check_links, replacing, write_text
 from tests.run.test_checkpoint import START
 
 
@@ -73,3 +74,16 @@ def test_links_are_looked_for_beside_a_training_that_replaces_files(tmp_path, mo
     walked = [(str(tmp_path), [], ["a.pt.1.partial", "a.pt"])]
     monkeypatch.setattr("nsgf.run.folder.os.walk", lambda _: walked)
     check_links(tmp_path)
+
+
+@pytest.mark.parametrize("write", [write_text, append_text])
+def test_a_file_that_grows_too_large_is_named(tmp_path, write):
+    """As on a full disk: the system itself names no file then."""
+    file, (soft, hard) = tmp_path / "log.txt", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write(file, "x" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.filename == str(file)

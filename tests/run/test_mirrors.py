@@ -97,7 +97,7 @@ def test_settings_of_runs_from_before_there_was_a_choice_are_read(tmp_path):
 def test_flag_of_before_names_the_one_of_now(flag, capsys):
     assert main(["train", "--exp", "2d", flag, "online"]) == 2
     said = capsys.readouterr().err
-    assert said == f"nsgf: error: {flag}: is now --tracker wandb, or wandb-offline\n"
+    assert said == f"nsgf: error: {flag}: unknown flag; say --tracker wandb, or wandb-offline\n"
     assert parse(["train", "--exp", "2d", "--tracker", "wandb"]).config.tracking.tracker == "wandb"
 
 
