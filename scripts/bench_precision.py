@@ -15,6 +15,7 @@ from statistics import median
 
 import ot
 import torch
+from bench import exact_velocity
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from nsgf.config.schema import DataConfig, SinkhornConfig
 from nsgf.data import Data
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import half_squared_distances
-from tests.sinkhorn import reference
 
 BLUR, FLOWS, REPEATS, MOST_SECONDS = 0.5, 8, 7, 40.0  # after which no setting is repeated
 CASES = {"moons": (256, 10, 0.5), "digits": (128, 5, 0.2), "mnist": (256, 5, 0.2)}  # n, T, eta
@@ -76,7 +76,7 @@ def measure(name: str, root: str) -> list[tuple]:
     clouds = [law.sample(FLOWS * n) for law in (data.source("bench"), data.target("bench"))]
     start, y = (z.flatten(1).unflatten(0, (FLOWS, n)) for z in clouds)
     x, _ = todo[WHOLE, 5e-4](start.unsqueeze(1).expand(-1, steps, -1, -1), y)
-    exact = partial(one_by_one, partial(reference.velocity, blur=BLUR))
+    exact = partial(one_by_one, partial(exact_velocity, blur=BLUR))
     known, errors, spent = exact(x[:2], y[:2])[1], {}, dict.fromkeys(todo, 0.0)
     for key, work in todo.items():
         visited, v = work(x[:2], y[:2])

@@ -83,6 +83,17 @@ def test_bench_solves_transport_exactly(script, blur, step):
     assert float((found - expected).norm() / expected.norm()) < 1e-6
 
 
+def test_bench_precision_compares_solvers_with_the_exact_velocity(script, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    names = script("bench_precision")
+    x, y = torch.randn(1, 2, 20, 2), torch.randn(1, 20, 2)
+    exact = names["one_by_one"](lambda a, b: names["exact_velocity"](a, b, names["BLUR"]), x, y)[1]
+    for (solver, setting), work in names["settings"](0.2).items():
+        if solver == "batched: one problem" or (solver, setting) == ("POT log domain", 1e-5):
+            error = (work(x, y)[1] - exact).norm() / exact.norm()
+            assert float(error) < 10 * setting + 1e-3, solver
+
+
 def test_bench_sinkhorn(run):
     text = run("bench", "sinkhorn", "--device=cpu", "--only=digits", "--repeats=1", "--flows=1")
     ((name, *numbers, cut_off),) = cells(text)
