@@ -203,7 +203,7 @@ def test_errors_are_one_line_and_exit_code_two(tmp_path, capsys):
     assert main(["train", "--exp", "mnist", *where]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "--data-root" in error
+    assert "data.root" in error
     assert list(tmp_path.iterdir()) == []
 
 
