@@ -96,7 +96,11 @@ def test_wheel_has_the_package_and_its_configurations_and_nothing_else(wheel):
         if file.is_file() and "__pycache__" not in file.parts
     }
     assert {"nsgf/py.typed", "nsgf/report/base.html.j2"} <= sources.keys()
-    shipped = {f"nsgf/configs/{file.name}": file.read_bytes() for file in ROOT.glob("configs/*")}
+    shipped = {
+        f"nsgf/{file.relative_to(ROOT).as_posix()}": file.read_bytes()
+        for file in ROOT.glob("configs/**/*.yaml")
+    }
+    assert "nsgf/configs/methods/nsgf++.yaml" in shipped
     found = contents(wheel)
     described = {name for name in found if ".dist-info/" in name}
     assert {name: found[name] for name in found.keys() - described} == {**sources, **shipped}
