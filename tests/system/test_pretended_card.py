@@ -53,6 +53,7 @@ def keeps_the_rules(capability: tuple[int, int], *commands: list[str]) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("exp", "card", "other"),
     [
