@@ -1,4 +1,4 @@
-"""Algorithm 3: the phases of NSGF++ in their order, and nothing else.
+"""Algorithm 3: open a run, then train its phases in their order.
 
     phase 1  nsgf       Sinkhorn flows -> trajectory pool -> velocity network v_theta
     phase 2  nsf        straight lines from noise to data -> straight-flow network u_delta
@@ -8,19 +8,42 @@ Phases share data and settings; what one learns reaches the next through its che
 methods that NSGF is compared with are phases too (:mod:`nsgf.phases`).
 """
 
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
 from nsgf.checks import check
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import Data
-from nsgf.phases import Phase
+from nsgf.phases import Phase, get_phases
+from nsgf.phases.base import count_weights
+from nsgf.phases.resume import finish_restart, pending_phases, restart
+from nsgf.run import checkpoint
 from nsgf.run.checkpoint import what_is_lost
-from nsgf.run.folder import RunFolder
-from nsgf.run.opening import open_run
+from nsgf.run.folder import RunFolder, earlier
+from nsgf.run.lock import only_process
+from nsgf.run.log import Tracker
+from nsgf.run.mirrors import open_mirror, require_tracker
 from nsgf.run.session import Session
-from nsgf.run.stop import StopRequest
+from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.preview import show_preview
-from nsgf.system.distributed import World
-from nsgf.system.hardware import release_memory
+from nsgf.system.distributed import World, check_shares
+from nsgf.system.errors import UserError, cause
+from nsgf.system.hardware import (
+    describe,
+    format_bytes,
+    free_disk_bytes,
+    pick_device,
+    release_memory,
+)
 from nsgf.training.loop import fit
+from nsgf.training.precision import pick_precision, prepare_environment, sampling_precision
+
+COPIES = 4
+"""Values that a checkpoint keeps per weight, in float32: weight, average, Adam's two moments."""
 
 
 def train(
@@ -30,23 +53,20 @@ def train(
     world: World | None = None,
     stop: StopRequest | None = None,
 ) -> RunFolder:
-    """Train the configured phases that are not done yet.
+    """Train the configured phases that are not finished, and return the run folder.
 
     Everything that can be refused is refused before anything is written, but for the lock of an
     earlier run's folder, and damaged checkpoints that are put aside.
 
     Args:
         config: the experiment.
-        run: a run to go on with; None: a new one.
-        first: start with this phase (see :func:`nsgf.run.opening.pending_phases`).
-        world: the processes that train together; None: this one alone.
+        run: a run to resume; None: a new one.
+        first: start with this phase (see :func:`nsgf.phases.resume.pending_phases`).
+        world: the processes that train together; None: only this one.
         stop: ends training early; None: only ``train.max_hours`` does.
 
-    Returns:
-        The run folder.
-
     Raises:
-        Stopped: asked to by ``stop``, after a checkpoint; names the run folder.
+        Stopped: training was stopped by ``stop``, after a checkpoint; names the run folder.
         UserError: the configuration is not valid, data are missing, the pool does not fit, the
             device does not exist, or the run's pool or checkpoints contradict the configuration.
     """
@@ -59,11 +79,11 @@ def train(
 
 
 def train_phase(phase: Phase, session: Session, data: Data) -> None:
-    """One part of Algorithm 3, from its start or its checkpoint to its end."""
+    """Train one phase from its start or its checkpoint to its end."""
     file, tracker = session.run.checkpoint_file(phase.name), session.tracker
-    session.world.wait()  # for what the first process alone writes and moves
+    session.world.wait()  # until the first process has written and moved its files
     try:
-        fit(phase.name, phase.task(session, data), session)  # the task and its data end here
+        fit(phase.name, phase.task(session, data), session)  # task and data are freed here
     except KeyboardInterrupt:  # a second Ctrl-C
         tracker.log(what_is_lost(file, phase.name))
         raise
@@ -72,3 +92,163 @@ def train_phase(phase: Phase, session: Session, data: Data) -> None:
     tracker.sort(session.config.phases)
     tracker.log(f"{phase.name}: done, {file}")
     show_preview(session, data, phase)
+
+
+class OpenRun(NamedTuple):
+    """A run that this process may train."""
+
+    session: Session
+    phases: list[Phase]
+    """Phases to train, in order."""
+    data: Data | None
+    """Source and target; None if there is nothing to train."""
+
+
+@contextmanager
+def open_run(
+    config: Config,
+    run: RunFolder | None,
+    first: PhaseName | None,
+    world: World | None,
+    stop: StopRequest | None,
+) -> Iterator[OpenRun]:
+    """Lock and check a run for as long as the context lasts; arguments as for :func:`train`."""
+    world, stop = world or World(), stop or StopRequest(config.train.max_hours)
+    if run is None or not run.config_file.exists():  # a run's own settings may be from elsewhere
+        require_tracker(config)
+    prepare_environment(config.train)
+    device = pick_device(config.device, world.card)
+    with ExitStack() as held:
+        if run and world.is_main:
+            held.enter_context(_lock(run))
+            finish_restart(run, Tracker(run.path).log)
+            for name in config.phases:
+                checkpoint.mend(run.checkpoint_file(name), Tracker(run.path).log)
+        world.wait()
+        names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
+        plan = training_plan(config, names, device, run, world, restarts)
+        world.wait()  # the first process moves checkpoints only when all have read them
+        data = load_data(config, device) if names else None
+        is_new = run is None
+        if world.is_main and is_new:
+            run = RunFolder.create(config)
+            held.enter_context(only_process(run.path))
+        run = RunFolder(world.agree(run.path if run else Path()))
+        if not run.path.is_dir():
+            raise UserError(
+                f"out_dir: process {world.rank} does not see {run.path}, which the first one has; "
+                "name a folder that all machines share with --out-dir DIR"
+            )
+        tracker = held.enter_context(Tracker(run.path, quiet=not world.is_main))
+        session = Session(config, run, tracker, device, world, stop)
+        for line in [f"run {run.path} on {describe(device, world.size)}", *plan]:
+            tracker.log(line)
+        if world.is_main and names:
+            if not is_new:
+                restart(config, run, restarts, tracker.log)
+            tracker.mirror = open_mirror(config, run, tracker.log)
+        for phase in get_phases(config.phases):  # a kill may have come before its own clean-up
+            if phase.name not in names:
+                phase.clean(session)
+        tracker.sort(config.phases)
+        try:
+            yield OpenRun(session, get_phases(names), data)
+        except Stopped as stopped:
+            stopped.folder = run.path
+            raise
+
+
+@contextmanager
+def _lock(run: RunFolder) -> Iterator[None]:
+    """Lock an earlier run's folder. Raise UserError if it is in use or cannot be written."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(only_process(run.path))
+        except OSError as error:
+            raise UserError(
+                f"run = {run.path}: cannot be written ({cause(error)}); copy the run folder "
+                "to where you may write, and resume it there with --run COPY"
+            ) from error
+        yield
+
+
+def load_data(config: Config, device: torch.device) -> Data:
+    """Return source and target; a small image set is kept on the card that trains.
+
+    Raises:
+        UserError: the target's files are missing or damaged.
+    """
+    on_card = config.train.data_on_device and device.type == "cuda"
+    return Data(config.data, config.seed, device if on_card else None)
+
+
+def training_plan(
+    config: Config,
+    names: list[PhaseName],
+    device: torch.device,
+    run: RunFolder | None = None,
+    world: World | None = None,
+    restarts: Collection[PhaseName] = (),
+) -> list[str]:
+    """Return lines that say what training is going to do, after checking that it can.
+
+    Args:
+        config: the experiment.
+        names: phases to train; the other configured ones are finished.
+        device: where they are trained.
+        run: an earlier run; None: a new one.
+        world: the processes that train together; None: only this one.
+        restarts: phases of ``names`` whose checkpoints are set aside.
+
+    Raises:
+        UserError: pool or checkpoints do not fit, the run has a pool of other settings, a precision
+            or a package is missing, or a process would have nothing to do.
+    """
+    world, pending = world or World(), get_phases(names)
+    if pending and config.train.precision == "fp16" and device.type == "cpu":
+        raise UserError("train.precision = fp16: a CPU is slow in it; use fp32, bf16 or auto")
+    sampling_precision(config, device)
+    lines = [f"{name}: finished" for name in config.phases if name not in names]
+    weights = {}
+    for phase in pending:
+        optim, precision = phase.optim(config), pick_precision(config.train.precision, device)
+        check_shares({f"{phase.name}.batch_size": optim.batch_size}, world.size)
+        weights[phase.name] = count_weights(phase, config)
+        lines.append(
+            f"{phase.name}: {optim.iterations} updates of {optim.batch_size}, "
+            f"{weights[phase.name] / 1e6:.2f} M weights, {precision}"
+        )
+    plans = [phase.plan(config, device, run, world) for phase in pending]
+    home = run or RunFolder(Path(config.out_dir).expanduser())
+    check_space(weights, sum(plan.disk_bytes for plan in plans), home, restarts)
+    return [*lines, *(line for plan in plans for line in plan.lines)]
+
+
+def check_space(
+    weights: Mapping[PhaseName, int],
+    pool: int,
+    run: RunFolder,
+    restarts: Collection[PhaseName] = (),
+) -> None:
+    """Raise UserError if the disk would be full before the end of a run.
+
+    Each phase keeps two checkpoints, and one more while it is written.
+
+    Args:
+        weights: their number for each phase that is not finished.
+        pool: bytes that a pool on disk still takes.
+        run: its folder, also one that does not exist yet.
+        restarts: phases whose newest checkpoint is set aside, and so keeps its room.
+    """
+    sizes = {phase: 4 * COPIES * count for phase, count in weights.items()}
+    newest = {phase: run.checkpoint_file(phase) for phase in sizes}
+    files = [earlier(file) for file in newest.values()]
+    files += [file for phase, file in newest.items() if phase not in restarts]
+    taken = sum(file.stat().st_size for file in files if file.exists())
+    needed = pool + max(0, 2 * sum(sizes.values()) + max(sizes.values(), default=0) - taken)
+    available = free_disk_bytes(run.path)
+    if needed > available:
+        raise UserError(
+            f"out_dir: checkpoints and pool need {format_bytes(needed)} of disk space, {run.path} "
+            f"has {format_bytes(available)} free; name a folder on another disk with --out-dir DIR"
+        )

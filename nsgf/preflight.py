@@ -1,138 +1,159 @@
-"""What training would take on this machine: what can be tried is tried, and a few steps timed."""
+"""What training would take on this machine: a few updates of each phase, tried and timed."""
 
+import math
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
-from statistics import median
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from nsgf.checks import check
 from nsgf.config.schema import Config
-from nsgf.data import shape_and_classes
+from nsgf.data import Data
+from nsgf.experiment import load_data, training_plan
 from nsgf.phases import Phase, get_phases
-from nsgf.phases.base import timed_samples
-from nsgf.readiness import checkpoint_kept, data_found, tried, updates_finite
-from nsgf.run.plan import training_plan
-from nsgf.run.trial import naming_the_model
-from nsgf.sessions import Part, session_lines, training_hours
-from nsgf.system.distributed import World
+from nsgf.run import checkpoint
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import Tracker
+from nsgf.run.session import Session
+from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import (
-    OTHERS,
     describe,
     format_bytes,
     format_hours,
     peak_memory,
     pick_device,
-    reset_peak_memory,
+    release_memory,
 )
-from nsgf.training.precision import (
-    Forward,
-    compiling,
-    device_settings,
-    prepare_environment,
-)
-from nsgf.training.state import TrainState
-from nsgf.training.task import Batch
+from nsgf.system.json_reader import fields, parse_object
+from nsgf.system.output import silence
+from nsgf.training.loop import fit
+from nsgf.training.precision import prepare_environment
+
+UPDATES = 6
+"""Number of updates that are tried; the loss scale of fp16 needs a few to settle."""
+RESERVE_HOURS = 0.5
+"""Hours of a session that start, data and last checkpoint may take."""
+LONGEST_SESSION = 10_000.0
+"""Hours."""
+PREFIX = ".nsgf-preflight-"
+"""Beginning of the name of the folder in which phases are tried."""
 
 
 def preflight(
     config: Config, session_hours: float = 12.0, command: str = "python -m nsgf train"
 ) -> Iterator[str]:
-    """Lines for people, each as soon as it is known (a CPU takes minutes for a large network):
-    plan, what was tried, measured time of each phase, and sessions.
+    """Yield lines for people: the plan, what was tried, the measured time, the sessions.
 
-    Lines that begin with NO say what would stop a run, and the setting that would mend it; with ok,
-    what was tried and worked. Data are downloaded where they may be.
+    Each line comes as soon as it is known. One that begins with NO names what would stop a run, and
+    the setting that helps. Data are downloaded where they are missing.
 
     Args:
         config: the experiment.
         session_hours: hours that a session has.
-        command: what starts the training.
+        command: the command that starts the training.
 
     Raises:
         UserError: the configuration is not valid, or the device does not exist.
     """
     check(config)
-    limit = training_hours(session_hours)
+    if not 0 < session_hours <= LONGEST_SESSION:
+        raise UserError(
+            f"--session-hours = {session_hours:g}: must be > 0 and <= {LONGEST_SESSION:g}"
+        )
     prepare_environment(config.train)
-    return _lines(config, pick_device(config.device), limit, command)
+    device = pick_device(config.device)
+    hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
+    return _lines(config, device, hours, command)
 
 
-def _lines(config: Config, device: torch.device, limit: float, command: str) -> Iterator[str]:
+def _lines(config: Config, device: torch.device, hours: float, command: str) -> Iterator[str]:
     yield f"machine: {describe(device)}"
-    plan = partial(training_plan, config, config.phases, device)
-    yield from tried(lambda: [*plan(), "ok memory and disk"])
-    yield from tried(lambda: [data_found(config)])
-    parts: list[Part] = []
-    for phase in get_phases(config.phases):
-        yield from tried(partial(_measured, config, phase, device, parts))
-    if len(parts) == len(config.phases):
-        yield "measured on a few steps each:"
-        yield from tried(lambda: session_lines(parts, limit, command))
+    machine = [*_tried(lambda: [*training_plan(config, config.phases, device), "ok memory, disk"])]
+    yield from machine
+    data = [*_tried(lambda: [_load(config, device)])]
+    yield from data
+    if not any(line.startswith("NO ") for line in [*machine, *data]):
+        yield from _tried(lambda: _try_phases(config, device, hours, command))
 
 
-def _measured(
-    config: Config, phase: Phase, device: torch.device, parts: list[Part]
-) -> Iterator[str]:
-    """Lines about a phase, whose share of the sessions joins ``parts``.
-
-    Raises:
-        UserError: its network cannot be trained, updates are not finite, or a checkpoint cannot be
-            written or read.
-    """
-    optim, prepared = phase.optim(config), []
-    for preparation in phase.preparations(config, device):
-        seconds = _median_seconds(preparation.unit, device) * preparation.units
-        yield f"{preparation.name}: about {format_hours(seconds)}"
-        prepared.append((preparation, seconds))
-    with device_settings(config.train):
-        with naming_the_model(config, phase):
-            state, batch = ready(config, phase, device)
-            reset_peak_memory(device)
-            each = _median_seconds(lambda: state.update(batch), device)
-        each *= optim.batch_size / len(batch.target)
-        peak = f"; peak {format_bytes(peak_memory(device))} on the card"
-        whole, where = each * optim.iterations, peak if device.type == "cuda" else ""
-        parts.append(Part.of(phase.name, whole, prepared))
-        yield f"{phase.name}: {each:.3g} s an update, about {format_hours(whole)}{where}"
-        yield updates_finite(config, phase.name, lambda: state.update(batch).read())
-    yield checkpoint_kept(config, phase.name, state.state_dict())
+def _load(config: Config, device: torch.device) -> str:
+    data = load_data(config, device)
+    return f"ok data: {f'{data.count} samples of ' if data.count else ''}{config.data.name}"
 
 
-def ready(config: Config, phase: Phase, device: torch.device) -> tuple[TrainState, Batch]:
-    """A phase before its first update, and a batch that may be smaller than the configured one."""
-    optim, (shape, classes) = phase.optim(config), shape_and_classes(config.data)
-    size = timed_samples(config, device, optim.batch_size)
-    model = phase.build(config.model, shape, 0, classes).to(device)
-    state = TrainState(
-        Forward(model.train(), config.train, device, World()),
-        replace(optim, batch_size=size),
-        accumulate=min(config.train.accumulate, size),
+def _try_phases(config: Config, device: torch.device, hours: float, command: str) -> Iterator[str]:
+    data, seconds = load_data(config, device), 0.0
+    with _trial_folder(Path(config.out_dir)) as folder:
+        run = RunFolder.prepare(Path(folder) / "run")
+        for phase in get_phases(config.phases):
+            line, needed = _try_phase(config, phase, data, run, device)
+            seconds += needed
+            yield line
+    sessions = math.ceil(seconds / 3600 / hours)
+    yield f"all phases: about {format_hours(seconds)}, sessions: {sessions}"
+    yield f"    {command} --max-hours {hours:g}"
+    if sessions > 1:
+        yield f"    {command} --resume --max-hours {hours:g}    # in each later session"
+
+
+def _tried(work: Callable[[], Iterable[str]]) -> Iterator[str]:
+    """The lines of some work, the last of which is NO and the reason where it is refused."""
+    try:
+        yield from work()
+    except UserError as error:
+        yield f"NO {error}"
+    except torch.cuda.OutOfMemoryError:
+        yield "NO the card's memory is full; use a smaller --batch-size or a smaller model"
+
+
+def _trial_folder(out_dir: Path) -> "tempfile.TemporaryDirectory[str]":
+    """A temporary folder on the disk of the runs."""
+    place = out_dir.expanduser().absolute()
+    while not place.exists():
+        place = place.parent
+    for left in place.glob(f"{PREFIX}*"):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        return tempfile.TemporaryDirectory(prefix=PREFIX, dir=place)
+    except OSError as error:
+        raise UserError(
+            f"out_dir: {place} cannot be written ({cause(error)}); name another folder with "
+            "--out-dir DIR"
+        ) from error
+
+
+def _try_phase(
+    config: Config, phase: Phase, data: Data, run: RunFolder, device: torch.device
+) -> tuple[str, float]:
+    """Train a phase for a few updates as a run does; a line about it, and its seconds in a run."""
+    short, times = phase.trial(config, device)
+    optim = replace(phase.optim(config), iterations=UPDATES)
+    train = replace(config.train, log_every=1, max_hours=None)
+    own: dict[str, Any] = {phase.name: optim}
+    short = replace(short, train=train, **own)
+    with silence(), Tracker(run.path) as tracker:
+        session = Session(short, run, tracker, device)
+        begin = time.perf_counter()
+        task = phase.task(session, data)
+        prepared = (time.perf_counter() - begin) * times
+        fit(phase.name, task, session)
+    release_memory(device)
+    costs = (run.path / "costs.jsonl").read_text().splitlines()[-UPDATES // 2 :]
+    update = min(1 / fields(parse_object(line), steps_per_second=float)[0] for line in costs)
+    file, begin = run.checkpoint_file(phase.name), time.perf_counter()
+    checkpoint.load(file)
+    read = time.perf_counter() - begin
+    seconds = prepared + update * phase.optim(config).iterations
+    line = (
+        f"ok {phase.name}: {update:.3g} s an update, about {format_hours(seconds)} with "
+        f"{format_hours(prepared)} of preparation, checkpoint of "
+        f"{format_bytes(file.stat().st_size)} read in {read:.1f} s"
     )
-    with device:
-        batch = phase.example(size, shape, classes)
-    if config.train.compile:
-        with compiling():
-            state.rehearse(batch)
-    return state, batch
-
-
-def _median_seconds(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
-    work()  # warm-up
-    times = []
-    for _ in range(repeats):
-        _wait(device)
-        start = time.perf_counter()
-        work()
-        _wait(device)
-        times.append(time.perf_counter() - start)
-    return median(times)
-
-
-def _wait(device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type in OTHERS:
-        torch.accelerator.synchronize(device)
+        line += f", peak {format_bytes(peak_memory(device))} on the card"
+    return line, seconds

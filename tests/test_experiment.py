@@ -12,16 +12,15 @@ import torch
 
 from nsgf import experiment
 from nsgf.config.schema import Config
-from nsgf.experiment import train
-from nsgf.phases import get_phase
+from nsgf.experiment import train, training_plan
+from nsgf.phases import get_phase, resume
 from nsgf.phases.nsf import NSF
+from nsgf.phases.resume import pending_phases
 from nsgf.phases.transport import trained_steps
 from nsgf.pool import build_pool
-from nsgf.run import checkpoint, opening
+from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.run.log import Tracker
-from nsgf.run.opening import pending_phases
-from nsgf.run.plan import training_plan
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
 
@@ -164,11 +163,11 @@ def test_kill_at_any_operation_keeps_the_old_run_or_continues_with_the_new_setti
         with monkeypatch.context() as patch:
             kill_before(moment, patch)
             try:
-                opening.restart(new, run, new.phases, print)
+                resume.restart(new, run, new.phases, print)
                 break
             except Killed:
                 pass
-        opening.finish_restart(run, print)
+        resume.finish_restart(run, print)
         is_new = run.config_file.read_text() == dump_config(new)
         config, left = (new, new.phases) if is_new else (tiny, [])
         assert pending_phases(config, run)[0] == left
@@ -327,8 +326,8 @@ def test_pool_and_missing_data_are_refused_before_a_folder_exists(tiny, monkeypa
 
 def test_plan_names_pool_size_updates_and_weights(tiny):
     plan = training_plan(tiny, ["nsgf"], torch.device("cpu"))
-    assert plan[0].startswith("nsgf: 12 updates of 16")
-    assert plan[1] == "nsf: done already"
+    assert plan[:2] == ["nsf: finished", "predictor: finished"]
+    assert plan[2].startswith("nsgf: 12 updates of 16")
     assert plan[-1].startswith(
         "pool: 4 flows of 16 particles, 3 steps each, 2,048 bytes (2.0 KB) of "
     )

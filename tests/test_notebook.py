@@ -53,7 +53,7 @@ def test_notebook_trains_and_goes_on_from_a_read_only_input(tmp_path, monkeypatc
     shutil.move(run, tmp_path / "input" / "last-session" / "runs" / run.name)
     second = printed(tmp_path)
     assert "going on with" in second
-    assert "nsf: done already" in second
+    assert "nsf: finished" in second
     assert (tmp_path / "runs" / run.name / "report.html").exists()
 
 

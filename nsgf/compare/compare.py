@@ -30,13 +30,12 @@ from nsgf.compare.trials import (
 )
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
-from nsgf.experiment import train
+from nsgf.experiment import train, training_plan
 from nsgf.phases import get_phase
 from nsgf.run.checkpoint import good_header, mend
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
 from nsgf.run.mirrors import require_tracker
-from nsgf.run.plan import training_plan
 from nsgf.run.progress import track
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.solvers import check_solver

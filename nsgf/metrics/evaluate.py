@@ -16,7 +16,6 @@ from nsgf.data import Data, build_source, is_image_set
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
-from nsgf.phases import get_phases
 from nsgf.run.folder import RunFolder, check_links, write_text
 from nsgf.run.progress import track
 from nsgf.sampling.drawn import Drawn, drawn_folder, forget_drawn
@@ -231,6 +230,7 @@ def _description(
     """What was sampled, and how."""
     description: dict[str, Any] = {
         "exp": config.exp,
+        "method": config.method,
         "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
         "seed": config.seed,
         "updates": progress,
@@ -244,8 +244,6 @@ def _description(
         description["solver"] = config.sampling.solver
     if config.data.conditional:
         description["guidance"] = config.sampling.guidance
-    for phase in get_phases(config.phases):
-        description |= phase.described(config)
     tau = samples[0].tau
     if tau is not None:
         description |= {"tau_mean": float(tau.mean()), "tau_std": float(tau.std(correction=0))}

@@ -1,18 +1,16 @@
 """What a phase states: its network, task and leg, what its samples follow from, what it needs.
 
-All that asks, for memory, plans, previews, resuming or sampling, knows this class and no phase by
-its name.
+Plans, previews, resuming and sampling know this class and no phase by its name.
 
 Shapes: B batch, *shape one sample.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import (
@@ -24,7 +22,7 @@ from nsgf.config.schema import (
     family,
 )
 from nsgf.data import Data, shape_and_classes
-from nsgf.models import velocity_network
+from nsgf.models import count_parameters, velocity_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
@@ -33,7 +31,7 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Precision, kept_precision
-from nsgf.training.task import Batch, Task
+from nsgf.training.task import Task
 
 FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
 """Sections that training samples follow from and no sampling reads."""
@@ -50,19 +48,10 @@ class Trained(NamedTuple):
     No setting of sampling is asked, or a resume with another one would go on with other paths."""
 
 
-CPU_BATCH = 8
-"""Largest batch of images that is timed on a CPU; its time is scaled to the whole one."""
-
-
-def timed_samples(config: Config, device: torch.device, batch: int) -> int:
-    """Samples of a batch that preflight times: a large UNet takes seconds for each on a CPU."""
-    slow = device.type == "cpu" and config.model.kind == "unet"
-    return min(CPU_BATCH, batch) if slow else batch
-
-
-def example_labels(size: int, classes: int) -> tuple[Tensor, ...]:
-    """Labels of an example, int32, (size,), as the last of its inputs; none without classes."""
-    return (torch.arange(size, dtype=torch.int32) % (classes + 1),) if classes else ()
+def count_weights(phase: "Phase", config: Config) -> int:
+    """Return the number of weights of a phase's network; nothing is computed."""
+    with torch.device("meta"):
+        return count_parameters(phase.network(config.model, *shape_and_classes(config.data)))
 
 
 class PhasePlan(NamedTuple):
@@ -72,18 +61,6 @@ class PhasePlan(NamedTuple):
     """For people."""
     disk_bytes: int = 0
     """What it is still going to write into the run folder, beside checkpoints."""
-
-
-class Preparation(NamedTuple):
-    """Work of a phase besides its updates, for all of them, in equal units."""
-
-    name: str
-    unit: Callable[[], object]
-    """Does one unit; noise stands in for the data, and a network as it begins for a trained one."""
-    units: float
-    """How many there are."""
-    again: str = ""
-    """What avoids it, where each session that goes on with the phase begins with all of it."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +73,6 @@ class Phase(ABC):
     """What its network does with a sample."""
     takes_classes: ClassVar[bool] = False
     """Whether its batches can tell the network classes, with ``data.conditional``."""
-    divisible: ClassVar[bool] = True
-    """Whether its batches may be split (:attr:`nsgf.training.task.Task.divisible`)."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
     """Sections and dotted leaves that its training samples or its network follow from: a
     checkpoint of others is not taken over. The phase's own optimization is not among them."""
@@ -114,11 +89,6 @@ class Phase(ABC):
     def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
         """The architecture, with weights of torch's global generator; it is told of ``classes``."""
         return velocity_network(config, shape, classes)
-
-    def example(self, size: int, shape: tuple[int, ...], classes: int = 0) -> Batch:
-        """A batch of noise in the shapes of a real one, on torch's default device."""
-        x, t = torch.randn(size, *shape), torch.rand(size)
-        return Batch((x, t, *example_labels(size, classes)), torch.randn(size, *shape))
 
     def needs(self, config: Config) -> tuple["Phase", ...]:
         """Earlier phases whose networks its training samples come from."""
@@ -147,17 +117,10 @@ class Phase(ABC):
         """Free what only the training of the phase needs; called once it is done."""
         return
 
-    def shared_counts(self, config: Config) -> dict[str, int]:
-        """What is divided among processes, by the setting that says how many there are."""
-        return {f"{self.name}.batch_size": self.optim(config).batch_size}
-
-    def described(self, config: Config) -> dict[str, str]:
-        """What a measurement shall say about the phase."""
-        return {}
-
-    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        """What preflight measures beside the updates."""
-        return ()
+    def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
+        """Return settings with which the phase is prepared in a short time, and how many times
+        longer its preparation takes with ``config``."""
+        return config, 1.0
 
     def optim(self, config: Config) -> OptimConfig:
         """The phase's section."""

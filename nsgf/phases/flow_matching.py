@@ -106,9 +106,6 @@ class Peer(Phase):
         seed = derive_seed(config.seed, self.name)
         return PeerTask(self.start(config, device), pairs, config.peer, seed)
 
-    def described(self, config: Config) -> dict[str, str]:
-        return {"method": config.peer.method}
-
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:

@@ -14,21 +14,19 @@ that are told K, no class, to real ones of all. No label has to be left out for 
 Shapes: B batch, M real samples of it, G groups, *shape one sample.
 """
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, class_labels, data_shape
-from nsgf.phases.base import Phase, PhasePlan, Preparation, example_labels
+from nsgf.data import Data, class_labels
+from nsgf.phases.base import Phase, PhasePlan
 from nsgf.phases.groups import group_problems, grouped, groups_of, in_turn, targets_of
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import OneCall
 from nsgf.sinkhorn.drift import Drift, mean_cost
-from nsgf.system.distributed import World
+from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError
 from nsgf.training.task import Answer, Batch, Task
 
@@ -98,7 +96,6 @@ class Generator(Phase):
 
     name = "generator"
     leg = OneCall
-    divisible = False
     takes_classes = True
     follows = (*Phase.follows, "generator.init", "generator.residual")
 
@@ -114,10 +111,6 @@ class Generator(Phase):
             model.load_state_dict(velocity.state_dict())
         return GeneratorTask(model, data, config)
 
-    def example(self, size: int, shape: tuple[int, ...], classes: int = 0) -> Batch:
-        noise, labels = torch.randn(size, *shape), example_labels(size, classes)
-        return Batch((noise, torch.zeros(size), *labels), torch.randn(size, *shape))
-
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
@@ -125,9 +118,11 @@ class Generator(Phase):
         Raises:
             UserError: a process would not have two halves of each group.
         """
+        own, groups = config.generator, groups_of(config)
         for problem in group_problems(config, world.size):
             raise UserError(problem)
-        own, groups = config.generator, groups_of(config)
+        halves = {"batch_size": own.batch_size // 2, "targets": targets_of(own) // 2}
+        check_shares({f"half of generator.{key}": n for key, n in halves.items()}, world.size)
         sizes = (own.batch_size, targets_of(own))
         n, m = (count // (2 * groups * world.size) for count in sizes)
         count = 4 * groups * len(own.blurs)
@@ -137,22 +132,6 @@ class Generator(Phase):
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.generator.init == "nsgf" else ()
-
-    def shared_counts(self, config: Config) -> dict[str, int]:
-        """Pairs of them: each process needs two halves."""
-        own = config.generator
-        counts = {"batch_size": own.batch_size, "targets": targets_of(own)}
-        return {f"half of generator.{key}": count // 2 for key, count in counts.items()}
-
-    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        own, shape, groups = config.generator, data_shape(config.data), groups_of(config)
-        made, real = (
-            grouped(torch.randn(count, *shape, device=device), groups)
-            for count in (own.batch_size, targets_of(own))
-        )
-        drift = drift_of(config)
-        unit = partial(drift.velocity, made, real)
-        return (Preparation("generator, transport", unit, own.iterations),)
 
 
 def drift_of(config: Config) -> Drift:

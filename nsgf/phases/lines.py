@@ -16,20 +16,17 @@ from nsgf.data import (
     PointSampler,
     Times,
     class_labels,
-    data_classes,
     data_shape,
 )
-from nsgf.phases.base import Phase, Preparation, example_labels, timed_samples
-from nsgf.phases.coupling import Pairs, optimal_pairs
+from nsgf.phases.base import Phase
+from nsgf.phases.coupling import Pairs
 from nsgf.phases.nsgf import NSGF
-from nsgf.phases.transport import WalkedStarts, steps_of, trained_steps
+from nsgf.phases.transport import WalkedStarts, trained_steps
 from nsgf.run.session import Session
-from nsgf.sampling.network import InferenceNetwork
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import available_bytes, format_bytes
 from nsgf.system.seeding import derive_seed
-from nsgf.training.precision import pick_precision
 from nsgf.training.task import Task
 
 LINES_FOLLOW = (
@@ -122,31 +119,6 @@ def line_plan(phase: Phase, config: Config, device: torch.device, world: World) 
         text = f"{kept} starts, walked by NSGF and kept, {format_bytes(needed)}"
         lines.append(f"{phase.name}: {text}{each}")
     return tuple(lines)
-
-
-def line_preparations(
-    phase: Phase, config: Config, device: torch.device
-) -> tuple[Preparation, ...]:
-    """What the lines of all batches take before the network that learns them is called."""
-    optim, shape, parts = phase.optim(config), data_shape(config.data), []
-    if config.nsf.source == "nsgf":
-        size = timed_samples(config, device, optim.batch_size)
-        noise = torch.randn(size, *shape, device=device)
-        labels = tuple(part.to(device) for part in example_labels(size, data_classes(config.data)))
-        precision = pick_precision(config.train.precision, device)
-        velocity = InferenceNetwork(NSGF().start(config, device).eval(), precision, device)
-        transport = steps_of(velocity, config.flow)
-        units = walked_starts(phase, config) / len(noise)
-        again = "fewer --nsf.starts" if config.nsf.starts else ""
-        steps = Preparation(
-            f"{phase.name}, NSGF steps", lambda: transport(noise, *labels), units, again
-        )
-        parts.append(steps)
-    if group := pair_group(phase, config):
-        ends = torch.randn(2, group, *shape, device=device)
-        groups = optim.iterations * optim.batch_size / group
-        parts.append(Preparation(f"{phase.name}, pairs", lambda: optimal_pairs(*ends), groups))
-    return tuple(parts)
 
 
 def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:

@@ -5,14 +5,13 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Data
-from nsgf.phases.base import Phase, PhasePlan, Preparation
+from nsgf.phases.base import Phase, PhasePlan
 from nsgf.phases.lines import (
     LINES_FOLLOW,
     LineTask,
     interpolate,
     line_needs,
     line_plan,
-    line_preparations,
 )
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
@@ -51,9 +50,6 @@ class NSF(Phase):
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
         return PhasePlan(line_plan(self, config, device, world))
-
-    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        return line_preparations(self, config, device)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if "nsgf" in (config.nsf.source, config.nsf.init) else ()

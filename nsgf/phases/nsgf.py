@@ -15,17 +15,14 @@ from nsgf.data import (
     class_labels,
     data_shape,
 )
-from nsgf.phases.base import Phase, PhasePlan, Preparation
+from nsgf.phases.base import Phase, PhasePlan
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool, pool_folder
-from nsgf.pool.build import Simulation
 from nsgf.pool.storage import drop_positions, taken_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import NSGFSteps
-from nsgf.sinkhorn import build_solver
-from nsgf.system.distributed import World
+from nsgf.system.distributed import World, check_shares
 from nsgf.system.hardware import format_bytes, release_memory
-from nsgf.system.output import show
 from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Batch, Task
 
@@ -94,6 +91,7 @@ class NSGF(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
+        check_shares({"pool.num_batches": config.pool.num_batches}, world.size)
         folder = pool_folder(run, world) if run else None
         pool = plan_pool(config, data_shape(config.data), device, folder)
         disk_bytes = 0
@@ -110,31 +108,11 @@ class NSGF(Phase):
                 "again"
             )
 
-    def shared_counts(self, config: Config) -> dict[str, int]:
-        return {**super().shared_counts(config), "pool.num_batches": config.pool.num_batches}
-
-    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        data = Data(replace(config.data, fake=True, conditional=False), config.seed, device)
-        together = most = build_batch(config, data.shape, device)
-        source, target = data.source("preflight"), data.target("preflight")
-        again = "" if config.pool.storage == "disk" else "--pool.storage disk"
-
-        def build() -> list[Tensor]:
-            """All of them, in parts that fit."""
-            nonlocal most
-            solver = build_solver(config.sinkhorn)
-            simulation = Simulation(config, source, target, solver, device)
-            parts: list[Tensor] = []
-            start = 0
-            while start < together:
-                numbers = range(start, min(start + most, together))
-                if simulation.try_flows(numbers, lambda flows: parts.append(flows.cpu())):
-                    start = numbers.stop
-                else:
-                    most = simulation.halve(len(numbers), show)
-            return parts
-
-        return (Preparation("pool", build, config.pool.num_batches / together, again),)
+    def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
+        pool = config.pool
+        flows = min(pool.num_batches, build_batch(config, data_shape(config.data), device))
+        pool = replace(pool, num_batches=flows, storage="memory")
+        return replace(config, pool=pool), config.pool.num_batches / flows
 
 
 def pool_target(config: Config, data: Data) -> Sampler:

@@ -6,14 +6,13 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, ModelConfig, SamplingConfig
 from nsgf.data import Data
 from nsgf.models import time_network
-from nsgf.phases.base import Phase, PhasePlan, Preparation
+from nsgf.phases.base import Phase, PhasePlan
 from nsgf.phases.lines import (
     LINES_FOLLOW,
     LineTask,
     interpolate,
     line_needs,
     line_plan,
-    line_preparations,
 )
 from nsgf.phases.nsf import NSF
 from nsgf.phases.nsgf import NSGF
@@ -47,16 +46,10 @@ class Predictor(Phase):
         """Of x alone: where a sample is on its line shows without its class."""
         return time_network(config, shape)
 
-    def example(self, size: int, shape: tuple[int, ...], classes: int = 0) -> Batch:
-        return Batch((torch.randn(size, *shape),), torch.rand(size))
-
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
         return PhasePlan(line_plan(self, config, device, world))
-
-    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        return line_preparations(self, config, device)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return line_needs(config)

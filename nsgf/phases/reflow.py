@@ -5,13 +5,14 @@ Shapes: B batch, *shape one sample.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, PointSampler, RandomIndices, Sampler, Times, data_shape
-from nsgf.phases.base import Phase, Preparation, timed_samples
+from nsgf.data import Data, PointSampler, RandomIndices, Sampler, Times
+from nsgf.phases.base import Phase
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.lines import interpolate
 from nsgf.run.progress import Progress, track
@@ -20,14 +21,13 @@ from nsgf.run.stop import Stopped
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import nsgf_steps
 from nsgf.system.seeding import derive_seed
-from nsgf.training.memory import inference_bytes
-from nsgf.training.precision import pick_precision
 from nsgf.training.task import Batch, Task
 
 PATHS = 1024
-"""Most that are walked together."""
-ROOM = 2e9
-"""Bytes that walking them may take of a card, the weights not counted."""
+"""Number of paths that are walked together. Fixed, since sums are rounded by what is computed
+together; the network itself splits what does not fit a card."""
+TRIAL_PATHS = 64
+"""Number of paths in a trial."""
 Carry = Callable[[Tensor], Tensor]
 """A trained flow as a function of its start, (B, *shape) -> (B, *shape)."""
 
@@ -59,28 +59,20 @@ def reflow_ends(
     device: torch.device,
     is_asked: Callable[[], bool],
     counter: Callable[[str, int, str], Progress] = Progress,
-    batch: int = PATHS,
 ) -> tuple[Tensor, Tensor]:
-    """Starts Z0 ~ mu0 and the ends Z1 where ``carry`` takes them, ``batch`` at a time, each
-    (pairs, *shape), CPU.
+    """Starts Z0 ~ mu0 and the ends Z1 where ``carry`` takes them, each (pairs, *shape), CPU.
 
     Raises:
         Stopped: asked to; nothing of the paths is kept.
     """
     starts = source.at(range(pairs))
     ends = torch.empty_like(starts)
-    batches = zip(starts.split(batch), ends.split(batch), strict=True)
+    batches = zip(starts.split(PATHS), ends.split(PATHS), strict=True)
     for start, end in track(list(batches), "reflow paths", "batch", counter):
         if is_asked():
             raise Stopped("reflow: before its first step")
         end.copy_(carry(start.to(device)))
     return starts, ends
-
-
-def together(config: Config) -> int:
-    """Paths that are walked together. They follow from the configuration alone, not from what is
-    free at the time: sums are rounded by what is computed together."""
-    return max(1, min(PATHS, int(ROOM / inference_bytes(config, Peer()))))
 
 
 class Reflow(Phase):
@@ -118,22 +110,13 @@ class Reflow(Phase):
             session.device,
             session.is_asked,
             counter,
-            together(config),
         )
         return ReflowTask(student, ends, derive_seed(config.seed, self.name))
 
-    def preparations(self, config: Config, device: torch.device) -> tuple[Preparation, ...]:
-        precision = pick_precision(config.train.precision, device)
-        network = InferenceNetwork(self.start(config, device).eval(), precision, device)
-        size = timed_samples(config, device, min(together(config), config.reflow.pairs))
-        x, t = (part.to(device) for part in self.example(size, data_shape(config.data)).inputs)
-
-        @torch.no_grad()
-        def step() -> Tensor:
-            return network(x, t)
-
-        units = config.reflow.ode_steps * config.reflow.pairs / size
-        return (Preparation("reflow, paths", step, units, "fewer --reflow.pairs"),)
+    def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
+        pairs = min(config.reflow.pairs, TRIAL_PATHS)
+        short = replace(config, reflow=replace(config.reflow, pairs=pairs))
+        return short, config.reflow.pairs / pairs
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (Peer(),)

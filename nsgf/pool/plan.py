@@ -15,7 +15,6 @@ from nsgf.config.schema import Config
 from nsgf.pool.storage import (
     SECTIONS,
     differences,
-    free_disk_bytes,
     read_header,
     refuse_mismatch,
     taken_bytes,
@@ -23,7 +22,7 @@ from nsgf.pool.storage import (
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import available_bytes, format_bytes
+from nsgf.system.hardware import available_bytes, format_bytes, free_disk_bytes
 
 MEMORY_SHARE = 0.85
 """Share of the free memory that pool and solver may take; the rest is for networks and batches."""

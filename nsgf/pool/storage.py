@@ -12,7 +12,6 @@ import json
 import math
 import os
 import re
-import shutil
 import time
 import zlib
 from collections.abc import Callable
@@ -219,14 +218,6 @@ def refuse_mismatch(known: Header, folder: Path | None, settings: dict[str, obje
             f"pool {folder} was built with other settings: {'; '.join(found)}; use the same "
             "settings, or remove that folder to build it again"
         )
-
-
-def free_disk_bytes(folder: Path) -> int:
-    """Free bytes on the disk where ``folder`` is, or would be made."""
-    place = folder.absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
 
 
 def taken_bytes(folder: Path) -> int:

@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -119,6 +120,14 @@ def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
         except (OSError, ValueError, KeyError):  # no such files, or "max"
             continue
     return available
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Return the free bytes of the disk where ``folder`` is, or would be made."""
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
 
 
 def release_memory(device: torch.device) -> None:

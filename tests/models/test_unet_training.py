@@ -15,7 +15,6 @@ from nsgf.models.mlp import VelocityMLP
 from nsgf.models.time_predictor import TimePredictorCNN
 from nsgf.models.unet import Attention, Norm, ResBlock, Stage, UNet
 from nsgf.phases import get_phase
-from nsgf.training.memory import kept_bytes
 from tests.conftest import shipped
 from tests.models.test_unet import awake
 
@@ -105,6 +104,19 @@ def test_everything_between_the_convolutions_is_16_bit_under_autocast(device, sc
     assert len(types) > 50
     assert {name: seen for name, seen in types.items() if seen != {torch.bfloat16}} == {}
     assert (output.float() - expected).norm() < 0.03 * expected.norm()
+
+
+def kept_bytes(model: nn.Module, *inputs: torch.Tensor) -> int:
+    """Bytes that autograd keeps for the backward pass, the weights not counted."""
+    kept = {}
+
+    def keep(tensor):
+        return kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(*inputs)
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -161,13 +161,6 @@ def test_settings_of_the_flow_do_not_concern_a_generator(one_call):
     load_sampler(other, run, CPU)
 
 
-def test_each_process_needs_two_halves(one_call, tmp_path):
-    counts = get_phase("generator").shared_counts(one_call)
-    assert counts == {"half of generator.batch_size": 8, "half of generator.targets": 8}
-    (line,) = get_phase("generator").plan(one_call, CPU, RunFolder(tmp_path), World(0, 2)).lines
-    assert line.endswith("4 x 4 and 4 x 4 in each of 2 processes")
-
-
 @pytest.fixture
 def told(tmp_path):
     """A generator of digits that is told their class."""
@@ -281,7 +274,7 @@ def test_it_begins_as_the_velocity_of_its_own_run(one_call):
     assert list(progress) == ["generator"]
     assert sampler(torch.randn(4, 2)).nfe == 1
     longer = replace(config, nsgf=replace(config.nsgf, iterations=20))
-    with pytest.raises(UserError, match=r"phase 1 would change under \['generator'\]"):
+    with pytest.raises(UserError, match="--resume-phase 1"):
         train(longer, run)
 
 
@@ -290,7 +283,7 @@ def test_velocity_cannot_change_under_a_finished_generator(one_call):
     config = replace(one_call, phases=["nsgf", "generator"], generator=generator)
     run = train(config)
     alone = replace(config, phases=["nsgf"], nsgf=replace(config.nsgf, iterations=20))
-    with pytest.raises(UserError, match=r"phase 1 would change under \['generator'\]"):
+    with pytest.raises(UserError, match="--resume-phase 1"):
         train(alone, run)
 
 
@@ -299,8 +292,6 @@ def test_problems_of_all_blurs_are_counted(one_call):
     config = replace(one_call, generator=own)
     (line,) = get_phase("generator").plan(config, CPU, None, World()).lines
     assert line == "generator: an update solves 8 transport problems, 10 x 20 and 10 x 10"
-    (transport,) = get_phase("generator").preparations(config, CPU)
-    assert transport.unit().shape == (1, 20, 2)
 
 
 def test_what_was_solved_is_told_of_a_session_that_stops(one_call):

@@ -159,13 +159,3 @@ def test_starts_that_do_not_fit_are_refused(tiny, monkeypatch):
     monkeypatch.setattr("nsgf.phases.lines.available_bytes", lambda: 799)
     with pytest.raises(UserError, match=r"nsf\.starts = 100: 100 samples need .*use fewer"):
         line_plan(get_phase("nsf"), handed(tiny, starts=100), CPU, World())
-
-
-def test_steps_that_are_walked_are_counted_once(tiny):
-    def steps(config):
-        return get_phase("nsf").preparations(config, CPU)[0]
-
-    size = tiny.nsf.batch_size
-    assert steps(handed(tiny)).units == tiny.nsf.iterations
-    assert steps(handed(tiny, starts=3 * size)).units == 3
-    assert steps(handed(tiny, starts=3 * size)).again == "fewer --nsf.starts"

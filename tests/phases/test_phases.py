@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from nsgf.config.resume_rules import contradictions
-from nsgf.config.schema import FAMILIES, PEER_PHASES, PHASES
+from nsgf.config.schema import FAMILIES, PHASES
 from nsgf.data import Data
 from nsgf.phases import get_phase, get_phases, load_legs, sampled_phases
 from nsgf.phases.base import Phase
@@ -30,24 +30,6 @@ def names(phases) -> list[str]:
 
 def sampled(config, *trained: str) -> list[str]:
     return names(sampled_phases(config, lambda name: name in trained))
-
-
-@pytest.mark.parametrize("experiment", ["2d", "digits"])
-@pytest.mark.parametrize("name", ALL)
-def test_example_fits_the_network_and_its_loss(name, experiment):
-    phase, shape = get_phase(name), {"2d": (2,), "digits": (1, 8, 8)}[experiment]
-    network = phase.build(shipped(experiment).model, shape, seed=0)
-    batch = phase.example(3, shape)
-    assert network(*batch.inputs).shape == batch.target.shape
-    assert len(batch.target) == 3
-
-
-@pytest.mark.parametrize("name", [name for name in ALL if name not in PEER_PHASES])
-def test_example_with_classes_fits_the_network(name):
-    phase, form = get_phase(name), ((1, 8, 8), 10)
-    network = phase.build(shipped("digits").model, form[0], 0, form[1])
-    batch = phase.example(13, *form)
-    assert network(*batch.inputs).shape == batch.target.shape
 
 
 def test_phases_begin_with_weights_of_their_own(tiny):
@@ -174,16 +156,3 @@ def test_trained_network_belongs_to_each_setting_that_it_follows(phase, fixed):
     for flag in {*NSF, *PEER, *REFLOW}:
         changes = contradictions(saved, shipped("2d", *flag.split()), get_phase(phase).follows)
         assert bool(changes) == (flag in fixed), flag
-
-
-def test_compared_method_says_which_one_it_is(tiny):
-    config = replace(tiny, peer=replace(tiny.peer, method="otcfm"))
-    assert get_phase("peer").described(config) == {"method": "otcfm"}
-    assert get_phase("nsgf").described(config) == {}
-
-
-@pytest.mark.parametrize(("storage", "remedy"), [("memory", "--pool.storage disk"), ("disk", "")])
-def test_each_session_begins_with_the_pool_unless_it_is_on_the_disk(tiny, storage, remedy):
-    chosen = replace(tiny, pool=replace(tiny.pool, storage=storage))
-    (pool,) = get_phase("nsgf").preparations(chosen, CPU)
-    assert pool.again == remedy

@@ -9,11 +9,9 @@ import torch
 from nsgf.cli import main
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import get_phase
-from nsgf.phases.reflow import PATHS, ROOM, ReflowTask, together
+from nsgf.phases.reflow import ReflowTask
 from nsgf.run import checkpoint
 from nsgf.sampling.generate import load_sampler, sample_run
-from nsgf.training.memory import inference_bytes
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -78,20 +76,9 @@ def test_another_method_cannot_take_over_a_run(peer):
         train(other, run)
 
 
-def test_paths_that_are_walked_together_fit_any_card_by_the_configuration_alone(monkeypatch):
-    """Paths end at the same bits whatever is free at the moment, and in whatever precision."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: pytest.fail("asks the card"))
-    assert [together(shipped(name)) for name in ("2d", "digits", "mnist")] == [PATHS] * 3
-    cifar10 = together(shipped("cifar10"))
-    assert cifar10 == together(shipped("cifar10", "--precision=bf16"))
-    assert ROOM - 2e7 < cifar10 * inference_bytes(shipped("cifar10"), get_phase("peer")) <= ROOM
-    huge = ("--model.unet.channels=4096", "--model.unet.mult=[1]", "--model.unet.res_blocks=1")
-    assert together(shipped("cifar10", *huge, "--model.unet.attention=[]")) == 2
-
-
 def test_so_many_paths_are_walked_together(peer, monkeypatch):
     sizes = []
-    monkeypatch.setattr("nsgf.phases.reflow.together", lambda config: 12)
+    monkeypatch.setattr("nsgf.phases.reflow.PATHS", 12)
     monkeypatch.setattr(
         "nsgf.phases.reflow.nsgf_steps", lambda _, x, **how: sizes.append(len(x)) or x
     )

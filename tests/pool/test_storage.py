@@ -313,7 +313,7 @@ def test_header_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
 
 def test_space_is_checked_before_anything_is_written(disk, folder, monkeypatch):
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 500))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**9, 10**9, 500))
     with pytest.raises(UserError, match=r"pool\.num_batches = 7: .*disk"):
         build(disk, folder)
     assert not folder.exists()
@@ -324,7 +324,7 @@ def test_space_of_the_pool_itself_counts_as_free(disk, folder, monkeypatch):
     with pytest.raises(Killed):
         build(disk, folder, HalfWay(fail_at=1))
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 10**9, 0))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage(10**9, 10**9, 0))
     exactly = pool_bytes(disk, (2,), header(folder)["dtype"])
     monkeypatch.setattr("nsgf.pool.plan.taken_bytes", lambda _: exactly)
     build(disk, folder)

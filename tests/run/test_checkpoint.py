@@ -14,9 +14,9 @@ import torch
 
 from nsgf.command_line import parse
 from nsgf.phases import get_phase
+from nsgf.phases.resume import pending_phases
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config
-from nsgf.run.opening import pending_phases
 from nsgf.system.errors import UserError
 
 START = {"phase": "nsgf", "config": {}}

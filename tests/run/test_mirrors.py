@@ -74,7 +74,7 @@ class Failing:
 
 def test_tracker_that_fails_while_training_ends_no_run(tiny, monkeypatch):
     mirror = Failing()
-    monkeypatch.setattr("nsgf.run.opening.open_mirror", lambda *_: mirror)
+    monkeypatch.setattr("nsgf.experiment.open_mirror", lambda *_: mirror)
     run = train(replace(tiny, phases=["nsgf"], train=replace(tiny.train, preview=True)))
     assert (mirror.asked, mirror.closed) == (1, 1)
     said = (run.path / "log.txt").read_text()

@@ -30,7 +30,7 @@ from nsgf.run.lock import only_process
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.sinkhorn.schedule import time_step
-from nsgf.system.distributed import World, check_shares, is_launched, join
+from nsgf.system.distributed import World, is_launched, join
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward
@@ -58,17 +58,6 @@ def test_shares_cover_everything_once_and_evenly(size, count):
     assert [position for share in shares for position in share] == list(range(5, 5 + count))
     lengths = {len(share) for share in shares}
     assert max(lengths) - min(lengths) <= 1
-
-
-def test_process_without_work_is_refused():
-    config = shipped("2d", "--batch-size=4", "--pool-batches=3")
-    nsgf, nsf = (get_phase(name).shared_counts(config) for name in ("nsgf", "nsf"))
-    check_shares(nsgf, 3)
-    with pytest.raises(UserError, match=r"pool\.num_batches = 3: must be >= .* 4"):
-        check_shares(nsgf, 4)
-    check_shares(nsf, 4)
-    with pytest.raises(UserError, match=r"nsf\.batch_size = 4"):
-        check_shares(nsf, 5)
 
 
 def test_mean_over_processes_is_no_sum(monkeypatch):

@@ -1,0 +1,120 @@
+"""Which phases of a run are left to train, and how phases start anew."""
+
+import json
+from collections.abc import Callable
+from itertools import chain
+
+from nsgf.config.resume_rules import contradictions
+from nsgf.config.schema import FAMILIES, Config, PhaseName
+from nsgf.phases import get_phase, get_phases
+from nsgf.run import checkpoint
+from nsgf.run.folder import RunFolder, dump_config, sync_folder, write_text
+from nsgf.system.errors import UserError
+from nsgf.system.json_reader import fields, read_object
+
+
+def pending_phases(
+    config: Config, run: RunFolder, first: PhaseName | None = None
+) -> tuple[list[PhaseName], list[PhaseName]]:
+    """Return the phases to train, in order, and those of them that start anew although they have a
+    checkpoint.
+
+    Args:
+        config: the experiment.
+        run: the run folder.
+        first: start with this phase. Those before must be finished. From it on, a finished phase
+            starts anew, and so does one whose samples come from a phase that is trained too;
+            others continue.
+
+    Raises:
+        UserError: a checkpoint contradicts the configuration, or a phase before ``first`` is not
+            finished.
+    """
+    pending: list[PhaseName] = []
+    restarts: list[PhaseName] = []
+    begin = config.phases.index(first) if first else len(config.phases)
+    for number, phase in enumerate(config.phases):
+        is_done = _is_finished(config, run, phase)
+        if first and not is_done and number < begin:
+            raise UserError(
+                f"--resume-phase {begin + 1}: phase {phase} of {run.path} is not finished; "
+                "use --resume"
+            )
+        if number >= begin and (is_done or _depends_on(phase, pending, config, run)):
+            restarts.append(phase)
+        if not is_done or number >= begin:
+            pending.append(phase)
+    _check_dependents(config, run, pending, restarts)
+    return pending, restarts
+
+
+def _depends_on(phase: PhaseName, pending: list[PhaseName], config: Config, run: RunFolder) -> bool:
+    """Whether a phase has learned from a network that is going to change."""
+    needed = {needed.name for needed in get_phase(phase).needs(config)}
+    return run.checkpoint_file(phase).exists() and bool(needed & set(pending))
+
+
+def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
+    """Whether no updates of a phase are left."""
+    file = run.checkpoint_file(phase)
+    if not file.exists():
+        return False
+    header = checkpoint.read_header(file)
+    checkpoint.check_phase(file, header, phase)
+    is_done: bool = header["step"] >= getattr(config, phase).iterations
+    follows, running = get_phase(phase).follows, None if is_done else phase
+    texts = contradictions(header["config"], config, follows, running)
+    if texts:
+        raise UserError(f"cannot resume {file}: " + "; ".join(texts))
+    return is_done
+
+
+def _check_dependents(
+    config: Config, run: RunFolder, pending: list[PhaseName], restarts: list[PhaseName]
+) -> None:
+    """Raise UserError if a phase would change after a later one has learned from its network."""
+    every = dict.fromkeys(chain(*FAMILIES))
+    started = get_phases([name for name in every if run.checkpoint_file(name).exists()])
+    for name in pending:
+        later = [
+            phase.name
+            for phase in started
+            if phase.name not in restarts
+            and name in [needed.name for needed in phase.needs(config)]
+        ]
+        if later:
+            number = config.phases.index(name) + 1
+            raise UserError(
+                f"{name}.iterations = {getattr(config, name).iterations}: phase {number} would "
+                f"change, but {later} have learned from it; --resume-phase {number} trains all anew"
+            )
+
+
+def restart(
+    config: Config, run: RunFolder, restarts: list[PhaseName], log: Callable[[str], None]
+) -> None:
+    """Write the settings of a run, and set aside the checkpoints of phases that start anew.
+
+    The intention is written first. A kill leaves the run as it was, or one that continues with
+    these settings.
+    """
+    intention = {"config": dump_config(config), "phases": restarts}
+    write_text(run.restart_file, json.dumps(intention))
+    run.write_config(config)
+    finish_restart(run, log)
+
+
+def finish_restart(run: RunFolder, log: Callable[[str], None]) -> None:
+    """Set aside the checkpoints of phases that start anew, if ``config.yaml`` has the settings of
+    the restart; else it was interrupted before it began, and the run stays as it was.
+    """
+    try:
+        config, phases = fields(read_object(run.restart_file), config=str, phases=list)
+    except ValueError:
+        return  # there is none
+    for name in chain(*FAMILIES):
+        is_left = name in phases and run.checkpoint_file(name).exists()
+        if is_left and run.config_file.read_text("utf-8") == config:
+            log(f"{name}: starts anew, its earlier checkpoint is {run.set_aside(name)}")
+    run.restart_file.unlink()
+    sync_folder(run.path)  # or it might come back, and set new checkpoints aside

@@ -1,0 +1,85 @@
+"""Room on the disk and processes, checked before a run starts."""
+
+from dataclasses import replace
+
+import pytest
+
+from nsgf import experiment
+from nsgf.experiment import check_space, training_plan
+from nsgf.phases import get_phase
+from nsgf.phases.base import count_weights
+from nsgf.run.folder import RunFolder, earlier
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
+from tests.conftest import shipped
+from tests.pool.conftest import CPU, with_pool
+
+
+def test_a_checkpoint_has_about_the_bytes_that_are_asked_for(tiny, tiny_run):
+    expected = 4 * experiment.COPIES * count_weights(get_phase("nsgf"), tiny)
+    size = tiny_run.checkpoint_file("nsgf").stat().st_size
+    assert expected < size < expected + 20_000
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """``check_space`` where that many bytes are free."""
+
+    def check(available, *values):
+        monkeypatch.setattr(experiment, "free_disk_bytes", lambda _: available)
+        check_space(*values)
+
+    return check
+
+
+def test_two_checkpoints_of_each_phase_one_more_and_the_pool_must_fit(tmp_path, fits):
+    run, weights = RunFolder(tmp_path / "new"), {"nsgf": 1000, "nsf": 3000}
+    needed = 16 * (2 * 1000 + 2 * 3000 + 3000)
+    for pool in (0, 5000):
+        fits(needed + pool, weights, pool, run)
+        with pytest.raises(UserError, match="out_dir"):
+            fits(needed + pool - 1, weights, pool, run)
+
+
+def test_checkpoints_that_are_there_need_no_more_room(tmp_path, fits):
+    run = RunFolder(tmp_path)
+    for file in (run.checkpoint_file("nsf"), earlier(run.checkpoint_file("nsf"))):
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(bytes(16_000))
+    for needed, restarts in ((16_000, []), (32_000, ["nsf"])):  # one is only renamed
+        fits(needed, {"nsf": 1000}, 0, run, restarts)
+        with pytest.raises(UserError):
+            fits(needed - 1, {"nsf": 1000}, 0, run, restarts)
+
+
+@pytest.mark.parametrize(("storage", "pool_bytes"), [("memory", 0), ("disk", 2048)])
+def test_plan_asks_for_the_room_of_checkpoints_and_pool(tiny, monkeypatch, storage, pool_bytes):
+    asked = []
+    monkeypatch.setattr(experiment, "check_space", lambda *values: asked.append(values))
+    training_plan(with_pool(tiny, storage=storage), ["nsgf"], CPU)
+    [(weights, pool, run, _)] = asked
+    assert list(weights) == ["nsgf"]
+    assert pool == pool_bytes
+    assert str(run.path) == tiny.out_dir
+
+
+def test_plan_refuses_fp16_on_a_cpu(tiny):
+    half = replace(tiny, train=replace(tiny.train, precision="fp16"))
+    with pytest.raises(UserError, match=r"train\.precision"):
+        training_plan(half, ["nsgf"], CPU)
+    training_plan(half, [], CPU)  # it can be measured
+
+
+@pytest.mark.parametrize(
+    ("phase", "flags", "most"),
+    [
+        ("nsgf", ("--batch-size=4", "--pool-batches=3"), 3),
+        ("nsf", ("--batch-size=4", "--pool-batches=3"), 4),
+        ("generator", ("--generator.batch_size=8", "--generator.targets=12"), 4),
+    ],
+)
+def test_process_without_work_is_refused(phase, flags, most):
+    config = shipped("2d", *flags)
+    training_plan(config, [phase], CPU, world=World(0, most))
+    with pytest.raises(UserError, match="processes"):
+        training_plan(config, [phase], CPU, world=World(0, most + 1))
