@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,7 +128,6 @@ def load(
     path: str | PathLike[str],
     *,
     device: str | torch.device | None = None,
-    weights: Literal["ema", "last"] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open a trained run for sampling. Nothing is written, and no code of the folder runs.
@@ -137,7 +136,6 @@ def load(
         path: a run folder, a folder that ``nsgf export`` wrote, or ``hf://OWNER/NAME[@REVISION]``
             of the Hugging Face hub (extra ``hub``).
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``; None: as the run is configured.
-        weights: averaged weights, or those of the last update; None: as the run is configured.
         overrides: other settings by dotted key, as ``{"sampling.solver": "heun"}``.
 
     Raises:
@@ -146,7 +144,6 @@ def load(
     """
     settings = dict(overrides or {})
     settings |= {"device": str(device)} if device is not None else {}
-    settings |= {"sampling.weights": weights} if weights is not None else {}
     is_on_hub = is_address(path)
     folder = fetched(path) if is_on_hub else Path(os.fspath(path)).expanduser()
     if is_on_hub or is_exported(folder):
@@ -156,7 +153,7 @@ def load(
     config, run = found.config, RunFolder(folder)
 
     def trained(phase: Phase, device: torch.device) -> Trained:
-        return phase.load(config, run, config.sampling.weights, device)
+        return phase.load(config, run, device)
 
     return _opened(folder, config, run.has_checkpoint, trained)
 

@@ -51,7 +51,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--tracker": ("tracking.tracker",),
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
-OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",), "--precision": ("sampling.precision",)}
+OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
 """What of them sets something else in commands that train nothing."""
 OF_COMPARE = {"--methods": ("compare.methods",)}
 """Short flags of compare only."""
@@ -95,7 +95,7 @@ SMOKE: dict[str, Any] = {
     **{"train.accumulate": 1, "compare.updates": []},
     **{"train.log_every": 1, "train.checkpoint_every": 3},
     **{"sampling.num_samples": 4, "sampling.straight_steps": 2, "evaluation.num_samples": 4},
-    **{"evaluation.repeats": 1, "evaluation.w2_samples": 4},
+    "evaluation.w2_samples": 4,
     **{"evaluation.inception": False, "evaluation.classifier": False},
     **{"compare.seeds": 1, "compare.nfe": [1, 2, 4], "reflow.pairs": 16, "reflow.ode_steps": 2},
 }

@@ -32,7 +32,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "evaluate": {
         "what": _RUN,
         "samples": ("--num-samples", "--steps", "--sampling.straight_steps", "--sampling.solver"),
-        "measures": ("--evaluation.inception", "--inception-weights", "--evaluation.repeats"),
+        "measures": ("--evaluation.inception", "--inception-weights"),
         "machine": ("--seed", "--precision", "--sampling.batch_size", "--device"),
         "output": ("--out-dir", "--print-config"),
     },
@@ -82,7 +82,6 @@ MEANINGS = {
     "--sampling.batch_size": ("N", "samples that go through the networks together"),
     "--evaluation.inception": ("BOOL", "true: FID and its kin, of image sets"),
     "--inception-weights": ("FILE", "Inception's weights; otherwise downloaded"),
-    "--evaluation.repeats": ("N", "draws, for mean and deviation of W2"),
     "--method": ("NAME", "of configs/methods, or a YAML file of your own"),
     "--methods": ("LIST", "as nsgf,icfm,otcfm; YAML files of your own too"),
     "--compare.seeds": ("N", "training runs of each method"),

@@ -61,7 +61,6 @@ VARIANTS: dict[str, dict[str, str]] = {
         "25 flows": "--pool-batches 25",
         "400 flows": "--pool-batches 400",
         "constant rate": "--nsgf.schedule constant",
-        "last weights, no average": "--sampling.weights last",
         "n 256, 400 flows": "--sinkhorn-batch 256 --pool-batches 400",
         "paper's n, pool, blur; harmonic": PAPER,
         "paper's n, pool, blur; eta 0.5": f"{PAPER} --flow.schedule constant --flow.eta 0.5",

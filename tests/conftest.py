@@ -130,7 +130,7 @@ def small(tiny: Config) -> Config:
     return replace(
         tiny,
         sampling=replace(tiny.sampling, num_samples=20, batch_size=8, straight_steps=4),
-        evaluation=replace(tiny.evaluation, num_samples=24, repeats=2),
+        evaluation=replace(tiny.evaluation, num_samples=24),
     )
 
 

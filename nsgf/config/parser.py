@@ -36,6 +36,12 @@ REMOVED: dict[str, Any] = {
     "generator.normalize": False,
     "generator.init_run": None,
     "generator.max_iterations": 2000,
+    "flow.allow_many_steps": ...,
+    "sampling.precision": "auto",
+    "sampling.weights": "ema",
+    "sampling.rtol": 1e-5,
+    "sampling.atol": 1e-5,
+    "evaluation.repeats": ...,
 }
 """Settings of earlier versions, with the values that now always hold; ...: has no effect without
 other removed values."""

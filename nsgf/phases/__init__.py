@@ -78,15 +78,15 @@ def called_legs(config: Config, is_trained: Callable[[PhaseName], bool]) -> list
 
 
 def load_legs(
-    config: Config, run: RunFolder, phases: Sequence[Phase], weights: str, device: torch.device
+    config: Config, run: RunFolder, phases: Sequence[Phase], device: torch.device
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """The sampler of these phases' legs, in the order of the way, with the weights ``ema`` or
-    ``last``; and the training progress of the networks that it calls, by phase.
+    """The sampler of these phases' legs, in the order of the way, with averaged weights;
+    and the training progress of the networks that it calls, by phase.
 
     Raises:
         UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
     """
-    return join_legs(config, phases, lambda phase: phase.load(config, run, weights, device), device)
+    return join_legs(config, phases, lambda phase: phase.load(config, run, device), device)
 
 
 def join_legs(

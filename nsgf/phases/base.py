@@ -141,9 +141,8 @@ class Phase(ABC):
         shape, classes = shape_and_classes(config.data)
         return self.build(config.model, shape, seed, classes).to(device)
 
-    def load(self, config: Config, run: RunFolder, weights: str, device: torch.device) -> Trained:
-        """The trained network with the weights ``ema`` or ``last``, in eval mode and without
-        gradients.
+    def load(self, config: Config, run: RunFolder, device: torch.device) -> Trained:
+        """Return the trained network with its averaged weights, in eval mode and without gradients.
 
         Raises:
             UserError: no checkpoint, or one of other settings or another architecture.
@@ -164,7 +163,7 @@ class Phase(ABC):
         if texts:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
         try:
-            model = self.filled(config, payload["ema" if weights == "ema" else "model"], device)
+            model = self.filled(config, payload["ema"], device)
             progress = f"{payload['step']} of {payload['config'][self.name]['iterations']}{remark}"
         except (RuntimeError, KeyError, TypeError, AttributeError) as error:
             why = one_line(error)

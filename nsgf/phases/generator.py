@@ -107,7 +107,7 @@ class Generator(Phase):
         config, device = session.config, session.device
         model = self.start(config, device)
         if config.generator.init == "nsgf":
-            velocity = NSGF().load(config, session.run, "ema", device).network
+            velocity = NSGF().load(config, session.run, device).network
             model.load_state_dict(velocity.state_dict())
         return GeneratorTask(model, data, config)
 

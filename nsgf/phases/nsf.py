@@ -42,7 +42,7 @@ class NSF(Phase):
         """
         task = NSFTask.of(self, session, data)
         if session.config.nsf.init == "nsgf":
-            velocity = NSGF().load(session.config, session.run, "ema", session.device).network
+            velocity = NSGF().load(session.config, session.run, session.device).network
             task.model.load_state_dict(velocity.state_dict())
         return task
 

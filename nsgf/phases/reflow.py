@@ -90,7 +90,7 @@ class Reflow(Phase):
             UserError: the peer is not trained.
         """
         config, reflow = session.config, session.config.reflow
-        teacher, _, precision = Peer().load(config, session.run, "ema", session.device)
+        teacher, _, precision = Peer().load(config, session.run, session.device)
         student = self.start(config, session.device)
         student.load_state_dict(teacher.state_dict())
 

@@ -28,7 +28,7 @@ def trained_steps(session: Session) -> Transport:
         UserError: NSGF is not trained.
     """
     config, device, log = session.config, session.device, session.tracker.log
-    trained = NSGF().load(config, session.run, "ema", device)
+    trained = NSGF().load(config, session.run, device)
     velocity = InferenceNetwork(trained.network, trained.precision, device, log)
     return steps_of(velocity, config.flow)
 

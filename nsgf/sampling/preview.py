@@ -69,7 +69,7 @@ def preview_samples(
     """What a phase's picture shows, with averaged weights: samples that have passed the legs of
     :meth:`nsgf.phases.base.Phase.pictured`. The settings of ``sampling`` hold.  CPU, (n, *shape)
     """
-    sampler, _ = load_legs(config, run, phase.pictured(config), "ema", device)
+    sampler, _ = load_legs(config, run, phase.pictured(config), device)
     noise, labels = data.source("preview"), asked_labels(config)
     count, size = count_samples(config, data, device), config.sampling.batch_size
     parts = []

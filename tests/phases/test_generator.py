@@ -37,7 +37,7 @@ def one_call(tiny):
     return replace(
         tiny,
         phases=["generator"],
-        evaluation=replace(tiny.evaluation, num_samples=64, repeats=1),
+        evaluation=replace(tiny.evaluation, num_samples=64),
     )
 
 
@@ -53,7 +53,7 @@ def test_generator_trains_samples_and_evaluates(one_call):
     assert progress == {"generator": "12 of 12"}
     noise = torch.randn(5, 2)
     found = sampler(noise, keep_path=True)
-    network = get_phase("generator").load(one_call, run, "ema", CPU).network
+    network = get_phase("generator").load(one_call, run, CPU).network
     assert found.nfe == 1 == sampler.expected_nfe
     assert torch.equal(found.x, network(noise, torch.zeros(5)))
     assert found.marks == ["start", "G 1/1"]
@@ -70,7 +70,7 @@ def test_residual_generator_adds_its_noise(one_call):
     config = replace(one_call, generator=replace(one_call.generator, residual=True))
     run = train(config)
     sampler, _ = load_sampler(config, run, CPU)
-    network = get_phase("generator").load(config, run, "ema", CPU).network
+    network = get_phase("generator").load(config, run, CPU).network
     noise = torch.randn(5, 2)
     assert torch.equal(sampler(noise).x, noise + network(noise, torch.zeros(5)))
     with pytest.raises(UserError, match=r"generator\.residual: the checkpoint has True"):

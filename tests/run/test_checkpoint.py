@@ -247,7 +247,7 @@ def test_checkpoint_of_another_phase_is_refused(tiny, tiny_run):
         file = tiny_run.checkpoint_file(phase)
         file.write_bytes(tiny_run.checkpoint_file(other).read_bytes())
         for use in (
-            lambda phase=phase: get_phase(phase).load(tiny, tiny_run, "ema", torch.device("cpu")),
+            lambda phase=phase: get_phase(phase).load(tiny, tiny_run, torch.device("cpu")),
             lambda: pending_phases(tiny, tiny_run),
         ):
             with pytest.raises(UserError, match=f"is of phase {other}, not of {phase}"):

@@ -42,7 +42,7 @@ def data(tiny):
 
 
 def networks(config, run):
-    return {phase: get_phase(phase).load(config, run, "ema", CPU).network for phase in PHASES}
+    return {phase: get_phase(phase).load(config, run, CPU).network for phase in PHASES}
 
 
 def test_every_phase_leaves_its_picture(pictured):
