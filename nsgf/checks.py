@@ -33,7 +33,7 @@ def check(config: Config) -> None:
     problems += [*_text_problems(config), *_sampling_problems(config), *_compare_problems(config)]
     problems += _unused_problems(config)
     problems += conditional_problems(config)
-    if config.model.kind == "unet" and is_image_set(config.data.name):
+    if is_image_set(config.data.name):
         problems += [*_unet_problems(config), *_predictor_problems(config)]
     if problems:
         raise UserError("; ".join(problems))
@@ -139,11 +139,6 @@ def expanded(key: str, path: str) -> str:
 
 def _data_problems(config: Config) -> Iterator[str]:
     is_image = is_image_set(config.data.name)
-    needed = "unet" if is_image else "mlp"
-    if config.model.kind != needed:
-        kind, name = config.model.kind, config.data.name
-        exp = name if is_image or name in OWN_SETS else "2d"
-        yield f"data.name = {name}: needs model.kind {needed}, not {kind}; say --exp {exp}"
     if config.data.source == config.data.name:
         yield f"data.source = {config.data.source}: must differ from data.name"
     target, source = target_set(config.data), DATA_SETS.get(config.data.source)
@@ -159,8 +154,6 @@ def _data_problems(config: Config) -> Iterator[str]:
         yield "evaluation.classifier = true: must be false for images without enough of each class"
     if config.peer.method == "sbcfm" and config.peer.sigma == 0:
         yield "peer.sigma = 0: must be > 0 for peer.method sbcfm"
-    if config.model.mlp.time_features % 2:
-        yield f"model.mlp.time_features = {config.model.mlp.time_features}: must be even"
 
 
 def _unused_problems(config: Config) -> Iterator[str]:
@@ -288,10 +281,8 @@ def _unet_problems(config: Config) -> Iterator[str]:
         for pixels in unet.attention
         if pixels in resolutions
     }
-    per_head = unet.head_channels
-    key, value = ("head_channels", per_head) if per_head else ("heads", unet.heads)
-    if value and value > 0 and any(width % value for width in widths):
-        yield f"model.unet.{key} = {value}: must divide the attention widths {sorted(widths)}"
+    if unet.heads >= 1 and any(width % unet.heads for width in widths):
+        yield f"model.unet.heads = {unet.heads}: must divide the attention widths {sorted(widths)}"
 
 
 def _predictor_problems(config: Config) -> Iterator[str]:

@@ -183,8 +183,7 @@ def load_data(config: Config, device: torch.device) -> Data:
     Raises:
         UserError: the target's files are missing or damaged.
     """
-    on_card = config.train.data_on_device and device.type == "cuda"
-    return Data(config.data, config.seed, device if on_card else None)
+    return Data(config.data, config.seed, device if device.type == "cuda" else None)
 
 
 def training_plan(

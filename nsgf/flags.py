@@ -46,7 +46,6 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--precision": ("train.precision",),
     "--accumulate": ("train.accumulate",),
     "--max-hours": ("train.max_hours",),
-    "--detect-anomaly": ("train.detect_anomaly",),
     "--inception-weights": ("evaluation.inception_weights",),
     "--tracker": ("tracking.tracker",),
 }
@@ -97,7 +96,7 @@ SMOKE: dict[str, Any] = {
     **{"sampling.num_samples": 4, "sampling.straight_steps": 2, "evaluation.num_samples": 4},
     "evaluation.w2_samples": 4,
     **{"evaluation.inception": False, "evaluation.classifier": False},
-    **{"compare.seeds": 1, "compare.nfe": [1, 2, 4], "reflow.pairs": 16, "reflow.ode_steps": 2},
+    **{"compare.seeds": 1, "compare.nfe": [1, 2, 4], "reflow.pairs": 16},
 }
 """What --smoke sets in a new run besides ``smoke``; explicit flags win."""
 EXAMPLES = {

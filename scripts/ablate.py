@@ -113,7 +113,7 @@ VARIANTS: dict[str, dict[str, str]] = {
         "blur 0.3": one_call(256, "--generator.blurs [0.3]"),
         "blur 0.4": one_call(256, "--generator.blurs [0.4]"),
         "blurs 0.1, 0.2, 0.4": one_call(256, "--generator.blurs [0.1,0.2,0.4]"),
-        "tolerance 1e-2": one_call(256, "--generator.tolerance 1e-2"),
+        "tolerance 1e-2": one_call(256, "--sinkhorn.tolerance 1e-2"),
         "z + g(z, 0)": one_call(256, "--generator.residual true"),
     },
 }

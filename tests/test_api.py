@@ -178,7 +178,7 @@ def test_training_in_a_program(tmp_path, capsys):
 
 def test_training_from_a_file(tmp_path):
     file = tmp_path / "own.yaml"
-    file.write_text("exp: own\nmodel: {kind: mlp}\nphases: [nsgf]\n")
+    file.write_text("exp: own\nmodel: {mlp: {width: 8}}\nphases: [nsgf]\n")
     run = nsgf.train(config=file, overrides={**SMALL, "out_dir": tmp_path}, quiet=True)
     assert run.path.name.startswith("own-")
 

@@ -23,7 +23,7 @@ LOCAL_IMAGES = ("mnist", "cifar10")
 NARROW = {
     "cifar10": (
         "--model.unet.channels=32",
-        "--model.unet.head_channels=32",
+        "--model.unet.heads=2",
         "--model.unet.res_blocks=1",
     )
 }

@@ -386,7 +386,7 @@ def test_optim_reaches_the_phases_of_a_run(tiny, tmp_path):
 def test_settings_of_a_run_before_there_were_some_leaves_are_read(tiny):
     run = RunFolder.create(tiny)
     content = yaml.safe_load(run.config_file.read_text())
-    del content["smoke"], content["train"]["checkpoint_minutes"]
+    del content["smoke"], content["train"]["max_hours"]
     run.config_file.write_text(yaml.safe_dump(content))
     config = parse(["sample", "--run", str(run.path)]).config
     assert config == tiny

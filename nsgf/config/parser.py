@@ -42,9 +42,25 @@ REMOVED: dict[str, Any] = {
     "sampling.rtol": 1e-5,
     "sampling.atol": 1e-5,
     "evaluation.repeats": ...,
+    "generator.tolerance": ...,
+    "sinkhorn.max_iterations": ...,
+    "reflow.ode_steps": 100,
+    "model.kind": ...,
+    "model.mlp.time_features": 32,
+    "model.unet.scale_shift": True,
+    "model.unet.head_channels": None,
+    "train.checkpoint_minutes": ...,
+    "train.data_on_device": ...,
+    "train.prefetch": ...,
+    "train.channels_last": ...,
+    "train.cudnn_benchmark": ...,
+    "train.tf32": ...,
+    "train.deterministic": ...,
+    "train.max_skipped": ...,
+    "train.detect_anomaly": ...,
 }
-"""Settings of earlier versions, with the values that now always hold; ...: has no effect without
-other removed values."""
+"""Settings of earlier versions, with the values that now always hold; ...: any value is passed
+over, because it changes no results or has no effect without other removed values."""
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
 
 
@@ -154,6 +170,7 @@ class Parser(ArgumentParser):
 
 def _renewed(content: dict[Any, Any]) -> dict[Any, Any]:
     """Settings as they are called now: run folders and exported ones keep those of their time."""
+    content = _with_heads(content)
     section = content.get("tracking")
     if not isinstance(section, dict) or "wandb" not in section or "tracker" in section:
         return content
@@ -163,26 +180,40 @@ def _renewed(content: dict[Any, Any]) -> dict[Any, Any]:
     return {**content, "tracking": {**kept, "tracker": named.get(str(mode), mode)}}
 
 
-def _without_removed(content: dict[Any, Any]) -> dict[Any, Any]:
+def _with_heads(content: dict[Any, Any]) -> dict[Any, Any]:
+    """Settings with the number of attention heads in place of the channels of each, where all
+    levels with attention have as many channels as the lowest, which always has it."""
+    try:
+        unet, data = dict(content["model"]["unet"]), content["data"]
+        side = {"images": data["size"] or 32, "cifar10": 32}[data["name"]]
+        sides = [side >> level for level in range(len(unet["mult"]))]
+        attended = {unet["mult"][sides.index(pixels)] for pixels in unet["attention"]}
+        (factor,) = attended | {unet["mult"][-1]}
+        heads = unet["channels"] * factor // unet["head_channels"]
+        unet |= {"heads": heads, "head_channels": None}
+    except (KeyError, TypeError, ValueError, IndexError, ZeroDivisionError):
+        return content
+    return {**content, "model": {**content["model"], "unet": unet}}
+
+
+def _without_removed(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
     """Settings without the removed ones, which run folders of earlier versions still have.
 
     Raises:
         UserError: a removed setting has a value that no longer holds.
     """
-    kept = {key: dict(part) if isinstance(part, dict) else part for key, part in content.items()}
-    for key, value in REMOVED.items():
-        section, _, name = key.partition(".")
-        part = kept.get(section)
-        if not isinstance(part, dict) or name not in part:
-            continue
-        found = part.pop(name)
-        if value not in (..., found):
+    kept: dict[Any, Any] = {}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if key not in REMOVED:
+            inside = _without_removed(value, f"{key}.") if isinstance(value, dict) else value
+            if inside or not value:  # a section of removed settings alone is left out
+                kept[name] = inside
+        elif REMOVED[key] not in (..., value):
             raise UserError(
-                f"{key} = {found}: this setting was removed, and {yaml_words(value)} always holds; "
-                "leave it out"
+                f"{key} = {value}: this setting was removed, and {yaml_words(REMOVED[key])} always "
+                "holds; leave it out"
             )
-        if not part:
-            del kept[section]
     return kept
 
 

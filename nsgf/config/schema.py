@@ -104,10 +104,8 @@ class SinkhornConfig:
     """geomloss: ratio of two successive blurs of the annealing; closer to 1 is slower and more
     exact."""
     tolerance: Annotated[float, Range(above=0)] = 5e-4
-    """batched: largest L1 error of a plan's marginals (1 is all the mass); smaller still, in
-    proportion, where particles move by less than the blur."""
-    max_iterations: Annotated[int, Range(1)] = 2000
-    """batched: updates after which a solve short of the tolerance is cut off, and counted."""
+    """batched, and the phase generator: largest L1 error of a plan's marginals (1 is all the mass);
+    smaller still, in proportion, where particles move by less than the blur."""
 
     @property
     def targets(self) -> int:
@@ -153,8 +151,6 @@ class MLPConfig:
     """Units of a hidden layer."""
     depth: Annotated[int, Range(1, 1000)] = 3
     """Hidden layers."""
-    time_features: Annotated[int, Range(2, 2**16)] = 32
-    """Sines and cosines of t that join the input; even."""
 
 
 @dataclass
@@ -170,21 +166,16 @@ class UNetConfig:
     attention: Annotated[list[int], Range(1)] = field(default_factory=list)
     """Resolutions in pixels with self-attention."""
     heads: Annotated[int, Range(1)] = 1
-    """Attention heads, unless head_channels is given."""
-    head_channels: Annotated[int | None, Range(1)] = None
-    """Channels of an attention head; the number of heads follows."""
+    """Attention heads; they divide the channels of every level that has attention."""
     dropout: Annotated[float, Range(0, below=1)] = 0.0
     """Dropout probability inside residual blocks."""
-    scale_shift: bool = True
-    """Time enters as scale and shift of a GroupNorm; false: it is added."""
 
 
 @dataclass
 class ModelConfig:
-    """Networks. The velocity network and the straight-flow network have the same architecture."""
+    """Networks: mlp for points, unet for images. The velocity network and the straight-flow network
+    have the same architecture."""
 
-    kind: Literal["mlp", "unet"] = "mlp"
-    """mlp for 2D sets, unet for image sets."""
     mlp: MLPConfig = field(default_factory=MLPConfig)
     unet: UNetConfig = field(default_factory=UNetConfig)
     predictor_channels: Annotated[list[int], Range(1, 2**14)] = field(
@@ -262,8 +253,6 @@ class ReflowConfig(OptimConfig):
 
     pairs: Annotated[int, Range(1)] = 65_536
     """Starts and ends of paths that are kept in memory."""
-    ode_steps: Annotated[int, Range(1)] = 100
-    """Euler steps from a start to its end."""
 
 
 @dataclass
@@ -281,8 +270,6 @@ class GeneratorConfig(OptimConfig):
     """Square roots of the regularization eps, in units of the root of the mean cost between
     generated and real samples: 0.1 makes eps a hundredth of that cost. Of several the velocities'
     mean is taken."""
-    tolerance: Annotated[float, Range(above=0)] = 5e-4
-    """As sinkhorn.tolerance."""
     residual: bool = False
     """G(z) = z + g(z, 0), which a velocity network means; false: G(z) = g(z, 0), which need not
     take away the noise of every pixel."""
@@ -299,8 +286,6 @@ class TrainConfig:
     """Updates between two lines of metrics.jsonl."""
     checkpoint_every: Annotated[int, Range(1)] = 1000
     """Updates between two checkpoints inside a phase."""
-    checkpoint_minutes: Annotated[float, Range(above=0)] = 10.0
-    """Longest time between two checkpoints inside a phase, in minutes."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of the networks' layers. auto: bf16 where the card has it, fp16 on cards with
     tensor cores for it alone (T4), else fp32, also on a CPU. Weights and losses are float32 in any
@@ -308,26 +293,10 @@ class TrainConfig:
     accumulate: Annotated[int, Range(1)] = 1
     """Parts that the batch of an update is split into: less memory, the same update. Doubled by
     itself where the batch does not fit the card."""
-    data_on_device: bool = True
-    """Keep an image set on the card, as bytes, if it takes at most a tenth of its free memory."""
-    prefetch: bool | Literal["auto"] = "auto"
-    """Draw batches ahead in a thread, the same ones; auto: images for a card, a pool on disk."""
-    channels_last: bool = False
-    """Store images and convolutions with channels innermost."""
     compile: bool = False
     """Compile the networks with torch.compile: the first update takes minutes, the others less."""
-    cudnn_benchmark: bool = True
-    """Let cuDNN try its algorithms and keep the fastest."""
-    tf32: bool = True
-    """Allow TF32 in float32 layers where the card has it; never in the Sinkhorn flow."""
-    deterministic: bool = False
-    """Only deterministic algorithms, for debugging; slower, and cudnn_benchmark is off."""
     max_hours: Annotated[float | None, Range(above=0)] = None
     """Hours after which training saves a checkpoint, says how to go on, and ends; null: none."""
-    max_skipped: Annotated[int, Range(1)] = 20
-    """Updates in a row without finite loss and gradient after which training stops."""
-    detect_anomaly: Annotated[int, Range(0)] = 0
-    """First updates of each phase in which autograd names the operation behind a nan; slow."""
     preview: bool = True
     """A picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
 

@@ -5,6 +5,7 @@ and chosen is saved with it, so that a resumed or sampled run chooses nothing ag
 files and flags win over the rules.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -126,16 +127,18 @@ def for_images(
     n, values = min(128, samples), channels * size**2
     # small sets get narrow networks, which learn them by heart later
     width, many = (32 if size < 32 else 64 if size < 64 else 128), samples >= MANY
+    width = width if many else max(32, width // 2)
+    levels = mult or [1, *[2] * (len(sides) - 1)]
     return {
         "optim.batch_size": n,
         "sinkhorn.batch_size": n,
         "sinkhorn.blur": 0.5 if size < 32 else 1.0,
         "pool.num_batches": _flows(25_600, n, 3 * values),
-        "model.unet.channels": width if many else max(32, width // 2),
+        "model.unet.channels": width,
         "model.unet.res_blocks": 2 if many and size >= 32 else 1,
-        "model.unet.mult": mult or [1, *[2] * (len(sides) - 1)],
+        "model.unet.mult": levels,
         "model.unet.attention": [side for side in sides[1:] if 8 <= side <= 16],
-        "model.unet.head_channels": 32,  # divides whatever GroupNorm allows
+        "model.unet.heads": width // 32 * math.gcd(*(levels[1:] or levels)),  # of 32 channels
         "model.predictor_channels": [32, 64, 128, 256][: size.bit_length() - 1],
         "nsf.coupling_batch": min(1024, samples),
         "nsf.starts": min(65_536, START_VALUES // values),

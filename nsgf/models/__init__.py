@@ -15,7 +15,7 @@ def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int =
     Raises:
         ValueError: classes of points.
     """
-    if config.kind == "mlp":
+    if len(shape) == 1:
         if classes:
             raise ValueError("networks for points know no classes")
         return VelocityMLP(shape[0], config.mlp)
@@ -25,7 +25,7 @@ def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int =
 
 def time_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
     """A network of x that answers a time, for samples of this shape."""
-    if config.kind == "mlp":
+    if len(shape) == 1:
         return TimePredictorMLP(shape[0], config.mlp)
     return TimePredictorCNN(shape, config.predictor_channels)
 

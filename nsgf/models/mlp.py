@@ -7,6 +7,8 @@ from nsgf.config.schema import MLPConfig
 from nsgf.models.embedding import time_features
 
 FASTEST, SLOWEST = 25.0, 0.5
+TIME_FEATURES = 32
+"""Number of cosines and sines of t that join the input."""
 
 
 def _hidden_layers(inputs: int, config: MLPConfig) -> list[nn.Module]:
@@ -22,13 +24,12 @@ class VelocityMLP(nn.Module):
 
     def __init__(self, dim: int, config: MLPConfig) -> None:
         super().__init__()
-        self.time_dim = config.time_features
-        layers = _hidden_layers(dim + config.time_features, config)
+        layers = _hidden_layers(dim + TIME_FEATURES, config)
         self.layers = nn.Sequential(*layers, nn.Linear(config.width, dim))
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x (B, D), t (B,) in [0, 1] -> velocity (B, D)."""
-        features = time_features(t, self.time_dim, fastest=FASTEST, slowest=SLOWEST)
+        features = time_features(t, TIME_FEATURES, fastest=FASTEST, slowest=SLOWEST)
         return self.layers(torch.cat([x, features.to(x.dtype)], dim=1))
 
 

@@ -60,12 +60,10 @@ class ResBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, embedding: int, config: UNetConfig) -> None:
         super().__init__()
-        self.scale_shift = config.scale_shift
         self.first = nn.Sequential(
             Norm(inputs), nn.SiLU(), nn.Conv2d(inputs, outputs, 3, padding=1)
         )
-        time_outputs = 2 * outputs if config.scale_shift else outputs
-        self.time = nn.Sequential(nn.SiLU(), nn.Linear(embedding, time_outputs))
+        self.time = nn.Sequential(nn.SiLU(), nn.Linear(embedding, 2 * outputs))
         self.norm = Norm(outputs)
         self.second = nn.Sequential(
             nn.SiLU(),
@@ -76,13 +74,8 @@ class ResBlock(nn.Module):
 
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """x (B, C_in, H, W), embedding (B, E) -> (B, C_out, H, W)."""
-        h = self.first(x)
-        time = self.time(embedding)[:, :, None, None]
-        if self.scale_shift:
-            scale, shift = time.chunk(2, dim=1)
-            h = torch.addcmul(shift, self.norm(h), 1 + scale)
-        else:
-            h = self.norm(h + time)
+        scale, shift = self.time(embedding)[:, :, None, None].chunk(2, dim=1)
+        h = torch.addcmul(shift, self.norm(self.first(x)), 1 + scale)
         return self.shortcut(x) + self.second(h)
 
 
@@ -91,10 +84,9 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, config: UNetConfig) -> None:
         super().__init__()
-        heads = channels // config.head_channels if config.head_channels else config.heads
-        if heads < 1 or channels % heads:
-            raise ValueError(f"{channels} channels cannot be divided among {heads} heads")
-        self.heads = heads
+        if channels % config.heads:
+            raise ValueError(f"{channels} channels cannot be divided among {config.heads} heads")
+        self.heads = config.heads
         self.norm = Norm(channels)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
         self.out = zero_init(nn.Conv2d(channels, channels, 1))

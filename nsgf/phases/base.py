@@ -33,7 +33,7 @@ from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Precision, kept_precision
 from nsgf.training.task import Task
 
-FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
+FREE_IN_SAMPLING = {"seed", "sinkhorn", "sinkhorn.tolerance", "pool"}
 """Sections that training samples follow from and no sampling reads."""
 
 

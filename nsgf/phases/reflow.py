@@ -23,6 +23,8 @@ from nsgf.sampling.sampler import nsgf_steps
 from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Batch, Task
 
+STEPS = 100
+"""Number of Euler steps from a start to its end."""
 PATHS = 1024
 """Number of paths that are walked together. Fixed, since sums are rounded by what is computed
 together; the network itself splits what does not fit a card."""
@@ -79,7 +81,7 @@ class Reflow(Phase):
     """The peer's network learns the straight lines between the ends of its own paths."""
 
     name = "reflow"
-    follows = (*Peer.follows, "reflow.pairs", "reflow.ode_steps")
+    follows = (*Peer.follows, "reflow.pairs")
 
     def task(self, session: Session, data: Data) -> Task:
         """Starts from the peer's averaged weights, as published. The paths are walked again when
@@ -98,9 +100,9 @@ class Reflow(Phase):
 
         @torch.no_grad()
         def carry(x: Tensor) -> Tensor:
-            return nsgf_steps(velocity, x, steps=reflow.ode_steps, flow_time=1.0)
+            return nsgf_steps(velocity, x, steps=STEPS, flow_time=1.0)
 
-        session.tracker.log(f"reflow: {reflow.pairs} paths of {reflow.ode_steps} steps")
+        session.tracker.log(f"reflow: {reflow.pairs} paths of {STEPS} steps")
         source = data.source(self.name)
         counter = session.tracker.progress
         ends = reflow_ends(

@@ -33,6 +33,8 @@ from nsgf.sinkhorn.base import (
 
 UPDATES = 10
 """Updates of g and f between two looks at the error."""
+MAX_ITERATIONS = 2000
+"""Updates after which a solve that has not converged is cut off and counted."""
 OMEGA, OMEGA_MAX = 1.8, 1.95
 """Over-relaxation at the start of a solve, and the most it is raised to where progress is slow."""
 LARGEST_CORRECTION = 2.3
@@ -77,9 +79,9 @@ class BatchedSolver:
     does not shrink with v.
     """
 
-    def __init__(self, config: SinkhornConfig) -> None:
+    def __init__(self, config: SinkhornConfig, max_iterations: int = MAX_ITERATIONS) -> None:
         self._blur, self._eps = config.blur, config.blur**2
-        self._tolerance, self._cap = config.tolerance, config.max_iterations
+        self._tolerance, self._cap = config.tolerance, max_iterations
         self.report = SolverReport()
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:

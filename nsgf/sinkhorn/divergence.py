@@ -11,7 +11,6 @@ graph through the iterations:
 Shapes: B problems, N particles x, M targets y, D coordinates.
 """
 
-import dataclasses
 import math
 import warnings
 from typing import Any
@@ -19,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsgf.config.leaves import leaves, range_of
 from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn.base import as_clouds, box_diameter, full_precision, half_squared_distances
-from nsgf.sinkhorn.batched import FLOAT32_LIMIT, BatchedSolver
+from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import wide_float
 
@@ -39,7 +37,7 @@ def sinkhorn_velocity(
     blur: float = SinkhornConfig.blur,
     *,
     tolerance: float = SinkhornConfig.tolerance,
-    max_iterations: int = SinkhornConfig.max_iterations,
+    max_iterations: int = MAX_ITERATIONS,
 ) -> Tensor:
     """Velocity v = grad f_xx - grad f_xy of the particles x in the flow that decreases S_eps(x, y).
 
@@ -77,7 +75,7 @@ def sinkhorn_divergence(
     blur: float = SinkhornConfig.blur,
     *,
     tolerance: float = SinkhornConfig.tolerance,
-    max_iterations: int = SinkhornConfig.max_iterations,
+    max_iterations: int = MAX_ITERATIONS,
 ) -> Tensor:
     """The debiased Sinkhorn divergence S_eps(x, y) of uniform weights, cost 1/2 |x - y|^2.
 
@@ -174,20 +172,13 @@ def _as_problems(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, Tensor]:
 
 
 def _solver(blur: float, tolerance: float, max_iterations: int) -> BatchedSolver:
-    """
-    Raises:
-        UserError: a setting is no number or out of its range.
-    """
+    """A solver for clouds in units of the blur. Raise UserError for a setting that is not > 0."""
     given = {"blur": blur, "tolerance": tolerance, "max_iterations": max_iterations}
-    for key, value, item in leaves(config := SinkhornConfig(**given)):  # type: ignore[arg-type]
-        allowed = range_of(item)
-        if key not in given or allowed is None:
-            continue
+    for key, value in given.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        refusal = allowed.refusal(value) if is_number else f"a number {allowed}"
-        if refusal:
-            raise UserError(f"{key} = {value!r}: must be {refusal}")
-    return BatchedSolver(dataclasses.replace(config, blur=1.0))  # for clouds in its units
+        if not (is_number and 0 < value < math.inf):
+            raise UserError(f"{key} = {value!r}: must be a number > 0")
+    return BatchedSolver(SinkhornConfig(blur=1.0, tolerance=tolerance), max_iterations)
 
 
 def _warn(solver: BatchedSolver) -> None:

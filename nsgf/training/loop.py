@@ -21,7 +21,13 @@ from nsgf.training.precision import Forward, compiling, device_settings
 from nsgf.training.prefetch import Batches, draws_ahead
 from nsgf.training.state import TrainState, lr_factor
 from nsgf.training.step_stats import PendingStats, StepStats, describe_batch, mean_stats
-from nsgf.training.task import Batch, Task
+from nsgf.training.task import Task
+
+CHECKPOINT_SECONDS = 600.0
+"""Longest time between two checkpoints: what a killed session loses at most."""
+MAX_SKIPPED = 20
+"""Number of updates in a row without finite loss and gradient after which training stops; the scale
+of fp16 settles in fewer."""
 
 
 def fit(
@@ -43,15 +49,15 @@ def fit(
 
     Raises:
         Stopped: asked to by ``session.stop`` before the last update, after a checkpoint.
-        UserError: loss or gradient were not finite ``train.max_skipped`` times in a row, or not
-            even one sample fits into the card's memory.
+        UserError: loss or gradient were not finite ``MAX_SKIPPED`` times in a row, or not even one
+            sample fits into the card's memory.
     """
     config, device, world = session.config.train, session.device, session.world
     optim: OptimConfig = getattr(session.config, phase)
     prefetch = draws_ahead(session.config, task, device)
     reset_peak_memory(device)
     with (
-        device_settings(config),
+        device_settings(),
         closing(Batches(task, optim.batch_size, device, world, prefetch=prefetch)) as batches,
     ):
         forward = Forward(task.model.train(), config, device, world)
@@ -142,8 +148,6 @@ class PhaseLoop:
             with torch.profiler.record_function("sample"):
                 batch = self.batches.at(step)
             with self._splitting():
-                if step < self.config.detect_anomaly:
-                    return self._update_watched(batch)
                 return self.state.update(batch)
         except torch.cuda.OutOfMemoryError as error:
             raise UserError(
@@ -163,23 +167,6 @@ class PhaseLoop:
                 f"{self.optim.batch_size} in parts"
             )
 
-    def _update_watched(self, batch: Batch) -> PendingStats:
-        """An update in which autograd stops at the operation behind a nan."""
-        scaler = self.state.scaler
-        try:
-            with torch.autograd.set_detect_anomaly(True):
-                return self.state.update(batch)
-        except RuntimeError as error:
-            if "returned nan" not in str(error):
-                raise
-            if not (scaler.is_enabled() and scaler.get_scale() > 1):
-                raise UserError(
-                    f"train.detect_anomaly = {self.config.detect_anomaly}: {self.name}, step "
-                    f"{self.state.step + 1}: {error} The trace above ends at the operation; batch: "
-                    f"{describe_batch(batch)}"
-                ) from error
-        return self.state.update(batch)  # an overflow, from which the scale learns
-
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
         """Take note of a finished update; stop after too many that had to be skipped."""
         if outcome is None:
@@ -193,13 +180,13 @@ class PhaseLoop:
         progress.update()
         self.skipped_in_a_row += 1
         self.tracker.log(f"{self.name}: step {outcome.step} skipped, {self._why(outcome, reading)}")
-        if self.skipped_in_a_row >= self.config.max_skipped:
+        if self.skipped_in_a_row >= MAX_SKIPPED:
             self._save()
             raise UserError(
                 f"{self.name}: no finite update in {self.skipped_in_a_row} steps up to "
-                f"{outcome.step} (train.max_skipped); a checkpoint with the last good weights is "
+                f"{outcome.step}; a checkpoint with the last good weights is "
                 f"saved; try --precision fp32 with --resume, or a lower {self.name}.lr "
-                f"({self.optim.lr:g}) in a new run; --detect-anomaly 5 names the operation"
+                f"({self.optim.lr:g}) in a new run"
             )
 
     def _why(self, outcome: PendingStats, reading: StepStats) -> str:
@@ -215,7 +202,7 @@ class PhaseLoop:
         return self.state.step == self.optim.iterations or self.state.step % every == 0
 
     def _is_save_due(self) -> bool:
-        late = self.now() - self.saved_at >= 60 * self.config.checkpoint_minutes
+        late = self.now() - self.saved_at >= CHECKPOINT_SECONDS
         writes = self.session.world.is_main  # another process's clock must not cost it a payload
         return (late and writes) or self._is_due(self.config.checkpoint_every)
 

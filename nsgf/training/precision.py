@@ -1,4 +1,4 @@
-"""How a network runs on the hardware: precision, memory format, compilation, several processes."""
+"""How a network runs on the hardware: precision, compilation, several processes."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -69,19 +69,16 @@ def layers_in(precision: Precision, device: torch.device) -> AbstractContextMana
 
 
 @contextmanager
-def device_settings(config: TrainConfig) -> Iterator[None]:
-    """cuDNN, TF32 and determinism as configured; what was set before comes back at the end."""
+def device_settings() -> Iterator[None]:
+    """cuDNN tries its algorithms and keeps the fastest, and float32 layers may use TF32; what was
+    set before comes back at the end."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32)
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    cudnn.benchmark = config.cudnn_benchmark and not config.deterministic
-    cudnn.allow_tf32 = matmul.allow_tf32 = config.tf32
-    torch.use_deterministic_algorithms(config.deterministic or deterministic)
+    cudnn.benchmark = cudnn.allow_tf32 = matmul.allow_tf32 = True
     try:
         yield
     finally:
         cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
-        torch.use_deterministic_algorithms(deterministic)
 
 
 class Forward:
@@ -100,9 +97,6 @@ class Forward:
         """
         self.model, self.device = model, device
         self.precision = pick_precision(config.precision, device)
-        self._channels_last = config.channels_last
-        if config.channels_last:
-            model.to(memory_format=torch.channels_last)
         self._shared: DistributedDataParallel | None = None
         self.compiled = config.compile
         network: Any = torch.compile(model) if config.compile else model
@@ -119,8 +113,6 @@ class Forward:
         Raises:
             UserError: it cannot be compiled on this machine.
         """
-        if self._channels_last and inputs[0].ndim == 4:
-            inputs = (inputs[0].contiguous(memory_format=torch.channels_last), *inputs[1:])
         with layers_in(self.precision, self.device):
             return self._network(*inputs).float()
 
@@ -132,14 +124,9 @@ class Forward:
 
 
 def prepare_environment(config: TrainConfig) -> None:
-    """Tell torch's compiler and cuBLAS what they only read once, before their first use.
-
-    What the user has set in the environment stays.
-    """
+    """Tell torch's compiler, before its first use, where it keeps code."""
     if config.compile:
         os.environ[COMPILED] = compiled_folder()
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def compiled_folder() -> str:

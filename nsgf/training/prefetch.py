@@ -28,10 +28,8 @@ class Loaded(NamedTuple):
 
 
 def draws_ahead(config: Config, task: Task, device: torch.device) -> bool:
-    """Whether a thread draws the batches: by ``train.prefetch``, or else for a pool on disk, and of
-    images for a card. Points are drawn in less time than the thread takes from the updates."""
-    if config.train.prefetch != "auto":
-        return config.train.prefetch
+    """Whether a thread draws the batches: of a pool on disk, and of images for a card. Points are
+    drawn in less time than the thread takes from the updates."""
     return task.reads_disk or (device.type == "cuda" and is_image_set(config.data.name))
 
 

@@ -163,20 +163,14 @@ class TrainState:
         self.ema.load_state_dict(state["ema"])
         groups = [{**group, "fused": self._fused} for group in state["optimizer"]["param_groups"]]
         self.adam.load_state_dict({**state["optimizer"], "param_groups": groups})
-        self._lay_out_moments()
+        for moments in self.adam.state.values():  # fused Adam pairs them with weights in memory
+            moments |= {name: moments[name].contiguous() for name in ("exp_avg", "exp_avg_sq")}
         self.schedule.load_state_dict(state["scheduler"])
         for group in self.adam.param_groups:  # the schedule's length may have changed
             group["lr"] = self.config.lr * lr_factor(self.step, self.config)
         self.accumulate = max(self.accumulate, int(state["accumulate"]))  # what did not fit before
         if state["scaler"] and self.scaler.is_enabled():  # else the precision is another one now
             self.scaler.load_state_dict(state["scaler"])
-
-    def _lay_out_moments(self) -> None:
-        """Lay Adam's moments out in memory as their weights: fused Adam pairs them value by value
-        in that order, and ``train.channels_last`` may differ from the run before."""
-        for parameter, moments in self.adam.state.items():
-            for name in ("exp_avg", "exp_avg_sq"):
-                moments[name] = torch.empty_like(parameter).copy_(moments[name])
 
 
 def ema_decay(step: int, config: OptimConfig) -> float:

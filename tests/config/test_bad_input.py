@@ -86,7 +86,7 @@ def outcome(argv: list[str]) -> str | None:
         assert (
             default is None
             or value is None
-            or item.name in ("prefetch", "build_batch")
+            or item.name == "build_batch"
             or (type(value) is type(default))
         ), key
     return None

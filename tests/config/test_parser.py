@@ -1,5 +1,6 @@
 import pytest
 
+from nsgf.config.files import nested
 from nsgf.config.parser import REMOVED, settings_parser
 from nsgf.system.errors import UserError
 
@@ -9,7 +10,7 @@ GOOD = [
     ("nsgf.lr", "1e-4", 1e-4),
     ("sampling.omega", "null", None),
     ("data.flip", "true", True),
-    ("train.prefetch", "auto", "auto"),
+    ("train.precision", "auto", "auto"),
     ("pool.build_batch", "7", 7),
     ("model.unet.mult", "[1, 2]", [1, 2]),
     ("model.unet.attention", "[]", []),
@@ -52,13 +53,31 @@ def test_values_of_a_file_get_their_type():
 @pytest.mark.parametrize("key", REMOVED)
 def test_removed_settings_are_read_with_the_value_that_holds_and_refused_with_another(key):
     """Run folders of earlier versions name them."""
-    section, _, name = key.partition(".")
     value = "other" if REMOVED[key] is ... else REMOVED[key]
-    content = {"exp": "2d", section: {name: value}}
+    content = {"exp": "2d", **nested({key: value})}
     assert settings_parser().checked(content) == {"exp": "2d"}
-    assert content[section] == {name: value}  # the caller's are left alone
+    assert content == {"exp": "2d", **nested({key: value})}  # the caller's are left alone
     if REMOVED[key] is not ...:
         with pytest.raises(UserError, match=rf"^{key} = other: this setting was removed"):
-            settings_parser().checked({"exp": "2d", section: {name: "other"}})
+            settings_parser().checked({"exp": "2d", **nested({key: "other"})})
     with pytest.raises(UserError, match=rf"^--{key}: this setting was removed"):
         settings_parser().given([f"--{key}=other"])
+
+
+@pytest.mark.parametrize(
+    ("data", "unet", "heads"),
+    [
+        ({"name": "cifar10", "size": None}, {"mult": [1, 2, 2, 2], "attention": [16]}, 4),
+        ({"name": "images", "size": 64}, {"mult": [1, 2, 4], "attention": [16]}, 8),
+        ({"name": "images", "size": None}, {"mult": [1, 2, 4], "attention": [16]}, None),
+        ({"name": "images", "size": 32}, {"mult": [1, 2], "attention": [32]}, None),
+    ],
+)
+def test_heads_follow_from_the_channels_of_a_head_where_all_levels_have_as_many(data, unet, heads):
+    unet = {"channels": 128, "head_channels": 64, **unet}
+    content = {"data": data, "model": {"unet": unet}}
+    if heads is None:
+        with pytest.raises(UserError, match="head_channels = 64: this setting was removed"):
+            settings_parser().checked(content)
+    else:
+        assert settings_parser().checked(content)["model"]["unet"]["heads"] == heads

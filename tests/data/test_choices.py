@@ -88,7 +88,7 @@ def test_what_is_chosen_for_images_is_valid_at_every_size(size, channels):
     color = "grey" if channels == 1 else "rgb"
     data = {"name": "images", "path": "x", "size": size, "color": color, "found": found}
     chosen = for_images(20, channels, size)
-    sections = inherited(nested({**chosen, "model.kind": "unet", **HAND_OVER}))
+    sections = inherited(nested({**chosen, **HAND_OVER}))
     config = build(Config, {**sections, "data": data})
     check(config)
     with torch.device("meta"):

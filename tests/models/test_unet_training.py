@@ -1,7 +1,5 @@
 """The UNet under autocast, in either memory layout, with recomputed activations, and compiled."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -18,7 +16,7 @@ from nsgf.phases import get_phase
 from tests.conftest import shipped
 from tests.models.test_unet import awake
 
-SMALL = UNetConfig(channels=32, mult=[1, 2], attention=[8], head_channels=16)
+SMALL = UNetConfig(channels=32, mult=[1, 2], attention=[8], heads=2)
 DEVICES = [
     "cpu",
     pytest.param("cuda", marks=pytest.mark.gpu),
@@ -85,9 +83,8 @@ def test_norm_has_the_weights_of_a_group_norm():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("scale_shift", [True, False])
-def test_everything_between_the_convolutions_is_16_bit_under_autocast(device, scale_shift):
-    config = UNetConfig(channels=32, mult=[1, 2], attention=[4], scale_shift=scale_shift)
+def test_everything_between_the_convolutions_is_16_bit_under_autocast(device):
+    config = UNetConfig(channels=32, mult=[1, 2], attention=[4])
     model = small_unet(config=config).to(device)
     x, t = (z.to(device) for z in images())
     expected = model(x, t)
@@ -142,7 +139,7 @@ def by_explicit_softmax(layer: Attention, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_attention_and_its_gradients_in_either_layout(layout):
-    layer = awake(Attention(64, UNetConfig(head_channels=16)))
+    layer = awake(Attention(64, UNetConfig(heads=4)))
     x = torch.randn(2, 64, 4, 3)
     mine = x.clone().contiguous(memory_format=layout).requires_grad_()
     reference = x.clone().requires_grad_()
@@ -159,7 +156,7 @@ def test_attention_and_its_gradients_in_either_layout(layout):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_attention_hands_its_kernels_views(layout, monkeypatch):
     """Channels of a head lie side by side, as fused kernels need, in the convolution's memory."""
-    layer = awake(Attention(64, UNetConfig(head_channels=16)))
+    layer = awake(Attention(64, UNetConfig(heads=4)))
     memory: dict[str, int] = {}
     layer.qkv.register_forward_hook(lambda m, i, o: memory.update(qkv=o.data_ptr()))
     layer.out.register_forward_pre_hook(lambda m, i: memory.update(out=i[0].data_ptr()))
@@ -203,16 +200,6 @@ def test_fused_kernels_take_every_attention_of_the_shipped_networks(name, layout
     monkeypatch.setattr(functional, "scaled_dot_product_attention", spy)
     for size in shapes:
         Attention(size[1], config.unet)(torch.randn(size).contiguous(memory_format=layout), None)
-
-
-def test_channels_last_changes_neither_output_nor_gradients():
-    model, (x, t) = small_unet(), images()
-    other = copy.deepcopy(model).to(memory_format=torch.channels_last)
-    x_last = x.contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(other(x_last, t), model(x, t), atol=1e-4, rtol=1e-4)
-    wanted = gradients(model, x, t)
-    for name, gradient in gradients(other, x_last, t).items():
-        torch.testing.assert_close(gradient, wanted[name], atol=1e-4, rtol=1e-3, msg=name)
 
 
 # --- recomputed activations ---

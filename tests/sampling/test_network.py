@@ -113,7 +113,7 @@ def test_full_card_changes_no_sample_and_no_nfe(solver):
 def test_reflow_and_the_transport_go_on_where_the_card_is_full(tiny, tiny_run, monkeypatch):
     """The starts of lines and the ends of paths are the same, and the run's log says why slower."""
     peer = replace(tiny, phases=["peer", "reflow"], peer=replace(tiny.peer, method="rf"))
-    peer = replace(peer, reflow=replace(peer.reflow, pairs=16, ode_steps=2, iterations=0))
+    peer = replace(peer, reflow=replace(peer.reflow, pairs=16, iterations=0))
     session, x = Session(tiny, tiny_run, Tracker(tiny_run.path), CPU), torch.randn(16, 2)
     start, run = trained_steps(session)(x), train(peer)
     kept = []
@@ -215,7 +215,7 @@ def trained_in(precision, *files):
 
 def test_no_setting_of_sampling_changes_what_is_learned_from(tiny, tiny_run):
     """Nor does another precision at a resume: the other half would be learned from other paths."""
-    reflow = replace(tiny.reflow, pairs=32, ode_steps=3)
+    reflow = replace(tiny.reflow, pairs=32)
     config = replace(tiny, peer=replace(tiny.peer, method="rf"), reflow=reflow)
     runs, found = (tiny_run, train(replace(config, phases=["peer"]))), []
     files = [run.checkpoint_file(name) for run, name in zip(runs, ("nsgf", "peer"), strict=True)]

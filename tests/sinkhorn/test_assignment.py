@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn import build_solver
+from nsgf.sinkhorn.batched import BatchedSolver
 from tests.sinkhorn.reference_solvers import AssignmentSolver
 
 velocity = AssignmentSolver(SinkhornConfig()).velocity
@@ -49,8 +49,7 @@ def test_sinkhorn_tends_to_it():
     limit = velocity(x, y)
     distances = []
     for blur in (0.5, 0.1, 0.02):
-        config = SinkhornConfig(blur=blur, max_iterations=20_000)
-        v = build_solver(config).velocity(x, y)
+        v = BatchedSolver(SinkhornConfig(blur=blur), max_iterations=20_000).velocity(x, y)
         distances.append(float((v - limit).norm() / limit.norm()))
     assert distances[0] > 2 * distances[1] > 4 * distances[2]
     assert distances[2] < 0.01

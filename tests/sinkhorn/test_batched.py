@@ -39,8 +39,8 @@ def digits(flows: int, n: int) -> tuple[Tensor, Tensor]:
     return noise(flows, n, 64), pixels.view(flows, n, 64)
 
 
-def solver(**changes) -> BatchedSolver:
-    return BatchedSolver(replace(DEFAULT, **changes))
+def solver(max_iterations: int = 2000, **changes) -> BatchedSolver:
+    return BatchedSolver(replace(DEFAULT, **changes), max_iterations)
 
 
 def relative_error(v: Tensor, expected: Tensor) -> float:

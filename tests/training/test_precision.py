@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from nsgf.config.schema import Config, TrainConfig
-from nsgf.phases import get_phase
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.precision import (
@@ -16,7 +15,6 @@ from nsgf.training.precision import (
     prepare_environment,
     sampling_precision,
 )
-from tests.conftest import shipped
 from tests.training.toys import CPU, Scale
 
 CARD = torch.device("cuda", 0)
@@ -78,33 +76,26 @@ def test_untried_devices_compute_in_float32(device):
             pick_precision(short, torch.device(device))
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_device_settings_hold_inside_and_are_gone_outside(deterministic):
+def test_device_settings_hold_inside_and_are_gone_outside():
     def now():
         return (
             torch.backends.cudnn.benchmark,
             torch.backends.cudnn.allow_tf32,
             torch.backends.cuda.matmul.allow_tf32,
-            torch.are_deterministic_algorithms_enabled(),
         )
 
     before = now()
-    with device_settings(TrainConfig(deterministic=deterministic)):
-        assert now() == (not deterministic, True, True, deterministic)
+    with device_settings():
+        assert now() == (True, True, True)
     assert now() == before
-    with device_settings(TrainConfig(tf32=False, cudnn_benchmark=False)):
-        assert now() == (False, False, False, False)
 
 
 def test_environment_is_set_for_what_is_asked_and_keeps_the_users(monkeypatch):
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
     prepare_environment(TrainConfig(compile=True))
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
-    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    prepare_environment(TrainConfig(deterministic=True))
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    prepare_environment(TrainConfig())
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
@@ -128,25 +119,6 @@ def test_answers_are_float32_and_layers_are_not(precision):
     assert answer.dtype == torch.float32
     expected = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     assert seen == [expected[precision]]
-
-
-def test_channels_last_changes_the_layout_and_not_the_answer():
-    def made():
-        return get_phase("nsf").build(shipped("digits").model, (1, 8, 8), seed=0)
-
-    x, t = torch.randn(2, 1, 8, 8), torch.rand(2)
-    model = made()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.05)
-    twin = made()
-    twin.load_state_dict(model.state_dict())
-    plain = Forward(model, TrainConfig(), CPU, World())(x, t)
-    other = Forward(twin, TrainConfig(channels_last=True), CPU, World())
-    torch.testing.assert_close(other(x, t), plain, rtol=1e-4, atol=1e-5)
-    assert twin.stem.weight.shape == model.stem.weight.shape
-    deep = next(p for p in twin.parameters() if p.ndim == 4 and min(p.shape) > 1)
-    assert deep.is_contiguous(memory_format=torch.channels_last)
-    assert not deep.is_contiguous()
 
 
 def test_allocator_is_configured_before_torch_is_loaded():

@@ -156,10 +156,7 @@ def test_batches_arrive_whole_on_the_card(prefetch):
     ],
 )
 def test_a_thread_draws_where_it_gains(exp, device, on_disk, ahead):
-    """Points are drawn faster than a thread is asked; a setting holds in any case."""
+    """Points are drawn faster than a thread is asked."""
     task, device = Numbers(), torch.device(device)
     task.reads_disk = on_disk
     assert draws_ahead(shipped(exp), task, device) is ahead
-    for chosen in (True, False):
-        config = shipped(exp, f"--train.prefetch={chosen}".lower())
-        assert draws_ahead(config, task, device) is chosen

@@ -269,28 +269,6 @@ def test_a_process_with_more_samples_counts_for_more():
     assert trainer.model.weight.grad.item() == pytest.approx(-6 * 5 / 4)
 
 
-@pytest.mark.parametrize("before", [False, True])
-def test_memory_format_may_change_on_resume(before):
-    """Adam's moments lie as the weights do; otherwise they are those of other weights."""
-
-    def updates(first: bool, second: bool) -> torch.Tensor:
-        model, batch = unet_case(2)
-        states = []
-        for channels_last in (first, second):
-            config = TrainConfig(precision="fp32", channels_last=channels_last)
-            state = TrainState(Forward(copy.deepcopy(model), config, CPU, World()), optim(lr=1e-3))
-            if states:
-                state.load_state_dict(states[-1].state_dict())
-            for _ in range(3):
-                state.update(batch)
-            states.append(state)
-        parameters = states[-1].forward.model.parameters()
-        return torch.cat([parameter.detach().flatten() for parameter in parameters])
-
-    kept, changed = updates(before, before), updates(before, not before)
-    assert float((kept - changed).norm() / kept.norm()) < 1e-4
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_updates_on_a_card_and_those_that_are_skipped(precision):
