@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nsgf import experiment
 from nsgf.checks import check
-from nsgf.command_line import request
+from nsgf.cli.arguments import request
 from nsgf.config.files import build, given, merged
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape, in_units

@@ -34,7 +34,7 @@ import torch
 from matplotlib.image import imread
 
 from nsgf.cli import main as nsgf
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.run.checkpoint import load
 
 PLUS_PLUS = "--phases=[nsgf,nsf,predictor]"

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from nsgf import command_line
-from nsgf.command_line import config_folder, parse
+from nsgf.cli import arguments as command_line
+from nsgf.cli.arguments import config_folder, parse
 from nsgf.compare.trials import Comparison
 from nsgf.config.files import Content
 from nsgf.config.schema import Config

@@ -8,7 +8,7 @@ import torch
 
 import nsgf
 from nsgf import UserError
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.compare.compare import comparison_plan
 from nsgf.data import Data, build_source
 from nsgf.experiment import train

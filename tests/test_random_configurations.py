@@ -9,7 +9,7 @@ import pytest
 
 import nsgf
 from nsgf.cli import main
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 

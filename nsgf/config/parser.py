@@ -42,7 +42,6 @@ REMOVED: dict[str, Any] = {
     "sampling.rtol": 1e-5,
     "sampling.atol": 1e-5,
     "evaluation.repeats": ...,
-    "generator.tolerance": ...,
     "sinkhorn.max_iterations": ...,
     "reflow.ode_steps": 100,
     "model.kind": ...,
@@ -152,7 +151,7 @@ class Parser(ArgumentParser):
         if name in self.elsewhere:
             raise UserError(f"{name}: no flag of {self.prog}, but of {self.elsewhere[name]}")
         nearest = self._nearest(name.removeprefix("--"))
-        hint = f"{self.prog} --help-all lists them"
+        hint = f"{self.prog} --help lists them"
         if nearest:
             hint = (
                 f"did you mean {' or '.join(f'--{key}'.removeprefix(dashes) for key in nearest)}?"

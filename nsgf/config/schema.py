@@ -270,6 +270,8 @@ class GeneratorConfig(OptimConfig):
     """Square roots of the regularization eps, in units of the root of the mean cost between
     generated and real samples: 0.1 makes eps a hundredth of that cost. Of several the velocities'
     mean is taken."""
+    tolerance: Annotated[float, Range(above=0)] = 5e-4
+    """As sinkhorn.tolerance."""
     residual: bool = False
     """G(z) = z + g(z, 0), which a velocity network means; false: G(z) = g(z, 0), which need not
     take away the noise of every pixel."""

@@ -193,7 +193,7 @@ def test_transport_stays_within_the_classes(told):
     for group in range(11):
         x, y = (part[group::11].unsqueeze(0) for part in (batch.inputs[0], batch.target))
         same_blur = blur * float(unit / mean_cost(x, y).sqrt())
-        found[group::11] = Drift([same_blur], told.sinkhorn.tolerance).velocity(x, y)[0]
+        found[group::11] = Drift([same_blur], told.generator.tolerance).velocity(x, y)[0]
     towards = -moved.grad
     scale = float(towards.norm() / found.norm())
     torch.testing.assert_close(towards, scale * found, rtol=1e-2, atol=1e-3 * scale)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.phases import get_phase
 from nsgf.phases.resume import pending_phases
 from nsgf.run import checkpoint

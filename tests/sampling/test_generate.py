@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.config.schema import DataConfig, PhaseName, SamplingConfig
 from nsgf.data import build_source
 from nsgf.data.images import to_bytes

@@ -16,7 +16,8 @@ import psutil
 import pytest
 import torch
 
-from nsgf.cli import _resume_command, main
+from nsgf.cli import main
+from nsgf.cli.commands import _resume_command
 from nsgf.config.schema import TrainConfig
 from nsgf.data import Data
 from nsgf.experiment import train
