@@ -21,6 +21,7 @@ from nsgf.data import Data
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import count_weights
 from nsgf.phases.resume import finish_restart, pending_phases, restart
+from nsgf.report.preview import show_preview
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import what_is_lost
 from nsgf.run.folder import RunFolder, earlier
@@ -29,7 +30,6 @@ from nsgf.run.log import Tracker
 from nsgf.run.mirrors import open_mirror, require_tracker
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.sampling.preview import show_preview
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import (

@@ -39,13 +39,13 @@ from nsgf.config.schema import Config, DataConfig, SinkhornConfig
 from nsgf.data import Data, data_shape, is_image_set
 from nsgf.experiment import load_data
 from nsgf.phases import get_phase
+from nsgf.plots.samples import save_figure
 from nsgf.pool import build_batch, pool_bytes
 from nsgf.pool.build import Simulation
 from nsgf.report.quality import quality_figure
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
-from nsgf.sampling.plots import save_figure
 from nsgf.sinkhorn import FlowSolver, build_solver
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError

@@ -14,7 +14,7 @@ from torch import nn
 import nsgf
 from nsgf import UserError
 from nsgf.experiment import train as train_run
-from nsgf.sampling.generate import sample_run
+from nsgf.report.samples import sample_run
 
 SMALL = {
     "optim.iterations": 4,

@@ -169,7 +169,7 @@ def test_settings_that_a_data_set_does_not_use_are_refused(name, key, value, mes
     "entry",
     [
         *("nsgf.experiment.train", "nsgf.preflight.preflight"),
-        *("nsgf.sampling.generate.sample_run", "nsgf.metrics.evaluate.evaluate_run"),
+        *("nsgf.report.samples.sample_run", "nsgf.metrics.evaluate.evaluate_run"),
     ],
 )
 def test_entries_refuse_what_is_not_valid_before_they_do_anything(entry, tiny, tmp_path):

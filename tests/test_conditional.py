@@ -13,11 +13,11 @@ from nsgf.compare.compare import comparison_plan
 from nsgf.data import Data, build_source
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import get_phase
+from nsgf.phases import get_phase, load_sampler
+from nsgf.report.preview import preview_samples, save_preview
+from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
 from nsgf.sampling import generate
-from nsgf.sampling.generate import load_sampler, sample_run
-from nsgf.sampling.preview import preview_samples, save_preview
 from nsgf.share.export import export_run
 from tests.conftest import compared, shipped
 

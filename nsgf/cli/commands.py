@@ -149,8 +149,8 @@ def _resume_command(folder: Path, processes: int, mirror: str) -> str:
 
 
 def _sample(request: Request) -> None:
+    from nsgf.report.samples import sample_run
     from nsgf.run.folder import RunFolder
-    from nsgf.sampling.generate import sample_run
     from nsgf.system.distributed import join
 
     assert request.run is not None

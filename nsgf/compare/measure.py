@@ -19,8 +19,9 @@ from nsgf.data import Data, ImageSet, Sampler, build_source, target_set
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.shared import require_neighbours
 from nsgf.metrics.wasserstein import energy_distance, w2
+from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.generate import generate, load_sampler
+from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 

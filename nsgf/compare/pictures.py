@@ -12,9 +12,9 @@ from nsgf.compare.trials import (
     method_title,
 )
 from nsgf.data import Data, build_source
+from nsgf.phases import load_sampler
+from nsgf.plots.samples import save_image_table, save_point_table
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.generate import load_sampler
-from nsgf.sampling.plots import save_image_table, save_point_table
 from nsgf.sampling.sampler import Samples
 
 POINTS = 2048

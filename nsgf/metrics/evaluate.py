@@ -16,10 +16,11 @@ from nsgf.data import Data, build_source, is_image_set
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
-from nsgf.run.folder import RunFolder, check_links, write_text
+from nsgf.phases import load_sampler
+from nsgf.run.folder import RunFolder, check_links, results_folder, writable, write_text
 from nsgf.run.progress import track
 from nsgf.sampling.drawn import Drawn, drawn_folder, forget_drawn
-from nsgf.sampling.generate import generate, load_sampler, results_folder, writable
+from nsgf.sampling.generate import generate
 from nsgf.sampling.guidance import asked_labels
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World

@@ -108,6 +108,19 @@ def join_legs(
     return FlowSampler(legs), {name: progress[name] for name in _BY_NAME if name in progress}
 
 
+def load_sampler(
+    config: Config, run: RunFolder, device: torch.device
+) -> tuple[FlowSampler, dict[str, str]]:
+    """The sampler of a run: Algorithm 4 with all its networks, or Algorithm 2 with the first.
+
+    With ``sampling.tau`` Algorithm 4 asks no time predictor, which is not read. Of a method that
+    NSGF is compared with, the network that was trained last. Returns and raises as
+    :func:`load_legs`.
+    """
+    phases = sampled_phases(config, run.has_checkpoint)
+    return load_legs(config, run, phases, device)
+
+
 __all__ = [
     "Phase",
     "Trained",
@@ -116,5 +129,6 @@ __all__ = [
     "get_phases",
     "join_legs",
     "load_legs",
+    "load_sampler",
     "sampled_phases",
 ]

@@ -19,14 +19,13 @@ from nsgf.compare.tables import (
 from nsgf.compare.trials import Comparison, asked_nfe, method_title
 from nsgf.config.files import build, drop_machine_settings, merged, read_settings, with_method
 from nsgf.config.schema import Config
+from nsgf.plots.samples import save_figure
 from nsgf.report.drawing import Album, Picture
 from nsgf.report.html import data_uri, write_page
 from nsgf.report.listing import updates_done
 from nsgf.report.page import REPORTED
 from nsgf.report.quality import quality_figure
-from nsgf.run.folder import RunFolder, check_links
-from nsgf.sampling.generate import results_folder, writable
-from nsgf.sampling.plots import save_figure
+from nsgf.run.folder import RunFolder, check_links, results_folder, writable
 from nsgf.system.errors import UserError
 from nsgf.system.json_reader import read_object
 from nsgf.system.output import show

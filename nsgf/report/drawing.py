@@ -13,12 +13,12 @@ from torch import Tensor
 from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.data.images import to_unit_range
-from nsgf.report.animation import save_way
-from nsgf.report.figures import Field, entry_figure, field_figure, neighbour_figure
+from nsgf.phases import load_sampler
+from nsgf.plots.animation import save_way
+from nsgf.plots.figures import Field, entry_figure, field_figure, neighbour_figure
+from nsgf.plots.samples import save_figure, save_image_way, save_points
+from nsgf.report.preview import count_samples
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.generate import load_sampler
-from nsgf.sampling.plots import save_figure, save_image_way, save_points
-from nsgf.sampling.preview import count_samples
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, Samples
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.schedule import step_sizes, time_step

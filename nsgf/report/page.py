@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 from nsgf.checks import check
 from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
+from nsgf.plots.figures import curve_figure
+from nsgf.plots.samples import save_figure
 from nsgf.report.drawing import Album, Picture, drawn_pictures, tried
-from nsgf.report.figures import curve_figure
 from nsgf.report.html import data_uri, write_page
 from nsgf.report.records import costs, curves, log_lines, remarks
 from nsgf.run.checkpoint import good_header
-from nsgf.run.folder import RunFolder, dump_config, phase_stem
-from nsgf.sampling.generate import results_folder, writable
-from nsgf.sampling.plots import save_figure
+from nsgf.run.folder import RunFolder, dump_config, phase_stem, results_folder, writable
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes, pick_device
 from nsgf.system.json_reader import read_object
@@ -54,7 +53,7 @@ class Measure(NamedTuple):
 
 def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     """Write ``report.html`` and the figures that it shows, into ``report/`` of the run folder; as
-    :func:`nsgf.sampling.generate.sample_run` elsewhere, where ``out_dir`` says so.
+    :func:`nsgf.report.samples.sample_run` elsewhere, where ``out_dir`` says so.
 
     Args:
         config: the run's settings with this command's on top.

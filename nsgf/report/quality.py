@@ -8,7 +8,7 @@ from typing import Any
 from nsgf.compare.rows import Row
 from nsgf.compare.tables import Plan, by_seed, is_better_higher, values
 from nsgf.compare.trials import TITLES, method_title
-from nsgf.sampling.plots import new_figure
+from nsgf.plots.samples import new_figure
 
 LARGE_RANGE = 5
 """Largest over smallest value of a distance, from which on its axis is logarithmic."""

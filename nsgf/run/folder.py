@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from glob import escape
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import BinaryIO
 
 import psutil
@@ -158,6 +159,32 @@ def name_within(config: Config, run: RunFolder) -> str:
     """A run folder's name, or its way from ``out_dir``: ``compare-2d/moons/nsgf-seed0``."""
     home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
     return path.relative_to(home).as_posix() if path.is_relative_to(home) else path.name
+
+
+def results_folder(config: Config, run: RunFolder) -> Path:
+    """Where the results of a run are written: into its folder, or to ``OUT_DIR/RUN`` where
+    ``out_dir`` is not the folder that holds it."""
+    home, out = run.path.resolve(), Path(config.out_dir).expanduser()
+    parents = {home.parent, run.path.absolute().parent.resolve()}  # of what a link stands for, too
+    return run.path if out.resolve() in parents else out / home.name
+
+
+def writable(folder: Path) -> Path:
+    """The folder, made if it is not there, once a file can be written in it.
+
+    Raises:
+        UserError: none can.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as probe:
+            probe.write(b"x")
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({cause(error)}); name a folder for the results with "
+            "--out-dir DIR, or copy the run folder to where you may write"
+        ) from error
+    return folder
 
 
 def dump_config(config: Config) -> str:

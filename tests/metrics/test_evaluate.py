@@ -9,7 +9,7 @@ import torch
 from nsgf.data import Data
 from nsgf.metrics import evaluate, wasserstein
 from nsgf.metrics.evaluate import evaluate_run, report
-from nsgf.sampling.generate import results_folder
+from nsgf.run.folder import results_folder
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError

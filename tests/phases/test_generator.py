@@ -14,14 +14,14 @@ from nsgf.compare.trials import asked_nfe
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import get_phase
+from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.generator import GeneratorTask, drift_of
+from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.sampling.generate import load_sampler, sample_run
 from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError

@@ -9,9 +9,10 @@ import torch
 from nsgf.cli import main
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
+from nsgf.phases import load_sampler
 from nsgf.phases.reflow import ReflowTask
+from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
-from nsgf.sampling.generate import load_sampler, sample_run
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")

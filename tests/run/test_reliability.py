@@ -20,9 +20,9 @@ import torch
 from nsgf.cli import main
 from nsgf.experiment import train
 from nsgf.phases import get_phase
+from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
-from nsgf.sampling.generate import sample_run
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import START, craft, serialized
 from tests.test_experiment import assert_equal

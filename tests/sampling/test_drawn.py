@@ -7,8 +7,9 @@ import torch
 
 from nsgf.config.schema import DataConfig
 from nsgf.data import build_source
+from nsgf.phases import load_sampler
 from nsgf.sampling.drawn import Drawn, drawn_folder, fingerprint, forget_drawn
-from nsgf.sampling.generate import generate, load_sampler
+from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError

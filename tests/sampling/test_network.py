@@ -16,12 +16,12 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
 from nsgf.phases.transport import trained_steps
+from nsgf.report.preview import preview_samples
+from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
-from nsgf.sampling.generate import sample_run
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.preview import preview_samples
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
 from nsgf.system.errors import UserError
 from nsgf.training.precision import sampling_precision

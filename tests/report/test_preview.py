@@ -9,9 +9,9 @@ from nsgf.config.schema import PHASES
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase
+from nsgf.report.preview import count_samples, preview_samples, save_preview
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.preview import count_samples, preview_samples, save_preview
 from tests.conftest import shipped, tiny_config
 
 CPU = torch.device("cpu")
@@ -121,7 +121,7 @@ def test_picture_that_fails_is_one_line(small, monkeypatch):
     def broken(*_):
         raise RuntimeError("no\nmemory")
 
-    monkeypatch.setattr("nsgf.sampling.preview.save_preview", broken)
+    monkeypatch.setattr("nsgf.report.preview.save_preview", broken)
     run = train(small)
     log = (run.path / "log.txt").read_text()
     assert log.count("no picture of samples (no memory)") == 3
@@ -130,7 +130,7 @@ def test_picture_that_fails_is_one_line(small, monkeypatch):
 
 def test_memory_is_released_after_a_picture(small, tiny_run, data, monkeypatch):
     released = []
-    monkeypatch.setattr("nsgf.sampling.preview.release_memory", released.append)
+    monkeypatch.setattr("nsgf.report.preview.release_memory", released.append)
     save_preview(small, tiny_run, get_phase("nsf"), data, CPU)
     assert released == [CPU]
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nsgf.sampling import plots
-from nsgf.sampling.plots import (
+from nsgf.plots.samples import (
     COLUMNS,
     _chosen,
     save_grid,
@@ -18,6 +17,7 @@ from nsgf.sampling.plots import (
     save_point_table,
     save_points,
 )
+from nsgf.sampling import plots
 from nsgf.sampling.sampler import Samples
 
 
@@ -266,7 +266,7 @@ def test_backend_of_a_notebook_is_left_alone(tmp_path):
 import sys
 from pathlib import Path
 import torch
-from nsgf.sampling.plots import save_points
+from nsgf.plots.samples import save_points
 import nsgf.experiment
 assert "matplotlib" not in sys.modules
 save_points([torch.randn(3, 2)], torch.randn(3, 2), Path({str(tmp_path / "s.png")!r}), "title")

@@ -8,10 +8,10 @@ from torch import Tensor
 from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.phases import Phase, load_legs
+from nsgf.plots.samples import save_beside, save_points
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.session import Session
 from nsgf.sampling.guidance import asked_labels
-from nsgf.sampling.plots import save_beside, save_points
 from nsgf.system.errors import one_line
 from nsgf.system.hardware import release_memory
 

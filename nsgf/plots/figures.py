@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nsgf.plots.samples import new_figure, show_grid
 from nsgf.report.records import Curve
-from nsgf.sampling.plots import new_figure, show_grid
 
 ARROWS = 256
 """Of a field, more of which hide each other."""

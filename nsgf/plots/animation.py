@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nsgf.plots.samples import name_axes, new_figure, show_grid
 from nsgf.run.folder import replacing
-from nsgf.sampling.plots import name_axes, new_figure, show_grid
 from nsgf.sampling.sampler import Samples
 
 FRAME, PAUSE = 250, 1500
@@ -27,7 +27,7 @@ ARROWS = 400
 def save_way(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) -> None:
     """One frame for each state of ``samples.path``: images (N, C, H, W), or points (N, 2) with what
     the next step does to them and the names of their coordinates, as of
-    :func:`nsgf.sampling.plots.save_points`.
+    :func:`nsgf.plots.samples.save_points`.
     """
     from PIL import Image
 

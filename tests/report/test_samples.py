@@ -12,15 +12,11 @@ from nsgf.data import build_source
 from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
+from nsgf.phases import load_sampler
+from nsgf.report.samples import changed_settings, sample_run
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, earlier
-from nsgf.sampling.generate import (
-    changed_settings,
-    generate,
-    load_sampler,
-    results_folder,
-    sample_run,
-)
+from nsgf.run.folder import RunFolder, earlier, results_folder
+from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 
@@ -205,13 +201,13 @@ def blocked(folder):
 def test_folders_that_cannot_be_written_are_known_before_sampling(
     command, small, small_run, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("nsgf.sampling.generate.load_sampler", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("nsgf.report.samples.load_sampler", lambda *_: pytest.fail("loaded"))
     monkeypatch.setattr("nsgf.metrics.evaluate.load_sampler", lambda *_: pytest.fail("loaded"))
 
     def refuse(dir):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("nsgf.sampling.generate.TemporaryFile", refuse)
+    monkeypatch.setattr("nsgf.run.folder.TemporaryFile", refuse)
     with pytest.raises(UserError, match=r"cannot be written \(Permission denied\); .*--out-dir"):
         command(small, small_run)
     monkeypatch.undo()

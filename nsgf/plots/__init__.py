@@ -1,0 +1,1 @@
+"""Figures and animations, drawn from arrays."""
