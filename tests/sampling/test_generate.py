@@ -13,6 +13,7 @@ from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
+from nsgf.phases.base import new_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.sampling.generate import (
@@ -124,7 +125,7 @@ def test_weights_setting_chooses_average_or_last(small, small_run):
         return sampler.legs[0].network(x, torch.zeros(5))
 
     payload = checkpoint.load(small_run.checkpoint_file("nsgf"))
-    network = get_phase("nsgf").build(small.model, (2,), 0)
+    network = new_network(get_phase("nsgf"), small, CPU)
     for weights, part in (("ema", "ema"), ("last", "model")):
         network.load_state_dict(payload[part])
         assert torch.equal(drawn(weights), network(x, torch.zeros(5)))

@@ -7,6 +7,7 @@ import torch
 
 from nsgf.config.schema import OptimConfig, TrainConfig
 from nsgf.phases import get_phase
+from nsgf.phases.base import new_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
@@ -126,7 +127,7 @@ def test_interrupted_training_equals_uninterrupted(tiny, stop):
 def unet_case(size: int = 13):
     """A small UNet with weights that matter everywhere, and a batch for it."""
     flags = ("--model.unet.mult=[1]", "--model.unet.dropout=0")
-    model = get_phase("nsgf").build(shipped("digits", *flags).model, (1, 8, 8), seed=0)
+    model = new_network(get_phase("nsgf"), shipped("digits", *flags), CPU)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
