@@ -13,14 +13,14 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsgf import experiment
 from nsgf.checks import check
-from nsgf.command_line import request
+from nsgf.cli.arguments import request
 from nsgf.config.files import build, given, merged
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape, in_units
@@ -129,7 +129,6 @@ def load(
     path: str | PathLike[str],
     *,
     device: str | torch.device | None = None,
-    weights: Literal["ema", "last"] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open a trained run for sampling. Nothing is written, and no code of the folder runs.
@@ -138,7 +137,6 @@ def load(
         path: a run folder, a folder that ``nsgf export`` wrote, or ``hf://OWNER/NAME[@REVISION]``
             of the Hugging Face hub (extra ``hub``).
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``; None: as the run is configured.
-        weights: averaged weights, or those of the last update; None: as the run is configured.
         overrides: other settings by dotted key, as ``{"sampling.solver": "heun"}``.
 
     Raises:
@@ -147,7 +145,6 @@ def load(
     """
     settings = dict(overrides or {})
     settings |= {"device": str(device)} if device is not None else {}
-    settings |= {"sampling.weights": weights} if weights is not None else {}
     is_on_hub = is_address(path)
     folder = fetched(path) if is_on_hub else Path(os.fspath(path)).expanduser()
     if is_on_hub or is_exported(folder):
@@ -157,7 +154,7 @@ def load(
     config, run = found.config, RunFolder(folder)
 
     def trained(phase: Phase, device: torch.device) -> Trained:
-        return load_network(phase, config, run, config.sampling.weights, device)
+        return load_network(phase, config, run, device)
 
     return _opened(folder, config, run.has_checkpoint, trained)
 

@@ -14,7 +14,6 @@ from nsgf.data import DATA_SETS, NOISE, OWN_SETS, ImageSet, data_shape, is_image
 from nsgf.models.unet import GROUPS
 from nsgf.system.errors import UserError
 
-MAX_STEPS_PLUS_PLUS = 5
 OF_OWN_DATA = ("path", "size", "fit", "color")
 """Keys of the section ``data`` that say what own data are read, and how."""
 MAX_PATH = 4096
@@ -30,7 +29,7 @@ def check(config: Config) -> None:
     """
     refuse_nulls(config)
     problems = [*_joined(config, _out_of_range(config)), *_phase_problems(config)]
-    problems += [*_data_problems(config), *_flow_problems(config), *_name_problems(config)]
+    problems += [*_data_problems(config), *_name_problems(config)]
     problems += [*_text_problems(config), *_sampling_problems(config), *_compare_problems(config)]
     problems += _unused_problems(config)
     problems += conditional_problems(config)
@@ -232,16 +231,6 @@ def refuse_unused(config: Config, asked: set[str]) -> None:
     unused = sorted(asked & {"download"} - target_set(config.data).uses)
     if unused:
         raise UserError(f"--data.{unused[0]}: has no effect for data.name {name}; leave it out")
-
-
-def _flow_problems(config: Config) -> Iterator[str]:
-    flow = config.flow
-    plus_plus = config.phases[:2] == list(PHASES[:2])
-    if plus_plus and flow.steps > MAX_STEPS_PLUS_PLUS and not flow.allow_many_steps:
-        yield (
-            f"flow.steps = {flow.steps}: must be <= {MAX_STEPS_PLUS_PLUS} in NSGF++, "
-            "or say --flow.allow_many_steps true"
-        )
 
 
 def _sampling_problems(config: Config) -> Iterator[str]:

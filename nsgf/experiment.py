@@ -40,7 +40,12 @@ from nsgf.system.hardware import (
     release_memory,
 )
 from nsgf.training.loop import fit
-from nsgf.training.precision import pick_precision, prepare_environment, sampling_precision
+from nsgf.training.precision import (
+    compiled_folder,
+    pick_precision,
+    prepare_environment,
+    sampling_precision,
+)
 
 COPIES = 4
 """Values that a checkpoint keeps per weight, in float32: weight, average, Adam's two moments."""
@@ -218,6 +223,8 @@ def training_plan(
             f"{phase.name}: {optim.iterations} updates of {optim.batch_size}, "
             f"{weights[phase.name] / 1e6:.2f} M weights, {precision}"
         )
+    if config.train.compile:
+        lines.append(f"train.compile = true: compiled code is kept in {compiled_folder()}")
     plans = [phase.plan(config, device, run, world) for phase in pending]
     home = run or RunFolder(Path(config.out_dir).expanduser())
     check_space(weights, sum(plan.disk_bytes for plan in plans), home, restarts)

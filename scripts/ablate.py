@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.compare.compare import compare, comparison_plan
 from nsgf.compare.rows import Row, read_rows
 from nsgf.compare.tables import by_seed, spread
@@ -61,7 +61,6 @@ VARIANTS: dict[str, dict[str, str]] = {
         "25 flows": "--pool-batches 25",
         "400 flows": "--pool-batches 400",
         "constant rate": "--nsgf.schedule constant",
-        "last weights, no average": "--sampling.weights last",
         "n 256, 400 flows": "--sinkhorn-batch 256 --pool-batches 400",
         "paper's n, pool, blur; harmonic": PAPER,
         "paper's n, pool, blur; eta 0.5": f"{PAPER} --flow.schedule constant --flow.eta 0.5",
@@ -114,7 +113,7 @@ VARIANTS: dict[str, dict[str, str]] = {
         "blur 0.3": one_call(256, "--generator.blurs [0.3]"),
         "blur 0.4": one_call(256, "--generator.blurs [0.4]"),
         "blurs 0.1, 0.2, 0.4": one_call(256, "--generator.blurs [0.1,0.2,0.4]"),
-        "tolerance 1e-2": one_call(256, "--sinkhorn.tolerance 1e-2"),
+        "tolerance 1e-2": one_call(256, "--generator.tolerance 1e-2"),
         "z + g(z, 0)": one_call(256, "--generator.residual true"),
     },
 }

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.compare.report import latex, markdown
 from nsgf.compare.rows import Row, read_rows
 from nsgf.compare.tables import plan_of_rows

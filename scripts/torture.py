@@ -34,7 +34,7 @@ import torch
 from matplotlib.image import imread
 
 from nsgf.cli import main as nsgf
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.run.checkpoint import load
 
 PLUS_PLUS = "--phases=[nsgf,nsf,predictor]"
@@ -58,7 +58,7 @@ TINY = (
     *("--exp=2d", "--device=cpu", "--steps=2", "--flow.schedule=constant", "--flow.eta=0.5"),
     *("--train-iters=4", "--batch-size=8", "--pool-batches=2", "--sinkhorn-batch=8"),
     *("--model.mlp.width=8", "--train.checkpoint_every=2", "--train.log_every=2"),
-    *("--train.preview=false", "--num-samples=8", "--evaluation.repeats=1"),
+    *("--train.preview=false", "--num-samples=8"),
     *("--compare.methods=[nsgf]", "--compare.targets=[moons]", "--compare.seeds=1"),
     *("--compare.draws=1", "--compare.nfe=[2]"),
 )

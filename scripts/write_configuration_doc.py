@@ -6,9 +6,9 @@ python scripts/write_configuration_doc.py
 from itertools import chain
 from pathlib import Path
 
+from nsgf.cli.flags import OF_SAMPLING, SHORT_FLAGS, SMOKE
 from nsgf.config.describe import Entry, sections, yaml_words
 from nsgf.config.schema import FAMILIES, OF_PHASES
-from nsgf.flags import OF_SAMPLING, SHORT_FLAGS, SMOKE
 from nsgf.phases import get_phases
 
 FILE = Path(__file__).parents[1] / "docs" / "configuration.md"

@@ -12,8 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from nsgf import command_line
-from nsgf.command_line import config_folder, parse
+from nsgf.cli import arguments as command_line
+from nsgf.cli.arguments import config_folder, parse
 from nsgf.compare.trials import Comparison
 from nsgf.config.files import Content
 from nsgf.config.schema import Config
@@ -130,7 +130,7 @@ def small(tiny: Config) -> Config:
     return replace(
         tiny,
         sampling=replace(tiny.sampling, num_samples=20, batch_size=8, straight_steps=4),
-        evaluation=replace(tiny.evaluation, num_samples=24, repeats=2),
+        evaluation=replace(tiny.evaluation, num_samples=24),
     )
 
 

@@ -112,12 +112,6 @@ def test_networks_are_ready_to_be_asked(small_run):
         assert not any(part.requires_grad for part in network.parameters())
 
 
-def test_last_weights_are_others(small_run):
-    last = nsgf.load(small_run.path, weights="last", device="cpu")
-    assert last.config.sampling.weights == "last"
-    assert not torch.equal(last.sample(4), nsgf.load(small_run.path).sample(4))
-
-
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -152,7 +146,6 @@ def test_solvers_that_choose_their_calls_take_no_number(small_run):
         ({"overrides": {1: 3}}, "must be values by key"),
         ({"overrides": {"nsgf.lr": 10**400}}, "too large"),
         ({"device": "tpu"}, "device = tpu: must be auto, cpu"),
-        ({"weights": "best"}, "sampling.weights = best: must be one of ema, last"),
     ],
 )
 def test_wrong_settings_are_one_line(small_run, how, words):

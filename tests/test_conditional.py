@@ -8,7 +8,7 @@ import torch
 
 import nsgf
 from nsgf import UserError
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.compare.compare import comparison_plan
 from nsgf.data import Data, build_source
 from nsgf.experiment import train
@@ -70,7 +70,7 @@ def test_run_without_classes_takes_no_label(small_run):
 def test_guided_samples_are_the_formula_of_two_calls(told_run):
     config, run = told_run
     sampler, _ = load_sampler(sampled(config, guidance=3.0), run, CPU)
-    network = load_network(get_phase("generator"), config, run, "ema", CPU).network
+    network = load_network(get_phase("generator"), config, run, CPU).network
     x, t, labels = torch.randn(4, 1, 8, 8), torch.zeros(4), torch.tensor([1, 5, 5, 9])
     free, own = network(x, t, torch.full((4,), 10)), network(x, t, labels)
     found = sampler(x, labels)

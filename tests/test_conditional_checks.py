@@ -1,6 +1,6 @@
 import pytest
 
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.data.own_files import write_images

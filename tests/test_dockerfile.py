@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 
 ROOT = Path(__file__).parents[1]
 LINES = (ROOT / "Dockerfile").read_text().splitlines()

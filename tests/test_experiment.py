@@ -263,7 +263,7 @@ def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, finished):
     """The transport of phase 2 covers the flow time T eta in T steps."""
     lab = Session(tiny, finished, Tracker(finished.path), torch.device("cpu"))
     x = torch.randn(5, 2)
-    network = load_network(get_phase("nsgf"), tiny, finished, "ema", torch.device("cpu")).network
+    network = load_network(get_phase("nsgf"), tiny, finished, torch.device("cpu")).network
     expected = x
     for step in range(3):
         expected = expected + tiny.flow.eta * network(expected, torch.full((5,), step / 3))
@@ -295,17 +295,13 @@ def test_another_architecture_is_refused_with_both_values(tiny, finished):
     ):
         train(wider, finished)
     with pytest.raises(UserError, match=r"model\.mlp\.width"):
-        load_network(get_phase("nsgf"), wider, finished, "ema", torch.device("cpu"))
+        load_network(get_phase("nsgf"), wider, finished, torch.device("cpu"))
 
 
 def test_loaded_network_is_the_average_in_eval_mode_without_gradients(tiny, finished):
-    ema, last = (
-        load_network(get_phase("nsf"), tiny, finished, kind, torch.device("cpu")).network
-        for kind in ("ema", "last")
-    )
+    ema = load_network(get_phase("nsf"), tiny, finished, torch.device("cpu")).network
     payload = weights(finished)["nsf"]
     assert torch.equal(ema.layers[0].weight, payload["ema"]["layers.0.weight"])
-    assert torch.equal(last.layers[0].weight, payload["model"]["layers.0.weight"])
     assert not ema.training
     assert not any(parameter.requires_grad for parameter in ema.parameters())
 

@@ -259,7 +259,7 @@ def test_ablations_use_draws_of_their_own(tmp_path, run, script):
     in training have runs of their own."""
     out = ["--out-dir", str(tmp_path)]
     small = ["--smoke", "--model.mlp.width=16", "--num-samples=16", "--targets", "moons"]
-    labels = ["configs/2d.yaml", "T 5", "last weights, no average"]
+    labels = ["configs/2d.yaml", "T 5", "25 flows"]
     printed = run("ablate", "2d", "--only", *labels, *small, *out)
     text = (tmp_path / "ablate-2d.md").read_text()
     assert text in printed
@@ -270,7 +270,7 @@ def test_ablations_use_draws_of_their_own(tmp_path, run, script):
     first = script("ablate")["FIRST_SEED"]
     assert first > 100
     runs = [path.parent for path in tmp_path.glob("ablate-2d/*/moons/*/checkpoints")]
-    assert [run.name for run in runs] == [f"nsgf-seed{first}"] * 2
+    assert [run.name for run in runs] == [f"nsgf-seed{first}"] * 3
 
 
 @pytest.mark.parametrize(

@@ -85,11 +85,10 @@ def _as_json(values: dict[str, float]) -> dict[str, float | None]:
 def measure_key(method: str, config: Config, nfe: int, draw: int) -> str:
     """What a measure depends on besides the training settings, which a folder has one set of."""
     sampling = asdict(replace(at_nfe(config, nfe).sampling, num_samples=1))
-    if sampling["precision"] == "fp32":  # as all were when it had no setting
-        del sampling["precision"]
     for name in ("label", "guidance"):  # what is compared knows no classes
         del sampling[name]
     updates = [getattr(config, phase).iterations for phase in config.phases]
+    sampling["precision"] = config.train.precision
     own = {"method": method, "nfe": nfe, "draw": draw, "iterations": updates, "sampling": sampling}
     return _key(config, own)
 

@@ -19,7 +19,7 @@ from nsgf.phases import called_legs
 from nsgf.sampling.budget import at_calls, least_calls, most_calls
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
-from nsgf.training.precision import Precision, pick_precision, sampling_precision
+from nsgf.training.precision import Precision, pick_precision
 
 TITLES = {
     "nsgf": "NSGF",
@@ -148,9 +148,7 @@ class Comparison:
                 precision=named_precision(config.train.precision, device),
             ),
             sampling=replace(
-                config.sampling,
-                precision=sampling_precision(config, device),
-                tau=config.sampling.tau if "nsf" in config.phases else None,
+                config.sampling, tau=config.sampling.tau if "nsf" in config.phases else None
             ),
         )
         check(own)

@@ -36,7 +36,12 @@ REMOVED: dict[str, Any] = {
     "generator.normalize": False,
     "generator.init_run": None,
     "generator.max_iterations": 2000,
-    "generator.tolerance": ...,
+    "flow.allow_many_steps": ...,
+    "sampling.precision": "auto",
+    "sampling.weights": "ema",
+    "sampling.rtol": 1e-5,
+    "sampling.atol": 1e-5,
+    "evaluation.repeats": ...,
     "sinkhorn.max_iterations": ...,
     "reflow.ode_steps": 100,
     "model.kind": ...,
@@ -146,7 +151,7 @@ class Parser(ArgumentParser):
         if name in self.elsewhere:
             raise UserError(f"{name}: no flag of {self.prog}, but of {self.elsewhere[name]}")
         nearest = self._nearest(name.removeprefix("--"))
-        hint = f"{self.prog} --help-all lists them"
+        hint = f"{self.prog} --help lists them"
         if nearest:
             hint = (
                 f"did you mean {' or '.join(f'--{key}'.removeprefix(dashes) for key in nearest)}?"

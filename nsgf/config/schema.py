@@ -125,8 +125,6 @@ class FlowConfig:
     schedule: Literal["constant", "harmonic"] = "constant"
     """constant: eta in every step. harmonic: 1/T, 1/(T-1), ..., 1, equal parts of the way; the last
     step arrives."""
-    allow_many_steps: Annotated[bool, FREE_ON_RESUME] = False
-    """Let NSGF++ use more than 5 flow steps."""
 
 
 @dataclass
@@ -272,6 +270,8 @@ class GeneratorConfig(OptimConfig):
     """Square roots of the regularization eps, in units of the root of the mean cost between
     generated and real samples: 0.1 makes eps a hundredth of that cost. Of several the velocities'
     mean is taken."""
+    tolerance: Annotated[float, Range(above=0)] = 5e-4
+    """As sinkhorn.tolerance."""
     residual: bool = False
     """G(z) = z + g(z, 0), which a velocity network means; false: G(z) = g(z, 0), which need not
     take away the noise of every pixel."""
@@ -331,30 +331,20 @@ class SamplingConfig:
     guidance: Annotated[float, Range(0, 1000)] = 1.0
     """With data.conditional w of a network's answer, a + w (b - a), of a without and b with the
     class (Ho and Salimans 2022). 1 is b alone; any other value asks each network twice."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of the networks' layers for samples and previews. auto: what train.precision means
-    on the device; float32 where the device has not that, and with dopri5. States and steps are
-    float32 in any case. Paths that later phases learn from are walked as their network was
-    trained."""
     nsgf_steps: Annotated[int | None, Range(1)] = None
     """Euler steps with the velocity network over the whole flow time; null: flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None
     """Time at which all samples enter the straight flow, without a time predictor; null: each at
     its predicted time."""
     solver: SolverName = "euler"
-    """Of the straight flow. heun: second order, two network calls a step; dopri5: adaptive steps
-    (rtol, atol); both need the extra `ode` (torchdiffeq)."""
+    """Of the straight flow. heun: second order, two network calls a step; dopri5: adaptive steps;
+    both need the extra `ode` (torchdiffeq)."""
     straight_steps: Annotated[int, Range(1)] = 10
     """Equal steps of each sample from its time tau to 1; with dopri5 only the states shown."""
     omega: Annotated[float | None, Range(1e-6, 1)] = None
     """Fixed step of euler instead of straight_steps; steps then differ by sample."""
-    rtol: Annotated[float, Range(1e-7, 1)] = 1e-5
-    """dopri5: error of a step relative to the state, over the batch. 1e-5 for both as in flow
-    matching (Lipman et al. 2023); float32 has no more than 7 digits."""
-    atol: Annotated[float, Range(1e-7, 1)] = 1e-5
-    """dopri5: error of a step in units of the data, besides rtol's."""
-    weights: Literal["ema", "last"] = "ema"
-    """Averaged weights or those of the last update."""
+    tolerance: Annotated[float, Range(1e-7, 1)] = 1e-5
+    """dopri5: error of a step, relative to the state and in units of the data, over the batch."""
 
 
 @dataclass
@@ -362,9 +352,7 @@ class EvaluationConfig:
     """What `nsgf evaluate` measures."""
 
     num_samples: Annotated[int, Range(1)] = 4096
-    """Generated samples, per repetition."""
-    repeats: Annotated[int, Range(1)] = 3
-    """Repetitions with other random numbers, for mean and standard deviation of W2."""
+    """Number of generated samples; of points per repetition."""
     w2_samples: Annotated[int, Range(1)] = 4096
     """Largest number of samples of an exact W2, whose cost grows with its cube."""
     inception: bool = False

@@ -28,6 +28,8 @@ from nsgf.system.hardware import pick_device, versions
 from nsgf.system.output import show
 from nsgf.training.precision import sampling_precision
 
+REPEATS = 3
+"""Draws of points that are measured."""
 NEAREST = 2048
 """Largest number of samples whose nearest real image is looked for, and of those real images."""
 
@@ -127,8 +129,8 @@ def plan(config: Config, sampler: FlowSampler) -> str:
         measures.append("nearest real images")
         measures += ["features of a small classifier"] * evaluation.classifier
         measures += ["Inception features"] * evaluation.inception
-    elif evaluation.repeats > 1:
-        measures[0] += f", {evaluation.repeats} times"
+    else:
+        measures[0] += f", {REPEATS} times"
     nfe = sampler.expected_nfe
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     return f"evaluate: {evaluation.num_samples} samples at {calls}; {', '.join(measures)}"
@@ -234,7 +236,6 @@ def _description(
         "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
         "seed": config.seed,
         "updates": progress,
-        "weights": config.sampling.weights,
         "precision": sampling_precision(config, device),
         "num_samples": config.evaluation.num_samples,
         "expected_nfe": sampler.expected_nfe,
@@ -257,14 +258,18 @@ def _samples(
     Batches are kept in the folder ``kept``.
     """
     n, size, floats = config.evaluation.num_samples, config.sampling.batch_size, _floats(config)
-    repeats = 1 if is_image_set(config.data.name) else config.evaluation.repeats
     drawn = []
-    for repeat in map(str, range(repeats)):
+    for repeat in map(str, range(_repeats(config))):
         source = build_source(config.data, config.seed, "evaluate", repeat)
         batches = Drawn(kept / repeat)
         labels = asked_labels(config)
         drawn.append(generate(sampler, source, n, size, device, floats, world, batches, labels))
     return drawn
+
+
+def _repeats(config: Config) -> int:
+    """Repetitions with other random numbers, for mean and spread of W2."""
+    return 1 if is_image_set(config.data.name) else REPEATS
 
 
 def _floats(config: Config) -> int | None:
@@ -280,7 +285,7 @@ def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, 
     if data.count is not None:
         n = min(n, data.count // 2)  # two disjoint halves for the floor
     distances, floors = [], []
-    for repeat in track(range(config.evaluation.repeats), "W2", "repeat"):
+    for repeat in track(range(_repeats(config)), "W2", "repeat"):
         own = data.in_units(samples[repeat % len(samples)][:n])
         distances.append(w2(own, data.reference("evaluate", str(repeat)).sample(n)))
         floors.append(w2_floor(data.reference("floor", str(repeat)), n))
@@ -290,7 +295,7 @@ def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, 
         "w2_floor": float(np.mean(floors)),
         "w2_floor_std": float(np.std(floors)),
         "w2_samples": n,
-        "repeats": config.evaluation.repeats,
+        "repeats": len(distances),
     }
 
 

@@ -91,17 +91,17 @@ def previewed_phases(config: Config, phase: Phase) -> tuple[Phase, ...]:
 
 
 def load_legs(
-    config: Config, run: RunFolder, phases: Sequence[Phase], weights: str, device: torch.device
+    config: Config, run: RunFolder, phases: Sequence[Phase], device: torch.device
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """The sampler of these phases' legs, in the order of the way, with the weights ``ema`` or
-    ``last``; and the training progress of the networks that it calls, by phase.
+    """The sampler of these phases' legs, in the order of the way, with averaged weights;
+    and the training progress of the networks that it calls, by phase.
 
     Raises:
         UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
     """
 
     def load(phase: Phase) -> Trained:
-        return load_network(phase, config, run, weights, device)
+        return load_network(phase, config, run, device)
 
     return join_legs(config, phases, load, device)
 

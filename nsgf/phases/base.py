@@ -131,11 +131,9 @@ def filled_network(phase: Phase, config: Config, state: Any, device: torch.devic
     return model.to(device).eval().requires_grad_(False)
 
 
-def load_network(
-    phase: Phase, config: Config, run: RunFolder, weights: str, device: torch.device
-) -> Trained:
-    """Return a phase's trained network with the weights ``ema`` or ``last``, in eval mode and
-    without gradients.
+def load_network(phase: Phase, config: Config, run: RunFolder, device: torch.device) -> Trained:
+    """Return a phase's trained network with its averaged weights, in eval mode and without
+    gradients.
 
     Raises:
         UserError: there is no checkpoint, or one of other settings or another architecture.
@@ -155,8 +153,7 @@ def load_network(
     if texts:
         raise UserError(f"cannot use {file}: " + "; ".join(texts))
     try:
-        state = payload["ema" if weights == "ema" else "model"]
-        model = filled_network(phase, config, state, device)
+        model = filled_network(phase, config, payload["ema"], device)
         progress = f"{payload['step']} of {payload['config'][phase.name]['iterations']}{remark}"
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         why = one_line(error)
@@ -172,6 +169,6 @@ def warm_start(phase: Phase, other: Phase, session: Session) -> nn.Module:
     """
     config, device = session.config, session.device
     model = new_network(phase, config, device)
-    trained = load_network(other, config, session.run, "ema", device)
+    trained = load_network(other, config, session.run, device)
     model.load_state_dict(trained.network.state_dict())
     return model

@@ -99,7 +99,7 @@ class Generator(Phase):
     name = "generator"
     leg = OneCall
     takes_classes = True
-    follows = (*Phase.follows, "sinkhorn.tolerance", "generator.init", "generator.residual")
+    follows = (*Phase.follows, "generator.init", "generator.residual")
 
     def task(self, session: Session, data: Data) -> Task:
         """
@@ -138,7 +138,7 @@ class Generator(Phase):
 
 def drift_of(config: Config) -> Drift:
     """The configured velocity of generated samples."""
-    return Drift(config.generator.blurs, config.sinkhorn.tolerance)
+    return Drift(config.generator.blurs, config.generator.tolerance)
 
 
 def targets_of(config: GeneratorConfig) -> int:

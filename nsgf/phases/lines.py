@@ -176,7 +176,7 @@ def trained_steps(session: Session) -> Transport:
         UserError: NSGF is not trained.
     """
     config, device = session.config, session.device
-    trained = load_network(NSGF(), config, session.run, "ema", device)
+    trained = load_network(NSGF(), config, session.run, device)
     network = InferenceNetwork(trained.network, trained.precision, device, session.tracker.log)
 
     @torch.no_grad()

@@ -67,7 +67,7 @@ class Reflow(Phase):
             UserError: the peer is not trained.
         """
         config, device = session.config, session.device
-        teacher = load_network(Peer(), config, session.run, "ema", device)
+        teacher = load_network(Peer(), config, session.run, device)
         student = new_network(self, config, device)
         student.load_state_dict(teacher.network.state_dict())
         starts = data.source(self.name).at(range(config.reflow.pairs))

@@ -51,7 +51,7 @@ def load_sampler(
     :func:`nsgf.phases.load_legs`.
     """
     phases = sampled_phases(config, run.has_checkpoint)
-    return load_legs(config, run, phases, config.sampling.weights, device)
+    return load_legs(config, run, phases, device)
 
 
 def generate(

@@ -69,7 +69,7 @@ def preview_samples(
     """What a phase's picture shows, with averaged weights: samples that have passed the legs of
     :func:`nsgf.phases.previewed_phases`. The settings of ``sampling`` hold.  CPU, (n, *shape)
     """
-    sampler, _ = load_legs(config, run, previewed_phases(config, phase), "ema", device)
+    sampler, _ = load_legs(config, run, previewed_phases(config, phase), device)
     noise, labels = data.source("preview"), asked_labels(config)
     count, size = count_samples(config, data, device), config.sampling.batch_size
     parts = []

@@ -90,7 +90,7 @@ def integrate(
     euler and heun take ``straight_steps`` equal steps of each sample's way; euler with ``omega``
     takes steps of that size instead, as many as each sample needs. dopri5 (Dormand and Prince 1980)
     chooses its steps for the whole batch together: the root mean square, over all values of all
-    samples, of error / (atol + rtol |x|) stays below 1 in each step, of which there are at most
+    samples, of error / (tolerance (1 + |x|)) stays below 1 in each step, of which there are at most
     MAX_STEPS from one state shown to the next. It calls the velocity twice to find its first step,
     and 6 times for each step, also for one that it takes back.
 
@@ -98,7 +98,7 @@ def integrate(
         velocity: u.
         x: states at their own times, (B, *shape); the result has their type.
         start: those times, in [0, 1], (B,).
-        config: ``solver`` and what it reads: ``straight_steps``, ``omega``, ``rtol``, ``atol``.
+        config: ``solver`` and what it reads: ``straight_steps``, ``omega``, ``tolerance``.
         observe: called with the states after each round of steps; with dopri5 with those at
             ``straight_steps`` equally spaced parts of the way, interpolated without calls.
 
@@ -169,14 +169,14 @@ def _odeint(
     wanted = grid if observe else grid[[0, -1]]  # all states of a batch may be too many
     settings = {"method": SOLVERS[config.solver].torchdiffeq, "options": options}
     try:
-        states = odeint(slope, x, wanted, rtol=config.rtol, atol=config.atol, **settings)
+        states = odeint(slope, x, wanted, rtol=config.tolerance, atol=config.tolerance, **settings)
     except AssertionError as error:
         why = [words for said, words in CANNOT_GO_ON.items() if str(error).startswith(said)]
         if not why:
             raise
         raise UserError(
-            f"sampling.solver = {config.solver}: the straight flow {why[0]} at sampling.rtol = "
-            f"{config.rtol:g} and sampling.atol = {config.atol:g}; use larger ones, or euler"
+            f"sampling.solver = {config.solver}: the straight flow {why[0]} at "
+            f"sampling.tolerance = {config.tolerance:g}; use a larger one, or euler"
         ) from error
     if observe:
         for state in states[1:]:

@@ -54,11 +54,6 @@ def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
         UserError: the run has no weights, damaged ones, or settings of its own for them; ``to``
             holds something else, or cannot be written. What was there before is still there.
     """
-    if config.sampling.weights != "ema":
-        raise UserError(
-            f"sampling.weights = {config.sampling.weights}: an export holds averaged weights; say "
-            "--sampling.weights ema"
-        )
     to = to.expanduser().resolve()
     refuse_foreign(to)
     phases = [phase for phase in get_phases(config.phases) if run.has_checkpoint(phase.name)]
@@ -85,7 +80,7 @@ def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
 
 def _write_weights(folder: Path, phase: Phase, config: Config, run: RunFolder) -> str:
     """The averages of a phase; returns its progress."""
-    trained = load_network(phase, config, run, "ema", CPU)
+    trained = load_network(phase, config, run, CPU)
     state = {name: part.contiguous() for name, part in trained.network.state_dict().items()}
     with replacing(folder / weights_file(phase.name)) as stream:
         stream.write(save_tensors(state, {"format": "pt"}))

@@ -115,11 +115,6 @@ class ExportedRun:
             raise UserError(f"{folder / CONFIG_FILE}: {error}") from error
         config = build(Config, merged(below, above))
         check(config)
-        if config.sampling.weights != "ema":
-            raise UserError(
-                f"sampling.weights = {config.sampling.weights}: {folder} holds averaged weights "
-                "alone; leave it out, or load the run folder"
-            )
         return cls(folder, config, asdict(saved), index["updates"], index["files"])
 
     def has(self, phase: PhaseName) -> bool:

@@ -23,9 +23,8 @@ TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def pick_precision(wanted: str, device: torch.device, key: str = "train.precision") -> Precision:
-    """The arithmetic that ``train.precision`` means on a device. ``key`` is the setting that wants
-    it.
+def pick_precision(wanted: str, device: torch.device) -> Precision:
+    """Return the arithmetic that ``train.precision`` means on a device.
 
     ``torch.cuda.is_bf16_supported`` is not asked: it also counts a slow emulation.
 
@@ -35,11 +34,11 @@ def pick_precision(wanted: str, device: torch.device, key: str = "train.precisio
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if wanted == "bf16" and capability and capability < BFLOAT16:
         raise UserError(
-            f"{key} = bf16: {torch.cuda.get_device_name(device)} (compute capability "
-            f"{capability[0]}.{capability[1]}) has none; use --{key} fp16 or auto"
+            f"train.precision = bf16: {torch.cuda.get_device_name(device)} (compute capability "
+            f"{capability[0]}.{capability[1]}) has none; use --precision fp16 or auto"
         )
     if wanted in ("bf16", "fp16") and device.type in OTHERS:
-        raise UserError(f"{key} = {wanted}: untried on {device.type}; use fp32 or auto")
+        raise UserError(f"train.precision = {wanted}: untried on {device.type}; use fp32 or auto")
     if wanted in ("fp32", "bf16", "fp16"):
         return wanted  # type: ignore[return-value]
     if capability is None or capability < TENSOR_CORES:
@@ -48,19 +47,10 @@ def pick_precision(wanted: str, device: torch.device, key: str = "train.precisio
 
 
 def sampling_precision(config: Config, device: torch.device) -> Precision:
-    """The arithmetic that ``sampling.precision`` means on a device.
-
-    Raises:
-        UserError: it is asked for and not there, or slow.
-    """
-    wanted = config.sampling.precision
-    if wanted == "fp16" and device.type == "cpu":
-        raise UserError("sampling.precision = fp16: a CPU is slow in it; use fp32, bf16 or auto")
-    if wanted != "auto":
-        return pick_precision(wanted, device, "sampling.precision")
-    if config.sampling.solver == "dopri5":  # it would take rounding for error, and smaller steps
-        return "fp32"
-    return kept_precision(config.train.precision, device)
+    """Return the arithmetic of samples: ``train.precision`` where the device has it and is not slow
+    in it, else float32. dopri5 takes float32, since it would take rounding for error."""
+    is_adaptive = config.sampling.solver == "dopri5"
+    return "fp32" if is_adaptive else kept_precision(config.train.precision, device)
 
 
 def kept_precision(trained: object, device: torch.device) -> Precision:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.compare import report
 from nsgf.compare.measure import Measured
 from nsgf.compare.report import LEGEND

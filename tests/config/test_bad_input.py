@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from nsgf import cli
 from nsgf.checks import check
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
+from nsgf.cli.flags import SHORT_FLAGS
 from nsgf.config.describe import sections
 from nsgf.config.files import config_folder
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import Config
-from nsgf.flags import SHORT_FLAGS
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
@@ -250,7 +250,7 @@ def test_exhausted_while_parsing_is_one_line(here, error, monkeypatch, capsys):
     def fails(_):
         raise error
 
-    monkeypatch.setattr("nsgf.command_line.read_settings", fails)
+    monkeypatch.setattr("nsgf.cli.arguments.read_settings", fails)
     assert cli.main(["train", "--exp", "2d"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 

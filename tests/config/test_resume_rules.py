@@ -93,6 +93,6 @@ def test_setting_that_is_newer_than_a_checkpoint_had_its_default_there():
 def test_leaves_that_may_change_are_marked_in_the_schema():
     free = {key for key, _, item in leaves(Config()) if is_free(item)}
     assert free == {
-        *("data.root", "data.path", "data.download", "flow.allow_many_steps"),
+        *("data.root", "data.path", "data.download"),
         *("pool.storage", "pool.build_batch", "model.checkpoint_activations"),
     }

@@ -10,7 +10,7 @@ import torch
 import nsgf
 from nsgf.checks import check
 from nsgf.cli import main
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.config.files import build, inherited, nested
 from nsgf.config.schema import Config
 from nsgf.data.choices import for_images, for_points

@@ -22,7 +22,7 @@ def test_evaluation_of_points(small, small_run):
     file, found = evaluate_run(small, small_run)
     assert json.loads(file.read_text()) == found
     assert found["nfe"] == 8
-    assert found["repeats"] == 2
+    assert found["repeats"] == 3
     assert found["w2_samples"] == 24
     assert found["w2"] > found["w2_floor"] > 0
     assert found["w2_std"] > 0
@@ -36,11 +36,11 @@ def strict(file):
 
 
 @pytest.mark.filterwarnings("error")
-def test_one_sample_measured_once_has_no_spread(small, small_run):
-    evaluation = replace(small.evaluation, num_samples=1, repeats=1)
+def test_one_sample_has_no_spread(small, small_run):
+    evaluation = replace(small.evaluation, num_samples=1)
     file, found = evaluate_run(replace(small, evaluation=evaluation), small_run)
     assert strict(file) == found
-    assert found["tau_std"] == found["w2_std"] == 0
+    assert found["tau_std"] == 0
 
 
 def test_measure_that_is_no_finite_number_is_null(digits_run, monkeypatch):
@@ -190,7 +190,7 @@ def test_classifier_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatc
 
 def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch, tmp_path):
     """Their spread would be that of nothing."""
-    config = replace(small, evaluation=replace(small.evaluation, repeats=3))
+    config = small
     data, compared, cpu = Data(config.data, 0), [], torch.device("cpu")
     monkeypatch.setattr(
         evaluate, "generate", lambda _, source, n, *__: Samples(source.sample(n), 1)
@@ -236,7 +236,7 @@ def test_interrupted_evaluation_goes_on_with_the_samples_that_are_there(
     samples = results_folder(config, run) / "samples"
     whole = evaluate_run(config, run)[1]
     assert not list(samples.glob(".*"))
-    batches = 8 if exp == "2d" else 3  # 2 x 24 and 16 samples
+    batches = 12 if exp == "2d" else 3  # 3 x 24 and 16 samples
     calls = 0
     sampled = FlowSampler.__call__
 
@@ -317,7 +317,7 @@ def test_report_is_in_columns_whatever_the_length_of_a_key():
 def test_what_is_measured_is_said_first(small, small_run):
     said: list[str] = []
     evaluate_run(small, small_run, said.append)
-    assert said == ["evaluate: 24 samples at NFE 8; W2 of 4096 at most, 2 times"]
+    assert said == ["evaluate: 24 samples at NFE 8; W2 of 4096 at most, 3 times"]
 
 
 def test_missing_data_are_found_out_before_anything_is_sampled(small, small_run, monkeypatch):
@@ -333,12 +333,15 @@ def test_missing_data_are_found_out_before_anything_is_sampled(small, small_run,
 
 
 def test_own_points_are_measured_in_their_units_by_halves(own_data, monkeypatch):
-    config = shipped("points", *own_data["points"], "--evaluation.repeats=2")
+    config = shipped(
+        "points",
+        *own_data["points"],
+    )
     data, compared = Data(config.data, config.seed), []
     for module in (evaluate, wasserstein):
         monkeypatch.setattr(module, "w2", lambda x, y: compared.append((x, y)) or 1.0)
     samples = torch.randn(100, 3)
-    measured = evaluate._w2_metrics(config, data, [samples, samples + 1])
+    measured = evaluate._w2_metrics(config, data, [samples, samples + 1, samples + 2])
     assert measured["w2_samples"] == 20  # of 40
     rows = {tuple(row) for row in data.points.tolist()}
     own, floors = compared[0::2], compared[1::2]

@@ -38,7 +38,7 @@ def one_call(tiny):
     return replace(
         tiny,
         phases=["generator"],
-        evaluation=replace(tiny.evaluation, num_samples=64, repeats=1),
+        evaluation=replace(tiny.evaluation, num_samples=64),
     )
 
 
@@ -54,7 +54,7 @@ def test_generator_trains_samples_and_evaluates(one_call):
     assert progress == {"generator": "12 of 12"}
     noise = torch.randn(5, 2)
     found = sampler(noise, keep_path=True)
-    network = load_network(get_phase("generator"), one_call, run, "ema", CPU).network
+    network = load_network(get_phase("generator"), one_call, run, CPU).network
     assert found.nfe == 1 == sampler.expected_nfe
     assert torch.equal(found.x, network(noise, torch.zeros(5)))
     assert found.marks == ["start", "G 1/1"]
@@ -71,7 +71,7 @@ def test_residual_generator_adds_its_noise(one_call):
     config = replace(one_call, generator=replace(one_call.generator, residual=True))
     run = train(config)
     sampler, _ = load_sampler(config, run, CPU)
-    network = load_network(get_phase("generator"), config, run, "ema", CPU).network
+    network = load_network(get_phase("generator"), config, run, CPU).network
     noise = torch.randn(5, 2)
     assert torch.equal(sampler(noise).x, noise + network(noise, torch.zeros(5)))
     with pytest.raises(UserError, match=r"generator\.residual: the checkpoint has True"):
@@ -194,7 +194,7 @@ def test_transport_stays_within_the_classes(told):
     for group in range(11):
         x, y = (part[group::11].unsqueeze(0) for part in (batch.inputs[0], batch.target))
         same_blur = blur * float(unit / mean_cost(x, y).sqrt())
-        found[group::11] = Drift([same_blur], told.sinkhorn.tolerance).velocity(x, y)[0]
+        found[group::11] = Drift([same_blur], told.generator.tolerance).velocity(x, y)[0]
     towards = -moved.grad
     scale = float(towards.norm() / found.norm())
     torch.testing.assert_close(towards, scale * found, rtol=1e-2, atol=1e-3 * scale)

@@ -106,7 +106,7 @@ def test_time_that_is_given_needs_no_trained_predictor(tiny, tiny_run):
     fixed = replace(tiny, sampling=replace(tiny.sampling, tau=0.5))
     tiny_run.checkpoint_file("predictor").unlink()
     phases = get_phases(["nsgf", "predictor", "nsf"])
-    sampler, progress = load_legs(fixed, tiny_run, phases, "ema", CPU)
+    sampler, progress = load_legs(fixed, tiny_run, phases, CPU)
     assert list(progress) == ["nsgf", "nsf"]
     assert (sampler(torch.randn(4, 2)).tau == 0.5).all()
 

@@ -23,7 +23,7 @@ LOSSES = [13.070021, 13.793293, 13.676622]
 def peer(tiny):
     """1-RF and 2-RF on points, in a second."""
     reflow = replace(tiny.reflow, pairs=32)
-    evaluation = replace(tiny.evaluation, num_samples=64, repeats=1)
+    evaluation = replace(tiny.evaluation, num_samples=64)
     method = replace(tiny.peer, method="rf")
     return replace(
         tiny, phases=["peer", "reflow"], peer=method, reflow=reflow, evaluation=evaluation

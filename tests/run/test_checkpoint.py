@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.phases import get_phase
 from nsgf.phases.base import load_network
 from nsgf.phases.resume import pending_phases
@@ -250,9 +250,7 @@ def test_checkpoint_of_another_phase_is_refused(tiny, tiny_run):
         file = tiny_run.checkpoint_file(phase)
         file.write_bytes(tiny_run.checkpoint_file(other).read_bytes())
         for use in (
-            lambda phase=phase: load_network(
-                get_phase(phase), tiny, tiny_run, "ema", torch.device("cpu")
-            ),
+            lambda phase=phase: load_network(get_phase(phase), tiny, tiny_run, torch.device("cpu")),
             lambda: pending_phases(tiny, tiny_run),
         ):
             with pytest.raises(UserError, match=f"is of phase {other}, not of {phase}"):

@@ -14,7 +14,7 @@ import torch
 
 import nsgf
 from nsgf import cli
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.metrics.inception import Inception
 from nsgf.pool.storage import read_header
 from nsgf.run import checkpoint

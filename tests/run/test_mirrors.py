@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsgf.cli import main
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.config.files import build, given, read_settings
 from nsgf.config.schema import Config, TrackingConfig
 from nsgf.experiment import train

@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
 from nsgf.config.schema import DataConfig, PhaseName, SamplingConfig
 from nsgf.data import build_source
 from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.phases import get_phase
-from nsgf.phases.base import new_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.sampling.generate import (
@@ -116,21 +114,6 @@ def test_batches_do_not_change_the_samples(small, small_run):
     assert whole.nfe == parts.nfe == 8
 
 
-def test_weights_setting_chooses_average_or_last(small, small_run):
-    x = build_source(small.data, 0, "x").sample(5)
-
-    def drawn(weights):
-        config = replace(small, sampling=replace(small.sampling, weights=weights))
-        sampler, _ = load_sampler(config, small_run, CPU)
-        return sampler.legs[0].network(x, torch.zeros(5))
-
-    payload = checkpoint.load(small_run.checkpoint_file("nsgf"))
-    network = new_network(get_phase("nsgf"), small, CPU)
-    for weights, part in (("ema", "ema"), ("last", "model")):
-        network.load_state_dict(payload[part])
-        assert torch.equal(drawn(weights), network(x, torch.zeros(5)))
-
-
 def test_unfinished_networks_are_named(small, small_run):
     longer = replace(small, nsf=replace(small.nsf, iterations=500))
     payload = checkpoint.load(small_run.checkpoint_file("nsf"))
@@ -185,14 +168,14 @@ def test_samples_of_other_settings_get_names_of_their_own(small, small_run):
         for sampling in (
             replace(own, batch_size=5),
             replace(own, nsgf_steps=10),
-            replace(own, num_samples=3, weights="last"),
+            replace(own, num_samples=3, nsgf_steps=2),
             replace(own, tau=0.5, omega=0.1, straight_steps=3),
         )
     }
     assert names == {
         "",
         "-nsgf_steps10",
-        "-num_samples3-weights_last",
+        "-num_samples3-nsgf_steps2",
         "-tau0.5-straight_steps3-omega0.1",
     }
     small_run.write_config(replace(small, seed=3, sampling=replace(own, tau=0.5)))

@@ -43,9 +43,7 @@ def data(tiny):
 
 
 def networks(config, run):
-    return {
-        phase: load_network(get_phase(phase), config, run, "ema", CPU).network for phase in PHASES
-    }
+    return {phase: load_network(get_phase(phase), config, run, CPU).network for phase in PHASES}
 
 
 def test_every_phase_leaves_its_picture(pictured):

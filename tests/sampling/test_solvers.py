@@ -60,7 +60,7 @@ def test_heun_takes_exactly_the_steps_asked_for(steps):
 @pytest.mark.parametrize("tolerance", [1e-3, 1e-5, 1e-7])
 def test_dopri5_reaches_its_tolerance(tolerance):
     x = torch.tensor([[1.0, 2.0], [-3.0, 0.0]], dtype=torch.float64)
-    end, *_ = solved(x, solver="dopri5", rtol=tolerance, atol=tolerance)
+    end, *_ = solved(x, solver="dopri5", tolerance=tolerance)
     error = (end - x * torch.e).abs().max()
     assert error < 20 * tolerance
 
@@ -68,13 +68,10 @@ def test_dopri5_reaches_its_tolerance(tolerance):
 def test_dopri5_works_harder_for_smaller_tolerances():
     calls = [
         len(solved(torch.ones(3, 1), solver="dopri5", **tolerances)[2])
-        for tolerances in ({"rtol": 1e-2, "atol": 1e-2}, {}, {"rtol": 1e-7, "atol": 1e-7})
+        for tolerances in ({"tolerance": 1e-2}, {}, {"tolerance": 1e-7})
     ]
     assert calls[0] < calls[1] < calls[2]
     assert [count % 6 for count in calls] == [2, 2, 2]
-    both_matter = solved(torch.ones(3, 1), solver="dopri5", rtol=1e-7, atol=1e-2)[2]
-    assert len(both_matter) < calls[2]
-    assert len(solved(torch.ones(3, 1), solver="dopri5", rtol=1e-2, atol=1e-7)[2]) < calls[2]
 
 
 def test_dopri5_shows_states_between_its_steps_for_nothing():
@@ -120,7 +117,7 @@ def test_dopri5_that_cannot_go_on_is_one_line(value, since):
     def slope(x, t):
         return torch.full_like(x, value if t[0] >= since else 1.0)
 
-    with pytest.raises(UserError, match=r"sampling\.solver = dopri5: .*; use larger ones"):
+    with pytest.raises(UserError, match=r"sampling\.solver = dopri5: .*; use a larger one"):
         integrate(slope, torch.ones(2, 1), torch.zeros(2), SamplingConfig(solver="dopri5"))
 
 
@@ -133,9 +130,7 @@ def test_dopri5_of_a_stiff_field_ends_after_so_many_steps():
         assert len(calls) < 10_000, "no end"
         return torch.cos(1e6 * x)
 
-    with pytest.raises(
-        UserError, match=r"more than 1000 steps.*sampling\.rtol = 1e-05.*sampling\.atol"
-    ):
+    with pytest.raises(UserError, match=r"more than 1000 steps.*sampling\.tolerance"):
         integrate(slope, torch.rand(2, 1), torch.zeros(2), SamplingConfig(solver="dopri5"))
 
 

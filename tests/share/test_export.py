@@ -233,13 +233,6 @@ def test_what_a_killed_export_left_is_cleared(small, small_run, target):
     assert names(target.parent) == {"moons", f".moons.{os.getppid()}.partial"}
 
 
-def test_last_weights_are_not_exported(small, small_run, target):
-    last = replace(small, sampling=replace(small.sampling, weights="last"))
-    with pytest.raises(UserError, match=r"sampling\.weights = last"):
-        export_run(last, small_run, target)
-    assert not target.parent.exists()
-
-
 def test_a_run_without_weights_is_refused(small, small_run, target):
     for file in small_run.path.glob("checkpoints/*"):
         file.unlink()

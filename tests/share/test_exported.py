@@ -113,7 +113,6 @@ def test_an_index_that_is_cut_off(exported, part):
         ("seed", None, "seed = null"),
         ("exp", "../../x", "exp = '../../x'"),
         ("model", {"kind": "mlp", "mlp": {"width": 10**9}}, "model.mlp.width"),
-        ("sampling", {"weights": "last"}, "holds averaged weights alone"),
     ],
 )
 def test_wrong_settings(exported, key, value, words):
@@ -134,7 +133,6 @@ def test_a_network_far_larger_than_its_file_is_never_made(exported, monkeypatch)
 def test_settings_that_the_weights_do_not_have(exported):
     words = refusal(exported, overrides={"model.mlp.width": 32})
     assert "the checkpoint has 16, this command 32" in words
-    assert "averaged weights alone" in refusal(exported, weights="last")
 
 
 def test_other_settings_of_sampling_are_free(exported):

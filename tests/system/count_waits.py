@@ -16,8 +16,8 @@ from nsgf.sampling.sampler import NSGFSteps, StraightFlow
 from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.training.loop import PhaseLoop
 from nsgf.training.prefetch import Batches
+from tests.cli.test_commands import LOCAL_IMAGES
 from tests.system.pretended_card import pretended_card
-from tests.test_cli import LOCAL_IMAGES
 
 EXPERIMENTS = ("2d", "digits", "mnist", "cifar10")
 FLAGS = (

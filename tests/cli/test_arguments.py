@@ -5,11 +5,11 @@ import pytest
 import yaml
 
 from nsgf.cli import main
-from nsgf.command_line import parse
+from nsgf.cli.arguments import parse
+from nsgf.cli.flags import COMMANDS, SHORT_FLAGS
 from nsgf.config.files import config_folder, methods
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import OF_PHASES, Config, OptimConfig, Settings
-from nsgf.flags import COMMANDS, SHORT_FLAGS
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -31,7 +31,7 @@ def test_order_is_defaults_then_yaml_then_flags(tmp_path):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_one_line_for_each_leaf_and_short_flag(command, capsys):
-    assert main([command, "--exp", "2d", "--help-all"]) == 0
+    assert main([command, "--exp", "2d", "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) < 225
     assert max(map(len, lines)) <= 100
@@ -254,12 +254,12 @@ WRONG = [
     (["train", "--exp", "2d", "--trian-iters", "5"], "did you mean --train-iters?"),
     (["train", "--exp", "2d", "--nsf.leraning=1"], "--nsf.leraning: unknown flag; did you mean"),
     (["train", "--exp", "2d", "--train", "5"], "train is a section"),
-    (["train", "--exp", "2d", "--qqq"], "--qqq: unknown flag; nsgf train --help-all lists them"),
+    (["train", "--exp", "2d", "--qqq"], "--qqq: unknown flag; nsgf train --help lists them"),
     (["sample", "--exp", "2d", "--resume"], "--resume: no flag of nsgf sample, but of nsgf train"),
     (["compare", "--exp", "2d", "--run=x"], "--run: no flag of nsgf compare, but of commands that"),
     (["train", "--exp", "2d", "--resum"], "--resum: unknown flag; did you mean --resume?"),
     (["train", "--exp", "2d", "--runs=x"], "--runs: unknown flag; did you mean --run?"),
-    (["train", "--exp", "2d", "--gpu=0"], "--gpu: unknown flag; nsgf train --help-all lists them"),
+    (["train", "--exp", "2d", "--gpu=0"], "--gpu: unknown flag; nsgf train --help lists them"),
     (["train", "--exp", "2d", "--tau=0"], "--tau: unknown flag; did you mean --sampling.tau?"),
     (
         ["train", "--exp", "2d", "--schedule=cosine"],

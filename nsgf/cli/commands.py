@@ -1,4 +1,4 @@
-"""The command line: ``nsgf COMMAND``, one function for each command.
+"""``nsgf COMMAND``: one function for each command.
 
 Each command loads what it needs when it runs: help and refusals come without torch's seconds.
 """
@@ -11,25 +11,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from nsgf.command_line import Request, parse
-from nsgf.flags import COMMANDS, command_parser
-from nsgf.help import command_help, overview
+from nsgf.cli.arguments import Request, parse
+from nsgf.cli.flags import COMMANDS, command_parser, completion
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.launch import is_launched, launched_rank
 from nsgf.system.output import show, show_error, silence
 from nsgf.version import __version__
-
-SMALLER = {
-    "train": "a smaller --batch-size or a smaller model, as --model.unet.channels",
-    "sample": "a smaller --sampling.batch_size, or --device cpu",
-    "evaluate": "a smaller --sampling.batch_size or --evaluation.num_samples, or --device cpu",
-    "report": "a smaller --sampling.batch_size, or --device cpu",
-    "compare": "a smaller --batch-size or a smaller model, or --device cpu",
-    "preflight": "a smaller --batch-size or a smaller model, as --model.unet.channels",
-}
-"""What to do where a command takes too much of a card's memory. Updates, pools and networks that
-are asked have split theirs by then: left are weights and Adam's moments, what makes the batches,
-and the networks that measure, of which Inception takes --sampling.batch_size images at a time."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,7 +42,10 @@ def main(argv: list[str] | None = None) -> int:
         return 130
     except Exception as error:
         if request and type(error).__name__ == "OutOfMemoryError":  # torch's; not loaded for it
-            return _fail(f"the card's memory is full; try {SMALLER[request.command]}")
+            return _fail(
+                "the card's memory is full; try a smaller --batch-size, --sampling.batch_size or "
+                "model, or --device cpu"
+            )
         if is_launched() and ("gloo" in str(error) or type(error).__name__ == "DistBackendError"):
             return _fail(f"another process is gone, whose own lines say why ({str(error)[:100]})")
         show_error(traceback.format_exc() + _report(request))
@@ -63,23 +53,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _explains(words: list[str]) -> bool:
-    """Print help, the version or completions if the command line asks for one of them.
-
-    Raises:
-        UserError: completions cannot be written.
-    """
+    """Print help, the version or completions if the command line asks for one of them."""
     if not words or words[0] in ("-h", "--help"):
-        show(overview())
+        lines = ["usage: nsgf COMMAND [flags]", "", "Neural Sinkhorn Gradient Flow (NSGF++).", ""]
+        lines += [f"  {name:10} {text}" for name, text in COMMANDS.items()]
+        lines += ["", "nsgf COMMAND --help lists the flags of a command."]
+        show("\n".join(lines))
     elif words[0] == "--version":
         show(__version__)
     elif words[0] in COMMANDS and {"-h", "--help"} & set(words):
-        show(command_help(words[0]))
-    elif words[0] in COMMANDS and "--help-all" in words:
         show(command_parser(words[0]).format_help().rstrip("\n"))
     elif words[0].startswith("--print-completion"):
-        from nsgf.completion import script
-
-        show(script(words[0].partition("=")[2] or " ".join(words[1:])))
+        show(completion(words[0].partition("=")[2] or " ".join(words[1:])))
     else:
         return False
     return True
@@ -111,17 +96,7 @@ def _execute(request: Request) -> int:
         raise UserError(f"{request.command}: runs in one process; start it without torchrun")
     for note in request.notes:
         show(note)
-    actions: dict[str, Callable[[Request], int | None]] = {
-        "train": _train,
-        "sample": _sample,
-        "evaluate": _evaluate,
-        "report": _report_page,
-        "list": _list,
-        "compare": _compare,
-        "export": _export,
-        "preflight": _preflight,
-    }
-    return actions[request.command](request) or 0
+    return ACTIONS[request.command](request) or 0
 
 
 def _train(request: Request) -> None:
@@ -270,3 +245,16 @@ def _training_command(words: tuple[str, ...]) -> str:
             kept.append(word)
         is_value = flag in own and not equals
     return shlex.join(["python", "-m", "nsgf", "train", *kept])
+
+
+ACTIONS: dict[str, Callable[[Request], int | None]] = {
+    "train": _train,
+    "sample": _sample,
+    "evaluate": _evaluate,
+    "report": _report_page,
+    "list": _list,
+    "compare": _compare,
+    "export": _export,
+    "preflight": _preflight,
+}
+"""The function of each command; tests compare the names with COMMANDS."""

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -13,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from nsgf.cli import SMALLER, main
+from nsgf.cli import main
+from nsgf.cli.commands import ACTIONS
+from nsgf.cli.flags import COMMANDS
 from nsgf.config.schema import PHASES
-from nsgf.flags import ON_SAMPLES, command_parser
 from nsgf.run import checkpoint
 from tests.conftest import experiment
 
@@ -175,7 +175,7 @@ def test_terminal_and_locale_of_ascii_end_nothing(tmp_path, monkeypatch):
 @pytest.mark.e2e
 def test_installed_wheel_finds_its_configurations(tmp_path):
     """The YAML files travel inside the package."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", tmp_path, root], check=True
     )
@@ -227,21 +227,11 @@ def test_full_memory_of_a_card_is_one_line(monkeypatch, capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", SMALLER)
-def test_what_is_advised_for_a_full_card_is_no_batch_that_is_halved_anyway(command):
-    """Networks that are asked split what they get; training has flags of its own, that exist."""
-    flags = set(re.findall(r"--[\w.-]+", SMALLER[command]))
-    assert ("--batch-size" in flags) == (command in ("train", "compare", "preflight"))
-    assert ("--sampling.batch_size" in flags) == (command in ON_SAMPLES)
-    help_text = command_parser(command).format_help()
-    assert all(re.search(rf"{re.escape(flag)}\b", help_text) for flag in flags)
-
-
 def test_process_that_waits_for_one_that_is_gone_reports_no_bug(monkeypatch, capsys):
     def lost(*_):
         raise RuntimeError("[/gloo/transport/tcp/pair.cc:561] Connection closed by peer [::1]:5")
 
-    monkeypatch.setattr("nsgf.cli._train", lost)
+    monkeypatch.setitem(ACTIONS, "train", lost)
     words = ["train", "--exp", "2d", "--device=cpu"]
     assert main(words) == 1
     assert "a bug" in capsys.readouterr().err
@@ -355,3 +345,20 @@ def test_own_data_are_trained_resumed_sampled_measured_and_compared(exp, tmp_pat
     assert metrics["w2"] > 0
     assert ("nearest_real" in metrics) is (exp == "images")
     assert "| floor" in nsgf("compare", *flags, *NARROW_OWN[exp])
+
+
+def test_every_command_has_its_function():
+    assert list(ACTIONS) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_commands_flags_and_values(shell, capsys):
+    assert main(["--print-completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in ("preflight", "--train-iters", "--sampling.solver", "dopri5", "cifar10"):
+        assert word in script
+
+
+def test_completion_of_an_unknown_shell_is_refused(capsys):
+    assert main(["--print-completion", "cmd"]) == 2
+    assert "--print-completion cmd" in capsys.readouterr().err

@@ -1,11 +1,13 @@
-"""The flags of each command and their ``--help``."""
+"""The commands and their flags."""
 
+import argparse
 import functools
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from nsgf.config.files import experiments
 from nsgf.config.parser import Parser, add_settings
 from nsgf.config.schema import OF_PHASES, PHASES
+from nsgf.system.errors import UserError
 
 COMMANDS = {
     "train": "train the phases of an experiment, or go on with them",
@@ -50,7 +52,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--tracker": ("tracking.tracker",),
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
-OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",), "--precision": ("sampling.precision",)}
+OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
 """What of them sets something else in commands that train nothing."""
 OF_COMPARE = {"--methods": ("compare.methods",)}
 """Short flags of compare only."""
@@ -94,52 +96,11 @@ SMOKE: dict[str, Any] = {
     **{"train.accumulate": 1, "compare.updates": []},
     **{"train.log_every": 1, "train.checkpoint_every": 3},
     **{"sampling.num_samples": 4, "sampling.straight_steps": 2, "evaluation.num_samples": 4},
-    **{"evaluation.repeats": 1, "evaluation.w2_samples": 4},
+    "evaluation.w2_samples": 4,
     **{"evaluation.inception": False, "evaluation.classifier": False},
     **{"compare.seeds": 1, "compare.nfe": [1, 2, 4], "reflow.pairs": 16},
 }
 """What --smoke sets in a new run besides ``smoke``; explicit flags win."""
-EXAMPLES = {
-    "train": (
-        "--exp 2d --dataset moons --steps 10",
-        "--exp digits --method nsgf++        # the paper's recipe",
-        "--exp cifar10 --max-hours 11.5 --out-dir runs",
-        "--exp images --data.path DIR        # own images; or --exp points",
-        "--exp mnist --smoke --fake-data     # does everything work here?",
-        "--exp cifar10 --resume              # go on with its newest run",
-    ),
-    "sample": ("--exp digits --num-samples 64", "--run runs/digits-20260101_120000 --steps 5"),
-    "evaluate": ("--exp digits", "--run runs/2d-20260101_120000 --num-samples 4096"),
-    "report": (
-        "--exp digits",
-        "--run runs/2d-20260101_120000 --figures pdf",
-        "--compare runs/compare-digits              # finished or not",
-    ),
-    "list": ("", "--out-dir /kaggle/working/runs"),
-    "compare": (
-        "--exp 2d --dataset moons --compare.seeds 1",
-        "--exp digits --methods nsgf++h,otcfm,mine.yaml",
-    ),
-    "export": ("--exp digits --to digits-export", "--run runs/2d-20260101_120000 --to moons"),
-    "preflight": ("--exp cifar10", "--exp cifar10 --session-hours 9"),
-}
-
-
-USAGE = {
-    "list": "[--out-dir DIR]",
-    "report": "(--exp NAME | --run DIR | --compare DIR) [flags]",
-}
-"""What stands behind commands that do not take ``--exp NAME [flags]`` alone."""
-
-
-def examples(command: str) -> list[str]:
-    """Command lines to begin with."""
-    return [f"nsgf {command} {words}".rstrip() for words in EXAMPLES.get(command, ("",))]
-
-
-def usage(command: str) -> str:
-    """How a command is called."""
-    return f"nsgf {command} {USAGE.get(command, '--exp NAME [flags]')}"
 
 
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
@@ -160,9 +121,8 @@ def command_parser(command: str) -> Parser:
     """The parser of a command; what is no leaf is in its sections ``control`` and ``short``."""
     parser = Parser(
         prog=f"nsgf {command}",
-        usage=usage(command),
+        usage=f"nsgf {command} [flags]",
         description=f"{COMMANDS[command]}.",
-        epilog="\n  ".join(["examples:", *examples(command)]),
     )
     group = add_settings(parser)
     parser.flags["--exp"].help = f"experiment: {', '.join(experiments())}"
@@ -189,3 +149,30 @@ def command_parser(command: str) -> Parser:
     fake = "random images in place of the image set"
     group.add_argument("--fake-data", dest="data.fake", action="store_true", help=fake)
     return parser
+
+
+def completion(shell: str) -> str:
+    """Return the script that completes commands and flags in a shell, made by shtab.
+
+    Raises:
+        UserError: shtab is missing, or knows no such shell.
+    """
+    try:
+        import shtab
+    except ImportError as error:
+        raise UserError("--print-completion: needs shtab; pip install shtab") from error
+    if shell not in shtab.SUPPORTED_SHELLS:
+        allowed = ", ".join(shtab.SUPPORTED_SHELLS)
+        raise UserError(f"--print-completion {shell}: must be one of {allowed}")
+    program = argparse.ArgumentParser("nsgf", add_help=False)
+    commands = program.add_subparsers()
+    for name, meaning in COMMANDS.items():
+        parser = commands.add_parser(name, help=meaning, add_help=False)
+        for flag, known in command_parser(name).flags.items():
+            kind = getattr(known, "_typehint", None)
+            values = get_args(kind) if get_origin(kind) is Literal else known.choices
+            if flag == "--exp":
+                values = experiments()
+            parser.add_argument(flag, choices=values and [str(value) for value in values])
+    text: str = shtab.complete(program, shell)
+    return text.rstrip("\n")

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nsgf.cli.flags import COMMANDS, ON_SAMPLES, SMOKE, WITHOUT_RUN, command_parser, short_flags
 from nsgf.config.files import (
     Content,
     build,
@@ -27,7 +28,6 @@ from nsgf.config.files import (
     with_method,
 )
 from nsgf.config.schema import Config
-from nsgf.flags import COMMANDS, ON_SAMPLES, SMOKE, WITHOUT_RUN, command_parser, short_flags
 from nsgf.system.errors import UserError, cause
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def request(command: str, control: Content, settings: Mapping[str, Any]) -> Requ
     """The same from Python.
 
     Args:
-        command: one of :data:`nsgf.flags.COMMANDS`.
+        command: one of :data:`nsgf.cli.flags.COMMANDS`.
         control: what is no setting, as ``{"run": "runs/2d-..."}``.
         settings: what flags would set, by dotted key.
 
