@@ -256,7 +256,6 @@ def test_single_bad_updates_are_skipped_with_a_description(tiny):
     assert len(lines) == 2
     assert "nsgf: step 3 skipped, loss nan, gradient norm nan" in lines[0]
     assert "step 7 skipped" in lines[1]
-    assert re.search(r"input 1 1 to 1, mean 1, std 0; target 2\.\d+ to 3\.\d+, mean 3", lines[0])
     assert all(math.isfinite(record["loss"]) for record in records(run))
     assert 0.5 * weight(good) < weight(trainer) < weight(good)  # two steps fewer
 
