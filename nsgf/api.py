@@ -25,6 +25,7 @@ from nsgf.config.files import build, given, merged
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape, in_units
 from nsgf.phases import Phase, Trained, get_phases, join_legs, sampled_phases
+from nsgf.phases.base import load_network
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
 from nsgf.sampling.budget import at_calls, least_calls
@@ -153,7 +154,7 @@ def load(
     config, run = found.config, RunFolder(folder)
 
     def trained(phase: Phase, device: torch.device) -> Trained:
-        return phase.load(config, run, device)
+        return load_network(phase, config, run, device)
 
     return _opened(folder, config, run.has_checkpoint, trained)
 

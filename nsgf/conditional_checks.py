@@ -10,7 +10,7 @@ from nsgf.config.schema import ONE_CALL, PHASES, Config
 from nsgf.data import data_classes, target_set
 from nsgf.data.classes import nearest_multiple
 from nsgf.phases import get_phases
-from nsgf.phases.groups import group_problems, groups_of
+from nsgf.phases.generator import group_problems, groups_of
 
 
 def fit_to_classes(config: Config) -> tuple[Content, tuple[str, ...]]:

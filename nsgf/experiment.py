@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from nsgf.checks import check
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.schema import Config, OptimConfig, PhaseName
 from nsgf.data import Data
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import count_weights
@@ -215,7 +215,8 @@ def training_plan(
     lines = [f"{name}: finished" for name in config.phases if name not in names]
     weights = {}
     for phase in pending:
-        optim, precision = phase.optim(config), pick_precision(config.train.precision, device)
+        precision = pick_precision(config.train.precision, device)
+        optim: OptimConfig = getattr(config, phase.name)
         check_shares({f"{phase.name}.batch_size": optim.batch_size}, world.size)
         weights[phase.name] = count_weights(phase, config)
         lines.append(

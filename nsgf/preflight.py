@@ -132,7 +132,7 @@ def _try_phase(
 ) -> tuple[str, float]:
     """Train a phase for a few updates as a run does; a line about it, and its seconds in a run."""
     short, times = phase.trial(config, device)
-    optim = replace(phase.optim(config), iterations=UPDATES)
+    optim = replace(getattr(config, phase.name), iterations=UPDATES)
     train = replace(config.train, log_every=1, max_hours=None)
     own: dict[str, Any] = {phase.name: optim}
     short = replace(short, train=train, **own)
@@ -148,7 +148,7 @@ def _try_phase(
     file, begin = run.checkpoint_file(phase.name), time.perf_counter()
     checkpoint.load(file)
     read = time.perf_counter() - begin
-    seconds = prepared + update * phase.optim(config).iterations
+    seconds = prepared + update * getattr(config, phase.name).iterations
     line = (
         f"ok {phase.name}: {update:.3g} s an update, about {format_hours(seconds)} with "
         f"{format_hours(prepared)} of preparation, checkpoint of "

@@ -14,10 +14,12 @@ from nsgf.data import Data, build_source
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
+from nsgf.phases.base import load_network
+from nsgf.report import samples
 from nsgf.report.preview import preview_samples, save_preview
 from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
-from nsgf.sampling import generate
+from nsgf.sampling.generate import generate
 from nsgf.share.export import export_run
 from tests.conftest import compared, shipped
 
@@ -31,7 +33,7 @@ def sampled(config, **changes):
 def test_samples_come_class_by_class_with_their_labels(told_run, monkeypatch):
     config, run = told_run
     shown = []
-    monkeypatch.setattr(generate, "save_grid", lambda x, file, columns=None: shown.append(x))
+    monkeypatch.setattr(samples, "save_grid", lambda x, file, columns=None: shown.append(x))
     sample_run(config, run)
     saved = np.load(run.samples / "samples.npz")
     assert saved["labels"].tolist() == [i % 10 for i in range(23)]
@@ -69,7 +71,7 @@ def test_run_without_classes_takes_no_label(small_run):
 def test_guided_samples_are_the_formula_of_two_calls(told_run):
     config, run = told_run
     sampler, _ = load_sampler(sampled(config, guidance=3.0), run, CPU)
-    network = get_phase("generator").load(config, run, CPU).network
+    network = load_network(get_phase("generator"), config, run, CPU).network
     x, t, labels = torch.randn(4, 1, 8, 8), torch.zeros(4), torch.tensor([1, 5, 5, 9])
     free, own = network(x, t, torch.full((4,), 10)), network(x, t, labels)
     found = sampler(x, labels)
@@ -81,7 +83,7 @@ def test_guided_samples_are_the_formula_of_two_calls(told_run):
 
 def test_measures_and_previews_are_those_of_all_classes(told_run, monkeypatch):
     config, run = told_run
-    drawn, draw = [], generate.generate
+    drawn, draw = [], generate
 
     def spy(*how):
         drawn.append(draw(*how))

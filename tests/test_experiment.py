@@ -14,9 +14,9 @@ from nsgf import experiment
 from nsgf.config.schema import Config
 from nsgf.experiment import train, training_plan
 from nsgf.phases import get_phase, resume
-from nsgf.phases.nsf import NSF
+from nsgf.phases.base import load_network
+from nsgf.phases.lines import NSF, trained_steps
 from nsgf.phases.resume import pending_phases
-from nsgf.phases.transport import trained_steps
 from nsgf.pool import build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config
@@ -263,7 +263,7 @@ def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, finished):
     """The transport of phase 2 covers the flow time T eta in T steps."""
     lab = Session(tiny, finished, Tracker(finished.path), torch.device("cpu"))
     x = torch.randn(5, 2)
-    network = get_phase("nsgf").load(tiny, finished, torch.device("cpu")).network
+    network = load_network(get_phase("nsgf"), tiny, finished, torch.device("cpu")).network
     expected = x
     for step in range(3):
         expected = expected + tiny.flow.eta * network(expected, torch.full((5,), step / 3))
@@ -295,11 +295,11 @@ def test_another_architecture_is_refused_with_both_values(tiny, finished):
     ):
         train(wider, finished)
     with pytest.raises(UserError, match=r"model\.mlp\.width"):
-        get_phase("nsgf").load(wider, finished, torch.device("cpu"))
+        load_network(get_phase("nsgf"), wider, finished, torch.device("cpu"))
 
 
 def test_loaded_network_is_the_average_in_eval_mode_without_gradients(tiny, finished):
-    ema = get_phase("nsf").load(tiny, finished, torch.device("cpu")).network
+    ema = load_network(get_phase("nsf"), tiny, finished, torch.device("cpu")).network
     payload = weights(finished)["nsf"]
     assert torch.equal(ema.layers[0].weight, payload["ema"]["layers.0.weight"])
     assert not ema.training

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from nsgf.config.schema import UNetConfig
-from nsgf.models.embedding import time_features
+from nsgf.models.mlp import time_features
 
 GROUPS = 32
 FASTEST, SLOWEST = 1000.0, 0.1

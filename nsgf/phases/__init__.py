@@ -10,12 +10,11 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.phases.base import Phase, Trained
+from nsgf.phases.base import Phase, Trained, load_network
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.generator import Generator
-from nsgf.phases.nsf import NSF
+from nsgf.phases.lines import NSF, Predictor
 from nsgf.phases.nsgf import NSGF
-from nsgf.phases.predictor import Predictor
 from nsgf.phases.reflow import Reflow
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.network import InferenceNetwork
@@ -60,7 +59,7 @@ def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> t
         return (last,)
     asks_no_time = config.nsf.source == "nsgf" and Predictor.name not in config.phases
     way = _HAND_OVER if asks_no_time and config.sampling.tau is None else _ALGORITHM_4
-    if all(is_trained(phase.name) for phase in way if phase.is_called(config.sampling)):
+    if all(is_trained(phase.name) for phase in _called(way, config)):
         return way
     if config.sampling.tau is not None and not is_trained(NSF.name):
         raise UserError(
@@ -73,8 +72,22 @@ def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> t
 def called_legs(config: Config, is_trained: Callable[[PhaseName], bool]) -> list[type[Leg]]:
     """Legs whose networks a sample meets, in the order of the way; arguments and errors as for
     :func:`sampled_phases`."""
-    way = sampled_phases(config, is_trained)
-    return [phase.leg for phase in way if phase.is_called(config.sampling)]
+    return [phase.leg for phase in _called(sampled_phases(config, is_trained), config)]
+
+
+def _called(way: tuple[Phase, ...], config: Config) -> list[Phase]:
+    """Phases of a way whose networks are called: with ``sampling.tau`` no time is predicted."""
+    return [phase for phase in way if phase.name != "predictor" or config.sampling.tau is None]
+
+
+def previewed_phases(config: Config, phase: Phase) -> tuple[Phase, ...]:
+    """Phases whose legs make the preview of a phase, in the order of the way: the straight flow
+    alone is drawn from where its lines start."""
+    if phase.name == "predictor":
+        return _ALGORITHM_4
+    if phase.name == "nsf" and config.nsf.source == "nsgf":
+        return _HAND_OVER
+    return (phase,)
 
 
 def load_legs(
@@ -86,7 +99,11 @@ def load_legs(
     Raises:
         UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
     """
-    return join_legs(config, phases, lambda phase: phase.load(config, run, device), device)
+
+    def load(phase: Phase) -> Trained:
+        return load_network(phase, config, run, device)
+
+    return join_legs(config, phases, load, device)
 
 
 def join_legs(
@@ -96,11 +113,11 @@ def join_legs(
     device: torch.device,
 ) -> tuple[FlowSampler, dict[str, str]]:
     """As :func:`load_legs`, with networks from wherever ``load`` has them."""
-    legs, progress = [], dict[str, str]()
+    legs, progress, called = [], dict[str, str](), _called(tuple(phases), config)
     precision = sampling_precision(config, device)
     for phase in phases:
         network: Network = nn.Identity()  # never called
-        if phase.is_called(config.sampling):
+        if phase in called:
             trained = load(phase)
             model, progress[phase.name] = trained.network, trained.progress
             network = InferenceNetwork(model, precision, device)
@@ -130,5 +147,6 @@ __all__ = [
     "join_legs",
     "load_legs",
     "load_sampler",
+    "previewed_phases",
     "sampled_phases",
 ]

@@ -1,8 +1,6 @@
 """What a phase states: its network, task and leg, what its samples follow from, what it needs.
 
-Plans, previews, resuming and sampling know this class and no phase by its name.
-
-Shapes: B batch, *shape one sample.
+Plans, resuming and sampling know this class and no phase by its name.
 """
 
 from abc import ABC, abstractmethod
@@ -16,9 +14,7 @@ from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import (
     Config,
     ModelConfig,
-    OptimConfig,
     PhaseName,
-    SamplingConfig,
     family,
 )
 from nsgf.data import Data, shape_and_classes
@@ -34,7 +30,7 @@ from nsgf.training.precision import Precision, kept_precision
 from nsgf.training.task import Task
 
 FREE_IN_SAMPLING = {"seed", "sinkhorn", "sinkhorn.tolerance", "pool"}
-"""Sections that training samples follow from and no sampling reads."""
+"""What training samples follow from and no sampling reads."""
 
 
 class Trained(NamedTuple):
@@ -44,14 +40,9 @@ class Trained(NamedTuple):
     progress: str
     """Updates done of those configured when it was saved, e.g. ``300 of 100000``."""
     precision: Precision
-    """What paths that later phases learn from are walked in: as it was trained, if the device can.
-    No setting of sampling is asked, or a resume with another one would go on with other paths."""
-
-
-def count_weights(phase: "Phase", config: Config) -> int:
-    """Return the number of weights of a phase's network; nothing is computed."""
-    with torch.device("meta"):
-        return count_parameters(phase.network(config.model, *shape_and_classes(config.data)))
+    """Precision in which paths that later phases learn from are computed: as it was trained, if the
+    device can. It follows from no setting of sampling, so that a resumed run learns from the same
+    paths."""
 
 
 class PhasePlan(NamedTuple):
@@ -60,7 +51,7 @@ class PhasePlan(NamedTuple):
     lines: tuple[str, ...] = ()
     """For people."""
     disk_bytes: int = 0
-    """What it is still going to write into the run folder, beside checkpoints."""
+    """Bytes that it is still going to write into the run folder, besides checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -68,44 +59,36 @@ class Phase(ABC):
     """One network of an experiment. It holds no state, so all phases of a class are equal."""
 
     name: ClassVar[PhaseName]
-    """Its name in the configuration, where it has a section of its settings."""
+    """Its name in the configuration, where its section has the same name."""
     leg: ClassVar[type[Leg]] = StraightFlow
     """What its network does with a sample."""
     takes_classes: ClassVar[bool] = False
     """Whether its batches can tell the network classes, with ``data.conditional``."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
-    """Sections and dotted leaves that its training samples or its network follow from: a
-    checkpoint of others is not taken over. The phase's own optimization is not among them."""
+    """Sections and dotted leaves that its training samples or its network follow from. They must
+    match for a checkpoint to be reused. The phase's own optimization is not among them."""
 
     @abstractmethod
     def task(self, session: Session, data: Data) -> Task:
-        """Network and batches, ready for the first update.
+        """Return network and batches, ready for the first update.
 
         Raises:
-            Stopped: asked to, while something is prepared.
+            Stopped: a stop was requested while something is prepared.
             UserError: an earlier phase is missing, or something does not fit.
         """
 
     def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
-        """The architecture, with weights of torch's global generator; it is told of ``classes``."""
+        """Return the architecture, with weights of torch's global generator."""
         return velocity_network(config, shape, classes)
 
     def needs(self, config: Config) -> tuple["Phase", ...]:
-        """Earlier phases whose networks its training samples come from."""
+        """Return earlier phases whose networks its training samples come from."""
         return ()
-
-    def pictured(self, config: Config) -> tuple["Phase", ...]:
-        """Phases whose legs make its preview, in the order of the way."""
-        return (self,)
-
-    def is_called(self, sampling: SamplingConfig) -> bool:
-        """Whether its leg calls the network."""
-        return True
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
-        """What the phase does before its first update.
+        """Return what the phase does before its first update.
 
         Raises:
             UserError: a package that only this phase needs is missing, or it does not fit this
@@ -113,71 +96,79 @@ class Phase(ABC):
         """
         return PhasePlan()
 
-    def clean(self, session: Session) -> None:
-        """Free what only the training of the phase needs; called once it is done."""
-        return
-
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
         """Return settings with which the phase is prepared in a short time, and how many times
         longer its preparation takes with ``config``."""
         return config, 1.0
 
-    def optim(self, config: Config) -> OptimConfig:
-        """The phase's section."""
-        section: OptimConfig = getattr(config, self.name)
-        return section
+    def clean(self, session: Session) -> None:
+        """Free what only the training of the phase needs; called when it is finished."""
+        return
 
-    def build(
-        self, config: ModelConfig, shape: tuple[int, ...], seed: int, classes: int = 0
-    ) -> nn.Module:
-        """The network, initialised from ``seed``; torch's global generator is left as it was."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return self.network(config, shape, classes)
 
-    def start(self, config: Config, device: torch.device) -> nn.Module:
-        """The network as it begins, from a random stream of the phase's own."""
-        seed = derive_seed(config.seed, self.name, "init")
-        shape, classes = shape_and_classes(config.data)
-        return self.build(config.model, shape, seed, classes).to(device)
+def count_weights(phase: Phase, config: Config) -> int:
+    """Return the number of weights of a phase's network; nothing is computed."""
+    with torch.device("meta"):
+        return count_parameters(phase.network(config.model, *shape_and_classes(config.data)))
 
-    def load(self, config: Config, run: RunFolder, device: torch.device) -> Trained:
-        """Return the trained network with its averaged weights, in eval mode and without gradients.
 
-        Raises:
-            UserError: no checkpoint, or one of other settings or another architecture.
-        """
-        file = run.checkpoint_file(self.name)
-        try:
-            payload, remark = checkpoint.load_good(file)
-        except checkpoint.Unreadable as error:
-            # one may be left out here
-            names = config.phases if self.name in config.phases else family(self.name)
-            number = names.index(self.name) + 1
-            raise UserError(
-                f"{error} and train that phase anew: train --run {run.path} --resume-phase {number}"
-            ) from error
-        checkpoint.check_phase(file, payload, self.name)
-        fixed = set(self.follows) - FREE_IN_SAMPLING
-        texts = contradictions(payload["config"], config, fixed)
-        if texts:
-            raise UserError(f"cannot use {file}: " + "; ".join(texts))
-        try:
-            model = self.filled(config, payload["ema"], device)
-            progress = f"{payload['step']} of {payload['config'][self.name]['iterations']}{remark}"
-        except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-            why = one_line(error)
-            raise UserError(f"checkpoint {file} does not fit the network ({why})") from error
-        precision = kept_precision(payload.get("precision"), device)
-        return Trained(model, progress, precision)
+def new_network(phase: Phase, config: Config, device: torch.device) -> nn.Module:
+    """Return a phase's network before its first update, from a random stream of the phase's own.
+    torch's global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(config.seed, phase.name, "init"))
+        return phase.network(config.model, *shape_and_classes(config.data)).to(device)
 
-    def filled(self, config: Config, state: Any, device: torch.device) -> nn.Module:
-        """The network with these weights, in eval mode and without gradients.
 
-        Raises:
-            RuntimeError, TypeError, AttributeError: they do not fit it.
-        """
-        shape, classes = shape_and_classes(config.data)
-        model = self.build(config.model, shape, 0, classes)
-        model.load_state_dict(state)
-        return model.to(device).eval().requires_grad_(False)
+def filled_network(phase: Phase, config: Config, state: Any, device: torch.device) -> nn.Module:
+    """Return a phase's network with the weights ``state``, in eval mode and without gradients.
+
+    Raises:
+        RuntimeError, TypeError, AttributeError: they do not fit it.
+    """
+    model = new_network(phase, config, torch.device("cpu"))
+    model.load_state_dict(state)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def load_network(phase: Phase, config: Config, run: RunFolder, device: torch.device) -> Trained:
+    """Return a phase's trained network with its averaged weights, in eval mode and without
+    gradients.
+
+    Raises:
+        UserError: there is no checkpoint, or one of other settings or another architecture.
+    """
+    file = run.checkpoint_file(phase.name)
+    try:
+        payload, remark = checkpoint.load_good(file)
+    except checkpoint.Unreadable as error:
+        # a later run of the same family may leave the phase out
+        names = config.phases if phase.name in config.phases else family(phase.name)
+        number = names.index(phase.name) + 1
+        raise UserError(
+            f"{error} and train that phase anew: train --run {run.path} --resume-phase {number}"
+        ) from error
+    checkpoint.check_phase(file, payload, phase.name)
+    texts = contradictions(payload["config"], config, set(phase.follows) - FREE_IN_SAMPLING)
+    if texts:
+        raise UserError(f"cannot use {file}: " + "; ".join(texts))
+    try:
+        model = filled_network(phase, config, payload["ema"], device)
+        progress = f"{payload['step']} of {payload['config'][phase.name]['iterations']}{remark}"
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+        why = one_line(error)
+        raise UserError(f"checkpoint {file} does not fit the network ({why})") from error
+    return Trained(model, progress, kept_precision(payload.get("precision"), device))
+
+
+def warm_start(phase: Phase, other: Phase, session: Session) -> nn.Module:
+    """Return a phase's network with the averaged weights of another phase.
+
+    Raises:
+        UserError: the other phase is not trained.
+    """
+    config, device = session.config, session.device
+    model = new_network(phase, config, device)
+    trained = load_network(other, config, session.run, device)
+    model.load_state_dict(trained.network.state_dict())
+    return model

@@ -14,13 +14,15 @@ that are told K, no class, to real ones of all. No label has to be left out for 
 Shapes: B batch, M real samples of it, G groups, *shape one sample.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config
-from nsgf.data import Data, class_labels
-from nsgf.phases.base import Phase, PhasePlan
-from nsgf.phases.groups import group_problems, grouped, groups_of, in_turn, targets_of
+from nsgf.config.schema import Config, GeneratorConfig
+from nsgf.data import Data, class_labels, data_classes
+from nsgf.data.classes import nearest_multiple
+from nsgf.phases.base import Phase, PhasePlan, new_network, warm_start
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
@@ -70,7 +72,7 @@ class GeneratorTask(Task):
             return made.sum() * float("nan")
         x, y = grouped(made.detach(), self._groups), grouped(batch.target, self._groups)
         try:
-            v = in_turn(self._drift.velocity(x, y))
+            v = ungrouped(self._drift.velocity(x, y))
         except ValueError as error:  # of finite samples there is one cause
             raise UserError(
                 f"generator.blurs = {self._config.blurs}: too small for the distances of float32; "
@@ -104,11 +106,11 @@ class Generator(Phase):
         Raises:
             UserError: it begins as NSGF's velocity, and NSGF is not trained.
         """
-        config, device = session.config, session.device
-        model = self.start(config, device)
+        config = session.config
         if config.generator.init == "nsgf":
-            velocity = NSGF().load(config, session.run, device).network
-            model.load_state_dict(velocity.state_dict())
+            model = warm_start(self, NSGF(), session)
+        else:
+            model = new_network(self, config, session.device)
         return GeneratorTask(model, data, config)
 
     def plan(
@@ -137,3 +139,37 @@ class Generator(Phase):
 def drift_of(config: Config) -> Drift:
     """The configured velocity of generated samples."""
     return Drift(config.generator.blurs, config.generator.tolerance)
+
+
+def targets_of(config: GeneratorConfig) -> int:
+    """Number of real samples of an update."""
+    return config.targets or config.batch_size
+
+
+def groups_of(config: Config) -> int:
+    """Number of groups within which samples are transported: K + 1 with K classes, else 1."""
+    return data_classes(config.data) + 1
+
+
+def grouped(samples: Tensor, groups: int) -> Tensor:
+    """Samples (B, *shape), of which sample i is of group i mod G -> (G, B / G, *shape)."""
+    return samples.unflatten(0, (-1, groups)).transpose(0, 1)
+
+
+def ungrouped(groups: Tensor) -> Tensor:
+    """The inverse of :func:`grouped`: (G, B / G, *shape) -> (B, *shape)."""
+    return groups.transpose(0, 1).flatten(0, 1)
+
+
+def group_problems(config: Config, processes: int = 1) -> Iterator[str]:
+    """Yield why batches cannot be made of two halves of each group in each process."""
+    own, groups = config.generator, groups_of(config)
+    unit = 2 * groups * processes
+    where = f" and {processes} processes" if processes > 1 else ""
+    for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
+        if groups > 1 and count and count % unit:
+            yield (
+                f"generator.{key} = {count}: must be a multiple of {unit} with {groups - 1} "
+                f"classes{where}, two halves for each and for none; the nearest is "
+                f"{nearest_multiple(count, unit)}"
+            )

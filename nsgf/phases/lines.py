@@ -1,42 +1,36 @@
-"""Straight lines from noise to data, which both the straight flow and the time predictor learn.
+"""Phases 2 and 3: the straight flow u_delta from noise to data, and the time predictor t_phi, which
+says where on its line a sample is (Algorithm 3, parts 2 and 3).
 
 Shapes: B batch, *shape one sample.
 """
 
 import math
-import sys
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config
-from nsgf.data import (
-    Data,
-    LabelDropout,
-    PointSampler,
-    Times,
-    class_labels,
-    data_shape,
-)
-from nsgf.phases.base import Phase
+from nsgf.config.schema import Config, ModelConfig
+from nsgf.data import Data, LabelDropout, PointSampler, Sampler, Times, class_labels, data_shape
+from nsgf.data.samplers import BLOCK, pages
+from nsgf.models import time_network
+from nsgf.phases.base import Phase, PhasePlan, load_network, new_network, warm_start
 from nsgf.phases.coupling import Pairs
 from nsgf.phases.nsgf import NSGF
-from nsgf.phases.transport import WalkedStarts, trained_steps
+from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
+from nsgf.sampling.network import InferenceNetwork
+from nsgf.sampling.sampler import EntryTimes, nsgf_steps
+from nsgf.sinkhorn.schedule import flow_time
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import available_bytes, format_bytes
 from nsgf.system.seeding import derive_seed
-from nsgf.training.task import Task
+from nsgf.training.task import Batch, Task
 
-LINES_FOLLOW = (
-    *NSGF.follows,
-    "nsf.source",
-    "nsf.coupling",
-    "nsf.coupling_batch",
-    "nsf.starts",
-)
-"""What all lines follow from: those of phase 2 and those of phase 3 must agree."""
+Transport = Callable[..., Tensor]
+"""Starts (n, *shape), with classes and labels (n,), -> (n, *shape), without gradients."""
 
 
 class LineTask(Task):
@@ -53,23 +47,6 @@ class LineTask(Task):
         self._times = PointSampler(Times(), derive_seed(seed, "times"))
         self._dropout = LabelDropout(classes, derive_seed(seed, "labels"))
 
-    @classmethod
-    def of(cls, phase: Phase, session: Session, data: Data) -> "LineTask":
-        """The task of a run's phase, with random streams of the phase's own.
-
-        Raises:
-            UserError: the lines start from the NSGF steps, and NSGF is not trained.
-        """
-        config, device = session.config, session.device
-        source = data.source(phase.name)
-        if config.nsf.source == "nsgf":
-            steps = trained_steps(session)
-            source = WalkedStarts(source, steps, device, config.nsf.starts, data.classes)
-        target = data.target_by_class(phase.name) if data.classes else data.target(phase.name)
-        pairs = Pairs(source, target, device, pair_group(phase, config))
-        seed = derive_seed(config.seed, phase.name)
-        return cls(phase.start(config, device), pairs, seed, data.classes)
-
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """X0 and X1 (B, *shape) as they are paired, t ~ U[0, 1) (B,), with classes labels (B,)."""
         drawn = *self._pairs.at(positions), self._times.at(positions)
@@ -79,35 +56,32 @@ class LineTask(Task):
         return *drawn, self._dropout(labels, positions)
 
 
-def pair_group(phase: Phase, config: Config) -> int | None:
-    """Samples among which a phase's pairs are optimal; None: they are paired as drawn."""
-    if config.nsf.coupling != "ot":
-        return None
-    return config.nsf.coupling_batch or phase.optim(config).batch_size
+class LinePhase(Phase):
+    """A phase that learns from straight lines. The lines of phases 2 and 3 must be the same."""
 
+    takes_classes = True
+    follows: ClassVar[tuple[str, ...]] = (
+        *NSGF.follows,
+        "nsf.source",
+        "nsf.coupling",
+        "nsf.coupling_batch",
+        "nsf.starts",
+    )
 
-def line_needs(config: Config) -> tuple[Phase, ...]:
-    """Phases whose networks the lines start from."""
-    return (NSGF(),) if config.nsf.source == "nsgf" else ()
+    def needs(self, config: Config) -> tuple[Phase, ...]:
+        return (NSGF(),) if config.nsf.source == "nsgf" else ()
 
-
-def walked_starts(phase: Phase, config: Config) -> int:
-    """From how many samples the lines of a phase let the NSGF steps walk."""
-    if config.nsf.source != "nsgf":
-        return 0
-    optim = phase.optim(config)
-    return min(config.nsf.starts or sys.maxsize, optim.iterations * optim.batch_size)
-
-
-def line_plan(phase: Phase, config: Config, device: torch.device, world: World) -> tuple[str, ...]:
-    """Lines about walked starts that wait in memory.
-
-    Raises:
-        UserError: they do not fit.
-    """
-    lines = []
-    if config.nsf.source == "nsgf" and config.nsf.starts:
-        kept = walked_starts(phase, config)
+    def plan(
+        self, config: Config, device: torch.device, run: RunFolder | None, world: World
+    ) -> PhasePlan:
+        """
+        Raises:
+            UserError: cached starts do not fit into main memory.
+        """
+        if config.nsf.source != "nsgf" or not config.nsf.starts:
+            return PhasePlan()
+        optim = getattr(config, self.name)
+        kept = min(config.nsf.starts, optim.iterations * optim.batch_size)
         needed = 4 * kept * math.prod(data_shape(config.data)) * world.size
         if needed > (free := available_bytes()):
             raise UserError(
@@ -115,13 +89,145 @@ def line_plan(phase: Phase, config: Config, device: torch.device, world: World) 
                 f"main memory, {format_bytes(free)} are free; use fewer, or null for new ones each "
                 "time"
             )
-        each = f", each of {world.size} processes its own" if world.size > 1 else ""
-        text = f"{kept} starts, walked by NSGF and kept, {format_bytes(needed)}"
-        lines.append(f"{phase.name}: {text}{each}")
-    return tuple(lines)
+        each = f" in each of {world.size} processes" if world.size > 1 else ""
+        return PhasePlan((f"{self.name}: {kept} starts cached, {format_bytes(needed)}{each}",))
+
+
+class NSFTask(LineTask):
+    """u_delta(x, t) regresses X1 - X0."""
+
+    def batch(self, *drawn: Tensor) -> Batch:
+        start, end, t, *labels = drawn
+        return Batch((interpolate(start, end, t), t, *labels), end - start)
+
+
+class NSF(LinePhase):
+    """u_delta learns the velocity of straight lines."""
+
+    name = "nsf"
+    follows = (*LinePhase.follows, "nsf.init")
+
+    def task(self, session: Session, data: Data) -> Task:
+        """
+        Raises:
+            UserError: it starts from NSGF's steps or weights, and NSGF is not trained.
+        """
+        if session.config.nsf.init == "nsgf":
+            model = warm_start(self, NSGF(), session)
+        else:
+            model = new_network(self, session.config, session.device)
+        return NSFTask(model, *line_pairs(self, session, data), data.classes)
+
+    def needs(self, config: Config) -> tuple[Phase, ...]:
+        return (NSGF(),) if config.nsf.init == "nsgf" else super().needs(config)
+
+
+class TimePredictorTask(LineTask):
+    """t_phi(x) regresses t."""
+
+    def batch(self, *drawn: Tensor) -> Batch:
+        start, end, t, *_ = drawn  # labels, if there are any
+        return Batch((interpolate(start, end, t),), t)
+
+
+class Predictor(LinePhase):
+    """t_phi learns the time on the lines of phase 2."""
+
+    name = "predictor"
+    leg = EntryTimes
+
+    def task(self, session: Session, data: Data) -> Task:
+        model = new_network(self, session.config, session.device)
+        return TimePredictorTask(model, *line_pairs(self, session, data), data.classes)
+
+    def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
+        """It sees x only: where a sample is on its line shows without its class."""
+        return time_network(config, shape)
+
+
+def line_pairs(phase: Phase, session: Session, data: Data) -> tuple[Pairs, int]:
+    """Return the starts and ends of a phase's lines, and a seed, all from streams of its own.
+
+    Raises:
+        UserError: the lines start from the NSGF steps, and NSGF is not trained.
+    """
+    config, device = session.config, session.device
+    source = data.source(phase.name)
+    if config.nsf.source == "nsgf":
+        steps = trained_steps(session)
+        source = CachedStarts(source, steps, device, config.nsf.starts, data.classes)
+    target = data.target_by_class(phase.name) if data.classes else data.target(phase.name)
+    group = None
+    if config.nsf.coupling == "ot":
+        group = config.nsf.coupling_batch or getattr(config, phase.name).batch_size
+    return Pairs(source, target, device, group), derive_seed(config.seed, phase.name)
 
 
 def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
     """(1 - t) X0 + t X1 for X0 and X1 (B, *shape) and t (B,).  (B, *shape)"""
     weight = t.view(-1, *[1] * (start.ndim - 1))
     return (1 - weight) * start + weight * end
+
+
+def trained_steps(session: Session) -> Transport:
+    """Return the trained NSGF steps (Algorithm 2) as a function of their start.
+
+    Raises:
+        UserError: NSGF is not trained.
+    """
+    config, device = session.config, session.device
+    trained = load_network(NSGF(), config, session.run, device)
+    network = InferenceNetwork(trained.network, trained.precision, device, session.tracker.log)
+
+    @torch.no_grad()
+    def transport(x: Tensor, *labels: Tensor) -> Tensor:
+        def velocity(x: Tensor, t: Tensor) -> Tensor:
+            return network(x, t, *labels)
+
+        return nsgf_steps(velocity, x, steps=config.flow.steps, flow_time=flow_time(config.flow))
+
+    return transport
+
+
+class CachedStarts(Sampler):
+    """The end points of the NSGF steps from a stream of noise, on their device.
+
+    The first ``kept`` of them are computed once, cached in main memory and cycled through; None:
+    always new ones. With K classes the steps of sample i are told class i mod K, of which ``kept``
+    is then a multiple.
+    """
+
+    def __init__(
+        self,
+        source: Sampler,
+        transport: Transport,
+        device: torch.device,
+        kept: int | None,
+        classes: int = 0,
+    ) -> None:
+        self.shape = source.shape
+        self._source, self._transport = source, transport
+        self._device, self._kept, self._classes = device, kept, classes
+        self._pages: dict[int, Tensor] = {}
+
+    def at(self, positions: range) -> Tensor:
+        if self._kept is None:
+            return self._moved(positions)
+        parts = []
+        for _, epoch in pages(positions, self._kept):
+            for number, cut in pages(range(epoch.start, epoch.stop), BLOCK):
+                parts.append(self._page(number)[cut].to(self._device))
+        return torch.cat(parts)
+
+    def _page(self, number: int) -> Tensor:
+        """Always computed as a whole: what is computed together is rounded together."""
+        if number not in self._pages:
+            whole = range(number * BLOCK, (number + 1) * BLOCK)
+            self._pages[number] = self._moved(whole).cpu()
+        return self._pages[number]
+
+    def _moved(self, positions: range) -> Tensor:
+        x = self._source.at(positions).to(self._device)
+        if not self._classes:
+            return self._transport(x)
+        return self._transport(x, class_labels(positions, self._classes).to(self._device))

@@ -15,7 +15,7 @@ from nsgf.data import (
     class_labels,
     data_shape,
 )
-from nsgf.phases.base import Phase, PhasePlan
+from nsgf.phases.base import Phase, PhasePlan, new_network
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool, pool_folder
 from nsgf.pool.storage import drop_positions, taken_bytes
 from nsgf.run.folder import RunFolder
@@ -80,7 +80,7 @@ class NSGF(Phase):
         pool = build_pool(session, data.source("pool"), pool_target(config, data))
         release_memory(session.device)
         return NSGFTask(
-            self.start(config, session.device),
+            new_network(self, config, session.device),
             pool,
             config.seed,
             labels=flow_labels(session, data.classes) if data.classes else None,

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, PointSampler, RandomIndices, Sampler, Times
-from nsgf.phases.base import Phase
+from nsgf.data import Data, PointSampler, RandomIndices, Times
+from nsgf.phases.base import Phase, Trained, load_network, new_network
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.lines import interpolate
-from nsgf.run.progress import Progress, track
+from nsgf.run.progress import track
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.sampling.network import InferenceNetwork
@@ -26,12 +26,10 @@ from nsgf.training.task import Batch, Task
 STEPS = 100
 """Number of Euler steps from a start to its end."""
 PATHS = 1024
-"""Number of paths that are walked together. Fixed, since sums are rounded by what is computed
+"""Number of paths that are computed together. Fixed, since sums are rounded by what is computed
 together; the network itself splits what does not fit a card."""
 TRIAL_PATHS = 64
 """Number of paths in a trial."""
-Carry = Callable[[Tensor], Tensor]
-"""A trained flow as a function of its start, (B, *shape) -> (B, *shape)."""
 
 
 class ReflowTask(Task):
@@ -54,29 +52,6 @@ class ReflowTask(Task):
         return Batch((interpolate(start, end, t), t), end - start)
 
 
-def reflow_ends(
-    source: Sampler,
-    carry: Carry,
-    pairs: int,
-    device: torch.device,
-    is_asked: Callable[[], bool],
-    counter: Callable[[str, int, str], Progress] = Progress,
-) -> tuple[Tensor, Tensor]:
-    """Starts Z0 ~ mu0 and the ends Z1 where ``carry`` takes them, each (pairs, *shape), CPU.
-
-    Raises:
-        Stopped: asked to; nothing of the paths is kept.
-    """
-    starts = source.at(range(pairs))
-    ends = torch.empty_like(starts)
-    batches = zip(starts.split(PATHS), ends.split(PATHS), strict=True)
-    for start, end in track(list(batches), "reflow paths", "batch", counter):
-        if is_asked():
-            raise Stopped("reflow: before its first step")
-        end.copy_(carry(start.to(device)))
-    return starts, ends
-
-
 class Reflow(Phase):
     """The peer's network learns the straight lines between the ends of its own paths."""
 
@@ -84,35 +59,19 @@ class Reflow(Phase):
     follows = (*Peer.follows, "reflow.pairs")
 
     def task(self, session: Session, data: Data) -> Task:
-        """Starts from the peer's averaged weights, as published. The paths are walked again when
-        an interrupted reflow goes on, to the same ends.
+        """Starts from the peer's averaged weights, as published. The paths are computed again when
+        an interrupted reflow is resumed, to the same ends.
 
         Raises:
-            Stopped: asked to, while the paths are walked.
+            Stopped: a stop was requested while paths are computed.
             UserError: the peer is not trained.
         """
-        config, reflow = session.config, session.config.reflow
-        teacher, _, precision = Peer().load(config, session.run, session.device)
-        student = self.start(config, session.device)
-        student.load_state_dict(teacher.state_dict())
-
-        velocity = InferenceNetwork(teacher, precision, session.device, session.tracker.log)
-
-        @torch.no_grad()
-        def carry(x: Tensor) -> Tensor:
-            return nsgf_steps(velocity, x, steps=STEPS, flow_time=1.0)
-
-        session.tracker.log(f"reflow: {reflow.pairs} paths of {STEPS} steps")
-        source = data.source(self.name)
-        counter = session.tracker.progress
-        ends = reflow_ends(
-            source,
-            carry,
-            reflow.pairs,
-            session.device,
-            session.is_asked,
-            counter,
-        )
+        config, device = session.config, session.device
+        teacher = load_network(Peer(), config, session.run, device)
+        student = new_network(self, config, device)
+        student.load_state_dict(teacher.network.state_dict())
+        starts = data.source(self.name).at(range(config.reflow.pairs))
+        ends = starts, path_ends(starts, trained_flow(teacher, session), session)
         return ReflowTask(student, ends, derive_seed(config.seed, self.name))
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
@@ -122,3 +81,31 @@ class Reflow(Phase):
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (Peer(),)
+
+
+def trained_flow(teacher: Trained, session: Session) -> Callable[[Tensor], Tensor]:
+    """Return a trained flow from time 0 to 1, (B, *shape) -> (B, *shape)."""
+    network, precision = teacher.network, teacher.precision
+    velocity = InferenceNetwork(network, precision, session.device, session.tracker.log)
+
+    @torch.no_grad()
+    def carry(x: Tensor) -> Tensor:
+        return nsgf_steps(velocity, x, steps=STEPS, flow_time=1.0)
+
+    return carry
+
+
+def path_ends(starts: Tensor, carry: Callable[[Tensor], Tensor], session: Session) -> Tensor:
+    """Return the ends Z1 to which ``carry`` takes starts Z0 (N, *shape), both on the CPU.
+
+    Raises:
+        Stopped: a stop was requested; no path is kept.
+    """
+    session.tracker.log(f"reflow: {len(starts)} paths of {STEPS} steps")
+    ends = torch.empty_like(starts)
+    batches = list(zip(starts.split(PATHS), ends.split(PATHS), strict=True))
+    for start, end in track(batches, "reflow paths", "batch", session.tracker.progress):
+        if session.is_asked():
+            raise Stopped("reflow: before its first step")
+        end.copy_(carry(start.to(session.device)))
+    return ends

@@ -10,10 +10,18 @@ import torch
 from torch import Tensor
 
 from nsgf.plots.samples import new_figure, show_grid
-from nsgf.report.records import Curve
 
 ARROWS = 256
 """Of a field, more of which hide each other."""
+
+
+class Curve(NamedTuple):
+    """Loss and gradient norm of a phase; the three lists have the same length."""
+
+    phase: str
+    steps: list[int]
+    loss: list[float]
+    grad_norm: list[float]
 
 
 class Field(NamedTuple):

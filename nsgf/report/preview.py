@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Data
-from nsgf.phases import Phase, load_legs
+from nsgf.phases import Phase, load_legs, previewed_phases
 from nsgf.plots.samples import save_beside, save_points
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.session import Session
@@ -67,9 +67,9 @@ def preview_samples(
     config: Config, run: RunFolder, phase: Phase, data: Data, device: torch.device
 ) -> Tensor:
     """What a phase's picture shows, with averaged weights: samples that have passed the legs of
-    :meth:`nsgf.phases.base.Phase.pictured`. The settings of ``sampling`` hold.  CPU, (n, *shape)
+    :func:`nsgf.phases.previewed_phases`. The settings of ``sampling`` hold.  CPU, (n, *shape)
     """
-    sampler, _ = load_legs(config, run, phase.pictured(config), device)
+    sampler, _ = load_legs(config, run, previewed_phases(config, phase), device)
     noise, labels = data.source("preview"), asked_labels(config)
     count, size = count_samples(config, data, device), config.sampling.batch_size
     parts = []

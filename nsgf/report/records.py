@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from nsgf.plots.figures import Curve
 from nsgf.run.folder import RunFolder
 from nsgf.system.json_reader import read_lines
 
@@ -16,15 +17,6 @@ REMARKS = (
 """What stands in lines of the log that tell of something that was not planned."""
 LOG_LINES = 400
 """Of a longer log the last ones are shown."""
-
-
-class Curve(NamedTuple):
-    """What ``metrics.jsonl`` holds of a phase, each list as long as ``steps``."""
-
-    phase: str
-    steps: list[int]
-    loss: list[float]
-    grad_norm: list[float]
 
 
 class Cost(NamedTuple):

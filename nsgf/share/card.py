@@ -8,7 +8,7 @@ from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import data_classes, data_shape, is_image_set
 from nsgf.metrics.evaluate import report
 from nsgf.phases import Phase, get_phases
-from nsgf.phases.groups import targets_of
+from nsgf.phases.generator import targets_of
 from nsgf.run.folder import RunFolder, phase_stem, replacing
 from nsgf.sampling.guidance import calls_per_answer
 from nsgf.system.errors import printable, shorten_paths
@@ -173,8 +173,8 @@ def takes_calls(config: Config) -> bool:
 
 def _training(config: Config, updates: dict[str, str]) -> str:
     rows = [
-        f"| {phase.name} | {updates[phase.name]} | {phase.optim(config).batch_size} "
-        f"| {phase.optim(config).lr:g} |"
+        f"| {phase.name} | {updates[phase.name]} | {getattr(config, phase.name).batch_size} "
+        f"| {getattr(config, phase.name).lr:g} |"
         for phase in get_phases(config.phases)
         if phase.name in updates
     ]

@@ -20,6 +20,7 @@ from safetensors.torch import save as save_tensors
 from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.phases import Phase, get_phases
+from nsgf.phases.base import load_network
 from nsgf.run.folder import RunFolder, replacing, sync_folder, write_text
 from nsgf.share.card import CARD_FILE, card, copied_pictures
 from nsgf.share.exported import (
@@ -79,7 +80,7 @@ def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
 
 def _write_weights(folder: Path, phase: Phase, config: Config, run: RunFolder) -> str:
     """The averages of a phase; returns its progress."""
-    trained = phase.load(config, run, CPU)
+    trained = load_network(phase, config, run, CPU)
     state = {name: part.contiguous() for name, part in trained.network.state_dict().items()}
     with replacing(folder / weights_file(phase.name)) as stream:
         stream.write(save_tensors(state, {"format": "pt"}))

@@ -24,7 +24,7 @@ from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import shape_and_classes
 from nsgf.phases import Phase, Trained
-from nsgf.phases.base import FREE_IN_SAMPLING
+from nsgf.phases.base import FREE_IN_SAMPLING, filled_network
 from nsgf.run.checkpoint import is_finite, newer_format
 from nsgf.run.folder import check_links, phase_stem
 from nsgf.system.errors import UserError, cause, one_line
@@ -139,7 +139,7 @@ class ExportedRun:
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the types: torch compares no 8-bit numbers
             raise UserError(f"{file}: has values that are not finite")
-        model = phase.filled(self.config, state, device)
+        model = filled_network(phase, self.config, state, device)
         precision = kept_precision(self.config.train.precision, device)
         return Trained(model, self.updates.get(phase.name, "not known"), precision)
 

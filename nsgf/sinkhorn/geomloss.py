@@ -1,10 +1,46 @@
 """The velocity by automatic differentiation of geomloss's divergence: the reference."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
 import torch
 from geomloss import SamplesLoss
 from torch import Tensor
 
-from nsgf.sinkhorn.base import OneByOneSolver
+from nsgf.config.schema import SinkhornConfig
+from nsgf.sinkhorn.base import SolverReport, as_clouds, box_diameter, full_precision
+
+
+class OneByOneSolver(ABC):
+    """A FlowSolver that takes one pair of clouds at a time, from the velocity on such a pair."""
+
+    def __init__(self, config: SinkhornConfig) -> None:
+        self._blur, self._scaling = config.blur, config.scaling
+        self.report = SolverReport()
+
+    @abstractmethod
+    def _solve(self, x: Tensor, y: Tensor) -> Tensor:
+        """Velocity of the particles x (N, D) towards y (M, D), all float32.  (N, D)"""
+
+    def velocity(self, x: Tensor, y: Tensor) -> Tensor:
+        """Velocity of particles (N, *shape) towards targets (M, *shape), in x's type."""
+        flat_x, flat_y = (z.squeeze(0) for z in as_clouds(x.unsqueeze(0), y.unsqueeze(0)))
+        self.report.solves += 1
+        if float(box_diameter(flat_x, flat_y)) == 0.0:  # one single point: nothing to transport
+            return torch.zeros_like(x)
+        with full_precision(x.device):
+            return self._solve(flat_x, flat_y).view(x.shape).to(x.dtype)
+
+    def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
+        """Positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
+        flat_x, flat_y = as_clouds(x, y)
+        self.report.flows += len(x)
+        positions = flat_x.new_empty(*flat_x.shape[:2], len(etas) + 1, flat_x.shape[2])
+        positions[:, :, 0] = flat_x
+        for path, targets in zip(positions, flat_y, strict=True):
+            for t, eta in enumerate(etas):
+                path[:, t + 1] = path[:, t] + eta * self.velocity(path[:, t], targets)
+        return positions.unflatten(3, x.shape[2:])
 
 
 class GeomlossSolver(OneByOneSolver):

@@ -19,8 +19,7 @@ from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward, compiling, device_settings
 from nsgf.training.prefetch import Batches, draws_ahead
-from nsgf.training.state import TrainState, lr_factor
-from nsgf.training.step_stats import PendingStats, StepStats, describe_batch, mean_stats
+from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
 from nsgf.training.task import Task
 
 CHECKPOINT_SECONDS = 600.0
@@ -60,15 +59,13 @@ def fit(
         device_settings(),
         closing(Batches(task, optim.batch_size, device, world, prefetch=prefetch)) as batches,
     ):
-        forward = Forward(task.model.train(), config, device, world)
-        seed, parts = derive_seed(session.config.seed, phase), config.accumulate
         state = TrainState(
-            forward,
+            Forward(task.model.train(), config, device, world),
             optim,
             loss=task.loss,
             divisible=task.divisible,
-            seed=seed,
-            accumulate=parts,
+            seed=derive_seed(session.config.seed, phase),
+            accumulate=config.accumulate,
             world=world,
         )
         try:
@@ -179,7 +176,7 @@ class PhaseLoop:
             return
         progress.update()
         self.skipped_in_a_row += 1
-        self.tracker.log(f"{self.name}: step {outcome.step} skipped, {self._why(outcome, reading)}")
+        self.tracker.log(f"{self.name}: step {outcome.step} skipped, {self._why(reading)}")
         if self.skipped_in_a_row >= MAX_SKIPPED:
             self._save()
             raise UserError(
@@ -189,14 +186,11 @@ class PhaseLoop:
                 f"({self.optim.lr:g}) in a new run"
             )
 
-    def _why(self, outcome: PendingStats, reading: StepStats) -> str:
+    def _why(self, reading: StepStats) -> str:
         scaler = self.state.scaler
         if scaler.is_enabled() and scaler.get_scale() >= 1 and math.isfinite(reading.loss):
             return f"fp16 gradients overflowed; their scale is now {scaler.get_scale():g}"
-        return (
-            f"loss {reading.loss:g}, gradient norm {reading.norm:g}; "
-            f"batch: {describe_batch(outcome.batch)}"
-        )
+        return f"loss {reading.loss:g}, gradient norm {reading.norm:g}"
 
     def _is_due(self, every: int) -> bool:
         return self.state.step == self.optim.iterations or self.state.step % every == 0
@@ -212,7 +206,7 @@ class PhaseLoop:
         (last_step, last), self.logged = self.logged, (step, now)
         if not self.window:
             return
-        means, self.window = mean_stats(self.window), []
+        means, self.window = StepStats.mean(self.window), []
         self.mean_loss = means.loss
         self.tracker.record(
             phase=self.name,

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,50 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, seed_torch
 from nsgf.training.precision import Forward
-from nsgf.training.step_stats import PendingStats
 from nsgf.training.task import Batch, Loss, squared_error
 
 LEAVES_ALONE = ("cpu", "cuda")
 """Devices whose fused Adam looks at ``found_inf`` in every version of torch."""
+
+
+class StepStats(NamedTuple):
+    """Loss and gradient norm of an update, or their means over several."""
+
+    loss: float
+    norm: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the update was done; else it was skipped."""
+        return math.isfinite(self.loss + self.norm)
+
+    @classmethod
+    def mean(cls, readings: list["StepStats"]) -> "StepStats":
+        """Return mean loss and mean gradient norm."""
+        return cls(*(math.fsum(values) / len(values) for values in zip(*readings, strict=True)))
+
+
+class PendingStats:
+    """Loss and gradient norm of one update on their way from the device.
+
+    They are copied behind the update's own work. Read one update later, they have arrived, and the
+    device, which has the next update to do, is never idle.
+    """
+
+    def __init__(self, step: int, loss: Tensor, norm: Tensor) -> None:
+        """Of update ``step`` (1, 2, ...): mean loss, and gradient norm before clipping, scalars."""
+        self.step = step
+        on_card = loss.device.type == "cuda"  # elsewhere nothing says when a copy has arrived
+        self._values = torch.stack([loss.detach(), norm]).to("cpu", non_blocking=on_card)
+        self._copied = torch.cuda.Event() if on_card else None
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(loss.device))
+
+    def read(self) -> StepStats:
+        """Wait until the update is done, and return its numbers."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return StepStats(*self._values.tolist())
 
 
 class TrainState:
@@ -75,7 +114,7 @@ class TrainState:
             self.schedule.step()
             self._average()
         self.step += 1
-        return PendingStats(self.step, batch, loss, norm)
+        return PendingStats(self.step, loss, norm)
 
     @property
     def has_learned(self) -> bool:

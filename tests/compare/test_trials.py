@@ -254,8 +254,3 @@ def test_a_time_that_is_given_takes_no_call():
     assert possible_nfe(config) == (2, None)
     sampling = at_nfe(config, 3).sampling
     assert (sampling.tau, sampling.nsgf_steps, sampling.straight_steps) == (0.5, 1, 2)
-
-
-def test_target_that_the_network_does_not_fit_is_refused():
-    with pytest.raises(UserError, match=r"model\.kind"):
-        one_trial("digits", "icfm", target="moons")

@@ -15,7 +15,7 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.metrics.test_inception_cache import Tiny
-from tests.sampling.test_generate import blocked
+from tests.report.test_samples import blocked
 
 
 def test_evaluation_of_points(small, small_run):

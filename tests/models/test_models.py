@@ -10,6 +10,7 @@ from nsgf.config.schema import UNetConfig
 from nsgf.data import data_set
 from nsgf.models import count_parameters, time_network, velocity_network
 from nsgf.phases import get_phase
+from nsgf.phases.base import new_network
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
@@ -20,7 +21,8 @@ def test_networks_of_an_experiment(name, shape, phase):
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first, again, other = (
-        get_phase(phase).build(shipped(name).model, shape, seed) for seed in (0, 0, 1)
+        new_network(get_phase(phase), replace(shipped(name), seed=seed), torch.device("cpu"))
+        for seed in (0, 0, 1)
     )
     assert torch.equal(before, torch.get_rng_state())
     weights = [torch.cat([p.flatten() for p in m.parameters()]) for m in (first, again, other)]

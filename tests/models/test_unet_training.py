@@ -12,7 +12,6 @@ from nsgf.models import velocity_network
 from nsgf.models.mlp import VelocityMLP
 from nsgf.models.time_predictor import TimePredictorCNN
 from nsgf.models.unet import Attention, Norm, ResBlock, Stage, UNet
-from nsgf.phases import get_phase
 from tests.conftest import shipped
 from tests.models.test_unet import awake
 
@@ -245,7 +244,7 @@ def test_every_stage_is_recomputed_once_and_only_for_gradients():
 @pytest.mark.parametrize(("name", "shape"), [("2d", (2,)), ("digits", (1, 8, 8))])
 def test_setting_reaches_the_network(name, shape):
     config = shipped(name, "--model.checkpoint_activations=true").model
-    network = get_phase("nsgf").build(config, shape, seed=0)
+    network = velocity_network(config, shape)
     assert getattr(network, "checkpoint_activations", None) is (True if name == "digits" else None)
 
 

@@ -5,7 +5,7 @@ import torch
 from nsgf.data import PointSampler
 from nsgf.data.points import Gaussian
 from nsgf.phases.coupling import Pairs, optimal_pairs
-from nsgf.phases.transport import WalkedStarts
+from nsgf.phases.lines import CachedStarts
 from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ def test_each_group_is_paired_once_while_batches_visit_it(monkeypatch):
 
 
 def test_pairs_have_the_starts_that_they_are_given():
-    moved = WalkedStarts(sampler(0), lambda x: x + 100, CPU, None)
+    moved = CachedStarts(sampler(0), lambda x: x + 100, CPU, None)
     start, end = Pairs(moved, sampler(1), CPU, group=8).at(range(8))
     torch.testing.assert_close(start, sampler(0).at(range(8)) + 100)
     assert float(cost(start, end)) > 1000

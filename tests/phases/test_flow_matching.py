@@ -15,10 +15,10 @@ from nsgf.phases.flow_matching import (
     build_matcher,
     check_installed,
 )
-from nsgf.phases.reflow import ReflowTask, reflow_ends
+from nsgf.phases.reflow import ReflowTask, path_ends
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
-from nsgf.run.stop import Stopped
+from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 
 
@@ -120,12 +120,12 @@ def test_missing_torchcfm_is_one_line(monkeypatch):
         check_installed()
 
 
-def test_reflow_learns_the_straight_line_between_the_ends_of_a_path():
-    ends = reflow_ends(
-        PointSampler(Grid(0.0), 1), lambda x: 2 * x + 50, 10, torch.device("cpu"), lambda: False
-    )
-    assert len(ends[0]) == len(ends[1]) == 10
-    reflow = ReflowTask(nn.Identity(), ends, seed=5)
+def test_reflow_learns_the_straight_line_between_the_ends_of_a_path(tiny, tiny_run):
+    starts = PointSampler(Grid(0.0), 1).sample(10)
+    session = Session(tiny, tiny_run, Tracker(tiny_run.path), torch.device("cpu"))
+    ends = path_ends(starts, lambda x: 2 * x + 50, session)
+    assert len(ends) == 10
+    reflow = ReflowTask(nn.Identity(), (starts, ends), seed=5)
     start, end, t = reflow.draw(range(32))
     torch.testing.assert_close(end, 2 * start + 50)
     batch = reflow.batch(start, end, t)
@@ -134,9 +134,12 @@ def test_reflow_learns_the_straight_line_between_the_ends_of_a_path():
     assert len(start.unique()) > 4
 
 
-def test_stop_while_paths_are_walked():
+def test_stop_while_paths_are_computed(tiny, tiny_run):
+    stop = StopRequest(max_hours=0)
+    device = torch.device("cpu")
+    session = Session(tiny, tiny_run, Tracker(tiny_run.path), device, stop=stop)
     with pytest.raises(Stopped):
-        reflow_ends(PointSampler(Grid(0.0), 1), lambda x: x, 4, torch.device("cpu"), lambda: True)
+        path_ends(torch.zeros(4, 1), lambda x: x, session)
 
 
 def test_noise_is_another_one_for_each_batch_and_seed():

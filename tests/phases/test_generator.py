@@ -15,6 +15,7 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
+from nsgf.phases.base import load_network, new_network
 from nsgf.phases.generator import GeneratorTask, drift_of
 from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
@@ -42,7 +43,7 @@ def one_call(tiny):
 
 
 def task_of(config) -> GeneratorTask:
-    model = get_phase("generator").start(config, CPU)
+    model = new_network(get_phase("generator"), config, CPU)
     return GeneratorTask(model, Data(config.data, config.seed), config)
 
 
@@ -53,7 +54,7 @@ def test_generator_trains_samples_and_evaluates(one_call):
     assert progress == {"generator": "12 of 12"}
     noise = torch.randn(5, 2)
     found = sampler(noise, keep_path=True)
-    network = get_phase("generator").load(one_call, run, CPU).network
+    network = load_network(get_phase("generator"), one_call, run, CPU).network
     assert found.nfe == 1 == sampler.expected_nfe
     assert torch.equal(found.x, network(noise, torch.zeros(5)))
     assert found.marks == ["start", "G 1/1"]
@@ -70,7 +71,7 @@ def test_residual_generator_adds_its_noise(one_call):
     config = replace(one_call, generator=replace(one_call.generator, residual=True))
     run = train(config)
     sampler, _ = load_sampler(config, run, CPU)
-    network = get_phase("generator").load(config, run, CPU).network
+    network = load_network(get_phase("generator"), config, run, CPU).network
     noise = torch.randn(5, 2)
     assert torch.equal(sampler(noise).x, noise + network(noise, torch.zeros(5)))
     with pytest.raises(UserError, match=r"generator\.residual: the checkpoint has True"):

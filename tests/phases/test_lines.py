@@ -8,11 +8,8 @@ from nsgf.data import ClassSampler, Data, ImageSampler, PointSampler, class_labe
 from nsgf.data.points import Gaussian
 from nsgf.phases import get_phase
 from nsgf.phases.coupling import Pairs
-from nsgf.phases.lines import LineTask, interpolate, line_plan
-from nsgf.phases.nsf import NSFTask
+from nsgf.phases.lines import CachedStarts, LineTask, NSFTask, TimePredictorTask, interpolate
 from nsgf.phases.nsgf import NSGFTask
-from nsgf.phases.predictor import TimePredictorTask
-from nsgf.phases.transport import WalkedStarts
 from nsgf.pool import TrajectoryPool
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
@@ -115,7 +112,7 @@ def test_batches_of_all_tasks_follow_positions_alone():
 
 
 def test_line_can_start_from_the_nsgf_output():
-    moved = line(WalkedStarts(Constant(0.0), lambda x: x + 7, CPU, None))
+    moved = line(CachedStarts(Constant(0.0), lambda x: x + 7, CPU, None))
     start, end, t = moved.draw(range(16))
     assert (start == 7).all()
     torch.testing.assert_close(interpolate(start, end, t)[:, 0], 7 - 4 * t)
@@ -143,19 +140,19 @@ def handed(config, **changes):
     return replace(config, nsf=replace(config.nsf, source="nsgf", **changes))
 
 
-def test_plan_tells_which_starts_are_kept(tiny):
-    phase = get_phase("nsf")
-    assert line_plan(phase, tiny, CPU, World()) == ()
-    assert line_plan(phase, handed(tiny), CPU, World()) == ()
+def test_plan_tells_which_starts_are_cached(tiny):
+    def lines(config, world=None):
+        return get_phase("nsf").plan(config, CPU, None, world or World()).lines
+
+    assert lines(tiny) == lines(handed(tiny)) == ()
     updates = tiny.nsf.iterations * tiny.nsf.batch_size
-    assert line_plan(phase, handed(tiny, starts=1000), CPU, World()) == (
-        f"nsf: {updates} starts, walked by NSGF and kept, {8 * updates / 1000:.1f} KB",
-    )
-    (two,) = line_plan(phase, handed(tiny, starts=100), CPU, World(1, 2))
-    assert two.endswith("100 starts, walked by NSGF and kept, 1.6 KB, each of 2 processes its own")
+    words = f"nsf: {updates} starts cached, {8 * updates / 1000:.1f} KB"
+    assert lines(handed(tiny, starts=1000)) == (words,)
+    (two,) = lines(handed(tiny, starts=100), World(1, 2))
+    assert two == "nsf: 100 starts cached, 1.6 KB in each of 2 processes"
 
 
 def test_starts_that_do_not_fit_are_refused(tiny, monkeypatch):
     monkeypatch.setattr("nsgf.phases.lines.available_bytes", lambda: 799)
     with pytest.raises(UserError, match=r"nsf\.starts = 100: 100 samples need .*use fewer"):
-        line_plan(get_phase("nsf"), handed(tiny, starts=100), CPU, World())
+        get_phase("nsf").plan(handed(tiny, starts=100), CPU, None, World())

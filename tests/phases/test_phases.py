@@ -10,9 +10,9 @@ from torch.nn import functional
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import FAMILIES, PHASES
 from nsgf.data import Data
-from nsgf.phases import get_phase, get_phases, load_legs, sampled_phases
-from nsgf.phases.base import Phase
-from nsgf.phases.nsf import NSFTask
+from nsgf.phases import get_phase, get_phases, load_legs, previewed_phases, sampled_phases
+from nsgf.phases.base import Phase, new_network
+from nsgf.phases.lines import NSFTask
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import Tracker
 from nsgf.run.session import Session
@@ -34,10 +34,10 @@ def sampled(config, *trained: str) -> list[str]:
 
 def test_phases_begin_with_weights_of_their_own(tiny):
     """Networks of one architecture, so that a shared stream would show."""
-    starts = {name: get_phase(name).start(tiny, CPU) for name in ALL if name != "predictor"}
+    starts = {name: new_network(get_phase(name), tiny, CPU) for name in ALL if name != "predictor"}
     for one, other in combinations(starts.values(), 2):
         assert not torch.equal(one.layers[0].weight, other.layers[0].weight)
-    again = get_phase("nsf").start(tiny, CPU)
+    again = new_network(get_phase("nsf"), tiny, CPU)
     assert torch.equal(again.layers[0].weight, starts["nsf"].layers[0].weight)
 
 
@@ -117,13 +117,13 @@ def test_lines_from_the_nsgf_output_need_phase_one(tiny, source):
     needed = ["nsgf"] if source == "nsgf" else []
     for name in ("nsf", "predictor"):
         assert names(get_phase(name).needs(config)) == needed
-    assert names(get_phase("nsf").pictured(config)) == [*needed, "nsf"]
+    assert names(previewed_phases(config, get_phase("nsf"))) == [*needed, "nsf"]
 
 
 def test_straight_flow_that_begins_with_nsgfs_weights_needs_them(tiny):
     config = replace(tiny, nsf=replace(tiny.nsf, init="nsgf"))
     assert names(get_phase("nsf").needs(config)) == ["nsgf"]
-    assert names(get_phase("nsf").pictured(config)) == ["nsf"]
+    assert names(previewed_phases(config, get_phase("nsf"))) == ["nsf"]
     assert names(get_phase("predictor").needs(config)) == []
 
 

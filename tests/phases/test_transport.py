@@ -3,18 +3,18 @@ import torch
 
 from nsgf.data import PointSampler, class_labels
 from nsgf.data.points import Gaussian
-from nsgf.phases.transport import WalkedStarts
+from nsgf.phases.lines import CachedStarts
 
 CPU = torch.device("cpu")
 
 
-def walked(kept: int | None, calls: list[int] | None = None) -> WalkedStarts:
+def walked(kept: int | None, calls: list[int] | None = None) -> CachedStarts:
     def walk(x):
         if calls is not None:
             calls.append(len(x))
         return x + 100
 
-    return WalkedStarts(PointSampler(Gaussian((1, 2, 2)), 0), walk, CPU, kept)
+    return CachedStarts(PointSampler(Gaussian((1, 2, 2)), 0), walk, CPU, kept)
 
 
 def test_kept_starts_are_walked_once_and_come_again():
@@ -33,7 +33,7 @@ def test_steps_are_told_the_class_of_each_start(kept):
         return torch.zeros_like(x) + labels.view(-1, 1, 1, 1)
 
     source = PointSampler(Gaussian((1, 2, 2)), 0)
-    starts = WalkedStarts(source, walk, CPU, kept, classes=3).at(range(250, 950))
+    starts = CachedStarts(source, walk, CPU, kept, classes=3).at(range(250, 950))
     assert torch.equal(starts[:, 0, 0, 0].int(), class_labels(range(250, 950), 3))
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from nsgf.plots import samples as plots
 from nsgf.plots.samples import (
     COLUMNS,
     _chosen,
@@ -17,7 +18,6 @@ from nsgf.plots.samples import (
     save_point_table,
     save_points,
 )
-from nsgf.sampling import plots
 from nsgf.sampling.sampler import Samples
 
 

@@ -9,6 +9,7 @@ from nsgf.config.schema import PHASES
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase
+from nsgf.phases.base import load_network
 from nsgf.report.preview import count_samples, preview_samples, save_preview
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -42,7 +43,7 @@ def data(tiny):
 
 
 def networks(config, run):
-    return {phase: get_phase(phase).load(config, run, CPU).network for phase in PHASES}
+    return {phase: load_network(get_phase(phase), config, run, CPU).network for phase in PHASES}
 
 
 def test_every_phase_leaves_its_picture(pictured):

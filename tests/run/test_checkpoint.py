@@ -14,6 +14,7 @@ import torch
 
 from nsgf.cli.arguments import parse
 from nsgf.phases import get_phase
+from nsgf.phases.base import load_network
 from nsgf.phases.resume import pending_phases
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config
@@ -21,6 +22,8 @@ from nsgf.system.errors import UserError
 
 START = {"phase": "nsgf", "config": {}}
 """What each checkpoint has besides its step."""
+
+CPU = torch.device("cpu")
 
 
 def test_payload_comes_back(tmp_path):
@@ -247,7 +250,7 @@ def test_checkpoint_of_another_phase_is_refused(tiny, tiny_run):
         file = tiny_run.checkpoint_file(phase)
         file.write_bytes(tiny_run.checkpoint_file(other).read_bytes())
         for use in (
-            lambda phase=phase: get_phase(phase).load(tiny, tiny_run, torch.device("cpu")),
+            lambda phase=phase: load_network(get_phase(phase), tiny, tiny_run, torch.device("cpu")),
             lambda: pending_phases(tiny, tiny_run),
         ):
             with pytest.raises(UserError, match=f"is of phase {other}, not of {phase}"):

@@ -20,6 +20,7 @@ import torch
 from nsgf.cli import main
 from nsgf.experiment import train
 from nsgf.phases import get_phase
+from nsgf.phases.base import load_network
 from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
@@ -109,7 +110,7 @@ def test_run_with_a_damaged_checkpoint_ends_as_it_would_have(tiny, tiny_run):
     content[len(content) // 2] ^= 1
     file.unlink()
     file.write_bytes(content)
-    assert "is damaged" in get_phase("nsf").load(tiny, tiny_run, CPU).progress
+    assert "is damaged" in load_network(get_phase("nsf"), tiny, tiny_run, CPU).progress
     metrics = (tiny_run.path / "metrics.jsonl").read_bytes()
     train(tiny, tiny_run)
     log = (tiny_run.path / "log.txt").read_text()
@@ -135,7 +136,7 @@ def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(
     way = f"remove it and train that phase anew: train --run {tiny_run.path} --resume-phase 2\n"
     assert said.endswith(way)
     with pytest.raises(UserError, match=r"--resume-phase 2$"):  # also where it is not asked for now
-        get_phase("nsf").load(replace(tiny, phases=["nsgf"]), tiny_run, CPU)
+        load_network(get_phase("nsf"), replace(tiny, phases=["nsgf"]), tiny_run, CPU)
     file.unlink()
     assert main(["train", *argv, "--resume-phase", "2"]) == 0
     assert main(["sample", *argv, "--num-samples", "9"]) == 0

@@ -7,6 +7,7 @@ import torch
 
 from nsgf.config.schema import SamplingConfig
 from nsgf.phases import get_phase
+from nsgf.phases.base import new_network
 from nsgf.sampling.guidance import asked_labels, guided
 from nsgf.sampling.sampler import EntryTimes, FlowSampler, NSGFSteps, OneCall, StraightFlow
 from nsgf.system.errors import UserError
@@ -84,7 +85,7 @@ def test_without_classes_networks_are_told_none():
 
 def test_network_answers_by_class():
     config = told()
-    network = get_phase("generator").start(config, torch.device("cpu"))
+    network = new_network(get_phase("generator"), config, torch.device("cpu"))
     for weight in network.parameters():  # those of output layers begin as zero
         torch.nn.init.normal_(weight, std=0.1)
     found = FlowSampler([OneCall(config, network)])(torch.ones(11, 1, 8, 8))

@@ -15,7 +15,8 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase
-from nsgf.phases.transport import trained_steps
+from nsgf.phases.base import new_network
+from nsgf.phases.lines import trained_steps
 from nsgf.report.preview import preview_samples
 from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
@@ -157,7 +158,7 @@ def test_weights_are_cast_once_and_not_in_each_call(name):
     the network has besides. The answer is the same, bit for bit."""
     config = shipped("digits", "--precision=bf16", "--device=cpu")
     phase = get_phase(name)
-    model = phase.build(config.model, (1, 8, 8), seed=0).eval().requires_grad_(False)
+    model = new_network(phase, config, CPU).eval().requires_grad_(False)
     inputs = (torch.randn(2, 1, 8, 8), torch.rand(2))[: 2 if name == "nsgf" else 1]
     with torch.autocast("cpu", torch.bfloat16):
         expected = model(*inputs).float()

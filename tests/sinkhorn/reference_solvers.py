@@ -8,7 +8,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from nsgf.sinkhorn.base import OneByOneSolver, box_diameter, half_squared_distances
+from nsgf.sinkhorn.base import box_diameter, half_squared_distances
+from nsgf.sinkhorn.geomloss import OneByOneSolver
 
 
 class AssignmentSolver(OneByOneSolver):

@@ -22,6 +22,7 @@ from nsgf.config.schema import TrainConfig
 from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase
+from nsgf.phases.base import new_network
 from nsgf.phases.generator import GeneratorTask
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool, build_pool
@@ -33,7 +34,6 @@ from nsgf.run.session import Session
 from nsgf.sinkhorn.schedule import time_step
 from nsgf.system.distributed import World, is_launched, join
 from nsgf.system.errors import UserError
-from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward
 from nsgf.training.state import TrainState
 from nsgf.training.task import Batch
@@ -174,8 +174,7 @@ def runs(tmp_path_factory) -> dict[int, RunFolder]:
 
 def fresh(phase: str) -> torch.nn.Module:
     """The phase's network as training begins with it."""
-    seed = derive_seed(0, phase, "init")
-    return get_phase(phase).build(shipped("2d", *FLAGS[1:]).model, (2,), seed)
+    return new_network(get_phase(phase), shipped("2d", *FLAGS[1:]), CPU)
 
 
 def moved(run: RunFolder, phase: str, part: str = "model") -> torch.Tensor:
@@ -250,7 +249,7 @@ def test_each_process_moves_its_generated_samples_by_itself(tmp_path):
     done = torchrun(2, "-m", "nsgf", "train", *flags, f"--out-dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     config = shipped("2d", *flags[1:])
-    model = get_phase("generator").start(config, CPU)
+    model = new_network(get_phase("generator"), config, CPU)
     task = GeneratorTask(model, Data(config.data, config.seed), config)
     start = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 

@@ -18,8 +18,7 @@ from nsgf.system.distributed import World
 from nsgf.training.loop import PhaseLoop
 from nsgf.training.precision import Forward
 from nsgf.training.prefetch import Batches
-from nsgf.training.state import TrainState
-from nsgf.training.step_stats import PendingStats
+from nsgf.training.state import PendingStats, TrainState
 from nsgf.training.task import squared_error
 from tests.system.pretended_books import CARD, Card, Event, MixedDevices, StreamRace
 from tests.system.pretended_card import pretended_card

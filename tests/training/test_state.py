@@ -7,12 +7,13 @@ import torch
 
 from nsgf.config.schema import OptimConfig, TrainConfig
 from nsgf.phases import get_phase
+from nsgf.phases.base import new_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.precision import Forward
-from nsgf.training.state import TrainState, ema_decay, lr_factor
+from nsgf.training.state import PendingStats, StepStats, TrainState, ema_decay, lr_factor
 from nsgf.training.task import Batch
 from tests.conftest import shipped
 from tests.run.test_checkpoint import START
@@ -126,7 +127,7 @@ def test_interrupted_training_equals_uninterrupted(tiny, stop):
 def unet_case(size: int = 13):
     """A small UNet with weights that matter everywhere, and a batch for it."""
     flags = ("--model.unet.mult=[1]", "--model.unet.dropout=0")
-    model = get_phase("nsgf").build(shipped("digits", *flags).model, (1, 8, 8), seed=0)
+    model = new_network(get_phase("nsgf"), shipped("digits", *flags), CPU)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -360,3 +361,29 @@ def test_loss_is_the_one_that_was_given(accumulate):
         accumulate=accumulate,
     )
     assert state.update(trainer.batch(*trainer.draw(range(8)))).read().norm == pytest.approx(1)
+
+
+def test_outcome_is_what_the_update_came_to():
+    outcome = PendingStats(7, torch.tensor(0.5), torch.tensor(2.0))
+    assert (outcome.step, outcome.read()) == (7, StepStats(0.5, 2.0))
+    assert StepStats.mean([StepStats(1.0, 2.0), StepStats(3.0, 6.0)]) == StepStats(2.0, 4.0)
+
+
+def test_copy_is_awaited_where_nothing_says_when_it_arrives(monkeypatch):
+    """Only cards have their event."""
+    asked, to = [], torch.Tensor.to
+
+    def spy(tensor, *args, **kwargs):
+        asked.append(kwargs["non_blocking"])
+        return to(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "to", spy)
+    PendingStats(1, torch.tensor(0.5), torch.tensor(2.0))
+    assert asked == [False]
+
+
+def test_only_finite_readings_are_finite():
+    assert StepStats(1.0, 2.0).is_finite
+    for bad in (math.nan, math.inf, -math.inf):
+        assert not StepStats(bad, 1.0).is_finite
+        assert not StepStats(1.0, bad).is_finite
