@@ -1,15 +1,18 @@
 import importlib
 import math
+import re
 from dataclasses import replace
 
 import pytest
 
 from nsgf.checks import check
+from nsgf.cli.arguments import parse
 from nsgf.config.leaves import leaves, range_of
 from nsgf.config.schema import Config, OptimConfig
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
+from tests.data.own_files import write_images
 
 
 def test_shipped_configurations_are_valid(config_names, own_data):
@@ -18,76 +21,108 @@ def test_shipped_configurations_are_valid(config_names, own_data):
         check(shipped(name, *own_data.get(name, ())))
 
 
-WRONG = [  # experiment, flag, words of the message
-    ("2d/onecall+", "--accumulate=2", "train.accumulate = 2: must be 1 with phase generator"),
-    ("2d/onecall+", "--batch-size=3", "generator.batch_size = 3: must be >= 4, two halves"),
+WRONG = [  # experiment, flag, the setting that is refused
+    ("2d/onecall+", "--accumulate=2", "train.accumulate"),
+    ("2d/onecall+", "--batch-size=3", "generator.batch_size"),
+    ("2d/onecall+", "--generator.residual=false", "generator.init"),
+    ("2d/onecall+", "--generator.blurs=[]", "generator.blurs"),
+    ("2d/onecall+", "--generator.blurs=[0.1,0]", "generator.blurs"),
+    ("2d/onecall+", "--generator.targets=3", "generator.targets"),
+    ("digits/onecall", "--generator.init=nsgf", "generator.init"),
+    ("2d", "--sinkhorn.batch_size=0", "sinkhorn.batch_size"),
+    ("2d", "--sinkhorn.target_batch=0", "sinkhorn.target_batch"),
+    ("2d", "--sinkhorn.blur=0", "sinkhorn.blur"),
+    ("2d", "--sinkhorn.blur=1e200", "sinkhorn.blur"),
+    ("2d", "--sinkhorn.blur=-0.5", "sinkhorn.blur"),
+    ("2d", "--sinkhorn.blur=.nan", "sinkhorn.blur"),
+    ("2d", "--sinkhorn.scaling=1", "sinkhorn.scaling"),
+    ("2d", "--sinkhorn.scaling=0", "sinkhorn.scaling"),
+    ("2d", "--flow.eta=0", "flow.eta"),
+    ("2d", "--flow.eta=.inf", "flow.eta"),
+    ("2d", "--flow.eta=1e-300", "flow.eta"),
+    ("2d", "--pool.num_batches=-1", "pool.num_batches"),
+    ("2d", "--nsgf.iterations=-1", "nsgf.iterations"),
+    ("2d", "--nsgf.lr=0", "nsgf.lr"),
+    ("2d", "--lr=1e38", "nsgf.lr"),
+    ("2d", "--nsgf.ema_decay=1", "nsgf.ema_decay"),
+    ("2d", "--nsgf.clip_norm=0", "nsgf.clip_norm"),
+    ("2d", "--sampling.omega=1.5", "sampling.omega"),
+    ("2d", "--sampling.tau=1", "sampling.tau"),
+    ("2d", "--sampling.tau=-0.1", "sampling.tau"),
+    ("2d", "--sampling.tau=0", "sampling.tau"),
+    ("2d", "--sampling.label=0", "sampling.label"),
+    ("2d", "--sampling.solver=rk4", "sampling.solver"),
+    ("2d", "--sampling.tolerance=0", "sampling.tolerance"),
+    ("2d", "--seed=-1", "seed"),
+    ("2d", "--device=gpu", "device"),
+    ("2d", "--phases=[nsf]", "phases"),
+    ("2d", "--phases=[nsgf,predictor]", "phases"),
+    ("2d", "--data.source=8gaussians", "data.source"),
+    ("2d", "--fake-data", "data.fake"),
+    ("2d", "--evaluation.inception=true", "evaluation.inception"),
+    ("2d", "--evaluation.classifier=true", "evaluation.classifier"),
+    ("2d", "--data-root=x", "data.root"),
+    ("digits", "--data.source=8gaussians", "data.source"),
+    ("digits", "--model.unet.channels=48", "model.unet.channels"),
+    ("digits", "--model.unet.attention=[16]", "model.unet.attention"),
+    ("digits", "--model.unet.mult=[]", "model.unet.mult"),
+    ("digits", "--model.unet.mult=[1,0]", "model.unet.mult"),
+    ("digits", "--model.unet.heads=3", "model.unet.heads"),
+    ("digits", "--model.unet.dropout=1", "model.unet.dropout"),
+    ("digits", "--model.predictor_channels=[8,8,8,8]", "model.predictor_channels"),
+    ("digits", "--data-root=x", "data.root"),
+    ("digits", "--accumulate=1000", "train.accumulate"),
+    ("mnist", "--model.unet.attention=[16]", "model.unet.attention"),
+    ("mnist", "--model.unet.mult=[1,1,1,1]", "model.unet.mult"),
+]
+ON = "--data.conditional=true"
+LINES = ("--nsf.coupling=independent", "--nsf.coupling_batch=null", "--nsf.starts=null")
+ALL = ("--batch-size=22", "--generator.targets=null")
+WRONG_CLASSES = [
+    ("2d/onecall+", (ON,), "data.conditional"),
+    ("images", (ON, "--phases=[generator]"), "data.conditional"),
+    ("mnist/onecall", (ON, "--fake-data"), "data.conditional"),
+    ("digits", (ON, "--phases=[peer]"), "data.conditional"),
+    ("digits", (ON, "--phases=[peer,reflow]"), "data.conditional"),
+    ("digits", (ON, "--phases=[]"), "phases"),
+    ("digits", (ON, "--nsf.coupling=ot"), "nsf.coupling"),
+    ("digits", (ON, "--nsf.coupling_batch=512"), "nsf.coupling_batch"),
+    ("digits", (ON, "--nsf.starts=65536"), "nsf.starts"),
+    ("digits", (ON, *LINES, "--pool-batches=9"), "pool.num_batches"),
+    ("digits", (ON, *LINES, "--sampling.omega=0.1"), "sampling.omega"),
+    ("digits/onecall", (ON, "--batch-size=256"), "generator.batch_size"),
+    ("digits/onecall", (ON, "--batch-size=22", "--generator.targets=4"), "generator.targets"),
     (
         "digits/onecall",
-        "--generator.init=nsgf",
-        "generator.init = nsgf: needs that phase; say --phases [nsgf,generator]",
+        (ON, *ALL, "--phases=[nsgf,generator]", "--pool-batches=9"),
+        "pool.num_batches",
     ),
-    (
-        "2d/onecall+",
-        "--generator.residual=false",
-        "generator.init = nsgf: begins with a velocity; say --generator.residual true",
-    ),
-    ("2d/onecall+", "--generator.blurs=[]", "generator.blurs = []: must have at least one"),
-    ("2d/onecall+", "--generator.blurs=[0.1,0]", "generator.blurs = [0.1, 0.0]: must be > 0"),
-    ("2d/onecall+", "--generator.targets=3", "generator.targets = 3: must be >= 4"),
-    ("2d", "--sinkhorn.batch_size=0", "sinkhorn.batch_size = 0: must be >= 1"),
-    ("2d", "--sinkhorn.target_batch=0", "sinkhorn.target_batch = 0: must be >= 1"),
-    ("2d", "--sinkhorn.blur=0", "sinkhorn.blur = 0.0: must be > 0"),
-    ("2d", "--sinkhorn.blur=1e200", "sinkhorn.blur = 1e+200: must be > 0 and <= 1000000.0"),
-    ("2d", "--sinkhorn.blur=-0.5", "sinkhorn.blur = -0.5: must be > 0"),
-    ("2d", "--sinkhorn.blur=.nan", "sinkhorn.blur"),
-    ("2d", "--sinkhorn.scaling=1", "sinkhorn.scaling = 1.0: must be > 0 and < 1"),
-    ("2d", "--sinkhorn.scaling=0", "sinkhorn.scaling = 0.0: must be > 0 and < 1"),
-    ("2d", "--flow.eta=0", "flow.eta = 0.0: must be >= 1e-06 and <= "),
-    ("2d", "--flow.eta=.inf", "flow.eta"),
-    ("2d", "--flow.eta=1e-300", "flow.eta = 1e-300: must be >= 1e-06"),
-    ("2d", "--pool.num_batches=-1", "pool.num_batches = -1: must be >= 1"),
-    ("2d", "--nsgf.iterations=-1", "nsgf.iterations = -1: must be >= 0"),
-    ("2d", "--nsgf.lr=0", "nsgf.lr = 0.0: must be > 0"),
-    ("2d", "--lr=1e38", "nsgf.lr = 1e+38: must be > 0 and <= 1"),
-    ("2d", "--nsgf.ema_decay=1", "nsgf.ema_decay = 1.0: must be >= 0 and < 1"),
-    ("2d", "--nsgf.clip_norm=0", "nsgf.clip_norm = 0.0: must be > 0"),
-    ("2d", "--sampling.omega=1.5", "sampling.omega = 1.5: must be >= 1e-06 and <= 1"),
-    ("2d", "--sampling.tau=1", "sampling.tau = 1.0: must be >= 0 and < 1"),
-    ("2d", "--sampling.tau=-0.1", "sampling.tau = -0.1: must be >= 0 and < 1"),
-    ("2d", "--sampling.tau=0", "sampling.tau = 0.0: needs phase nsf"),
-    ("2d", "--sampling.label=0", "sampling.label = 0: has no effect without data.conditional"),
-    ("2d", "--sampling.solver=rk4", "sampling.solver = rk4: must be one of euler, heun, dopri5"),
-    ("2d", "--sampling.tolerance=0", "sampling.tolerance = 0.0: must be >= 1e-07 and <= 1"),
-    ("2d", "--seed=-1", "seed = -1: must be >= 0"),
-    ("2d", "--device=gpu", "device = gpu: must be auto, cpu, cuda, cuda:N, mps or xpu"),
-    ("2d", "--phases=[nsf]", "phases = ['nsf']: must be one of"),
-    ("2d", "--phases=[nsgf,predictor]", "must be one of"),
-    ("2d", "--data.source=8gaussians", "must differ from data.name"),
-    ("2d", "--fake-data", "data.fake = true: must be false"),
-    ("2d", "--evaluation.inception=true", "evaluation.inception = true: must be false for 8g"),
-    ("2d", "--evaluation.classifier=true", "evaluation.classifier = true: must be false for 8g"),
-    ("digits", "--data.source=8gaussians", "data.source = 8gaussians: must be gaussian"),
-    ("digits", "--model.unet.channels=48", "model.unet.channels = 48: must be a multiple of 32"),
-    ("digits", "--model.unet.attention=[16]", "model.unet.attention = [16]: must be out of [8, 4]"),
-    ("mnist", "--model.unet.attention=[16]", "must be out of [28, 14, 7]"),
-    ("mnist", "--model.unet.mult=[1,1,1,1]", "image size divisible by 8, mnist has 28"),
-    ("digits", "--model.unet.mult=[]", "model.unet.mult = []"),
-    ("digits", "--model.unet.mult=[1,0]", "model.unet.mult = [1, 0]: must be >= 1"),
-    ("digits", "--model.unet.heads=3", "model.unet.heads = 3: must divide"),
-    ("digits", "--model.unet.dropout=1", "model.unet.dropout = 1.0: must be >= 0 and < 1"),
-    ("digits", "--model.predictor_channels=[8,8,8,8]", "must have 1 to 3 layers"),
-    ("digits", "--data-root=x", "data.root = x: must be data, digits reads no files"),
-    ("2d", "--data-root=x", "data.root = x: must be data, 8gaussians reads no files"),
-    ("digits", "--accumulate=1000", "train.accumulate = 1000: must be <= nsgf.batch_size = 128"),
-    ("digits", "--exp=a/b", "exp"),
+    ("digits/onecall", (ON, *ALL, "--label=10"), "sampling.label"),
+    ("digits/onecall", (ON, *ALL, "--label=-1"), "sampling.label"),
+    ("digits/onecall", ("--label=7",), "sampling.label"),
+    ("digits/onecall", ("--sampling.guidance=2",), "sampling.guidance"),
+    ("digits/onecall", ("--sampling.guidance=-1",), "sampling.guidance"),
 ]
 
 
-@pytest.mark.parametrize(("exp", "flag", "words"), WRONG)
-def test_wrong_values_are_named_in_one_line(exp, flag, words):
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize(("exp", "flag", "key"), WRONG)
+def test_wrong_values_are_named_in_one_line(exp, flag, key):
+    with pytest.raises(UserError, match=rf"^{re.escape(key)}(, [a-z]+\.\w+)* = .+: .+") as caught:
         shipped(exp, flag)
-    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a" * 101])
+def test_names_that_name_no_folder_are_refused(name, tiny):
+    with pytest.raises(UserError, match="^exp = "):
+        check(replace(tiny, exp=name))
+
+
+@pytest.mark.parametrize(("exp", "flags", "key"), WRONG_CLASSES)
+def test_what_classes_do_not_go_with_is_one_line(exp, flags, key, own_data):
+    with pytest.raises(UserError) as caught:
+        shipped(exp, *own_data.get(exp, ()), *flags)
+    assert re.search(rf"(^|; ){re.escape(key)} = ", str(caught.value))
     assert "\n" not in str(caught.value)
 
 
@@ -182,15 +217,53 @@ def test_entries_refuse_what_is_not_valid_before_they_do_anything(entry, tiny, t
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("section", "remedy"), [("nsf", "--nsf.coupling_batch null"), ("peer", "--peer.method otcfm")]
-)
-def test_groups_of_pairs_that_nothing_is_paired_in_are_refused(tiny, section, remedy):
+@pytest.mark.parametrize("section", ["nsf", "peer"])
+def test_groups_of_pairs_that_nothing_is_paired_in_are_refused(tiny, section):
     changed = replace(getattr(tiny, section), coupling_batch=64)
-    with pytest.raises(UserError, match=rf"{section}\.coupling_batch = 64: has no .*{remedy}"):
+    with pytest.raises(UserError, match=rf"{section}\.coupling_batch = 64: "):
         check(replace(tiny, **{section: changed}))
 
 
 def test_starts_that_no_line_starts_from_are_refused(tiny):
-    with pytest.raises(UserError, match=r"nsf\.starts = 8: has no effect with nsf\.source prior"):
+    with pytest.raises(UserError, match=r"nsf\.starts = 8: "):
         check(replace(tiny, nsf=replace(tiny.nsf, starts=8)))
+
+
+@pytest.mark.parametrize(
+    ("exp", "flags"),
+    [
+        ("digits", (ON, *LINES)),
+        ("digits", (ON, *LINES[:2], "--nsf.starts=500")),
+        ("digits/nsgf++", (ON,)),
+        ("digits", (ON, "--phases=[nsgf]")),
+        ("digits/onecall", (ON, *ALL, "--label=9", "--sampling.guidance=3")),
+        ("digits/onecall", (ON, "--batch-size=22", "--generator.targets=44")),
+        ("digits/onecall", (ON, *ALL, "--phases=[nsgf,generator]")),
+        ("digits/onecall", (ON, "--smoke")),
+        ("mnist/onecall", (ON, "--batch-size=220", "--generator.targets=null")),
+    ],
+)
+def test_what_classes_go_with_is_valid(exp, flags):
+    assert shipped(exp, *flags).data.conditional
+
+
+def test_settings_of_a_file_are_fitted_to_classes_with_a_line(tmp_path):
+    """Of shipped files and of own images; flags of the command line stay."""
+    request = parse(["train", "--exp=digits", ON])
+    nsf, [line] = request.config.nsf, request.notes
+    assert (nsf.coupling, nsf.coupling_batch, nsf.starts) == ("independent", None, 65_540)
+    assert "nsf.coupling independent" in line
+    assert "nsf.starts 65540" in line
+    assert shipped("digits", ON, "--nsf.starts=500").nsf.starts == 500
+    own = shipped("digits/onecall", ON).generator
+    assert (own.batch_size, own.targets) == (264, 1804)
+    images = write_images(tmp_path, 60, classes=3)
+    nsf = parse(["train", "--exp=images", f"--data.path={images}", ON]).config.nsf
+    assert (nsf.coupling, nsf.starts % 3) == ("independent", 0)
+    assert parse(["train", "--exp=digits"]).notes == ()
+
+
+def test_smoke_run_takes_two_samples_of_each_group():
+    assert shipped("digits/onecall", ON, "--smoke").generator.batch_size == 22
+    assert shipped("digits/onecall", ON, "--smoke", "--batch-size=44").generator.batch_size == 44
+    assert shipped("digits/onecall", "--smoke").generator.batch_size == 4

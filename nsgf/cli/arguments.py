@@ -176,12 +176,12 @@ def _configure(
         UserError: there is no such method, or a setting is wrong.
     """
     # loads torch: a typo need not wait for it
-    from nsgf.checks import check, check_places, refuse_nulls, refuse_unused
-    from nsgf.conditional_checks import fit_to_classes
+    from nsgf.checks import check, check_values, fit_to_classes
+    from nsgf.data import target_set
     from nsgf.data.choices import with_own_data
 
     below, own = with_method(content, method) if run is None else (Content(), content)
-    base, flags, notes = with_own_data(below, own, flags, check_places, is_new=run is None)
+    base, flags, notes = with_own_data(below, own, flags, check_values, is_new=run is None)
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
     settings = merged(base, smoke)
     config = build(Config, merged(settings, flags))
@@ -191,11 +191,12 @@ def _configure(
         notes += fitted
     if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
         planned = build(Config, base)
-        refuse_nulls(planned)
+        check_values(planned)
         config, kept = _keep_pool_total(config, planned)
         notes += kept
     check(config)
-    refuse_unused(config, set(flags.get("data", {})))
+    if "download" in flags.get("data", {}) and "download" not in target_set(config.data).uses:
+        raise UserError(f"--data.download: has no effect for {config.data.name}; leave it out")
     return config, flags, notes
 
 
@@ -248,7 +249,7 @@ def _find_run(
         or (command == "train" and not {"run", "resume", "resume_phase"} & set(control))
     ):
         return None
-    from nsgf.checks import check_places
+    from nsgf.checks import check_values
     from nsgf.run.folder import RunFolder, check_links
 
     if "run" in control:
@@ -258,7 +259,7 @@ def _find_run(
     else:
         content = {key: value for key, value in read_settings(file).items() if key != "methods"}
         config = build(Config, merged(inherited(content), flags))
-        check_places(config)
+        check_values(config)
         run = RunFolder.newest(
             Path(config.out_dir), config.exp, smoke=config.smoke, method=flags.get("method")
         )

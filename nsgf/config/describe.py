@@ -11,7 +11,10 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 from nsgf.config import schema
 from nsgf.config.leaves import MANY, default_of, is_free, plain_type, range_of
 
-NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+NAMES = {
+    **{int: "an integer", float: "a number", bool: "true or false", str: "a text"},
+    dict[str, Any]: "a section",
+}
 
 
 class Entry(NamedTuple):

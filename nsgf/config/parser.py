@@ -23,6 +23,8 @@ INSTEAD = dict.fromkeys(("--wandb", "--tracking.wandb"), "--tracker wandb, or wa
 INSTEAD["--nfe"] = "--sampling.nsgf_steps and --sampling.straight_steps; in compare --compare.nfe"
 """Flags that do not exist, of earlier versions or expected, and what to say instead."""
 REMOVED: dict[str, Any] = {
+    "data.fit": "crop",
+    "data.color": ...,
     "data.verify": True,
     "train.keep": "all",
     "peer.coupling": "batch",
@@ -170,6 +172,10 @@ class Parser(ArgumentParser):
 def _renewed(content: dict[Any, Any]) -> dict[Any, Any]:
     """Settings as they are called now: run folders and exported ones keep those of their time."""
     content = _with_heads(content)
+    data = content.get("data")
+    if isinstance(data, dict) and isinstance(found := data.get("found"), dict):
+        data = {**data, "found": found if found.get("samples") else {}}
+        content = {**content, "data": data}
     section = content.get("tracking")
     if not isinstance(section, dict) or "wandb" not in section or "tracker" in section:
         return content
@@ -208,7 +214,7 @@ def _without_removed(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any
             inside = _without_removed(value, f"{key}.") if isinstance(value, dict) else value
             if inside or not value:  # a section of removed settings alone is left out
                 kept[name] = inside
-        elif REMOVED[key] not in (..., value):
+        elif value is not None and REMOVED[key] not in (..., value):
             raise UserError(
                 f"{key} = {value}: this setting was removed, and {yaml_words(REMOVED[key])} always "
                 "holds; leave it out"
@@ -218,7 +224,7 @@ def _without_removed(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any
 
 def _flat(content: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in content.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and f"{prefix}{key}" != "data.found":
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -37,6 +37,8 @@ def contradictions(
         fixed = section in frozen or key in frozen
         fixed |= section == running and name not in UNFREEZE
         before = _lookup(saved, key, default_of(item))
+        if isinstance(before, dict):  # data.found of earlier versions holds null for other data
+            before = before if before.get("samples") else {}
         if fixed and not is_free(item) and before != value:
             texts.append(f"{key}: the checkpoint has {before}, this command {value}")
     return texts

@@ -5,7 +5,7 @@ may change on resume. What depends on several fields at once is checked in :mod:
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from nsgf.config.leaves import FREE_ON_RESUME, MACHINE_PATH, Range
 
@@ -36,27 +36,6 @@ SolverName = Literal["euler", "heun", "dopri5"]
 
 
 @dataclass
-class FoundConfig:
-    """What was found at data.path when the run was begun. Filled in by the program; a run that goes
-    on must find the same."""
-
-    samples: Annotated[int | None, Range(1)] = None
-    """Images, or rows of points."""
-    shape: Annotated[list[int] | None, Range(1)] = None
-    """Of one sample: channels, height and width, or the number of coordinates."""
-    classes: Annotated[int | None, Range(0)] = None
-    """Classes of images, by subfolder, where there are enough of each to train a classifier on."""
-    checksum: str | None = None
-    """Of the names and contents of all images, or of all points."""
-    names: list[str] | None = None
-    """Of the coordinates of points."""
-    mean: list[float] | None = None
-    """Of each coordinate of points, in the units of their file."""
-    scale: list[float] | None = None
-    """Standard deviation of each of them, by which networks see it divided."""
-
-
-@dataclass
 class DataConfig:
     """Source mu0 and target mu*."""
 
@@ -78,12 +57,10 @@ class DataConfig:
     path: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
     """images: a folder of them, with or without subfolders; points: a file .npz, .npy or .csv."""
     size: Annotated[int | None, Range(4, 1024)] = None
-    """images: pixels of a side, to which all are brought; null: 32."""
-    fit: Literal["crop", "stretch"] | None = None
-    """images: cut the middle square out of what is not square, or distort it; null: crop."""
-    color: Literal["auto", "grey", "rgb"] | None = None
-    """images: one channel or three; auto and null: rgb, unless all files are grey."""
-    found: FoundConfig = field(default_factory=FoundConfig)
+    """images: pixels of a side; the middle square of each image is scaled to it; null: 32."""
+    found: dict[str, Any] = field(default_factory=dict)
+    """What the program found at data.path when the run was begun; a resumed run must find the same.
+    Filled in by the program."""
 
 
 @dataclass

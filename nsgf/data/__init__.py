@@ -15,7 +15,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.data.classes import ClassSampler, LabelDropout, class_labels, class_rows
 from nsgf.data.folder import image_set, inspect_images
 from nsgf.data.images import IMAGE_SETS, ImageSet
-from nsgf.data.own import Inspection
+from nsgf.data.own import Inspection, read_found
 from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
 from nsgf.data.samplers import ImageSampler, PointSampler, RowSampler, Sampler
 from nsgf.data.table import (
@@ -196,7 +196,7 @@ class Data:
     @property
     def axes(self) -> tuple[str, ...] | None:
         """Names of the coordinates of own points; None for other sets."""
-        return None if self.points is None else tuple(self._config.found.names or ())
+        return None if self.points is None else tuple(read_found(self._config).names or ())
 
 
 def fits_beside_training(images: Tensor, device: torch.device) -> bool:

@@ -7,12 +7,12 @@ files and flags win over the rules.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from nsgf.config.files import Content, build, inherited, merged, nested
-from nsgf.config.schema import Config, FoundConfig
+from nsgf.config.schema import Config
 from nsgf.data import INSPECTORS
+from nsgf.data.own import Found, read_found
 from nsgf.system.errors import UserError
 
 POOL_VALUES, START_VALUES = 2**29, 2**28
@@ -49,34 +49,32 @@ def with_own_data(
     Raises:
         UserError: ``data.path`` is missing, or what is there cannot be trained on.
     """
-    if is_new and {"path", "size", "fit", "color"} & set(flags.get("data", {})):
+    if is_new and {"path", "size"} & set(flags.get("data", {})):
         own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
         base = {**base, "data": own}
     name = merged(base, flags).get("data", {}).get("name")
-    if name not in INSPECTORS or base.get("data", {}).get("found", {}).get("checksum"):
+    if name not in INSPECTORS or base.get("data", {}).get("found"):
         return merged(method, base), flags, ()
     config = build(Config, merged(merged(method, base), flags))
     check(config)
     if config.data.path is None:
         raise UserError(f"data.path = null: name the {name} to train on with --data.path")
-    known = flags.get("data", {}).get("found")
-    found, notes = (config.data.found, ()) if known else INSPECTORS[name](config.data)
+    known = config.data.found
+    found, notes = (read_found(config.data), ()) if known else INSPECTORS[name](config.data)
     mult = merged(base, flags).get("model", {}).get("unet", {}).get("mult")
     chosen = _chosen(config, found, mult)
-    data: dict[str, Any] = {"found": asdict(found)}
+    data: dict[str, Any] = {"found": found._asdict()}
     if name == "images":
-        channels, size, _ = found.shape or []
-        data |= {"size": size, "fit": config.data.fit or "crop"}
-        data |= {"color": "grey" if channels == 1 else "rgb"}
+        data["size"] = found.shape[1]
     below = merged(merged(method, inherited(nested(chosen))), base)
     shown = ", ".join(f"{key} {value}" for key, value in chosen.items())
     notes += (f"chosen for them: {shown}; settings of your own win",)
     return below, merged(flags, {"data": data}), notes
 
 
-def _chosen(config: Config, found: FoundConfig, mult: list[int] | None) -> dict[str, Any]:
+def _chosen(config: Config, found: Found, mult: list[int] | None) -> dict[str, Any]:
     """Return the chosen settings by dotted key, without those that would have no effect."""
-    samples, shape = found.samples or 0, found.shape or []
+    samples, shape = found.samples, found.shape
     if len(shape) == 1:
         return for_points(samples, *shape)
     chosen = for_images(samples, shape[0], shape[1], mult)

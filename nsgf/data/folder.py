@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, FoundConfig
+from nsgf.config.schema import DataConfig
 from nsgf.data.images import ImageSet
-from nsgf.data.own import LEAST, Inspection, check_same_data, found_data
+from nsgf.data.own import LEAST, Found, Inspection, check_same_data, read_found
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import available_bytes, format_bytes
 
@@ -80,22 +80,15 @@ def inspect_images(config: DataConfig) -> Inspection:
     digest, modes = hashlib.sha256(), Counter[bool]()
     for file in files:
         modes[_opened(root, file, digest).mode in GREY_MODES] += 1
-    is_mixed = config.color not in ("grey", "rgb") and len(modes) == 2
-    is_grey = config.color == "grey" or (config.color != "rgb" and not modes[False])
     size = config.size or 32
-    shape = [1 if is_grey else 3, size, size]
+    shape = [3 if modes[False] else 1, size, size]
     classes, note = _classes(files)
     notes = [
         f"data: {len(files)} images of {root}, {shape[0]} x {size} x {size}, "
         f"{format_bytes(len(files) * math.prod(shape))} of memory"
         + (f", {others} other files left out" if others else "")
     ]
-    if is_mixed:
-        notes.append(
-            f"data.color: rgb, as {modes[False]} images have colour and {modes[True]} have none; "
-            "--data.color grey converts all"
-        )
-    found = FoundConfig(len(files), shape, classes, digest.hexdigest()[:12])
+    found = Found(len(files), shape, digest.hexdigest()[:12], classes)
     return Inspection(found, (*notes, note))
 
 
@@ -125,20 +118,19 @@ def image_set(config: DataConfig) -> ImageSet:
     Raises:
         UserError: ``data.found`` is empty or wrong, or contradicts the settings.
     """
-    size, shape = found_data(config, 3)
-    for key, found in {"size": shape[1], "color": "grey" if shape[0] == 1 else "rgb"}.items():
-        if (given := getattr(config, key)) != found:
-            raise UserError(f"data.{key} = {given}: must be {found} as when the run was begun")
-    classes = config.found.classes or 0
+    found = read_found(config)
+    channels, height, width = found.shape
+    if config.size != height:
+        raise UserError(f"data.size = {config.size}: must be {height} as when the run was begun")
     return ImageSet(
         name=config.name,
-        shape=(shape[0], shape[1], shape[2]),
+        shape=(channels, height, width),
         read_images=read_images,
-        read_labels=read_labels if classes else None,
-        classes=classes,
+        read_labels=read_labels if found.classes else None,
+        classes=found.classes,
         # about as many updates as for the shipped sets, whatever the number of images
-        classifier_epochs=max(4, min(30, 400_000 // size)),
-        uses=frozenset({"path", "size", "fit", "color", "flip"}),
+        classifier_epochs=max(4, min(30, 400_000 // found.samples)),
+        uses=frozenset({"path", "size", "flip"}),
         files="images",
     )
 
@@ -149,8 +141,7 @@ def read_images(config: DataConfig) -> Tensor:
     Raises:
         UserError: one is broken, or they are not those that the run was begun with.
     """
-    found = config.found
-    assert found.shape is not None
+    found = read_found(config)
     root, digest = Path(config.path or "").expanduser(), hashlib.sha256()
     files, _ = find_images(root)
     check_same_data(config, len(files) == found.samples)
@@ -164,7 +155,7 @@ def read_images(config: DataConfig) -> Tensor:
     for image, file in zip(images, files, strict=True):
         opened = _opened(root, file, digest)
         try:
-            image.copy_(_pixels(opened, found.shape, config.fit or "crop"))
+            image.copy_(_pixels(opened, found.shape))
         except Exception as error:  # Pillow raises many types for truncated files
             raise _unusable(root, file, error) from error
     check_same_data(config, digest.hexdigest()[:12] == found.checksum)
@@ -203,7 +194,7 @@ def _unusable(root: Path, file: Path, error: Exception) -> UserError:
     )
 
 
-def _pixels(image: Any, shape: list[int], fit: str) -> Tensor:
+def _pixels(image: Any, shape: list[int]) -> Tensor:
     """Return Pillow's image in the shape of its set.  uint8, (C, size, size)"""
     from PIL import Image, ImageOps
 
@@ -216,8 +207,7 @@ def _pixels(image: Any, shape: list[int], fit: str) -> Tensor:
         image = image.convert("RGBA")  # white instead of the colour hidden below
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert("L" if channels == 1 else "RGB")
-    how = Image.Resampling.BICUBIC
-    image = image.resize(size, how) if fit == "stretch" else ImageOps.fit(image, size, how)
+    image = ImageOps.fit(image, size, Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(image, np.uint8).reshape(*size, channels)).permute(2, 0, 1)
 
 

@@ -3,9 +3,9 @@
 Shapes: N points, D coordinates.
 """
 
-import array
 import csv
 import hashlib
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import DataConfig, FoundConfig
-from nsgf.data.own import LEAST, Inspection, check_same_data, found_data
+from nsgf.config.schema import DataConfig
+from nsgf.data.own import LEAST, Found, Inspection, check_same_data, read_found
 from nsgf.system.errors import UserError, one_line
 
 SUFFIXES = (".npz", ".npy", ".csv")
+SEPARATORS = ",;\t"
+"""Of the values in a line; the most frequent one of the first line is taken."""
 FLAT = 1e-12
 """Share of a column's largest value below which differences are rounding errors."""
 
@@ -45,7 +47,7 @@ def inspect_points(config: DataConfig) -> Inspection:
     values, names = read_table(Path(config.path or "").expanduser())
     rows, (count, dim) = torch.from_numpy(values), values.shape
     mean, scale = rows.mean(0).tolist(), rows.std(0, correction=0).tolist()
-    found = FoundConfig(count, [dim], 0, checksum(values), list(names), mean, scale)
+    found = Found(count, [dim], checksum(values), 0, list(names), mean, scale)
     return Inspection(found, (f"data: {count} points of {config.path}, {dim} coordinates",))
 
 
@@ -55,11 +57,7 @@ def table_set(config: DataConfig) -> TableSet:
     Raises:
         UserError: ``data.found`` is empty or wrong.
     """
-    _, shape = found_data(config, 1)
-    for key in ("names", "mean", "scale"):
-        if len(given := getattr(config.found, key) or []) != shape[0]:
-            raise UserError(f"data.found.{key}: has {len(given)} values, must have {shape[0]}")
-    return TableSet(tuple(shape))
+    return TableSet(tuple(read_found(config).shape))
 
 
 def read_points(config: DataConfig) -> Tensor:
@@ -69,7 +67,7 @@ def read_points(config: DataConfig) -> Tensor:
         UserError: as :func:`read_table`, or they are not those that the run was begun with.
     """
     values, _ = read_table(Path(config.path or "").expanduser())
-    check_same_data(config, checksum(values) == config.found.checksum)
+    check_same_data(config, checksum(values) == read_found(config).checksum)
     return torch.from_numpy(values)
 
 
@@ -84,7 +82,8 @@ def standardised(config: DataConfig, points: Tensor) -> Tensor:
     """Return own points with mean 0 and standard deviation 1 in each coordinate, as networks see
     them.  (N, D), float64 -> float32
     """
-    mean, scale = points.new_tensor(config.found.mean), points.new_tensor(config.found.scale)
+    found = read_found(config)
+    mean, scale = points.new_tensor(found.mean), points.new_tensor(found.scale)
     return ((points - mean) / scale).float()
 
 
@@ -95,11 +94,10 @@ def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tenso
     """
     if samples.ndim == 4 and not raw:
         return samples.clamp(-1, 1)
-    mean, scale = config.found.mean, config.found.scale
-    if mean is None or scale is None:
+    if config.name != "points":
         return samples
-    wide = samples.double()
-    return wide * wide.new_tensor(scale) + wide.new_tensor(mean)
+    found, wide = read_found(config), samples.double()
+    return wide * wide.new_tensor(found.scale) + wide.new_tensor(found.mean)
 
 
 def read_table(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -131,32 +129,20 @@ def _read_csv(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the values, float64, (N, D), and the names in the first line, if it has no number.
 
     Raises:
-        ValueError: a line has a text, nothing between two commas, or another number of values.
+        ValueError: a line has a text, nothing between two separators, or another number of values.
     """
-    values, width, names = array.array("d"), 0, tuple[str, ...]()
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        lines = csv.reader(stream)
-        for row in lines:
-            if not row:
-                continue
-            if not width:
-                width = len(row)
-                if not any(map(_is_number, row)):
-                    names = tuple(map(one_line, row))
-                    continue
-            if len(row) != width:
-                raise ValueError(
-                    f"line {lines.line_num} has {len(row)} values, the first one {width}; all rows "
-                    "must have the same columns, separated by commas"
-                )
-            try:
-                values.extend(map(float, row))
-            except ValueError as error:
-                raise ValueError(
-                    f"line {lines.line_num}: {error}; drop such rows or columns, or write numbers "
-                    "for them"
-                ) from None
-    return np.array(values, np.float64).reshape(-1, max(width, 1)), names
+    text = file.read_text(encoding="utf-8-sig").lstrip()
+    first = text.partition("\n")[0]
+    separator = max(SEPARATORS, key=first.count)
+    (row,) = csv.reader([first], delimiter=separator)
+    names = () if any(map(_is_number, row)) else tuple(map(one_line, row))
+    body = text[len(first) :] if names else text
+    if not body.strip():
+        return np.empty((0, len(row) or 1)), names
+    values = np.loadtxt(
+        io.StringIO(body), delimiter=separator, quotechar='"', comments=None, ndmin=2
+    )
+    return values, names
 
 
 def _is_number(text: str) -> bool:

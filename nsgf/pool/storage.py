@@ -201,7 +201,7 @@ def differences(known: Header, settings: dict[str, object]) -> list[str]:
     before = {**lacking, **known["settings"]}
     return [
         f"{key}: the pool has {before.get(key)}, this command {settings.get(key)}"
-        for key in {**before, **settings}
+        for key in settings
         if before.get(key) != settings.get(key)
     ]
 

@@ -446,7 +446,7 @@ def test_a_run_that_is_trained_further_stays_where_it_is(tiny, tmp_path):
 def test_flags_about_files_are_refused_for_sets_that_read_none(tiny):
     flag = "--data.download=false"
     for exp in ("2d", "digits"):
-        with pytest.raises(UserError, match=r"^--data\.download: has no effect for data\.name"):
+        with pytest.raises(UserError, match=r"^--data\.download: "):
             shipped(exp, flag)
     assert shipped("cifar10", flag) != shipped("cifar10")
     data = dataclasses.replace(tiny.data, download=False)  # as a run outside of the folder has it

@@ -84,9 +84,8 @@ def test_networks_follow_from_size_and_number(size, mult, attention, channels, b
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [4, 5, 8, 9, 12, 20, 28, 30, 36, 48, 96, 512, 1024])
 def test_what_is_chosen_for_images_is_valid_at_every_size(size, channels):
-    found = {"samples": 20, "shape": [channels, size, size], "classes": 0, "checksum": "x"}
-    color = "grey" if channels == 1 else "rgb"
-    data = {"name": "images", "path": "x", "size": size, "color": color, "found": found}
+    found = {"samples": 20, "shape": [channels, size, size], "checksum": "x"}
+    data = {"name": "images", "path": "x", "size": size, "found": found}
     chosen = for_images(20, channels, size)
     sections = inherited(nested({**chosen, **HAND_OVER}))
     config = build(Config, {**sections, "data": data})
@@ -134,14 +133,14 @@ def test_width_and_blur_of_points_grow_with_their_dimension():
 
 def test_what_is_found_is_saved(images, points):
     config = parsed("images", images)
-    assert (config.data.size, config.data.fit, config.data.color) == (32, "crop", "rgb")
-    assert config.data.found.shape == [3, 32, 32]
+    assert config.data.size == 32
+    assert config.data.found["shape"] == [3, 32, 32]
     assert config.nsf.batch_size == config.peer.batch_size == config.nsf.coupling_batch == 20
     assert not config.evaluation.classifier
     config = parsed("points", points)
-    assert (config.data.found.samples, config.data.found.shape) == (40, [3])
+    assert (config.data.found["samples"], config.data.found["shape"]) == (40, [3])
     assert config.nsgf.batch_size == config.sinkhorn.batch_size == 40
-    assert (config.data.size, config.data.color) == (None, None)
+    assert config.data.size is None
 
 
 def test_classes_switch_the_classifier_on(tmp_path):
@@ -151,9 +150,9 @@ def test_classes_switch_the_classifier_on(tmp_path):
 
 
 def test_files_and_flags_win(images, tmp_path):
-    config = parsed("images", images, "--batch-size=5", "--data.size=16", "--data.color=grey")
+    config = parsed("images", images, "--batch-size=5", "--data.size=16")
     assert config.nsgf.batch_size == config.nsf.batch_size == 5
-    assert config.data.found.shape == [1, 16, 16]
+    assert config.data.found["shape"] == [3, 16, 16]
     config = parsed("images", images, "--model.unet.mult=[1,3]", "--nsf.batch_size=7")
     assert (config.model.unet.mult, config.model.unet.attention) == ([1, 3], [16])
     assert (config.nsf.batch_size, config.nsgf.batch_size) == (7, 20)
@@ -210,7 +209,7 @@ WRONG = [  # experiment, flags with IMAGES and POINTS, beginning of the message
     ("2d", ("--data.size=8",), "data.size = 8"),
     ("images", ("--data.path=IMAGES", "--fake-data"), "data.fake = true"),
     ("images", ("--data.path=IMAGES", "--data-root=x"), "data.root = x"),
-    ("images", ("--data.path=IMAGES", "--data.found.samples=3"), "--data.found"),
+    ("images", ("--data.path=IMAGES", "--data.found={samples: 3}"), "--data.found"),
     ("images", ("--data.path=IMAGES", "--data.size=0"), "data.size = 0"),
     ("images", ("--data.path=IMAGES", "--evaluation.classifier=true"), "evaluation.classifier"),
     ("points", ("--data.path=POINTS", "--evaluation.inception=true"), "evaluation.inception"),
@@ -230,7 +229,6 @@ def test_settings_that_contradict_what_was_found_are_refused(images, tmp_path):
     run = RunFolder.create(parsed("images", images, f"--out-dir={tmp_path / 'runs'}"))
     resumed = ("--run", run.path, "--resume")
     assert refused(*resumed, "--data.size=16").startswith("data.size = 16: must be 32")
-    assert refused(*resumed, "--data.color=grey").startswith("data.color = grey: must be rgb")
 
 
 def test_broken_images_are_refused_before_there_is_a_run(images, tmp_path, capsys):
@@ -289,7 +287,7 @@ def test_settings_of_another_run_look_at_the_data_that_are_named(points, tmp_pat
     file.write_text(dump_config(config))
     other = write_points(tmp_path / "other.npy", 60, 2)
     found = parse(["train", "--config", str(file), "--data.path", str(other)]).config
-    assert (found.data.found.samples, found.data.found.shape) == (60, [2])
+    assert (found.data.found["samples"], found.data.found["shape"]) == (60, [2])
     assert found.model.mlp.width == 24
     again = parse(["train", "--config", str(file)]).config
     assert again == config

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nsgf.config.schema import DataConfig, FoundConfig
+from nsgf.config.schema import DataConfig
 from nsgf.data import INSPECTORS, OWN_SETS, Data, ImageSet, is_image_set, target_set
 from nsgf.system.errors import UserError
 from tests.data.own_files import own_points, write_images, write_points
@@ -18,8 +18,8 @@ def inspected(name: str, place: Path, **other) -> DataConfig:
     config = DataConfig(name=name, path=str(place), **other)
     found = INSPECTORS[name](config).found
     if name == "images":
-        other |= {"size": found.shape[1], "color": "grey" if found.shape[0] == 1 else "rgb"}
-    return DataConfig(name=name, path=str(place), found=found, **other)
+        other["size"] = found.shape[1]
+    return DataConfig(name=name, path=str(place), found=found._asdict(), **other)
 
 
 def test_images_are_a_set_as_the_shipped_ones(tmp_path):
@@ -45,8 +45,8 @@ def test_images_without_classes_have_no_labels(tmp_path):
 
 @pytest.mark.parametrize(("count", "epochs"), [(20, 30), (20_000, 20), (200_000, 4)])
 def test_classifiers_of_small_sets_are_trained_for_more_epochs(count, epochs):
-    found = FoundConfig(count, [1, 8, 8], 2, "x")
-    record = target_set(DataConfig(name="images", path="x", size=8, color="grey", found=found))
+    found = {"samples": count, "shape": [1, 8, 8], "checksum": "x", "classes": 2}
+    record = target_set(DataConfig(name="images", path="x", size=8, found=found))
     assert record.classifier_epochs == epochs
 
 
@@ -82,15 +82,23 @@ def test_data_that_were_not_inspected_are_refused(name):
         Data(DataConfig(name=name, path="x"), seed=0)
 
 
-@pytest.mark.parametrize("shape", [[3, 8], [3, 8, 9], [2, 8, 8], []])
-def test_shapes_that_no_image_has_are_refused(shape):
-    config = DataConfig(name="images", path="x", found=FoundConfig(20, shape, 0, "x"))
-    with pytest.raises(UserError, match=r"data\.found\.shape = "):
-        target_set(config)
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"shape": shape} for shape in ([3, 8], [3, 8, 9], [2, 8, 8], [], "8", [0, 8, 8])),
+        *({"samples": samples} for samples in (0, "20", None, True)),
+        *({"classes": -1}, {"classes": 2.5}, {"unknown": 1}),
+    ],
+)
+def test_images_that_cannot_have_been_found_are_refused(change):
+    found = {"samples": 20, "shape": [3, 8, 8], "checksum": "x", **change}
+    with pytest.raises(UserError, match=r"data\.found"):
+        target_set(DataConfig(name="images", path="x", size=8, found=found))
 
 
 @pytest.mark.parametrize("key", ["names", "mean", "scale"])
-def test_coordinates_that_do_not_fit_the_shape_are_refused(key, tmp_path):
+@pytest.mark.parametrize("value", [None, [1.0]])
+def test_columns_that_cannot_have_been_found_are_refused(key, value, tmp_path):
     config = inspected("points", write_points(tmp_path / "x.npy"))
-    with pytest.raises(UserError, match=rf"data\.found\.{key}: "):
-        target_set(replace(config, found=replace(config.found, **{key: None})))
+    with pytest.raises(UserError, match=r"data\.found"):
+        target_set(replace(config, found={**config.found, key: value}))

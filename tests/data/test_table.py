@@ -55,6 +55,14 @@ def test_a_first_line_of_names_is_no_point(tmp_path):
     assert read_table(write_csv(tmp_path / "y.csv", *ROWS))[0].shape == (20, 2)
 
 
+@pytest.mark.parametrize("separator", ";\t")
+def test_values_may_be_separated_otherwise(separator, tmp_path):
+    lines = [row.replace(",", separator) for row in ("a,b", *ROWS)]
+    values, names = read_table(write_csv(tmp_path / "x.csv", *lines))
+    assert names == ("a", "b")
+    assert values[:3].tolist() == [[0, 0], [1, 1], [2, 4]]
+
+
 def test_names_cannot_command_the_terminal(tmp_path):
     """matplotlib prints the characters of a name for which its font has no picture."""
     file = write_csv(tmp_path / "x.csv", "\x1b]0;title\x07height,\x9b2Jweight", *ROWS)
@@ -70,7 +78,7 @@ def test_other_points_than_before_are_refused(tmp_path):
     config = DataConfig(name="points", path=str(file))
     found = inspect_points(config).found
     assert (found.samples, found.shape, found.classes) == (40, [3], 0)
-    config = replace(config, found=found)
+    config = replace(config, found=found._asdict())
     moved = file.rename(tmp_path / "moved.npy")
     read_points(replace(config, path=str(moved)))
     points = own_points()
@@ -89,16 +97,15 @@ def test_what_is_no_file_of_a_known_type_is_refused(name, tmp_path):
 
 
 WRONG_LINES = {
-    "text": ([*ROWS, "1,abc"], "line 21: ", "'abc'"),
-    "missing": (["a,b", *ROWS, "1,"], "line 22: ", "''"),
-    "ragged": ([*ROWS, "1,2,3"], "line 21 has 3 values"),
+    "text": ([*ROWS, "1,abc"], "row 20", "'abc'"),
+    "missing": (["a,b", *ROWS, "1,"], "row 20", "''"),
+    "ragged": ([*ROWS, "1,2,3"], "from 2 to 3 at row 21"),
     "nan": ([*ROWS, "nan,2", "1,inf"], "2 values", "nan in point 21, coordinate 1"),
-    "other separator": ([row.replace(",", ";") for row in ROWS], "line 2: ", "'1;1'"),
     "constant": (["a,b", *(f"{number},7" for number in range(20))], "same value everywhere in b;"),
     "few": (ROWS[:15], "15 points", "at least 16"),
     "empty": ([], "0 points"),
     "only names": (["a,b"], "0 points"),
-    "one name": (["1,b", *ROWS], "line 1: ", "'b'"),
+    "one name": (["1,b", *ROWS], "row 0", "'b'"),
 }
 
 
