@@ -114,7 +114,7 @@ def test_wrong_values_are_named_in_one_line(exp, flag, key):
 
 @pytest.mark.parametrize("name", ["", "a/b", "a" * 101])
 def test_names_that_name_no_folder_are_refused(name, tiny):
-    with pytest.raises(UserError, match="^exp = "):
+    with pytest.raises(UserError, match=r"^exp = "):
         check(replace(tiny, exp=name))
 
 

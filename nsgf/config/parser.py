@@ -24,6 +24,8 @@ INSTEAD["--nfe"] = "--sampling.nsgf_steps and --sampling.straight_steps; in comp
 """Flags that do not exist, of earlier versions or expected, and what to say instead."""
 REMOVED: dict[str, Any] = {
     "data.fit": "crop",
+    "tracking.project": ...,
+    "tracking.entity": ...,
     "data.color": ...,
     "data.verify": True,
     "train.keep": "all",

@@ -287,11 +287,7 @@ class TrackingConfig:
     tracker: Literal["none", "wandb", "wandb-offline", "tensorboard"] = "none"
     """wandb: upload to Weights & Biases while training, offline where that is impossible;
     wandb-offline: keep in the run folder for `wandb sync`; tensorboard: files in the run folder
-    (extra `tensorboard`). What is not asked for is not even imported."""
-    project: str = "nsgf"
-    """Project of W&B."""
-    entity: str | None = None
-    """W&B user or team; null: the key's own default."""
+    (extra `tensorboard`). W&B reads WANDB_PROJECT and WANDB_ENTITY."""
 
 
 @dataclass

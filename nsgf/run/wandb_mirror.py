@@ -4,6 +4,7 @@ wandb is imported only here, and only by a run that asks for it. Its files lie i
 ``wandb/``; what is shown there is a copy of both ``.jsonl`` files and of the pictures.
 """
 
+import os
 import re
 import uuid
 from collections.abc import Callable
@@ -119,8 +120,7 @@ def _begin(config: Config, run: RunFolder, mode: Literal["online", "offline"]) -
     wandb.setup(settings=wandb.Settings(silent=True))
     return wandb.init(
         mode=mode,
-        project=config.tracking.project,
-        entity=config.tracking.entity,
+        project=os.environ.get("WANDB_PROJECT", "nsgf"),
         name=name_within(config, run),
         group=config.exp,
         id=run_id(run),

@@ -61,6 +61,8 @@ class Batches:
         self._thread = _thread(device) if prefetch else None
         self._ahead: deque[tuple[int, Future[Loaded]]] = deque()
         self._stream = torch.cuda.Stream(device) if prefetch and device.type == "cuda" else None
+        if self._stream is not None:  # what the task computed for its batches must be there
+            self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def at(self, step: int) -> Batch:
         """Batch of update ``step`` (0, 1, ...); raises what drawing it raised."""

@@ -14,10 +14,10 @@ GOOD = [
     ("pool.build_batch", "7", 7),
     ("model.unet.mult", "[1, 2]", [1, 2]),
     ("model.unet.attention", "[]", []),
-    ("tracking.project", "5", "5"),
-    ("tracking.project", "[1", "[1"),
-    ("tracking.entity", "null", None),
-    ("tracking.project", "", ""),
+    ("data.root", "5", "5"),
+    ("data.root", "[1", "[1"),
+    ("data.path", "null", None),
+    ("data.root", "", ""),
 ]
 BAD = [
     *(("seed", "5.0"), ("seed", "true"), ("data.flip", "1"), ("nsgf.lr", "x"), ("nsgf.lr", "true")),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsgf.config.files import build, read_settings
-from nsgf.config.schema import Config, TrackingConfig
+from nsgf.config.schema import Config
 from nsgf.config.yaml_loader import dump_yaml, load_yaml
 from nsgf.run.folder import dump_config
 
@@ -54,7 +54,7 @@ def test_values_that_stand_twice_are_written_twice():
 
 @pytest.mark.parametrize("text", ["08", "1e5", "no", "~"])
 def test_a_saved_configuration_is_read_back(text, tmp_path):
-    config = replace(Config(), out_dir=text, tracking=TrackingConfig(project=text))
+    config = replace(Config(), out_dir=text, exp=text)
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config))
     assert build(Config, read_settings(file)) == config
