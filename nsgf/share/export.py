@@ -10,10 +10,8 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from glob import escape
 from pathlib import Path
 
-import psutil
 import torch
 from safetensors.torch import save as save_tensors
 
@@ -35,8 +33,6 @@ from nsgf.system.errors import UserError, cause
 from nsgf.version import __version__
 
 CPU = torch.device("cpu")
-OLD = ".old."
-"""In the name of an earlier export while another takes its place."""
 
 
 def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
@@ -55,12 +51,12 @@ def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
             holds something else, or cannot be written. What was there before is still there.
     """
     to = to.expanduser().resolve()
-    refuse_foreign(to)
+    _refuse_foreign(to)
     phases = [phase for phase in get_phases(config.phases) if run.has_checkpoint(phase.name)]
     if not phases:
         raise UserError(f"run = {run.path}: has no checkpoint yet; train it first")
     try:
-        with replacing_folder(to) as folder:
+        with _replacing_folder(to) as folder:
             updates: dict[str, str] = {
                 phase.name: _write_weights(folder, phase, config, run) for phase in phases
             }
@@ -79,7 +75,7 @@ def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
 
 
 def _write_weights(folder: Path, phase: Phase, config: Config, run: RunFolder) -> str:
-    """The averages of a phase; returns its progress."""
+    """Write the averaged weights of a phase, and return its progress."""
     trained = load_network(phase, config, run, CPU)
     state = {name: part.contiguous() for name, part in trained.network.state_dict().items()}
     with replacing(folder / weights_file(phase.name)) as stream:
@@ -88,7 +84,7 @@ def _write_weights(folder: Path, phase: Phase, config: Config, run: RunFolder) -
 
 
 def _write_index(folder: Path, config: Config, updates: dict[str, str]) -> None:
-    """``config.json``: what all other files are, and what they mean."""
+    """Write ``config.json``: settings, progress and checksums of the other files."""
     index = {
         MARK: FORMAT,
         "library_name": "nsgf",
@@ -100,58 +96,40 @@ def _write_index(folder: Path, config: Config, updates: dict[str, str]) -> None:
     write_text(folder / CONFIG_FILE, json.dumps(index, indent=2, ensure_ascii=False) + "\n")
 
 
-def refuse_foreign(to: Path) -> None:
-    """
-    Raises:
-        UserError: there is something that is no export, or one that was changed since.
-    """
+def _refuse_foreign(to: Path) -> None:
+    """Raise UserError if there is something other than an empty folder or an unchanged export."""
     try:
         if not to.exists() or (to.is_dir() and not os.listdir(to)):
             return
-        if not to.is_dir():
-            raise UserError(f"--to {to}: is a file; name a folder")
         if not (to / CONFIG_FILE).is_file():
-            raise UserError(f"--to {to}: holds other files; name an empty folder or a new one")
+            raise UserError(f"--to {to}: holds something else; name an empty folder or a new one")
         sums = read_index(to)["files"]
-        for entry in sorted(to.iterdir()):
-            if entry.name == CONFIG_FILE:
-                continue
-            if not entry.is_file() or checksum(entry.read_bytes()) != sums.get(entry.name):
-                raise UserError(
-                    f"--to {to}: {entry.name} is not as an export left it; move it away, or name "
-                    "another folder"
-                )
+        for name in sorted(set(os.listdir(to)) - {CONFIG_FILE}):
+            if name not in sums or checksum((to / name).read_bytes()) != sums[name]:
+                raise UserError(f"--to {to}: {name} is not as an export left it; move it away")
     except OSError as error:
         raise UserError(f"--to {to}: cannot be read ({cause(error)})") from error
 
 
 @contextmanager
-def replacing_folder(to: Path) -> Iterator[Path]:
-    """A new folder beside ``to`` that takes its place at the end. What fails leaves nothing, nor
-    does what processes of this machine that have ended left behind.
-    """
+def _replacing_folder(to: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``to`` that takes its place at the end; what fails leaves ``to`` as
+    it was. A killed export leaves its folder, which the next one removes."""
     to.parent.mkdir(parents=True, exist_ok=True)
-    for left in to.parent.glob(f".{escape(to.name)}.*.partial"):
-        number = left.suffixes[-2][1:]
-        process = int(number) if number.isdecimal() and len(number) < 10 else 0
-        if process not in (0, os.getpid()) and psutil.pid_exists(process):
-            continue
-        if OLD in left.name and not to.exists():  # killed between the two renames
-            left.rename(to)
+    partial, old = (to.with_name(f".{to.name}.{kind}") for kind in ("partial", "old"))
+    if old.exists() and not to.exists():  # killed between the two renames
+        old.rename(to)
+    for left in (partial, old):
         shutil.rmtree(left, ignore_errors=True)
-    partial, old = (to.with_name(f".{to.name}{w}{os.getpid()}.partial") for w in (".", OLD))
     partial.mkdir()
     try:
         yield partial
         if to.exists():
             to.rename(old)
-        try:
-            partial.rename(to)
-        except OSError:
-            if old.exists():
-                old.rename(to)
-            raise
+        partial.rename(to)
         sync_folder(to.parent)
     finally:
+        if old.exists() and not to.exists():
+            old.rename(to)
         for left in (partial, old):
             shutil.rmtree(left, ignore_errors=True)

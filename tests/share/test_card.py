@@ -130,14 +130,14 @@ def test_generator_is_told_as_it_was_trained(small_run):
     for untrue in ("icfm", "compared with", "particles", "nfe=", "label=", "classes"):
         assert untrue not in text
     text = of_digits(small_run, "--generator.blurs=[1,0.25]")
-    assert "blur 1, 0.25 (relative to the mean cost), 256 samples" in text
+    assert "blur 1.0, 0.25 (relative to the mean cost), 256 samples" in text
 
 
 def test_generator_that_began_as_a_velocity_has_both_flows(small_run):
     config = shipped("2d/onecall+")
     text = card(config, small_run, {"nsgf": "2 of 2", "generator": "2 of 2"}, [])
     assert "| generator | 2 of 2 | 512 | 0.001 |" in text
-    assert "blur 0.25, 1024 particles, 1024 targets, 10 steps. Sinkhorn flow of gen" in text
+    assert "blur 0.25, 1024 particles, 1024 targets, 10 steps.\nSinkhorn flow of gen" in text
     assert "blur 0.1 (relative to the mean cost), 512 samples, 512 targets." in text
     assert "icfm" not in text
 
