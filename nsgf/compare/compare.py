@@ -53,20 +53,20 @@ def compare(
     *,
     reports: bool = True,
 ) -> list[Path]:
-    """Train and measure all trials, and write table and pictures; the files of the report.
+    """Train and measure all trials, write tables and pictures, and return their files.
 
-    What another process works on is left to it, so the same command may run several times at
-    once; each ends when all is done. What is finished is not done again. After each trial the
-    tables are those of what is measured by then, unless those of another command have more.
+    Several processes may run the same comparison at once: each skips the trials that another one
+    works on, and ends when all are finished. Tables are written after each trial, unless the ones
+    in the folder have more measures.
 
     Args:
         comparison: the experiment and the methods.
         stop: ends training early, after a checkpoint.
         log: takes the lines about progress.
-        reports: False: another process writes the report.
+        reports: whether this process writes the tables and pictures.
 
     Raises:
-        Stopped: asked to.
+        Stopped: a stop was requested.
         UserError: a trial's configuration is wrong, it was trained with another one, or
             something that it needs is missing.
     """
@@ -99,24 +99,23 @@ def compare(
 
 
 def comparison_plan(comparison: Comparison) -> list[str]:
-    """What a comparison is going to do.
+    """Return lines about what a comparison is going to do.
 
     Raises:
-        UserError: networks are to be told classes, a trial's configuration is wrong, it was trained
-            with another one, the folder leads out of itself, no method can do with one of
-            ``compare.nfe``, a package is missing, or this machine has too little memory.
+        UserError: the data are conditional, a trial's configuration is wrong, it was trained with
+            another one, no method can be sampled with one of ``compare.nfe``, a package is
+            missing, or this machine has too little memory.
     """
     config, methods = comparison.config, comparison.methods
     if any(own.data.conditional for own in methods.values()):
         raise UserError(
-            "data.conditional = true: what is compared knows no classes; say "
-            "--data.conditional false"
+            "data.conditional = true: must be false, the compared methods know no classes"
         )
     todo = [trial for trial in comparison.trials() if asked_nfe(comparison.trial_config(trial))]
     if not todo:
         raise UserError(
             f"compare.nfe = {config.compare.nfe}: must have a number of calls that one of "
-            f"compare.methods can do with: {'; '.join(calls_of_methods(comparison))}"
+            f"compare.methods can be sampled with: {'; '.join(calls_of_methods(comparison))}"
         )
     require_tracker(config)
     check_solver(config.sampling)
@@ -125,7 +124,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
         folder = comparison.trial_folder(trial)
         check_earlier(comparison.trial_config(trial), RunFolder(folder))
     device = pick_device(config.device)
-    # of each method and target the first seed, which speaks for the others
+    # the first seed of each method and target needs what all the others need
     for trial in {(trial.target, trial.method): trial for trial in reversed(todo)}.values():
         own, run = comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial))
         left = [phase for phase in own.phases if not is_trained(own, run, phase)]
@@ -144,7 +143,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
 
 
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
-    """Whether the phase has all its updates."""
+    """Whether a phase has all its updates."""
     file = run.checkpoint_file(phase)
     return (
         run.has_checkpoint(phase) and good_header(file)["step"] >= getattr(config, phase).iterations
@@ -152,10 +151,7 @@ def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
 
 
 def check_earlier(config: Config, run: RunFolder) -> None:
-    """
-    Raises:
-        UserError: a phase was trained with other settings.
-    """
+    """Raise UserError if a phase of the run was trained with other settings."""
     differences: list[str] = []
     for phase in config.phases:
         file = run.checkpoint_file(phase)
@@ -186,13 +182,13 @@ def _is_measured(comparison: Comparison, trial: Trial) -> bool:
 
 
 def _found(record: Record, trial: Trial, config: Config, nfe: int, draw: int) -> Measured | None:
-    """A measure of a trial with this configuration, if it is whole."""
+    """Return a measure of a trial with this configuration, if all its values are there."""
     key = measure_key(trial.method, config, nfe, draw)
     return record.find(key, yardstick_of(config).names)
 
 
 def _measures(config: Config) -> list[tuple[int, int]]:
-    """NFE and draw of each measure of a trial with this configuration."""
+    """Return NFE and draw of each measure of a trial with this configuration."""
     return [(nfe, draw) for nfe in asked_nfe(config) for draw in range(config.compare.draws)]
 
 
@@ -206,7 +202,7 @@ class Work:
         log: Log,
         classifiers: Path | None = None,
     ) -> None:
-        """As :func:`compare`; ``classifiers`` may name another folder with ``.classifiers``.
+        """Take the arguments of :func:`compare`; ``classifiers``: another folder for them.
 
         Raises:
             UserError: something that measuring needs is missing.
@@ -220,10 +216,10 @@ class Work:
             self._yardstick(trial)
 
     def finish(self, trial: Trial) -> bool:
-        """Train and measure a trial; False: another process works on it.
+        """Train and measure a trial, and return True; return False if another process works on it.
 
         Raises:
-            Stopped: asked to, between two measures or while training.
+            Stopped: a stop was requested.
         """
         if _is_measured(self._comparison, trial):
             return True
@@ -247,7 +243,7 @@ class Work:
         return True
 
     def _train(self, config: Config, run: RunFolder) -> None:
-        """The last of the configuration's phases, those before are done."""
+        """Train the last phase of the configuration; the others are finished."""
         phase = config.phases[-1]
         if is_trained(config, run, phase):
             return
@@ -256,7 +252,7 @@ class Work:
             train(config, run, stop=self._stop)
         finally:
             seconds = time.perf_counter() - started
-            # another process may have gone on already: not worth hiding what happened here
+            # another process may have the folder by now; its error must not hide one from here
             with suppress(Busy), only_process(run.path):
                 Record(run.path).add_train_seconds(phase, seconds, resumed)
 
@@ -272,23 +268,20 @@ class Work:
             self._log(f"compare: NFE {measured.nfe:g}: {', '.join(texts)}")
 
     def stop_if_asked(self) -> None:
-        """
-        Raises:
-            Stopped: the end is asked for.
-        """
+        """Raise Stopped if a stop was requested."""
         if self._stop.reason is not None:
             raise Stopped("between two measures")
 
     def write_tables(self) -> None:
-        """Those of all that is measured so far, if anything is and earlier ones have no more."""
+        """Write the tables of all measures so far, unless those in the folder have more."""
         folder = self._comparison.folder
-        with suppress(Busy), only_process(folder):  # who writes the same
+        with suppress(Busy), only_process(folder):  # another process writes the same
             rows = [*self.rows(), *self.floors(known=True)]
             if rows and has_places_of(rows, folder / TABLE):
                 write_report(self._comparison, rows)
 
     def rows(self) -> list[Row]:
-        """All measures so far, a row for each trial, NFE and draw."""
+        """Return all measures so far, a row for each trial, NFE and draw."""
         rows = []
         for trial in self._comparison.trials():
             own, record = self._comparison.trial_config(trial), Record(self._folder(trial))
@@ -300,8 +293,8 @@ class Work:
         return rows
 
     def floors(self, *, known: bool = False) -> list[Row]:
-        """What samples of the targets themselves would score, where something is measured; with
-        ``known`` those alone that are measured already."""
+        """Return what samples of the targets themselves score, for each target that is measured;
+        with ``known`` only the floors that are measured already."""
         todo = {(row.trial.target, row.trial.seed, row.draw): row.trial for row in self.rows()}
         places = [(trial, draw) for (_, _, draw), trial in todo.items()]
         found = [

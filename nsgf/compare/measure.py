@@ -1,7 +1,7 @@
-"""Samples of a trained trial, and how far they are from the target.
+"""Samples of a trained trial, and their distance from the target.
 
 All methods of one target, seed and draw start from the same noise and are compared with the same
-target samples, so that their differences are not those of the draws.
+target samples, so that their differences do not come from the draws.
 """
 
 import math
@@ -27,8 +27,8 @@ from nsgf.system.errors import UserError
 
 
 class PointYardstick:
-    """Exact W2, and the energy distance, which sees smaller differences of laws: of points, and of
-    images without classes."""
+    """Exact W2 and energy distance, for points and for images without classes. The energy distance
+    is sensitive to smaller differences."""
 
     names = ("w2", "1000 energy")
 
@@ -45,18 +45,18 @@ class PointYardstick:
             raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
 
     def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
-        """Distances of samples (n, *shape) from a draw of the target, by name."""
+        """Return the distances of samples (n, *shape) from a draw of the target, by name."""
         data = self._data.with_seed(seed)
         return self._distances(data.in_units(samples), data.reference("compare", str(draw)))
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
-        """What as many samples of the target itself would score."""
+        """Return what as many samples of the target itself score."""
         data = self._data.with_seed(seed)
         real = data.reference("compare", str(draw))
         if data.count is None:
             others = data.reference("floor", str(draw)).sample(self.samples)
         else:
-            others = real.at(range(self.samples, 2 * self.samples))  # none of those that it meets
+            others = real.at(range(self.samples, 2 * self.samples))  # disjoint
         return self._distances(others, real)
 
     def _distances(self, samples: Tensor, target: Sampler) -> dict[str, float]:
@@ -73,10 +73,10 @@ class ImageYardstick:
     def __init__(
         self, config: Config, folder: Path, device: torch.device, log: Callable[[str], None]
     ) -> None:
-        """As :class:`ClassifierMetrics`, ``folder`` being its ``out_dir``.
+        """Train or load the classifier in ``folder``; see :class:`ClassifierMetrics`.
 
         Raises:
-            UserError: too few samples, random images, or what the classifier needs is missing.
+            UserError: too few samples, random images, or a missing package.
         """
         require_neighbours(config.evaluation.num_samples)
         images = Data(config.data, 0).images
@@ -92,11 +92,11 @@ class ImageYardstick:
 
 
 Yardstick = PointYardstick | ImageYardstick
-"""The measures of one target: ``names``, the main one first, and the ``samples`` they take."""
+"""The measures of one target: their ``names``, and the number of ``samples`` that they take."""
 
 
 def yardstick_of(config: Config) -> type[Yardstick]:
-    """The kind of measures that suits a trial's target."""
+    """Return the kind of measures for a trial's target."""
     target = target_set(config.data)
     has_labels = isinstance(target, ImageSet) and target.read_labels
     return ImageYardstick if has_labels else PointYardstick
@@ -121,9 +121,7 @@ def measure(
     yardstick: Yardstick,
     device: torch.device,
 ) -> Measured:
-    """Sample a trial's run with ``nfe`` network calls for each sample, from a draw's noise, and
-    measure the samples.
-    """
+    """Sample a trial's run with ``nfe`` network calls for each sample, and measure the samples."""
     samples, seconds = generated(at_nfe(config, nfe), run, draw, yardstick.samples, device)
     if not samples.finite:
         return Measured(samples.nfe, seconds, dict.fromkeys(yardstick.names, math.inf))
@@ -135,7 +133,7 @@ def measure(
 def generated(
     config: Config, run: RunFolder, draw: int, n: int, device: torch.device
 ) -> tuple[Samples, float]:
-    """``n`` samples of a trained run, and the seconds they took."""
+    """Return ``n`` samples of a trained run, and the seconds that they took."""
     sampler, _ = load_sampler(config, run, device)
     source = build_source(config.data, config.seed, "compare", str(draw))
     started = time.perf_counter()

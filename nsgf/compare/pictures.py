@@ -1,4 +1,4 @@
-"""One picture for each target: every method's way and samples, from the same noise."""
+"""One picture for each target: paths and samples of all methods, from the same noise."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ IMAGES = 36
 
 
 def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
-    """``TARGET.png`` for each target, of the first seed, in the comparison's folder."""
+    """Write ``TARGET.png`` for each target, of the first seed, into the comparison's folder."""
     seed = comparison.config.seed
     first = [trial for trial in comparison.trials() if trial.seed == seed]
     files = []
@@ -51,7 +51,7 @@ def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
 def _samples(
     comparison: Comparison, trial: Trial, data: Data, device: torch.device
 ) -> dict[int, Samples]:
-    """With each number of calls that the trial can do with, by that number."""
+    """Return the samples of a trial by number of network calls."""
     own, drawn = comparison.trial_config(trial), dict[int, Samples]()
     for nfe in asked_nfe(own):
         run = RunFolder(comparison.trial_folder(trial))

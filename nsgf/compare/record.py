@@ -1,5 +1,5 @@
-"""What is known of a trial: seconds of training, and measures. One file for each run folder, and
-one for the floors of each target."""
+"""Training seconds and measures of a trial, kept in one file for each run folder, and the floors of
+each target, in one file for each target."""
 
 import json
 import math
@@ -19,7 +19,7 @@ FORMAT = 1
 
 
 class Record:
-    """``compare.json`` of a folder; two methods may share one."""
+    """The file ``compare.json`` of a folder; two methods may share one."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "compare.json"
@@ -38,33 +38,31 @@ class Record:
                 }
                 self._measures[key] = Measured(nfe, taken, values)
         except ValueError:
-            self._seconds, self._measures = {}, {}  # none yet, or not ours: measured anew
+            self._seconds, self._measures = {}, {}  # no such file, or a damaged one
 
     def train_seconds(self, phases: tuple[PhaseName, ...]) -> float:
-        """Seconds that training these phases took; 0: not known of all of them."""
+        """Return the seconds that training these phases took; 0 if one of them is not known."""
         if not all(phase in self._seconds for phase in phases):
             return 0.0
         return sum(self._seconds[phase] for phase in phases)
 
     def add_train_seconds(self, phase: PhaseName, seconds: float, resumed: bool) -> None:
-        """Count in a session of training; of one that went on from a checkpoint nothing is known if
-        the session that made it was killed before it was counted in.
-        """
+        """Add the time of a training session. The time of a resumed phase is not known if an
+        earlier session was killed before it was added."""
         if resumed and phase not in self._seconds:
             return
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
         self._save()
 
     def find(self, key: str, names: Sequence[str]) -> Measured | None:
-        """The measure of this key, with the values of these names; None: not measured yet, or not
-        all of them."""
+        """Return the measure of this key with the values of these names; None if one is missing."""
         found = self._measures.get(key)
         if found is None or not found.values.keys() >= set(names):
             return None
         return replace(found, values={name: found.values[name] for name in names})
 
     def add(self, key: str, measured: Measured) -> None:
-        """Keep a measure."""
+        """Add a measure to the file."""
         self._measures[key] = measured
         self._save()
 
@@ -78,14 +76,14 @@ class Record:
 
 
 def _as_json(values: dict[str, float]) -> dict[str, float | None]:
-    """Measures with null where samples have diverged: JSON has no word for infinity."""
+    """Return the values with null for infinity, which JSON does not have."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def measure_key(method: str, config: Config, nfe: int, draw: int) -> str:
-    """What a measure depends on besides the training settings, which a folder has one set of."""
+    """Return what a measure depends on besides the training settings of its folder."""
     sampling = asdict(replace(at_nfe(config, nfe).sampling, num_samples=1))
-    for name in ("label", "guidance"):  # what is compared knows no classes
+    for name in ("label", "guidance"):  # compared methods know no classes
         del sampling[name]
     updates = [getattr(config, phase).iterations for phase in config.phases]
     sampling["precision"] = config.train.precision
@@ -94,7 +92,7 @@ def measure_key(method: str, config: Config, nfe: int, draw: int) -> str:
 
 
 def floor_key(config: Config, draw: int) -> str:
-    """What a floor depends on besides the target, which has a folder of its own."""
+    """Return what a floor depends on besides the target, which has a folder of its own."""
     return _key(config, {"seed": config.seed, "floor of draw": draw})
 
 

@@ -1,4 +1,4 @@
-"""What a comparison leaves in its folder: its tables as Markdown, LaTeX and CSV, its settings."""
+"""The files of a comparison: tables as Markdown, LaTeX and CSV, and its settings."""
 
 import re
 import textwrap
@@ -21,17 +21,17 @@ from nsgf.config.yaml_loader import dump_yaml
 from nsgf.run.folder import write_text
 
 TABLE, SETTINGS = "table.csv", "comparison.yaml"
-"""Files of a comparison's folder: its measures, and the settings of the command that made them."""
+"""Files of a comparison's folder: its measures, and the settings of its command."""
 LEGEND = (
     "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "
-    "is one seed); the best mean in bold. Below: the difference within the same seed and draw, ± "
-    "its standard error; ahead or behind where a t test at 5 % says so, which one cell in twenty "
-    "does by chance. With one seed it speaks of that training run alone. A dash alone: no measure, "
-    "as where the method cannot do with so few calls."
+    "is one seed); the best mean in bold. Below: the mean difference within the same seed and "
+    "draw ± its standard error; ahead or behind by a t test at 5 %, which happens by chance in one "
+    "cell of twenty. With one seed the test concerns that training run only. A dash: no measure, "
+    "for example because the method needs more calls."
 )
 COST_LEGEND = (
-    "Training is the time of all of a method's networks, the pool, NSGF steps and pairs with it; "
-    "2-RF counts 1-RF's. For a comparison at equal time give the fourth column, in this order, as "
+    "Training is the time of all of a method's networks, with the pool, NSGF steps and pairs; 2-RF "
+    "includes 1-RF. For a comparison at equal time pass the fourth column, in this order, to "
     "--compare.updates [...] with another --out-dir."
 )
 IN_LATEX = str.maketrans(
@@ -39,12 +39,12 @@ IN_LATEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"±": r"$\pm$"}
 )
-"""How LaTeX is told of characters that mean something else to it."""
+"""LaTeX's special characters, escaped."""
 
 
 def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
-    """``table.md``, ``table.csv`` and ``table.tex`` in the comparison's folder, and beside them the
-    settings that they follow from."""
+    """Write ``table.md``, ``table.csv``, ``table.tex`` and the settings into the comparison's
+    folder, and return the files of tables."""
     folder, plan = comparison.folder, configured_plan(comparison, rows)
     write_text(folder / SETTINGS, settings_text(comparison))
     texts = {
@@ -58,7 +58,7 @@ def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
 
 
 def settings_text(comparison: Comparison) -> str:
-    """The comparison as an experiment's file, with all settings of each method in its section."""
+    """Return the comparison as an experiment's file, with a section of all settings per method."""
     settings, own = asdict(comparison.config), comparison.config.compare
     del settings["phases"]  # those of the methods hold
     settings["compare"] = asdict(replace(own, methods=list(comparison.methods)))
@@ -67,7 +67,7 @@ def settings_text(comparison: Comparison) -> str:
 
 
 def markdown(plan: Plan, rows: Sequence[Row]) -> str:
-    """All tables: one for each measure, the differences, and what it took."""
+    """Return all tables as Markdown: a table for each measure, differences, costs."""
     parts = [
         *map(_markdown_table, measure_tables(plan, rows)),
         LEGEND,
@@ -79,7 +79,7 @@ def markdown(plan: Plan, rows: Sequence[Row]) -> str:
 
 
 def latex(plan: Plan, rows: Sequence[Row]) -> str:
-    """The same tables in the style of the package booktabs, a ``tabular`` each."""
+    """Return the same tables for LaTeX with the package booktabs, a ``tabular`` each."""
     parts = [
         r"% \usepackage{booktabs}",
         _comment(LEGEND),
@@ -122,7 +122,7 @@ def _latex_line(cells: Sequence[Cell]) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    """A lone dash as a dash, one before a number as a minus."""
+    """Return a cell for LaTeX; a minus sign before a number is typeset as one."""
     text = "--" if cell.text == "-" else cell.text.translate(IN_LATEX)
     text = re.sub(r"^-(?=\d)", "$-$", text)
     return rf"\textbf{{{text}}}" if cell.is_best else text

@@ -1,4 +1,4 @@
-"""The measures of a comparison, a row each, and the ``table.csv`` that keeps them."""
+"""The measures of a comparison, a row each, and their file ``table.csv``."""
 
 import csv
 import io
@@ -14,8 +14,7 @@ CSV_COLUMNS = "target method seed draw nfe calls updates train_seconds sample_se
 
 
 class Row(NamedTuple):
-    """One measure of one trial; ``nfe`` None: the floor, samples of the target itself, where the
-    method of the trial means nothing."""
+    """One measure of one trial. ``nfe`` is None for the floor, whose trial has any method."""
 
     trial: Trial
     nfe: int | None
@@ -26,7 +25,7 @@ class Row(NamedTuple):
 
 
 def table_csv(rows: Sequence[Row]) -> str:
-    """One line for each measure of each trial."""
+    """Return the rows as CSV, a line each."""
     stream = io.StringIO()
     names = list(rows[0].measured.values)
     writer = csv.writer(stream, lineterminator="\n")
@@ -43,7 +42,7 @@ def table_csv(rows: Sequence[Row]) -> str:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """What :func:`table_csv` wrote, with times as they are rounded there.
+    """Return the rows of a file that :func:`table_csv` wrote; times are rounded there.
 
     Raises:
         UserError: the file cannot be read or is no such table.
@@ -70,8 +69,8 @@ def read_rows(file: Path) -> list[Row]:
 
 
 def has_places_of(rows: Sequence[Row], file: Path) -> bool:
-    """Whether rows have all places (trial, NFE, draw) of a ``table.csv``, which they then may
-    replace; of none if there is no such file, and never those of one that cannot be read."""
+    """Whether rows may replace a ``table.csv``: they have all its trials, NFE and draws, or there
+    is no such file. A file that cannot be read is never replaced."""
     if not file.exists():
         return True
     try:
@@ -88,10 +87,7 @@ def _places(rows: Sequence[Row]) -> set[tuple[object, ...]]:
 
 
 def _read_row(cells: Mapping[str, str]) -> Row:
-    """
-    Raises:
-        ValueError, UserError: what stands in a cell is not what belongs there.
-    """
+    """Return the row of a line; raise ValueError or UserError if a cell is wrong."""
     metrics = list(cells)[len(CSV_COLUMNS.split()) :]
     is_floor = cells["method"] == "floor"
     return Row(

@@ -19,31 +19,30 @@ class Plan(NamedTuple):
     """What the tables show."""
 
     methods: Sequence[str]
-    """Their lines; differences are those of the first one to the others."""
+    """Methods, a line each; the first one is compared with the others."""
     nfe: Sequence[int]
     measures: Mapping[tuple[str, Column], int]
-    """How many a cell is to have; none where it is missing, e.g. as the method cannot do with so
-    few calls."""
+    """Planned number of measures of a method and column; methods that need more calls have none."""
 
 
 class Cell(NamedTuple):
-    """What stands in a place of a table."""
+    """One cell of a table."""
 
     text: str
     is_best: bool = False
 
 
 class Table(NamedTuple):
-    """A table, its first column being titles; all lines are as long as ``head``."""
+    """A table whose first column holds titles; all lines are as long as ``head``."""
 
     head: list[str]
     lines: list[list[Cell]]
     foot: list[list[Cell]]
-    """Lines below, that are no method's."""
+    """Lines below the methods, such as floors."""
 
 
 def configured_plan(comparison: Comparison, rows: Sequence[Row]) -> Plan:
-    """All that the comparison was asked for, on the targets of ``rows``."""
+    """Return the plan of a whole comparison, on the targets of ``rows``."""
     compare = comparison.config.compare
     measures = {
         (method, (trial.target.label, nfe)): compare.seeds * compare.draws
@@ -59,8 +58,8 @@ def plan_of_rows(
     methods: Sequence[str] | None = None,
     nfe: Sequence[int] | None = None,
 ) -> Plan:
-    """All that ``rows`` have, or of it some methods and NFE in this order. Where a method is
-    measured at all, it should be for every seed and draw of the target."""
+    """Return the plan of all measures in ``rows``, or of some methods and NFE in this order. Every
+    seed and draw of a target is expected of each method that is measured there."""
     measured = [row for row in rows if row.nfe is not None]
     places = {(row.trial.target.label, row.trial.seed, row.draw) for row in measured}
     count = Counter(label for label, _, _ in places)
@@ -77,12 +76,12 @@ def plan_of_rows(
 
 
 def measure_tables(plan: Plan, rows: Sequence[Row]) -> list[Table]:
-    """One for each measure: methods down, targets and NFE across, floors below."""
+    """Return a table for each measure: methods down, targets and NFE across, floors below."""
     return [_measure_table(plan, rows, metric) for metric in rows[0].measured.values]
 
 
 def difference_tables(plan: Plan, rows: Sequence[Row]) -> list[Table]:
-    """One for each measure: the first method against each other one, draw by draw."""
+    """Return a table for each measure: the first method minus each other one, draw by draw."""
     if len(plan.methods) < 2:
         return []
     return [_differences(plan, rows, metric) for metric in rows[0].measured.values]
@@ -104,7 +103,7 @@ def _measure_table(plan: Plan, rows: Sequence[Row], metric: str) -> Table:
 
 
 def _remark(plan: Plan, rows: Sequence[Row], method: str, column: Column) -> str:
-    """Remarks on a trial: fewer measures than planned, another NFE than asked for."""
+    """Return remarks on a cell: fewer measures than planned, another NFE than requested."""
     own = [
         row
         for row in rows
@@ -139,7 +138,7 @@ def _differences(plan: Plan, rows: Sequence[Row], metric: str) -> Table:
 
 
 def verdict(differences: Sequence[float], metric: str) -> str:
-    """Mean difference with its standard error; ahead or behind at the 5 % level of Student's t."""
+    """Return the mean difference, its standard error, and who is ahead by a t test at 5 %."""
     from scipy.stats import t as student_t  # half a second to import
 
     if not differences:
@@ -158,7 +157,7 @@ def verdict(differences: Sequence[float], metric: str) -> str:
 
 
 def cost_table(plan: Plan, rows: Sequence[Row]) -> Table:
-    """Updates, training time and sampling time, means over the trials that were timed."""
+    """Return updates, training and sampling times, means over the trials that were timed."""
     counts = plan.nfe
     head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
     head += [f"sampling at NFE {nfe}, s" for nfe in counts]
@@ -193,7 +192,7 @@ def _columns(plan: Plan, rows: Sequence[Row]) -> list[Column]:
 def values(
     rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: str | None = None
 ) -> dict[tuple[int, int], float]:
-    """By seed and draw; of the floor, which has no method, without one."""
+    """Return the values of a cell by seed and draw; of the floor without ``method``."""
     return {
         (row.trial.seed, row.draw): row.measured.values[metric]
         for row in rows
@@ -202,10 +201,9 @@ def values(
 
 
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
-    """A value for each seed, the mean of its draws; of a single seed its draws.
+    """Return the mean of each seed's draws, or the draws of a single seed.
 
-    Draws of one trained network share its errors: counted as if they were seeds, they would make
-    differences look surer than they are.
+    Draws of one trained network share its errors, so they do not count as independent runs.
     """
     seeds = sorted({seed for seed, _ in found})
     if len(seeds) < 2:
@@ -214,7 +212,7 @@ def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
 
 
 def _best(plan: Plan, rows: Sequence[Row], metric: str, column: Column) -> str | None:
-    """None: no method is measured there."""
+    """Return the method with the best mean; None if no method is measured."""
     pick: Callable[..., str | None] = max if is_better_higher(metric) else min
     means = {
         method: mean(found.values())
@@ -225,12 +223,12 @@ def _best(plan: Plan, rows: Sequence[Row], metric: str, column: Column) -> str |
 
 
 def is_better_higher(metric: str) -> bool:
-    """Whether a larger value of a measure is the better one."""
+    """Whether larger values of a measure are better."""
     return any(metric.endswith(name) for name in HIGHER_IS_BETTER)
 
 
 def spread(found: Sequence[float]) -> str:
-    """Mean and standard deviation."""
+    """Return mean and standard deviation as text."""
     if not all(map(math.isfinite, found)):
         return "diverged"
     if len(set(found)) < 2:
@@ -239,7 +237,7 @@ def spread(found: Sequence[float]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 seed``, ``5 seeds``."""
+    """Return ``1 seed`` or ``5 seeds``."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
@@ -248,13 +246,13 @@ def _titles(columns: Sequence[Column]) -> list[str]:
 
 
 def calls_of_methods(comparison: Comparison) -> list[str]:
-    """The numbers of calls of each method, as ``NSGF++ takes 3 calls or more``."""
+    """Return the possible numbers of calls of each method, as ``NSGF++ takes 3 calls or more``."""
     return [_calls(comparison, method) for method in comparison.methods]
 
 
 def empty_cells(comparison: Comparison) -> list[str]:
-    """A line for each method that some of ``compare.nfe`` do not suit: those cells stay empty, and
-    a method that none of them suits is not trained."""
+    """Return a line for each method that cannot be sampled with some of ``compare.nfe``. Those
+    cells stay empty; a method with empty cells only is not trained."""
     lines = []
     for method, config in comparison.methods.items():
         possible = asked_nfe(config)
