@@ -516,3 +516,64 @@ def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, key):
     assert error.startswith(f"nsgf: error: {key}")
     assert error.count("\n") == 1
     assert not list(tmp_path.glob("*/*/*/checkpoints/*"))
+
+
+def test_dataset_stands_for_the_targets():
+    trials = compared("2d", "--dataset=moons", "--compare.methods=[nsgf]").trials()
+    assert {trial.target.label for trial in trials} == {"moons"}
+
+
+@pytest.mark.parametrize("place", ["moons/nsgf-seed0/checkpoints", "moons/compare.json", "lock"])
+def test_links_out_of_a_comparison_are_refused(place, comparison, tmp_path):
+    path = comparison.folder / place
+    path.parent.mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    path.symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match="is a link out of that folder"):
+        run(comparison)
+
+
+def test_what_ended_a_training_is_not_hidden_by_another_process(comparison, monkeypatch):
+    """The lock is free between training and the note of its time; another process may take it."""
+
+    def failing(own, folder, stop):
+        lock = only_process(folder.path)
+        lock.__enter__()
+        held.append(lock)
+        raise UserError("out of memory")
+
+    held: list = []
+    monkeypatch.setattr(engine, "train", failing)
+    work = Work(comparison, StopRequest(), lambda _: None)
+    with pytest.raises(UserError, match="out of memory"):
+        work.finish(first_trial(comparison))
+    held[0].__exit__(None, None, None)
+
+
+def test_workers_leave_the_report_to_the_first_of_them(finished):
+    for file in (tables := [*finished.folder.glob("table.*")]):
+        file.unlink()
+    assert compare(finished, log=lambda _: None, reports=False) == []
+    assert {file.suffix for file in tables} == {".md", ".csv", ".tex"}
+    assert not any(file.exists() for file in tables)
+
+
+@pytest.mark.e2e
+def test_two_workers_compare_what_one_does(comparison, finished_once):
+    """The same measures, told once."""
+    words = ["compare", "--exp=2d", *FLAGS, f"--out-dir={comparison.folder.parent}"]
+    done = torchrun(2, "-m", "nsgf", "--", *words)
+    assert done.returncode == 0, done.stderr
+
+    def measures(comparison):
+        times = ("train_seconds", "sample_seconds")
+        with (comparison.folder / "table.csv").open() as lines:
+            return [
+                {key: value for key, value in row.items() if key not in times}
+                for row in csv.DictReader(lines)
+            ]
+
+    assert len(measures(comparison)) > 4
+    assert measures(comparison) == measures(finished_once[0])
+    assert done.stdout.count("table.csv") == done.stdout.count("| cost |") == 1
+    assert done.stdout.count("compare: 4 trials, 0 measured") == 1
