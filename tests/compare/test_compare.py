@@ -24,6 +24,7 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 from tests.compare.table_rows import in_folder
 from tests.conftest import compared
+from tests.system.test_distributed import torchrun
 
 FLAGS = (
     *("--smoke", "--compare.targets=[moons]", "--compare.methods=[nsgf,nsgf++,1rf,2rf]"),
