@@ -1,4 +1,4 @@
-"""Fingerprints of tensors, and files of tensors from elsewhere."""
+"""Checksums of tensors, and reading of files that torch.save wrote."""
 
 import hashlib
 import zipfile
@@ -10,17 +10,18 @@ from torch import Tensor
 
 
 def fingerprint(tensor: Tensor) -> str:
-    """The first 12 hexadecimal digits of the SHA-256 of a tensor's shape, type and values."""
+    """Return 12 hexadecimal digits of the SHA-256 of a tensor's shape, type and values."""
     digest = hashlib.sha256(repr((tuple(tensor.shape), tensor.dtype)).encode())
     digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:12]
 
 
 def load_archive(file: Path) -> Any:
-    """What torch.save wrote: tensors and plain values, whose checksums torch does not compare.
+    """Return what torch.save wrote: tensors and plain values. Checksums are compared, which torch
+    itself does not do.
 
     Raises:
-        Exception: nearly any: the file is damaged, or holds anything else.
+        Exception: of many types, if the file is damaged or holds anything else.
     """
     with file.open("rb") as stream:
         with zipfile.ZipFile(stream) as archive:

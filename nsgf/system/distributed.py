@@ -1,7 +1,7 @@
 """Several processes that work together, as ``torchrun`` starts them.
 
-Work is cut by position: of n things, flows or samples of a batch, each process takes a contiguous
-part. What is drawn does not depend on the number of processes, only who draws it.
+Each process takes a contiguous part of the flows, or of the samples of a batch. What is drawn does
+not depend on the number of processes.
 """
 
 import os
@@ -21,38 +21,38 @@ from nsgf.system.launch import is_launched
 Value = TypeVar("Value")
 
 PATIENCE = timedelta(hours=2)
-"""How long a process waits for another, e.g. for pictures that only the first one makes. One that
-dies ends them all at once: torchrun sees to that."""
+"""Longest wait for another process, for example while the first one draws pictures. If a process
+dies, torchrun ends the others."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of this run; a single one unless torchrun says otherwise."""
+    """The processes of this run; a single one without torchrun."""
 
     rank: int = 0
-    """Which one this is, 0 .. size - 1."""
+    """Number of this process, 0 to size - 1."""
     size: int = 1
-    """How many there are."""
+    """Number of processes."""
     local_rank: int = 0
-    """Which one this is on its machine; also its card."""
+    """Number of this process on its machine, and of its card."""
 
     @property
     def card(self) -> int | None:
-        """The number of its card where several work together; None: the current one."""
+        """Number of this process's card; None for a single process: the current card."""
         return self.local_rank if self.size > 1 else None
 
     @property
     def is_main(self) -> bool:
-        """Whether this one writes checkpoints and logs."""
+        """Whether this process writes checkpoints and logs."""
         return self.rank == 0
 
     def share(self, things: range) -> range:
-        """This process's part of ``things``; parts differ by at most one."""
+        """Return this process's part of ``things``; sizes of parts differ by at most one."""
         cuts = [len(things) * rank // self.size for rank in (self.rank, self.rank + 1)]
         return things[cuts[0] : cuts[1]]
 
     def mean(self, value: Tensor) -> Tensor:
-        """Mean of a tensor over the processes, on its device."""
+        """Return the mean of a tensor over the processes, on its device."""
         if self.size > 1:
             value = value.clone()
             distributed.all_reduce(value)
@@ -60,11 +60,11 @@ class World:
         return value
 
     def any(self, flag: bool) -> bool:
-        """Whether ``flag`` is true in one of the processes."""
+        """Return whether ``flag`` is true in any process."""
         return float(self.mean(torch.tensor(float(flag)))) > 0
 
     def agree(self, value: Value) -> Value:
-        """What the first process says; the others' ``value`` is dropped."""
+        """Return the first process's ``value``."""
         if self.size == 1:
             return value
         box = [value]
@@ -72,7 +72,8 @@ class World:
         return box[0]
 
     def gather(self, value: Value) -> list[Value]:
-        """What all processes say, by rank, in the first one; nothing in the others."""
+        """Return the values of all processes by rank in the first process, and nothing in
+        others."""
         if self.size == 1:
             return [value]
         box: list[Value] = [value] * self.size
@@ -80,16 +81,13 @@ class World:
         return box if self.is_main else []
 
     def wait(self) -> None:
-        """Go on when every process has come here."""
+        """Wait until every process has called this."""
         if self.size > 1:
             distributed.barrier()
 
 
 def check_shares(counts: dict[str, int], size: int) -> None:
-    """
-    Raises:
-        UserError: there are more processes than things, counted by the setting that says how many.
-    """
+    """Raise UserError if one of the settings ``counts`` is below the number of processes."""
     for key, count in counts.items():
         if count < size:
             raise UserError(f"{key} = {count}: must be >= the number of processes, {size}")
@@ -97,11 +95,10 @@ def check_shares(counts: dict[str, int], size: int) -> None:
 
 @contextmanager
 def join(device: str) -> Iterator[World]:
-    """The world of this process, for as long as the context lasts: cards talk over NCCL, CPUs over
-    gloo.
+    """Yield the world of this process. Cards communicate over NCCL, CPUs over gloo.
 
     Raises:
-        UserError: more processes than cards, or one card for all of them.
+        UserError: there are more processes than cards, or one card for all of them.
     """
     if not is_launched():
         yield World()
@@ -110,18 +107,18 @@ def join(device: str) -> Iterator[World]:
     backend = "cpu:gloo,cuda:nccl" if take_card(device) else "gloo"
     distributed.init_process_group(backend, timeout=PATIENCE)
     yield (world := World(rank, size, local))
-    # neither after an error: the others may be waiting for this process, which only its end tells
+    # not after an error: others may wait for this process, and only its end tells them
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:  # on several machines
-        with suppress(RuntimeError):  # what is wrong with another process is for that one to tell
-            world.any(False)  # until the first has measured: torchrun leaves machines early
+        with suppress(RuntimeError):  # another process failed and reports it itself
+            world.any(False)  # wait for the first process: torchrun leaves machines early
     distributed.destroy_process_group()
 
 
 def take_card(device: str) -> bool:
-    """Make the card of this process, one of several, torch's current one; False: CPUs are used.
+    """Make this process's card torch's current one; return False if CPUs are used.
 
     Raises:
-        UserError: more processes than cards, or one card for all of them.
+        UserError: there are more processes than cards, or one card for all of them.
     """
     if device in OTHERS:
         raise UserError(f"device = {device}: takes one process; start it without torchrun")

@@ -1,27 +1,26 @@
-"""The one exception that is meant for the user, and texts made safe to show and to share."""
+"""The exception for mistakes of the user, and texts that are safe to show and to share."""
 
 import re
 
 MAX_LENGTH = 2000
-"""Characters of a message; what is longer quotes a file or a flag at length."""
+"""Largest number of characters of a message."""
 
 ABSOLUTE_PATH = re.compile(
     r"""(?<![\w.+/~-])(?:~\w*)?/(?=[^\s/])(?:[^/\n"',;:()]*[^\s/"',;:()]/)*"""
 )
-"""All but the last part of a path, whose folders may have spaces within their names."""
+"""All but the last part of an absolute path; names of folders may have spaces."""
 
 
 class UserError(Exception):
-    """Something the user can mend: its message is one line with the cause and the remedy."""
+    """A mistake that the user can correct. Its message is one line: cause and remedy."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
 
 
 def one_line(said: str | BaseException) -> str:
-    """A text or an exception as a single printable line: others' words may hold line ends or
-    terminal codes. An exception without words is named by its type.
-    """
+    """Return a text or an exception as one printable line; an exception without a message is named
+    by its type."""
     text = str(said)
     if isinstance(said, BaseException) and not text.strip():
         text = type(said).__name__
@@ -31,19 +30,18 @@ def one_line(said: str | BaseException) -> str:
 
 
 def cause(error: OSError) -> str:
-    """Why the system refused, in its words; without words an error is named by its type."""
+    """Return the reason that the operating system gives."""
     return one_line(error.strerror or error)
 
 
 def printable(text: str) -> str:
-    """A text with line ends, and everything else that is no printable character escaped."""
+    """Return a text in which all but line ends and printable characters is escaped."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )
 
 
 def shorten_paths(text: str) -> str:
-    """Return a text in which absolute paths have only their last part: they name folders and users
-    of this machine.
-    """
+    """Return a text in which absolute paths keep only their last part, since the others name
+    folders and users of this machine."""
     return ABSOLUTE_PATH.sub("", text)

@@ -1,4 +1,4 @@
-"""What this machine has: device, free memory, and what a plan needs of them."""
+"""Device, free memory and versions of this machine."""
 
 import functools
 import gc
@@ -15,20 +15,19 @@ import torch
 from nsgf.system.errors import UserError
 
 PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", "torch-fidelity"]
-"""What results depend on."""
+"""Packages whose versions results depend on."""
 OTHERS = ("mps", "xpu")
-"""Devices besides CPUs and CUDA cards that may be asked for: float32 alone, in one process, without
-streams and memory checks."""
+"""Other devices than CPUs and CUDA cards: float32 only, one process, no memory checks."""
 
 
 def pick_device(name: str, card: int | None = None) -> torch.device:
-    """The device that ``name`` (auto, cpu, cuda, cuda:N, mps, xpu) means here.
+    """Return the device that ``name`` (auto, cpu, cuda, cuda:N, mps, xpu) selects.
 
-    A card becomes torch's current one; auto and cuda mean ``card``, or else the current one. auto
-    passes over a card that torch cannot use; :func:`describe` says so.
+    A card becomes torch's current one; auto and cuda select ``card``, or else the current one.
+    auto skips a card that torch cannot use.
 
     Raises:
-        UserError: a device that does not exist, or that this build of torch has no code for.
+        UserError: the device does not exist, or this build of torch has no code for it.
     """
     if name == "auto":
         name = "cpu" if _unused_card() or not torch.cuda.is_available() else "cuda"
@@ -55,7 +54,7 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
 
 
 def _accelerator() -> str | None:
-    """Which of OTHERS this machine has; torch says so from 2.6 on."""
+    """Return the one of OTHERS that this machine has; known from torch 2.6 on."""
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is None or not accelerator.is_available():
         return None
@@ -64,17 +63,17 @@ def _accelerator() -> str | None:
 
 
 def wide_float(device: torch.device) -> torch.dtype:
-    """float64, where the device has it."""
+    """Return float64 where the device has it, else float32."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _has_kernels(device: torch.device) -> bool:
-    """Whether this build of torch can compute on the card: code of its generation, or code that the
-    driver translates for a later one (``compute_``)."""
+    """Whether this build of torch has code for the card's generation, or code that the driver
+    translates for it (``compute_``)."""
     capability = torch.cuda.get_device_capability(device)
     built = [re.match(r"(sm|compute)_(\d+)(\d)", name) for name in torch.cuda.get_arch_list()]
     generations = [(code[1], (int(code[2]), int(code[3]))) for code in built if code]
-    return not generations or any(  # AMD's builds name theirs in another way
+    return not generations or any(  # AMD's builds have other names
         generation <= capability and (kind == "compute" or generation[0] == capability[0])
         for kind, generation in generations
     )
@@ -90,7 +89,7 @@ def _without_kernels(device: torch.device) -> str:
 
 
 def _unused_card(driver: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Why torch cannot use the card that is there; None: it can, or there is none."""
+    """Return why torch cannot use this machine's card; None if it can, or there is none."""
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
         return None if _has_kernels(device) else _without_kernels(device)
@@ -103,9 +102,8 @@ def _unused_card(driver: Path = Path("/proc/driver/nvidia/version")) -> str | No
 
 
 def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Main memory that can still be used, also under a container's limit.
-
-    A container's usage counts cached files, which give way to a pool; they are taken as free.
+    """Return the free bytes of main memory, within a container's limit. Cached files count as free,
+    since the system drops them when memory is needed.
     """
     available = psutil.virtual_memory().available
     for limit, usage, cached in (
@@ -131,7 +129,7 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 def release_memory(device: torch.device) -> None:
-    """Give what a finished phase held back to the device."""
+    """Release the cached memory of the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -140,13 +138,13 @@ def release_memory(device: torch.device) -> None:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Let :func:`peak_memory` begin anew; main memory's peak cannot."""
+    """Reset :func:`peak_memory` of a card; the peak of main memory cannot be reset."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes that were in use: on a card since the reset, else of the process so far."""
+    """Return the peak of used bytes: on a card since the reset, else of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -158,7 +156,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def describe(device: torch.device, processes: int = 1) -> str:
-    """One line for people: the device and the free memory."""
+    """Return a line about the device and the free memory."""
     free = f"{format_bytes(available_bytes())} of main memory free"
     if device.type in OTHERS:
         return f"{device.type}, on which nobody has tried this program, {free}"
@@ -178,7 +176,7 @@ def describe(device: torch.device, processes: int = 1) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """1536 -> '1.5 KB' (powers of 1000, as disks and memory estimates are quoted)."""
+    """Return bytes as text in powers of 1000: 1536 is '1.5 KB'."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -187,14 +185,14 @@ def format_bytes(count: float) -> str:
 
 
 def format_hours(seconds: float) -> str:
-    """90 -> '1.5 min'."""
+    """Return seconds as text: 90 is '1.5 min'."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def provenance() -> dict[str, object]:
-    """Where a result comes from: versions, commit if this is a checkout, and the machine."""
+    """Return versions, machine, and the commit of a checkout."""
     import platform
 
     cards = [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())]
@@ -211,7 +209,7 @@ def provenance() -> dict[str, object]:
 
 
 def _commit(checkout: Path) -> str | None:
-    """Commit of a checkout, with ``-dirty`` where files differ from it; None: it is none."""
+    """Return the commit of a checkout, with ``-dirty`` for changed files; None if it is none."""
     if not (checkout / ".git").exists():
         return None
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
@@ -226,7 +224,7 @@ def _commit(checkout: Path) -> str | None:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Versions that a result depends on; every checkpoint has them."""
+    """Return the versions that a result depends on; every checkpoint holds them."""
     import platform
     from importlib.metadata import PackageNotFoundError, version
 

@@ -1,9 +1,9 @@
-"""How this process was started."""
+"""Whether and how torchrun started this process; loads nothing, for quick help."""
 
 import os
 
 STARTED_BY = os.getppid()
-"""The process that started this one; another number now means that it is gone."""
+"""Number of the parent process; a different one later means that the parent is gone."""
 
 
 def is_launched() -> bool:
@@ -12,5 +12,5 @@ def is_launched() -> bool:
 
 
 def launched_rank() -> int:
-    """Which of torchrun's processes this is; 0 if it started none."""
+    """Return the rank of this process; 0 without torchrun."""
     return int(os.environ["RANK"]) if is_launched() else 0

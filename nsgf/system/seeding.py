@@ -1,4 +1,4 @@
-"""Named random streams: every random number of a run follows from the run's seed and a name."""
+"""Named random streams: every random number follows from the run's seed and a name."""
 
 import hashlib
 
@@ -6,10 +6,10 @@ import torch
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """Seed of the stream ``names`` under the run's ``seed``.
+    """Return the seed of the stream ``names``.
 
-    Streams with different names are independent, so a phase can draw more or fewer numbers
-    without moving what any other phase draws.
+    Streams with different names are independent, so the number of draws of one phase does not
+    affect any other.
 
     Returns:
         An integer in [0, 2**63).
@@ -19,10 +19,9 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Let torch's own generator of the device, and that of the CPU, begin anew.
+    """Seed torch's generators of the CPU and of the device, for dropout and other libraries.
 
-    For what takes no generator: dropout, other libraries. ``torch.manual_seed`` would do it for
-    every device, in twice the time of a small update's Adam.
+    ``torch.manual_seed`` would seed every device, which takes longer than a small update.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -32,5 +31,5 @@ def seed_torch(seed: int, device: torch.device) -> None:
 
 
 def make_generator(seed: int, *names: str | int) -> torch.Generator:
-    """CPU generator of the stream ``names`` under the run's ``seed``."""
+    """Return a CPU generator of the stream ``names``."""
     return torch.Generator().manual_seed(derive_seed(seed, *names))

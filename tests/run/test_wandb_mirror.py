@@ -19,7 +19,7 @@ from nsgf.run.mirrors import open_mirror
 
 
 def tracked(config: Config, mode: str) -> Config:
-    return replace(config, tracking=TrackingConfig(tracker=mode, project="the-project"))
+    return replace(config, tracking=TrackingConfig(tracker=mode))
 
 
 class StandIn:
@@ -66,7 +66,8 @@ def wandb(monkeypatch) -> StandIn:
     return module
 
 
-def test_resumed_run_is_the_same_wandb_run_with_its_settings(tiny, wandb):
+def test_resumed_run_is_the_same_wandb_run_with_its_settings(tiny, wandb, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "the-project")
     whole = tracked(tiny, "wandb")
     run = train(replace(whole, phases=["nsgf"]))
     train(whole, run)
