@@ -1,12 +1,11 @@
-"""Checkpoints: each phase has one file, replaced every ``train.checkpoint_every`` updates and at
-the phase's end, and beside it the one before. Phases hand over through these files and nothing
-else.
+"""Checkpoints. Each phase has one file, replaced every ``train.checkpoint_every`` updates and at
+the end of the phase, and the one before. Later phases read earlier ones from these files only.
 
     nsgf checkpoint FORMAT, lengths and checksums of what follows      one line of fixed length
     phase, step, configuration, versions                               JSON
     weights, average, optimizer, ...                                   as torch.save writes it
 
-How far a phase is stands in the first kilobytes; the checksums are of every byte.
+The step can be read without the weights; the checksums cover every byte.
 """
 
 import errno
@@ -35,10 +34,10 @@ CHUNK = 1 << 22
 
 
 def save(file: Path, payload: dict[str, Any]) -> None:
-    """Write a checkpoint, and keep the one before beside it (:func:`nsgf.run.folder.earlier`).
+    """Write a checkpoint, and keep the one before (:func:`nsgf.run.folder.earlier`).
 
-    At no time is there no good checkpoint under one of the two names. The payload is of nested
-    dictionaries of tensors and plain values.
+    At any time one of the two names holds a whole checkpoint. The payload is nested dictionaries of
+    tensors and plain values.
 
     Raises:
         UserError: it cannot be written; what was there before is still there.
@@ -72,20 +71,20 @@ def save(file: Path, payload: dict[str, Any]) -> None:
 
 
 def _hidden(error: BaseException) -> BaseException:
-    """What torch hides behind an error of its own."""
+    """Return the error behind torch's own."""
     while isinstance(error, RuntimeError) and error.__context__:
         error = error.__context__
     return error
 
 
 def _lead(text: bytes, size: int, checksum: int) -> bytes:
-    """The first line: length and checksum of the header ``text`` and of the content behind it."""
+    """Return the first line: lengths and checksums of the header ``text`` and of the content."""
     words = f"{FORMAT} {len(text):08d} {zlib.crc32(text):08x} {size:016d} {checksum:08x}\n"
     return MAGIC + words.encode()
 
 
 def _keep(file: Path, other: Path) -> None:
-    """Give a file a second name without ever taking away its first."""
+    """Give a file a second name; it keeps its first."""
     with temporary(other) as partial:
         try:
             os.link(file, partial)
@@ -95,7 +94,7 @@ def _keep(file: Path, other: Path) -> None:
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """Phase, step, configuration and versions of a checkpoint; its content is not read.
+    """Return phase, step, configuration and versions of a checkpoint without reading its content.
 
     Raises:
         UserError: it is missing, cut off, or of another format, or the system refuses to read it.
@@ -105,7 +104,7 @@ def read_header(file: Path) -> dict[str, Any]:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU, tensors and plain values only.
+    """Return a checkpoint on the CPU, tensors and plain values only.
 
     Raises:
         UserError: it is missing, damaged, or of another format, or the system refuses to read it.
@@ -133,10 +132,10 @@ def load(file: Path) -> dict[str, Any]:
 
 
 def damage(file: Path) -> str | None:
-    """What is wrong with a checkpoint, its weights included; None: nothing.
+    """Return what is wrong with a checkpoint and its weights; None if it is whole.
 
     Raises:
-        UserError: the system refuses to read it, or it is of another format: neither is damage.
+        UserError: the system refuses to read it, or it is of another format, which is no damage.
     """
     try:
         load(file)
@@ -146,7 +145,7 @@ def damage(file: Path) -> str | None:
 
 
 class Unreadable(UserError):
-    """The bytes of a file are not those of a checkpoint."""
+    """A file is damaged, or no checkpoint."""
 
     cause = ""
 
@@ -158,7 +157,7 @@ def _unreadable(file: Path, cause: str) -> Unreadable:
 
 
 def newer_format(file: str, its: int, ours: int) -> UserError:
-    """What to say of a file that a later version wrote: it is not damaged."""
+    """Return the error for a file of a later version, which is not damaged."""
     return UserError(
         f"{file} cannot be read (it is of the newer format {its}, this program reads {ours}); "
         "go on with the version that wrote it"
@@ -167,10 +166,7 @@ def newer_format(file: str, its: int, ours: int) -> UserError:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[BinaryIO]:
-    """
-    Raises:
-        UserError: there is no such file, or the system refuses to read it.
-    """
+    """Open a checkpoint. Raise UserError if there is none, or the system refuses to read it."""
     try:
         if not file.is_file():
             raise UserError(f"no checkpoint {file}: train that phase first")
@@ -181,7 +177,7 @@ def _reading(file: Path) -> Iterator[BinaryIO]:
 
 
 def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
-    """The header, and the checksum of the content, at whose beginning the stream is left."""
+    """Return the header and the content's checksum; the stream is then at the content."""
     lead = stream.read(len(_lead(b"", 0, 0)))
     if lead[:4] == b"PK\3\4":
         raise UserError(
@@ -206,7 +202,7 @@ def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
 
 
 def _checksum(stream: BinaryIO) -> int:
-    """Of what follows in a stream."""
+    """Return the checksum of the rest of a stream."""
     summed = 0
     while part := stream.read(CHUNK):
         summed = zlib.crc32(part, summed)
@@ -214,15 +210,15 @@ def _checksum(stream: BinaryIO) -> int:
 
 
 def is_finite(state: Any) -> bool:
-    """Whether all values of a network's state are; what is no state is left to others."""
+    """Whether all values of a network's state are finite; anything else counts as finite."""
     if not isinstance(state, Mapping):
         return True
     finite = [part.isfinite().all() for part in state.values() if isinstance(part, Tensor)]
-    return not finite or bool(torch.stack(finite).all())  # one wait for a card, not one each
+    return not finite or bool(torch.stack(finite).all())  # a card waits once, not for each
 
 
 def mend(file: Path, log: Callable[[str], None]) -> None:
-    """Put the checkpoint before in the place of one that is damaged or gone, and log a line.
+    """Replace a damaged or missing checkpoint by the one before, and log a line.
 
     Raises:
         UserError: the system refuses to read it, or it is of another format.
@@ -242,13 +238,11 @@ def mend(file: Path, log: Callable[[str], None]) -> None:
 def load_good(
     file: Path, read: Callable[[Path], dict[str, Any]] = load
 ) -> tuple[dict[str, Any], str]:
-    """The newest checkpoint that is not damaged, as ``read`` has it; nothing is changed.
-
-    Returns:
-        The payload, and a remark for people, empty for the newest.
+    """Return what ``read`` gives for the newest checkpoint that is not damaged, and a remark, which
+    is empty for the newest one. No file is changed.
 
     Raises:
-        UserError: neither it nor the one before can be read, or the system refuses to.
+        UserError: neither it nor the one before can be read.
     """
     before, is_gone = earlier(file), not file.exists()
     try:
@@ -265,15 +259,12 @@ def load_good(
 
 
 def good_header(file: Path) -> dict[str, Any]:
-    """The header of the newest checkpoint that has one; errors as in :func:`load_good`."""
+    """Return the header of the newest readable checkpoint; errors as in :func:`load_good`."""
     return load_good(file, read_header)[0]
 
 
 def check_phase(file: Path, header: dict[str, Any], phase: str) -> None:
-    """
-    Raises:
-        UserError: the checkpoint is of another phase.
-    """
+    """Raise UserError if a checkpoint is of another phase."""
     if header.get("phase") != phase:
         raise UserError(
             f"checkpoint {file} is of phase {header.get('phase')}, not of {phase}; remove it"
@@ -281,7 +272,7 @@ def check_phase(file: Path, header: dict[str, Any], phase: str) -> None:
 
 
 def what_is_lost(file: Path, phase: str) -> str:
-    """A line for people about a phase that is interrupted without saving."""
+    """Return a line about a phase that is interrupted without saving."""
     try:
         step = good_header(file)["step"]
     except UserError:

@@ -1,4 +1,4 @@
-"""The run folder: its files by name, and how small ones are written.
+"""The run folder: names of its files, and safe writing.
 
 A run folder holds ``config.yaml``, ``versions.json``, ``checkpoints/``, ``pool/``,
 ``metrics.jsonl``, ``costs.jsonl``, ``log.txt``, ``samples/`` and, later, ``metrics.json``.
@@ -36,21 +36,20 @@ class RunFolder:
         self.samples = path / "samples"
 
     def checkpoint_file(self, phase: PhaseName) -> Path:
-        """Checkpoint of a phase, e.g. ``checkpoints/phase2_nsf.pt``."""
+        """Return the checkpoint of a phase, e.g. ``checkpoints/phase2_nsf.pt``."""
         return self.path / "checkpoints" / f"{phase_stem(phase)}.pt"
 
     def has_checkpoint(self, phase: PhaseName) -> bool:
-        """Whether there is a checkpoint of a phase, be it only the one before the newest."""
+        """Whether a phase has its newest checkpoint or the one before."""
         file = self.checkpoint_file(phase)
         return file.exists() or earlier(file).exists()
 
     @classmethod
     def create(cls, config: Config) -> "RunFolder":
-        """A new folder ``OUT_DIR/EXP-YYYYmmdd_HHMMSS`` with the configuration in it.
+        """Make the folder ``OUT_DIR/EXP-YYYYmmdd_HHMMSS`` with the configuration in it; that of a
+        smoke run is ``OUT_DIR/EXP-smoke-YYYYmmdd_HHMMSS``.
 
-        That of a smoke run is ``OUT_DIR/EXP-smoke-YYYYmmdd_HHMMSS``.
-
-        It is named as the newest one there, also where the clock went back since the last.
+        Its time is never earlier than that of an existing run, even if the clock went back.
 
         Raises:
             UserError: the folder cannot be written.
@@ -66,7 +65,7 @@ class RunFolder:
 
     @classmethod
     def prepare(cls, path: Path) -> "RunFolder":
-        """The run folder at this path, made if there is none.
+        """Return the run folder at this path, and make it if there is none.
 
         Raises:
             UserError: it cannot be written.
@@ -84,15 +83,15 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
-        """An existing run folder.
+        """Return an existing run folder.
 
         Raises:
-            UserError: it is none.
+            UserError: there is no run at this path.
         """
         run = cls(path.expanduser())
         if not run.config_file.is_file() and (run.path / "config.json").is_file():
             raise UserError(
-                f"run = {path}: no run folder but an exported one, which commands do not take; in "
+                f"run = {path}: an exported run, which commands do not take; use it from "
                 f"Python: nsgf.load({str(path)!r}).sample(64)"
             )
         if not run.config_file.is_file():
@@ -124,26 +123,26 @@ class RunFolder:
         )
 
     def write_config(self, config: Config) -> None:
-        """Save the resolved configuration and the versions beside it."""
+        """Save the configuration, and the versions beside it."""
         write_text(self.config_file, dump_config(config))
         write_text(self.path / "versions.json", json.dumps(provenance(), indent=2) + "\n")
 
     def set_aside(self, phase: PhaseName) -> Path:
         """Rename a phase's checkpoint to the first free ``*.previousN.pt``."""
         file = self.checkpoint_file(phase)
-        earlier(file).unlink(missing_ok=True)  # or it would be taken for the new one's
+        earlier(file).unlink(missing_ok=True)  # it belongs to the one set aside
         aside = file.replace(unused(file, "previous"))
         sync_folder(file.parent)
         return aside
 
 
 def earlier(file: Path) -> Path:
-    """Where the checkpoint before the newest is: ``phase2_nsf.earlier.pt``."""
+    """Return the file of the checkpoint before the newest: ``phase2_nsf.earlier.pt``."""
     return file.with_suffix(".earlier.pt")
 
 
 def unused(file: Path, name: str) -> Path:
-    """The first free ``*.NAME1.pt``, ``*.NAME2.pt``, ... beside a checkpoint."""
+    """Return the first unused name of ``*.NAME1.pt``, ``*.NAME2.pt``, ... beside a checkpoint."""
     number = 1
     while (free := file.with_suffix(f".{name}{number}.pt")).exists():
         number += 1
@@ -151,29 +150,29 @@ def unused(file: Path, name: str) -> Path:
 
 
 def phase_stem(phase: PhaseName) -> str:
-    """Beginning of the names of a phase's files, e.g. ``phase2_nsf`` or ``phase1_peer``."""
+    """Return the stem of a phase's files, e.g. ``phase2_nsf`` or ``phase1_peer``."""
     return f"phase{family(phase).index(phase) + 1}_{phase}"
 
 
 def name_within(config: Config, run: RunFolder) -> str:
-    """A run folder's name, or its way from ``out_dir``: ``compare-2d/moons/nsgf-seed0``."""
+    """Return a run folder's path below ``out_dir``: ``compare-2d/moons/nsgf-seed0``."""
     home, path = Path(config.out_dir).expanduser().resolve(), run.path.resolve()
     return path.relative_to(home).as_posix() if path.is_relative_to(home) else path.name
 
 
 def results_folder(config: Config, run: RunFolder) -> Path:
-    """Where the results of a run are written: into its folder, or to ``OUT_DIR/RUN`` where
-    ``out_dir`` is not the folder that holds it."""
+    """Return the folder for a run's results: its own, or ``OUT_DIR/RUN`` if ``out_dir`` is not the
+    folder that holds the run."""
     home, out = run.path.resolve(), Path(config.out_dir).expanduser()
-    parents = {home.parent, run.path.absolute().parent.resolve()}  # of what a link stands for, too
+    parents = {home.parent, run.path.absolute().parent.resolve()}  # of a link and its target
     return run.path if out.resolve() in parents else out / home.name
 
 
 def writable(folder: Path) -> Path:
-    """The folder, made if it is not there, once a file can be written in it.
+    """Return a folder after a check that files can be written into it; make it if needed.
 
     Raises:
-        UserError: none can.
+        UserError: no file can be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -188,12 +187,12 @@ def writable(folder: Path) -> Path:
 
 
 def dump_config(config: Config) -> str:
-    """The configuration as YAML."""
+    """Return the configuration as YAML."""
     return dump_yaml(asdict(config))
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a small file as a whole."""
+    """Replace a file as a whole."""
     with replacing(file) as stream:
         stream.write(text.encode())
 
@@ -206,7 +205,7 @@ def append_text(file: Path, text: str) -> None:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Name the file in errors of the system that name none, as those of a full disk."""
+    """Add the file's name to errors of the system that have none, such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -216,9 +215,8 @@ def _naming(file: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """A stream for a new version of a file, which takes the old one's place when it is whole on
-    the disk. What fails leaves nothing behind; a link in the way is removed, never followed.
-    """
+    """Yield a stream for a new version of a file, which replaces the old one when it is whole on
+    the disk. A failure leaves the old file. A link is replaced, never followed."""
     with temporary(file) as partial:
         with partial.open("x+b") as stream:
             yield stream
@@ -230,9 +228,8 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def temporary(file: Path) -> Iterator[Path]:
-    """A free name beside a file, of this process alone: two may write the same file at once. What
-    has that name at the end is removed, like what processes of this machine that have ended left
-    under theirs.
+    """Yield a temporary name beside a file, unique to this process, since two processes may write
+    the same file. It is removed at the end, as are those of processes that no longer exist.
     """
     for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
         number = left.suffixes[-2][1:]
@@ -248,7 +245,7 @@ def temporary(file: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring what was made and renamed in a folder to the disk, where the system can."""
+    """Flush new and renamed files of a folder to the disk, where the system supports it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -258,30 +255,25 @@ def sync_folder(folder: Path) -> None:
 
 
 def _folder_name(exp: str, smoke: bool) -> str:
-    """Beginning of the names of an experiment's run folders."""
+    """Return the beginning of the names of an experiment's run folders."""
     return f"{exp}-smoke" if smoke else exp
 
 
 def _started(path: Path, exp: str) -> tuple[str, int] | None:
-    """When a run of ``exp`` was started: time in its name, number within that second."""
+    """Return the time in a run folder's name, and its number within that second."""
     stamp = re.fullmatch(re.escape(exp) + r"-(\d{8}_\d{6})(?:_(\d+))?", path.name)
     return (stamp[1], int(stamp[2] or 1)) if stamp else None
 
 
 IN_FOLDER = ("none", "tensorboard")
-"""Trackers that write nowhere but into the run folder."""
+"""Trackers that write into the run folder only."""
 FOREIGN = "wandb"
-"""Folder that wandb fills, with links to its own logs; this program writes nothing in it."""
+"""Folder of wandb's own files, which may be links; this program writes nothing in it."""
 
 
 def check_links(folder: Path, home: Path | None = None) -> None:
-    """Refuse a folder that leads out of itself: ``log.txt`` must not be appended to whatever a link
-    of that name points to. ``home`` may name a larger place in which it may stay. Refuse pipes
-    too: a program that opens one waits for ever.
-
-    Raises:
-        UserError: it holds a link to a place outside, or a pipe.
-    """
+    """Raise UserError if a folder holds a link to a place outside of ``home``, by default itself,
+    or a pipe: nothing may be written through a link, and reading a pipe waits for ever."""
     home = home or folder.resolve()
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -298,11 +290,11 @@ def check_links(folder: Path, home: Path | None = None) -> None:
 
 
 def at_home(config: Config, run: RunFolder, asked: set[str]) -> Config:
-    """The configuration of a run that exists, without what its own file alone may not decide.
+    """Return the configuration of an existing run without what its file may not decide alone, since
+    the folder may come from elsewhere.
 
-    ``out_dir`` is where the run lies now. Images are not downloaded into a folder outside of the
-    working directory unless this command names the folder or asks for the download; nothing is
-    mirrored to what may be a service, with the user's key, unless this command says so.
+    ``out_dir`` is where the run is now. Images are downloaded into a folder outside of the working
+    directory, and records sent to a service, only if this command asks for it.
 
     Args:
         config: the run's settings with this command's on top.

@@ -23,16 +23,15 @@ _warned: set[int] = set()
 
 
 class Busy(UserError):
-    """Another process holds the run folder."""
+    """Another process has locked the run folder."""
 
 
 @contextmanager
 def only_process(folder: Path) -> Iterator[None]:
-    """Hold a run folder against other processes.
+    """Lock a run folder.
 
-    The operating system lets go of the lock when its process ends, however it ends, so one that is
-    left behind in a moved or interrupted run holds nobody up. A file system without locks is used
-    all the same, and a warning says so once.
+    The operating system releases the lock when its process ends, so a killed process blocks nobody.
+    A file system without locks is used with a warning.
 
     Raises:
         Busy: another process works there; the message names it.
@@ -58,11 +57,11 @@ def only_process(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def in_turn(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold a folder that processes share, after those that hold it now.
+    """Lock a folder as soon as other processes have released it.
 
     Args:
-        folder: made if it is not there.
-        waiting: called about once a second until it is free; what it raises ends the wait.
+        folder: made if needed.
+        waiting: called about once a second while waiting; an exception ends the wait.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -77,7 +76,7 @@ def in_turn(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterato
 
 
 def _warn_once(folder: Path, error: Exception) -> None:
-    """Warn that a file system has no locks, with the first of its folders that is used."""
+    """Warn once for each file system that has no locks."""
     device = folder.stat().st_dev
     if device not in _warned:
         _warned.add(device)
@@ -88,7 +87,7 @@ def _warn_once(folder: Path, error: Exception) -> None:
 
 
 def _lock(file: Path) -> FileLock:
-    """A lock of the operating system's, never the kind that a killed process leaves behind."""
+    """Return a lock of the operating system, never one that a killed process leaves behind."""
     try:
         return FileLock(file, timeout=0, fallback_to_soft=False)
     except TypeError:  # versions that know no other kind

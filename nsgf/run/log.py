@@ -1,7 +1,6 @@
-"""What a run says: ``log.txt`` for people, ``metrics.jsonl`` and ``costs.jsonl`` for programs.
+"""The log of a run: ``log.txt`` for people, ``metrics.jsonl`` and ``costs.jsonl`` for programs.
 
-The files are the record; a mirror of them (a tracker, :mod:`nsgf.run.mirrors`) may be away or
-fail, and nothing depends on it.
+A mirror (a tracker, :mod:`nsgf.run.mirrors`) also gets the records; it may fail without effect.
 """
 
 import json
@@ -21,7 +20,7 @@ from nsgf.system.output import show
 
 
 class Mirror(Protocol):
-    """A run as a tracker shows it. Whatever its methods raise ends the mirror, not the run."""
+    """A run in a tracker. An exception of its methods ends the mirror, not the run."""
 
     def record(self, values: dict[str, Any]) -> None:
         """Take a record of metrics.jsonl or costs.jsonl, with its phase and step."""
@@ -30,20 +29,20 @@ class Mirror(Protocol):
         """Take a PNG under a name like ``nsgf/samples``."""
 
     def close(self, failed: bool) -> None:
-        """End, after a run that ``failed`` or got as far as it was asked to."""
+        """End, after a run that ``failed`` or not."""
 
 
 class Tracker:
-    """Appends to the run folder's ``log.txt`` and ``metrics.jsonl``; as a context closes itself."""
+    """Writes the log and the records of a run folder; a context manager."""
 
     def __init__(self, folder: Path, quiet: bool = False) -> None:
-        """Where ``quiet`` nothing is written: the first process does that for all."""
+        """``quiet``: write nothing, for all but the first process."""
         self._quiet = quiet
         self._log = folder / "log.txt"
         self._metrics = folder / "metrics.jsonl"
         self._costs = folder / "costs.jsonl"
         self.mirror: Mirror | None = None
-        """Gets records and pictures too; left alone once it fails."""
+        """Gets records and pictures too, until it fails."""
 
     def __enter__(self) -> "Tracker":
         return self
@@ -54,7 +53,7 @@ class Tracker:
         self.mirror = None
 
     def log(self, text: str) -> None:
-        """One line on the terminal (above a progress bar) and, with the time, in the log."""
+        """Print a line and, with the time, append it to the log."""
         if self._quiet:
             return
         show(text)
@@ -68,7 +67,7 @@ class Tracker:
         done: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> Progress:
-        """Count units of work, with lines in the log and, where no bar is drawn, on stdout."""
+        """Return a progress counter, with lines in the log and, without a bar, on stdout."""
         shown = not self._quiet
         line = self._log_progress
         return Progress(title, total, unit, done=done, line=line, shown=shown, clock=clock)
@@ -85,11 +84,11 @@ class Tracker:
         append_text(self._log, f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
 
     def record(self, **values: Any) -> None:
-        """One line of metrics.jsonl, which the same seed fills with the same values."""
+        """Append a line to metrics.jsonl, which the same seed fills with the same values."""
         self._append(self._metrics, values)
 
     def record_cost(self, **values: Any) -> None:
-        """One line of costs.jsonl: time and memory, which differ from run to run."""
+        """Append a line to costs.jsonl: time and memory, which differ from run to run."""
         self._append(self._costs, values)
 
     def _append(self, file: Path, values: dict[str, Any]) -> None:
@@ -99,20 +98,15 @@ class Tracker:
         self._mirrored(lambda mirror: mirror.record(values))
 
     def picture(self, name: str, file: Path) -> None:
-        """Show a PNG in the mirror, if there is one, under a name like ``nsgf/samples``."""
+        """Send a PNG to the mirror, under a name like ``nsgf/samples``."""
         self._mirrored(lambda mirror: mirror.picture(name, file))
 
     def rewind(self, phase: str, step: int) -> None:
-        """Drop the records of ``phase`` after ``step``: a resumed run writes them again.
-
-        A mirror keeps what it got; a resumed run sends it the same values for the same steps.
-        """
+        """Drop the records of ``phase`` after ``step``, which a resumed run writes again."""
         self._rewrite(lambda lines: [line for line in lines if not _is_after(line, phase, step)])
 
     def sort(self, phases: Sequence[str]) -> None:
-        """Bring the records into the order of ``phases``, where one was trained after a later one:
-        the file then is the one of a run that was never interrupted.
-        """
+        """Sort the records by phase, as in a run that was never interrupted."""
         self._rewrite(lambda lines: sorted(lines, key=lambda line: _place(line, phases)))
 
     def _rewrite(self, change: Callable[[list[str]], list[str]]) -> None:
@@ -128,11 +122,11 @@ class Tracker:
             return
         try:
             send(self.mirror)
-        except Exception as error:  # a service that is away must not end a training run
+        except Exception as error:  # a service must not end a training run
             failed, self.mirror = self.mirror, None
             self.log(f"tracking: nothing is mirrored from here on ({one_line(error)})")
             if not is_last:
-                with suppress(Exception):  # it may hold threads and files, and fail at that too
+                with suppress(Exception):  # release its threads and files
                     failed.close(failed=True)
 
 
@@ -140,7 +134,7 @@ def _is_after(line: str, phase: str, step: int) -> bool:
     try:
         recorded, number = fields(parse_object(line), phase=str, step=int)
     except ValueError:
-        return True  # cut off by an interruption, or none of this program's
+        return True  # cut off by an interruption
     return bool(recorded == phase and number > step)
 
 

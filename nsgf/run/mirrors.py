@@ -1,9 +1,4 @@
-"""Which tracker mirrors a run: what ``tracking.tracker`` names.
-
-A tracker gets what the run folder has anyway. It may be away, or fail, and no run ends by that. A
-package that is not installed is said before anything is written, where this command or a new run
-asks for it; a run that goes on with what its own settings say does without, and logs a line.
-"""
+"""The tracker of a run, from ``tracking.tracker``. A tracker that fails does not end a run."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -17,10 +12,7 @@ from nsgf.system.errors import UserError, one_line
 
 
 def require_tracker(config: Config) -> None:
-    """
-    Raises:
-        UserError: the tracker that is asked for is an extra that is not installed.
-    """
+    """Raise UserError if the tracker's package is not installed."""
     name = config.tracking.tracker
     if name == "tensorboard" and find_spec(name) is None:
         raise UserError(
@@ -29,10 +21,8 @@ def require_tracker(config: Config) -> None:
 
 
 def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> Mirror | None:
-    """The tracker's run of a run folder, begun or continued, which is one line in the log.
-
-    None where nothing is tracked, or that failed.
-    """
+    """Return the tracker's run of a run folder, begun or continued, and log a line about it; None
+    if nothing is tracked or the tracker failed."""
     name = config.tracking.tracker
     if name == "none":
         return None
@@ -40,7 +30,7 @@ def open_mirror(config: Config, run: RunFolder, log: Callable[[str], None]) -> M
         return open_wandb(config, run, log)
     try:
         mirror = TensorBoardMirror(config, run)
-    except Exception as error:  # trackers raise many types, not all of them their own
+    except Exception as error:  # trackers raise many types
         log(f"{name}: not used ({one_line(error)})")
         return None
     log(f"tensorboard: show it with: tensorboard --logdir {run.path / 'tensorboard'}")

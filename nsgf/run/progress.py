@@ -1,4 +1,4 @@
-"""How far long work is: a bar where there is a terminal, a plain line now and then everywhere."""
+"""Progress of long work: a bar on a terminal, and plain lines."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 
 def is_terminal() -> bool:
-    """Whether somebody watches stderr, where bars are drawn."""
+    """Whether stderr, where bars are drawn, is a terminal."""
     try:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):  # none, or closed
@@ -25,7 +25,7 @@ def is_terminal() -> bool:
 
 
 class Progress:
-    """Counts units of work; as a context it ends with its last line."""
+    """Counts units of work; a context manager, which prints the last line."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class Progress:
     ) -> None:
         """
         Args:
-            title: what is done.
-            total: units of all the work.
-            unit: what is counted, e.g. ``step``.
-            done: units that were done before.
-            line: takes a plain line every LINE_SECONDS, and after the first unit and the last;
-                None: stderr does, unless a bar is drawn there, and short work has none.
-            shown: False: no bar is drawn.
-            clock: seconds that never go backwards.
+            title: name of the work.
+            total: number of units.
+            unit: name of a unit, e.g. ``step``.
+            done: number of units that were finished before.
+            line: takes a plain line every LINE_SECONDS, and after the first and the last unit;
+                None: lines go to stderr if no bar is drawn there, and short work has none.
+            shown: whether a bar is drawn.
+            clock: monotonic seconds.
         """
         self._title, self._total, self._unit, self._done = title, total, unit, done
         self._early, self._line, self._clock = line is not None, line or _to_stderr, clock
@@ -73,7 +73,7 @@ class Progress:
         self._draw(self._bar.close)
 
     def update(self, count: int = 1, loss: float | None = None) -> None:
-        """Take note of finished units, and of the loss to show."""
+        """Count finished units; ``loss`` is shown beside them."""
         self._done += count
         if loss is not None:
             self._loss = loss
@@ -90,7 +90,7 @@ class Progress:
             self._bar.disable = True
 
     def _say(self, now: float) -> None:
-        """One line: units, loss, units a second since the line before, time left."""
+        """Print a line: units, loss, units a second since the line before, time left."""
         parts = [f"{self._title}: {self._unit} {self._done} of {self._total}"]
         if self._loss is not None:
             parts.append(f"loss {self._loss:.4g}")
@@ -110,7 +110,7 @@ def track(
     unit: str,
     counter: Callable[[str, int, str], Progress] = Progress,
 ) -> Iterator[Item]:
-    """The things one after the other, counted; in a run by its tracker's ``progress``."""
+    """Yield the things, counted by ``counter``, for example a tracker's ``progress``."""
     with counter(title, len(things), unit) as progress:
         for thing in things:
             yield thing

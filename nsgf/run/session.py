@@ -1,4 +1,4 @@
-"""What every phase of a training process needs."""
+"""What every phase needs while it is trained."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from nsgf.system.distributed import World
 
 @dataclass
 class Session:
-    """One process that trains one run."""
+    """One process that trains a run."""
 
     config: Config
     run: RunFolder
@@ -23,7 +23,7 @@ class Session:
     stop: StopRequest = field(default_factory=StopRequest)
 
     def is_asked(self) -> bool:
-        """Whether one of the processes was asked to end. All call it, and learn it at once."""
+        """Return whether any process was asked to stop. All processes must call it together."""
         asked = self.world.any(self.stop.reason is not None)
         if asked:
             self.stop.follow()

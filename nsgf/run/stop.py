@@ -1,4 +1,4 @@
-"""Ending a training run on request: a signal, or a limit of time."""
+"""Requests to stop training: a signal, or a time limit."""
 
 import os
 import signal
@@ -16,19 +16,19 @@ SIGNALS = [
 
 
 class Stopped(Exception):
-    """Training ended early, as asked; what was done is saved."""
+    """Training ended early on request; everything is saved."""
 
     folder: Path | None = None
-    """The run folder, where it is known."""
+    """The run folder, if known."""
 
 
 class StopRequest:
-    """Whether training shall end after the update at hand, and why."""
+    """Whether training should end after the current update, and why."""
 
     def __init__(
         self, max_hours: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``max_hours`` count from now on; None: no limit."""
+        """``max_hours``: limit from now on; None: no limit."""
         self._clock = clock
         self._deadline = None if max_hours is None else clock() + 3600 * max_hours
         self._limit = f"train.max_hours = {max_hours:g} is over" if max_hours is not None else ""
@@ -37,24 +37,22 @@ class StopRequest:
 
     @property
     def reason(self) -> str | None:
-        """What asks for the end; None: nothing does."""
+        """Reason to stop; None: none."""
         if self._signal is None and self._deadline is not None and self._clock() >= self._deadline:
             return self._limit
         if self._launcher is not None and os.getppid() != self._launcher:
-            return "torchrun is gone"  # killed, it cannot end what it has started
+            return "torchrun is gone"  # a killed torchrun cannot end its processes
         return self._signal
 
     def follow(self) -> None:
-        """Another process was asked to end, so this one ends too."""
+        """Stop because another process was asked to."""
         if self.reason is None:
             self._signal = "another process was asked to end"
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take SIGINT (Ctrl-C), SIGTERM and SIGHUP (the terminal is gone) for requests; a Ctrl-C
-        after any of them interrupts at once. A SIGHUP that is ignored (nohup) stays so.
-
-        Must be called in the main thread.
+        """Treat SIGINT (Ctrl-C), SIGTERM and SIGHUP as requests to stop; a Ctrl-C after one of them
+        interrupts at once. An ignored SIGHUP (nohup) stays ignored. Call it in the main thread.
         """
         before = {
             number: signal.signal(number, self._take)
@@ -72,7 +70,7 @@ class StopRequest:
         if number == signal.SIGINT and self._signal is not None:
             raise KeyboardInterrupt
         self._signal = name
-        # not print: what was interrupted may be in the middle of printing
+        # print is not reentrant: the signal may have interrupted one
         line = f"\nnsgf: {name}: ends after this step and saves; Ctrl-C now ends without saving\n"
-        with suppress(OSError):  # nobody reads it any more
+        with suppress(OSError):  # stderr is closed
             os.write(2, line.encode())

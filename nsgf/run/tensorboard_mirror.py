@@ -1,7 +1,4 @@
-"""The mirror of a run as TensorBoard's files, in the run folder's ``tensorboard/``.
-
-tensorboard is imported only here, and only by a run that asks for it.
-"""
+"""The mirror of a run as TensorBoard's files, in the run folder's ``tensorboard/``."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,17 +12,14 @@ from nsgf.run.folder import RunFolder, dump_config
 
 
 class TensorBoardMirror:
-    """A folder for each phase, as each counts its own steps: TensorBoard lays them over each other.
+    """A folder for each phase, since each counts its own steps.
 
-    A phase that goes on begins its folder's next file at the step of its first record: what an
-    interrupted session wrote from there on is hidden by it, and shown once.
+    A resumed phase begins its next file at the step of its first record, which hides what an
+    interrupted session wrote after that step.
     """
 
     def __init__(self, config: Config, run: RunFolder) -> None:
-        """
-        Raises:
-            ImportError: tensorboard is missing or damaged.
-        """
+        """Raise ImportError if tensorboard is missing or damaged."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._begin, self._config = SummaryWriter, config
@@ -41,7 +35,7 @@ class TensorBoardMirror:
         for key, value in values.items():
             if key not in ("phase", "step") and isinstance(value, int | float):
                 writer.add_scalar(key, value, step)
-        writer.flush()  # a kill may only cost what a resumed run records again
+        writer.flush()  # a killed run then loses only what a resumed one writes again
 
     def picture(self, name: str, file: Path) -> None:
         """Write an image file; ``name`` is ``PHASE/WHAT``."""
@@ -52,8 +46,8 @@ class TensorBoardMirror:
         self._writer(phase, step).add_image(what, pixels, step, dataformats="HWC")
 
     def close(self, failed: bool) -> None:
-        """Write what is left. Its files do not say how a run ended."""
-        with ExitStack() as closing:  # each of them, also where one fails
+        """Close the files, which do not say how a run ended."""
+        with ExitStack() as closing:  # close each of them even if one fails
             for writer in self._writers.values():
                 closing.callback(writer.close)
 

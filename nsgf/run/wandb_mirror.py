@@ -1,7 +1,6 @@
-"""The mirror of a run at Weights & Biases: one W&B run per run folder, however often it resumes.
+"""The mirror of a run at Weights & Biases, one W&B run per run folder.
 
-wandb is imported only here, and only by a run that asks for it. Its files lie in the run folder's
-``wandb/``; what is shown there is a copy of both ``.jsonl`` files and of the pictures.
+wandb is imported only if a run asks for it. Its files are in the run folder's ``wandb/``.
 """
 
 import os
@@ -22,16 +21,15 @@ from nsgf.system.errors import UserError, one_line
 INIT_SECONDS = 15.0
 """Longest wait for the W&B server before a run is kept offline."""
 FINISH_SECONDS = 60.0
-"""Longest wait at the end for what is not uploaded yet; it stays in the run folder."""
+"""Longest wait for uploads at the end; the rest stays in the run folder."""
 
 SETTINGS = ("wandb/settings", ".wandb/settings")
-"""What wandb reads in the working directory, and prefers to the user's own settings. Nothing of the
-kind is read in the run folder."""
+"""Files of the working directory that wandb prefers to the user's own settings."""
 MODES: dict[str, tuple[Literal["online", "offline"], ...]] = {
     "wandb": ("online", "offline"),
     "wandb-offline": ("offline",),
 }
-"""What is tried, in order, for each ``tracking.tracker``."""
+"""Modes that are tried in order, by ``tracking.tracker``."""
 
 
 class WandbMirror:
@@ -56,16 +54,15 @@ class WandbMirror:
         self._run.log({name: wandb.Image(str(file))})
 
     def close(self, failed: bool) -> None:
-        """Finish the W&B run, as failed where training did not get to its end."""
+        """Finish the W&B run, as failed if training did not finish."""
         self._run.finish(exit_code=int(failed))
 
 
 def open_wandb(config: Config, run: RunFolder, log: Callable[[str], None]) -> WandbMirror | None:
-    """The W&B run of a run folder, begun or continued.
+    """Return the W&B run of a run folder, begun or continued; None if there can be none.
 
-    Without a server or an API key an online run is kept offline; if that fails too there is none,
-    as where a file in the working directory, which may be somebody else's, would tell wandb whom to
-    send the user's key. None of it ends training: each is one line.
+    Without a server or an API key the run is kept offline. A settings file in the working directory
+    may be somebody else's and name a server that gets the user's key: then nothing is mirrored.
     """
     failure = ""
     if foreign := next(filter(lexists, SETTINGS), None):
@@ -83,7 +80,7 @@ def open_wandb(config: Config, run: RunFolder, log: Callable[[str], None]) -> Wa
                 log(f"W&B: {failure}not used ({one_line(error)})")
                 return None
             failure = f"not online ({one_line(error)}), "
-            with suppress(Exception, SystemExit):  # the failed attempt still holds the run's id
+            with suppress(Exception, SystemExit):  # the failed attempt still has the run's id
                 import wandb
 
                 wandb.teardown()
@@ -95,7 +92,7 @@ def open_wandb(config: Config, run: RunFolder, log: Callable[[str], None]) -> Wa
 
 
 def run_id(run: RunFolder) -> str:
-    """The W&B run's id, made once and kept in ``wandb_id.txt``: a resumed run has the same one.
+    """Return the W&B run's id, which is made once and kept in ``wandb_id.txt``.
 
     Raises:
         UserError: the file holds something else.
@@ -110,10 +107,7 @@ def run_id(run: RunFolder) -> str:
 
 
 def _begin(config: Config, run: RunFolder, mode: Literal["online", "offline"]) -> Any:
-    """
-    Raises:
-        Exception: wandb is missing or damaged, or there is no key, no server or no permission.
-    """
+    """Return a W&B run. Raise an exception of any type if wandb cannot begin one."""
     import wandb
 
     # silence before init also rules out its prompts
