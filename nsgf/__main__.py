@@ -23,7 +23,7 @@ def open_streams() -> None:
 
 
 def main() -> int:
-    """Entry point; the exit code of :func:`nsgf.cli.main`."""
+    """Run the command line and return its exit code."""
     open_streams()
     configure_allocator()
     from nsgf.cli import main as run

@@ -74,7 +74,7 @@ class Run:
         batch_size: int | None = None,
         raw: bool = False,
     ) -> Tensor:
-        """Samples as ``nsgf sample`` draws them: sample i follows from the seed and i alone.
+        """Draw samples as ``nsgf sample`` does: sample i follows from the seed and i alone.
 
         Args:
             n: how many.
@@ -226,7 +226,7 @@ def train(
 
 
 def _overlaid(config: Config, settings: Mapping[str, Any]) -> Config:
-    """A configuration with the settings that are not None on top, checked."""
+    """Return a checked configuration with the settings that are not None on top."""
     wanted = {key: value for key, value in settings.items() if value is not None}
     result = build(Config, merged(asdict(config), given(wanted)))
     check(result)

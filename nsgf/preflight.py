@@ -102,7 +102,7 @@ def _try_phases(config: Config, device: torch.device, hours: float, command: str
 
 
 def _tried(work: Callable[[], Iterable[str]]) -> Iterator[str]:
-    """The lines of some work, the last of which is NO and the reason where it is refused."""
+    """Yield the lines of some work; if it is refused, the last one is NO and the reason."""
     try:
         yield from work()
     except UserError as error:
@@ -112,7 +112,7 @@ def _tried(work: Callable[[], Iterable[str]]) -> Iterator[str]:
 
 
 def _trial_folder(out_dir: Path) -> "tempfile.TemporaryDirectory[str]":
-    """A temporary folder on the disk of the runs."""
+    """Return a temporary folder on the disk of the runs."""
     place = out_dir.expanduser().absolute()
     while not place.exists():
         place = place.parent

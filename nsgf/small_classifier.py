@@ -63,7 +63,7 @@ class Trained:
     """Share of the held-out images whose label it gives, in [0, 1]."""
 
     def features(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """uint8 (N, C, H, W) -> float32 (N, F) on the CPU."""
+        """Return features (N, F), float32 on the CPU, of images, uint8 (N, C, H, W)."""
         with torch.no_grad():
             parts = [
                 self.network.body(to_unit_range(part.to(device))).cpu()
@@ -73,7 +73,7 @@ class Trained:
 
 
 def split(count: int) -> tuple[Tensor, Tensor]:
-    """Indices of the images to train on and of those held out: disjoint, together all."""
+    """Return the indices of the images to train on and of those held out."""
     order = torch.randperm(count, generator=make_generator(SEED, "classifier", "split"))
     trained = int(count * TRAINED_SHARE)
     return order[:trained], order[trained:]
@@ -87,7 +87,7 @@ def obtain(
     device: torch.device,
     log: Callable[[str], None],
 ) -> Trained:
-    """The classifier of a data set: from its file, or trained now and kept there.
+    """Return the classifier of a data set, from its file, or trained now and kept there.
 
     The file serves all devices: distances that were taken on two of them are of one instrument.
 
@@ -119,7 +119,7 @@ def obtain(
 
 
 def train(kind: ImageSet, images: Tensor, labels: Tensor, device: torch.device) -> Trained:
-    """A classifier trained on four fifths of the images and tried on the others.
+    """Train a classifier on four fifths of the images and test it on the others.
 
     The same numbers follow from the same arguments; torch's global generator is left as it was.
     """
@@ -153,7 +153,7 @@ def _initial(kind: ImageSet) -> SmallCNN:
 
 
 def _read(file: Path, kind: ImageSet, device: torch.device) -> Trained:
-    """A classifier from its file.
+    """Return a classifier from its file.
 
     Raises:
         UserError: it is damaged, of another format, or none.

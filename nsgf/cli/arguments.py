@@ -66,7 +66,7 @@ class Request:
 
 
 def parse(argv: list[str]) -> Request:
-    """The request behind a command line.
+    """Return the request of a command line.
 
     Raises:
         UserError: anything wrong with it, in one line.
@@ -80,7 +80,7 @@ def parse(argv: list[str]) -> Request:
 
 
 def request(command: str, control: Content, settings: Mapping[str, Any]) -> Request:
-    """The same from Python.
+    """Return the request of a call from Python.
 
     Args:
         command: one of :data:`nsgf.cli.flags.COMMANDS`.
@@ -96,10 +96,7 @@ def request(command: str, control: Content, settings: Mapping[str, Any]) -> Requ
 
 @contextmanager
 def _in_one_line() -> Iterator[None]:
-    """
-    Raises:
-        UserError: what the system refuses, or what would take all memory.
-    """
+    """Turn errors of the system and too large input into UserError."""
     try:
         yield
     except OSError as error:
@@ -201,7 +198,7 @@ def _configure(
 
 
 def _flags(command: str, words: list[str]) -> tuple[Content, Content, bool]:
-    """Which file and run, the settings of a command line, and whether --sinkhorn-batch is given."""
+    """Return control flags, settings, and whether --sinkhorn-batch is given."""
     given = command_parser(command).given(words)
     control, short = given.pop("control", {}), given.pop("short", {})
     settings: dict[str, Any] = {}
@@ -217,7 +214,7 @@ def _flags(command: str, words: list[str]) -> tuple[Content, Content, bool]:
 
 
 def _file(control: Content, flags: Content) -> Path | None:
-    """The file behind --config FILE or --exp NAME, if the command line names one.
+    """Return the file of --config FILE or --exp NAME; None without either.
 
     Raises:
         UserError: there is none of that name.
@@ -238,7 +235,7 @@ def _file(control: Content, flags: Content) -> Path | None:
 def _find_run(
     command: str, control: Content, flags: Content, file: Path | None
 ) -> "RunFolder | None":
-    """The run folder that the command works on; None for a new run.
+    """Return the run folder that the command works on; None for a new run.
 
     Raises:
         UserError: there is none, or it is a run of another experiment.
@@ -268,10 +265,7 @@ def _find_run(
 
 
 def _place(key: str, control: Content) -> Path:
-    """
-    Raises:
-        UserError: no folder can be called so.
-    """
+    """Return the folder that a flag names, with ``~`` expanded."""
     from nsgf.checks import expanded
 
     return Path(expanded(key, control[key]))
@@ -302,10 +296,7 @@ def _content(
 
 
 def _refuse_settings(command: str, keys: set[str]) -> None:
-    """
-    Raises:
-        UserError: more is given than what is read and where results go.
-    """
+    """Raise UserError if a command that trains and samples nothing is given settings."""
     allowed = {"list": ("out_dir",), "report": ("compare", "figures", "out_dir")}[command]
     if others := sorted(keys - {*allowed}):
         what = "list" if command == "list" else "report --compare"
@@ -314,10 +305,7 @@ def _refuse_settings(command: str, keys: set[str]) -> None:
 
 
 def _refuse_changes(control: Content, flags: Content) -> None:
-    """
-    Raises:
-        UserError: an export names no folder, or settings that are not the run's.
-    """
+    """Raise UserError if an export names no folder, or settings other than the run's."""
     if "to" not in control:
         raise UserError("export needs --to DIR, the folder that it writes")
     other = sorted(set(flags) - {"exp", "out_dir", "smoke", "sampling"})
@@ -328,10 +316,7 @@ def _refuse_changes(control: Content, flags: Content) -> None:
 
 
 def _refuse_move(run: "RunFolder", flags: Content) -> None:
-    """
-    Raises:
-        UserError: a run that is trained further is to lie elsewhere.
-    """
+    """Raise UserError if --out-dir would move a run that is trained further."""
     out, home = flags.get("out_dir"), os.path.dirname(os.path.abspath(run.path))
     if out is not None and os.path.abspath(os.path.expanduser(out)) != home:
         raise UserError(
@@ -341,7 +326,7 @@ def _refuse_move(run: "RunFolder", flags: Content) -> None:
 
 
 def _keep_pool_total(config: Config, base: Config) -> tuple[Config, tuple[str, ...]]:
-    """More batches for a smaller --sinkhorn-batch, so that the pool keeps its total."""
+    """Return the settings with more batches for a smaller --sinkhorn-batch, and a note."""
     total = base.sinkhorn.batch_size * base.pool.num_batches
     n = config.sinkhorn.batch_size
     if n is None or n < 1:

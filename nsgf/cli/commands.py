@@ -20,7 +20,7 @@ from nsgf.version import __version__
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit code.
+    """Run a command and return its exit code.
 
     0; 1 after the traceback of a bug, or where preflight says NO; 2 for what the user can mend; 130
     for Ctrl-C.
@@ -71,7 +71,7 @@ def _explains(words: list[str]) -> bool:
 
 
 def _report(request: Request | None) -> str:
-    """One line after a traceback: what a report of it should bring along."""
+    """Return the line after a traceback: what to send along with a report."""
     where = "the command line"
     if request:
         config = request.config
@@ -131,7 +131,7 @@ def _train(request: Request) -> None:
 
 
 def _resume_command(folder: Path, processes: int, mirror: str) -> str:
-    """The command that goes on with a run, for a shell.
+    """Return the shell command that resumes a run.
 
     The ... stands for where machines meet. The -- keeps torchrun from taking --run for an
     abbreviation of its own --run-path. A run's own settings do not mirror it to a service, so that
@@ -236,7 +236,7 @@ def _preflight(request: Request) -> int:
 
 
 def _training_command(words: tuple[str, ...]) -> str:
-    """The command that trains what preflight was asked about, for a shell."""
+    """Return the shell command that trains what preflight was given."""
     kept: list[str] = []
     own, is_value = {"--session-hours", "--max-hours", "--train.max_hours"}, False
     for word in words:

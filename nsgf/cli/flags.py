@@ -104,13 +104,13 @@ SMOKE: dict[str, Any] = {
 
 
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
-    """Short flags of a command, with the leaves that they set there."""
+    """Return the short flags of a command, with the settings that each changes."""
     own = OF_SAMPLING if command in ON_SAMPLES else {}
     return {**SHORT_FLAGS, **own, **(OF_COMPARE if command == "compare" else {})}
 
 
 def comma_separated(text: str | list[str]) -> list[str]:
-    """``nsgf,otcfm`` or ``[nsgf, otcfm]`` as a list."""
+    """Return ``nsgf,otcfm`` or ``[nsgf, otcfm]`` as a list."""
     if isinstance(text, list):  # the parser calls it again with what it returned
         return text
     return [name.strip() for name in text.strip("[]").split(",") if name.strip()]
@@ -118,7 +118,8 @@ def comma_separated(text: str | list[str]) -> list[str]:
 
 @functools.cache
 def command_parser(command: str) -> Parser:
-    """The parser of a command; what is no leaf is in its sections ``control`` and ``short``."""
+    """Return the parser of a command. Its sections ``control`` and ``short`` hold what is no
+    setting."""
     parser = Parser(
         prog=f"nsgf {command}",
         usage=f"nsgf {command} [flags]",

@@ -43,7 +43,8 @@ class Section(NamedTuple):
 
 
 def sections() -> list[Section]:
-    """All sections in the order of the schema, ``optim`` before the phases that inherit it."""
+    """Return all sections in the order of the schema, ``optim`` before the phases that inherit
+    it."""
     found = list(_sections(schema.Settings, ""))
     optim = found.pop([section.key for section in found].index("optim"))
     found.insert([section.key for section in found].index("nsgf"), optim)
@@ -51,7 +52,7 @@ def sections() -> list[Section]:
 
 
 def _sections(kind: Any, key: str) -> list[Section]:
-    """The section of a class of the schema, and those inside it."""
+    """Yield the section of a class of the schema, and the sections inside it."""
     docs, shared = _docs(kind), _docs(schema.OptimConfig)
     entries: list[Entry] = []
     inner: list[Section] = []
@@ -76,7 +77,7 @@ def _sections(kind: Any, key: str) -> list[Section]:
 
 @cache
 def _docs(kind: Any) -> dict[str, str]:
-    """The docstring below each field of a class, those of its bases included."""
+    """Return the docstring below each field of a class, with those of its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if base.__module__ != schema.__name__:
@@ -91,7 +92,7 @@ def _docs(kind: Any) -> dict[str, str]:
 
 
 def type_words(kind: Any) -> str:
-    """A type in words: ``a number or null``."""
+    """Return a type in words: ``a number or null``."""
     arguments = get_args(kind)
     if get_origin(kind) is Literal:
         values = ", ".join(map(str, arguments))
@@ -105,5 +106,5 @@ def type_words(kind: Any) -> str:
 
 
 def yaml_words(value: Any) -> str:
-    """A plain value as a file has it."""
+    """Return a plain value as it stands in a file."""
     return json.dumps(value, ensure_ascii=False).replace('"', "")

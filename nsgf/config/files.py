@@ -30,19 +30,19 @@ Schema = TypeVar("Schema")
 
 
 def config_folder() -> Path:
-    """Folder of the shipped YAML files: inside an installed wheel, or beside the package."""
+    """Return the folder of the shipped YAML files, in an installed wheel or beside the package."""
     package = Path(__file__).parents[1]
     inside = package / "configs"
     return inside if inside.is_dir() else package.parent / "configs"
 
 
 def experiments() -> list[str]:
-    """Names of the shipped experiments."""
+    """Return the names of the shipped experiments."""
     return sorted(file.stem for file in config_folder().glob("*.yaml"))
 
 
 def methods() -> list[str]:
-    """Names of the shipped methods."""
+    """Return the names of the shipped methods."""
     return sorted(file.stem for file in (config_folder() / "methods").glob("*.yaml"))
 
 
@@ -104,7 +104,7 @@ def with_method(content: Content, method: str | None = None) -> tuple[Content, C
 
 
 def _method_settings(method: str, *, is_section: bool) -> Content:
-    """Settings of a method's file; none if the experiment itself has them.
+    """Return the settings of a method's file; none if the experiment itself has them.
 
     Raises:
         UserError: there is no such file, or it names no phases.
@@ -129,7 +129,7 @@ def _method_settings(method: str, *, is_section: bool) -> Content:
 
 
 def read_plain(file: Path) -> Content:
-    """Keys and plain values of a file, unchecked: YAML in UTF-8, of which JSON is a part.
+    """Return keys and plain values of a YAML file in UTF-8, unchecked.
 
     Raises:
         UserError: it cannot be read, is too large, or is no YAML of keys and plain values.
@@ -148,7 +148,7 @@ def read_plain(file: Path) -> Content:
 
 
 def given(settings: Mapping[str, Any]) -> Content:
-    """Settings that a program gives by dotted key, nested, with values of the right types.
+    """Return settings that are given by dotted key, nested, with values of the right types.
 
     Raises:
         UserError: an unknown key, or a value of a wrong type.
@@ -166,7 +166,7 @@ def given(settings: Mapping[str, Any]) -> Content:
 
 
 def nested(flat: dict[str, Any]) -> Content:
-    """``{"nsgf.lr": 1}`` -> ``{"nsgf": {"lr": 1}}``."""
+    """Turn ``{"nsgf.lr": 1}`` into ``{"nsgf": {"lr": 1}}``."""
     namespace = Namespace()
     for key, value in flat.items():
         namespace[key] = value
@@ -175,7 +175,7 @@ def nested(flat: dict[str, Any]) -> Content:
 
 
 def merged(below: Content, above: Content) -> Content:
-    """Settings with others laid over them, leaf by leaf."""
+    """Return settings with others laid over them, leaf by leaf."""
     result = dict(below)
     for key, value in above.items():
         inside = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -184,7 +184,8 @@ def merged(below: Content, above: Content) -> Content:
 
 
 def inherited(content: Content) -> Content:
-    """Settings in which each phase has the values of ``optim`` that it does not set itself."""
+    """Return settings in which each phase has the values of ``optim`` that it does not set
+    itself."""
     result = dict(content)
     base = result.pop("optim", {})
     for phase in OF_PHASES if base else ():
@@ -200,7 +201,7 @@ def drop_machine_settings(config: Config) -> Config:
 
 
 def build(schema: type[Schema], content: Content) -> Schema:
-    """A dataclass of the schema with the given values, and defaults for the others."""
+    """Return a dataclass of the schema with the given values, and defaults for the others."""
     kinds: dict[str, Any] = {item.name: item.type for item in fields(schema)}  # type: ignore[arg-type]
     return schema(
         **{

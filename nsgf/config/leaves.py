@@ -31,7 +31,7 @@ class Range:
     """Values are smaller than this."""
 
     def refusal(self, number: float) -> str | None:
-        """What a number out of the range must be instead; None: it is inside."""
+        """Return what a number out of the range must be; None if it is inside."""
         if isinstance(number, float) and not math.isfinite(number):
             return "a finite number"
         inside = (
@@ -60,7 +60,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(node: Any, prefix: str = "") -> Iterator[Leaf]:
-    """Every leaf of a configuration, or of a section of it.
+    """Yield every leaf of a configuration, or of a section of it.
 
     Args:
         node: a dataclass of the schema.
@@ -75,7 +75,7 @@ def leaves(node: Any, prefix: str = "") -> Iterator[Leaf]:
 
 
 def fixed_values(config: Any, sections: tuple[str, ...]) -> dict[str, Any]:
-    """By dotted key, what the results of these sections follow from: all leaves but the free."""
+    """Return all leaves of some sections by dotted key, except those that are free on resume."""
     return {
         key: value
         for key, value, item in leaves(config)
@@ -84,7 +84,7 @@ def fixed_values(config: Any, sections: tuple[str, ...]) -> dict[str, Any]:
 
 
 def range_of(item: "dataclasses.Field[Any]") -> Range | None:
-    """The range in a leaf's annotation, if it has one."""
+    """Return the range in a leaf's annotation, if it has one."""
     return next((note for note in _notes(item) if isinstance(note, Range)), None)
 
 
@@ -99,12 +99,12 @@ def is_path(item: "dataclasses.Field[Any]") -> bool:
 
 
 def plain_type(item: "dataclasses.Field[Any]") -> Any:
-    """A leaf's type without what its annotation adds."""
+    """Return a leaf's type without its annotations."""
     return get_args(item.type)[0] if _notes(item) else item.type
 
 
 def default_of(item: "dataclasses.Field[Any]") -> Any:
-    """The value of a leaf that nothing sets."""
+    """Return the default value of a leaf."""
     return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
 
 

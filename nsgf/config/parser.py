@@ -94,10 +94,7 @@ class Parser(ArgumentParser):
         return {flag: action for action in self._actions for flag in action.option_strings}
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """
-        Raises:
-            UserError: always; a value of a wrong type with its key and what is allowed.
-        """
+        """Raise UserError in one line, for a wrong type with its key and what is allowed."""
         wrong = WRONG_TYPE.match(message)
         stray = message.removeprefix("unrecognized arguments: ")
         if stray != message:
@@ -109,7 +106,7 @@ class Parser(ArgumentParser):
         raise UserError(f"{flag.removeprefix('--')} = {wrong[2].strip()}: must be {allowed}")
 
     def given(self, words: list[str]) -> dict[str, Any]:
-        """What a command line sets, nested.
+        """Return what a command line sets, nested.
 
         Raises:
             UserError: a flag that there is not or that stands twice, or a value of a wrong type.
@@ -127,7 +124,7 @@ class Parser(ArgumentParser):
         return result
 
     def checked(self, content: dict[str, Any]) -> dict[str, Any]:
-        """The content of a file with values of the right types.
+        """Return the content of a file with values of the right types.
 
         Raises:
             UserError: an unknown or removed key, or a value of a wrong type.
@@ -163,7 +160,7 @@ class Parser(ArgumentParser):
         raise UserError(f"{name}: unknown {'flag' if is_flag else 'key'}; {hint}")
 
     def _nearest(self, name: str) -> list[str]:
-        """Keys that are called so within their sections, or else the one most like it."""
+        """Return the keys of this name in any section, or else the most similar key."""
         known = [flag.removeprefix("--") for flag in self.flags]
         known = [key for key in known if "_" not in key or key.replace("_", "-") not in known]
         called = [key for key in known if key.endswith(f".{name}")]
@@ -172,7 +169,7 @@ class Parser(ArgumentParser):
 
 
 def _renewed(content: dict[Any, Any]) -> dict[Any, Any]:
-    """Settings as they are called now: run folders and exported ones keep those of their time."""
+    """Return settings of an earlier version under today's names."""
     content = _with_heads(content)
     data = content.get("data")
     if isinstance(data, dict) and isinstance(found := data.get("found"), dict):
@@ -188,8 +185,8 @@ def _renewed(content: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _with_heads(content: dict[Any, Any]) -> dict[Any, Any]:
-    """Settings with the number of attention heads in place of the channels of each, where all
-    levels with attention have as many channels as the lowest, which always has it."""
+    """Replace the number of channels of each attention head by the number of heads, if all levels
+    with attention have as many channels as the lowest."""
     try:
         unet, data = dict(content["model"]["unet"]), content["data"]
         side = {"images": data["size"] or 32, "cifar10": 32}[data["name"]]
@@ -204,7 +201,7 @@ def _with_heads(content: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def _without_removed(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
-    """Settings without the removed ones, which run folders of earlier versions still have.
+    """Return settings without the removed ones, which runs of earlier versions still have.
 
     Raises:
         UserError: a removed setting has a value that no longer holds.
@@ -233,7 +230,7 @@ def _flat(content: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def add_settings(parser: Parser) -> Any:
-    """Every leaf of the schema as a flag of its own, grouped by section; the topmost group.
+    """Add a flag for each leaf of the schema, grouped by section; return the topmost group.
 
     What phases inherit is left out of the help: it stands there once, at ``optim``.
     """
@@ -261,14 +258,14 @@ def _title(section: Section) -> str:
 
 
 def _brief(meaning: str, width: int) -> str:
-    """The first sentence, as far as there is room for it."""
+    """Return the first sentence, shortened to ``width``."""
     sentence = meaning.split(". ")[0].rstrip(".").replace("%", "%%")
     return textwrap.shorten(sentence, width, placeholder=" ...")
 
 
 @functools.cache
 def settings_parser() -> Parser:
-    """For the contents of files."""
+    """Return the parser of files."""
     parser = Parser(prog="nsgf train", add_help=False)
     add_settings(parser)
     return parser

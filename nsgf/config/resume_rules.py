@@ -20,7 +20,7 @@ def contradictions(
     frozen: Collection[str],
     running: PhaseName | None = None,
 ) -> list[str]:
-    """Settings of ``config`` that a run begun with the settings ``saved`` cannot take over.
+    """Return the settings of ``config`` that a run with the settings ``saved`` cannot take over.
 
     Args:
         saved: the configuration in a checkpoint, nested plain values.
@@ -45,7 +45,7 @@ def contradictions(
 
 
 def _lookup(nested: dict[str, Any], key: str, default: Any) -> Any:
-    """The value at a dotted key; what was saved before there was such a setting has its default."""
+    """Return the value at a dotted key; a setting that is newer than the file has its default."""
     *sections, name = key.split(".")
     node: Any = nested
     for section in sections:

@@ -22,7 +22,7 @@ FAMILIES: tuple[tuple[PhaseName, ...], ...] = (PHASES, PEER_PHASES, ONE_CALL)
 
 
 def family(phase: PhaseName) -> tuple[PhaseName, ...]:
-    """The phases that this one is trained beside, in their order; of several such the first."""
+    """Return the first family of phases that holds this one, in the order of training."""
     return next(names for names in FAMILIES if phase in names)
 
 

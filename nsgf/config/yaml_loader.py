@@ -54,12 +54,12 @@ for _kind, _pattern in (
 
 
 def dump_yaml(content: dict[str, Any]) -> str:
-    """YAML that :func:`load_yaml` reads back as the same plain values, in their order."""
+    """Return YAML that :func:`load_yaml` reads back as the same values in the same order."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False)
 
 
 def load_yaml(text: str) -> Any:
-    """The plain values that a YAML text stands for.
+    """Return the plain values of a YAML text.
 
     Raises:
         yaml.YAMLError: no YAML, an alias, a key twice, a tag that is no plain value, or a list

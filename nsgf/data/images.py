@@ -104,14 +104,15 @@ def data_root(config: DataConfig) -> Path:
 
 
 def to_unit_range(images: Tensor) -> Tensor:
-    """uint8 in [0, 255] to float32 in [-1, 1]."""
+    """Convert uint8 in [0, 255] to float32 in [-1, 1]."""
     # a tensor: by a plain number a card does not divide, but multiply with its rounded inverse
     half = torch.full((), 127.5, device=images.device)
     return images.float().div_(half).sub_(1.0)
 
 
 def to_bytes(images: Tensor) -> Tensor:
-    """float in [-1, 1] (clipped) to uint8 in [0, 255], the inverse of :func:`to_unit_range`."""
+    """Convert floats in [-1, 1] (clipped) to uint8 in [0, 255], the inverse of
+    :func:`to_unit_range`."""
     return images.clamp(-1, 1).add(1.0).mul(127.5).round().to(torch.uint8)
 
 

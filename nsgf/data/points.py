@@ -67,14 +67,15 @@ Distribution = Gaussian | Times | RandomIndices | PointSet
 
 
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
-    """Eight equal Gaussians of variance 0.1 on a circle of radius 5, as in torchcfm.  (n, 2)"""
+    """Draw from eight equal Gaussians of variance 0.1 on a circle of radius 5, as in torchcfm.  (n,
+    2)"""
     angle = torch.randint(8, (n,), generator=generator) * (math.pi / 4)
     centre = 5.0 * torch.stack([angle.cos(), angle.sin()], dim=1)
     return centre + math.sqrt(0.1) * torch.randn(n, 2, generator=generator)
 
 
 def moons(n: int, generator: torch.Generator) -> Tensor:
-    """scikit-learn's two moons, noise 0.2, mapped by 3x - 1 as in torchcfm.  (n, 2)
+    """Draw from scikit-learn's two moons, noise 0.2, mapped by 3x - 1 as in torchcfm.  (n, 2)
 
     ``make_moons`` places its points at equal distances along the arcs; picking n out of many more
     makes them independent draws for any n, also for n = 1.
@@ -87,7 +88,7 @@ def moons(n: int, generator: torch.Generator) -> Tensor:
 
 
 def scurve(n: int, generator: torch.Generator) -> Tensor:
-    """scikit-learn's S curve seen from the side, noise 0.05, twice its size.  (n, 2)"""
+    """Draw from scikit-learn's S curve seen from the side, noise 0.05, twice its size.  (n, 2)"""
     from sklearn.datasets import make_s_curve
 
     points, _ = make_s_curve(n, noise=0.05, random_state=_numpy_seed(generator))
@@ -95,7 +96,7 @@ def scurve(n: int, generator: torch.Generator) -> Tensor:
 
 
 def checkerboard(n: int, generator: torch.Generator) -> Tensor:
-    """Uniform on the eight dark squares of side 2 of a board over [-4, 4]^2.  (n, 2)"""
+    """Draw uniformly from the eight dark squares of side 2 of a board over [-4, 4]^2.  (n, 2)"""
     column = torch.randint(4, (n,), generator=generator)
     row = 2 * torch.randint(2, (n,), generator=generator) + column % 2
     corner = torch.stack([column, row], dim=1) * 2.0 - 4.0

@@ -76,11 +76,12 @@ class ClassifierMetrics:
         self._others = images[order[size : size + MOST]]
 
     def used(self, n: int) -> int:
-        """How many of ``n`` samples are measured: as many as real ones can be, for the floor."""
+        """Return how many of ``n`` samples are measured: at most as many as there are images for
+        the floor."""
         return min(n, len(self._others))
 
     def measure(self, samples: Tensor) -> dict[str, float]:
-        """The first :meth:`used` samples against the reference.
+        """Measure the first :meth:`used` samples against the reference.
 
         Args:
             samples: images (N, C, H, W), float in [-1, 1] (clipped, rounded to bytes as the real
@@ -99,7 +100,7 @@ class ClassifierMetrics:
         return {f"classifier_{name}": value for name, value in found.items()}
 
     def floor(self, n: int) -> dict[str, float]:
-        """What real images score that are not in the reference, as many as :meth:`used` of ``n``.
+        """Return what real images outside of the reference score, as many as :meth:`used` of ``n``.
 
         Four fifths of them the classifier was trained on, as on those of the reference. Held-out
         images alone score the same within the noise (measured on all three sets).

@@ -124,7 +124,7 @@ def _measure(
 
 
 def plan(config: Config, sampler: FlowSampler) -> str:
-    """One line about what an evaluation is going to draw and measure."""
+    """Return a line about what an evaluation is going to draw and measure."""
     evaluation, measures = config.evaluation, [f"W2 of {config.evaluation.w2_samples} at most"]
     if is_image_set(config.data.name):
         measures.append("nearest real images")
@@ -138,7 +138,7 @@ def plan(config: Config, sampler: FlowSampler) -> str:
 
 
 def report(metrics: dict[str, Any]) -> list[str]:
-    """The measures as aligned lines for people, without the versions."""
+    """Return the measures as aligned lines, without the versions."""
     shown = {key: _in_words(value) for key, value in metrics.items() if key != "versions"}
     width = max(map(len, shown))
     return [f"{key:{width}}  {words}" for key, words in shown.items()]
@@ -155,9 +155,8 @@ def _in_words(value: Any) -> str:
 
 
 def nearest_metrics(data: Data, samples: Tensor) -> dict[str, float]:
-    """Mean distance of the first NEAREST samples, float (N, C, H, W), to their nearest real images,
-    and that of real ones among themselves.
-    """
+    """Return the mean distance of the first NEAREST samples (N, C, H, W) to their nearest real
+    images, and that of real images among themselves."""
     assert data.images is not None
     real = data.target("nearest").sample(min(len(data.images), NEAREST))
     return {
@@ -169,9 +168,8 @@ def nearest_metrics(data: Data, samples: Tensor) -> dict[str, float]:
 def classifier_part(
     config: Config, images: Tensor, pixels: Tensor, device: torch.device, log: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Distances of ``pixels`` from ``images``, both uint8, (N, C, H, W), in the features of a small
-    classifier, or why they were left out; ``log`` takes a line about its training.
-    """
+    """Return the classifier's measures of ``pixels`` against ``images``, both uint8, (N, C, H, W),
+    or why they were left out."""
     if not config.evaluation.classifier:
         return {"classifier": "left out: evaluation.classifier is false"}
     try:
@@ -190,7 +188,7 @@ def classifier_part(
 
 
 def _find_inception(config: Config) -> Inception | str:
-    """The network with the published weights, or why there is none."""
+    """Return the network with the published weights, or why there is none."""
     if not config.evaluation.inception:
         return "evaluation.inception is false"
     try:
@@ -207,7 +205,7 @@ def inception_part(
     log: Callable[[str], None],
     network: Inception | str,
 ) -> dict[str, Any]:
-    """FID, Inception score, KID, precision and recall, or why they were left out.
+    """Return FID, Inception score, KID, precision and recall, or why they were left out.
 
     Arguments as for :func:`classifier_part`; ``log`` takes a line about kept features. ``network``
     may be why there is none.
@@ -230,7 +228,7 @@ def _description(
     samples: list[Samples],
     device: torch.device,
 ) -> dict[str, Any]:
-    """What was sampled, and how."""
+    """Return what was sampled, and how."""
     description: dict[str, Any] = {
         "exp": config.exp,
         "method": config.method,
@@ -255,9 +253,7 @@ def _description(
 def _samples(
     config: Config, sampler: FlowSampler, device: torch.device, kept: Path, world: World
 ) -> list[Samples]:
-    """Of points for each repetition anew; of images once, floats only as many as are compared.
-    Batches are kept in the folder ``kept``.
-    """
+    """Draw points for each repetition, and images once. Batches are kept in the folder ``kept``."""
     n, size, floats = config.evaluation.num_samples, config.sampling.batch_size, _floats(config)
     drawn = []
     for repeat in map(str, range(_repeats(config))):
@@ -269,19 +265,19 @@ def _samples(
 
 
 def _repeats(config: Config) -> int:
-    """Repetitions with other random numbers, for mean and spread of W2."""
+    """Return the number of repetitions with other random numbers, for mean and spread of W2."""
     return 1 if is_image_set(config.data.name) else REPEATS
 
 
 def _floats(config: Config) -> int | None:
-    """How many images are kept as floats; None: points, all of which are."""
+    """Return how many images are kept as floats; None for points, which all are."""
     if not is_image_set(config.data.name):
         return None
     return max(config.evaluation.w2_samples, NEAREST)
 
 
 def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, Any]:
-    """Exact W2 to fresh target samples, and the floor, over the repetitions."""
+    """Return exact W2 to fresh target samples, and its floor, over the repetitions."""
     n = min(config.evaluation.w2_samples, len(samples[0]))
     if data.count is not None:
         n = min(n, data.count // 2)  # two disjoint halves for the floor

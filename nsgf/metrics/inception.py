@@ -40,7 +40,8 @@ class Inception:
     """Inception's network, with weights from a file that is read once."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """None: the published file, which is downloaded into torch's cache if it is not there.
+        """Load the weights; None: the published file, which is downloaded into torch's cache if
+        missing.
 
         Raises:
             UserError: torch-fidelity is not installed, the file is missing, damaged or another
@@ -74,9 +75,8 @@ class Inception:
     def features(
         self, images: Tensor, title: str, device: torch.device, batch_size: int
     ) -> tuple[Tensor, Tensor]:
-        """uint8 (N, C, H, W), grey or colour -> features (N, 2048) and logits (N, 1008), float32 on
-        the CPU. ``title`` names the images where progress is shown.
-        """
+        """Return features (N, 2048) and logits (N, 1008) of images, uint8 (N, C, H, W), as float32
+        on the CPU. ``title`` names the images beside the progress."""
         network, found = self._network.to(device), []
         with torch.no_grad():
             for part in track(images.split(batch_size), title, "batch"):
@@ -87,7 +87,7 @@ class Inception:
 
 
 def _published() -> Path:
-    """The published weights in torch's cache.
+    """Return the published weights in torch's cache.
 
     Raises:
         UserError: they are not there and cannot be downloaded.
@@ -117,7 +117,7 @@ class Reference:
     """Folder that keeps their features."""
 
     def describe(self) -> str:
-        """Everything about the images that a number depends on, for people."""
+        """Return all about the images that a measure depends on, for people."""
         count, channels, height, width = self.images.shape
         colour = "grey replicated to 3 channels" if channels == 1 else "colour"
         return (
@@ -129,9 +129,8 @@ class Reference:
     def features(
         self, network: Inception, device: torch.device, batch_size: int, log: Callable[[str], None]
     ) -> Tensor:
-        """Their features (N, 2048): from the file, or computed now, of which ``log`` takes a line,
-        and kept there.
-        """
+        """Return their features (N, 2048), from the file, or computed now and kept there with a
+        line to ``log``."""
         file = self.cache / (
             f"{self.name.replace(' ', '-')}-train-{fingerprint(self.images)}-to-299-"
             f"{network.sha256[:12]}-tf{network.version}.pt"
@@ -164,7 +163,7 @@ def inception_metrics(
     batch_size: int,
     log: Callable[[str], None] = show,
 ) -> dict[str, Any]:
-    """FID, Inception score, KID, precision and recall, all in Inception's features.
+    """Return FID, Inception score, KID, precision and recall in Inception's features.
 
     Args:
         samples: generated images, uint8, (N, C, H, W).

@@ -18,7 +18,7 @@ PRC_BATCH = 2000
 
 
 def require_fidelity(key: str) -> str:
-    """The version of torch-fidelity, which the setting ``key`` needs.
+    """Return the version of torch-fidelity, which the setting ``key`` needs.
 
     Raises:
         UserError: it is not installed, or too old.
@@ -34,10 +34,7 @@ def require_fidelity(key: str) -> str:
 
 
 def require_neighbours(count: int) -> None:
-    """
-    Raises:
-        UserError: precision and recall cannot be had of so few images.
-    """
+    """Raise UserError if precision and recall cannot be computed of so few images."""
     if count <= NEIGHBOURS:
         raise UserError(
             f"evaluation.num_samples: precision and recall need more than {NEIGHBOURS} samples "
@@ -48,7 +45,7 @@ def require_neighbours(count: int) -> None:
 def distances(
     samples: Tensor, real: Tensor, device: torch.device, log: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Of the features of samples (N, F) from those of real images (M, F), float32 on the CPU.
+    """Compare the features of samples (N, F) with those of real images (M, F), float32 on the CPU.
 
     Precision and recall need all (N + M)^2 distances, which a card computes; their formulas then
     take them from there block by block. ``log`` takes a line where that is long.
@@ -83,7 +80,7 @@ def distances(
 
 
 def _estimate(samples: Tensor, real: Tensor) -> float:
-    """Seconds that precision and recall take at most, by those of one block."""
+    """Return the seconds that precision and recall take at most, from those of one block."""
     block = real[:PRC_BATCH]
     for _ in range(2):  # the first one on a card takes longer
         started = time.perf_counter()

@@ -8,7 +8,8 @@ from nsgf.phases.flow_matching import SIMPLEX_ITERATIONS
 
 
 def w2(x: Tensor, y: Tensor) -> float:
-    """W2 = (min over couplings of mean |x - y|^2)^(1/2), uniform weights; (N, *shape), (M, *shape).
+    """Return W2 = (min over couplings of mean |x - y|^2)^(1/2), uniform weights; (N, *shape), (M,
+    *shape).
 
     Raises:
         ValueError: empty, non-finite or mismatched samples, or the simplex did not finish.
@@ -28,12 +29,13 @@ def w2(x: Tensor, y: Tensor) -> float:
 
 
 def w2_floor(target: Sampler, n: int) -> float:
-    """W2 between two independent draws of mu*: what a perfect sampler would score at this n."""
+    """Return W2 between two independent draws of mu*: what a perfect sampler scores at this n."""
     return w2(target.sample(n), target.sample(n))
 
 
 def energy_distance(x: Tensor, y: Tensor) -> float:
-    """2 E|X - Y| - E|X - X'| - E|Y - Y'|, estimated without bias: around 0 for equal laws.
+    """Return 2 E|X - Y| - E|X - X'| - E|Y - Y'|, estimated without bias: around 0 for equal
+    distributions.
 
     W2 of finite samples feels a mass that is off by chance more than the shape of a law; this
     distance feels both alike (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape), N, M > 1
@@ -45,14 +47,13 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
 
 
 def _total(x: Tensor, y: Tensor) -> float:
-    """Sum of all distances between x (N, D) and y (M, D)."""
+    """Return the sum of all distances between x (N, D) and y (M, D)."""
     return sum(float(torch.cdist(part, y).sum()) for part in x.split(2048))
 
 
 def nearest_distance(x: Tensor, y: Tensor, *, skip_self: bool = False) -> float:
-    """Mean Euclidean distance from each x (N, *shape) to its nearest y (M, *shape); with
-    ``skip_self`` both are the same samples, and each one's own place is left out.
-    """
+    """Return the mean Euclidean distance from each x (N, *shape) to its nearest y (M, *shape). With
+    ``skip_self`` x and y are the same samples, and a sample is not its own neighbour."""
     nearest = []
     for first, chunk in zip(range(0, len(x), 512), x.flatten(1).split(512), strict=True):
         distance = torch.cdist(chunk, y.flatten(1))

@@ -9,8 +9,7 @@ from nsgf.models.unet import UNet
 
 
 def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
-    """A network of x and t that answers a velocity, for samples of this shape; with ``classes`` of
-    x, t and labels.
+    """Return a network that maps x and t, and with ``classes`` labels, to a velocity.
 
     Raises:
         ValueError: classes of points.
@@ -24,14 +23,14 @@ def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int =
 
 
 def time_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
-    """A network of x that answers a time, for samples of this shape."""
+    """Return a network that maps x to a time."""
     if len(shape) == 1:
         return TimePredictorMLP(shape[0], config.mlp)
     return TimePredictorCNN(shape, config.predictor_channels)
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of trained values."""
+    """Return the number of trained values."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

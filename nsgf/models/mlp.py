@@ -13,8 +13,8 @@ TIME_FEATURES = 32
 
 
 def time_features(t: Tensor, dim: int, *, fastest: float, slowest: float) -> Tensor:
-    """Cosines and sines of t (B,) at ``dim / 2`` geometrically spaced angular frequencies, radians
-    per unit of t.  (B, dim)
+    """Return cosines and sines of t (B,) at ``dim / 2`` geometrically spaced angular frequencies,
+    radians per unit of t.  (B, dim)
 
     The design is the sinusoidal embedding of diffusion models (Dhariwal and Nichol 2021), with the
     frequencies given instead of implied.

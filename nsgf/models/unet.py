@@ -21,7 +21,7 @@ FASTEST, SLOWEST = 1000.0, 0.1
 
 
 def zero_init(layer: nn.Module) -> nn.Module:
-    """The layer with all its parameters set to zero, so that its branch starts as nothing."""
+    """Set all parameters of a layer to zero, so that its branch starts as zero."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return layer
@@ -205,7 +205,7 @@ class UNet(nn.Module):
         self.classes = nn.Embedding(classes + 1, self.embedding) if classes else None
 
     def _way_down(self, config: UNetConfig) -> tuple[nn.ModuleList, list[int]]:
-        """Layers of the way down and the widths of the skips they leave, the stem's first."""
+        """Return the layers of the way down and the widths of the skips, the stem's first."""
         layers = nn.ModuleList()
         width, widths = config.channels, [config.channels]
         for level, mult in enumerate(config.mult):
@@ -221,7 +221,7 @@ class UNet(nn.Module):
         return layers, widths
 
     def _way_up(self, config: UNetConfig, width: int, widths: list[int]) -> nn.ModuleList:
-        """Layers of the way up; each stage takes one skip, counted against those there are."""
+        """Return the layers of the way up; each stage takes one skip."""
         layers, skips = nn.ModuleList(), list(widths)
         for level in reversed(range(len(config.mult))):
             attend = self.resolutions[level] in config.attention
@@ -262,7 +262,7 @@ class UNet(nn.Module):
         return self.head(h)
 
     def _with_class(self, embedding: Tensor, label: Tensor | None) -> Tensor:
-        """The embedding (B, E) of time and class."""
+        """Return the embedding (B, E) of time and class."""
         if (self.classes is None) != (label is None):
             raise ValueError("labels are for networks with classes, and these need them")
         if self.classes is None:
@@ -270,7 +270,7 @@ class UNet(nn.Module):
         return embedding + self.classes(label).to(embedding.dtype)
 
     def _stage(self, layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
-        """A layer's output for the channels of all parts, (B, C_i, H, W) each."""
+        """Return a layer's output for the channels of all parts, (B, C_i, H, W) each."""
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
         if recompute and isinstance(layer, Stage):  # the others keep nothing but their inputs
             return checkpoint(_joined, layer, embedding, *parts, use_reentrant=False)
@@ -278,7 +278,7 @@ class UNet(nn.Module):
 
 
 def _joined(layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
-    """Joins inside of what is recomputed: the parts are kept as skips, the joined copy is not."""
+    """Join the parts inside of what is recomputed, so that only the parts are stored."""
     return layer(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], embedding)
 
 

@@ -31,17 +31,17 @@ _HAND_OVER: tuple[Phase, ...] = (NSGF(), NSF())
 
 
 def get_phase(name: PhaseName) -> Phase:
-    """The phase of this name."""
+    """Return the phase of this name."""
     return _BY_NAME[name]
 
 
 def get_phases(names: list[PhaseName] | tuple[PhaseName, ...]) -> list[Phase]:
-    """The phases of these names, in their order."""
+    """Return the phases of these names, in their order."""
     return [get_phase(name) for name in names]
 
 
 def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> tuple[Phase, ...]:
-    """Phases whose legs carry a sample, in the order of the way.
+    """Return the phases whose legs a sample passes, in order.
 
     Of NSGF++ all of Algorithm 4, with ``nsf.source: nsgf`` and no time predictor among the phases
     its networks without one, or Algorithm 2 where a network is not trained yet; of a method that it
@@ -70,19 +70,19 @@ def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> t
 
 
 def called_legs(config: Config, is_trained: Callable[[PhaseName], bool]) -> list[type[Leg]]:
-    """Legs whose networks a sample meets, in the order of the way; arguments and errors as for
+    """Return the legs whose networks a sample passes, in order; arguments and errors as for
     :func:`sampled_phases`."""
     return [phase.leg for phase in _called(sampled_phases(config, is_trained), config)]
 
 
 def _called(way: tuple[Phase, ...], config: Config) -> list[Phase]:
-    """Phases of a way whose networks are called: with ``sampling.tau`` no time is predicted."""
+    """Return the phases whose networks are called: with ``sampling.tau`` no time is predicted."""
     return [phase for phase in way if phase.name != "predictor" or config.sampling.tau is None]
 
 
 def previewed_phases(config: Config, phase: Phase) -> tuple[Phase, ...]:
-    """Phases whose legs make the preview of a phase, in the order of the way: the straight flow
-    alone is drawn from where its lines start."""
+    """Return the phases whose legs make the preview of a phase, in order: the straight flow alone
+    is drawn from where its lines start."""
     if phase.name == "predictor":
         return _ALGORITHM_4
     if phase.name == "nsf" and config.nsf.source == "nsgf":
@@ -93,8 +93,8 @@ def previewed_phases(config: Config, phase: Phase) -> tuple[Phase, ...]:
 def load_legs(
     config: Config, run: RunFolder, phases: Sequence[Phase], device: torch.device
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """The sampler of these phases' legs, in the order of the way, with averaged weights;
-    and the training progress of the networks that it calls, by phase.
+    """Return the sampler of these phases' legs, in order, with averaged weights, and the training
+    progress of the networks that it calls, by phase.
 
     Raises:
         UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
@@ -112,7 +112,7 @@ def join_legs(
     load: Callable[[Phase], Trained],
     device: torch.device,
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """As :func:`load_legs`, with networks from wherever ``load`` has them."""
+    """Return what :func:`load_legs` does, with networks from ``load``."""
     legs, progress, called = [], dict[str, str](), _called(tuple(phases), config)
     precision = sampling_precision(config, device)
     for phase in phases:
@@ -128,7 +128,8 @@ def join_legs(
 def load_sampler(
     config: Config, run: RunFolder, device: torch.device
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """The sampler of a run: Algorithm 4 with all its networks, or Algorithm 2 with the first.
+    """Return the sampler of a run: Algorithm 4 with all its networks, or Algorithm 2 with the
+    first.
 
     With ``sampling.tau`` Algorithm 4 asks no time predictor, which is not read. Of a method that
     NSGF is compared with, the network that was trained last. Returns and raises as

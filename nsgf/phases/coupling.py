@@ -13,8 +13,8 @@ from nsgf.system.hardware import wide_float
 
 
 def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
-    """Exact optimal transport between two clouds (n, *shape), squared Euclidean cost: indices into
-    ``end``, a permutation; row i of ``start`` goes to ``end[index[i]]``.  (n,)
+    """Return exact optimal transport between two clouds (n, *shape), squared Euclidean cost, as a
+    permutation: row i of ``start`` is paired with ``end[index[i]]``.  (n,)
 
     Found on the CPU, for which a card has to wait; 0.15 s for n 1024, and eight times as long for
     twice as many points.
@@ -53,7 +53,7 @@ class Pairs:
         self._number, self._paired = -1, (torch.empty(0), torch.empty(0))
 
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
-        """X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
+        """Return X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
         if self._group is None:
             return self._drawn(positions)
         parts = []
@@ -67,7 +67,7 @@ class Pairs:
         return self._source.at(positions), self._target.at(positions)
 
     def _pair_group(self, number: int, size: int) -> tuple[Tensor, Tensor]:
-        """The last group is kept: batches visit them one after another."""
+        """Pair a group; the last one is cached, since batches visit groups in order."""
         if number != self._number:
             drawn = self._drawn(range(number * size, (number + 1) * size))
             start, end = (part.to(self._device) for part in drawn)

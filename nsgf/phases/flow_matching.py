@@ -32,10 +32,7 @@ SIMPLEX_ITERATIONS = 10_000_000
 
 
 def check_installed() -> None:
-    """
-    Raises:
-        UserError: torchcfm is not there.
-    """
+    """Raise UserError if torchcfm is missing."""
     try:
         import torchcfm.conditional_flow_matching  # noqa: F401
     except ImportError as error:
@@ -45,7 +42,8 @@ def check_installed() -> None:
 
 
 def build_matcher(config: PeerConfig) -> Any:
-    """torchcfm's flow matcher of the configured method; exact plans have the steps they need."""
+    """Return torchcfm's flow matcher of the configured method, with enough steps for exact
+    plans."""
     from torchcfm import conditional_flow_matching as cfm
 
     if config.coupling_batch:  # they come in optimal pairs
@@ -74,7 +72,7 @@ class PeerTask(Task):
         self._times = PointSampler(Times(), derive_seed(seed, "times"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """X0, X1 (B, *shape), t (B,), and the first position, which seeds the matcher."""
+        """Return X0, X1 (B, *shape), t (B,), and the first position, which seeds the matcher."""
         times, first = self._times.at(positions), torch.tensor([positions.start])
         return (*self._pairs.at(positions), times, first)
 
@@ -85,7 +83,7 @@ class PeerTask(Task):
         return Batch((x, t), velocity)
 
     def _seed_matcher(self, position: int, device: torch.device) -> None:
-        """torchcfm draws pairs with NumPy's global generator and noise with torch's."""
+        """Seed NumPy's and torch's global generators, with which torchcfm draws pairs and noise."""
         import numpy as np
 
         seed = derive_seed(self._seed, "matcher", position)

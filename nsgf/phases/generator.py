@@ -48,7 +48,7 @@ class GeneratorTask(Task):
         )
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """z (B, *shape) and y (M, *shape), with classes labels (B,) too."""
+        """Return z (B, *shape) and y (M, *shape), with classes labels (B,) too."""
         whole, targets = self._config.batch_size, targets_of(self._config)
         places = [position * targets // whole for position in (positions.start, positions.stop)]
         labels = (class_labels(positions, self._groups),) if self._groups > 1 else ()
@@ -59,9 +59,9 @@ class GeneratorTask(Task):
         return Batch((noise, torch.zeros(len(noise), device=noise.device), *labels), real)
 
     def loss(self, forward: Answer, batch: Batch) -> Tensor:
-        """|V|^2 / 2 as a share of the mean cost between generated and real samples; not a number
-        where samples are not finite. A step along V needs no length of its own: Adam divides by the
-        size of gradients.
+        """Return |V|^2 / 2 relative to the mean cost between generated and real samples; nan if
+        samples are not finite. A step along V needs no length of its own: Adam divides by the size
+        of gradients.
 
         Raises:
             UserError: a blur is too small for float32.
@@ -137,27 +137,28 @@ class Generator(Phase):
 
 
 def drift_of(config: Config) -> Drift:
-    """The configured velocity of generated samples."""
+    """Return the configured velocity of generated samples."""
     return Drift(config.generator.blurs, config.generator.tolerance)
 
 
 def targets_of(config: GeneratorConfig) -> int:
-    """Number of real samples of an update."""
+    """Return the number of real samples of an update."""
     return config.targets or config.batch_size
 
 
 def groups_of(config: Config) -> int:
-    """Number of groups within which samples are transported: K + 1 with K classes, else 1."""
+    """Return the number of groups within which samples are transported: K + 1 with K classes, else
+    1."""
     return data_classes(config.data) + 1
 
 
 def grouped(samples: Tensor, groups: int) -> Tensor:
-    """Samples (B, *shape), of which sample i is of group i mod G -> (G, B / G, *shape)."""
+    """Reshape samples (B, *shape), of which sample i is of group i mod G, to (G, B / G, *shape)."""
     return samples.unflatten(0, (-1, groups)).transpose(0, 1)
 
 
 def ungrouped(groups: Tensor) -> Tensor:
-    """The inverse of :func:`grouped`: (G, B / G, *shape) -> (B, *shape)."""
+    """Invert :func:`grouped`: (G, B / G, *shape) to (B, *shape)."""
     return groups.transpose(0, 1).flatten(0, 1)
 
 

@@ -48,7 +48,7 @@ class LineTask(Task):
         self._dropout = LabelDropout(classes, derive_seed(seed, "labels"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """X0 and X1 (B, *shape) as they are paired, t ~ U[0, 1) (B,), with classes labels (B,)."""
+        """Return paired X0 and X1 (B, *shape), t ~ U[0, 1) (B,), with classes labels (B,)."""
         drawn = *self._pairs.at(positions), self._times.at(positions)
         if not self._classes:
             return drawn
@@ -141,7 +141,7 @@ class Predictor(LinePhase):
         return TimePredictorTask(model, *line_pairs(self, session, data), data.classes)
 
     def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
-        """It sees x only: where a sample is on its line shows without its class."""
+        """Return the time predictor, which is given no class."""
         return time_network(config, shape)
 
 
@@ -164,7 +164,7 @@ def line_pairs(phase: Phase, session: Session, data: Data) -> tuple[Pairs, int]:
 
 
 def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
-    """(1 - t) X0 + t X1 for X0 and X1 (B, *shape) and t (B,).  (B, *shape)"""
+    """Return (1 - t) X0 + t X1 for X0 and X1 (B, *shape) and t (B,).  (B, *shape)"""
     weight = t.view(-1, *[1] * (start.ndim - 1))
     return (1 - weight) * start + weight * end
 
@@ -220,7 +220,7 @@ class CachedStarts(Sampler):
         return torch.cat(parts)
 
     def _page(self, number: int) -> Tensor:
-        """Always computed as a whole: what is computed together is rounded together."""
+        """Return a whole page, since samples that are computed together are rounded together."""
         if number not in self._pages:
             whole = range(number * BLOCK, (number + 1) * BLOCK)
             self._pages[number] = self._moved(whole).cpu()

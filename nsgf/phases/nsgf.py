@@ -116,14 +116,14 @@ class NSGF(Phase):
 
 
 def pool_target(config: Config, data: Data) -> Sampler:
-    """What the flows of the pool lead to; with classes flow k to class k mod K alone."""
+    """Return the targets of the pool's flows; with classes flow k gets class k mod K only."""
     if not data.classes:
         return data.target("pool")
     return data.target_by_class("pool", run=config.sinkhorn.targets)
 
 
 def flow_labels(session: Session, classes: int) -> Tensor:
-    """The classes of this process's trajectories, flow after flow.  int32, (F,)"""
+    """Return the classes of this process's trajectories, flow after flow.  int32, (F,)"""
     config, n = session.config, session.config.sinkhorn.batch_size
     share = session.world.share(range(config.pool.num_batches))
     return class_labels(range(share.start * n, share.stop * n), classes, n)

@@ -42,7 +42,7 @@ class ReflowTask(Task):
         self._times = PointSampler(Times(), derive_seed(seed, "times"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """Z0, Z1 (B, *shape) and t (B,)."""
+        """Return Z0, Z1 (B, *shape) and t (B,)."""
         index = self._indices.at(positions) % len(self._ends[0])
         start, end = (part.index_select(0, index) for part in self._ends)
         return start, end, self._times.at(positions)
@@ -59,8 +59,8 @@ class Reflow(Phase):
     follows = (*Peer.follows, "reflow.pairs")
 
     def task(self, session: Session, data: Data) -> Task:
-        """Starts from the peer's averaged weights, as published. The paths are computed again when
-        an interrupted reflow is resumed, to the same ends.
+        """Return the task, begun with the peer's averaged weights. A resumed reflow computes the
+        same paths again.
 
         Raises:
             Stopped: a stop was requested while paths are computed.

@@ -25,10 +25,9 @@ ARROWS = 400
 
 
 def save_way(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) -> None:
-    """One frame for each state of ``samples.path``: images (N, C, H, W), or points (N, 2) with what
-    the next step does to them and the names of their coordinates, as of
-    :func:`nsgf.plots.samples.save_points`.
-    """
+    """Write an animation with a frame for each state of ``samples.path``: images (N, C, H, W), or
+    points (N, 2) with the arrows of the next step. ``axes``: as of
+    :func:`nsgf.plots.samples.save_points`."""
     from PIL import Image
 
     last = len(samples.path) - 1
@@ -44,7 +43,7 @@ def save_way(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) 
 
 
 def _rgb(figure: Any) -> np.ndarray:
-    """The pixels of a figure, uint8, (H, W, 3)."""
+    """Return the pixels of a figure, uint8, (H, W, 3)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
@@ -82,7 +81,7 @@ def _points(axes: tuple[str, ...] | None, samples: Samples, state: int) -> Any:
 
 
 def _reach(path: Sequence[Tensor]) -> tuple[list[float], list[float]]:
-    """The corners of what all states take, without the outermost thousandth."""
+    """Return the corners of the box around all states, without the outermost thousandth."""
     points = torch.cat(list(path))
     low, high = (points.quantile(part, dim=0) for part in (0.001, 0.999))
     margin = 0.05 * (high - low)

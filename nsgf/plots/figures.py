@@ -37,7 +37,7 @@ class Field(NamedTuple):
 
 
 def curve_figure(curves: Sequence[Curve]) -> Any:
-    """Loss and norm of the gradient over the updates, a column for each phase."""
+    """Draw loss and gradient norm over the updates, a column for each phase."""
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
     figure = new_figure(3.2 * len(curves) + 0.6, 4.4)
@@ -60,7 +60,7 @@ def curve_figure(curves: Sequence[Curve]) -> Any:
 
 
 def entry_figure(tau: Tensor) -> Any:
-    """How the times tau (N,) at which samples enter the straight flow are spread."""
+    """Draw the distribution of the times tau (N,) at which samples enter the straight flow."""
     figure = new_figure(5, 2.8)
     panel = figure.subplots()
     panel.hist(tau.numpy(), bins=40, range=(0, 1), color="tab:blue")
@@ -71,7 +71,7 @@ def entry_figure(tau: Tensor) -> Any:
 
 
 def neighbour_figure(samples: Tensor, nearest: Tensor) -> Any:
-    """Samples above, the training images nearest to them below, both (N, C, H, W) in [-1, 1]."""
+    """Draw samples above their nearest training images, both (N, C, H, W) in [-1, 1]."""
     count, _, height, width = samples.shape
     figure = new_figure(0.9 + 0.7 * count, 0.5 + 1.4 * height / width)
     panel = figure.subplots()
@@ -84,7 +84,7 @@ def neighbour_figure(samples: Tensor, nearest: Tensor) -> Any:
 
 
 def field_figure(fields: Sequence[Field]) -> Any:
-    """The learned velocity on the one that it was to learn."""
+    """Draw the learned velocity on top of the Sinkhorn flow's."""
     figure = new_figure(4 * len(fields), 4.4)
     axes = figure.subplots(1, len(fields), squeeze=False, sharex=True, sharey=True)[0]
     for panel, (title, x, learned, sinkhorn) in zip(axes, fields, strict=True):

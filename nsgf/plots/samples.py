@@ -35,7 +35,8 @@ INCH_OF_LETTERS = 120
 
 
 def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
-    """Images (N, C, H, W) in [-1, 1] as one PNG, nearly square unless ``columns`` is given."""
+    """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square unless ``columns`` is
+    given."""
     from torchvision.utils import make_grid, save_image  # a second to import
 
     columns = columns or math.ceil(math.sqrt(len(images)))
@@ -46,7 +47,7 @@ def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
 
 
 def save_beside(images: Tensor, real: Tensor, file: Path, title: str) -> None:
-    """Samples under ``title``, beside as many real images, each (N, C, H, W) in [-1, 1]."""
+    """Write samples under ``title`` beside as many real images, each (N, C, H, W) in [-1, 1]."""
     figure = new_figure(8, 0.5 + 4 * images.shape[2] / images.shape[3])
     for panel, shown, words in zip(
         figure.subplots(1, 2), (images, real), (title, "real images"), strict=True
@@ -58,8 +59,8 @@ def save_beside(images: Tensor, real: Tensor, file: Path, title: str) -> None:
 
 
 def save_image_way(samples: Samples, file: Path, rows: int = 8) -> None:
-    """One row per sample, one column per state of the path, each (N, C, H, W) in [-1, 1]: at most
-    COLUMNS, of the straight flow not all. A line stands where the straight flow begins.
+    """Write a picture of the path, a row for each sample and a column for each state, (N, C, H, W)
+    in [-1, 1]. There are at most COLUMNS columns. A line marks the beginning of the straight flow.
     """
     columns = _chosen(samples.marks)
     marks = [samples.marks[column] for column in columns]
@@ -78,22 +79,22 @@ def save_image_way(samples: Samples, file: Path, rows: int = 8) -> None:
 
 
 def _chosen(marks: Sequence[str]) -> list[int]:
-    """Which states are shown: all while there is room, else every few of the last leg's."""
+    """Return the states that are shown: all if they fit, else every few of the last leg."""
     last = [number for number, mark in enumerate(marks) if mark[0] == marks[-1][0]]
     every = math.ceil(len(last) / max(1, COLUMNS - (len(marks) - len(last))))
     return [*range(last[0]), *reversed(last[::-1][::every])]
 
 
 def _borders(marks: Sequence[str]) -> list[int]:
-    """Columns with which another leg begins, but for the first leg."""
+    """Return the columns at which a leg begins, except for the first leg."""
     return [number for number in range(2, len(marks)) if marks[number][0] != marks[number - 1][0]]
 
 
 def save_points(
     path: list[Tensor], target: Tensor, file: Path, title: str, axes: tuple[str, ...] | None = None
 ) -> None:
-    """Source, trajectories and samples beside the target, same axes: of points in space the first
-    two coordinates, of points on a line the steps of the way upwards, and histograms.
+    """Write source, trajectories and samples beside the target, with the same axes. Of points in
+    more dimensions the first two are drawn; of points on a line the steps upwards, and histograms.
 
     Args:
         path: states along the way, each (N, D); of the samples alone where it has a single one.
@@ -125,8 +126,8 @@ def save_points(
 
 
 def _in_plane(path: list[Tensor]) -> list[Tensor]:
-    """States (N, D) as points to draw, each (N, 2): the first two coordinates, or the only one and
-    the number of the state."""
+    """Return states (N, D) as points (N, 2): the first two coordinates, or the only one and the
+    number of the state."""
     if path[0].shape[1] > 1:
         return [state[:, :2] for state in path]
     return [
@@ -135,7 +136,7 @@ def _in_plane(path: list[Tensor]) -> list[Tensor]:
 
 
 def name_axes(panel: Any, axes: tuple[str, ...] | None) -> None:
-    """Coordinates with names may have different units; others have the same scale."""
+    """Label named coordinates, which may have different units; others get the same scale."""
     if axes is None:
         panel.set_aspect("equal")
         return
@@ -146,14 +147,14 @@ def name_axes(panel: Any, axes: tuple[str, ...] | None) -> None:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure, sizes in inches."""
+    """Return an empty figure, sizes in inches."""
     from matplotlib.figure import Figure  # half a second to import
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Any, file: Path, **how: Any) -> None:
-    """As the file's suffix says: .png, .svg or .pdf."""
+    """Write a figure in the format of the file's suffix: .png, .svg or .pdf."""
     with replacing(file) as stream, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in another script
         figure.savefig(stream, format=file.suffix[1:], **how)
@@ -166,8 +167,9 @@ def save_point_table(
     axes: tuple[str, ...] | None = None,
     title: str = "",
 ) -> None:
-    """Methods across; down: the way, then the samples at each NFE. The way is that of the smallest
-    NFE that all methods have, or else of the smallest of each.
+    """Write a table of scatter plots: methods across; below each the path, then the samples at each
+    NFE. The path is drawn at the smallest NFE that all methods have, or else at each one's
+    smallest.
 
     Args:
         drawn: by method and NFE, with paths of (N, D) states; a method may lack some NFE.
@@ -211,7 +213,7 @@ def save_point_table(
 
 
 def _titled_figure(title: str, width: float, height: float) -> tuple[Any, dict[str, Any]]:
-    """An empty figure, so many inches high below its title, and how to write in it."""
+    """Return an empty figure of this height below its title, and the size of its letters."""
     size = max(MIN_LETTERS, width)
     lines = textwrap.wrap(title, int(INCH_OF_LETTERS * width / size))
     figure = new_figure(width, height + 0.2 * len(lines))
@@ -220,7 +222,7 @@ def _titled_figure(title: str, width: float, height: float) -> tuple[Any, dict[s
 
 
 def _height_by_width(drawn: dict[str, dict[int, Samples]], target: Tensor) -> float:
-    """Of all points by their first two coordinates."""
+    """Return height by width of the box around all points in their first two coordinates."""
     states = [state for found in drawn.values() for s in found.values() for state in s.path]
     points = torch.cat([*states, target])[:, :2]
     points = points[points.isfinite().all(1)]
@@ -229,8 +231,8 @@ def _height_by_width(drawn: dict[str, dict[int, Samples]], target: Tensor) -> fl
 
 
 def _show_points(panel: Any, x: Tensor, target: Tensor, color: str, label: str = "") -> None:
-    """Points (N, D) by their first two coordinates, larger where they have a label; on a line their
-    share in each of the target's bins."""
+    """Draw points (N, D) by their first two coordinates, larger if they have a label; of points on
+    a line the share in each of the target's bins."""
     how = {"color": color, "label": label}
     if x.shape[1] > 1:
         panel.scatter(*x[:, :2].numpy().T, s=3 if label else 1, **how)
@@ -241,12 +243,12 @@ def _show_points(panel: Any, x: Tensor, target: Tensor, color: str, label: str =
 
 
 def _all_nfe(drawn: dict[str, dict[int, Samples]]) -> list[int]:
-    """The NFE that at least one method has, in ascending order."""
+    """Return the NFE that at least one method has, in ascending order."""
     return sorted({nfe for samples in drawn.values() for nfe in samples})
 
 
 def _near(found: Samples, target: Tensor) -> Samples:
-    """The samples on the CPU; those that ran away become nan, which is not drawn."""
+    """Return the samples on the CPU; those far from the target become nan, which is not drawn."""
     reach = FAR * float(target.abs().max())
 
     def near(x: Tensor) -> Tensor:
@@ -257,7 +259,7 @@ def _near(found: Samples, target: Tensor) -> Samples:
 
 
 def _show_way(panel: Any, path: list[Tensor]) -> None:
-    """Source, trajectories and samples; states (N, 2)."""
+    """Draw source, trajectories and samples of states (N, 2)."""
     states = torch.stack(path, dim=1).numpy()  # (N, steps + 1, 2)
     few = states[:MAX_PATHS]
     _draw_lines(panel, few)
@@ -266,7 +268,7 @@ def _show_way(panel: Any, path: list[Tensor]) -> None:
 
 
 def _draw_lines(panel: Any, lines: Any) -> None:
-    """Trajectories, (N, states, 2), behind the points."""
+    """Draw trajectories (N, states, 2) behind the points."""
     from matplotlib.collections import LineCollection  # a Line2D each takes ten times as long
 
     panel.add_collection(LineCollection(lines, colors="0.65", linewidths=0.4, zorder=1))
@@ -275,7 +277,7 @@ def _draw_lines(panel: Any, lines: Any) -> None:
 def save_image_table(
     drawn: dict[str, dict[int, Samples]], target: Tensor, file: Path, title: str = ""
 ) -> None:
-    """Methods down, NFE across, a grid of samples in each place; real images below each.
+    """Write a table of image grids: methods down, NFE across, real images in the last row.
 
     Args:
         drawn: by method and NFE, images (N, C, H, W) in [-1, 1]; a method may lack some NFE.
@@ -301,7 +303,7 @@ def save_image_table(
 
 
 def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
-    """Images (N, C, H, W) in [-1, 1], nearly square unless ``columns`` is given."""
+    """Draw images (N, C, H, W) in [-1, 1], nearly square unless ``columns`` is given."""
     from torchvision.utils import make_grid
 
     columns = columns or math.ceil(math.sqrt(len(images)))

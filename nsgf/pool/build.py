@@ -84,7 +84,7 @@ class Simulation:
     device: torch.device
 
     def flows(self, numbers: range) -> Tensor:
-        """Trajectories of the flows with these numbers.  (len(numbers) n, T+1, *shape)
+        """Return the trajectories of the flows with these numbers.  (len(numbers) n, T+1, *shape)
 
         Flow k takes positions k n to (k + 1) n - 1 of the source and k m to (k + 1) m - 1 of the
         target, so any part of the pool can be built again.
@@ -122,7 +122,7 @@ class Simulation:
             return False  # leaving the handler frees the flows before the next try
 
     def halve(self, together: int, log: Callable[[str], None]) -> int:
-        """Half of the number of flows that did not fit together.
+        """Return half of the number of flows that did not fit together, and log it.
 
         Raises:
             UserError: a single flow did not fit.
@@ -195,7 +195,7 @@ def _store_limit(header: Header, start: int, together: int, session: Session) ->
 
 
 def _summary(flows: int, seconds: float, together: int, report: SolverReport) -> str:
-    """Number of flows, speed and convergence, in one line."""
+    """Return number of flows, speed and convergence in one line."""
     parts = [
         f"pool: {_flows(flows)} in {seconds:.1f} s, {flows / max(seconds, 1e-9):.3g} flows/s, "
         f"{together} at a time"
@@ -212,7 +212,7 @@ def _flows(count: int) -> str:
 
 
 def _failures(report: SolverReport) -> str:
-    """Number of steps that were not solved to the tolerance, if any."""
+    """Return how many steps were not solved to the tolerance, if any."""
     if not report.unconverged:
         return ""
     return f"; {report.unconverged} of {report.solves} steps did not reach sinkhorn.tolerance"

@@ -52,21 +52,22 @@ class PoolPlan(NamedTuple):
 
 
 def pool_folder(run: RunFolder, world: World) -> Path:
-    """Folder of this process's part of the pool."""
+    """Return the folder of this process's part of the pool."""
     if world.size == 1:
         return run.pool
     return run.pool / f"part{world.rank + 1}of{world.size}"
 
 
 def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str | None = None) -> int:
-    """Bytes of all positions in ``dtype``, by default ``pool.dtype`` with auto as float32."""
+    """Return the bytes of all positions in ``dtype``, by default ``pool.dtype`` with auto as
+    float32."""
     itemsize = DTYPES.get(dtype or config.pool.dtype, torch.float32).itemsize
     trajectories = config.pool.num_batches * config.sinkhorn.batch_size
     return trajectories * (config.flow.steps + 1) * math.prod(shape) * itemsize
 
 
 def solver_bytes(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
-    """Bytes of the flows that are simulated together, with the solver's matrices."""
+    """Return the bytes of the flows that are simulated together, with the solver's matrices."""
     n, m = config.sinkhorn.batch_size, config.sinkhorn.targets
     larger = max(n, m)
     clouds = (config.flow.steps + 1) * n + SOLVER_CLOUDS * larger
@@ -129,7 +130,7 @@ def plan_pool(
 
 
 def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict[str, object]:
-    """Everything that determines the values of a pool, by dotted key."""
+    """Return all settings that determine the values of a pool, by dotted key."""
     return {
         **fixed_values(config, SECTIONS),
         "pool.num_batches": config.pool.num_batches,
@@ -139,7 +140,7 @@ def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict
 
 
 def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
-    """Number of flows that are simulated together.
+    """Return the number of flows that are simulated together.
 
     ``pool.build_batch``, or as many as fit a fixed budget. Depends only on the settings and the
     device, not on what happens to be free: flows that are computed together are rounded together.
@@ -159,7 +160,7 @@ def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) ->
 
 
 def _known_dtype(config: Config, shape: tuple[int, ...], folder: Path | None) -> str | None:
-    """Type that the settings or the pool in ``folder`` demand; None if it is free to choose.
+    """Return the type that the settings or the pool in ``folder`` demand; None if it is free.
 
     A resumed run must see the same values, whatever is free now.
     """

@@ -83,7 +83,8 @@ class PoolFile:
         return len(self.header["checksums"])
 
     def commit(self, finished: int, report: dict[str, Any]) -> None:
-        """Note that the first ``finished`` flows are in ``positions``, and the solver's report."""
+        """Record that the first ``finished`` flows are in ``positions``, and the solver's
+        report."""
         for index in range(self.finished, finished):
             self.header["checksums"].append(self._checksum(index))
             self._unsaved += 1
@@ -100,7 +101,7 @@ class PoolFile:
         self._unsaved, self._saved_at = 0, time.monotonic()
 
     def _mapped(self, nbytes: int) -> np.memmap[Any, np.dtype[np.uint8]]:
-        """The file of positions, taken over or begun, as bytes in memory.
+        """Return the file of positions, existing or new, mapped into memory as bytes.
 
         Raises:
             UserError: it has another size, or cannot be written.
@@ -151,14 +152,14 @@ class PoolFile:
 
 
 def new_header(settings: dict[str, object], dtype: str) -> Header:
-    """The header of a pool without any flow."""
+    """Return the header of an empty pool."""
     plain = json.loads(json.dumps(settings))  # as it will be read again: tuples are lists
     about = {"format": FORMAT, "dtype": dtype, "settings": plain}
     return {**about, "report": {}, "limits": [], "checksums": []}
 
 
 def read_header(folder: Path) -> Header | None:
-    """The header in ``folder``; None if there is none.
+    """Return the header in ``folder``; None if there is none.
 
     Raises:
         UserError: it is damaged or of another format, or the system refuses to read it.
@@ -194,8 +195,8 @@ def write_header(folder: Path, header: Header) -> None:
 
 
 def differences(known: Header, settings: dict[str, object]) -> list[str]:
-    """One text per setting in which the pool ``known`` differs; one that it lacks had its default,
-    or was null."""
+    """Return a text for each setting in which the pool ``known`` differs. A setting that its header
+    lacks had its default."""
     usual = fixed_values(Config(), SECTIONS)
     lacking = {key: usual[key] for key in settings.keys() & usual.keys()}
     before = {**lacking, **known["settings"]}
@@ -221,8 +222,8 @@ def refuse_mismatch(known: Header, folder: Path | None, settings: dict[str, obje
 
 
 def taken_bytes(folder: Path) -> int:
-    """Bytes on the disk of the pool in ``folder``, together with those of the other processes
-    where that is a part of one; a pool of another number of processes is another pool."""
+    """Return the bytes on disk of the pool in ``folder``, with the parts of the other processes of
+    the same pool."""
     part = re.fullmatch(r"part\d+(of\d+)", folder.name)
     folders = folder.parent.glob(f"part*{part[1]}") if part else [folder]
     return _disk_bytes([own / "positions.bin" for own in folders])
@@ -252,7 +253,7 @@ def drop_positions(folder: Path) -> int:
 
 
 def _positions(folder: Path) -> list[Path]:
-    """A pool's own file, and those of its parts."""
+    """Return a pool's own file, and those of its parts."""
     return [*folder.glob("positions.bin"), *folder.glob("*/positions.bin")]
 
 

@@ -84,11 +84,11 @@ class TrajectoryPool:
         )
 
     def particles(self, indices: Tensor) -> Tensor:
-        """Which trajectory the pair at each of these random indices (B,) is of.  int64, (B,)"""
+        """Return the trajectory of the pair at each of these random indices (B,).  int64, (B,)"""
         return indices % len(self) // self.steps
 
     def pairs(self, indices: Tensor) -> PoolBatch:
-        """The pairs at these random indices, float32 on the CPU.
+        """Return the pairs at these random indices, float32 on the CPU.
 
         Args:
             indices: whole numbers, uniform and much larger than the pool; their remainder chooses.

@@ -42,7 +42,7 @@ class Picture(NamedTuple):
 
     @property
     def files(self) -> list[str]:
-        """All of them, the one that the page shows first."""
+        """All files, the one that the page shows first."""
         return [str(file) for file in (self.file, *self.beside)]
 
 
@@ -122,15 +122,15 @@ def _image_pictures(
 
 
 def on_cpu(samples: Samples) -> Samples:
-    """The same samples, in main memory."""
+    """Return the same samples in main memory."""
     path = [state.cpu() for state in samples.path]
     tau = None if samples.tau is None else samples.tau.cpu()
     return Samples(samples.x.cpu(), samples.nfe, tau, path, samples.marks)
 
 
 def nearest_images(x: Tensor, images: Tensor, *, flip: bool = False) -> Tensor:
-    """Of uint8 ``images`` (M, C, H, W), with ``flip`` of the mirrored ones too, the nearest to each
-    x (N, C, H, W) in [-1, 1], like x."""
+    """Return the nearest image of uint8 ``images`` (M, C, H, W) to each x (N, C, H, W) in [-1, 1],
+    like x; with ``flip`` mirrored images count too."""
     flat, best = x.flatten(1), torch.full((len(x),), torch.inf)
     found = torch.zeros_like(x)
     for part in images.split(max(1, PART_VALUES // images[0].numel())):
@@ -145,8 +145,8 @@ def nearest_images(x: Tensor, images: Tensor, *, flip: bool = False) -> Tensor:
 def velocity_fields(
     config: Config, sampler: FlowSampler, data: Data, device: torch.device
 ) -> list[Field]:
-    """The network's velocity beside the flow's, at the first, a middle and the last step of a new
-    Sinkhorn flow; none where the sampler has no NSGF steps."""
+    """Return the network's velocity beside the flow's at the first, a middle and the last step of a
+    new Sinkhorn flow; none if the sampler has no NSGF steps."""
     network = next((leg.network for leg in sampler.legs if isinstance(leg, NSGFSteps)), None)
     if network is None:
         return []
@@ -166,7 +166,7 @@ def velocity_fields(
 
 
 def tried(pictures: Iterator[Picture], log: Callable[[str], None]) -> list[Picture]:
-    """All pictures until one cannot be drawn, with a line about why."""
+    """Return all pictures up to the first that cannot be drawn, and log why."""
     found: list[Picture] = []
     try:
         found.extend(pictures)

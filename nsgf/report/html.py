@@ -11,9 +11,8 @@ from nsgf.system.errors import shorten_paths
 
 
 def write_page(folder: Path, template: str, **values: Any) -> Path:
-    """``report.html`` in ``folder``, of the template of this name beside this file; everything that
-    comes from files is escaped, and absolute paths are shortened.
-    """
+    """Write ``report.html`` from a template of this folder. Values are escaped, and absolute paths
+    shortened."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     loader = FileSystemLoader(Path(__file__).parent)
@@ -33,6 +32,6 @@ def write_page(folder: Path, template: str, **values: Any) -> Path:
 
 
 def data_uri(file: Path) -> str:
-    """A picture as it stands inside a page."""
+    """Return a picture as it is embedded in a page."""
     kind = mimetypes.guess_type(file.name)[0]
     return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"

@@ -14,7 +14,7 @@ HEAD = ("run", "updates", "last loss", "time", "size")
 
 
 def run_table(folder: Path) -> list[str]:
-    """Lines for people: the runs in a folder, the newest first.
+    """Return lines about the runs in a folder, the newest first.
 
     Raises:
         UserError: there is none.
@@ -32,7 +32,7 @@ def run_table(folder: Path) -> list[str]:
 
 
 def _row_or_why(run: RunFolder) -> tuple[str, ...]:
-    """A folder that cannot be read keeps none of the others from being listed."""
+    """Return the row of a run, or why it cannot be read."""
     try:
         check_links(run.path)
         return _row(run)
@@ -55,7 +55,7 @@ def _row(run: RunFolder) -> tuple[str, ...]:
 
 
 def updates_done(run: RunFolder) -> str:
-    """``nsgf 150/150, nsf 20/400`` of what its settings name, or what is wrong with it."""
+    """Return ``nsgf 150/150, nsf 20/400`` for the phases of a run, or what is wrong with it."""
     usual = Config()
     try:
         saved = read_settings(run.config_file)

@@ -95,7 +95,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
 
 
 def phase_rows(config: Config, run: RunFolder) -> list[PhaseRow]:
-    """A line for each phase of the experiment.
+    """Return a row for each phase of the experiment.
 
     Raises:
         UserError: none has a checkpoint.
@@ -135,7 +135,7 @@ def _pictures(config: Config, run: RunFolder, album: Album) -> Iterator[Picture]
 
 
 def measure_rows(config: Config, metrics: dict[str, Any]) -> list[Measure]:
-    """What ``nsgf evaluate`` measured, beside floors and what the paper reports."""
+    """Return the measures of ``nsgf evaluate`` beside their floors and the paper's figures."""
     rows = []
     floors = {FLOORS.get(name, f"{name}_floor") for name in metrics}
     for name, value in metrics.items():
@@ -148,8 +148,7 @@ def measure_rows(config: Config, metrics: dict[str, Any]) -> list[Measure]:
 
 
 def _spread(metrics: dict[str, Any], name: str) -> str:
-    """A measure, with its spread over repetitions if there are several; empty: it is not there, or
-    was no finite number."""
+    """Return a measure with its spread over repetitions; empty if it is missing or not finite."""
     value, spread = metrics.get(name), metrics.get(f"{name}_std")
     if not isinstance(value, float):
         return ""
@@ -157,7 +156,8 @@ def _spread(metrics: dict[str, Any], name: str) -> str:
 
 
 def outdated(rows: Sequence[PhaseRow], metrics: dict[str, Any]) -> str:
-    """Which updates measures belong to, if the weights have others by now; else nothing."""
+    """Return the updates that the measures belong to if the weights have others by now; else
+    nothing."""
     now, then = {row.name: row.updates for row in rows}, metrics.get("updates")
     if not isinstance(then, dict) or all(now.get(phase) == done for phase, done in then.items()):
         return ""
@@ -165,7 +165,7 @@ def outdated(rows: Sequence[PhaseRow], metrics: dict[str, Any]) -> str:
 
 
 def described(metrics: dict[str, Any]) -> list[tuple[str, str]]:
-    """What was measured, and how."""
+    """Return what was measured, and how."""
     told = []
     for name, value in metrics.items():
         is_measure = isinstance(value, float) and name not in DESCRIPTIONS
@@ -177,7 +177,7 @@ def described(metrics: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def commands(run: RunFolder) -> list[str]:
-    """Commands that repeat the run and use it, from the folder that holds it."""
+    """Return commands that repeat the run and use it, from the folder that holds it."""
     place = shlex.quote(run.path.resolve().name)
     return [
         f"python -m nsgf train --config {place}/{run.config_file.name}",

@@ -22,7 +22,7 @@ IMAGES_ON_CPU = 16
 
 
 def show_preview(session: Session, data: Data, phase: Phase) -> None:
-    """A picture of samples after a phase, if ``train.preview`` asks for it.
+    """Draw samples after a phase, if ``train.preview`` asks for it.
 
     One that cannot be made is one line: what is trained is saved already.
     """
@@ -66,9 +66,8 @@ def save_preview(
 def preview_samples(
     config: Config, run: RunFolder, phase: Phase, data: Data, device: torch.device
 ) -> Tensor:
-    """What a phase's picture shows, with averaged weights: samples that have passed the legs of
-    :func:`nsgf.phases.previewed_phases`. The settings of ``sampling`` hold.  CPU, (n, *shape)
-    """
+    """Return the samples of a phase's picture, drawn with averaged weights through the legs of
+    :func:`nsgf.phases.previewed_phases` under the settings of ``sampling``.  CPU, (n, *shape)"""
     sampler, _ = load_legs(config, run, previewed_phases(config, phase), device)
     noise, labels = data.source("preview"), asked_labels(config)
     count, size = count_samples(config, data, device), config.sampling.batch_size
@@ -81,7 +80,7 @@ def preview_samples(
 
 
 def count_samples(config: Config, data: Data, device: torch.device) -> int:
-    """Samples of a picture: a few seconds of work."""
+    """Return the number of samples of a picture: a few seconds of work."""
     if data.images is None:
         return POINTS
     return min(config.sampling.num_samples, IMAGES_ON_CPU if device.type == "cpu" else IMAGES)

@@ -20,8 +20,8 @@ FLOOR = "floor"
 
 
 def quality_figure(plan: Plan, rows: Sequence[Row]) -> Any:
-    """The measures of a comparison against NFE: targets down, measures across, a line for each
-    method with the standard deviation over seeds, the floor dashed."""
+    """Draw the measures of a comparison against NFE: targets down, measures across, a line for each
+    method with its standard deviation over seeds, the floor dashed."""
     measured = [row for row in rows if row.nfe in plan.nfe and row.trial.method in plan.methods]
     targets = list(dict.fromkeys(row.trial.target.label for row in measured))
     metrics = list(rows[0].measured.values)
@@ -45,7 +45,7 @@ def quality_figure(plan: Plan, rows: Sequence[Row]) -> Any:
 
 
 def _draw_measure(panel: Any, plan: Plan, rows: Sequence[Row], target: str, metric: str) -> None:
-    """One measure of one target; where samples have diverged a line has a gap."""
+    """Draw one measure of one target; diverged samples leave a gap."""
     shown: list[float] = []
     for number, method in enumerate(plan.methods):
         kept = [by_seed(values(rows, metric, target, nfe, method)) for nfe in plan.nfe]
@@ -77,7 +77,7 @@ def _draw_measure(panel: Any, plan: Plan, rows: Sequence[Row], target: str, metr
 
 
 def _logarithmic(axis: Any, set_scale: Any) -> None:
-    """A logarithmic axis with numbers as they are written, not as powers."""
+    """Make an axis logarithmic, with plain numbers instead of powers."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     set_scale("log")

@@ -29,7 +29,7 @@ class Cost(NamedTuple):
 
 
 def curves(run: RunFolder) -> list[Curve]:
-    """Those of all phases, in the order in which they were trained."""
+    """Return the curves of all phases, in the order in which they were trained."""
     found: dict[str, Curve] = {}
     kinds = {"phase": str, "step": int, "loss": float, "grad_norm": float}
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **kinds):
@@ -41,7 +41,7 @@ def curves(run: RunFolder) -> list[Curve]:
 
 
 def costs(run: RunFolder) -> dict[str, Cost]:
-    """By phase. Each line's speed holds for the updates since the line before."""
+    """Return the costs by phase; a line's speed covers the updates since the line before."""
     found: dict[str, Cost] = {}
     steps: dict[str, int] = {}
     kinds = {"phase": str, "step": int, "steps_per_second": float, "peak_memory": int}
@@ -55,11 +55,11 @@ def costs(run: RunFolder) -> dict[str, Cost]:
 
 
 def log_lines(run: RunFolder) -> list[str]:
-    """The last lines of the log."""
+    """Return the last lines of the log."""
     file = run.path / "log.txt"
     return file.read_text("utf-8", "replace").splitlines()[-LOG_LINES:] if file.exists() else []
 
 
 def remarks(lines: list[str]) -> list[str]:
-    """Lines of a log that tell of what was not planned."""
+    """Return the lines of a log about something unplanned."""
     return [line for line in lines if any(words in line for words in REMARKS)]

@@ -85,13 +85,13 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
 
 
 def _about(samples: Samples) -> dict[str, np.ndarray]:
-    """What is saved of each sample besides itself."""
+    """Return the arrays that are saved beside the samples."""
     about = {"tau": np.empty(0) if samples.tau is None else samples.tau.numpy()}
     return about if samples.labels is None else about | {"labels": samples.labels.numpy()}
 
 
 def _save_grid(config: Config, samples: Samples, file: Path) -> None:
-    """Of all samples, or of those of all classes a row for each."""
+    """Write a grid of all samples, or with all classes a row for each."""
     rows = None
     if samples.labels is not None and config.sampling.label is None:
         rows = class_rows(samples.labels, data_classes(config.data), CLASS_SAMPLES)
@@ -102,15 +102,14 @@ def _save_grid(config: Config, samples: Samples, file: Path) -> None:
 
 
 def _with_unit(progress: str) -> str:
-    """``12 of 300`` -> ``12 of 300 updates``, before a remark about the checkpoint."""
+    """Turn ``12 of 300`` into ``12 of 300 updates``, before a remark about the checkpoint."""
     done, mark, remark = progress.partition(";")
     return f"{done} updates{mark}{remark}"
 
 
 def changed_settings(config: Config, run: RunFolder) -> str:
-    """What the names of samples say of settings that are not those of the run's ``config.yaml``,
-    e.g. ``-seed1`` or ``-phases_nsgf+nsf``.
-    """
+    """Return the part of a file's name for settings that differ from the run's ``config.yaml``,
+    e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
     saved, usual = read_settings(run.config_file), Config()
     own = {**asdict(SamplingConfig()), **saved.get("sampling", {})}
     own |= {key: saved.get(key, getattr(usual, key)) for key in ("seed", "phases")}
@@ -123,7 +122,7 @@ def changed_settings(config: Config, run: RunFolder) -> str:
 
 
 def _in_name(value: Any) -> str:
-    """A setting's value as the name of a file has it."""
+    """Return a setting's value as part of a file's name."""
     if isinstance(value, list):
         return f"_{'+'.join(value)}"
     return f"{value}" if isinstance(value, int | float) else f"_{value or 'null'}"

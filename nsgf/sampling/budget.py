@@ -9,19 +9,19 @@ from nsgf.sampling.solvers import expected_calls, steps_within
 
 
 def least_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> int:
-    """Network calls for each sample that these legs cannot do without: one of each, and of a
-    straight flow as many as a step of its solver makes (dopri5 counts as one)."""
+    """Return the smallest number of network calls for a sample: one for each leg, and for a
+    straight flow those of one step of its solver (dopri5 counts as one)."""
     step = expected_calls(replace(sampling, straight_steps=1, omega=None), 0.0) or 1
     return sum(step if leg is StraightFlow else 1 for leg in legs)
 
 
 def most_calls(legs: Sequence[type[Leg]]) -> int | None:
-    """Network calls for each sample that these legs can make use of; None: there is no limit."""
+    """Return the largest number of network calls that these legs can use; None: no limit."""
     return None if {NSGFSteps, StraightFlow} & set(legs) else len(legs)
 
 
 def at_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
-    """Sampling with so many network calls for each sample, or as near as it gets from below.
+    """Return the settings of sampling with this number of network calls, or the nearest below it.
 
     NSGF++ spends one on the predictor, at most T and at most half of the others on the NSGF steps,
     and what is left on the straight flow, whose Heun steps take two. dopri5 takes what it needs.

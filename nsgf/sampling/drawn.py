@@ -35,7 +35,7 @@ class Drawn:
         self._folder, self._can_keep = folder, True
 
     def find(self, kinds: Sequence[Kind]) -> dict[int, Batch]:
-        """Those batches, by number, that are there, whole, and of their kind."""
+        """Return the batches, by number, that are there, whole, and of their kind."""
         found = {number: self._read(number) for number in range(len(kinds))}
         return {number: batch for number, batch in found.items() if _kind(batch) == kinds[number]}
 
@@ -62,7 +62,7 @@ class Drawn:
         return self._folder / f"{number}.npz"
 
     def _place(self, number: int) -> str:
-        """Folder of the evaluation, repetition and number of a batch."""
+        """Return evaluation folder, repetition and number of a batch."""
         return "/".join(self._file(number).parts[-3:])
 
 
@@ -73,7 +73,7 @@ def _kind(batch: Batch) -> Kind:
 def drawn_folder(
     samples: Path, config: Config, sampler: FlowSampler, device: torch.device, floats: int | None
 ) -> Path:
-    """Where the batches of an evaluation are kept: a folder named after all that they follow from,
+    """Return the folder of an evaluation's batches, named after all that they follow from:
     ``.drawn-SETTINGS-WEIGHTS``.
 
     Args:
@@ -95,7 +95,7 @@ def _digest(values: list[object]) -> str:
 
 
 def fingerprint(sampler: FlowSampler) -> str:
-    """SHA-256 of the weights of its networks, and of what they compute in here."""
+    """Return the SHA-256 of the weights of a sampler's networks, and of their precision."""
     digest = hashlib.sha256()
     for leg in sampler.legs:
         if isinstance(network := leg.network.network, InferenceNetwork):

@@ -27,7 +27,8 @@ def generate(
     drawn: Drawn | None = None,
     labels: Labels | None = None,
 ) -> Samples:
-    """``n`` samples in batches, gathered on the CPU; the same ones by any number of processes.
+    """Draw ``n`` samples in batches and gather them on the CPU. They do not depend on the number of
+    processes.
 
     Args:
         sampler: e.g. of :func:`nsgf.phases.load_sampler`.
@@ -78,7 +79,7 @@ def generate(
 
 
 def _as_arrays(part: Samples, floats: int, pixels: bool) -> Batch:
-    """A batch as it is kept and gathered: copies of what is asked for alone."""
+    """Return a batch as arrays, as it is kept and gathered."""
     tensors = {"x": part.x[:floats], "finite": part.x.isfinite().all()}
     if pixels:
         tensors["pixels"] = to_bytes(part.x)
@@ -93,7 +94,7 @@ def _as_arrays(part: Samples, floats: int, pixels: bool) -> Batch:
 def _kind(
     count: int, floats: int, shape: tuple[int, ...], has_tau: bool, pixels: bool, labels: bool
 ) -> Kind:
-    """What :func:`_as_arrays` makes of ``count`` samples."""
+    """Return the kinds of the arrays that :func:`_as_arrays` makes of ``count`` samples."""
     kind: Kind = {"x": ("float32", (floats, *shape)), "finite": ("bool", ())}
     if pixels:
         kind["pixels"] = ("uint8", (count, *shape))

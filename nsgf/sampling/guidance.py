@@ -20,7 +20,8 @@ Labels = Callable[[range], Tensor]
 
 
 def asked_labels(config: Config) -> Labels | None:
-    """The classes that ``sampling.label`` asks for; None: networks are told no classes."""
+    """Return the classes that ``sampling.label`` asks for; None if networks are given no
+    classes."""
     classes, label = data_classes(config.data), config.sampling.label
     if not classes:
         return None
@@ -30,7 +31,7 @@ def asked_labels(config: Config) -> Labels | None:
 
 
 def checked_labels(config: Config, labels: object, count: int) -> Tensor:
-    """Classes that are given for so many samples, where they are.  int64, (count,)
+    """Return classes that a caller gives for ``count`` samples.  int64, (count,)
 
     Raises:
         UserError: networks are told no classes, or these are not ``count`` whole numbers in a
@@ -58,7 +59,8 @@ def checked_labels(config: Config, labels: object, count: int) -> Tensor:
 def told(
     network: Callable[..., Tensor], labels: Tensor, config: Config
 ) -> Callable[[Tensor, Tensor], Tensor]:
-    """The velocity (x, t) of samples with these labels, (B,), under ``sampling.guidance``."""
+    """Return the velocity (x, t) of samples with these labels, (B,), under
+    ``sampling.guidance``."""
     classes, weight = data_classes(config.data), config.sampling.guidance
     return partial(guided, network, labels, torch.full_like(labels, classes), weight)
 
@@ -71,8 +73,8 @@ def guided(
     x: Tensor,
     t: Tensor,
 ) -> Tensor:
-    """a + w (b - a) with a = network(x, t, none) and b = network(x, t, labels); b where w = 1,
-    for which the network is asked once.
+    """Return a + w (b - a) with a = network(x, t, none) and b = network(x, t, labels); b for w = 1,
+    which takes one call.
 
     Args:
         network: of states x (B, *shape), times t (B,) and labels (B,).
@@ -88,5 +90,5 @@ def guided(
 
 
 def calls_per_answer(config: Config) -> int:
-    """How often a network is asked for one velocity."""
+    """Return the number of network calls for one velocity."""
     return 2 if data_classes(config.data) and config.sampling.guidance != 1 else 1

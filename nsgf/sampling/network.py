@@ -28,9 +28,8 @@ class InferenceNetwork(nn.Module):
         device: torch.device,
         log: Callable[[str], None] = show,
     ) -> None:
-        """``model`` is this one's from here on: its layers' weights are cast, once, since autocast
-        keeps casts of trained weights alone. ``log`` takes a line when a batch has to be split.
-        """
+        """Take over ``model`` and cast the weights of its layers once, since autocast caches casts
+        of trained weights only. ``log`` takes a line when a batch has to be split."""
         super().__init__()
         self.model, self._device, self._log = model, device, log
         self.precision = precision
@@ -42,7 +41,7 @@ class InferenceNetwork(nn.Module):
         self.eval()
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Inputs, each (B, ...) -> the network's answer, (B, ...).
+        """Return the network's answer (B, ...) to inputs (B, ...).
 
         Raises:
             UserError: not even single samples fit into the card's memory.
@@ -65,7 +64,7 @@ class InferenceNetwork(nn.Module):
         return answer
 
     def _answer(self, inputs: tuple[Tensor, ...], size: int) -> Tensor | None:
-        """The answer, computed for ``size`` samples at a time; None: out of memory."""
+        """Return the answer, computed for ``size`` samples at a time; None if memory is full."""
         parts = zip(*(part.split(max(1, size)) for part in inputs), strict=True)
         try:
             with layers_in(self.precision, self._device):

@@ -32,8 +32,8 @@ class CountedNetwork:
         self.evaluations = 0
 
     def __call__(self, x: Tensor, *others: Tensor) -> Tensor:
-        """x (B, *shape), for velocities t (B,), with classes labels (B,) -> the network's
-        output."""
+        """Return the network's output for x (B, *shape), velocities also take t (B,), and with
+        classes labels (B,)."""
         self.evaluations += len(x)
         return self.network(x, *others)
 
@@ -90,17 +90,16 @@ class Leg(ABC):
 
     @abstractmethod
     def expect(self, tau: float | None) -> tuple[int | None, float | None]:
-        """Network calls for each sample that the settings imply, and the time passed on, at which
-        all samples enter the straight flow; None: each has its own.
-        """
+        """Return the network calls for each sample that the settings imply, and the time at which
+        all samples enter the straight flow; None: each has its own."""
 
     def velocity(self, labels: Tensor | None) -> Velocity:
-        """The network as a function of x and t, for samples with these labels (B,)."""
+        """Return the network as a function of x and t, for samples with these labels (B,)."""
         return self.network if labels is None else told(self.network, labels, self.config)
 
     @property
     def _calls(self) -> int:
-        """Network calls of one velocity."""
+        """Return the network calls of one velocity."""
         return calls_per_answer(self.config)
 
 
@@ -217,7 +216,7 @@ class FlowSampler:
         return Samples(x=x, nfe=nfe, tau=tau, path=path, marks=marks, labels=labels)
 
     def with_settings(self, config: Config) -> "FlowSampler":
-        """The same networks under other settings of sampling.
+        """Return a sampler of the same networks under other settings of sampling.
 
         Raises:
             UserError: a solver needs torchdiffeq, which is missing.
@@ -236,8 +235,8 @@ class FlowSampler:
 
     @property
     def expected_nfe(self) -> int | None:
-        """Network calls for each sample that the settings imply; None: they depend on the samples
-        (dopri5 chooses its steps, and ``omega`` fits them to predicted times)."""
+        """Number of network calls for each sample that the settings imply; None if it depends on
+        the samples (dopri5, or ``omega`` with predicted times)."""
         total = 0
         tau: float | None = 0.0
         for leg in self.legs:
@@ -252,8 +251,8 @@ class FlowSampler:
 
 
 def one_call(network: Network, x: Tensor, *labels: Tensor, is_residual: bool) -> Tensor:
-    """G(x) of samples x of mu0, (B, *shape): x + g(x, 0), a velocity network asked once for the
-    whole way; or g(x, 0)."""
+    """Return G(x) of samples x of mu0, (B, *shape): x + g(x, 0), one step of a velocity network
+    over the whole flow time; or g(x, 0)."""
     answer = network(x, torch.zeros(len(x), device=x.device), *labels)
     return x + answer if is_residual else answer
 
@@ -266,9 +265,8 @@ def nsgf_steps(
     flow_time: float,
     observe: Observer | None = None,
 ) -> Tensor:
-    """Algorithm 2: x <- x + eta v_theta(x, s/S) for s = 0 .. S-1, eta = flow_time / S, from samples
-    x of mu0, (B, *shape). S = ``steps``; the flow's own T gives back its eta.
-    """
+    """Run Algorithm 2: x <- x + eta v_theta(x, s/S) for s = 0 .. S-1, eta = flow_time / S, from
+    samples x of mu0, (B, *shape). With S = T the steps are those of the flow."""
     eta = flow_time / steps
     for step in range(steps):
         t = torch.full((len(x),), step / steps, device=x.device)

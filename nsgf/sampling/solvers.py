@@ -45,16 +45,13 @@ CANNOT_GO_ON = {
 
 
 def check_solver(config: SamplingConfig) -> None:
-    """
-    Raises:
-        UserError: the solver needs torchdiffeq, which is not installed or too old.
-    """
+    """Raise UserError if the solver needs torchdiffeq and it is missing or too old."""
     if SOLVERS[config.solver].torchdiffeq:
         _load_odeint(config.solver)
 
 
 def expected_calls(config: SamplingConfig, start: float | None) -> int | None:
-    """Network calls for each sample that :func:`integrate` will make.
+    """Return the network calls for each sample that :func:`integrate` will make.
 
     Args:
         config: ``solver``, ``straight_steps`` and ``omega``.
@@ -74,7 +71,7 @@ def expected_calls(config: SamplingConfig, start: float | None) -> int | None:
 
 
 def steps_within(config: SamplingConfig, calls: int) -> int:
-    """The largest ``straight_steps`` that take at most this many calls, and at least 1."""
+    """Return the largest ``straight_steps`` that take at most this many calls, at least 1."""
     return max(1, calls // (SOLVERS[config.solver].calls_per_step or 1))
 
 
@@ -85,7 +82,7 @@ def integrate(
     config: SamplingConfig,
     observe: Observer | None = None,
 ) -> Tensor:
-    """Carry each sample from its own time to 1 along dx/dt = velocity(x, t), without gradients.
+    """Integrate dx/dt = velocity(x, t) from each sample's own time to 1, without gradients.
 
     euler and heun take ``straight_steps`` equal steps of each sample's way; euler with ``omega``
     takes steps of that size instead, as many as each sample needs. dopri5 (Dormand and Prince 1980)
@@ -117,7 +114,7 @@ def integrate(
 def _euler(
     velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
 ) -> Tensor:
-    """The paper's steps; the last step of ``omega`` is cut to end at 1."""
+    """Take the paper's steps; the last step of ``omega`` is cut to end at 1."""
     if config.omega is None:
         steps, omega = config.straight_steps, (1 - start) / config.straight_steps
         for count in range(steps):
@@ -138,20 +135,21 @@ def _euler(
 
 
 def _euler_step(velocity: Velocity, x: Tensor, t: Tensor, omega: Tensor) -> Tensor:
-    """x + omega u(x, t), not beyond time 1."""
+    """Return x + omega u(x, t), with a step that ends at 1 at the latest."""
     step = torch.minimum(omega, 1 - t)
     return x + step.view(-1, *[1] * (x.ndim - 1)) * velocity(x, t)
 
 
 def _steps_of_omega(start: Tensor, omega: float) -> Tensor:
-    """Steps of size ``omega`` from ``start`` to 1, long; a remainder of rounding takes none."""
+    """Return the number of steps of size ``omega`` from ``start`` to 1; a rounding remainder takes
+    none."""
     return ((1 - start) / omega - 1e-6).ceil().long()
 
 
 def _odeint(
     velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
 ) -> Tensor:
-    """A solver of torchdiffeq, over s from 0 to 1 for all samples: t = start + s (1 - start)."""
+    """Solve with torchdiffeq over s from 0 to 1 for all samples: t = start + s (1 - start)."""
     odeint = _load_odeint(config.solver)
     span = 1 - start
     factor = span.view(-1, *[1] * (x.ndim - 1))
@@ -185,7 +183,7 @@ def _odeint(
 
 
 def _load_odeint(solver: str) -> Callable[..., Tensor]:
-    """torchdiffeq's function, tried once: versions differ in the methods that they have."""
+    """Return torchdiffeq's function after one try, since versions have different methods."""
     method = SOLVERS[solver].torchdiffeq
     try:
         from torchdiffeq import odeint

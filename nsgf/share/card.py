@@ -128,5 +128,5 @@ def takes_calls(config: Config) -> bool:
 
 
 def _time(file: Path) -> float:
-    """When a file was written; before all others, if there is none."""
+    """Return when a file was written; 0 if there is none."""
     return file.stat().st_mtime if file.is_file() else 0.0

@@ -44,7 +44,7 @@ def weights_file(phase: PhaseName) -> str:
 
 
 def checksum(content: bytes) -> str:
-    """SHA-256."""
+    """Return the SHA-256."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -54,7 +54,7 @@ def is_exported(folder: Path) -> bool:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """What ``config.json`` says, with its parts of the right types.
+    """Return the content of ``config.json``, with parts of the right types.
 
     Raises:
         UserError: it cannot be read, or is of another format or of another program.
@@ -80,7 +80,8 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 def _home(folder: Path) -> Path:
-    """Where links in the folder may lead: the hub's cache keeps files beside its snapshots."""
+    """Return where links in the folder may lead: the hub's cache keeps files beside its
+    snapshots."""
     real = folder.resolve()
     return real.parents[1] if real.parent.name == "snapshots" else real
 
@@ -101,7 +102,7 @@ class ExportedRun:
 
     @classmethod
     def read(cls, folder: Path, above: Content) -> "ExportedRun":
-        """The run in this folder with settings ``above`` on top of its own.
+        """Return the run in this folder with settings ``above`` on top of its own.
 
         Raises:
             UserError: it is damaged or foreign, or a setting is wrong.
@@ -122,7 +123,7 @@ class ExportedRun:
         return weights_file(phase) in self.sums
 
     def load(self, phase: Phase, device: torch.device) -> Trained:
-        """The network of a phase, in eval mode and without gradients.
+        """Return the network of a phase, in eval mode and without gradients.
 
         Raises:
             UserError: its file is missing, damaged, or does not fit the settings.
@@ -159,7 +160,8 @@ class ExportedRun:
 
 
 def misfit(state: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
-    """How the tensors of a file differ from a network's in names, shapes or types; None: not."""
+    """Return how the tensors of a file differ from a network's in names, shapes or types; None if
+    they fit."""
     for name in sorted(state.keys() ^ expected.keys()):
         return f"{name} is {'missing' if name in expected else 'not in it'}"
     for name, tensor in state.items():

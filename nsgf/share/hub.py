@@ -18,7 +18,7 @@ def is_address(path: str | PathLike[str]) -> bool:
 
 
 def fetched(address: str | PathLike[str]) -> Path:
-    """The folder among the hub's own caches that holds ``hf://OWNER/NAME[@REVISION]``.
+    """Return the folder in the hub's cache that holds ``hf://OWNER/NAME[@REVISION]``.
 
     Raises:
         UserError: it is no such address, huggingface_hub is missing, or the run cannot be had.

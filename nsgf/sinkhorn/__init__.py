@@ -10,7 +10,7 @@ from nsgf.sinkhorn.batched import BatchedSolver
 
 
 def build_solver(config: SinkhornConfig) -> FlowSolver:
-    """The configured solver, with an empty report."""
+    """Return the configured solver with an empty report."""
     if config.solver == "batched":
         return BatchedSolver(config)
     from nsgf.sinkhorn.geomloss import GeomlossSolver  # loaded only where it is used

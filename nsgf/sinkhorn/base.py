@@ -40,7 +40,7 @@ class SolverReport:
     """Solves that reached the cap on iterations before the tolerance."""
 
     def record(self, iterations: Tensor, errors: Tensor, converged: Tensor) -> None:
-        """Adds solves, one per entry of the arguments, each (B,)."""
+        """Add solves, one per entry of the arguments, each (B,)."""
         wide = wide_float(errors.device)
         found = [iterations.sum(), errors.max(), (~converged).sum()]
         updates, worst, left = torch.stack([value.to(wide) for value in found]).tolist()
@@ -57,10 +57,10 @@ class FlowSolver(Protocol):
     report: SolverReport
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
-        """Velocity of the particles x (N, *shape) towards y (M, *shape), in x's type."""
+        """Return the velocity of particles x (N, *shape) towards y (M, *shape), in x's type."""
 
     def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
-        """Algorithm 1 for B independent flows: X^{t+1} = X^t + eta_t v(X^t).
+        """Run Algorithm 1 for B independent flows: X^{t+1} = X^t + eta_t v(X^t).
 
         Args:
             x: particles X^0, (B, N, *shape).
@@ -76,7 +76,8 @@ class FlowSolver(Protocol):
 
 
 def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Particles (B, N, *shape), targets (B, M, *shape) -> (B, N, D), (B, M, D), checked."""
+    """Return checked particles (B, N, *shape) and targets (B, M, *shape) as (B, N, D) and (B, M,
+    D)."""
     if x.ndim < 3 or y.ndim < 3 or x.shape[2:] != y.shape[2:] or len(x) != len(y):
         raise ValueError(
             f"particles {tuple(x.shape)} and targets {tuple(y.shape)} must be (flows, N, *shape) "
@@ -91,7 +92,8 @@ def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple
 
 
 def half_squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """C_ij = 1/2 |x_i - y_j|^2 by one matrix product, never an (N, M, D) tensor.  (B, N, M)
+    """Return C_ij = 1/2 |x_i - y_j|^2 by one matrix product, without an (N, M, D) tensor.  (B, N,
+    M)
 
     The expansion of the square cancels, the more the further the clouds (B, N, D) and (B, M, D)
     are from the origin: callers move both to the mean of y.
@@ -102,7 +104,8 @@ def half_squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def box_diameter(x: Tensor, y: Tensor) -> Tensor:
-    """Diagonal of the box around both clouds (..., N, D), (..., M, D), at least their diameter."""
+    """Return the diagonal of the box around both clouds (..., N, D), (..., M, D), an upper bound of
+    their diameter."""
     low = torch.minimum(x.amin(-2), y.amin(-2))
     high = torch.maximum(x.amax(-2), y.amax(-2))
     return (high - low).norm(dim=-1)
@@ -110,7 +113,7 @@ def box_diameter(x: Tensor, y: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """No autocast, and no TF32, which loses the small differences of a cost matrix.
+    """Disable autocast, and TF32, which loses the small differences of a cost matrix.
 
     On the meta device, where shapes alone are counted, there is no autocast to switch off.
     """

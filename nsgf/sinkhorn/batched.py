@@ -85,7 +85,7 @@ class BatchedSolver:
         self.report = SolverReport()
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
-        """Velocity of particles (N, *shape) towards targets (M, *shape), in x's type."""
+        """Return the velocity of particles (N, *shape) towards targets (M, *shape), in x's type."""
         return self.solve(x.unsqueeze(0), y.unsqueeze(0)).velocity.view(x.shape).to(x.dtype)
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ class BatchedSolver:
 
     @torch.no_grad()
     def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
-        """Positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
+        """Return the positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
         shape = x.shape[2:]
         x, y = as_clouds(x, y)
         self.report.flows += len(x)
@@ -129,7 +129,7 @@ class BatchedSolver:
         return positions.unflatten(3, shape)
 
     def solve_centred(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
-        """`solve` on float32 clouds (B, N, D), (B, M, D) around the mean of y, unchecked."""
+        """Run `solve` on float32 clouds (B, N, D), (B, M, D) around the mean of y, unchecked."""
         cost = half_squared_distances(x, y)
         self._check_precision(cost)
         g, iterations, goal = self._begin(cost, start)
@@ -154,21 +154,19 @@ class BatchedSolver:
         return Solution(v, speed, g, own, iterations, error, converged)
 
     def _begin(self, cost: Tensor, start: Solution | None) -> tuple[Tensor, Tensor, Tensor]:
-        """First g (B, M), the updates spent on it (B,), and the error to reach (B,)."""
+        """Return the first g (B, M), the updates spent on it (B,), and the error to reach (B,)."""
         if start is None:
             g, iterations = self._annealed(cost)
             return g, iterations, torch.full_like(cost[:, 0, 0], self._tolerance)
         return start.g, torch.zeros_like(start.iterations), self._goal(start.speed)
 
     def _goal(self, speed: Tensor) -> Tensor:
-        """The marginal error that is small enough for particles of this speed.  (B,)"""
+        """Return the marginal error that is small enough for particles of this speed.  (B,)"""
         return self._tolerance * (speed / self._blur).clamp(FINEST, 1.0)
 
     def _check_precision(self, cost: Tensor) -> None:
-        """
-        Raises:
-            ValueError: costs (B, N, M) are too large, next to eps, for plans in float32.
-        """
+        """Raise ValueError if costs (B, N, M) are too large relative to eps for plans in
+        float32."""
         largest = float(cost.amax()) / self._eps
         if not largest <= FLOAT32_LIMIT:  # nan, where distances overflow, is refused too
             raise ValueError(
@@ -177,7 +175,8 @@ class BatchedSolver:
             )
 
     def _annealed(self, cost: Tensor) -> tuple[Tensor, Tensor]:
-        """A first g (B, M) and the updates spent on it (B,): eps falls from the spread of C."""
+        """Return a first g (B, M) and the updates spent on it (B,): eps falls from the spread of
+        C."""
         g = torch.zeros_like(cost[:, 0])
         spread = (2 * cost.mean((1, 2)) / self._eps).clamp_min(1.0)
         stages = (spread.log() / math.log(ANNEALING_RATIO)).ceil().long()
@@ -218,8 +217,8 @@ class BatchedSolver:
         return g, error, iterations
 
     def self_projection(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Q x (B, N, D), the potential of Q (B, N), and its marginal error (B,), for clouds x
-        (B, N, D) near the origin.
+        """Return Q x (B, N, D), the potential of Q (B, N), and its marginal error (B,), for clouds
+        x (B, N, D) near the origin.
 
         With f = g the averaged update contracts from any start: K is positive definite. The
         diagonal of K is 1, so that no row underflows.
@@ -241,22 +240,23 @@ class BatchedSolver:
 
 
 def _rows_of(cost: Tensor, live: Tensor) -> Tensor:
-    """Costs of the flows `live`; without a copy if these are all."""
+    """Return the costs of the flows `live`, without a copy if these are all."""
     return cost if len(live) == len(cost) else cost[live]
 
 
 def _exponent(cost: Tensor, g: Tensor, eps: float) -> Tensor:
-    """(g_j - C_ij) / eps, without intermediate matrices: fresh memory is slow.  (B, N, M)"""
+    """Return (g_j - C_ij) / eps without intermediate matrices, since new memory is slow.  (B, N,
+    M)"""
     return torch.add((g / eps).unsqueeze(1), cost, alpha=-1 / eps)
 
 
 def _times(kernel: Tensor, b: Tensor) -> Tensor:
-    """K b, (B, N, M) and (B, M) -> (B, N). As b^T K^T, ten times faster than K b on a CPU."""
+    """Return K b, (B, N, M) and (B, M) to (B, N). b^T K^T is ten times as fast as K b on a CPU."""
     return torch.bmm(b.unsqueeze(1), kernel.mT).squeeze(1)
 
 
 def _balanced(cost: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """The f for which the rows of K have mean 1, in the log domain, and g.  (B, N), (B, M)
+    """Return the f for which the rows of K have mean 1, in the log domain, and g.  (B, N), (B, M)
 
     The entries of g whose columns of K would underflow next to the others are updated first.
     """
@@ -280,7 +280,8 @@ class _Correction:
         self._kernel = exponent.clamp_(LOWEST, HIGHEST).exp_()
 
     def update(self, omega: Tensor, updates: int) -> Tensor:
-        """Over-relaxed Sinkhorn updates of b and a, with omega (B, 1).  -> error (B,)
+        """Run over-relaxed Sinkhorn updates of b and a, with omega (B, 1), and return the error
+        (B,).
 
         At the optimum every row and every column of K has mean 1. The error is the L1 distance of
         the column sums from uniform for the plan whose rows are exact: v is computed with it.
@@ -302,12 +303,13 @@ class _Correction:
         return torch.maximum(self._a.abs().amax(), self._b.abs().amax()) < SMALL
 
     def absorbed(self) -> tuple[Tensor, Tensor]:
-        """f and g with the correction added."""
+        """Return f and g with the correction added."""
         return self._f + self._eps * self._a, self._g + self._eps * self._b
 
 
 def _raised(omega: Tensor, decrease: Tensor) -> Tensor:
-    """omega (B, 1) after the error went down by the factor `decrease` (B, 1) in UPDATES updates.
+    """Return omega (B, 1) for an error that fell by the factor `decrease` (B, 1) in UPDATES
+    updates.
 
     Young's formula for the best over-relaxation, given the rate seen with the present one.
     """

@@ -39,7 +39,8 @@ def sinkhorn_velocity(
     tolerance: float = SinkhornConfig.tolerance,
     max_iterations: int = MAX_ITERATIONS,
 ) -> Tensor:
-    """Velocity v = grad f_xx - grad f_xy of the particles x in the flow that decreases S_eps(x, y).
+    """Return the velocity v = grad f_xx - grad f_xy of the particles x in the flow that decreases
+    S_eps(x, y).
 
     x + v moves each particle to where the plan to y sends it, corrected by that of x to itself. No
     gradient passes through; differentiate :func:`sinkhorn_divergence` instead.
@@ -77,7 +78,8 @@ def sinkhorn_divergence(
     tolerance: float = SinkhornConfig.tolerance,
     max_iterations: int = MAX_ITERATIONS,
 ) -> Tensor:
-    """The debiased Sinkhorn divergence S_eps(x, y) of uniform weights, cost 1/2 |x - y|^2.
+    """Return the debiased Sinkhorn divergence S_eps(x, y) with uniform weights and cost 1/2 |x -
+    y|^2.
 
     Its gradient, in x and in y where they ask for one, is exact for converged potentials: -N times
     it is :func:`sinkhorn_velocity`. A second derivative is refused.
@@ -124,7 +126,7 @@ class _Divergence(torch.autograd.Function):
 
 
 def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """OT(x, y) for eps = 1 (B,), and the f (B, N) with which the rows of its plan are exact.
+    """Return OT(x, y) for eps = 1 (B,), and the f (B, N) with which the rows of its plan are exact.
 
     The error of this OT is the square of that of g. In float32 it would cancel for a large blur.
     """
@@ -134,7 +136,8 @@ def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _as_problems(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, Tensor]:
-    """Clouds as problems (B, N, D) and (B, M, D) around the mean of y, in blurs and float32.
+    """Return clouds as problems (B, N, D) and (B, M, D) around the mean of y, in units of the blur
+    and float32.
 
     The mean is subtracted first: float32 has no digits left for clouds far from the origin.
 
@@ -172,7 +175,8 @@ def _as_problems(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, Tensor]:
 
 
 def _solver(blur: float, tolerance: float, max_iterations: int) -> BatchedSolver:
-    """A solver for clouds in units of the blur. Raise UserError for a setting that is not > 0."""
+    """Return a solver for clouds in units of the blur. Raise UserError for a setting that is not >
+    0."""
     given = {"blur": blur, "tolerance": tolerance, "max_iterations": max_iterations}
     for key, value in given.items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

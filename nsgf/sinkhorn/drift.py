@@ -42,7 +42,7 @@ class Drift:
 
     @torch.no_grad()
     def velocity(self, made: Tensor, real: Tensor) -> Tensor:
-        """V of generated samples (B, N, *shape) beside real ones (B, M, *shape), float32.
+        """Return V of generated samples (B, N, *shape) beside real ones (B, M, *shape), float32.
 
         Of an odd number the last one is left where it is.  (B, N, *shape)
 
@@ -60,7 +60,7 @@ class Drift:
 
 
 def _difference(solver: BatchedSolver, x: Tensor, y: Tensor) -> Tensor:
-    """T(x -> y) - T(x -> x') of halves (2B, N, *shape) and (2B, M, *shape).
+    """Return T(x -> y) - T(x -> x') of halves (2B, N, *shape) and (2B, M, *shape).
 
     The solver's velocities are T minus the projection of x on itself, which cancels.
     """
@@ -73,18 +73,18 @@ def _difference(solver: BatchedSolver, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _halves(samples: Tensor) -> Tensor:
-    """(B, N, *shape) -> (2B, N/2, *shape), first all first halves."""
+    """Reshape (B, N, *shape) to (2B, N/2, *shape), all first halves first."""
     return torch.cat(samples[:, : samples.shape[1] // 2 * 2].chunk(2, dim=1))
 
 
 def _whole(halves: Tensor) -> Tensor:
-    """The inverse of :func:`_halves` for even N."""
+    """Invert :func:`_halves` for even N."""
     return torch.cat(halves.chunk(2), dim=1)
 
 
 def mean_cost(x: Tensor, y: Tensor) -> Tensor:
-    """Mean of 1/2 |x - y|^2 over all pairs of all problems (B, N, *shape) and (B, M, *shape), a
-    scalar; 1 where it is 0."""
+    """Return the mean of 1/2 |x - y|^2 over all pairs of all problems (B, N, *shape) and (B, M,
+    *shape), a scalar; 1 where it is 0."""
     origin = y.mean((0, 1))
     flat = [(cloud - origin).flatten(2).float() for cloud in (x, y)]
     squares = flat[0].square().sum(2).mean() + flat[1].square().sum(2).mean()

@@ -20,10 +20,10 @@ class OneByOneSolver(ABC):
 
     @abstractmethod
     def _solve(self, x: Tensor, y: Tensor) -> Tensor:
-        """Velocity of the particles x (N, D) towards y (M, D), all float32.  (N, D)"""
+        """Return the velocity of particles x (N, D) towards y (M, D), all float32.  (N, D)"""
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
-        """Velocity of particles (N, *shape) towards targets (M, *shape), in x's type."""
+        """Return the velocity of particles (N, *shape) towards targets (M, *shape), in x's type."""
         flat_x, flat_y = (z.squeeze(0) for z in as_clouds(x.unsqueeze(0), y.unsqueeze(0)))
         self.report.solves += 1
         if float(box_diameter(flat_x, flat_y)) == 0.0:  # one single point: nothing to transport
@@ -32,7 +32,7 @@ class OneByOneSolver(ABC):
             return self._solve(flat_x, flat_y).view(x.shape).to(x.dtype)
 
     def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
-        """Positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
+        """Return the positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
         flat_x, flat_y = as_clouds(x, y)
         self.report.flows += len(x)
         positions = flat_x.new_empty(*flat_x.shape[:2], len(etas) + 1, flat_x.shape[2])

@@ -14,17 +14,17 @@ from nsgf.config.schema import FlowConfig
 
 
 def step_sizes(flow: FlowConfig) -> list[float]:
-    """eta_0 .. eta_{T-1} of X^{t+1} = X^t + eta_t v(X^t)."""
+    """Return eta_0 .. eta_{T-1} of X^{t+1} = X^t + eta_t v(X^t)."""
     if flow.schedule == "harmonic":
         return [1 / (flow.steps - step) for step in range(flow.steps)]
     return [flow.eta] * flow.steps
 
 
 def time_step(flow: FlowConfig) -> float:
-    """Length of each step on the network's clock."""
+    """Return the length of each step on the network's clock."""
     return 1 / flow.steps if flow.schedule == "harmonic" else flow.eta
 
 
 def flow_time(flow: FlowConfig) -> float:
-    """Length of the whole flow on the network's clock: 1, or T eta."""
+    """Return the length of the whole flow on the network's clock: 1, or T eta."""
     return 1.0 if flow.schedule == "harmonic" else flow.steps * flow.eta

@@ -127,7 +127,7 @@ class PhaseLoop:
             raise Stopped(f"{self.name}: step {self.state.step} of {self.optim.iterations}")
 
     def _compile(self) -> None:
-        """Compile before the first update, so that what takes minutes is told and timed."""
+        """Compile before the first update, so that these minutes are logged and timed."""
         self.tracker.log(f"{self.name}: compiling")
         started = time.perf_counter()
         with compiling(), self._splitting():
@@ -154,7 +154,7 @@ class PhaseLoop:
 
     @contextmanager
     def _splitting(self) -> Iterator[None]:
-        """Tell when a batch had to be split."""
+        """Log when a batch had to be split."""
         before = self.state.accumulate
         yield
         if self.state.accumulate != before:

@@ -54,7 +54,7 @@ def sampling_precision(config: Config, device: torch.device) -> Precision:
 
 
 def kept_precision(trained: object, device: torch.device) -> Precision:
-    """The arithmetic ``trained`` where the device has it and is not slow in it, or else float32."""
+    """Return the precision ``trained`` if the device has it and is not slow in it, else float32."""
     if isinstance(trained, str) and not (trained == "fp16" and device.type == "cpu"):
         with suppress(UserError):  # the device that trained may have had what this one has not
             return pick_precision(trained, device)
@@ -62,7 +62,7 @@ def kept_precision(trained: object, device: torch.device) -> Precision:
 
 
 def layers_in(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """Around a call of a network, whose layers then compute in this precision."""
+    """Return the context in which a network's layers compute in this precision."""
     if precision == "fp32":
         return nullcontext()  # torch's meta device has no autocast
     return torch.autocast(device.type, DTYPES[precision])
@@ -70,8 +70,8 @@ def layers_in(precision: Precision, device: torch.device) -> AbstractContextMana
 
 @contextmanager
 def device_settings() -> Iterator[None]:
-    """cuDNN tries its algorithms and keeps the fastest, and float32 layers may use TF32; what was
-    set before comes back at the end."""
+    """Let cuDNN choose its fastest algorithms and float32 layers use TF32; restore both at the
+    end."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32)
     cudnn.benchmark = cudnn.allow_tf32 = matmul.allow_tf32 = True
@@ -108,7 +108,7 @@ class Forward:
         self._network: Callable[..., Tensor] = network
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """The network's answer, float32.
+        """Return the network's answer, float32.
 
         Raises:
             UserError: it cannot be compiled on this machine.
@@ -117,23 +117,23 @@ class Forward:
             return self._network(*inputs).float()
 
     def gradient_sync(self, last: bool) -> AbstractContextManager[None]:
-        """Around one part of a batch: processes exchange gradients at the last one only."""
+        """Return the context of one part of a batch: processes exchange gradients at the last part
+        only."""
         if self._shared is not None and not last:
             return self._shared.no_sync()
         return nullcontext()
 
 
 def prepare_environment(config: TrainConfig) -> None:
-    """Tell torch's compiler, before its first use, where it keeps code."""
+    """Set the folder of torch's compiler before its first use."""
     if config.compile:
         os.environ[COMPILED] = compiled_folder()
 
 
 def compiled_folder() -> str:
-    """Where torch's compiler keeps code, and executes what it finds: as the user has set in the
-    environment, or among the user's caches. Never in or beside a run, which may be somebody else's,
-    nor in torch's own place, which all users of the machine share.
-    """
+    """Return the folder from which torch's compiler executes code: the user's setting, or the
+    user's cache. It is never in a run, which may come from elsewhere, nor in a folder that all
+    users share."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     caches = caches if caches.is_absolute() else Path.home() / ".cache"
     return os.environ.get(COMPILED) or str(caches / "nsgf" / "compiled")
@@ -141,7 +141,7 @@ def compiled_folder() -> str:
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Around the first call of a compiled network.
+    """Turn errors of the first call of a compiled network into UserError.
 
     Raises:
         UserError: this machine cannot compile.

@@ -34,7 +34,7 @@ def draws_ahead(config: Config, task: Task, device: torch.device) -> bool:
 
 
 def _thread(device: torch.device) -> ThreadPoolExecutor:
-    """A thread whose current card is the network's: each thread has one of its own."""
+    """Return a thread with the network's card as its current one."""
     if device.type != "cuda":
         return ThreadPoolExecutor(1, "batches")
     return ThreadPoolExecutor(1, "batches", torch.cuda.set_device, (device,))
@@ -55,8 +55,7 @@ class Batches:
         prefetch: bool = False,
     ) -> None:
         """With ``prefetch`` a thread draws, until :meth:`close`; on CUDA it also copies from pinned
-        memory on a stream of its own, beside the computation.
-        """
+        memory on a stream of its own."""
         self._task, self._size, self._device, self._world = task, batch_size, device, world
         self._thread = _thread(device) if prefetch else None
         self._ahead: deque[tuple[int, Future[Loaded]]] = deque()
@@ -65,7 +64,7 @@ class Batches:
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def at(self, step: int) -> Batch:
-        """Batch of update ``step`` (0, 1, ...); raises what drawing it raised."""
+        """Return the batch of update ``step`` (0, 1, ...)."""
         loaded = self._load(step) if self._thread is None else self._next(step, self._thread)
         if loaded.arrived is not None:
             with record_function("transfer"):  # as much of it as is not hidden by computation
@@ -77,7 +76,7 @@ class Batches:
         return self._task.batch(*loaded.tensors)
 
     def close(self) -> None:
-        """End the thread; batches drawn ahead are dropped."""
+        """Stop the thread and drop its batches."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
         if self._stream is not None:  # images and weights that it reads may be freed after this
@@ -111,8 +110,8 @@ class Batches:
         return Loaded(step, tensors, arrived)
 
     def _move(self, tensor: Tensor) -> Tensor:
-        """To the device; whole numbers of 64 bits stay: they are seeds, and reading one back is a
-        wait. Those of 32 bits are labels, which networks read."""
+        """Move a tensor to the device, except for int64: these are seeds, and reading one back from
+        a card waits for it. int32 are labels, which networks read."""
         if tensor.dtype == torch.int64:
             return tensor
         if tensor.device.type == "cpu" and self._device.type == "cuda":

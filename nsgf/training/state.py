@@ -95,7 +95,7 @@ class TrainState:
         self._averages: list[Tensor] = list(self.ema.parameters())
 
     def update(self, batch: Batch) -> PendingStats:
-        """One optimizer update on this process's share of a batch.
+        """Run one optimizer update on this process's share of a batch.
 
         Raises:
             UserError: not even single samples fit into the card's memory.
@@ -123,7 +123,7 @@ class TrainState:
         return any(float(moments["step"]) > 0 for moments in list(self.adam.state.values())[:1])
 
     def rehearse(self, batch: Batch) -> None:
-        """Do all that the first update does once, such as compiling; nothing changes.
+        """Do everything that the first update does once, such as compiling, and change nothing.
 
         Raises:
             UserError: not even single samples fit into the card's memory.
@@ -132,13 +132,13 @@ class TrainState:
         self.adam.zero_grad(set_to_none=True)
 
     def _fitting_gradient(self, batch: Batch) -> Tensor:
-        """The gradient, in as many parts as it takes."""
+        """Compute the gradient in as many parts as needed."""
         while (loss := self._gradient(batch)) is None:
             self._halve(batch)
         return loss
 
     def _gradient(self, batch: Batch) -> Tensor | None:
-        """Leave the batch's gradient in the weights; returns the loss, None: out of memory."""
+        """Leave the batch's gradient in the weights and return the loss; None if memory is full."""
         seed = derive_seed(self._seed, "dropout", self._world.rank, self.step)
         seed_torch(seed, self.forward.device)
         for parameter in self._parameters:  # Adam's zero_grad takes ten times as long
@@ -184,7 +184,7 @@ class TrainState:
         torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it; every random stream of a phase follows from ``step``."""
+        """Return the whole state; every random stream of a phase follows from ``step``."""
         return {
             "step": self.step,
             "model": self.forward.model.state_dict(),
@@ -213,7 +213,8 @@ class TrainState:
 
 
 def ema_decay(step: int, config: OptimConfig) -> float:
-    """Decay of the average at update ``step`` (0, 1, ...): min(decay, (1 + step) / (10 + step)).
+    """Return the decay of the average at update ``step`` (0, 1, ...): min(decay, (1 + step) / (10 +
+    step)).
 
     The warm-up lets a run that is short for its decay forget the initial weights.
     """
@@ -221,7 +222,7 @@ def ema_decay(step: int, config: OptimConfig) -> float:
 
 
 def lr_factor(step: int, config: OptimConfig) -> float:
-    """Learning rate of update ``step`` (0, 1, ...) divided by ``config.lr``.
+    """Return the learning rate of update ``step`` (0, 1, ...) divided by ``config.lr``.
 
     Linear from 1/warmup_steps to 1, then constant, or half a cosine that would reach 0 one update
     after the last.

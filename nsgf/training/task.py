@@ -30,7 +30,7 @@ class Batch(NamedTuple):
         return len(self.inputs[0])
 
     def split(self, parts: int) -> list["Batch"]:
-        """At most ``parts`` batches, equally large but for the last."""
+        """Return at most ``parts`` batches, equally large except for the last."""
         if parts == 1:
             return [self]
         size = -(-self.size // parts)
@@ -59,20 +59,19 @@ class Task(ABC):
 
     @abstractmethod
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """Everything random of the samples at these positions; may run in another thread."""
+        """Return everything random of the samples at these positions; may run in another thread."""
 
     @abstractmethod
     def batch(self, *drawn: Tensor) -> Batch:
-        """The regression problem made of :meth:`draw`'s tensors, then on the network's device;
-        whole numbers of 64 bits stay on the CPU."""
+        """Return the regression problem of :meth:`draw`'s tensors, which are on the network's
+        device, except for int64 ones."""
 
     def remarks(self) -> tuple[str, ...]:
-        """Lines about the updates of this session, after its last one."""
+        """Return lines about the updates of this process, after its last one."""
         return ()
 
     def loss(self, forward: Answer, batch: Batch) -> Tensor:
-        """What an update makes smaller, a mean over the batch: the squared error unless a phase
-        says otherwise.
+        """Return the loss, a mean over the batch: the squared error unless a phase overrides it.
 
         Args:
             forward: the network as an update calls it.
@@ -82,5 +81,5 @@ class Task(ABC):
 
 
 def squared_error(forward: Answer, batch: Batch) -> Tensor:
-    """Mean squared error of the network's answers."""
+    """Return the mean squared error of the network's answers."""
     return functional.mse_loss(forward(*batch.inputs), batch.target)
