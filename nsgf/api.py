@@ -1,4 +1,4 @@
-"""What a program in Python asks for: train, load and sample, as the commands do.
+"""The Python API: train, load and sample, as the commands do.
 
 :mod:`nsgf` offers these names. Settings have the keys, layers and checks of the command line. What
 a caller can mend is raised as :class:`UserError`, in one line. Loading and sampling print nothing;
@@ -44,13 +44,13 @@ class Run:
     """A trained run, opened for sampling."""
 
     path: Path
-    """Its folder: of a run, or one that ``nsgf export`` wrote."""
+    """The run folder, or the folder that ``nsgf export`` wrote."""
     config: Config = field(repr=False)
-    """All settings that hold."""
+    """All settings."""
     device: torch.device
-    """Where its networks are."""
+    """Device of the networks."""
     progress: dict[str, str]
-    """Updates done of those configured, by phase: ``{"nsgf": "300 of 100000"}``."""
+    """Training progress by phase: ``{"nsgf": "300 of 100000"}``."""
     sampler: FlowSampler = field(repr=False)
     """Carries samples of mu0 (B, *shape) on ``device`` to samples of mu*, and tells the network
     calls, times and, with ``keep_path=True``, the states on the way; images are not clamped. With

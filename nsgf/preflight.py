@@ -1,4 +1,4 @@
-"""What training would take on this machine: a few updates of each phase, tried and timed."""
+"""Measure what training would take on this machine, with a few updates of each phase."""
 
 import math
 import shutil
@@ -39,7 +39,7 @@ UPDATES = 6
 RESERVE_HOURS = 0.5
 """Hours of a session that start, data and last checkpoint may take."""
 LONGEST_SESSION = 10_000.0
-"""Hours."""
+"""Longest session, in hours."""
 PREFIX = ".nsgf-preflight-"
 """Beginning of the name of the folder in which phases are tried."""
 

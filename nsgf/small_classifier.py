@@ -1,4 +1,4 @@
-"""The small classifier in whose features samples are compared: network, training, file."""
+"""The small classifier whose features compare samples: network, training, file."""
 
 import time
 from collections.abc import Callable
@@ -19,11 +19,11 @@ from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed, make_generator
 
 SEED = 0
-"""Of the classifier and of the choice of its reference: one instrument for all runs."""
+"""Seed of the classifier and of its reference, the same for all runs."""
 ARCHITECTURE = 1
-"""To be raised with any change of network, training or file: files of others are not used."""
+"""Version of network, training and file; files of other versions are not used."""
 FEATURES = 64
-"""Units of the layer before the classes."""
+"""Width of the layer before the classes."""
 TRAINED_SHARE = 0.8
 BATCH = 128
 PEAK_RATE = 3e-3

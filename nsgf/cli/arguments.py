@@ -1,4 +1,4 @@
-"""From a command line to a :class:`Request`.
+"""Turn a command line into a :class:`Request`.
 
 Settings come in layers, later ones win: defaults; the method's file; choices for own data
 (:mod:`nsgf.data.choices`); the experiment's file; its section for the method; --smoke; short flags
@@ -41,7 +41,7 @@ MOVED = {
     "digits-onecall": ("digits", "onecall"),
     "mnist-onecall": ("mnist", "onecall"),
 }
-"""Experiments of earlier versions, and the method of an experiment that says the same."""
+"""Experiments of earlier versions, as an experiment and a method of today."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Request:
     """Settings of each method of a comparison; ``config`` are those of the experiment's own."""
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    """What stands behind the command."""
+    """Words behind the command."""
 
 
 def parse(argv: list[str]) -> Request:

@@ -1,6 +1,6 @@
 """``nsgf COMMAND``: one function for each command.
 
-Each command loads what it needs when it runs: help and refusals come without torch's seconds.
+Each command imports what it needs when it runs, so that help and errors do not wait for torch.
 """
 
 import os

@@ -53,7 +53,7 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
-"""What of them sets something else in commands that train nothing."""
+"""Short flags with another meaning in commands that train nothing."""
 OF_COMPARE = {"--methods": ("compare.methods",)}
 """Short flags of compare only."""
 CONTROL: dict[str, dict[str, Any]] = {
@@ -88,7 +88,7 @@ CONTROL: dict[str, dict[str, Any]] = {
         "help": "kind of files that the figures are written to, besides PNG (default: png)",
     },
 }
-"""Flags that are no settings: which file, which run, what to do with it."""
+"""Flags that are no settings."""
 SMOKE: dict[str, Any] = {
     **dict.fromkeys(_of_all_phases("iterations"), 5),
     **dict.fromkeys(_of_all_phases("batch_size"), 4),

@@ -18,14 +18,14 @@ NAMES = {
 
 
 class Entry(NamedTuple):
-    """A leaf in words."""
+    """A setting, described in words."""
 
     key: str
-    """Dotted."""
+    """Dotted key."""
     allowed: str
     """Its type and range."""
     default: str
-    """As in a file."""
+    """Default value, as in a file."""
     meaning: str
     """The docstring below the field, on one line."""
     free: bool
@@ -39,7 +39,7 @@ class Section(NamedTuple):
     """Dotted; empty for the leaves outside of any section."""
     meaning: str
     entries: list[Entry]
-    """The leaves of its own: a phase's without what it inherits from ``optim``."""
+    """Its settings, without those that a phase inherits from ``optim``."""
 
 
 def sections() -> list[Section]:

@@ -1,4 +1,4 @@
-"""Configuration files as nested plain values, and settings laid over each other.
+"""Configuration files as nested plain values, and layers of settings.
 
 Settings come in layers, later ones win: defaults, the method's file, the experiment's file, that
 file's section for the method, flags. Within a layer the section ``optim`` holds for every phase
@@ -22,10 +22,10 @@ from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError, one_line
 
 MAX_BYTES = 2**20
-"""Of a file; the shipped ones have 3 KB."""
+"""Largest size of a file; the shipped ones have 3 KB."""
 
 Content = dict[str, Any]
-"""Nested sections of a configuration with the values that are given, and no others."""
+"""Nested sections of a configuration, with only the values that are given."""
 Schema = TypeVar("Schema")
 
 

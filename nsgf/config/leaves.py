@@ -1,4 +1,4 @@
-"""What the schema says of a leaf besides its type and default: its range, and what may change.
+"""Annotations of the schema's leaves: range, and whether a leaf may change on resume.
 
 Both stand in the annotation, ``iterations: Annotated[int, Range(0)] = 20_000``.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, get_args
 
 MANY = 10**9
-"""Largest value of a number that names none of its own: more than any run could ever use."""
+"""Largest value of a number without a maximum of its own."""
 FREE_ON_RESUME: Final = "free on resume"
 """Marks a leaf that changes files, permissions, memory or time, but no result."""
 MACHINE_PATH: Final = "machine path"
@@ -19,7 +19,7 @@ MACHINE_PATH: Final = "machine path"
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that a leaf may have; of a list it holds for each item."""
+    """Allowed values of a number, or of each number in a list."""
 
     minimum: float | None = None
     """Smallest value."""

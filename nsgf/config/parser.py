@@ -1,4 +1,4 @@
-"""The parser of settings, from flags and from files: jsonargparse's, with errors in one line."""
+"""The parser of settings in flags and files: jsonargparse with errors in one line."""
 
 import argparse
 import difflib
@@ -18,10 +18,10 @@ from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError
 
 WIDTH = 100
-"""Of a line of help."""
+"""Columns of a line of help."""
 INSTEAD = dict.fromkeys(("--wandb", "--tracking.wandb"), "--tracker wandb, or wandb-offline")
 INSTEAD["--nfe"] = "--sampling.nsgf_steps and --sampling.straight_steps; in compare --compare.nfe"
-"""Flags that do not exist, of earlier versions or expected, and what to say instead."""
+"""Flags that do not exist, and what to use instead."""
 REMOVED: dict[str, Any] = {
     "data.fit": "crop",
     "tracking.project": ...,
@@ -62,16 +62,13 @@ REMOVED: dict[str, Any] = {
     "train.max_skipped": ...,
     "train.detect_anomaly": ...,
 }
-"""Settings of earlier versions, with the values that now always hold; ...: any value is passed
-over, because it changes no results or has no effect without other removed values."""
+"""Settings of earlier versions, with the value that now always holds. ... means that any value is
+accepted and ignored, because it does not affect results."""
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
 
 
 class Parser(ArgumentParser):
-    """Raises errors instead of printing them, and reads values as the files are read.
-
-    Only what is given stands in the result: there are no defaults.
-    """
+    """A parser that raises errors, reads values as YAML, and returns only what is given."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.elsewhere: dict[str, str] = {}

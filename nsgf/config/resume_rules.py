@@ -1,7 +1,7 @@
-"""What must not change when a run is resumed, or when its networks are used.
+"""Settings that must not change when a run is resumed, or when its networks are used.
 
-What a checkpoint depends on is said by its phase (:attr:`nsgf.phases.base.Phase.follows`). A leaf
-that may change although its section may not is marked in the schema (``FREE_ON_RESUME``).
+:attr:`nsgf.phases.base.Phase.follows` lists what a checkpoint depends on. The schema marks leaves
+that may change although their section may not (``FREE_ON_RESUME``).
 """
 
 from collections.abc import Collection

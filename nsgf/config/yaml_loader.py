@@ -1,4 +1,4 @@
-"""YAML as plain values and nothing else."""
+"""YAML with plain values only."""
 
 import re
 from collections import Counter

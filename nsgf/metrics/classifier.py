@@ -1,9 +1,8 @@
 """Frechet distance, precision and recall in the features of a small classifier.
 
-Not Inception FID: the features are those of a network of this program's own, trained on the data
-set itself, so the numbers compare samplers of one set with each other and with the floor, and with
-nothing that is published. They mean something where Inception's features do not (digits), and need
-no download.
+This is not Inception FID: the classifier is trained on the data set itself. The measures compare
+samplers of one set with each other and with the floor, and with nothing published. They also
+work where Inception's features do not (digits), and need no download.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What is measured of a trained run, and the file and lines that tell it."""
+"""Measure a trained run."""
 
 import json
 import math
@@ -30,9 +30,9 @@ from nsgf.system.output import show
 from nsgf.training.precision import sampling_precision
 
 REPEATS = 3
-"""Draws of points that are measured."""
+"""Number of draws of points that are measured."""
 NEAREST = 2048
-"""Largest number of samples whose nearest real image is looked for, and of those real images."""
+"""Largest number of samples, and of real images, for distances to the nearest real image."""
 
 
 def evaluate_run(

@@ -1,7 +1,7 @@
 """FID, Inception score, KID, precision and recall in the features of Inception's network.
 
-Network and formulas are torch-fidelity's. The files are read here, as tensors alone: torch-fidelity
-would unpickle its weights and the features that it keeps.
+Network and formulas are torch-fidelity's. Files are read here as tensors only, since torch-fidelity
+would unpickle weights and cached features.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ PUBLISHED = "weights-inception-2015-12-05-6726825d.pth"
 URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{PUBLISHED}"
 SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2"
 LAYERS = ["2048", "logits_unbiased"]
-"""Of the network: for distances, and for the Inception score."""
+"""Layers of the network for distances, and for the Inception score."""
 KID_SUBSET = 1000
 
 
@@ -112,9 +112,9 @@ class Reference:
     images: Tensor
     """uint8, (N, C, H, W): a whole training set, not mirrored."""
     name: str
-    """Of the set, and whether it is a random stand-in."""
+    """Name of the set; says whether it is a random stand-in."""
     cache: Path
-    """Folder that keeps their features."""
+    """Folder of cached features."""
 
     def describe(self) -> str:
         """Return all about the images that a measure depends on, for people."""

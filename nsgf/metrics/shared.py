@@ -1,4 +1,4 @@
-"""What measures share: formulas of torch-fidelity, which may be missing."""
+"""Formulas of torch-fidelity, an optional package, that several measures share."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from nsgf.system.hardware import format_hours
 NEIGHBOURS = 3
 LONG_SECONDS = 30.0
 PRC_BATCH = 2000
-"""Rows of the distances that precision and recall take at a time; no setting of the results."""
+"""Rows of distances that precision and recall compute at a time; does not affect results."""
 
 
 def require_fidelity(key: str) -> str:

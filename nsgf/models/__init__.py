@@ -1,4 +1,4 @@
-"""Networks for points and images; which of them a phase trains is said by the phase."""
+"""Networks for points and images."""
 
 from torch import nn
 

@@ -1,7 +1,7 @@
-"""The phases, one file each: network, inputs, loss, what it needs, its picture.
+"""The phases.
 
-This list is all that a new phase is entered in, besides its name, its place and its settings in
-:mod:`nsgf.config.schema`. Everything else asks :func:`get_phase`.
+A new phase is added to the list here, and its name, family and settings to
+:mod:`nsgf.config.schema`. All other code calls :func:`get_phase`.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ from nsgf.training.precision import sampling_precision
 _ALL: tuple[Phase, ...] = (NSGF(), NSF(), Predictor(), Peer(), Reflow(), Generator())
 _BY_NAME: dict[str, Phase] = {phase.name: phase for phase in _ALL}
 _ALGORITHM_4: tuple[Phase, ...] = (NSGF(), Predictor(), NSF())
-"""In the order in which a sample meets their networks."""
+"""Phases of Algorithm 4, in the order in which a sample passes their networks."""
 _HAND_OVER: tuple[Phase, ...] = (NSGF(), NSF())
-"""The same where the straight flow has learned to begin where the NSGF steps end."""
+"""The order if the straight flow was trained to begin where the NSGF steps end."""
 
 
 def get_phase(name: PhaseName) -> Phase:

@@ -1,7 +1,4 @@
-"""What a phase states: its network, task and leg, what its samples follow from, what it needs.
-
-Plans, resuming and sampling know this class and no phase by its name.
-"""
+"""The base class of phases. Plans, resuming and sampling know this class and no phase by name."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -30,7 +27,7 @@ from nsgf.training.precision import Precision, kept_precision
 from nsgf.training.task import Task
 
 FREE_IN_SAMPLING = {"seed", "sinkhorn", "sinkhorn.tolerance", "pool"}
-"""What training samples follow from and no sampling reads."""
+"""Settings that training samples follow from and sampling does not read."""
 
 
 class Trained(NamedTuple):
@@ -49,7 +46,7 @@ class PhasePlan(NamedTuple):
     """What a phase does before its first update."""
 
     lines: tuple[str, ...] = ()
-    """For people."""
+    """Lines for the user."""
     disk_bytes: int = 0
     """Bytes that it is still going to write into the run folder, besides checkpoints."""
 
@@ -61,7 +58,7 @@ class Phase(ABC):
     name: ClassVar[PhaseName]
     """Its name in the configuration, where its section has the same name."""
     leg: ClassVar[type[Leg]] = StraightFlow
-    """What its network does with a sample."""
+    """Part of its network in sampling."""
     takes_classes: ClassVar[bool] = False
     """Whether its batches can tell the network classes, with ``data.conditional``."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")

@@ -1,4 +1,4 @@
-"""Pairs of a start and an end by optimal transport, within a batch or a larger group.
+"""Pairs of a start and an end, by optimal transport within a batch or a larger group.
 
 Shapes: n points of a group, *shape one point.
 """

@@ -28,7 +28,7 @@ from nsgf.system.seeding import derive_seed, seed_torch
 from nsgf.training.task import Batch, Task
 
 SIMPLEX_ITERATIONS = 10_000_000
-"""Limit of POT's exact solver; its own ends before the optimum from about 2,500 points on."""
+"""Iteration limit of POT's exact solver; its default is too small from about 2,500 points on."""
 
 
 def check_installed() -> None:

@@ -34,7 +34,7 @@ from nsgf.training.task import Answer, Batch, Task
 
 
 class GeneratorTask(Task):
-    """G is moved to where its own samples drift."""
+    """Moves the samples of G to where the Sinkhorn flow takes them."""
 
     divisible = False
 
@@ -94,7 +94,7 @@ class GeneratorTask(Task):
 
 
 class Generator(Phase):
-    """G learns to be where the Sinkhorn flow would take its samples."""
+    """Trains G to output what the Sinkhorn flow makes of its samples."""
 
     name = "generator"
     leg = OneCall

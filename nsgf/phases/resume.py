@@ -1,4 +1,4 @@
-"""Which phases of a run are left to train, and how phases start anew."""
+"""The phases of a run that are left to train, and restarts of phases."""
 
 import json
 from collections.abc import Callable

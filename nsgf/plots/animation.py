@@ -1,4 +1,4 @@
-"""The way of samples as an animated GIF.
+"""The path of samples as an animated GIF.
 
 Shapes: N samples, C channels, H x W pixels.
 """
@@ -18,9 +18,9 @@ from nsgf.run.folder import replacing
 from nsgf.sampling.sampler import Samples
 
 FRAME, PAUSE = 250, 1500
-"""Milliseconds of a state, and of the first and the last one."""
+"""Milliseconds that a state is shown, and the first and the last one."""
 FRAMES = 40
-"""Of a longer way not all states are shown."""
+"""Largest number of states that are shown."""
 ARROWS = 400
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from nsgf.plots.samples import new_figure, show_grid
 
 ARROWS = 256
-"""Of a field, more of which hide each other."""
+"""Largest number of arrows of a field."""
 
 
 class Curve(NamedTuple):
@@ -31,9 +31,9 @@ class Field(NamedTuple):
     x: Tensor
     """(N, 2)"""
     learned: Tensor
-    """Of the network, (N, 2)."""
+    """Velocities of the network, (N, 2)."""
     sinkhorn: Tensor
-    """Of the flow that it learns, (N, 2)."""
+    """Velocities of the Sinkhorn flow, (N, 2)."""
 
 
 def curve_figure(curves: Sequence[Curve]) -> Any:

@@ -1,6 +1,6 @@
 """Pictures: sample grids, trajectories of images, scatter plots of points.
 
-Figures are made without pyplot, whose backend belongs to whoever imports this package.
+Figures are made without pyplot, so that the caller's backend stays as it is.
 """
 
 import math
@@ -20,18 +20,18 @@ from nsgf.sampling.sampler import Samples
 
 MAX_PATHS = 256
 COLUMNS = 16
-"""States of a way that are shown side by side."""
+"""Largest number of states of a path side by side."""
 FAR = 10
-"""Extents of the target, beyond which a point is not drawn: it would leave no room for others."""
+"""Multiple of the target's extent beyond which points are not drawn."""
 BINS = 60
 NAME = 40
 """Letters of a coordinate's name that are shown."""
 MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
 MIN_LETTERS = 12
-"""Points of titles; as many as the inches of a wider figure, which is shown smaller."""
+"""Smallest font size; a wide figure, which is shown smaller, has larger letters."""
 INCH_OF_LETTERS = 120
-"""Letters of one point that an inch of a title holds."""
+"""Letters of font size 1 in an inch of a title."""
 
 
 def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """The trajectory pool of Algorithm 1.
 
-``plan`` says what a pool takes and where it fits, before anything is computed; ``build`` fills it
-with flows; ``trajectories`` keeps it and hands out pairs; ``storage`` is its file on disk.
+``plan`` computes its size before anything else; ``build`` fills it with flows; ``trajectories``
+stores them and returns pairs; ``storage`` is its file on disk.
 """
 
 from nsgf.pool.build import build_pool

@@ -1,4 +1,4 @@
-"""Bytes of the pool and of its solver, checked against free memory and disk before anything runs.
+"""Size of the pool and of its solver, checked against free memory and disk space.
 
 A *flow* is the simulation of one mini-batch, a *trajectory* the path of one of its particles. The
 pool holds ``pool.num_batches`` flows of ``sinkhorn.batch_size`` trajectories each.
@@ -29,13 +29,13 @@ MEMORY_SHARE = 0.85
 DISK_SHARE = 0.95
 """Share of the free disk space that a pool may take; the rest is for checkpoints."""
 BUILD_BYTES = 80 * 10**6
-"""Memory of the flows that are simulated together on a CPU; more leaves its caches."""
+"""Memory of the flows that are simulated together on a CPU, about the size of its caches."""
 BUILD_BYTES_CUDA, BUILD_SHARE_CUDA = 4 * 10**9, 0.25
 """The same on a graphics card, and the largest share of its memory."""
 CLOUDS, MATRICES = 10, 10
-"""Clouds and matrices of one flow, generous: they set how many flows are simulated together."""
+"""Clouds and matrices of one flow, an upper bound for the number of flows together."""
 SOLVER_CLOUDS, SOLVER_MATRICES = 4, {"batched": 5, "geomloss": 8}
-"""The same as measured: they set what must fit. geomloss also compares targets with each other."""
+"""Clouds and matrices as measured, for the check that a flow fits."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
@@ -48,7 +48,7 @@ class PoolPlan(NamedTuple):
     nbytes: int
     """Bytes of all positions."""
     text: str
-    """One line for people."""
+    """A line for the user."""
 
 
 def pool_folder(run: RunFolder, world: World) -> Path:

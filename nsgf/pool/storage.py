@@ -1,10 +1,10 @@
-"""A pool on disk: one mapped file of positions, and a header that says what it is.
+"""A pool on disk: a mapped file of positions, and a header.
 
     pool/positions.bin   (flow, particle, time, *shape), the bytes of the tensor
     pool/header.json     format, settings that determine the values, one checksum per flow
 
-The header is replaced as a whole, after the flows that it lists are on the disk: whenever the
-process ends, they are complete.
+The header is replaced as a whole after the flows that it lists are on the disk, so that they are
+complete whenever the process ends.
 """
 
 import errno
@@ -33,13 +33,13 @@ from nsgf.system.json_reader import expect, fields, parse_object
 
 FORMAT = 1
 SECTIONS = ("seed", "data", "sinkhorn", "flow")
-"""Of the configuration, that the values of a pool follow from."""
+"""Sections of the configuration that determine the values of a pool."""
 SAVE_SECONDS = 5.0
-"""Least time between two headers; a process that is killed loses no more than this."""
+"""Time between two headers, and most that a killed process loses."""
 
 Header = dict[str, Any]
-"""format, settings, dtype, checksums of the finished flows, report of the solver; limits of a full
-card, as pairs: from which flow on, how many at a time."""
+"""format, settings, dtype, checksums of the finished flows, report of the solver, and the limits
+that a full card set: pairs of a flow and the number of flows together from it on."""
 
 
 class PoolFile:

@@ -1,4 +1,4 @@
-"""The pool itself: allocated once, filled in place, sampled at a cost that only the batch sets.
+"""The pool in memory: allocated once and filled in place.
 
 Only positions are kept. A pair (x, v) of the paper is X^t and (X^{t+1} - X^t) / h, so T + 1
 positions stand for T pairs, in about half the memory; h is the length of a step on the clock of

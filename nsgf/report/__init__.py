@@ -1,1 +1,1 @@
-"""A page about a run: what was trained, how it went, what it makes, how to do it again."""
+"""HTML pages, the list of runs, and files of samples."""

@@ -1,4 +1,4 @@
-"""What a report draws with the networks of a run, and what it leaves out.
+"""Pictures of a report that need the networks of a run.
 
 Shapes: N samples, *shape one sample.
 """
@@ -26,7 +26,7 @@ from nsgf.system.errors import UserError
 
 NEIGHBOURS = 16
 PART_VALUES = 2**24
-"""Numbers of training images that are compared with samples at once."""
+"""Values of training images that are compared with samples at once."""
 
 
 class Picture(NamedTuple):
@@ -36,9 +36,9 @@ class Picture(NamedTuple):
     title: str
     text: str
     is_broad: bool = False
-    """Whether a narrow screen shows a part of it, to scroll."""
+    """Whether a narrow screen scrolls it."""
     beside: tuple[Path, ...] = ()
-    """The same as files of another kind."""
+    """Files of the same picture in another format."""
 
     @property
     def files(self) -> list[str]:
@@ -47,7 +47,7 @@ class Picture(NamedTuple):
 
 
 class Album:
-    """The folder of a report's pictures: PNG for the page, and another kind where asked for."""
+    """The folder of a report's pictures: PNG for the page, and another format if wanted."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         """``kind``: png, svg or pdf."""

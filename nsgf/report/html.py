@@ -1,4 +1,4 @@
-"""One HTML file with everything in it, which needs no network."""
+"""Self-contained HTML pages."""
 
 import base64
 import mimetypes

@@ -1,4 +1,4 @@
-"""The runs of a folder, a line each."""
+"""The table of ``nsgf list``."""
 
 from pathlib import Path
 

@@ -25,15 +25,15 @@ REPORTED = {
     ("cifar10", "fid"): "5.55 at NFE 59",
     ("cifar10", "inception_score"): "8.86 at NFE 59",
 }
-"""The paper's, by data set and measure."""
+"""Figures of the paper, by data set and measure."""
 FLOORS = {"nearest_real": "nearest_real_among_real"}
-"""Where the floor of a measure is not called MEASURE_floor."""
+"""Floors that are not called MEASURE_floor."""
 DESCRIPTIONS = ("nfe", "guidance", "tau_mean", "tau_std", "classifier_accuracy")
-"""Numbers among the measures that say what was measured."""
+"""Numbers that describe what was measured."""
 
 
 class PhaseRow(NamedTuple):
-    """A line of the table of phases, in words."""
+    """A row of the table of phases."""
 
     name: str
     updates: str
@@ -43,7 +43,7 @@ class PhaseRow(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """A line of the table of measures, in words."""
+    """A row of the table of measures."""
 
     name: str
     value: str

@@ -1,4 +1,4 @@
-"""A picture at the end of each phase: what can be sampled with the networks trained so far."""
+"""The picture at the end of each phase, sampled with the networks trained so far."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from nsgf.system.hardware import release_memory
 POINTS = 2048
 IMAGES = 64
 IMAGES_ON_CPU = 16
-"""A sample of a large UNet takes seconds on a CPU."""
+"""Number of images on a CPU, where a sample of a large UNet takes seconds."""
 
 
 def show_preview(session: Session, data: Data, phase: Phase) -> None:

@@ -11,11 +11,10 @@ from nsgf.compare.trials import TITLES, method_title
 from nsgf.plots.samples import new_figure
 
 LARGE_RANGE = 5
-"""Largest over smallest value of a distance, from which on its axis is logarithmic."""
+"""Ratio of largest to smallest value above which an axis is logarithmic."""
 MARKERS = "osD^vP*X<>"
 APART = 1.03
-"""Factor between the places of two methods at the same NFE, whose error bars would hide each other.
-"""
+"""Factor between the positions of two methods at the same NFE, which keeps error bars apart."""
 FLOOR = "floor"
 
 

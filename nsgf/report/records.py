@@ -1,4 +1,4 @@
-"""What a run folder says of itself: curves, times, remarks, measures. Nothing is loaded for it."""
+"""Curves, costs and remarks from the files of a run folder."""
 
 from typing import NamedTuple
 
@@ -14,18 +14,18 @@ REMARKS = (
     "starts anew",
     "is damaged",
 )
-"""What stands in lines of the log that tell of something that was not planned."""
+"""Parts of log lines about something unplanned."""
 LOG_LINES = 400
-"""Of a longer log the last ones are shown."""
+"""Number of lines at the end of the log that are shown."""
 
 
 class Cost(NamedTuple):
-    """What a phase took, from ``costs.jsonl``."""
+    """Time and memory of a phase, from ``costs.jsonl``."""
 
     seconds: float
-    """Of its updates."""
+    """Seconds of its updates."""
     peak_memory: int
-    """Bytes."""
+    """Peak memory in bytes."""
 
 
 def curves(run: RunFolder) -> list[Curve]:

@@ -22,7 +22,7 @@ from nsgf.system.hardware import pick_device
 PATH_SAMPLES = 8
 POINT_SAMPLES = 2048
 CLASS_SAMPLES = 10
-"""Longest row of a class."""
+"""Largest number of samples in the row of a class."""
 
 
 def sample_run(config: Config, run: RunFolder, world: World | None = None) -> list[str]:

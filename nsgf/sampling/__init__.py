@@ -1,1 +1,1 @@
-"""Algorithms 2 and 4, their solvers, and pictures."""
+"""Algorithms 2 and 4 and their solvers."""

@@ -1,4 +1,4 @@
-"""How a number of network calls is shared among the legs of a sample's way."""
+"""How network calls are divided among the legs of a sampler."""
 
 from collections.abc import Sequence
 from dataclasses import replace

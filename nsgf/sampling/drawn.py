@@ -1,4 +1,4 @@
-"""Batches of samples in files, so that an evaluation goes on where it was interrupted."""
+"""Batches of samples in files, so that an interrupted evaluation can continue."""
 
 import hashlib
 import json
@@ -19,17 +19,17 @@ from nsgf.system.hardware import versions
 from nsgf.system.output import show
 
 FOLLOW = ("seed", "phases", "data", "flow", "model", "sampling")
-"""What samples follow from, besides the weights."""
+"""Sections that samples follow from, besides the weights."""
 
 Batch = dict[str, np.ndarray]
 """Arrays by name, as :func:`nsgf.sampling.generate.generate` makes them."""
 Kind = dict[str, tuple[str, tuple[int, ...]]]
-"""Type and shape of each of them."""
+"""Type and shape of each array."""
 
 
 class Drawn:
-    """Batches in a folder, each in a file by its number, which says where it belongs. Keeping them
-    is a help and no condition: what cannot be written or read is drawn again when it is needed."""
+    """Batches in a folder, each in a numbered file that names its place. A batch that cannot be
+    written or read is drawn again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._can_keep = folder, True

@@ -1,4 +1,4 @@
-"""The one loop over batches of samples."""
+"""The loop over batches of samples."""
 
 import numpy as np
 import torch

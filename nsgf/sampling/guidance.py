@@ -1,5 +1,4 @@
-"""Samples of chosen classes: which one each has, and classifier-free guidance (Ho and Salimans
-2022).
+"""Classes of samples, and classifier-free guidance (Ho and Salimans 2022).
 
 Shapes: B batch, n samples, *shape one sample.
 """

@@ -1,4 +1,4 @@
-"""A trained network as samples and paths pass through it.
+"""A trained network for sampling.
 
 Shapes: B batch.
 """
@@ -14,11 +14,11 @@ from nsgf.training.precision import DTYPES, Precision, layers_in
 
 
 class InferenceNetwork(nn.Module):
-    """A network that is only asked: its layers compute in a precision, and what does not fit a card
-    goes through it in parts. Its inputs and answers are float32.
+    """A network in eval mode whose layers compute in a given precision, with float32 inputs and
+    outputs. A batch that does not fit the card is split.
 
-    A batch is split here and nowhere above, so that a solver that chooses its steps for a whole
-    batch (dopri5) takes the same ones on a full card.
+    Batches are split here, and not by callers, so that a solver that chooses its steps for a whole
+    batch (dopri5) takes the same steps on a full card.
     """
 
     def __init__(

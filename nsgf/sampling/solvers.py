@@ -1,4 +1,4 @@
-"""Ordinary differential equations: carry samples along a velocity field, whatever the solver.
+"""Solvers of the ordinary differential equation of the straight flow.
 
 Shapes: B batch, *shape one sample. A velocity is dx/dt = u(x, t) with x (B, *shape) and t (B,):
 each sample starts at a time of its own, and all end at time 1.
@@ -35,13 +35,13 @@ SOLVERS: dict[str, Solver] = {
     "dopri5": Solver(None, "dopri5"),
 }
 MAX_STEPS = 1000
-"""Of dopri5 for a batch, with those that it takes back; a trained straight flow takes tens."""
+"""Largest number of dopri5 steps of a batch; a trained straight flow takes tens."""
 CANNOT_GO_ON = {
     "underflow in dt": "needs steps that are too small",
     "non-finite values": "is not finite",
     "max_num_steps exceeded": f"needs more than {MAX_STEPS} steps",
 }
-"""How the assertions begin by which torchdiffeq gives up, and what they say of the flow."""
+"""Beginnings of torchdiffeq's assertion errors, and what they mean."""
 
 
 def check_solver(config: SamplingConfig) -> None:

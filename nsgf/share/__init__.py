@@ -1,4 +1,2 @@
-"""Runs that are handed on: a folder of safetensors, settings and a model card.
-
-``export`` writes such a folder, ``exported`` reads it, ``card`` is its README, ``hub`` fetches one.
-"""
+"""Exported runs: ``export`` writes a folder, ``exported`` reads it, ``card`` is its README, and
+``hub`` downloads one."""

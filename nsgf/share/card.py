@@ -1,4 +1,4 @@
-"""The model card of an exported run: what it is, how it was trained, measured and is used."""
+"""The model card of an exported run."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from nsgf.version import __version__
 CARD_FILE = "README.md"
 PNG = b"\x89PNG\r\n\x1a\n"
 MEASURES = ("w2", "fid", "inception_score", "kid", "precision", "recall", "classifier_fid")
-"""What the hub's front matter tells of ``metrics.json``."""
+"""Measures of ``metrics.json`` in the hub's front matter."""
 TAGS = ["nsgf", "optimal-transport", "sinkhorn", "gradient-flow", "arxiv:2401.14069"]
 
 

@@ -1,7 +1,4 @@
-"""Write a run as a folder to hand on: ``nsgf export``.
-
-The folder appears as a whole or not at all: it is written beside its place and renamed.
-"""
+"""Export a run: ``nsgf export``. The folder is written beside its place and then renamed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The folder that ``nsgf export`` writes, and how it is read back.
+"""Exported runs as they are read.
 
     config.json              format, version, all settings, updates of each phase, checksums
     phase1_nsgf.safetensors  averaged weights of a phase, one file each
@@ -35,7 +35,7 @@ MARK = "nsgf_export"
 """Key of ``config.json`` that tells the format."""
 CONFIG_FILE = "config.json"
 MAX_PROGRESS = 200
-"""Characters of a phase's progress."""
+"""Largest number of characters of a phase's progress."""
 
 
 def weights_file(phase: PhaseName) -> str:
@@ -94,7 +94,7 @@ class ExportedRun:
     config: Config
     """All settings that hold."""
     saved: dict[str, Any]
-    """Those of the folder alone, nested."""
+    """The settings of the folder, nested."""
     updates: dict[str, str]
     """Training progress, by phase."""
     sums: dict[str, str]

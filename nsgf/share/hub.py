@@ -9,7 +9,7 @@ from nsgf.system.errors import UserError, one_line
 SCHEME = "hf://"
 ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 FILES = ["config.json", "*.safetensors", "README.md"]
-"""What is fetched."""
+"""Files that are downloaded."""
 
 
 def is_address(path: str | PathLike[str]) -> bool:

@@ -1,5 +1,4 @@
-"""The velocity by which generated samples follow the Sinkhorn flow while a network that makes them
-learns.
+"""The velocity of generated samples in the Sinkhorn flow, with which a generator is trained.
 
     V(x) = T(x -> y) - T(x -> x')
 

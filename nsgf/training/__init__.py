@@ -1,1 +1,1 @@
-"""One step loop and the three trainers."""
+"""The step loop, the optimizer's state and the batches."""

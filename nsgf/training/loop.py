@@ -23,7 +23,7 @@ from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
 from nsgf.training.task import Task
 
 CHECKPOINT_SECONDS = 600.0
-"""Longest time between two checkpoints: what a killed session loses at most."""
+"""Longest time between two checkpoints."""
 MAX_SKIPPED = 20
 """Number of updates in a row without finite loss and gradient after which training stops; the scale
 of fp16 settles in fewer."""
@@ -77,7 +77,7 @@ def fit(
 
 
 class PhaseLoop:
-    """The updates of one phase, with what is logged and saved on the way."""
+    """The updates of one phase, with logs and checkpoints."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The batches of a phase, on the network's device, drawn ahead where that pays."""
+"""The batches of a phase, on the network's device, drawn ahead where that saves time."""
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +19,7 @@ DEPTH = 2
 
 
 class Loaded(NamedTuple):
-    """What a task drew, on its way to the device."""
+    """Tensors of a task that are being copied to the device."""
 
     step: int
     tensors: tuple[Tensor, ...]
@@ -41,9 +41,8 @@ def _thread(device: torch.device) -> ThreadPoolExecutor:
 
 
 class Batches:
-    """Batch k of a phase is made of samples k B .. (k + 1) B - 1, of which each process takes its
-    share. Which ones are drawn ahead changes nothing in them.
-    """
+    """The batches of a phase. Batch k holds samples k B to (k + 1) B - 1, of which each process
+    takes its share."""
 
     def __init__(
         self,

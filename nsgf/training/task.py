@@ -21,8 +21,7 @@ class Batch(NamedTuple):
     inputs: tuple[Tensor, ...]
     """What the network is called with, each (B, ...)."""
     target: Tensor
-    """What it shall answer, (B, ...); with a loss that compares whole batches, what answers are
-    compared with, (M, ...)."""
+    """Wanted outputs, (B, ...); for a loss that compares whole batches, (M, ...)."""
 
     @property
     def size(self) -> int:
@@ -42,7 +41,7 @@ class Batch(NamedTuple):
 
 
 Answer = Callable[..., Tensor]
-"""A network as an update calls it: inputs of a batch -> what it answers, float32, (B, ...)."""
+"""A network as an update calls it: inputs of a batch to outputs, float32, (B, ...)."""
 Loss = Callable[[Answer, Batch], Tensor]
 """A scalar, the mean over the samples of a batch."""
 
@@ -51,11 +50,11 @@ class Task(ABC):
     """What the step loop needs of a phase."""
 
     model: nn.Module
-    """What is trained."""
+    """Network that is trained."""
     reads_disk: bool = False
-    """Drawing a batch waits for a disk."""
+    """Whether drawing a batch waits for a disk."""
     divisible: bool = True
-    """The loss of a batch is the mean of those of its parts."""
+    """Whether the loss of a batch is the mean of those of its parts."""
 
     @abstractmethod
     def draw(self, positions: range) -> tuple[Tensor, ...]:
