@@ -34,7 +34,7 @@ class ImageSet:
     """Integers (N,) in [0, classes - 1], in the order of the images; may raise any exception."""
     classes: int = 10
     classifier_epochs: int = 8
-    """Epochs of training of the small classifier (:mod:`nsgf.small_classifier`)."""
+    """Epochs of training of the small classifier (:mod:`nsgf.models.small_classifier`)."""
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Settings of the section ``data`` that have an effect, besides ``name``; ``root`` if the set
     reads files, ``download`` if they can be fetched."""

@@ -15,7 +15,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.data import ImageSet, target_set
 from nsgf.data.images import to_bytes
 from nsgf.metrics.shared import distances, require_fidelity, require_neighbours
-from nsgf.small_classifier import SEED, obtain
+from nsgf.models.small_classifier import SEED, obtain
 from nsgf.system.errors import UserError
 from nsgf.system.output import show
 from nsgf.system.seeding import make_generator

@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsgf import small_classifier as network
 from nsgf.config.schema import DataConfig
 from nsgf.data import data_set
 from nsgf.data.images import IMAGE_SETS, to_unit_range
-from nsgf.small_classifier import FEATURES, SmallCNN, obtain, split, train
+from nsgf.models import small_classifier as network
+from nsgf.models.small_classifier import FEATURES, SmallCNN, obtain, split, train
 from tests.run.test_hostile_files import WEIGHTS, _nothing_is_executed  # noqa: F401
 
 CPU = torch.device("cpu")
