@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nsgf.compare.report import COST_LEGEND, LEGEND, SETTINGS, TABLE, settings_text
-from nsgf.compare.rows import Row, read_rows
+from nsgf.compare.report import SETTINGS, TABLE, settings_text
+from nsgf.compare.results import Row, read_rows
 from nsgf.compare.tables import (
-    Plan,
-    configured_plan,
+    COST_LEGEND,
+    LEGEND,
     cost_table,
     difference_tables,
     measure_tables,
-    plan_of_rows,
+    methods_of,
 )
 from nsgf.compare.trials import Comparison, asked_nfe, method_title
 from nsgf.config.files import build, drop_machine_settings, merged, read_settings, with_method
@@ -70,7 +70,6 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
     """
     rows, comparison = measured_rows(folder), stored_comparison(folder)
     config = comparison.config if comparison else None
-    plan = configured_plan(comparison, rows) if comparison else plan_of_rows(rows)
     home, left_out = results_folder(Config(out_dir=out_dir), RunFolder(folder)), list[str]()
     if config is None:
         left_out.append(
@@ -78,7 +77,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
             "the command that made it writes one when it is given again"
         )
     album = Album(writable(home / "report"), kind)
-    quality = _quality(plan, rows, album)
+    quality = _quality(rows, album)
     shown = list(_samples(folder, rows, left_out))
     for line in left_out:
         show(f"report: {line}")
@@ -87,11 +86,11 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         "comparison",
         title=f"Comparison: {folder.resolve().name.removeprefix('compare-')}",
         smoke=bool(config and config.smoke),
-        facts=facts(config, plan, rows),
+        facts=facts(config, rows),
         missing=missing(folder, comparison, rows) if comparison else [],
-        measures=measure_tables(plan, rows),
-        differences=difference_tables(plan, rows),
-        costs=cost_table(plan, rows),
+        measures=measure_tables(rows),
+        differences=difference_tables(rows),
+        costs=cost_table(rows),
         legend=LEGEND,
         cost_legend=COST_LEGEND,
         reported=reported(config, rows),
@@ -152,19 +151,19 @@ def shareable(comparison: Comparison) -> Comparison:
     return Comparison(drop_machine_settings(comparison.config), methods)
 
 
-def facts(config: Config | None, plan: Plan, rows: Sequence[Row]) -> list[tuple[str, str]]:
+def facts(config: Config | None, rows: Sequence[Row]) -> list[tuple[str, str]]:
     """What was compared."""
     measured = [row for row in rows if row.nfe]
     fake = " (random images in its place)" if config and config.data.fake else ""
-    targets = dict.fromkeys(row.trial.target.label for row in measured)
-    seeds = sorted({row.trial.seed for row in measured})
+    targets = dict.fromkeys(row.target for row in measured)
+    seeds = sorted({row.seed for row in measured})
     draws = len({row.draw for row in measured})
     told = {
         "data": ", ".join(targets) + fake,
-        "methods": ", ".join(map(method_title, plan.methods)),
+        "methods": ", ".join(map(method_title, methods_of(rows))),
         "training runs of each": f"{len(seeds)}, seed{'s' * (len(seeds) > 1)} {_listed(seeds)}",
         "draws of each run": str(draws),
-        "NFE": _listed(plan.nfe),
+        "NFE": _listed(sorted({row.nfe for row in measured if row.nfe})),
         "updates": _listed(sorted({row.updates for row in measured})),
     }
     if config:
@@ -178,17 +177,17 @@ def _listed(numbers: Sequence[int]) -> str:
 
 def missing(folder: Path, comparison: Comparison, rows: Sequence[Row]) -> list[Missing]:
     """The trials of a comparison that have not all their measures."""
-    done = {(row.trial, row.nfe, row.draw) for row in rows}
+    done = {(row.target, row.method, row.seed, row.nfe, row.draw) for row in rows}
     lines = []
     for trial in comparison.trials():
         counts, draws = asked_nfe(comparison.methods[trial.method]), comparison.config.compare.draws
-        wanted = {(trial, nfe, draw) for nfe in counts for draw in range(draws)}
+        wanted = {(*trial, nfe, draw) for nfe in counts for draw in range(draws)}
         if wanted <= done:
             continue
         lines.append(
             Missing(
                 method_title(trial.method),
-                trial.target.label,
+                trial.target,
                 str(trial.seed),
                 f"{len(wanted & done)} of {len(wanted)}",
                 _progress(folder / comparison.trial_place(trial)),
@@ -206,29 +205,29 @@ def reported(config: Config | None, rows: Sequence[Row]) -> list[str]:
     """What the paper reports of the same data."""
     if config and config.data.fake:
         return []
-    names = {row.trial.target.name for row in rows}
+    names = {row.target for row in rows}
     return [
         f"Reported by the paper on {name}: {measure} {value}."
         + (" None of the measures above is comparable with it." if measure not in own else "")
-        for own in [rows[0].measured.values]
+        for own in [rows[0].values]
         for (name, measure), value in REPORTED.items()
         if name in names
     ]
 
 
-def _quality(plan: Plan, rows: Sequence[Row], album: Album) -> Picture:
+def _quality(rows: Sequence[Row], album: Album) -> Picture:
     drawn = album.add(
         "quality",
         "At equal NFE",
         "Means over training runs with their standard deviation, at one NFE beside each other; "
         "dashed: what other samples of the data itself score.",
-        lambda file: save_figure(quality_figure(plan, rows), file, dpi=150),
+        lambda file: save_figure(quality_figure(rows), file, dpi=150),
     )
     return drawn._replace(is_broad=True)
 
 
 def _samples(folder: Path, rows: Sequence[Row], left_out: list[str]) -> Iterator[Picture]:
-    for label in dict.fromkeys(row.trial.target.label for row in rows):
+    for label in dict.fromkeys(row.target for row in rows):
         file = folder / f"{label}.png"
         if file.exists():
             yield Picture(file, label, "First seed, none chosen.", is_broad=True)
