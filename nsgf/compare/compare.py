@@ -50,20 +50,19 @@ def compare(
     *,
     reports: bool = True,
 ) -> list[Path]:
-    """Train and measure all trials, and write tables and pictures; return their files.
+    """Train and measure all trials, write tables and pictures, and return their files.
 
-    The same command may run several times at once: what another process works on is left to it,
-    and each ends when all is done. What is finished is not done again. After each trial the tables
-    are written anew.
+    Several processes may run the same comparison at once: each skips the trials that another one
+    works on, and ends when all are finished. The tables are written after each trial.
 
     Args:
         comparison: the experiment and the methods.
         stop: ends training early, after a checkpoint.
         log: takes the lines about progress.
-        reports: False: another process writes tables and pictures.
+        reports: whether this process writes the tables and pictures.
 
     Raises:
-        Stopped: asked to.
+        Stopped: a stop was requested.
         UserError: a trial's configuration is wrong, it was trained with another one, or
             something that it needs is missing.
     """
@@ -93,15 +92,14 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     """Return lines that say what a comparison is going to do, after checking that it can.
 
     Raises:
-        UserError: networks are to be told classes, a trial's configuration is wrong, it was trained
-            with another one, the folder leads out of itself, no method can do with one of
-            ``compare.nfe``, a package is missing, or this machine has too little memory.
+        UserError: the data are conditional, a trial's configuration is wrong, it was trained with
+            another one, no method can be sampled with one of ``compare.nfe``, a package is
+            missing, or this machine has too little memory.
     """
     config, methods = comparison.config, comparison.methods
     if any(own.data.conditional for own in methods.values()):
         raise UserError(
-            "data.conditional = true: methods are compared without classes; say "
-            "--data.conditional false"
+            "data.conditional = true: must be false, the compared methods know no classes"
         )
     todo = [trial for trial in comparison.trials() if asked_nfe(comparison.trial_config(trial))]
     limits = call_limits(comparison)
@@ -114,7 +112,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     for trial in todo:
         check_trained(comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial)))
     device = pick_device(config.device)
-    # of each method and target the first seed, which speaks for the others
+    # the first seed of each method and target needs what all the others need
     for trial in {(trial.target, trial.method): trial for trial in reversed(todo)}.values():
         own, run = comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial))
         left = [phase for phase in own.phases if not is_trained(own, run, phase)]
@@ -147,7 +145,7 @@ def call_limits(comparison: Comparison) -> list[str]:
 
 
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
-    """Whether the phase has all its updates."""
+    """Whether a phase has all its updates."""
     wanted: int = getattr(config, phase).iterations
     return run.has_checkpoint(phase) and good_header(run.checkpoint_file(phase))["step"] >= wanted
 
@@ -179,7 +177,7 @@ def is_measured(comparison: Comparison, trial: Trial) -> bool:
 
 
 def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int], Path]:
-    """Files of a trial's measures by NFE and draw."""
+    """Return the files of a trial's measures by NFE and draw."""
     config, folder = comparison.trial_config(trial), comparison.trial_folder(trial)
     return {
         (nfe, draw): measure_file(folder, trial.method, config, nfe, draw)
@@ -192,7 +190,7 @@ class Work:
     """The trials of one comparison."""
 
     def __init__(self, comparison: Comparison, stop: StopRequest, log: Log) -> None:
-        """Arguments as of :func:`compare`.
+        """Take the arguments of :func:`compare`.
 
         Raises:
             UserError: something that measuring needs is missing.
@@ -207,10 +205,10 @@ class Work:
                 self._yardsticks[trial.target] = build_yardstick(config, self.device, log)
 
     def finish(self, trial: Trial) -> bool:
-        """Train and measure a trial; return False if another process works on it.
+        """Train and measure a trial, and return True; return False if another process works on it.
 
         Raises:
-            Stopped: asked to, between two measures or while training.
+            Stopped: a stop was requested.
         """
         if is_measured(self._comparison, trial):
             return True
@@ -234,7 +232,7 @@ class Work:
         return True
 
     def _train(self, config: Config, run: RunFolder) -> None:
-        """Train the last phase of the configuration; those before are done."""
+        """Train the last phase of the configuration; the others are finished."""
         phase = config.phases[-1]
         if is_trained(config, run, phase):
             return
@@ -243,7 +241,7 @@ class Work:
             train(config, run, stop=self._stop)
         finally:
             seconds = time.perf_counter() - started
-            # another process may have gone on already: not worth hiding what happened here
+            # another process may have the folder by now; its error must not hide one from here
             with suppress(Busy), only_process(run.path):
                 add_train_seconds(run, phase, seconds, resumed)
 
@@ -259,10 +257,7 @@ class Work:
             self._log(f"compare: NFE {row.calls:g}: {', '.join(texts)}")
 
     def stop_if_asked(self) -> None:
-        """
-        Raises:
-            Stopped: the end is asked for.
-        """
+        """Raise Stopped if a stop was requested."""
         if self._stop.reason is not None:
             raise Stopped("between two measures")
 

@@ -1,7 +1,7 @@
-"""Samples of a trained trial, and how far they are from the target.
+"""Samples of a trained trial, and their distance from the target.
 
 All methods of one target, seed and draw start from the same noise and are compared with the same
-target samples, so that their differences are not those of the draws.
+target samples, so that their differences do not come from the draws.
 """
 
 import math
@@ -26,8 +26,8 @@ from nsgf.system.errors import UserError
 
 
 class PointYardstick:
-    """Exact W2, and the energy distance, which sees smaller differences of laws: of points, and of
-    images without classes."""
+    """Exact W2 and energy distance, for points and for images without classes. The energy distance
+    is sensitive to smaller differences."""
 
     names = ("w2", "1000 energy")
 
@@ -44,18 +44,18 @@ class PointYardstick:
             raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
 
     def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
-        """Distances of samples (n, *shape) from a draw of the target, by name."""
+        """Return the distances of samples (n, *shape) from a draw of the target, by name."""
         data = self._data.with_seed(seed)
         return self._distances(data.in_units(samples), data.reference("compare", str(draw)))
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
-        """Distances of as many samples of the target itself."""
+        """Return what as many samples of the target itself score."""
         data = self._data.with_seed(seed)
         real = data.reference("compare", str(draw))
         if data.count is None:
             others = data.reference("floor", str(draw)).sample(self.samples)
         else:
-            others = real.at(range(self.samples, 2 * self.samples))  # none of those that it meets
+            others = real.at(range(self.samples, 2 * self.samples))  # disjoint
         return self._distances(others, real)
 
     def _distances(self, samples: Tensor, target: Sampler) -> dict[str, float]:
@@ -72,7 +72,7 @@ class ImageYardstick:
     def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
         """
         Raises:
-            UserError: too few samples, random images, or what the classifier needs is missing.
+            UserError: too few samples, random images, or a missing package.
         """
         require_neighbours(config.evaluation.num_samples)
         images = Data(config.data, 0).images
@@ -81,20 +81,20 @@ class ImageYardstick:
         self.samples = self._metrics.used(config.evaluation.num_samples)
 
     def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
-        """Measures of samples (n, C, H, W) against real images, the same for all draws."""
+        """Return the measures of samples (n, C, H, W) against real images, the same for all draws."""
         return self._metrics.measure(samples)
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
-        """Measures of as many other real images."""
+        """Return the measures of as many other real images."""
         return self._metrics.floor(self.samples)
 
 
 Yardstick = PointYardstick | ImageYardstick
-"""The measures of one target: ``names``, the main one first, and the ``samples`` they take."""
+"""The measures of one target: their ``names``, and the number of ``samples`` that they take."""
 
 
 def build_yardstick(config: Config, device: torch.device, log: Callable[[str], None]) -> Yardstick:
-    """Return the measures that suit a trial's target.
+    """Return the measures for a trial's target.
 
     Raises:
         UserError: something that measuring needs is missing.

@@ -1,4 +1,4 @@
-"""The files that a comparison leaves in its folder: tables, settings, pictures."""
+"""The files of a comparison: tables, settings and pictures."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -17,14 +17,14 @@ from nsgf.run.folder import RunFolder, write_text
 from nsgf.sampling.sampler import Samples
 
 TABLE, SETTINGS = "table.csv", "comparison.yaml"
-"""Files of a comparison's folder: its measures, and the settings of the command that made them."""
+"""Files of a comparison's folder: its measures, and the settings of its command."""
 POINTS, IMAGES = 2048, 36
 """Samples of a method in a picture."""
 
 
 def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
-    """Write ``table.md``, ``table.csv`` and ``table.tex`` into the comparison's folder, and beside
-    them the settings that they follow from; return the tables."""
+    """Write ``table.md``, ``table.csv``, ``table.tex`` and the settings into the comparison's
+    folder, and return the files of tables."""
     folder = comparison.folder
     write_text(folder / SETTINGS, settings_text(comparison))
     texts = {"table.md": markdown(rows), TABLE: table_csv(rows), "table.tex": latex(rows)}
@@ -34,7 +34,7 @@ def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
 
 
 def settings_text(comparison: Comparison) -> str:
-    """The comparison as an experiment's file, with all settings of each method in its section."""
+    """Return the comparison as an experiment's file, with a section of all settings per method."""
     settings, own = asdict(comparison.config), comparison.config.compare
     del settings["phases"]  # those of the methods hold
     settings["compare"] = asdict(replace(own, methods=list(comparison.methods)))

@@ -13,14 +13,14 @@ HIGHER_IS_BETTER = ("precision", "recall")
 """Ends of the names of measures."""
 LEGEND = (
     "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "
-    "is one seed); the best mean in bold. Below: the difference within the same seed and draw, ± "
-    "its standard error; ahead or behind where a t test at 5 % says so, which one cell in twenty "
-    "does by chance. With one seed it speaks of that training run alone. A dash alone: no measure, "
-    "as where the method cannot do with so few calls."
+    "is one seed); the best mean in bold. Below: the mean difference within the same seed and "
+    "draw ± its standard error; ahead or behind by a t test at 5 %, which happens by chance in one "
+    "cell of twenty. With one seed the test concerns that training run only. A dash: no measure, "
+    "for example because the method needs more calls."
 )
 COST_LEGEND = (
-    "Training is the time of all of a method's networks, the pool, NSGF steps and pairs with it; "
-    "2-RF counts 1-RF's. For a comparison at equal time give the fourth column, in this order, as "
+    "Training is the time of all of a method's networks, with the pool, NSGF steps and pairs; 2-RF "
+    "includes 1-RF. For a comparison at equal time pass the fourth column, in this order, to "
     "--compare.updates [...] with another --out-dir."
 )
 IN_LATEX = str.maketrans(
@@ -28,7 +28,7 @@ IN_LATEX = str.maketrans(
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"±": r"$\pm$"}
 )
-"""LaTeX for characters that have another meaning there."""
+"""LaTeX's special characters, escaped."""
 
 Column = tuple[str, int]
 """Target and NFE."""
@@ -49,12 +49,12 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
 
 
 def measure_tables(rows: Sequence[Row]) -> list[Table]:
-    """One table for each measure: methods down, targets and NFE across, the floor below."""
+    """Return a table for each measure: methods down, targets and NFE across, the floor below."""
     return [_measure_table(rows, metric) for metric in rows[0].values]
 
 
 def difference_tables(rows: Sequence[Row]) -> list[Table]:
-    """One table for each measure: the first method minus each other one, draw by draw."""
+    """Return a table for each measure: the first method minus each other one, draw by draw."""
     if len(methods_of(rows)) < 2:
         return []
     return [_difference_table(rows, metric) for metric in rows[0].values]
@@ -75,7 +75,7 @@ def _measure_table(rows: Sequence[Row], metric: str) -> Table:
 
 
 def _best(metric: str, found: Mapping[str, Mapping[tuple[int, int], float]]) -> str | None:
-    """The method of the best mean; None: no method has a finite one."""
+    """Return the method with the best mean; None if no method has a finite one."""
     sign = -1 if is_better_higher(metric) else 1
     means = {method: sign * mean(own.values()) for method, own in found.items() if own}
     finite = {method: value for method, value in means.items() if math.isfinite(value)}
@@ -83,7 +83,7 @@ def _best(metric: str, found: Mapping[str, Mapping[tuple[int, int], float]]) -> 
 
 
 def _remark(rows: Sequence[Row], method: str, column: Column) -> str:
-    """Remarks on a cell: fewer measures than other methods have, other calls than asked for."""
+    """Return remarks on a cell: fewer measures than planned, another NFE than requested."""
     target, nfe = column
     own = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
     if not own:
@@ -119,7 +119,7 @@ def _head(title: str, columns: Sequence[Column]) -> list[str]:
 
 
 def verdict(differences: Sequence[float], metric: str) -> str:
-    """Mean difference with its standard error; ahead or behind at the 5 % level of Student's t."""
+    """Return the mean difference, its standard error, and who is ahead by a t test at 5 %."""
     from scipy.stats import t as student_t  # half a second to import
 
     if not differences:
@@ -138,7 +138,7 @@ def verdict(differences: Sequence[float], metric: str) -> str:
 
 
 def cost_table(rows: Sequence[Row]) -> Table:
-    """Updates, training time and sampling time, means over the trials that were timed."""
+    """Return updates, training and sampling times, means over the trials that were timed."""
     counts = sorted({row.nfe for row in rows if row.nfe is not None})
     measured = {
         method: [row for row in rows if row.method == method] for method in methods_of(rows)
@@ -168,7 +168,7 @@ def cost_table(rows: Sequence[Row]) -> Table:
 def values(
     rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: str
 ) -> dict[tuple[int, int], float]:
-    """Values of a measure by seed and draw."""
+    """Return the values of a cell by seed and draw."""
     place = (target, nfe, method)
     return {
         (row.seed, row.draw): row.values[metric]
@@ -178,10 +178,9 @@ def values(
 
 
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
-    """A value for each seed, the mean of its draws; of a single seed its draws.
+    """Return the mean of each seed's draws, or the draws of a single seed.
 
-    Draws of one trained network share its errors: counted as if they were seeds, they would make
-    differences look surer than they are.
+    Draws of one trained network share its errors, so they do not count as independent runs.
     """
     seeds = sorted({seed for seed, _ in found})
     if len(seeds) < 2:
@@ -190,12 +189,12 @@ def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
 
 
 def is_better_higher(metric: str) -> bool:
-    """Whether a larger value of a measure is the better one."""
+    """Whether larger values of a measure are better."""
     return metric.endswith(HIGHER_IS_BETTER)
 
 
 def spread(found: Sequence[float]) -> str:
-    """Mean and standard deviation."""
+    """Return mean and standard deviation as text."""
     if not all(map(math.isfinite, found)):
         return "diverged"
     if len(set(found)) < 2:
@@ -204,12 +203,12 @@ def spread(found: Sequence[float]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """``1 seed``, ``5 seeds``."""
+    """Return ``1 seed`` or ``5 seeds``."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """All tables: one for each measure, the differences, and the costs."""
+    """Return all tables as Markdown: a table for each measure, differences, costs."""
     parts = [
         *map(_markdown_table, measure_tables(rows)),
         LEGEND,
@@ -221,7 +220,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def latex(rows: Sequence[Row]) -> str:
-    """The same tables in the style of the package booktabs, a ``tabular`` each."""
+    """Return the same tables for LaTeX with the package booktabs, a ``tabular`` each."""
     parts = [
         r"% \usepackage{booktabs}",
         _comment(LEGEND),
@@ -248,7 +247,7 @@ def _latex_table(table: Table) -> str:
 
 
 def _latex_cell(text: str) -> str:
-    """A lone dash as a dash, one before a number as a minus."""
+    """Return a cell for LaTeX; a minus sign before a number is typeset as one."""
     if text == "-":
         return "--"
     text = re.sub(r"^-(?=\d)", "$-$", text.translate(IN_LATEX))

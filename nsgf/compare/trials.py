@@ -32,11 +32,11 @@ TITLES = {
     "onecall": "One call",
     "onecall+": "One call+",
 }
-"""Names of the shipped methods in tables and pictures, in the order of their colours."""
+"""Titles of the shipped methods in tables and pictures, in the order of their colours."""
 
 
 def method_title(method: str) -> str:
-    """Name of a method in tables and pictures; a user's own method has that of its file."""
+    """Return the title of a method; a user's own method has the name of its file."""
     return TITLES.get(method, method)
 
 
@@ -81,13 +81,13 @@ class Comparison:
 
     @property
     def folder(self) -> Path:
-        """Folder of the comparison; a smoke comparison has a folder of its own."""
+        """Folder of the comparison; a smoke comparison has one of its own."""
         exp = self.config.exp
         name = f"compare-{exp}-smoke" if self.config.smoke else f"compare-{exp}"
         return Path(self.config.out_dir).expanduser() / name
 
     def trials(self) -> Iterator[Trial]:
-        """All trials, seed by seed: an interrupted comparison makes a table of fewer seeds."""
+        """Yield all trials, seed by seed: an interrupted comparison has whole seeds."""
         data, compare = self.config.data, self.config.compare
         own = data.name if data.source == NOISE else f"{data.source}_{data.name}"
         targets: list[str] = [*compare.targets] or [own]
@@ -97,11 +97,11 @@ class Comparison:
                     yield Trial(target, method, seed)
 
     def trial_folder(self, trial: Trial) -> Path:
-        """The trial's run folder."""
+        """Return the trial's run folder."""
         return self.folder / self.trial_place(trial)
 
     def trial_place(self, trial: Trial) -> Path:
-        """The trial's run folder inside the comparison's folder.
+        """Return the trial's run folder, relative to the comparison's folder.
 
         Rectified flows share one: 2-RF continues after 1-RF, unless each has updates of its own.
         """
@@ -111,11 +111,10 @@ class Comparison:
         return Path(trial.target) / f"{name}-seed{trial.seed}"
 
     def trial_config(self, trial: Trial) -> Config:
-        """The configuration that trains a trial, with the precision that ``auto`` stands for.
+        """Return the configuration that trains a trial, with the precision that ``auto`` selects.
 
         Raises:
-            UserError: it is not valid, for example for a target that the network does not fit, or
-                this machine does not have the precision.
+            UserError: it is not valid for this target or device.
         """
         config = self.methods[trial.method]
         source, _, name = trial.target.rpartition("_")
@@ -136,12 +135,11 @@ class Comparison:
 
 
 def share_updates(config: Config, total: int) -> Config:
-    """Share a number of updates among a method's networks, in proportion to their iterations.
-
-    Without ``compare.updates`` 2-RF trains ``total`` updates of 1-RF, and then its own.
+    """Return the settings with ``total`` updates, shared among the networks in proportion to their
+    iterations. Without ``compare.updates`` 2-RF trains ``total`` updates of 1-RF, then its own.
 
     Raises:
-        UserError: there are not enough for all networks.
+        UserError: there are not enough updates for all networks.
     """
     phases = config.phases
     if phases[0] in PEER_PHASES and not config.compare.updates:
@@ -160,23 +158,23 @@ def share_updates(config: Config, total: int) -> Config:
 
 
 def count_updates(config: Config) -> int:
-    """Number of optimizer updates of all phases."""
+    """Return the number of optimizer updates of all phases."""
     return sum(getattr(config, phase).iterations for phase in config.phases)
 
 
 def asked_nfe(config: Config) -> list[int]:
-    """Return those of ``compare.nfe`` with which a trial can be sampled."""
+    """Return the values of ``compare.nfe`` with which a trial can be sampled."""
     least, most = possible_nfe(config)
     return [nfe for nfe in config.compare.nfe if least <= nfe <= (most or nfe)]
 
 
 def possible_nfe(config: Config) -> tuple[int, int | None]:
-    """Smallest and largest number of network calls for a sample of a trial; None: no limit."""
+    """Return the smallest and largest number of calls for a sample of a trial; None: no limit."""
     legs = called_legs(config, config.phases.__contains__)
     return least_calls(config.sampling, legs), most_calls(legs)
 
 
 def at_nfe(config: Config, nfe: int) -> Config:
-    """A trial's configuration with ``nfe`` network calls for each sample
+    """Return a trial's configuration with ``nfe`` network calls for each sample
     (:func:`nsgf.sampling.budget.at_calls`)."""
     return at_calls(config, called_legs(config, config.phases.__contains__), nfe)

@@ -1,10 +1,8 @@
 """The page about a comparison, finished or not."""
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from nsgf.compare.report import SETTINGS, TABLE, settings_text
 from nsgf.compare.results import Row, read_rows
@@ -31,53 +29,32 @@ from nsgf.system.json_reader import read_object
 from nsgf.system.output import show
 
 
-class Missing(NamedTuple):
-    """A trial that is not finished, in words."""
-
-    method: str
-    target: str
-    seed: str
-    measures: str
-    updates: str
-
-
-class Origin(NamedTuple):
-    """Where a trial's networks come from, in words."""
-
-    run: str
-    updates: str
-    commit: str
-    machine: str
-    torch: str
-
-
 def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str]:
-    """Write ``report.html`` and ``report/`` into the folder of a comparison; where ``out_dir`` is
-    not the folder that holds it, to ``OUT_DIR/NAME``.
+    """Write ``report.html`` and ``report/`` into the folder of a comparison, or into
+    ``OUT_DIR/NAME`` if ``out_dir`` is not the folder that holds it.
 
-    What was measured is read from ``table.csv``; nothing is sampled or measured for it.
+    The measures are read from ``table.csv``; nothing is sampled or measured.
 
     Args:
-        folder: what ``nsgf compare`` has written.
-        kind: as of :func:`nsgf.report.page.report_run`, of the figure that is drawn here.
+        folder: the folder that ``nsgf compare`` has written.
+        out_dir: where results go.
+        kind: png, svg or pdf, as of :func:`nsgf.report.page.report_run`.
 
     Returns:
         The files.
 
     Raises:
-        UserError: the folder is none of a comparison, nothing is measured yet, or the files cannot
-            be written.
+        UserError: the folder holds no comparison, nothing is measured yet, or the files cannot be
+            written.
     """
     rows, comparison = measured_rows(folder), stored_comparison(folder)
     config = comparison.config if comparison else None
     home, left_out = results_folder(Config(out_dir=out_dir), RunFolder(folder)), list[str]()
     if config is None:
         left_out.append(
-            f"{folder} has no {SETTINGS}, so its settings and what is missing are not known: "
-            "the command that made it writes one when it is given again"
+            f"{folder} has no {SETTINGS} of its settings; give the command that made it again"
         )
-    album = Album(writable(home / "report"), kind)
-    quality = _quality(rows, album)
+    quality = _quality(rows, Album(writable(home / "report"), kind))
     shown = list(_samples(folder, rows, left_out))
     for line in left_out:
         show(f"report: {line}")
@@ -86,42 +63,37 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         "comparison",
         title=f"Comparison: {folder.resolve().name.removeprefix('compare-')}",
         smoke=bool(config and config.smoke),
-        facts=facts(config, rows),
-        missing=missing(folder, comparison, rows) if comparison else [],
+        facts=_facts(config, rows),
+        missing=missing_trials(folder, comparison, rows) if comparison else [],
         measures=measure_tables(rows),
         differences=difference_tables(rows),
         costs=cost_table(rows),
         legend=LEGEND,
         cost_legend=COST_LEGEND,
-        reported=reported(config, rows),
+        reported=reported_figures(config, rows),
         quality=(quality, data_uri(quality.file)),
         pictures=[(picture, data_uri(picture.file)) for picture in shown],
         left_out=left_out,
-        commands=commands(folder, config),
-        trials=origins(folder),
-        config=settings_text(shareable(comparison)) if comparison else "",
-        details=machines(folder),
+        commands=_commands(folder, config),
+        trials=trial_origins(folder),
+        config=settings_text(_shareable(comparison)) if comparison else "",
     )
     return [str(file), *(name for picture in (quality, *shown) for name in picture.files)]
 
 
 def measured_rows(folder: Path) -> list[Row]:
-    """What a comparison has measured.
+    """Return the measures of a comparison.
 
     Raises:
-        UserError: the folder is none of a comparison, or nothing is measured yet.
+        UserError: the folder holds no comparison, or nothing is measured yet.
     """
-    if not folder.is_dir():
-        raise UserError(f"compare = {folder}: no such folder")
-    if (folder / "config.yaml").exists():
-        raise UserError(f"compare = {folder}: is a run, whose page is written with --run DIR")
-    check_links(folder)
     is_begun = any(folder.glob("*/*/config.yaml"))
-    if not is_begun and not (folder / TABLE).exists():
+    if (folder / "config.yaml").exists() or not (is_begun or (folder / TABLE).exists()):
         raise UserError(
-            f"compare = {folder}: no comparison (it has no {TABLE}); must be a folder that nsgf "
-            "compare has written, as runs/compare-2d"
+            f"compare = {folder}: must be a folder that nsgf compare has written, as "
+            "runs/compare-2d; the page of a run is written with --run DIR"
         )
+    check_links(folder)
     rows = read_rows(folder / TABLE) if (folder / TABLE).exists() else []
     if not any(row.nfe for row in rows):
         raise UserError(f"compare = {folder}: nothing is measured yet, so there is nothing to show")
@@ -145,71 +117,58 @@ def stored_comparison(folder: Path) -> Comparison | None:
     return Comparison(own, {method.method: method for method in methods})
 
 
-def shareable(comparison: Comparison) -> Comparison:
-    """The comparison without what its settings say of the machine and its user."""
+def _shareable(comparison: Comparison) -> Comparison:
+    """Return the comparison without settings that describe the machine and its user."""
     methods = {name: drop_machine_settings(own) for name, own in comparison.methods.items()}
     return Comparison(drop_machine_settings(comparison.config), methods)
 
 
-def facts(config: Config | None, rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """What was compared."""
+def _facts(config: Config | None, rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return what was compared, as names and values."""
     measured = [row for row in rows if row.nfe]
     fake = " (random images in its place)" if config and config.data.fake else ""
     targets = dict.fromkeys(row.target for row in measured)
     seeds = sorted({row.seed for row in measured})
-    draws = len({row.draw for row in measured})
     told = {
         "data": ", ".join(targets) + fake,
         "methods": ", ".join(map(method_title, methods_of(rows))),
-        "training runs of each": f"{len(seeds)}, seed{'s' * (len(seeds) > 1)} {_listed(seeds)}",
-        "draws of each run": str(draws),
-        "NFE": _listed(sorted({row.nfe for row in measured if row.nfe})),
-        "updates": _listed(sorted({row.updates for row in measured})),
+        "seeds": ", ".join(map(str, seeds)),
+        "draws of each run": str(len({row.draw for row in measured})),
+        "NFE": ", ".join(map(str, sorted({row.nfe for row in measured if row.nfe}))),
+        "updates": ", ".join(map(str, sorted({row.updates for row in measured}))),
     }
     if config:
         told["samples of a measure"] = f"{config.evaluation.num_samples}, or as many as there are"
     return list(told.items())
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
-
-
-def missing(folder: Path, comparison: Comparison, rows: Sequence[Row]) -> list[Missing]:
-    """The trials of a comparison that have not all their measures."""
+def missing_trials(
+    folder: Path, comparison: Comparison, rows: Sequence[Row]
+) -> list[tuple[str, ...]]:
+    """Return method, target, seed, measures and updates of each trial that is not finished."""
     done = {(row.target, row.method, row.seed, row.nfe, row.draw) for row in rows}
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for trial in comparison.trials():
         counts, draws = asked_nfe(comparison.methods[trial.method]), comparison.config.compare.draws
         wanted = {(*trial, nfe, draw) for nfe in counts for draw in range(draws)}
         if wanted <= done:
             continue
-        lines.append(
-            Missing(
-                method_title(trial.method),
-                trial.target,
-                str(trial.seed),
-                f"{len(wanted & done)} of {len(wanted)}",
-                _progress(folder / comparison.trial_place(trial)),
-            )
-        )
+        run = RunFolder(folder / comparison.trial_place(trial))
+        updates = updates_done(run) if run.config_file.exists() else "not begun"
+        measures = f"{len(wanted & done)} of {len(wanted)}"
+        title, target = method_title(trial.method), trial.target
+        lines.append((title, target, str(trial.seed), measures, updates))
     return lines
 
 
-def _progress(folder: Path) -> str:
-    run = RunFolder(folder)
-    return updates_done(run) if run.config_file.exists() else "not begun"
-
-
-def reported(config: Config | None, rows: Sequence[Row]) -> list[str]:
-    """What the paper reports of the same data."""
+def reported_figures(config: Config | None, rows: Sequence[Row]) -> list[str]:
+    """Return what the paper reports about the same data, a sentence each."""
     if config and config.data.fake:
         return []
-    names = {row.target for row in rows}
+    names, measured = {row.target for row in rows}, rows[0].values
     return [
         f"Reported by the paper on {name}: {measure} {value}."
-        + (" None of the measures above is comparable with it." if measure not in own else "")
-        for own in [rows[0].values]
+        + (" None of the measures above is comparable with it." if measure not in measured else "")
         for (name, measure), value in REPORTED.items()
         if name in names
     ]
@@ -232,46 +191,27 @@ def _samples(folder: Path, rows: Sequence[Row], left_out: list[str]) -> Iterator
         if file.exists():
             yield Picture(file, label, "First seed, none chosen.", is_broad=True)
         else:
-            left_out.append(f"{label}: no picture of samples yet, which the comparison ends with")
+            left_out.append(f"{label}: no picture of samples yet; a comparison ends with it")
 
 
-def commands(folder: Path, config: Config | None) -> list[str]:
-    """Commands that resume or repeat it and make this page, from the folder that holds it."""
+def _commands(folder: Path, config: Config | None) -> list[str]:
+    """Return the commands that resume the comparison and write this page, from its parent."""
     place = shlex.quote(folder.resolve().name)
     again = f"python -m nsgf compare --config {place}/{SETTINGS} --out-dir ."
     page = f"python -m nsgf report --compare {place}"
     return [f"{again}   # another --out-dir: all of it again", page] if config else [page]
 
 
-def origins(folder: Path) -> list[Origin]:
-    """A line for each trial that has begun."""
-    lines = []
+def trial_origins(folder: Path) -> list[tuple[str, ...]]:
+    """Return run, updates, commit, machine and torch of each trial that has begun."""
+    lines: list[tuple[str, ...]] = []
     for file in sorted(folder.glob("*/*/config.yaml")):
         run, versions = RunFolder(file.parent), read_object(file.parent / "versions.json")
         found = versions.get("machine")
         machine = found if isinstance(found, dict) else {}
         where = machine.get("cards") or f"CPU, {machine.get('cores', '?')} cores"
-        lines.append(
-            Origin(
-                str(run.path.relative_to(folder)),
-                updates_done(run),
-                _short(str(versions.get("commit") or "")),
-                ", ".join(map(str, where)) if isinstance(where, list) else str(where),
-                str(versions.get("torch", "")),
-            )
-        )
+        where = ", ".join(map(str, where)) if isinstance(where, list) else str(where)
+        commit, torch = str(versions.get("commit") or "")[:10], str(versions.get("torch", ""))
+        place = str(run.path.relative_to(folder))
+        lines.append((place, updates_done(run), commit, where, torch))
     return lines
-
-
-def _short(commit: str) -> str:
-    number, dash, rest = commit.partition("-")
-    return number[:10] + dash + rest
-
-
-def machines(folder: Path) -> list[tuple[str, str]]:
-    """All that is known of each machine, with the trials that it began."""
-    found: dict[str, list[str]] = {}
-    for file in sorted(folder.glob("*/*/versions.json")):
-        text = json.dumps(read_object(file), indent=2)
-        found.setdefault(text, []).append(str(file.parent.relative_to(folder)))
-    return [(", ".join(runs), text) for text, runs in found.items()]

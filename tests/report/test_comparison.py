@@ -3,18 +3,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from nsgf.compare.rows import Row
 from PIL import Image
 
 from nsgf.cli import main
+from nsgf.compare.measure import Measured
 from nsgf.compare.report import write_report
-from nsgf.compare.results import Row
+from nsgf.compare.trials import Target
 from nsgf.report.comparison import (
     measured_rows,
-    missing,
-    origins,
+    missing_trials,
     report_comparison,
-    reported,
+    reported_figures,
     stored_comparison,
+    trial_origins,
 )
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
@@ -53,7 +55,7 @@ def test_page_has_everything_in_it(folder):
     assert all(link.startswith("data:image/png") for link in page.links)
     for told in (
         "NSGF, I-CFM",
-        "3, seeds 0, 1, 2",
+        "0, 1, 2",
         "0.303 ± 0.105",
         "0.050",
         "-0.103 ± 0.003 ahead",
@@ -72,12 +74,12 @@ def test_trials_that_are_not_finished_are_listed(tmp_path):
     assert text.index("Not finished") < text.index("Quality")
     comparison = stored_comparison(folder)
     assert comparison is not None
-    lines = missing(folder, comparison, ROWS[:4])
+    lines = missing_trials(folder, comparison, ROWS[:4])
     assert [line[:4] for line in lines] == [
         ("I-CFM", "moons", "1", "0 of 1"),
         ("I-CFM", "moons", "2", "0 of 1"),
     ]
-    assert [line.updates for line in lines] == ["not begun", "peer 0/20000"]
+    assert [line[4] for line in lines] == ["not begun", "peer 0/20000"]
     assert "I-CFM0.250" not in text
 
 
@@ -107,7 +109,7 @@ def test_where_trials_come_from_is_told(folder):
     machine = {"cards": ["Tesla <T4>"], "cores": 2}
     file.write_text(json.dumps({"commit": "0123456789abcdef-dirty", "machine": machine}))
     page = page_of(folder)
-    for told in ("moons/icfm-seed2", "0123456789-dirty", "Tesla <T4>", "peer 0/20000"):
+    for told in ("moons/icfm-seed2", "0123456789", "Tesla <T4>", "peer 0/20000"):
         assert told in page.text
     file.write_text('{"machine": 3}')
     assert "CPU, ? cores" in page_of(folder).text
@@ -117,18 +119,18 @@ def test_where_trials_come_from_is_told(folder):
 def test_cards_of_another_type_are_no_obstacle(folder, cards, told):
     file = folder / "moons" / "icfm-seed2" / "versions.json"
     file.write_text(json.dumps({"machine": {"cards": cards}}))
-    assert [origin.machine for origin in origins(folder)] == [told]
+    assert [origin[3] for origin in trial_origins(folder)] == [told]
 
 
 def test_what_the_paper_reports_is_marked():
-    rows = [row._replace(target="mnist") for row in ROWS]
+    rows = [row._replace(trial=replace(row.trial, target=Target("mnist"))) for row in ROWS]
     others = "Reported by the paper on mnist: fid 3.8 at NFE 60. None of the measures above"
-    assert [line.startswith(others) for line in reported(None, rows)] == [True]
-    same = [row._replace(values={"fid": 4.0}) for row in rows]
-    assert reported(None, same) == ["Reported by the paper on mnist: fid 3.8 at NFE 60."]
+    assert [line.startswith(others) for line in reported_figures(None, rows)] == [True]
+    same = [row._replace(measured=Measured(10, 0.5, {"fid": 4.0})) for row in rows]
+    assert reported_figures(None, same) == ["Reported by the paper on mnist: fid 3.8 at NFE 60."]
     config = COMPARISON.config
     fake = replace(config, data=replace(config.data, fake=True))
-    assert reported(fake, rows) == reported(config, ROWS) == []
+    assert reported_figures(fake, rows) == reported_figures(config, ROWS) == []
 
 
 def test_page_may_be_written_elsewhere(folder, tmp_path):
@@ -140,9 +142,9 @@ def test_page_may_be_written_elsewhere(folder, tmp_path):
 @pytest.mark.parametrize(
     ("files", "told"),
     [
-        (None, "no such folder"),
-        ([], r"no comparison \(it has no table\.csv\)"),
-        (["config.yaml"], "is a run, whose page is written with --run DIR"),
+        (None, "must be a folder that nsgf compare has written"),
+        ([], "must be a folder that nsgf compare has written"),
+        (["config.yaml"], "with --run DIR"),
         (["moons/icfm-seed0/config.yaml"], "nothing is measured yet"),
     ],
 )
@@ -186,7 +188,7 @@ def test_command_writes_the_page(folder, capsys):
     [
         ("report --compare DIR --run DIR", "run: has no effect on report --compare, which takes"),
         ("report --compare DIR --seed 3", "seed: has no effect on report --compare"),
-        ("report --compare DIR/moons", "no comparison"),
+        ("report --compare DIR/moons", "must be a folder that nsgf compare"),
         ("sample --compare DIR", "--compare"),
     ],
 )
