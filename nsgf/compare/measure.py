@@ -81,7 +81,7 @@ class ImageYardstick:
         self.samples = self._metrics.used(config.evaluation.num_samples)
 
     def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
-        """Return the measures of samples (n, C, H, W) against real images, the same for all draws."""
+        """Return the measures of samples (n, C, H, W); all draws meet the same real images."""
         return self._metrics.measure(samples)
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:

@@ -351,26 +351,24 @@ def test_tables_are_written_after_each_trial(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "key"),
     [
-        (["--compare.methods=[]"], "compare.methods = []: must name at least one"),
-        (["--compare.nfe=[2,2]"], "compare.nfe = [2, 2]: must name at least"),
-        (["--num-samples=1"], "evaluation.num_samples = 1: must be >= 2"),
-        (["--compare.updates=[2]", "--compare.methods=[nsgf++]"], "compare.updates: 2 are too"),
-        (
-            ["--compare.nfe=[2]", "--compare.methods=[onecall,nsgf++]"],
-            "compare.nfe = [2]: suits none of the methods: One call takes 1 call and no more: no "
-            "cell at NFE 2; NSGF++ takes 3 calls or more: no cell at NFE 2\n",
-        ),
-        (["--compare.updates=[5,5]"], "compare.updates = [5, 5]: must have"),
-        (["--compare.updates=[5,5,5,0,5,5]"], "5]: must be >= 1"),
-        (["--compare.methods=[own]"], "method = own: must be one of"),
+        (["--compare.methods=[]"], "compare.methods"),
+        (["--compare.nfe=[2,2]"], "compare.nfe"),
+        (["--num-samples=1"], "evaluation.num_samples"),
+        (["--compare.updates=[2]", "--compare.methods=[nsgf++]"], "compare.updates"),
+        (["--compare.nfe=[2]", "--compare.methods=[onecall,nsgf++]"], "compare.nfe"),
+        (["--compare.updates=[5,5]"], "compare.updates"),
+        (["--compare.updates=[5,5,5,0,5,5]"], "compare.updates"),
+        (["--compare.methods=[own]"], "method"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, told):
+def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, key):
     words = ["compare", "--exp", "2d", "--smoke", "--out-dir", str(tmp_path), *flags]
     assert main(words) == 2
-    assert told in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith(f"nsgf: error: {key}")
+    assert error.count("\n") == 1
     assert not list(tmp_path.glob("*/*/*/checkpoints/*"))
 
 
