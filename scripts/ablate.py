@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nsgf.cli.arguments import parse
 from nsgf.compare.compare import compare, comparison_plan
-from nsgf.compare.rows import Row, read_rows
+from nsgf.compare.results import Row, read_rows
 from nsgf.compare.tables import by_seed, spread
 from nsgf.compare.trials import Comparison
 from nsgf.run.folder import write_text
@@ -198,17 +198,17 @@ def _configured(options: argparse.Namespace, flags: list[str], label: str) -> Co
 def _tables(results: dict[str, list[Row]]) -> str:
     """One table for each measure and one for the calls: variants down, targets and NFE across."""
     every = [row for rows in results.values() for row in rows]
-    columns = list(dict.fromkeys((row.trial.target.label, row.nfe) for row in every))
+    columns = list(dict.fromkeys((row.target, row.nfe) for row in every))
     lines: list[str] = []
-    for metric in (*every[0].measured.values, "NFE"):
+    for metric in (*every[0].values, "NFE"):
         lines += ["", f"| {metric} | " + " | ".join(f"{t}, {n}" for t, n in columns) + " |"]
         lines.append("| --- " * (len(columns) + 1) + "|")
         for label, rows in results.items():
             found: list[dict[tuple[int, int], float]] = [{} for _ in columns]
             for row in rows:
-                value = {**row.measured.values, "NFE": row.measured.nfe}[metric]
-                column = columns.index((row.trial.target.label, row.nfe))
-                found[column][row.trial.seed, row.draw] = value
+                value = {**row.values, "NFE": row.calls}[metric]
+                column = columns.index((row.target, row.nfe))
+                found[column][row.seed, row.draw] = value
             cells = [spread(by_seed(own)) for own in found]
             lines.append(f"| {label} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"

@@ -32,9 +32,8 @@ import torch
 from torch import Tensor
 
 from nsgf.cli.arguments import parse
-from nsgf.compare.report import latex, markdown
-from nsgf.compare.rows import Row, read_rows
-from nsgf.compare.tables import plan_of_rows
+from nsgf.compare.results import Row, read_rows
+from nsgf.compare.tables import latex, markdown
 from nsgf.config.schema import Config, DataConfig, SinkhornConfig
 from nsgf.data import Data, data_shape, is_image_set
 from nsgf.experiment import load_data
@@ -431,19 +430,19 @@ def merged_tables(options: Options) -> str:
     found = [(file, row) for file in options.files for row in read_rows(file)]
     check_agreement(found)
     rows = [row for _, row in found]
-    methods = chosen("--methods", options.methods, [row.trial.method for row in rows if row.nfe])
+    methods = chosen("--methods", options.methods, [row.method for row in rows if row.nfe])
     counts = chosen("--nfe", options.nfe, sorted(row.nfe for row in rows if row.nfe))
-    shown = [row for row in rows if row.trial.method in methods and row.nfe in counts]
+    shown = [row for row in rows if row.method in methods and row.nfe in counts]
+    shown.sort(key=lambda row: methods.index(row.method))
     if not shown:
         raise UserError("--methods, --nfe: no measure of these methods with so many calls")
     places = {_place(row) for row in shown}
     shown += [row for row in rows if row.nfe is None and _place(row) in places]
-    plan = plan_of_rows(shown, methods, counts)
     if options.figure:
         if options.figure.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"--figure {options.figure}: must end in .png, .svg or .pdf")
-        save_figure(quality_figure(plan, shown), options.figure, dpi=150)
-    return (latex if options.latex else markdown)(plan, shown)
+        save_figure(quality_figure(shown), options.figure, dpi=150)
+    return (latex if options.latex else markdown)(shown)
 
 
 def chosen(flag: str, wanted: Sequence[Any] | None, known: Sequence[Any]) -> list[Any]:
@@ -460,14 +459,16 @@ def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
     measures, other updates of a method, or other floors (other data or another classifier)."""
     facts: dict[str, tuple[Path, object]] = {}
     for file, row in found:
-        (label, seed, draw), values = _place(row), row.measured.values
+        (label, seed, draw), values = _place(row), row.values
         own: dict[str, object] = {"the measures": list(values)}
         if row.nfe is None:
-            same = label if is_image_set(row.trial.target.name) else f"{label} {seed} {draw}"
+            same = (
+                label if is_image_set(row.target.rpartition("_")[2]) else f"{label} {seed} {draw}"
+            )
             own[f"the floor of {same}"] = [f"{value:.5g}" for value in values.values()]
         else:
-            own[f"the updates of {row.trial.method} on {label}"] = row.updates
-            cell = f"{label}, {row.trial.method}, seed {seed}, draw {draw}, NFE {row.nfe}"
+            own[f"the updates of {row.method} on {label}"] = row.updates
+            cell = f"{label}, {row.method}, seed {seed}, draw {draw}, NFE {row.nfe}"
             if cell in facts:
                 raise UserError(f"{facts[cell][0]} and {file}: both have {cell}; only one may")
             own[cell] = None
@@ -478,7 +479,7 @@ def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
 
 
 def _place(row: Row) -> tuple[str, int, int]:
-    return row.trial.target.label, row.trial.seed, row.draw
+    return row.target, row.seed, row.draw
 
 
 if __name__ == "__main__":

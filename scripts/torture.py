@@ -35,6 +35,7 @@ from matplotlib.image import imread
 
 from nsgf.cli import main as nsgf
 from nsgf.cli.arguments import parse
+from nsgf.compare.results import read_rows
 from nsgf.run.checkpoint import load
 
 PLUS_PLUS = "--phases=[nsgf,nsf,predictor]"
@@ -313,10 +314,12 @@ def _contents(out: Path) -> dict[Path, Any]:
 
 
 def _json(file: Path) -> Any:
-    content = json.loads(file.read_text())
-    if file.name == "compare.json":  # the rest is times
-        return {row["key"]: row["values"] for row in content["measures"]}
-    return None if file.name == "versions.json" else content
+    only_times = file.name in ("versions.json", "train_seconds.json")
+    return None if only_times else json.loads(file.read_text())
+
+
+def _measures(file: Path) -> Any:
+    return [row._replace(train_seconds=0, sample_seconds=0) for row in read_rows(file)]
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -324,6 +327,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     ".npz": lambda file: {key: array.tobytes() for key, array in np.load(file).items()},
     ".png": lambda file: imread(file).tobytes(),
     ".json": _json,
+    ".csv": _measures,
     ".jsonl": lambda file: file.read_bytes() if file.name == "metrics.jsonl" else None,
 }
 BESIDE = re.compile(r"\.(earlier|previous\d+|damaged\d+)\.")

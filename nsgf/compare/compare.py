@@ -6,37 +6,34 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.compare.measure import (
-    ImageYardstick,
-    Measured,
-    PointYardstick,
-    Yardstick,
-    measure,
-    yardstick_of,
+from nsgf.compare.measure import Yardstick, build_yardstick, measure
+from nsgf.compare.report import save_pictures, write_report
+from nsgf.compare.results import (
+    FLOOR,
+    Row,
+    add_train_seconds,
+    floor_file,
+    measure_file,
+    read_measure,
+    table_csv,
 )
-from nsgf.compare.pictures import save_pictures
-from nsgf.compare.record import Record, floor_key, measure_key
-from nsgf.compare.report import TABLE, write_report
-from nsgf.compare.rows import Row, has_places_of
-from nsgf.compare.tables import calls_of_methods, counted, empty_cells
+from nsgf.compare.tables import counted
 from nsgf.compare.trials import (
     Comparison,
-    Target,
     Trial,
     asked_nfe,
     count_updates,
     method_title,
-    named_precision,
+    possible_nfe,
 )
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.experiment import train, training_plan
 from nsgf.phases import get_phase
 from nsgf.run.checkpoint import good_header, mend
-from nsgf.run.folder import RunFolder, check_links
+from nsgf.run.folder import RunFolder, check_links, write_text
 from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
 from nsgf.run.mirrors import require_tracker
-from nsgf.run.progress import track
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.solvers import check_solver
 from nsgf.system.errors import UserError
@@ -56,8 +53,7 @@ def compare(
     """Train and measure all trials, write tables and pictures, and return their files.
 
     Several processes may run the same comparison at once: each skips the trials that another one
-    works on, and ends when all are finished. Tables are written after each trial, unless the ones
-    in the folder have more measures.
+    works on, and ends when all are finished. The tables are written after each trial.
 
     Args:
         comparison: the experiment and the methods.
@@ -73,33 +69,27 @@ def compare(
     for line in comparison_plan(comparison):
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
-    pending = [trial for trial in comparison.trials() if not _is_measured(comparison, trial)]
-    try:
-        while pending:
-            left = []
-            for trial in pending:
-                if work.finish(trial):
-                    if reports:
-                        work.write_tables()
-                else:
-                    left.append(trial)
-            if len(left) == len(pending):
-                time.sleep(WAIT_SECONDS)
-            pending = left
-    except (Stopped, UserError):
-        if reports:
-            with suppress(OSError, UserError):  # a full disk must not hide why this ends
-                work.write_tables()
-        raise
+    pending = [trial for trial in comparison.trials() if not is_measured(comparison, trial)]
+    while pending:
+        left = []
+        for trial in pending:
+            if not work.finish(trial):
+                left.append(trial)
+            elif reports:
+                with suppress(Busy), only_process(comparison.folder):
+                    write_report(comparison, work.rows())
+        if len(left) == len(pending):
+            time.sleep(WAIT_SECONDS)
+        pending = left
     if not reports:
         return []
     with in_turn(comparison.folder, work.stop_if_asked):
-        rows = [*work.rows(), *work.floors()]
-        return [*write_report(comparison, rows), *save_pictures(comparison, work.device)]
+        tables = write_report(comparison, work.rows())
+        return [*tables, *save_pictures(comparison, work.device)]
 
 
 def comparison_plan(comparison: Comparison) -> list[str]:
-    """Return lines about what a comparison is going to do.
+    """Return lines that say what a comparison is going to do, after checking that it can.
 
     Raises:
         UserError: the data are conditional, a trial's configuration is wrong, it was trained with
@@ -112,60 +102,65 @@ def comparison_plan(comparison: Comparison) -> list[str]:
             "data.conditional = true: must be false, the compared methods know no classes"
         )
     todo = [trial for trial in comparison.trials() if asked_nfe(comparison.trial_config(trial))]
+    limits = call_limits(comparison)
     if not todo:
-        raise UserError(
-            f"compare.nfe = {config.compare.nfe}: must have a number of calls that one of "
-            f"compare.methods can be sampled with: {'; '.join(calls_of_methods(comparison))}"
-        )
+        nfe = config.compare.nfe
+        raise UserError(f"compare.nfe = {nfe}: suits none of the methods: {'; '.join(limits)}")
     require_tracker(config)
     check_solver(config.sampling)
     check_links(comparison.folder)
     for trial in todo:
-        folder = comparison.trial_folder(trial)
-        check_earlier(comparison.trial_config(trial), RunFolder(folder))
+        check_trained(comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial)))
     device = pick_device(config.device)
     # the first seed of each method and target needs what all the others need
     for trial in {(trial.target, trial.method): trial for trial in reversed(todo)}.values():
         own, run = comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial))
         left = [phase for phase in own.phases if not is_trained(own, run, phase)]
         training_plan(own, left, device, run)
-    done = sum(_is_measured(comparison, trial) for trial in todo)
+    done = sum(is_measured(comparison, trial) for trial in todo)
     names = ", ".join(map(method_title, methods))
-    targets = sorted({trial.target.label for trial in todo})
+    targets = sorted({trial.target for trial in todo})
     total = sum(count_updates(methods[trial.method]) for trial in todo)
     return [
         f"compare: {names} on {', '.join(targets)}, {counted(config.compare.seeds, 'seed')}, "
         f"NFE {', '.join(map(str, config.compare.nfe))}",
         f"compare: {counted(len(todo), 'trial')}, {done} measured, "
         f"{counted(total, 'update')} in all",
-        *empty_cells(comparison),
+        *(f"compare: {limit}" for limit in limits),
     ]
+
+
+def call_limits(comparison: Comparison) -> list[str]:
+    """Return a line for each method that cannot be measured with some of ``compare.nfe``. Those
+    cells stay empty; a method with only such cells is not trained."""
+    lines = []
+    for method, config in comparison.methods.items():
+        least, most = possible_nfe(config)
+        possible, end = asked_nfe(config), "or more" if most is None else "and no more"
+        empty = [str(nfe) for nfe in config.compare.nfe if nfe not in possible]
+        if empty:
+            calls = f"{method_title(method)} takes {counted(least, 'call')} {end}"
+            lines.append(f"{calls}: no cell at NFE {', '.join(empty)}")
+    return lines
 
 
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     """Whether a phase has all its updates."""
-    file = run.checkpoint_file(phase)
-    return (
-        run.has_checkpoint(phase) and good_header(file)["step"] >= getattr(config, phase).iterations
-    )
+    wanted: int = getattr(config, phase).iterations
+    return run.has_checkpoint(phase) and good_header(run.checkpoint_file(phase))["step"] >= wanted
 
 
-def check_earlier(config: Config, run: RunFolder) -> None:
-    """Raise UserError if a phase of the run was trained with other settings."""
+def check_trained(config: Config, run: RunFolder) -> None:
+    """Raise UserError if a phase was trained with other settings."""
     differences: list[str] = []
-    for phase in config.phases:
-        file = run.checkpoint_file(phase)
-        if not run.has_checkpoint(phase):
-            continue
-        header = good_header(file)
-        saved = header["config"]
-        wanted = header.get("precision", saved["train"]["precision"])  # earlier versions' have none
-        precision = named_precision(wanted, pick_device(config.device))
-        differences += contradictions(saved, config, get_phase(phase).follows, running=phase)
-        optim = getattr(config, phase)
+    for phase in filter(run.has_checkpoint, config.phases):
+        header = good_header(run.checkpoint_file(phase))
+        saved, follows = header["config"], get_phase(phase).follows
+        differences += contradictions(saved, config, follows, running=phase)
+        wanted: int = getattr(config, phase).iterations
         for key, before, now in (
-            (f"{phase}.iterations", saved[phase].get("iterations"), optim.iterations),
-            ("train.precision", precision, config.train.precision),
+            (f"{phase}.iterations", saved[phase].get("iterations"), wanted),
+            ("train.precision", header.get("precision"), config.train.precision),
         ):
             if before != now:
                 differences.append(f"{key}: the checkpoint has {before}, this command {now}")
@@ -176,44 +171,38 @@ def check_earlier(config: Config, run: RunFolder) -> None:
         )
 
 
-def _is_measured(comparison: Comparison, trial: Trial) -> bool:
-    record, own = Record(comparison.trial_folder(trial)), comparison.trial_config(trial)
-    return all(_found(record, trial, own, nfe, draw) for nfe, draw in _measures(own))
+def is_measured(comparison: Comparison, trial: Trial) -> bool:
+    """Whether all measures of a trial are there."""
+    return all(map(read_measure, measure_files(comparison, trial).values()))
 
 
-def _found(record: Record, trial: Trial, config: Config, nfe: int, draw: int) -> Measured | None:
-    """Return a measure of a trial with this configuration, if all its values are there."""
-    key = measure_key(trial.method, config, nfe, draw)
-    return record.find(key, yardstick_of(config).names)
-
-
-def _measures(config: Config) -> list[tuple[int, int]]:
-    """Return NFE and draw of each measure of a trial with this configuration."""
-    return [(nfe, draw) for nfe in asked_nfe(config) for draw in range(config.compare.draws)]
+def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int], Path]:
+    """Return the files of a trial's measures by NFE and draw."""
+    config, folder = comparison.trial_config(trial), comparison.trial_folder(trial)
+    return {
+        (nfe, draw): measure_file(folder, trial.method, config, nfe, draw)
+        for nfe in asked_nfe(config)
+        for draw in range(config.compare.draws)
+    }
 
 
 class Work:
     """The trials of one comparison."""
 
-    def __init__(
-        self,
-        comparison: Comparison,
-        stop: StopRequest,
-        log: Log,
-        classifiers: Path | None = None,
-    ) -> None:
-        """Take the arguments of :func:`compare`; ``classifiers``: another folder for them.
+    def __init__(self, comparison: Comparison, stop: StopRequest, log: Log) -> None:
+        """Take the arguments of :func:`compare`.
 
         Raises:
             UserError: something that measuring needs is missing.
         """
         self._comparison, self._stop, self._log = comparison, stop, log
-        self._classifiers = classifiers
-        self._said: set[Trial] = set()
+        self._announced: set[Trial] = set()
         self.device = pick_device(comparison.config.device)
-        self._yardsticks: dict[Target, Yardstick] = {}
+        self._yardsticks: dict[str, Yardstick] = {}
         for trial in comparison.trials():
-            self._yardstick(trial)
+            if trial.target not in self._yardsticks:
+                config = comparison.trial_config(trial)
+                self._yardsticks[trial.target] = build_yardstick(config, self.device, log)
 
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial, and return True; return False if another process works on it.
@@ -221,15 +210,15 @@ class Work:
         Raises:
             Stopped: a stop was requested.
         """
-        if _is_measured(self._comparison, trial):
+        if is_measured(self._comparison, trial):
             return True
         self.stop_if_asked()
-        if trial not in self._said:
-            title, target = method_title(trial.method), trial.target.label
-            self._log(f"compare: {title}, {target}, seed {trial.seed}")
-            self._said.add(trial)
+        if trial not in self._announced:
+            title = method_title(trial.method)
+            self._log(f"compare: {title}, {trial.target}, seed {trial.seed}")
+            self._announced.add(trial)
         config = self._comparison.trial_config(trial)
-        run = RunFolder.prepare(self._folder(trial))
+        run = RunFolder.prepare(self._comparison.trial_folder(trial))
         try:
             with only_process(run.path):
                 for phase in config.phases:
@@ -254,76 +243,43 @@ class Work:
             seconds = time.perf_counter() - started
             # another process may have the folder by now; its error must not hide one from here
             with suppress(Busy), only_process(run.path):
-                Record(run.path).add_train_seconds(phase, seconds, resumed)
+                add_train_seconds(run, phase, seconds, resumed)
 
     def _measure(self, trial: Trial, config: Config, run: RunFolder) -> None:
-        record = Record(run.path)
-        for nfe, draw in _measures(config):
-            if _found(record, trial, config, nfe, draw):
+        for (nfe, draw), file in measure_files(self._comparison, trial).items():
+            if read_measure(file):
                 continue
             self.stop_if_asked()
-            measured = measure(config, run, nfe, draw, self._yardstick(trial), self.device)
-            record.add(measure_key(trial.method, config, nfe, draw), measured)
-            texts = [f"{name} {value:.4g}" for name, value in measured.values.items()]
-            self._log(f"compare: NFE {measured.nfe:g}: {', '.join(texts)}")
+            yardstick = self._yardsticks[trial.target]
+            row = measure(trial, config, run, nfe, draw, yardstick, self.device)
+            write_text(file, table_csv([row]))
+            texts = [f"{name} {value:.4g}" for name, value in row.values.items()]
+            self._log(f"compare: NFE {row.calls:g}: {', '.join(texts)}")
 
     def stop_if_asked(self) -> None:
         """Raise Stopped if a stop was requested."""
         if self._stop.reason is not None:
             raise Stopped("between two measures")
 
-    def write_tables(self) -> None:
-        """Write the tables of all measures so far, unless those in the folder have more."""
-        folder = self._comparison.folder
-        with suppress(Busy), only_process(folder):  # another process writes the same
-            rows = [*self.rows(), *self.floors(known=True)]
-            if rows and has_places_of(rows, folder / TABLE):
-                write_report(self._comparison, rows)
-
     def rows(self) -> list[Row]:
-        """Return all measures so far, a row for each trial, NFE and draw."""
-        rows = []
-        for trial in self._comparison.trials():
-            own, record = self._comparison.trial_config(trial), Record(self._folder(trial))
-            seconds = record.train_seconds(tuple(own.phases))
-            for nfe, draw in _measures(own):
-                measured = _found(record, trial, own, nfe, draw)
-                if measured is not None:
-                    rows.append(Row(trial, nfe, draw, count_updates(own), seconds, measured))
-        return rows
-
-    def floors(self, *, known: bool = False) -> list[Row]:
-        """Return what samples of the targets themselves score, for each target that is measured;
-        with ``known`` only the floors that are measured already."""
-        todo = {(row.trial.target, row.trial.seed, row.draw): row.trial for row in self.rows()}
-        places = [(trial, draw) for (_, _, draw), trial in todo.items()]
-        found = [
-            (trial, draw, self._floor(trial, draw, known=known))
-            for trial, draw in (places if known else track(places, "floor", "draw"))
+        """Return all measures so far, and those of samples of the targets themselves, which are
+        measured here, for each draw of a seed."""
+        comparison = self._comparison
+        files = [measure_files(comparison, trial).values() for trial in comparison.trials()]
+        rows = [row for own in files for file in own if (row := read_measure(file))]
+        places = {(row.target, row.seed, row.draw): row.method for row in rows}
+        floors = [
+            self._floor(Trial(target, method, seed), draw)
+            for (target, seed, draw), method in places.items()
         ]
-        return [Row(trial, None, draw, 0, 0.0, floor) for trial, draw, floor in found if floor]
+        return rows + floors
 
-    def _floor(self, trial: Trial, draw: int, *, known: bool) -> Measured | None:
-        record = Record(self._folder(trial).parent)
+    def _floor(self, trial: Trial, draw: int) -> Row:
         config = self._comparison.trial_config(trial)
-        key = floor_key(config, draw)
-        floor = record.find(key, yardstick_of(config).names)
-        if floor is None and not known:
-            floor = Measured(0.0, 0.0, self._yardstick(trial).floor(trial.seed, draw))
-            record.add(key, floor)
-        return floor
-
-    def _folder(self, trial: Trial) -> Path:
-        return self._comparison.trial_folder(trial)
-
-    def _yardstick(self, trial: Trial) -> Yardstick:
-        if trial.target not in self._yardsticks:
-            config = self._comparison.trial_config(trial)
-            if yardstick_of(config) is ImageYardstick:
-                folder = self._classifiers or Path(config.out_dir).expanduser()
-                self._yardsticks[trial.target] = ImageYardstick(
-                    config, folder, self.device, self._log
-                )
-            else:
-                self._yardsticks[trial.target] = PointYardstick(config)
-        return self._yardsticks[trial.target]
+        file = floor_file(self._comparison.folder / trial.target, config, draw)
+        row = read_measure(file)
+        if row is None:
+            values = self._yardsticks[trial.target].floor(trial.seed, draw)
+            row = Row(trial.target, FLOOR, trial.seed, draw, None, 0.0, 0, 0.0, 0.0, values)
+            write_text(file, table_csv([row]))
+        return row

@@ -7,13 +7,13 @@ target samples, so that their differences do not come from the draws.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from nsgf.compare.trials import at_nfe
+from nsgf.compare.results import Row, train_seconds
+from nsgf.compare.trials import Trial, at_nfe, count_updates
 from nsgf.config.schema import Config
 from nsgf.data import Data, ImageSet, Sampler, build_source, target_set
 from nsgf.metrics.classifier import ClassifierMetrics
@@ -22,7 +22,6 @@ from nsgf.metrics.wasserstein import energy_distance, w2
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import generate
-from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 
 
@@ -70,72 +69,60 @@ class ImageYardstick:
 
     names = ("classifier_fid", "classifier_precision", "classifier_recall")
 
-    def __init__(
-        self, config: Config, folder: Path, device: torch.device, log: Callable[[str], None]
-    ) -> None:
-        """Train or load the classifier in ``folder``; see :class:`ClassifierMetrics`.
-
+    def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
+        """
         Raises:
             UserError: too few samples, random images, or a missing package.
         """
         require_neighbours(config.evaluation.num_samples)
         images = Data(config.data, 0).images
         assert images is not None
-        self._classifier = ClassifierMetrics(config.data, images, folder, device, log)
-        self.samples = self._classifier.used(config.evaluation.num_samples)
+        self._metrics = ClassifierMetrics(config.data, images, Path(config.out_dir), device, log)
+        self.samples = self._metrics.used(config.evaluation.num_samples)
 
     def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
-        return self._classifier.measure(samples)
+        """Return the measures of samples (n, C, H, W); all draws meet the same real images."""
+        return self._metrics.measure(samples)
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
-        return self._classifier.floor(self.samples)
+        """Return the measures of as many other real images."""
+        return self._metrics.floor(self.samples)
 
 
 Yardstick = PointYardstick | ImageYardstick
 """The measures of one target: their ``names``, and the number of ``samples`` that they take."""
 
 
-def yardstick_of(config: Config) -> type[Yardstick]:
-    """Return the kind of measures for a trial's target."""
+def build_yardstick(config: Config, device: torch.device, log: Callable[[str], None]) -> Yardstick:
+    """Return the measures for a trial's target.
+
+    Raises:
+        UserError: something that measuring needs is missing.
+    """
     target = target_set(config.data)
     has_labels = isinstance(target, ImageSet) and target.read_labels
-    return ImageYardstick if has_labels else PointYardstick
-
-
-@dataclass
-class Measured:
-    """A measure of one trial."""
-
-    nfe: float
-    """Network calls for each sample that were made."""
-    sample_seconds: float
-    values: dict[str, float]
-    """By name; all inf where samples are not finite."""
+    return ImageYardstick(config, device, log) if has_labels else PointYardstick(config)
 
 
 def measure(
+    trial: Trial,
     config: Config,
     run: RunFolder,
     nfe: int,
     draw: int,
     yardstick: Yardstick,
     device: torch.device,
-) -> Measured:
-    """Sample a trial's run with ``nfe`` network calls for each sample, and measure the samples."""
-    samples, seconds = generated(at_nfe(config, nfe), run, draw, yardstick.samples, device)
-    if not samples.finite:
-        return Measured(samples.nfe, seconds, dict.fromkeys(yardstick.names, math.inf))
-    values = yardstick.measure(samples.x, config.seed, draw)
-    assert tuple(values) == yardstick.names
-    return Measured(samples.nfe, seconds, values)
-
-
-def generated(
-    config: Config, run: RunFolder, draw: int, n: int, device: torch.device
-) -> tuple[Samples, float]:
-    """Return ``n`` samples of a trained run, and the seconds that they took."""
-    sampler, _ = load_sampler(config, run, device)
+) -> Row:
+    """Sample a trial's run with ``nfe`` network calls for each sample, from a draw's noise, and
+    measure the samples. All measures are inf where samples are not finite."""
+    sampler, _ = load_sampler(at_nfe(config, nfe), run, device)
     source = build_source(config.data, config.seed, "compare", str(draw))
     started = time.perf_counter()
-    samples = generate(sampler, source, n, config.sampling.batch_size, device)
-    return samples, time.perf_counter() - started
+    samples = generate(sampler, source, yardstick.samples, config.sampling.batch_size, device)
+    seconds = time.perf_counter() - started
+    values = dict.fromkeys(yardstick.names, math.inf)
+    if samples.finite:
+        values = yardstick.measure(samples.x, config.seed, draw)
+    training = round(train_seconds(run, config.phases), 1)
+    cost = (count_updates(config), training, round(seconds, 2))
+    return Row(trial.target, trial.method, trial.seed, draw, nfe, samples.nfe, *cost, values)

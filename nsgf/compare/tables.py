@@ -1,140 +1,121 @@
 """The tables of a comparison: means and spreads over seeds, differences, costs."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
-from typing import NamedTuple
 
-from nsgf.compare.rows import Row
-from nsgf.compare.trials import Comparison, asked_nfe, method_title, possible_nfe
+from nsgf.compare.results import FLOOR, Row
+from nsgf.compare.trials import method_title
 
-HIGHER_IS_BETTER = {"precision", "recall"}
+HIGHER_IS_BETTER = ("precision", "recall")
+"""Ends of the names of measures."""
+LEGEND = (
+    "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "
+    "is one seed); the best mean in bold. Below: the mean difference within the same seed and "
+    "draw ± its standard error; ahead or behind by a t test at 5 %, which happens by chance in one "
+    "cell of twenty. With one seed the test concerns that training run only. A dash: no measure, "
+    "for example because the method needs more calls."
+)
+COST_LEGEND = (
+    "Training is the time of all of a method's networks, with the pool, NSGF steps and pairs; 2-RF "
+    "includes 1-RF. For a comparison at equal time pass the fourth column, in this order, to "
+    "--compare.updates [...] with another --out-dir."
+)
+IN_LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"±": r"$\pm$"}
+)
+"""LaTeX's special characters, escaped."""
 
 Column = tuple[str, int]
-"""Label of the target, and NFE."""
+"""Target and NFE."""
+Table = list[list[str]]
+"""Cells line by line, the first line being the head; the best mean is written ``**mean**``."""
 
 
-class Plan(NamedTuple):
-    """What the tables show."""
-
-    methods: Sequence[str]
-    """Methods, a line each; the first one is compared with the others."""
-    nfe: Sequence[int]
-    measures: Mapping[tuple[str, Column], int]
-    """Planned number of measures of a method and column; methods that need more calls have none."""
+def methods_of(rows: Sequence[Row]) -> list[str]:
+    """Methods in the order of the rows; tables compare the first one with the others."""
+    return list(dict.fromkeys(row.method for row in rows if row.method != FLOOR))
 
 
-class Cell(NamedTuple):
-    """One cell of a table."""
-
-    text: str
-    is_best: bool = False
-
-
-class Table(NamedTuple):
-    """A table whose first column holds titles; all lines are as long as ``head``."""
-
-    head: list[str]
-    lines: list[list[Cell]]
-    foot: list[list[Cell]]
-    """Lines below the methods, such as floors."""
+def columns_of(rows: Sequence[Row]) -> list[Column]:
+    """NFE in ascending order, and for each the targets in the order of the rows."""
+    targets = list(dict.fromkeys(row.target for row in rows))
+    counts = sorted({row.nfe for row in rows if row.nfe is not None})
+    return [(target, nfe) for nfe in counts for target in targets]
 
 
-def configured_plan(comparison: Comparison, rows: Sequence[Row]) -> Plan:
-    """Return the plan of a whole comparison, on the targets of ``rows``."""
-    compare = comparison.config.compare
-    measures = {
-        (method, (trial.target.label, nfe)): compare.seeds * compare.draws
-        for trial in {row.trial.target: row.trial for row in rows}.values()
-        for method, config in comparison.methods.items()
-        for nfe in asked_nfe(config)
-    }
-    return Plan(list(comparison.methods), compare.nfe, measures)
+def measure_tables(rows: Sequence[Row]) -> list[Table]:
+    """Return a table for each measure: methods down, targets and NFE across, the floor below."""
+    return [_measure_table(rows, metric) for metric in rows[0].values]
 
 
-def plan_of_rows(
-    rows: Sequence[Row],
-    methods: Sequence[str] | None = None,
-    nfe: Sequence[int] | None = None,
-) -> Plan:
-    """Return the plan of all measures in ``rows``, or of some methods and NFE in this order. Every
-    seed and draw of a target is expected of each method that is measured there."""
-    measured = [row for row in rows if row.nfe is not None]
-    places = {(row.trial.target.label, row.trial.seed, row.draw) for row in measured}
-    count = Counter(label for label, _, _ in places)
-    measures = {
-        (row.trial.method, (row.trial.target.label, row.nfe)): count[row.trial.target.label]
-        for row in measured
-        if row.nfe is not None
-    }
-    if methods is None:
-        methods = list(dict.fromkeys(row.trial.method for row in measured))
-    if nfe is None:
-        nfe = sorted({row.nfe for row in measured if row.nfe is not None})
-    return Plan(methods, nfe, measures)
-
-
-def measure_tables(plan: Plan, rows: Sequence[Row]) -> list[Table]:
-    """Return a table for each measure: methods down, targets and NFE across, floors below."""
-    return [_measure_table(plan, rows, metric) for metric in rows[0].measured.values]
-
-
-def difference_tables(plan: Plan, rows: Sequence[Row]) -> list[Table]:
+def difference_tables(rows: Sequence[Row]) -> list[Table]:
     """Return a table for each measure: the first method minus each other one, draw by draw."""
-    if len(plan.methods) < 2:
+    if len(methods_of(rows)) < 2:
         return []
-    return [_differences(plan, rows, metric) for metric in rows[0].measured.values]
+    return [_difference_table(rows, metric) for metric in rows[0].values]
 
 
-def _measure_table(plan: Plan, rows: Sequence[Row], metric: str) -> Table:
-    columns = _columns(plan, rows)
-    lines = []
-    best = {column: _best(plan, rows, metric, column) for column in columns}
-    for method in plan.methods:
-        cells = [Cell(method_title(method))]
-        for column in columns:
-            found = values(rows, metric, *column, method)
-            text = spread(by_seed(found)) + _remark(plan, rows, method, column)
-            cells.append(Cell(text, is_best=best[column] == method))
-        lines.append(cells)
-    floors = [spread(by_seed(values(rows, metric, target, None))) for target, _ in columns]
-    return Table([metric, *_titles(columns)], lines, [[Cell("floor"), *map(Cell, floors)]])
+def _measure_table(rows: Sequence[Row], metric: str) -> Table:
+    columns, methods = columns_of(rows), methods_of(rows)
+    table = [_head(metric, columns), *([method_title(method)] for method in methods)]
+    floors = [FLOOR]
+    for column in columns:
+        found = {method: values(rows, metric, *column, method) for method in methods}
+        best = _best(metric, found)
+        for method, line in zip(methods, table[1:], strict=True):
+            text = spread(by_seed(found[method])) + _remark(rows, method, column)
+            line.append(f"**{text}**" if method == best else text)
+        floors.append(spread(by_seed(values(rows, metric, column[0], None, FLOOR))))
+    return [*table, floors]
 
 
-def _remark(plan: Plan, rows: Sequence[Row], method: str, column: Column) -> str:
+def _best(metric: str, found: Mapping[str, Mapping[tuple[int, int], float]]) -> str | None:
+    """Return the method with the best mean; None if no method has a finite one."""
+    sign = -1 if is_better_higher(metric) else 1
+    means = {method: sign * mean(own.values()) for method, own in found.items() if own}
+    finite = {method: value for method, value in means.items() if math.isfinite(value)}
+    return min(finite, key=finite.__getitem__, default=None)
+
+
+def _remark(rows: Sequence[Row], method: str, column: Column) -> str:
     """Return remarks on a cell: fewer measures than planned, another NFE than requested."""
-    own = [
-        row
-        for row in rows
-        if (row.trial.method, row.trial.target.label, row.nfe) == (method, *column)
-    ]
-    planned = plan.measures.get((method, column), 0)
-    if not planned:
+    target, nfe = column
+    own = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
+    if not own:
         return ""
     remarks = []
-    if len(own) < planned:
+    places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
+    if len(own) < len(places):
         remarks.append(counted(len(own), "measure"))
-    taken = mean([row.measured.nfe for row in own] or [column[1]])
-    if abs(taken - column[1]) > 0.05:
-        remarks.append(f"NFE {taken:.3g}")
+    calls = mean(row.calls for row in own)
+    if abs(calls - nfe) > 0.05:
+        remarks.append(f"NFE {calls:.3g}")
     return f" ({', '.join(remarks)})" if remarks else ""
 
 
-def _differences(plan: Plan, rows: Sequence[Row], metric: str) -> Table:
-    first, *others = plan.methods
-    columns = _columns(plan, rows)
-    lines = []
+def _difference_table(rows: Sequence[Row], metric: str) -> Table:
+    first, *others = methods_of(rows)
+    columns = columns_of(rows)
+    table = [_head(f"{method_title(first)} minus, {metric}", columns)]
     for other in others:
-        cells = [Cell(method_title(other))]
+        line = [method_title(other)]
         for column in columns:
             own = values(rows, metric, *column, first)
             theirs = values(rows, metric, *column, other)
             both = sorted(own.keys() & theirs.keys())
             differences = {place: own[place] - theirs[place] for place in both}
-            cells.append(Cell(verdict(by_seed(differences), metric)))
-        lines.append(cells)
-    return Table([f"{method_title(first)} minus, {metric}", *_titles(columns)], lines, [])
+            line.append(verdict(by_seed(differences), metric))
+        table.append(line)
+    return table
+
+
+def _head(title: str, columns: Sequence[Column]) -> list[str]:
+    return [title, *(f"{target}, {nfe}" for target, nfe in columns)]
 
 
 def verdict(differences: Sequence[float], metric: str) -> str:
@@ -156,47 +137,43 @@ def verdict(differences: Sequence[float], metric: str) -> str:
     return f"{middle:+.3f} ± {error:.3f} {word}"
 
 
-def cost_table(plan: Plan, rows: Sequence[Row]) -> Table:
+def cost_table(rows: Sequence[Row]) -> Table:
     """Return updates, training and sampling times, means over the trials that were timed."""
-    counts = plan.nfe
-    head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
-    head += [f"sampling at NFE {nfe}, s" for nfe in counts]
+    counts = sorted({row.nfe for row in rows if row.nfe is not None})
     measured = {
-        method: own
-        for method in plan.methods
-        if (own := [row for row in rows if row.trial.method == method and row.nfe])
+        method: [row for row in rows if row.method == method] for method in methods_of(rows)
     }
     training = {
         method: mean(seconds)
         for method, own in measured.items()
         if (seconds := [row.train_seconds for row in own if row.train_seconds])
     }
-    lines = []
+    table = [["cost", "updates", "training, s", "updates in the time of the slowest"]]
+    table[0] += [f"sampling at NFE {nfe}, s" for nfe in counts]
     for method, own in measured.items():
-        updates, texts = own[0].updates, ["-", "-"]
+        updates, line = own[0].updates, [method_title(method)]
+        line.append(str(updates))
         if method in training:
             equal = updates * max(training.values()) / training[method]
-            texts = [f"{training[method]:.0f}", f"{equal:.0f}"]
+            line += [f"{training[method]:.0f}", f"{equal:.0f}"]
+        else:
+            line += ["-", "-"]
         for nfe in counts:
-            times = [row.measured.sample_seconds for row in own if row.nfe == nfe]
-            texts.append(f"{mean(times):.2f}" if times else "-")
-        lines.append([*map(Cell, (method_title(method), str(updates), *texts))])
-    return Table(head, lines, [])
-
-
-def _columns(plan: Plan, rows: Sequence[Row]) -> list[Column]:
-    targets = list(dict.fromkeys(row.trial.target.label for row in rows))
-    return [(target, nfe) for nfe in plan.nfe for target in targets]
+            times = [row.sample_seconds for row in own if row.nfe == nfe]
+            line.append(f"{mean(times):.2f}" if times else "-")
+        table.append(line)
+    return table
 
 
 def values(
-    rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: str | None = None
+    rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: str
 ) -> dict[tuple[int, int], float]:
-    """Return the values of a cell by seed and draw; of the floor without ``method``."""
+    """Return the values of a cell by seed and draw."""
+    place = (target, nfe, method)
     return {
-        (row.trial.seed, row.draw): row.measured.values[metric]
+        (row.seed, row.draw): row.values[metric]
         for row in rows
-        if (row.trial.target.label, row.nfe) == (target, nfe) and method in (None, row.trial.method)
+        if (row.target, row.nfe, row.method) == place
     }
 
 
@@ -211,20 +188,9 @@ def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
     return [mean(value for (own, _), value in found.items() if own == seed) for seed in seeds]
 
 
-def _best(plan: Plan, rows: Sequence[Row], metric: str, column: Column) -> str | None:
-    """Return the method with the best mean; None if no method is measured."""
-    pick: Callable[..., str | None] = max if is_better_higher(metric) else min
-    means = {
-        method: mean(found.values())
-        for method in plan.methods
-        if (found := values(rows, metric, *column, method))
-    }
-    return pick(means, key=means.__getitem__, default=None)
-
-
 def is_better_higher(metric: str) -> bool:
     """Whether larger values of a measure are better."""
-    return any(metric.endswith(name) for name in HIGHER_IS_BETTER)
+    return metric.endswith(HIGHER_IS_BETTER)
 
 
 def spread(found: Sequence[float]) -> str:
@@ -241,29 +207,52 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def _titles(columns: Sequence[Column]) -> list[str]:
-    return [f"{target}, {nfe}" for target, nfe in columns]
+def markdown(rows: Sequence[Row]) -> str:
+    """Return all tables as Markdown: a table for each measure, differences, costs."""
+    parts = [
+        *map(_markdown_table, measure_tables(rows)),
+        LEGEND,
+        *map(_markdown_table, difference_tables(rows)),
+        _markdown_table(cost_table(rows)),
+        COST_LEGEND,
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
-def calls_of_methods(comparison: Comparison) -> list[str]:
-    """Return the possible numbers of calls of each method, as ``NSGF++ takes 3 calls or more``."""
-    return [_calls(comparison, method) for method in comparison.methods]
+def latex(rows: Sequence[Row]) -> str:
+    """Return the same tables for LaTeX with the package booktabs, a ``tabular`` each."""
+    parts = [
+        r"% \usepackage{booktabs}",
+        _comment(LEGEND),
+        *map(_latex_table, [*measure_tables(rows), *difference_tables(rows)]),
+        _comment(COST_LEGEND),
+        _latex_table(cost_table(rows)),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
-def empty_cells(comparison: Comparison) -> list[str]:
-    """Return a line for each method that cannot be sampled with some of ``compare.nfe``. Those
-    cells stay empty; a method with empty cells only is not trained."""
-    lines = []
-    for method, config in comparison.methods.items():
-        possible = asked_nfe(config)
-        empty = [str(nfe) for nfe in config.compare.nfe if nfe not in possible]
-        if empty:
-            end = f"no cell at NFE {', '.join(empty)}" if possible else "left out, not trained"
-            lines.append(f"compare: {_calls(comparison, method)}: {end}")
-    return lines
+def _markdown_table(table: Table) -> str:
+    head, *lines = table
+    every = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in every)
 
 
-def _calls(comparison: Comparison, method: str) -> str:
-    least, most = possible_nfe(comparison.methods[method])
-    end = "or more" if most is None else "and no more"
-    return f"{method_title(method)} takes {counted(least, 'call')} {end}"
+def _latex_table(table: Table) -> str:
+    head, *lines = [" & ".join(map(_latex_cell, cells)) + r" \\" for cells in table]
+    if table[-1][0] == FLOOR:
+        lines.insert(-1, r"\midrule")
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(table[0]) - 1)}}}"
+    rules = [begin, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(rules)
+
+
+def _latex_cell(text: str) -> str:
+    """Return a cell for LaTeX; a minus sign before a number is typeset as one."""
+    if text == "-":
+        return "--"
+    text = re.sub(r"^-(?=\d)", "$-$", text.translate(IN_LATEX))
+    return re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", text)
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent="% ", subsequent_indent="% ")

@@ -8,9 +8,7 @@ again after those of 1-RF, unless ``compare.updates`` says otherwise.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any, NamedTuple
 
 from nsgf.checks import check
 from nsgf.config.schema import PEER_PHASES, Config
@@ -19,7 +17,7 @@ from nsgf.phases import called_legs
 from nsgf.sampling.budget import at_calls, least_calls, most_calls
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
-from nsgf.training.precision import Precision, pick_precision
+from nsgf.training.precision import pick_precision
 
 TITLES = {
     "nsgf": "NSGF",
@@ -42,27 +40,11 @@ def method_title(method: str) -> str:
     return TITLES.get(method, method)
 
 
-@dataclass(frozen=True)
-class Target:
-    """Target distribution of a trial, and source of its samples."""
-
-    name: str
-    """``data.name``."""
-    source: str = NOISE
-    """``data.source``."""
-
-    @property
-    def label(self) -> str:
-        """Name in tables, files and ``compare.targets``: ``moons``, or ``8gaussians_moons`` for
-        moons from another source than noise."""
-        return self.name if self.source == NOISE else f"{self.source}_{self.name}"
-
-
-@dataclass(frozen=True)
-class Trial:
+class Trial(NamedTuple):
     """One training run of the comparison."""
 
-    target: Target
+    target: str
+    """``moons``, or ``8gaussians_moons`` for moons from another source than noise."""
     method: str
     seed: int
 
@@ -106,9 +88,10 @@ class Comparison:
 
     def trials(self) -> Iterator[Trial]:
         """Yield all trials, seed by seed: an interrupted comparison has whole seeds."""
-        own = Target(self.config.data.name, self.config.data.source)
-        targets = [named_target(label) for label in self.config.compare.targets] or [own]
-        for seed in range(self.config.seed, self.config.seed + self.config.compare.seeds):
+        data, compare = self.config.data, self.config.compare
+        own = data.name if data.source == NOISE else f"{data.source}_{data.name}"
+        targets: list[str] = [*compare.targets] or [own]
+        for seed in range(self.config.seed, self.config.seed + compare.seeds):
             for target in targets:
                 for method in self.methods:
                     yield Trial(target, method, seed)
@@ -125,56 +108,30 @@ class Comparison:
         own = self.methods[trial.method]
         is_shared = own.phases[0] in PEER_PHASES and own.peer.method == "rf"
         name = "rf" if is_shared and not self.config.compare.updates else trial.method
-        return Path(trial.target.label) / f"{name}-seed{trial.seed}"
+        return Path(trial.target) / f"{name}-seed{trial.seed}"
 
     def trial_config(self, trial: Trial) -> Config:
-        """Return the configuration that trains a trial.
+        """Return the configuration that trains a trial, with the precision that ``auto`` selects.
 
         Raises:
             UserError: it is not valid for this target or device.
         """
         config = self.methods[trial.method]
-        device = pick_device(config.device)
-        data: dict[str, Any] = {"name": trial.target.name, "source": trial.target.source}
+        source, _, name = trial.target.rpartition("_")
+        if trial.target in DATA_SETS:  # whose name may have an underscore
+            source, name = NOISE, trial.target
+        precision = pick_precision(config.train.precision, pick_device(config.device))
+        tau = config.sampling.tau if "nsf" in config.phases else None
+        data: dict[str, Any] = {"name": name, "source": source or NOISE}
         own = replace(
             config,
             seed=trial.seed,
             data=replace(config.data, **data),
-            # resolved, so that measures of two precisions have different keys
-            train=replace(
-                config.train,
-                preview=False,
-                precision=named_precision(config.train.precision, device),
-            ),
-            sampling=replace(
-                config.sampling, tau=config.sampling.tau if "nsf" in config.phases else None
-            ),
+            train=replace(config.train, preview=False, precision=precision),
+            sampling=replace(config.sampling, tau=tau),
         )
         check(own)
         return own
-
-
-def named_target(label: str) -> Target:
-    """Return the target of this label: a data set, or SOURCE_NAME.
-
-    Raises:
-        UserError: there is none.
-    """
-    sources = [NOISE, *(one.name for one in DATA_SETS.values() if one.is_source)]
-    for source in sources:
-        for name in DATA_SETS:
-            target = Target(name, source)
-            if target.label == label:
-                return target
-    raise UserError(
-        f"target = {label}: must be a data set, or SOURCE_NAME with a source out of "
-        f"{', '.join(sources)}"
-    )
-
-
-def named_precision(wanted: Precision | Literal["auto"], device: torch.device) -> Precision:
-    """Return the precision that ``train.precision`` selects on a device."""
-    return pick_precision("auto", device) if wanted == "auto" else wanted
 
 
 def share_updates(config: Config, total: int) -> Config:
@@ -218,6 +175,6 @@ def possible_nfe(config: Config) -> tuple[int, int | None]:
 
 
 def at_nfe(config: Config, nfe: int) -> Config:
-    """Return a trial's configuration with ``nfe`` network calls for each sample, from the range of
-    :func:`possible_nfe` (see :func:`nsgf.sampling.budget.at_calls`)."""
+    """Return a trial's configuration with ``nfe`` network calls for each sample
+    (:func:`nsgf.sampling.budget.at_calls`)."""
     return at_calls(config, called_legs(config, config.phases.__contains__), nfe)

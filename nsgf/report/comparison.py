@@ -4,15 +4,15 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from nsgf.compare.report import COST_LEGEND, LEGEND, SETTINGS, TABLE, settings_text
-from nsgf.compare.rows import Row, read_rows
+from nsgf.compare.report import SETTINGS, TABLE, settings_text
+from nsgf.compare.results import Row, read_rows
 from nsgf.compare.tables import (
-    Plan,
-    configured_plan,
+    COST_LEGEND,
+    LEGEND,
     cost_table,
     difference_tables,
     measure_tables,
-    plan_of_rows,
+    methods_of,
 )
 from nsgf.compare.trials import Comparison, asked_nfe, method_title
 from nsgf.config.files import build, drop_machine_settings, merged, read_settings, with_method
@@ -49,13 +49,12 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
     """
     rows, comparison = measured_rows(folder), stored_comparison(folder)
     config = comparison.config if comparison else None
-    plan = configured_plan(comparison, rows) if comparison else plan_of_rows(rows)
     home, left_out = results_folder(Config(out_dir=out_dir), RunFolder(folder)), list[str]()
     if config is None:
         left_out.append(
             f"{folder} has no {SETTINGS} of its settings; give the command that made it again"
         )
-    quality = _quality(plan, rows, Album(writable(home / "report"), kind))
+    quality = _quality(rows, Album(writable(home / "report"), kind))
     shown = list(_samples(folder, rows, left_out))
     for line in left_out:
         show(f"report: {line}")
@@ -64,11 +63,11 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         "comparison",
         title=f"Comparison: {folder.resolve().name.removeprefix('compare-')}",
         smoke=bool(config and config.smoke),
-        facts=_facts(config, plan, rows),
+        facts=_facts(config, rows),
         missing=missing_trials(folder, comparison, rows) if comparison else [],
-        measures=measure_tables(plan, rows),
-        differences=difference_tables(plan, rows),
-        costs=cost_table(plan, rows),
+        measures=measure_tables(rows),
+        differences=difference_tables(rows),
+        costs=cost_table(rows),
         legend=LEGEND,
         cost_legend=COST_LEGEND,
         reported=reported_figures(config, rows),
@@ -124,18 +123,18 @@ def _shareable(comparison: Comparison) -> Comparison:
     return Comparison(drop_machine_settings(comparison.config), methods)
 
 
-def _facts(config: Config | None, plan: Plan, rows: Sequence[Row]) -> list[tuple[str, str]]:
+def _facts(config: Config | None, rows: Sequence[Row]) -> list[tuple[str, str]]:
     """Return what was compared, as names and values."""
     measured = [row for row in rows if row.nfe]
     fake = " (random images in its place)" if config and config.data.fake else ""
-    targets = dict.fromkeys(row.trial.target.label for row in measured)
-    seeds = sorted({row.trial.seed for row in measured})
+    targets = dict.fromkeys(row.target for row in measured)
+    seeds = sorted({row.seed for row in measured})
     told = {
         "data": ", ".join(targets) + fake,
-        "methods": ", ".join(map(method_title, plan.methods)),
+        "methods": ", ".join(map(method_title, methods_of(rows))),
         "seeds": ", ".join(map(str, seeds)),
         "draws of each run": str(len({row.draw for row in measured})),
-        "NFE": ", ".join(map(str, plan.nfe)),
+        "NFE": ", ".join(map(str, sorted({row.nfe for row in measured if row.nfe}))),
         "updates": ", ".join(map(str, sorted({row.updates for row in measured}))),
     }
     if config:
@@ -147,17 +146,17 @@ def missing_trials(
     folder: Path, comparison: Comparison, rows: Sequence[Row]
 ) -> list[tuple[str, ...]]:
     """Return method, target, seed, measures and updates of each trial that is not finished."""
-    done = {(row.trial, row.nfe, row.draw) for row in rows}
+    done = {(row.target, row.method, row.seed, row.nfe, row.draw) for row in rows}
     lines: list[tuple[str, ...]] = []
     for trial in comparison.trials():
         counts, draws = asked_nfe(comparison.methods[trial.method]), comparison.config.compare.draws
-        wanted = {(trial, nfe, draw) for nfe in counts for draw in range(draws)}
+        wanted = {(*trial, nfe, draw) for nfe in counts for draw in range(draws)}
         if wanted <= done:
             continue
         run = RunFolder(folder / comparison.trial_place(trial))
         updates = updates_done(run) if run.config_file.exists() else "not begun"
         measures = f"{len(wanted & done)} of {len(wanted)}"
-        title, target = method_title(trial.method), trial.target.label
+        title, target = method_title(trial.method), trial.target
         lines.append((title, target, str(trial.seed), measures, updates))
     return lines
 
@@ -166,7 +165,7 @@ def reported_figures(config: Config | None, rows: Sequence[Row]) -> list[str]:
     """Return what the paper reports about the same data, a sentence each."""
     if config and config.data.fake:
         return []
-    names, measured = {row.trial.target.name for row in rows}, rows[0].measured.values
+    names, measured = {row.target for row in rows}, rows[0].values
     return [
         f"Reported by the paper on {name}: {measure} {value}."
         + (" None of the measures above is comparable with it." if measure not in measured else "")
@@ -175,19 +174,19 @@ def reported_figures(config: Config | None, rows: Sequence[Row]) -> list[str]:
     ]
 
 
-def _quality(plan: Plan, rows: Sequence[Row], album: Album) -> Picture:
+def _quality(rows: Sequence[Row], album: Album) -> Picture:
     drawn = album.add(
         "quality",
         "At equal NFE",
         "Means over training runs with their standard deviation, at one NFE beside each other; "
         "dashed: what other samples of the data itself score.",
-        lambda file: save_figure(quality_figure(plan, rows), file, dpi=150),
+        lambda file: save_figure(quality_figure(rows), file, dpi=150),
     )
     return drawn._replace(is_broad=True)
 
 
 def _samples(folder: Path, rows: Sequence[Row], left_out: list[str]) -> Iterator[Picture]:
-    for label in dict.fromkeys(row.trial.target.label for row in rows):
+    for label in dict.fromkeys(row.target for row in rows):
         file = folder / f"{label}.png"
         if file.exists():
             yield Picture(file, label, "First seed, none chosen.", is_broad=True)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from nsgf.compare.rows import Row
-from nsgf.compare.tables import Plan, by_seed, is_better_higher, values
+from nsgf.compare.results import FLOOR, Row
+from nsgf.compare.tables import by_seed, columns_of, is_better_higher, methods_of, values
 from nsgf.compare.trials import TITLES, method_title
 from nsgf.plots.samples import new_figure
 
@@ -15,22 +15,17 @@ LARGE_RANGE = 5
 MARKERS = "osD^vP*X<>"
 APART = 1.03
 """Factor between the positions of two methods at the same NFE, which keeps error bars apart."""
-FLOOR = "floor"
 
 
-def quality_figure(plan: Plan, rows: Sequence[Row]) -> Any:
-    """Draw the measures of a comparison against NFE: targets down, measures across, a line for each
-    method with its standard deviation over seeds, the floor dashed."""
-    measured = [row for row in rows if row.nfe in plan.nfe and row.trial.method in plan.methods]
-    targets = list(dict.fromkeys(row.trial.target.label for row in measured))
-    metrics = list(rows[0].measured.values)
-    have = {row.trial.method for row in measured}
-    plan = plan._replace(methods=[method for method in plan.methods if method in have])
+def quality_figure(rows: Sequence[Row]) -> Any:
+    """Draw the measures of a comparison against NFE: targets down, measures across, a line for
+    each method with its standard deviation over seeds, the floor dashed."""
+    targets, metrics = list(dict.fromkeys(row.target for row in rows)), list(rows[0].values)
     figure = new_figure(3.4 * len(metrics), 3.0 * len(targets) + 0.4)
     axes = figure.subplots(len(targets), len(metrics), squeeze=False)
     for target, panels in zip(targets, axes, strict=True):
         for metric, panel in zip(metrics, panels, strict=True):
-            _draw_measure(panel, plan, rows, target, metric)
+            _draw_measure(panel, rows, target, metric)
             panel.set_title(metric if len(targets) == 1 else f"{target}: {metric}", fontsize=11)
             wanted = "higher" if is_better_higher(metric) else "lower"
             panel.set_ylabel(f"{wanted} is better")
@@ -43,11 +38,12 @@ def quality_figure(plan: Plan, rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _draw_measure(panel: Any, plan: Plan, rows: Sequence[Row], target: str, metric: str) -> None:
+def _draw_measure(panel: Any, rows: Sequence[Row], target: str, metric: str) -> None:
     """Draw one measure of one target; diverged samples leave a gap."""
     shown: list[float] = []
-    for number, method in enumerate(plan.methods):
-        kept = [by_seed(values(rows, metric, target, nfe, method)) for nfe in plan.nfe]
+    methods, counts = methods_of(rows), list(dict.fromkeys(nfe for _, nfe in columns_of(rows)))
+    for number, method in enumerate(methods):
+        kept = [by_seed(values(rows, metric, target, nfe, method)) for nfe in counts]
         found = [own if own and all(map(math.isfinite, own)) else [math.nan] for own in kept]
         means = [mean(own) for own in found]
         spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
@@ -59,15 +55,15 @@ def _draw_measure(panel: Any, plan: Plan, rows: Sequence[Row], target: str, metr
             "markersize": 4,
             "linewidth": 1.3,
         }
-        aside = APART ** (number - (len(plan.methods) - 1) / 2)
-        x = [nfe * aside for nfe in plan.nfe]
+        aside = APART ** (number - (len(methods) - 1) / 2)
+        x = [nfe * aside for nfe in counts]
         panel.errorbar(x, means, spreads, label=method_title(method), capsize=2, **how)
         shown += [value for value in means if math.isfinite(value)]
-    if floors := by_seed(values(rows, metric, target, None)):
+    if floors := by_seed(values(rows, metric, target, None, FLOOR)):
         panel.axhline(mean(floors), color="0.3", linestyle="--", linewidth=1, label=FLOOR)
         shown.append(mean(floors))
     panel.set_xscale("log")
-    panel.set_xticks(plan.nfe, [str(nfe) for nfe in plan.nfe])
+    panel.set_xticks(counts, [str(nfe) for nfe in counts])
     panel.minorticks_off()
     is_wide = shown and min(shown) > 0 and max(shown) > LARGE_RANGE * min(shown)
     if is_wide and not is_better_higher(metric):
@@ -76,7 +72,7 @@ def _draw_measure(panel: Any, plan: Plan, rows: Sequence[Row], target: str, metr
 
 
 def _logarithmic(axis: Any, set_scale: Any) -> None:
-    """Make an axis logarithmic, with plain numbers instead of powers."""
+    """A logarithmic axis with numbers as they are written, not as powers."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     set_scale("log")

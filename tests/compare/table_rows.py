@@ -3,9 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.compare.measure import Measured
-from nsgf.compare.rows import Row
-from nsgf.compare.trials import Comparison, Target, Trial
+from nsgf.compare.results import FLOOR, Row
+from nsgf.compare.trials import Comparison
 from tests.conftest import compared
 
 COMPARISON = compared(
@@ -27,13 +26,11 @@ def in_folder(comparison: Comparison, out_dir: Path) -> Comparison:
 
 
 def row(method: str, seed: int, w2: float, nfe: int | None = 10, draw: int = 0) -> Row:
-    return Row(
-        Trial(Target("moons"), method, seed), nfe, draw, 100, 60.0, Measured(10, 0.5, {"w2": w2})
-    )
+    return Row("moons", method, seed, draw, nfe, 10.0, 100, 60.0, 0.5, {"w2": w2})
 
 
 ROWS = [
     *(row("nsgf", seed, w2) for seed, w2 in enumerate([0.1, 0.2, 0.3])),
     *(row("icfm", seed, w2) for seed, w2 in enumerate([0.2, 0.3, 0.41])),
-    *(row("nsgf", seed, 0.05, None) for seed in range(3)),
+    *(row(FLOOR, seed, 0.05, None) for seed in range(3)),
 ]

@@ -1,8 +1,6 @@
 """Small comparisons from end to end: trained once, measured once, left to others, reported."""
 
 import copy
-import csv
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +12,11 @@ from nsgf.cli import main
 from nsgf.compare import compare as engine
 from nsgf.compare import measure
 from nsgf.compare.compare import Work, compare, comparison_plan
-from nsgf.compare.pictures import save_pictures
-from nsgf.compare.record import Record
-from nsgf.compare.rows import read_rows
+from nsgf.compare.report import save_pictures
+from nsgf.compare.results import read_rows, train_seconds
 from nsgf.compare.trials import TITLES, Comparison
-from nsgf.run.checkpoint import load, save
+from nsgf.run.checkpoint import load
+from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
@@ -107,43 +105,29 @@ def test_other_nfe_are_measured_without_training(finished, tmp_path):
 
 
 def test_few_calls_are_measured_where_a_method_can_do_with_them(tmp_path, monkeypatch):
-    """Elsewhere the cell is a dash, and nothing is said to be missing."""
+    """The empty cells are named before training; a method that has no other is not trained."""
     monkeypatch.setattr(engine, "save_pictures", save_pictures)
-    methods = "--compare.methods=[nsgf++,nsgf++h,otcfm,nsgf]"
-    flags = ("--compare.nfe=[1,2,3,4]", "--compare.updates=[6]")
-    files, _ = run(moons(tmp_path, methods, *flags))
-    table = files[0].read_text()
-    assert "measures" not in table.replace("measure of", "")
-    cells = {line[0]: line[1:] for line in cells_of(table)}
-    for title, missing in {"NSGF++": 2, "NSGF++h": 1, "OT-CFM": 0, "NSGF": 0}.items():
-        dashes = [cell == "-" for cell in cells[title]]
-        assert dashes == [True] * missing + [False] * (4 - missing)
-    verdicts = {line[0]: line[1:] for line in cells_of(table.split("| NSGF++ minus, w2 |")[1])}
-    assert [cell == "-" for cell in verdicts["OT-CFM"]] == [True, True, False, False]
-    costs = {line[0]: line[1:] for line in cells_of("| cost |" + table.split("| cost |")[1])}
-    assert "-" not in [*costs["NSGF"], *costs["NSGF++"][:3]]
-    with files[1].open() as lines:
-        measured = [row for row in csv.DictReader(lines) if row["method"] != "floor"]
-    assert len(measured) == 2 + 3 + 4 + 4
-    assert all(float(row["calls"]) == float(row["nfe"]) for row in measured)
-    assert files[3].stat().st_size > 0
-
-
-def cells_of(table: str) -> list[list[str]]:
-    """Lines of the first table in a text."""
-    lines = table.strip().split("\n\n")[0].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def test_method_that_takes_more_calls_than_any_is_not_trained(tmp_path):
-    few = moons(tmp_path, "--compare.methods=[icfm,nsgf++]", "--compare.nfe=[1,2]")
-    files, said = run(few)
-    assert said[1:3] == [
-        "compare: 1 trial, 0 measured, 5 updates in all",
-        "compare: NSGF++ takes 3 calls or more: left out, not trained",
+    methods = "--compare.methods=[nsgf++,nsgf++h,onecall,nsgf]"
+    flags = ("--compare.nfe=[4,2,3]", "--compare.updates=[6]")
+    own = moons(tmp_path, methods, *flags)
+    files, said = run(own)
+    assert said[1:5] == [
+        "compare: 3 trials, 0 measured, 18 updates in all",
+        "compare: NSGF++ takes 3 calls or more: no cell at NFE 2",
+        "compare: One call takes 1 call and no more: no cell at NFE 4, 2, 3",
+        "compare: NSGF++, moons, seed 0",
     ]
-    assert not list(few.folder.glob("moons/nsgf++*"))
-    assert "| NSGF++ | - | - |" in files[0].read_text()
+    assert not list(own.folder.glob("moons/onecall*"))
+    cells = {
+        line.split(" | ")[0]: [cell == "-" for cell in line.strip("| ").split(" | ")[1:]]
+        for line in files[0].read_text().split("\n\n")[0].splitlines()
+    }
+    assert cells["| NSGF++"] == [True, False, False]
+    assert cells["| NSGF++h"] == cells["| NSGF"] == [False] * 3
+    measured = [row for row in read_rows(files[1]) if row.nfe]
+    assert len(measured) == 2 + 3 + 3
+    assert all(row.calls == row.nfe for row in measured)
+    assert files[3].stat().st_size > 0
 
 
 def test_smoke_comparison_has_calls_for_every_method(tmp_path):
@@ -153,26 +137,13 @@ def test_smoke_comparison_has_calls_for_every_method(tmp_path):
     assert not any("left out" in line for line in plan)
 
 
-def test_methods_of_one_call_are_left_out_where_more_are_asked_for(tmp_path):
-    few = moons(tmp_path, "--compare.methods=[onecall,icfm,onecall+]", "--compare.nfe=[2]")
-    assert comparison_plan(few)[2:] == [
-        "compare: One call takes 1 call and no more: left out, not trained",
-        "compare: One call+ takes 1 call and no more: left out, not trained",
-    ]
-
-
 def test_methods_without_a_common_nfe_are_compared(tmp_path, monkeypatch):
-    """What stays empty is said before training."""
     monkeypatch.setattr(engine, "save_pictures", save_pictures)
     own = moons(tmp_path, "--compare.methods=[nsgf++,onecall]", "--compare.nfe=[10,1]")
-    files, said = run(own)
-    assert said[2:5] == [
-        "compare: NSGF++ takes 3 calls or more: no cell at NFE 1",
-        "compare: One call takes 1 call and no more: no cell at NFE 10",
-        "compare: NSGF++, moons, seed 0",
-    ]
-    empty = [[cell == "-" for cell in line[1:]] for line in cells_of(files[0].read_text())[2:4]]
-    assert empty == [[False, True], [True, False]]
+    files, _ = run(own)
+    lines = files[0].read_text().splitlines()[2:4]
+    assert [line.split(" | ")[1] == "-" for line in lines] == [True, False]
+    assert [line.split(" | ")[2] == "- |" for line in lines] == [False, True]
     assert files[3].stat().st_size > 0
     assert main(["report", "--compare", str(own.folder)]) == 0
 
@@ -183,9 +154,8 @@ def test_methods_are_trained_with_updates_of_their_own(tmp_path):
     own = moons(tmp_path, *flags, "--compare.nfe=[2]")
     files, said = run(own)
     assert "3 trials, 0 measured, 13 updates" in said[1]
-    with files[1].open() as lines:
-        rows = {row["method"]: row for row in csv.DictReader(lines)}
-    assert [rows[name]["updates"] for name in methods] == ["3", "4", "6"]
+    rows = [(row.method, row.updates) for row in read_rows(files[1]) if row.nfe]
+    assert rows == [("nsgf", 3), ("1rf", 4), ("2rf", 6)]
     steps = {
         f"{file.parents[1].name}/{file.stem}": load(file)["step"]
         for file in own.folder.glob("moons/*/checkpoints/phase?_*.pt")
@@ -200,13 +170,12 @@ def test_methods_are_trained_with_updates_of_their_own(tmp_path):
 
 
 def test_floor_belongs_to_its_seed_draw_and_sample_counts(tmp_path):
-    """All of them are kept in one file."""
     floors = []
     for flags in ((), ("--seed=1",), ("--num-samples=20",), ("--evaluation.w2_samples=8",)):
         variant = moons(tmp_path, "--compare.draws=2", *flags)
         work = Work(variant, StopRequest(), lambda _: None)
         assert work.finish(first_trial(variant))
-        floors += [tuple(row.measured.values.values()) for row in work.floors()]
+        floors += [tuple(row.values.values()) for row in work.rows() if row.method == "floor"]
     assert len(set(floors)) == 8
 
 
@@ -220,56 +189,22 @@ def test_cell_of_another_process_is_left_to_it(comparison):
     assert work.finish(trial)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        '{"measures": [3]}',
-        '{"seconds": {"peer": "x"}, "measures": []}',
-        '{"seconds": {}, "measures": [{"key": "", "nfe": 2, "sample_seconds": 1}]}',
-        "[" * 100_000,
-    ],
-)
-def test_damaged_record_is_measured_anew(finished, damage):
-    table = (finished.folder / "table.md").read_text().splitlines()[:6]
-    trial = first_trial(finished)
-    (finished.trial_folder(trial) / "compare.json").write_text(damage)
-    files, _ = run(finished)
-    assert files[0].read_text().splitlines()[:6] == table
-
-
 def test_time_of_training_is_each_methods_own(finished_once):
     """1-RF and 2-RF share a folder; what reflow takes is not 1-RF's."""
     comparison = finished_once[0]
-    record = Record(comparison.trial_folder(list(comparison.trials())[-1]))
-    first, both = record.train_seconds(("peer",)), record.train_seconds(("peer", "reflow"))
+    run = RunFolder(comparison.trial_folder(list(comparison.trials())[-1]))
+    first, both = train_seconds(run, ["peer"]), train_seconds(run, ["peer", "reflow"])
     assert 0 < first < both
+    rows = read_rows(finished_once[1][1])
+    assert {row.train_seconds for row in rows if row.method == "2rf"} == {round(both, 1)}
 
 
-def test_time_that_is_not_known_is_not_guessed(tmp_path):
-    """A session that was killed has counted nothing in; what goes on has only its own share."""
-    record = Record(tmp_path)
-    record.add_train_seconds("peer", 3.0, resumed=True)
-    record.add_train_seconds("reflow", 5.0, resumed=False)
-    record.add_train_seconds("reflow", 2.0, resumed=True)
-    assert record.train_seconds(("peer", "reflow")) == 0
-    assert record.train_seconds(("reflow",)) == 7
-
-
-def test_failure_of_one_cell_leaves_the_table_of_the_others(comparison, monkeypatch):
-    real = engine.train
-
-    def failing(own, folder, stop):
-        if own.phases == ["peer"]:
-            raise UserError("out of memory")
-        return real(own, folder, stop=stop)
-
-    monkeypatch.setattr(engine, "train", failing)
-    with pytest.raises(UserError, match="out of memory"):
-        run(comparison)
-    table = (comparison.folder / "table.md").read_text()
-    assert "| 1-RF | - (0 measures)" in table
-    assert "| NSGF++ |" in table
-    assert "| NSGF++ | - (0 measures)" not in table
+def test_damaged_measure_is_measured_again(finished):
+    table = (finished.folder / "table.md").read_text().splitlines()[:6]
+    for file in finished.folder.glob("*/**/*.csv"):
+        file.write_bytes(file.read_bytes()[:-9])
+    files, _ = run(finished)
+    assert files[0].read_text().splitlines()[:6] == table
 
 
 def test_pool_that_does_not_fit_is_said_before_any_work(tmp_path, monkeypatch):
@@ -315,9 +250,7 @@ def test_samples_that_are_not_finite_are_diverged(tmp_path, monkeypatch):
     one = moons(tmp_path, "--compare.methods=[nsgf]")
     for _ in range(2):  # measured, and as it is kept
         files, _ = run(one)
-        assert "| NSGF | **diverged** |" in files[0].read_text()
-    record = one.trial_folder(first_trial(one)) / "compare.json"
-    json.loads(record.read_text(), parse_constant=pytest.fail)  # JSON has no Infinity
+        assert "| NSGF | diverged |" in files[0].read_text()
 
 
 def test_stop_between_two_measures(comparison):
@@ -371,18 +304,6 @@ def test_cells_of_other_settings_are_refused_before_any_work(
         run(moons(tmp_path, flag))
 
 
-def test_cells_of_earlier_versions_have_the_precision_that_they_asked_for(finished, tmp_path):
-    for file in finished.folder.glob("*/*/checkpoints/phase?_*.pt"):
-        payload = load(file)
-        payload.pop("precision")
-        payload["config"]["train"]["precision"] = "auto"
-        file.unlink()
-        save(file, payload)
-    comparison_plan(finished)
-    with pytest.raises(UserError, match=r"train\.precision: the checkpoint has fp32, this"):
-        comparison_plan(moons(tmp_path, "--precision=bf16"))
-
-
 def test_damaged_checkpoint_is_no_other_setting(finished):
     """Training mends it from the one before; a comparison must not ask to throw it away."""
     for trial in finished.trials():
@@ -413,86 +334,20 @@ def test_missing_tracker_is_said_before_any_work(monkeypatch, tmp_path):
 
 
 def test_tables_are_written_after_each_trial(tmp_path, monkeypatch):
-    """A comparison that runs for days, or is killed, can be looked at; so can its floors, where
-    they are known from before."""
-    methods = "--compare.methods=[nsgf,1rf]"
-    few = moons(tmp_path, methods, "--compare.nfe=[2]")
+    """A comparison that runs for days, or is killed, can be looked at, with its floors."""
+    few = moons(tmp_path, "--compare.methods=[nsgf,1rf]", "--compare.nfe=[2]")
     table, seen = few.folder / "table.csv", []
     real = Work.finish
 
     def watching(work, trial):
-        seen.append([row.trial.method for row in read_rows(table)] if table.exists() else None)
+        seen.append([row.method for row in read_rows(table)] if table.exists() else None)
         return real(work, trial)
 
     monkeypatch.setattr(Work, "finish", watching)
     run(few)
-    assert seen == [None, ["nsgf"]]
-    more = moons(tmp_path, methods, "--compare.nfe=[2,3]")
-    seen.clear()
-    run(more)
-    assert [len(found) for found in seen] == [3, 4]
-    run(more)
+    assert seen == [None, ["nsgf", "floor"]]
+    run(few)
     assert len(seen) == 2
-
-
-def test_tables_of_a_part_replace_larger_ones_only_at_its_end(finished, tmp_path):
-    """A subset, or settings that all is measured anew with, may be stopped or killed."""
-    folder = finished.folder
-    part = moons(tmp_path, "--compare.methods=[nsgf]")
-    anew = moons(tmp_path, "--num-samples=20")
-    files = [folder / name for name in ("table.md", "table.csv", "comparison.yaml")]
-    before = [file.read_bytes() for file in files]
-    assert Work(anew, StopRequest(), lambda _: None).finish(first_trial(anew))
-    for other in (part, anew):
-        Work(other, StopRequest(), lambda _: None).write_tables()
-        assert [file.read_bytes() for file in files] == before
-    larger = moons(tmp_path, "--compare.seeds=2")
-    Work(larger, StopRequest(), lambda _: None).write_tables()
-    assert "0 measures" not in before[0].decode()
-    assert "seeds: 2" in files[2].read_text()
-    run(part)
-    assert {row.trial.method for row in read_rows(files[1]) if row.nfe} == {"nsgf"}
-
-
-def test_stopped_comparison_leaves_the_table_of_what_it_has(comparison, monkeypatch):
-    stop, real = StopRequest(), engine.train
-
-    def stopping(own, folder, stop):
-        if own.phases == ["peer"]:
-            raise Stopped("here")
-        return real(own, folder, stop=stop)
-
-    monkeypatch.setattr(engine, "train", stopping)
-    with pytest.raises(Stopped):
-        compare(comparison, stop, lambda _: None)
-    table = (comparison.folder / "table.md").read_text()
-    assert "| 1-RF | - (0 measures) | - (0 measures) |" in table
-
-
-@pytest.mark.parametrize("reason", [UserError("out of memory"), Stopped("here")])
-@pytest.mark.parametrize("hindrance", [OSError(28, "No space left on device"), UserError("table")])
-def test_tables_that_cannot_be_written_do_not_hide_what_ended_it(
-    comparison, monkeypatch, reason, hindrance
-):
-    def fail(error):
-        raise error
-
-    monkeypatch.setattr(engine, "train", lambda *_, **__: fail(reason))
-    monkeypatch.setattr(Work, "write_tables", lambda _: fail(hindrance))
-    with pytest.raises(type(reason), match=str(reason)):
-        run(comparison)
-
-
-def test_stopped_worker_is_not_in_the_way_of_the_first_ones_table(comparison, monkeypatch):
-    """Which is not written where another process holds the comparison."""
-
-    def stopped(*_, **__):
-        raise Stopped("here")
-
-    monkeypatch.setattr(engine, "train", stopped)
-    with pytest.raises(Stopped):
-        compare(comparison, StopRequest(), lambda _: None, reports=False)
-    assert not (comparison.folder / "lock").exists()
 
 
 @pytest.mark.parametrize(
@@ -502,8 +357,6 @@ def test_stopped_worker_is_not_in_the_way_of_the_first_ones_table(comparison, mo
         (["--compare.nfe=[2,2]"], "compare.nfe"),
         (["--num-samples=1"], "evaluation.num_samples"),
         (["--compare.updates=[2]", "--compare.methods=[nsgf++]"], "compare.updates"),
-        (["--compare.nfe=[1,2]", "--compare.methods=[nsgf++]"], "compare.nfe"),
-        (["--compare.nfe=[10]", "--compare.methods=[onecall]"], "compare.nfe"),
         (["--compare.nfe=[2]", "--compare.methods=[onecall,nsgf++]"], "compare.nfe"),
         (["--compare.updates=[5,5]"], "compare.updates"),
         (["--compare.updates=[5,5,5,0,5,5]"], "compare.updates"),
@@ -521,10 +374,10 @@ def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, key):
 
 def test_dataset_stands_for_the_targets():
     trials = compared("2d", "--dataset=moons", "--compare.methods=[nsgf]").trials()
-    assert {trial.target.label for trial in trials} == {"moons"}
+    assert {trial.target for trial in trials} == {"moons"}
 
 
-@pytest.mark.parametrize("place", ["moons/nsgf-seed0/checkpoints", "moons/compare.json", "lock"])
+@pytest.mark.parametrize("place", ["moons/nsgf-seed0/checkpoints", "moons/measure.csv", "lock"])
 def test_links_out_of_a_comparison_are_refused(place, comparison, tmp_path):
     path = comparison.folder / place
     path.parent.mkdir(parents=True)
@@ -567,12 +420,8 @@ def test_two_workers_compare_what_one_does(comparison, finished_once):
     assert done.returncode == 0, done.stderr
 
     def measures(comparison):
-        times = ("train_seconds", "sample_seconds")
-        with (comparison.folder / "table.csv").open() as lines:
-            return [
-                {key: value for key, value in row.items() if key not in times}
-                for row in csv.DictReader(lines)
-            ]
+        rows = read_rows(comparison.folder / "table.csv")
+        return [row._replace(train_seconds=0, sample_seconds=0) for row in rows]
 
     assert len(measures(comparison)) > 4
     assert measures(comparison) == measures(finished_once[0])

@@ -3,14 +3,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsgf.compare.record import measure_key
+from nsgf.compare.results import measure_file
 from nsgf.compare.trials import (
-    Target,
     Trial,
     asked_nfe,
     at_nfe,
     count_updates,
-    named_target,
     possible_nfe,
 )
 from nsgf.config.schema import PHASES, Config
@@ -27,7 +25,7 @@ def one_trial(exp: str, method: str, *flags: str, target: str = "", seed: int = 
     comparison = compared(exp, f"--compare.methods=[{method}]", "--device=cpu", *flags)
     label = target or ("moons" if exp == "2d" else exp)
     (name,) = comparison.methods
-    return comparison.trial_config(Trial(named_target(label), name, seed))
+    return comparison.trial_config(Trial(label, name, seed))
 
 
 def test_one_seed_is_complete_before_the_next():
@@ -35,9 +33,9 @@ def test_one_seed_is_complete_before_the_next():
     assert len(order) == 2 * 5 * 2
     assert [trial.seed for trial in order] == [0] * 10 + [1] * 10
     assert order[:3] == [
-        Trial(Target("8gaussians"), "nsgf", 0),
-        Trial(Target("8gaussians"), "icfm", 0),
-        Trial(Target("moons"), "nsgf", 0),
+        Trial("8gaussians", "nsgf", 0),
+        Trial("8gaussians", "icfm", 0),
+        Trial("moons", "nsgf", 0),
     ]
 
 
@@ -46,45 +44,20 @@ def test_target_with_a_source_of_its_own():
     assert (config.data.source, config.data.name, config.seed) == ("8gaussians", "moons", 1)
 
 
-def test_trials_are_computed_in_precisions_that_are_named():
+def test_trials_are_computed_in_precisions_that_are_named(tmp_path):
     """A comparison that continues where auto means another precision measures again."""
-    keys = set()
+    files = set()
     for flags, found in (([], "fp32"), (["--precision=bf16"], "bf16")):
         config = one_trial("2d", "nsgf", *flags)
         assert config.train.precision == found
-        keys.add(measure_key("nsgf", config, 10, 0))
-    assert len(keys) == 2
-
-
-@pytest.mark.parametrize(
-    ("label", "target"),
-    [
-        ("moons", Target("moons")),
-        ("8gaussians_moons", Target("moons", "8gaussians")),
-        ("pin_wheel", Target("pin_wheel")),
-        ("8gaussians_pin_wheel", Target("pin_wheel", "8gaussians")),
-        ("far_off_moons", Target("moons", "far_off")),
-        ("far_off_pin_wheel", Target("pin_wheel", "far_off")),
-    ],
-)
-def test_labels_are_looked_up_and_never_taken_apart(label, target, monkeypatch):
-    """Names of sets and of sources may have underscores."""
-    monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
-    monkeypatch.setitem(DATA_SETS, "far_off", PointSet("far_off", moons, is_source=True))
-    assert named_target(label) == target
-    assert target.label == label
-
-
-@pytest.mark.parametrize("label", ["moon", "moons_8gaussians", "gaussian_moons", ""])
-def test_unknown_targets_are_refused(label):
-    with pytest.raises(UserError, match=rf"target = {label}: must be"):
-        named_target(label)
+        files.add(measure_file(tmp_path, "nsgf", config, 10, 0))
+    assert len(files) == 2
 
 
 def test_a_set_with_an_underscore_is_configured_under_its_whole_name(monkeypatch):
     monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
     comparison = compared("2d", "--compare.targets=[]", "--compare.methods=[nsgf]")
-    trial = Trial(Target("pin_wheel"), "nsgf", 0)
+    trial = Trial("pin_wheel", "nsgf", 0)
     own = comparison.trial_config(trial)
     assert (own.data.name, own.data.source) == ("pin_wheel", "gaussian")
     assert comparison.trial_folder(trial) == comparison.folder / "pin_wheel/nsgf-seed0"
@@ -98,7 +71,7 @@ def test_a_smoke_comparison_has_a_folder_of_its_own():
 def test_without_targets_the_data_section_is_compared():
     flags = ("--compare.methods=[nsgf]", "--dataset=moons", "--data.source=8gaussians")
     targets = {trial.target for trial in compared("2d", *flags).trials()}
-    assert targets == {Target("moons", "8gaussians")}
+    assert targets == {"8gaussians_moons"}
 
 
 @pytest.mark.parametrize(
@@ -159,9 +132,9 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
     file.write_text("phases: [nsgf, nsf]\nflow: {steps: 3}\nnsf: {source: nsgf}\n")
     comparison = compared("digits", f"--compare.methods=[nsgf++,{file}]")
     assert list(comparison.methods) == ["nsgf++", "mine"]
-    own = comparison.trial_config(Trial(Target("digits"), "mine", 0))
+    own = comparison.trial_config(Trial("digits", "mine", 0))
     assert (own.phases, own.flow.steps, own.nsf.source) == (["nsgf", "nsf"], 3, "nsgf")
-    assert comparison.trial_place(Trial(Target("digits"), "mine", 4)).name == "mine-seed4"
+    assert comparison.trial_place(Trial("digits", "mine", 4)).name == "mine-seed4"
 
 
 @pytest.mark.parametrize("method", ["otcmf", "nowhere.yaml"])
@@ -183,7 +156,7 @@ def test_updates_of_each_method_are_shared_among_its_networks():
         for name, own in comparison.methods.items()
     }
     assert shares == {"nsgf++": [100] * 3, "otcfm": [700], "1rf": [500], "2rf": [450, 450]}
-    places = [comparison.trial_place(Trial(Target("moons"), name, 2)) for name in ("1rf", "2rf")]
+    places = [comparison.trial_place(Trial("moons", name, 2)) for name in ("1rf", "2rf")]
     assert [place.name for place in places] == ["1rf-seed2", "2rf-seed2"]
     same = compared("2d", methods, "--compare.updates=[600]")
     assert {count_updates(own) for own in same.methods.values()} == {600}
@@ -196,7 +169,7 @@ def test_2rf_continues_in_the_folder_of_1rf():
     comparison = compared("2d", "--compare.methods=[1rf,2rf]", "--reflow.iterations=10000")
     own = comparison.methods["2rf"]
     assert [own.peer.iterations, own.reflow.iterations] == [20_000, 10_000]
-    places = [comparison.trial_place(Trial(Target("moons"), name, 2)) for name in ("1rf", "2rf")]
+    places = [comparison.trial_place(Trial("moons", name, 2)) for name in ("1rf", "2rf")]
     assert places[0] == places[1]
     assert places[0].name == "rf-seed2"
 

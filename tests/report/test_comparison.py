@@ -6,10 +6,8 @@ import pytest
 from PIL import Image
 
 from nsgf.cli import main
-from nsgf.compare.measure import Measured
 from nsgf.compare.report import write_report
-from nsgf.compare.rows import Row
-from nsgf.compare.trials import Target
+from nsgf.compare.results import Row
 from nsgf.report.comparison import (
     measured_rows,
     missing_trials,
@@ -123,10 +121,10 @@ def test_cards_of_another_type_are_no_obstacle(folder, cards, told):
 
 
 def test_what_the_paper_reports_is_marked():
-    rows = [row._replace(trial=replace(row.trial, target=Target("mnist"))) for row in ROWS]
+    rows = [row._replace(target="mnist") for row in ROWS]
     others = "Reported by the paper on mnist: fid 3.8 at NFE 60. None of the measures above"
     assert [line.startswith(others) for line in reported_figures(None, rows)] == [True]
-    same = [row._replace(measured=Measured(10, 0.5, {"fid": 4.0})) for row in rows]
+    same = [row._replace(values={"fid": 4.0}) for row in rows]
     assert reported_figures(None, same) == ["Reported by the paper on mnist: fid 3.8 at NFE 60."]
     config = COMPARISON.config
     fake = replace(config, data=replace(config.data, fake=True))

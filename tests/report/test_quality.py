@@ -3,15 +3,14 @@ import math
 import numpy as np
 import pytest
 
-from nsgf.compare.rows import Row
-from nsgf.compare.tables import plan_of_rows
+from nsgf.compare.results import FLOOR, Row
 from nsgf.report.quality import quality_figure
 from tests.compare.table_rows import row
 
 
-def shown(rows: list[Row], *chosen) -> list:
+def shown(rows: list[Row]) -> list:
     """The panels of the figure about these measures."""
-    return quality_figure(plan_of_rows(rows, *chosen), rows).axes
+    return quality_figure(rows).axes
 
 
 def line(panel, title: str) -> tuple[np.ndarray, np.ndarray]:
@@ -33,7 +32,7 @@ ROWS = [
     *(row("nsgf", seed, w2, 10) for seed, w2 in enumerate([0.1, 0.2, 0.3])),
     *(row("icfm", seed, 9.0, 2) for seed in range(3)),
     *(row("icfm", 0, w2, 10, draw) for draw, w2 in enumerate([0.5, 0.7])),
-    *(row("nsgf", seed, 0.05, None) for seed in range(3)),
+    *(row(FLOOR, seed, 0.05, None) for seed in range(3)),
 ]
 
 
@@ -56,7 +55,7 @@ def test_methods_stand_beside_each_other():
 
 
 def test_floor_is_dashed_and_stands_last_in_the_legend():
-    figure = quality_figure(plan_of_rows(ROWS), ROWS)
+    figure = quality_figure(ROWS)
     dashed = [one for one in figure.axes[0].lines if one.get_linestyle() == "--"]
     assert [set(one.get_ydata()) for one in dashed] == [{0.05}]
     names = [text.get_text() for text in figure.legends[0].get_texts()]
@@ -80,10 +79,7 @@ def test_calls_are_written_as_numbers():
 )
 def test_distances_of_a_large_range_are_logarithmic(metric, values, scale):
     rows = [row("nsgf", 0, value, nfe) for value, nfe in zip(values, (2, 10), strict=True)]
-    named = [
-        item._replace(measured=type(item.measured)(2.0, 0.1, {metric: item.measured.values["w2"]}))
-        for item in rows
-    ]
+    named = [item._replace(values={metric: item.values["w2"]}) for item in rows]
     (panel,) = shown(named)
     assert panel.get_yscale() == scale
     wanted = "higher" if metric == "classifier_recall" else "lower"
@@ -95,24 +91,14 @@ def test_samples_that_diverged_leave_a_gap():
     (panel,) = shown(rows)
     assert np.isnan(line(panel, "NSGF")[1]).tolist() == [True, False]
     assert np.isnan(line(panel, "I-CFM")[1]).tolist() == [True, False]
-    figure = quality_figure(plan_of_rows(rows[:1]), rows[:1])
+    figure = quality_figure(rows[:1])
     figure.canvas.draw()
 
 
-def test_methods_that_are_not_measured_have_no_place_in_the_legend():
-    plan = plan_of_rows(ROWS, ["nsgf", "otcfm"])
-    names = [text.get_text() for text in quality_figure(plan, ROWS).legends[0].get_texts()]
-    assert names == ["NSGF", "floor"]
-
-
 def test_every_target_has_a_row_and_every_measure_a_column():
-    both = [
-        item._replace(
-            trial=type(item.trial)(type(item.trial.target)(name), *("nsgf", 0)),
-            measured=type(item.measured)(2.0, 0.1, {"w2": 1.0, "recall": 0.5}),
-        )
-        for item in [row("nsgf", 0, 1.0)]
-        for name in ("moons", "scurve")
+    measured = row("nsgf", 0, 1.0)._replace(values={"w2": 1.0, "recall": 0.5})
+    titles = [
+        panel.get_title()
+        for panel in shown([measured._replace(target=name) for name in ("moons", "scurve")])
     ]
-    titles = [panel.get_title() for panel in shown(both)]
     assert titles == ["moons: w2", "moons: recall", "scurve: w2", "scurve: recall"]
