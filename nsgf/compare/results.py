@@ -9,7 +9,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,17 +47,7 @@ class Row(NamedTuple):
     """Measures by name."""
 
 
-READERS: dict[str, Callable[[str], Any]] = {
-    "target": str,
-    "method": str,
-    "seed": int,
-    "draw": int,
-    "nfe": lambda text: int(text) if text else None,
-    "calls": lambda text: float(text or 0),
-    "updates": int,
-    "train_seconds": float,
-    "sample_seconds": float,
-}
+COLUMNS = Row._fields[:-1]
 """First columns of ``table.csv``; the others are measures."""
 
 
@@ -65,9 +55,8 @@ def table_csv(rows: Sequence[Row]) -> str:
     """Return the text of ``table.csv``, a line for each row."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*READERS, *rows[0].values])
-    for *facts, values in rows:
-        writer.writerow([*facts, *(values[name] for name in rows[0].values)])
+    writer.writerow([*COLUMNS, *rows[0].values])
+    writer.writerows([*facts, *values.values()] for *facts, values in rows)
     return stream.getvalue()
 
 
@@ -79,18 +68,21 @@ def read_rows(file: Path) -> list[Row]:
     """
     try:
         head, *lines = csv.reader(io.StringIO(file.read_text("utf-8")))
-        if head[: len(READERS)] != [*READERS] or len(head) == len(READERS):
-            raise ValueError(f"its columns must be {','.join(READERS)} and measures")
-        return [_read_row(dict(zip(head, cells, strict=True))) for cells in lines]
+        names = head[len(COLUMNS) :]
+        if head != [*COLUMNS, *names] or not names:
+            raise ValueError(f"its columns must be {','.join(COLUMNS)} and measures")
+        return [_read_row(cells, names) for cells in lines]
     except OSError as error:
         raise UserError(f"{file}: {cause(error)}") from error
     except (ValueError, csv.Error) as error:
         raise UserError(f"{file}: must be a table.csv of nsgf compare ({error})") from error
 
 
-def _read_row(cells: dict[str, str]) -> Row:
-    facts = [read(cells.pop(name)) for name, read in READERS.items()]
-    return Row._make([*facts, {name: float(text) for name, text in cells.items()}])
+def _read_row(cells: list[str], names: list[str]) -> Row:
+    target, method, seed, draw, nfe, calls, updates, training, sampling, *found = cells
+    values = {name: float(text) for name, text in zip(names, found, strict=True)}
+    place = (target, method, int(seed), int(draw), int(nfe) if nfe else None)
+    return Row(*place, float(calls or 0), int(updates), float(training), float(sampling), values)
 
 
 def measure_file(folder: Path, method: str, config: Config, nfe: int, draw: int) -> Path:
