@@ -24,7 +24,6 @@ from nsgf.compare.trials import (
     asked_nfe,
     count_updates,
     method_title,
-    possible_nfe,
 )
 from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
@@ -33,7 +32,6 @@ from nsgf.phases import get_phase
 from nsgf.run.checkpoint import good_header, mend
 from nsgf.run.folder import RunFolder, check_links, write_text
 from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
-from nsgf.run.mirrors import require_tracker
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.solvers import check_solver
 from nsgf.system.errors import UserError
@@ -102,11 +100,9 @@ def comparison_plan(comparison: Comparison) -> list[str]:
             "data.conditional = true: must be false, the compared methods know no classes"
         )
     todo = [trial for trial in comparison.trials() if asked_nfe(comparison.trial_config(trial))]
-    limits = call_limits(comparison)
     if not todo:
         nfe = config.compare.nfe
-        raise UserError(f"compare.nfe = {nfe}: suits none of the methods: {'; '.join(limits)}")
-    require_tracker(config)
+        raise UserError(f"compare.nfe = {nfe}: no method can be sampled with any of these calls")
     check_solver(config.sampling)
     check_links(comparison.folder)
     for trial in todo:
@@ -126,22 +122,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
         f"NFE {', '.join(map(str, config.compare.nfe))}",
         f"compare: {counted(len(todo), 'trial')}, {done} measured, "
         f"{counted(total, 'update')} in all",
-        *(f"compare: {limit}" for limit in limits),
     ]
-
-
-def call_limits(comparison: Comparison) -> list[str]:
-    """Return a line for each method that cannot be measured with some of ``compare.nfe``. Those
-    cells stay empty; a method with only such cells is not trained."""
-    lines = []
-    for method, config in comparison.methods.items():
-        least, most = possible_nfe(config)
-        possible, end = asked_nfe(config), "or more" if most is None else "and no more"
-        empty = [str(nfe) for nfe in config.compare.nfe if nfe not in possible]
-        if empty:
-            calls = f"{method_title(method)} takes {counted(least, 'call')} {end}"
-            lines.append(f"{calls}: no cell at NFE {', '.join(empty)}")
-    return lines
 
 
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
@@ -196,7 +177,6 @@ class Work:
             UserError: something that measuring needs is missing.
         """
         self._comparison, self._stop, self._log = comparison, stop, log
-        self._announced: set[Trial] = set()
         self.device = pick_device(comparison.config.device)
         self._yardsticks: dict[str, Yardstick] = {}
         for trial in comparison.trials():
@@ -213,14 +193,12 @@ class Work:
         if is_measured(self._comparison, trial):
             return True
         self.stop_if_asked()
-        if trial not in self._announced:
-            title = method_title(trial.method)
-            self._log(f"compare: {title}, {trial.target}, seed {trial.seed}")
-            self._announced.add(trial)
         config = self._comparison.trial_config(trial)
         run = RunFolder.prepare(self._comparison.trial_folder(trial))
         try:
             with only_process(run.path):
+                title = method_title(trial.method)
+                self._log(f"compare: {title}, {trial.target}, seed {trial.seed}")
                 for phase in config.phases:
                     mend(run.checkpoint_file(phase), self._log)
             for count in range(1, len(config.phases) + 1):

@@ -9,16 +9,16 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nsgf.compare.trials import at_nfe
 from nsgf.config.schema import Config, PhaseName
 from nsgf.run.folder import RunFolder, write_text
 from nsgf.system.errors import UserError, cause
-from nsgf.system.json_reader import expect, read_object
+from nsgf.system.json_reader import read_object
 
 FORMAT = 2
 """Raised when a measure of the same name is computed in another way."""
@@ -47,17 +47,7 @@ class Row(NamedTuple):
     """Measures by name."""
 
 
-READERS: dict[str, Callable[[str], Any]] = {
-    "target": str,
-    "method": str,
-    "seed": int,
-    "draw": int,
-    "nfe": lambda text: int(text) if text else None,
-    "calls": lambda text: float(text or 0),
-    "updates": int,
-    "train_seconds": float,
-    "sample_seconds": float,
-}
+COLUMNS = Row._fields[:-1]
 """First columns of ``table.csv``; the others are measures."""
 
 
@@ -65,9 +55,8 @@ def table_csv(rows: Sequence[Row]) -> str:
     """Return the text of ``table.csv``, a line for each row."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow([*READERS, *rows[0].values])
-    for *facts, values in rows:
-        writer.writerow([*facts, *(values[name] for name in rows[0].values)])
+    writer.writerow([*COLUMNS, *rows[0].values])
+    writer.writerows([*facts, *values.values()] for *facts, values in rows)
     return stream.getvalue()
 
 
@@ -79,47 +68,47 @@ def read_rows(file: Path) -> list[Row]:
     """
     try:
         head, *lines = csv.reader(io.StringIO(file.read_text("utf-8")))
-        if head[: len(READERS)] != [*READERS] or len(head) == len(READERS):
-            raise ValueError(f"its columns must be {','.join(READERS)} and measures")
-        return [_read_row(dict(zip(head, cells, strict=True))) for cells in lines]
+        names = head[len(COLUMNS) :]
+        if head != [*COLUMNS, *names] or not names:
+            raise ValueError(f"its columns must be {','.join(COLUMNS)} and measures")
+        return [_read_row(cells, names) for cells in lines]
     except OSError as error:
         raise UserError(f"{file}: {cause(error)}") from error
     except (ValueError, csv.Error) as error:
         raise UserError(f"{file}: must be a table.csv of nsgf compare ({error})") from error
 
 
-def _read_row(cells: dict[str, str]) -> Row:
-    facts = [read(cells.pop(name)) for name, read in READERS.items()]
-    return Row._make([*facts, {name: float(text) for name, text in cells.items()}])
+def _read_row(cells: list[str], names: list[str]) -> Row:
+    target, method, seed, draw, nfe, calls, updates, training, sampling, *found = cells
+    values = {name: float(text) for name, text in zip(names, found, strict=True)}
+    place = (target, method, int(seed), int(draw), int(nfe) if nfe else None)
+    return Row(*place, float(calls or 0), int(updates), float(training), float(sampling), values)
 
 
 def measure_file(folder: Path, method: str, config: Config, nfe: int, draw: int) -> Path:
     """Return the file of a trial's measure in its run folder. Its name depends on all settings
     except for those of training, which all measures in the folder share."""
     sampling = asdict(replace(at_nfe(config, nfe).sampling, num_samples=1))
-    for name in ("label", "guidance"):  # a comparison knows no classes
+    for name in ("label", "guidance"):  # compared methods know no classes
         del sampling[name]
     updates = [getattr(config, phase).iterations for phase in config.phases]
-    sampling["precision"] = config.train.precision
-    own = {"method": method, "nfe": nfe, "iterations": updates, "sampling": sampling}
-    return _file(folder, "measure", config, draw, own)
+    own = [FORMAT, method, nfe, updates, config.train.precision, sampling]
+    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
+    return _file(folder, f"measure-{digest[:16]}", config, draw)
 
 
 def floor_file(folder: Path, config: Config, draw: int) -> Path:
     """Return the file of a floor in the folder of its target."""
-    return _file(folder, FLOOR, config, draw, {})
+    return _file(folder, FLOOR, config, draw)
 
 
-def _file(folder: Path, kind: str, config: Config, draw: int, own: dict[str, Any]) -> Path:
-    evaluation = config.evaluation
-    own |= {"format": FORMAT, "seed": config.seed, "draw": draw}
-    own |= {"samples": evaluation.num_samples, "w2_samples": evaluation.w2_samples}
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-    return folder / f"{kind}-{digest[:16]}.csv"
+def _file(folder: Path, name: str, config: Config, draw: int) -> Path:
+    counts = (config.evaluation.num_samples, config.evaluation.w2_samples)
+    return folder / f"{name}-{'-'.join(map(str, (config.seed, draw, *counts)))}.csv"
 
 
 def read_measure(file: Path) -> Row | None:
-    """Return the measure in a file; None: it has to be measured."""
+    """Return the measure in a file; None if it has to be measured."""
     try:
         (row,) = read_rows(file)
     except (UserError, ValueError):  # there is no file, or it is damaged
@@ -128,25 +117,15 @@ def read_measure(file: Path) -> Row | None:
 
 
 def train_seconds(run: RunFolder, phases: Sequence[PhaseName]) -> float:
-    """Return the seconds that training these phases took; 0: not known of all of them."""
-    known = _seconds(run)
+    """Return the seconds that training these phases took; 0 if one of them is not known."""
+    known = read_object(run.path / SECONDS)
     return sum(known[phase] for phase in phases) if known.keys() >= set(phases) else 0.0
 
 
 def add_train_seconds(run: RunFolder, phase: PhaseName, seconds: float, resumed: bool) -> None:
-    """Add the time of a session of training.
-
-    The time of a phase stays unknown if the session before this one was killed.
-    """
-    known = _seconds(run)
+    """Add the time of a training session. The time of a resumed phase is not known if an earlier
+    session was killed before it was added."""
+    known = read_object(run.path / SECONDS)
     if not resumed or phase in known:
         known[phase] = known.get(phase, 0.0) + seconds
         write_text(run.path / SECONDS, json.dumps(known) + "\n")
-
-
-def _seconds(run: RunFolder) -> dict[str, float]:
-    try:
-        found = read_object(run.path / SECONDS)
-        return {phase: expect(seconds, float) for phase, seconds in found.items()}
-    except ValueError:
-        return {}

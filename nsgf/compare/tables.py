@@ -23,12 +23,7 @@ COST_LEGEND = (
     "includes 1-RF. For a comparison at equal time pass the fourth column, in this order, to "
     "--compare.updates [...] with another --out-dir."
 )
-IN_LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    | {"±": r"$\pm$"}
-)
-"""LaTeX's special characters, escaped."""
+IN_LATEX = str.maketrans({"_": r"\_", "±": r"$\pm$", "%": r"\%", "&": r"\&", "#": r"\#"})
 
 Column = tuple[str, int]
 """Target and NFE."""
@@ -37,132 +32,15 @@ Table = list[list[str]]
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
-    """Methods in the order of the rows; tables compare the first one with the others."""
+    """Return the methods in the order of the rows; tables compare the first one with the others."""
     return list(dict.fromkeys(row.method for row in rows if row.method != FLOOR))
 
 
 def columns_of(rows: Sequence[Row]) -> list[Column]:
-    """NFE in ascending order, and for each the targets in the order of the rows."""
+    """Return NFE in ascending order, each with all targets in the order of the rows."""
     targets = list(dict.fromkeys(row.target for row in rows))
     counts = sorted({row.nfe for row in rows if row.nfe is not None})
     return [(target, nfe) for nfe in counts for target in targets]
-
-
-def measure_tables(rows: Sequence[Row]) -> list[Table]:
-    """Return a table for each measure: methods down, targets and NFE across, the floor below."""
-    return [_measure_table(rows, metric) for metric in rows[0].values]
-
-
-def difference_tables(rows: Sequence[Row]) -> list[Table]:
-    """Return a table for each measure: the first method minus each other one, draw by draw."""
-    if len(methods_of(rows)) < 2:
-        return []
-    return [_difference_table(rows, metric) for metric in rows[0].values]
-
-
-def _measure_table(rows: Sequence[Row], metric: str) -> Table:
-    columns, methods = columns_of(rows), methods_of(rows)
-    table = [_head(metric, columns), *([method_title(method)] for method in methods)]
-    floors = [FLOOR]
-    for column in columns:
-        found = {method: values(rows, metric, *column, method) for method in methods}
-        best = _best(metric, found)
-        for method, line in zip(methods, table[1:], strict=True):
-            text = spread(by_seed(found[method])) + _remark(rows, method, column)
-            line.append(f"**{text}**" if method == best else text)
-        floors.append(spread(by_seed(values(rows, metric, column[0], None, FLOOR))))
-    return [*table, floors]
-
-
-def _best(metric: str, found: Mapping[str, Mapping[tuple[int, int], float]]) -> str | None:
-    """Return the method with the best mean; None if no method has a finite one."""
-    sign = -1 if is_better_higher(metric) else 1
-    means = {method: sign * mean(own.values()) for method, own in found.items() if own}
-    finite = {method: value for method, value in means.items() if math.isfinite(value)}
-    return min(finite, key=finite.__getitem__, default=None)
-
-
-def _remark(rows: Sequence[Row], method: str, column: Column) -> str:
-    """Return remarks on a cell: fewer measures than planned, another NFE than requested."""
-    target, nfe = column
-    own = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
-    if not own:
-        return ""
-    remarks = []
-    places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
-    if len(own) < len(places):
-        remarks.append(counted(len(own), "measure"))
-    calls = mean(row.calls for row in own)
-    if abs(calls - nfe) > 0.05:
-        remarks.append(f"NFE {calls:.3g}")
-    return f" ({', '.join(remarks)})" if remarks else ""
-
-
-def _difference_table(rows: Sequence[Row], metric: str) -> Table:
-    first, *others = methods_of(rows)
-    columns = columns_of(rows)
-    table = [_head(f"{method_title(first)} minus, {metric}", columns)]
-    for other in others:
-        line = [method_title(other)]
-        for column in columns:
-            own = values(rows, metric, *column, first)
-            theirs = values(rows, metric, *column, other)
-            both = sorted(own.keys() & theirs.keys())
-            differences = {place: own[place] - theirs[place] for place in both}
-            line.append(verdict(by_seed(differences), metric))
-        table.append(line)
-    return table
-
-
-def _head(title: str, columns: Sequence[Column]) -> list[str]:
-    return [title, *(f"{target}, {nfe}" for target, nfe in columns)]
-
-
-def verdict(differences: Sequence[float], metric: str) -> str:
-    """Return the mean difference, its standard error, and who is ahead by a t test at 5 %."""
-    from scipy.stats import t as student_t  # half a second to import
-
-    if not differences:
-        return "-"
-    if not all(map(math.isfinite, differences)):
-        return "diverged"
-    middle = mean(differences)
-    if len(differences) < 2:
-        return f"{middle:+.3f} (one measure)"
-    error = stdev(differences) / len(differences) ** 0.5
-    if abs(middle) <= float(student_t.ppf(0.975, len(differences) - 1)) * error:
-        word = "level"
-    else:
-        word = "ahead" if (middle > 0) == is_better_higher(metric) else "behind"
-    return f"{middle:+.3f} ± {error:.3f} {word}"
-
-
-def cost_table(rows: Sequence[Row]) -> Table:
-    """Return updates, training and sampling times, means over the trials that were timed."""
-    counts = sorted({row.nfe for row in rows if row.nfe is not None})
-    measured = {
-        method: [row for row in rows if row.method == method] for method in methods_of(rows)
-    }
-    training = {
-        method: mean(seconds)
-        for method, own in measured.items()
-        if (seconds := [row.train_seconds for row in own if row.train_seconds])
-    }
-    table = [["cost", "updates", "training, s", "updates in the time of the slowest"]]
-    table[0] += [f"sampling at NFE {nfe}, s" for nfe in counts]
-    for method, own in measured.items():
-        updates, line = own[0].updates, [method_title(method)]
-        line.append(str(updates))
-        if method in training:
-            equal = updates * max(training.values()) / training[method]
-            line += [f"{training[method]:.0f}", f"{equal:.0f}"]
-        else:
-            line += ["-", "-"]
-        for nfe in counts:
-            times = [row.sample_seconds for row in own if row.nfe == nfe]
-            line.append(f"{mean(times):.2f}" if times else "-")
-        table.append(line)
-    return table
 
 
 def values(
@@ -193,6 +71,37 @@ def is_better_higher(metric: str) -> bool:
     return metric.endswith(HIGHER_IS_BETTER)
 
 
+def measure_table(rows: Sequence[Row], metric: str) -> Table:
+    """Return the means of a measure: methods down, targets and NFE across, floors below."""
+    columns, methods = columns_of(rows), methods_of(rows)
+    table = [_head(metric, columns), *([method_title(method)] for method in methods), [FLOOR]]
+    sign = -1 if is_better_higher(metric) else 1
+    for target, nfe in columns:
+        kept = [by_seed(values(rows, metric, target, nfe, method)) for method in methods]
+        means = [sign * mean(own) if own else math.inf for own in kept]
+        best = min(filter(math.isfinite, means), default=None)
+        for line, method, own, value in zip(table[1:], methods, kept, means, strict=False):
+            text = spread(own) + _remark(rows, method, (target, nfe))
+            line.append(f"**{text}**" if value == best else text)
+        table[-1].append(spread(by_seed(values(rows, metric, target, None, FLOOR))))
+    return table
+
+
+def _head(title: str, columns: Sequence[Column]) -> list[str]:
+    return [title, *(f"{target}, {nfe}" for target, nfe in columns)]
+
+
+def _remark(rows: Sequence[Row], method: str, column: Column) -> str:
+    """Return remarks on a cell: fewer measures than the target has, another NFE than requested."""
+    own = [row for row in rows if (row.target, row.nfe, row.method) == (*column, method)]
+    places = {(row.seed, row.draw) for row in rows if row.target == column[0] and row.nfe}
+    remarks = [counted(len(own), "measure")] if 0 < len(own) < len(places) else []
+    calls = mean(row.calls for row in own) if own else column[1]
+    if abs(calls - column[1]) > 0.05:
+        remarks.append(f"NFE {calls:.3g}")
+    return f" ({', '.join(remarks)})" if remarks else ""
+
+
 def spread(found: Sequence[float]) -> str:
     """Return mean and standard deviation as text."""
     if not all(map(math.isfinite, found)):
@@ -207,13 +116,77 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
+def difference_table(rows: Sequence[Row], metric: str) -> Table:
+    """Return the differences of the first method from the others, taken draw by draw."""
+    (first, *others), columns = methods_of(rows), columns_of(rows)
+    table = [_head(f"{method_title(first)} minus, {metric}", columns)]
+    for other in others:
+        table.append([method_title(other)])
+        for column in columns:
+            own = values(rows, metric, *column, first)
+            theirs = values(rows, metric, *column, other)
+            both = sorted(own.keys() & theirs.keys())
+            differences = {place: own[place] - theirs[place] for place in both}
+            table[-1].append(verdict(by_seed(differences), metric))
+    return table
+
+
+def verdict(differences: Sequence[float], metric: str) -> str:
+    """Return the mean difference, its standard error, and who is ahead by a t test at 5 %."""
+    from scipy.stats import t as student_t  # half a second to import
+
+    if not differences:
+        return "-"
+    if not all(map(math.isfinite, differences)):
+        return "diverged"
+    middle = mean(differences)
+    if len(differences) < 2:
+        return f"{middle:+.3f} (one measure)"
+    error = stdev(differences) / len(differences) ** 0.5
+    if abs(middle) <= float(student_t.ppf(0.975, len(differences) - 1)) * error:
+        word = "level"
+    else:
+        word = "ahead" if (middle > 0) == is_better_higher(metric) else "behind"
+    return f"{middle:+.3f} ± {error:.3f} {word}"
+
+
+def cost_table(rows: Sequence[Row]) -> Table:
+    """Return updates, training and sampling times, means over the trials that were timed."""
+    own = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
+    counts = sorted({row.nfe for row in rows if row.nfe is not None})
+    table = [["cost", "updates", "training, s", "updates in the time of the slowest"]]
+    table[0] += [f"sampling at NFE {nfe}, s" for nfe in counts]
+    training = {
+        method: mean(seconds)
+        for method, found in own.items()
+        if (seconds := [row.train_seconds for row in found if row.train_seconds])
+    }
+    for method, found in own.items():
+        updates, times = found[0].updates, ["-", "-"]
+        if method in training:
+            equal = updates * max(training.values()) / training[method]
+            times = [f"{training[method]:.0f}", f"{equal:.0f}"]
+        for nfe in counts:
+            seconds = [row.sample_seconds for row in found if row.nfe == nfe]
+            times.append(f"{mean(seconds):.2f}" if seconds else "-")
+        table.append([method_title(method), str(updates), *times])
+    return table
+
+
+def all_tables(rows: Sequence[Row]) -> tuple[list[Table], list[Table], Table]:
+    """Return the tables of means and of differences, one for each measure, and that of costs."""
+    metrics, is_single = list(rows[0].values), len(methods_of(rows)) < 2
+    differences = [difference_table(rows, metric) for metric in metrics if not is_single]
+    return [measure_table(rows, metric) for metric in metrics], differences, cost_table(rows)
+
+
 def markdown(rows: Sequence[Row]) -> str:
-    """Return all tables as Markdown: a table for each measure, differences, costs."""
+    """Return all tables as Markdown."""
+    measures, differences, costs = all_tables(rows)
     parts = [
-        *map(_markdown_table, measure_tables(rows)),
+        *map(_markdown_table, measures),
         LEGEND,
-        *map(_markdown_table, difference_tables(rows)),
-        _markdown_table(cost_table(rows)),
+        *map(_markdown_table, [*differences, costs]),
         COST_LEGEND,
     ]
     return "\n\n".join(parts) + "\n"
@@ -221,20 +194,17 @@ def markdown(rows: Sequence[Row]) -> str:
 
 def latex(rows: Sequence[Row]) -> str:
     """Return the same tables for LaTeX with the package booktabs, a ``tabular`` each."""
-    parts = [
-        r"% \usepackage{booktabs}",
-        _comment(LEGEND),
-        *map(_latex_table, [*measure_tables(rows), *difference_tables(rows)]),
-        _comment(COST_LEGEND),
-        _latex_table(cost_table(rows)),
+    measures, differences, costs = all_tables(rows)
+    legends = [
+        textwrap.fill(text, 100, initial_indent="% ", subsequent_indent="% ")
+        for text in (r"\usepackage{booktabs}", LEGEND, COST_LEGEND)
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*legends, *map(_latex_table, [*measures, *differences, costs])]) + "\n"
 
 
 def _markdown_table(table: Table) -> str:
-    head, *lines = table
-    every = [head, ["---"] * len(head), *lines]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in every)
+    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _latex_table(table: Table) -> str:
@@ -252,7 +222,3 @@ def _latex_cell(text: str) -> str:
         return "--"
     text = re.sub(r"^-(?=\d)", "$-$", text.translate(IN_LATEX))
     return re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", text)
-
-
-def _comment(text: str) -> str:
-    return textwrap.fill(text, 100, initial_indent="% ", subsequent_indent="% ")

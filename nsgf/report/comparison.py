@@ -9,9 +9,7 @@ from nsgf.compare.results import Row, read_rows
 from nsgf.compare.tables import (
     COST_LEGEND,
     LEGEND,
-    cost_table,
-    difference_tables,
-    measure_tables,
+    all_tables,
     methods_of,
 )
 from nsgf.compare.trials import Comparison, asked_nfe, method_title
@@ -49,6 +47,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
     """
     rows, comparison = measured_rows(folder), stored_comparison(folder)
     config = comparison.config if comparison else None
+    measures, differences, costs = all_tables(rows)
     home, left_out = results_folder(Config(out_dir=out_dir), RunFolder(folder)), list[str]()
     if config is None:
         left_out.append(
@@ -65,9 +64,9 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         smoke=bool(config and config.smoke),
         facts=_facts(config, rows),
         missing=missing_trials(folder, comparison, rows) if comparison else [],
-        measures=measure_tables(rows),
-        differences=difference_tables(rows),
-        costs=cost_table(rows),
+        measures=measures,
+        differences=differences,
+        costs=costs,
         legend=LEGEND,
         cost_legend=COST_LEGEND,
         reported=reported_figures(config, rows),
