@@ -2,8 +2,7 @@ from dataclasses import asdict
 
 import pytest
 
-from nsgf.config.leaves import is_free, leaves
-from nsgf.config.resume_rules import contradictions
+from nsgf.config.leaves import contradictions, is_free, leaves
 from nsgf.config.schema import Config
 from nsgf.phases import get_phase
 from nsgf.phases.base import FREE_IN_SAMPLING
