@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsgf.cli import main
-from nsgf.cli.arguments import parse
-from nsgf.config.files import build, given, read_settings
+from nsgf.config.files import build, read_settings
 from nsgf.config.schema import Config, TrackingConfig
 from nsgf.experiment import train
 from nsgf.run import mirrors
@@ -80,25 +79,6 @@ def test_tracker_that_fails_while_training_ends_no_run(tiny, monkeypatch):
     said = (run.path / "log.txt").read_text()
     assert said.count("tracking: nothing is mirrored from here on (gone)") == 1
     assert "nsgf: done" in said
-
-
-def test_settings_of_runs_from_before_there_was_a_choice_are_read(tmp_path):
-    names = {"online": "wandb", "offline": "wandb-offline", "disabled": "none"}
-    for before, now in names.items():
-        file = tmp_path / "config.yaml"
-        file.write_text(f"exp: 2d\ntracking:\n  wandb: {before}\n  project: mine\n  entity: null\n")
-        tracking = build(Config, read_settings(file)).tracking
-        assert tracking.tracker == now
-    with pytest.raises(UserError, match=r"tracking\.tracker = sometimes: must be one of none"):
-        given({"tracking.wandb": "sometimes"})
-
-
-@pytest.mark.parametrize("flag", ["--wandb", "--tracking.wandb"])
-def test_flag_of_before_names_the_one_of_now(flag, capsys):
-    assert main(["train", "--exp", "2d", flag, "online"]) == 2
-    said = capsys.readouterr().err
-    assert said == f"nsgf: error: {flag}: unknown flag; say --tracker wandb, or wandb-offline\n"
-    assert parse(["train", "--exp", "2d", "--tracker", "wandb"]).config.tracking.tracker == "wandb"
 
 
 def test_only_files_in_the_run_folder_are_gone_on_with_unasked(tiny):

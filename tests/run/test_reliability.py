@@ -146,14 +146,14 @@ def test_run_whose_settings_have_a_removed_key_continues_or_is_refused(tiny_run,
     """As earlier versions wrote them: ignored with the value that still holds."""
     own = tiny_run.config_file.read_text()
     argv = ["--run", str(tiny_run.path)]
-    tiny_run.config_file.write_text(own.replace("train:\n", "train:\n  keep: all\n"))
+    tiny_run.config_file.write_text(own.replace("mlp:\n", "mlp:\n    depth: 3\n"))
     assert main(["train", *argv, "--resume"]) == 0
     assert main(["sample", *argv, "--num-samples", "9"]) == 0
-    tiny_run.config_file.write_text(own.replace("train:\n", "train:\n  keep: light\n"))
+    tiny_run.config_file.write_text(own.replace("mlp:\n", "mlp:\n    depth: 2\n"))
     capsys.readouterr()
     assert main(["sample", *argv]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("nsgf: error: train.keep = light: ")
+    assert said.startswith("nsgf: error: model.mlp.depth = 2: ")
     assert said.count("\n") == 1
 
 
