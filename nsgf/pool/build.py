@@ -37,7 +37,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         Stopped: a stop was requested, between two chunks; a pool on disk keeps its flows.
         UserError: pool or solver do not fit, the folder cannot be used, or a flow diverges.
     """
-    config, world, log = session.config, session.world, session.tracker.log
+    config, world, log = session.config, session.world, session.log.write
     folder = pool_folder(session.run, world)
     dtype = world.agree(plan_pool(config, source.shape, session.device, folder).dtype)
     share = world.share(range(config.pool.num_batches))
@@ -45,7 +45,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     header = new_header(content_settings(config, source.shape, dtype), dtype)
     file = None
     if config.pool.storage == "disk":
-        trajectory, counter = (flow.steps + 1, *source.shape), session.tracker.progress
+        trajectory, counter = (flow.steps + 1, *source.shape), session.log.progress
         file = PoolFile(folder, header, len(share), n, trajectory, counter)
         header = file.header
     else:
@@ -154,16 +154,16 @@ def _fill(
     together = most = build_batch(config, simulation.source.shape, simulation.device)
     first = file.finished if file else 0
     if first:
-        session.tracker.log(f"pool: continuing after {first} of {_flows(len(share))}")
+        session.log.write(f"pool: continuing after {first} of {_flows(len(share))}")
     started = time.perf_counter()
     try:
-        with session.tracker.progress("pool", len(share), "flow", first) as progress:
+        with session.log.progress("pool", len(share), "flow", first) as progress:
             start = first
             while session.world.any(start < len(share)) and not session.is_asked():
                 together = min([most, *(k for flow, k in header["limits"] if flow <= start)])
                 if numbers := share[start : start + together]:  # others may have more to do
                     if not simulation.try_flows(numbers, pool.append):
-                        half = simulation.halve(len(numbers), session.tracker.log)
+                        half = simulation.halve(len(numbers), session.log.write)
                         _store_limit(header, start, half, session)
                         continue
                     start += len(numbers)
@@ -173,14 +173,14 @@ def _fill(
     except KeyboardInterrupt:  # a second Ctrl-C
         if file:
             file.save()
-            session.tracker.log(f"pool: {file.finished} of {_flows(len(share))} are kept")
+            session.log.write(f"pool: {file.finished} of {_flows(len(share))} are kept")
         raise
     finally:
         if file:
             file.save()
     built = pool.filled // config.sinkhorn.batch_size - first
     seconds = time.perf_counter() - started
-    session.tracker.log(_summary(built, seconds, together, solver.report))
+    session.log.write(_summary(built, seconds, together, solver.report))
 
 
 def _store_limit(header: Header, start: int, together: int, session: Session) -> None:
