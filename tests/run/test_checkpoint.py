@@ -64,6 +64,13 @@ def test_interruption_that_torch_hides_is_one_all_the_same(tmp_path, monkeypatch
         checkpoint.save(tmp_path / "a.pt", {**START, "step": 2, "w": torch.randn(10**4)})
 
 
+class Malicious:
+    """Unpickled by an ordinary reader it creates a file."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("executed"),)
+
+
 def serialized(payload) -> bytes:
     stream = io.BytesIO()
     torch.save(payload, stream)

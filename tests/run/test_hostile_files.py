@@ -21,7 +21,7 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import at_home, dump_config, earlier
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
-from tests.run.test_checkpoint import craft, serialized
+from tests.run.test_checkpoint import Malicious, craft, serialized
 
 SOURCES = sorted(Path(nsgf.__file__).parent.rglob("*.py"))
 
@@ -51,13 +51,6 @@ def archive(content: bytes) -> bytes:
         for name in old.namelist():
             new.writestr(name, content if name.endswith("data.pkl") else old.read(name))
     return result.getvalue()
-
-
-class Malicious:
-    """Unpickled by an ordinary reader it creates a file."""
-
-    def __reduce__(self):
-        return Path.touch, (Path("executed"),)
 
 
 PICKLE = pickle.dumps({"data": Malicious()}, protocol=2)
