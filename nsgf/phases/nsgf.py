@@ -98,7 +98,7 @@ class NSGF(Phase):
         """Free the disk of the pool; nothing else needs it."""
         session.world.wait()
         if session.world.is_main and (freed := drop_positions(session.run.pool)):
-            session.tracker.log(
+            session.log.write(
                 f"pool: removed from the disk ({format_bytes(freed)}); a longer phase 1 builds it "
                 "again"
             )

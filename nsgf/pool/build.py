@@ -47,7 +47,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         folder.mkdir(parents=True, exist_ok=True)
         write_header(folder, header)
         if config.pool.storage == "disk":
-            file = PoolFile(folder, header, len(share), flow_shape, session.tracker.progress)
+            file = PoolFile(folder, header, len(share), flow_shape, session.log.progress)
             positions, finished = file.positions, len(header.checksums)
         else:
             size = len(share) * flow_shape[0], *flow_shape[1:]
@@ -63,7 +63,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         simulation = Simulation(config, source, target, solver, session.device)
         finished = _fill(pool, file, header, simulation, share[finished:], session)
     else:
-        session.tracker.log(f"pool: {dtype} from {folder}; complete")
+        session.log.write(f"pool: {dtype} from {folder}; complete")
     if session.is_asked():
         kept = f"{finished} of {len(share)} flows" if file else "nothing"
         raise Stopped(f"pool: {kept} kept")
@@ -135,7 +135,7 @@ def _fill(
 ) -> int:
     """Simulate the missing flows of this process, in order, until a stop is requested; return how
     many of its flows are finished."""
-    config, solver, log = simulation.config, simulation.solver, session.tracker.log
+    config, solver, log = simulation.config, simulation.solver, session.log.write
     first = start = pool.filled // config.sinkhorn.batch_size
     total = first + len(missing)
     together = most = build_batch(config, simulation.source.shape, simulation.device)
@@ -143,7 +143,7 @@ def _fill(
         log(f"pool: continuing after {first} of {total} flows")
     started = time.perf_counter()
     try:
-        with session.tracker.progress("pool", total, "flow", first) as progress:
+        with session.log.progress("pool", total, "flow", first) as progress:
             while session.world.any(start < total) and not session.is_asked():
                 together = min([most, *(limit for flow, limit in header.limits if flow <= start)])
                 numbers = missing[start - first : start - first + together]

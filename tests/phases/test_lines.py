@@ -11,7 +11,7 @@ from nsgf.phases.coupling import Pairs
 from nsgf.phases.lines import CachedStarts, LineTask, NSFTask, TimePredictorTask, interpolate
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -128,7 +128,7 @@ def test_lines_of_a_phase_are_paired_within_the_configured_group(
     """Of nothing else said, within a batch."""
     nsf = replace(tiny.nsf, batch_size=8, coupling=coupling, coupling_batch=within)
     config = replace(tiny, nsf=nsf)
-    session = Session(config, tiny_run, Tracker(tiny_run.path), CPU)
+    session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
     start, end, _ = get_phase("nsf").task(session, Data(tiny.data, 0)).draw(range(8))
     streams = (Data(tiny.data, 0).source("nsf"), Data(tiny.data, 0).target("nsf"))
     expected = Pairs(*streams, CPU, group=group).at(range(8))
