@@ -77,7 +77,7 @@ def test_flows_end_at_images_of_the_class_that_their_labels_say(config, size, tm
 def test_pairs_come_with_the_class_of_their_trajectory():
     """Positions are the class of their trajectory."""
     labels = (torch.arange(40) // 4 % 3).int()
-    pool = TrajectoryPool(40, 2, (1, 1, 1), 1.0)
+    pool = TrajectoryPool(torch.empty(40, 3, 1, 1, 1), 1.0)
     pool.append(labels.float().view(-1, 1, 1, 1, 1).expand(-1, 3, -1, -1, -1))
     task = NSGFTask(nn.Identity(), pool, 0, labels=labels, classes=3)
     x, _, _, told = task.draw(range(600))

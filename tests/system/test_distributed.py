@@ -224,9 +224,7 @@ def test_each_process_samples_its_own_part_of_the_pool(runs, tmp_path):
     parts = []
     for rank, flows in enumerate((slice(0, 2 * 16), slice(2 * 16, 5 * 16))):
         own = whole._positions[flows].clone()
-        pool = TrajectoryPool(
-            len(own), 3, (2,), time_step(config.flow), storage=own, filled=len(own)
-        )
+        pool = TrajectoryPool(own, time_step(config.flow), filled=len(own))
         task = NSGFTask(torch.nn.Identity(), pool, 0)
         shares = [World(rank, 2).share(range(17 * step, 17 * step + 17)) for step in range(3)]
         parts.append([task.batch(*task.draw(share)) for share in shares])
