@@ -9,7 +9,7 @@ import numpy as np
 from nsgf.checks import check
 from nsgf.config.files import read_settings
 from nsgf.config.schema import Config, SamplingConfig
-from nsgf.data import Data, build_source, class_rows, data_classes, in_units, is_image_set
+from nsgf.data import Data, build_source, data_classes, in_units, is_image_set
 from nsgf.phases import load_sampler
 from nsgf.plots.samples import draw_image_path, draw_points, save_figure, save_grid
 from nsgf.run.folder import RunFolder, replacing, results_folder, writable
@@ -92,13 +92,14 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
 
 def _save_grid(config: Config, samples: Samples, file: Path) -> None:
     """Write a grid of all samples, or with all classes a row for each."""
-    rows = None
-    if samples.labels is not None and config.sampling.label is None:
-        rows = class_rows(samples.labels, data_classes(config.data), CLASS_SAMPLES)
-    if rows is None:
-        save_grid(samples.x, file)
+    has_all = samples.labels is not None and config.sampling.label is None
+    classes = data_classes(config.data) if has_all else 0
+    columns = min(len(samples.x) // classes, CLASS_SAMPLES) if classes else 0
+    if columns:  # sample i is of class i mod K
+        rows = np.arange(columns * classes).reshape(columns, classes).T
+        save_grid(samples.x[rows.flatten()], file, columns)
     else:
-        save_grid(samples.x[rows.flatten()], file, rows.shape[1])
+        save_grid(samples.x, file)
 
 
 def changed_settings(config: Config, run: RunFolder) -> str:

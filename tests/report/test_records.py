@@ -18,7 +18,7 @@ from nsgf.report.records import (
     run_table,
 )
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import craft
 
@@ -31,17 +31,17 @@ def run(tmp_path) -> RunFolder:
 
 
 def test_curves_are_those_of_the_phases(run):
-    tracker = Tracker(run.path)
+    log = RunLog(run.path)
     for phase, step in (("nsgf", 10), ("nsgf", 20), ("nsf", 10)):
-        tracker.record(phase=phase, step=step, loss=1 / step, grad_norm=float(step), lr=0.1)
+        log.record(phase=phase, step=step, loss=1 / step, grad_norm=float(step), lr=0.1)
     assert list(curves(run)) == ["nsgf", "nsf"]
     assert curves(run) == {"nsgf": [(10, 0.1, 10.0), (20, 0.05, 20.0)], "nsf": [(10, 0.1, 10.0)]}
 
 
 def test_speed_of_a_line_holds_since_the_line_before(run):
-    tracker = Tracker(run.path)
+    log = RunLog(run.path)
     for step, speed, peak in ((10, 5.0, 100), (40, 10.0, 300), (50, 10.0, 200)):
-        tracker.record_cost(phase="nsgf", step=step, steps_per_second=speed, peak_memory=peak)
+        log.record_cost(phase="nsgf", step=step, steps_per_second=speed, peak_memory=peak)
     assert costs(run) == {"nsgf": Cost(2.0 + 3.0 + 1.0, 300)}
 
 
