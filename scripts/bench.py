@@ -41,9 +41,9 @@ from nsgf.phases import get_phase
 from nsgf.plots.samples import save_figure
 from nsgf.pool import build_batch, pool_bytes
 from nsgf.pool.build import Simulation
-from nsgf.report.quality import quality_figure
+from nsgf.report.quality import draw_quality
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.sinkhorn import FlowSolver, build_solver
 from nsgf.system.distributed import World
@@ -302,8 +302,8 @@ def pool_tables(options: Options, flags: Sequence[str], device: torch.device) ->
     for storage, kind in itertools.product(("memory", "disk"), ("float32", "float16")):
         words = [*flags, f"--pool.storage={storage}", f"--pool.dtype={kind}"]
         with tempfile.TemporaryDirectory() as folder:
-            run, tracker = RunFolder.prepare(Path(folder)), Tracker(Path(folder), quiet=True)
-            session = Session(experiment(options.exp, words), run, tracker, device)
+            run, log = RunFolder.prepare(Path(folder)), RunLog(Path(folder), quiet=True)
+            session = Session(experiment(options.exp, words), run, log, device)
             task = get_phase("nsgf").task(session, data)
             times = [draw_times(task, size, options.repeats, ahead) for ahead in (False, True)]
             del task
@@ -441,7 +441,7 @@ def merged_tables(options: Options) -> str:
     if options.figure:
         if options.figure.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"--figure {options.figure}: must end in .png, .svg or .pdf")
-        save_figure(quality_figure(shown), options.figure, dpi=150)
+        save_figure(draw_quality(shown), options.figure, dpi=150)
     return (latex if options.latex else markdown)(shown)
 
 

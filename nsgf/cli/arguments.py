@@ -130,7 +130,7 @@ def _request(
     if run:
         if command == "train" and "run" in control:
             _check_not_moved(run, flags)
-        config, told = _without_foreign_choices(command, config, run, flags, own)
+        config, told = _without_unsafe_settings(command, config, run, flags, own)
         notes += told
     how = {key: value for key, value in control.items() if key not in ("config", "run")}
     where = run.path if run else None
@@ -270,7 +270,7 @@ def _check_not_moved(run: "RunFolder", flags: Content) -> None:
         )
 
 
-def _without_foreign_choices(
+def _without_unsafe_settings(
     command: str, config: Config, run: "RunFolder", flags: Content, own: Content
 ) -> tuple[Config, tuple[str, ...]]:
     """Return the settings of a run without those that only this command may decide, and notes.
@@ -278,8 +278,8 @@ def _without_foreign_choices(
     Args:
         own: the settings of --config FILE, which count as this command's.
     """
-    from nsgf.run.folder import at_home
-    from nsgf.run.mirrors import require_tracker
+    from nsgf.run.folder import drop_unsafe_settings
+    from nsgf.run.trackers import require_tracker
 
     asked = {
         f"{section}.{key}"
@@ -288,10 +288,10 @@ def _without_foreign_choices(
     }
     if command in ON_SAMPLES and "out_dir" in flags:
         asked.add("out_dir")
-    wanted, config = config.tracking.tracker, at_home(config, run, asked)
+    wanted, config = config.tracking.tracker, drop_unsafe_settings(config, run, asked)
     if command == "train" and "tracking.tracker" in asked:
         require_tracker(config)
     if command == "train" and wanted != config.tracking.tracker:
-        told = f"not mirrored as the run's settings say: add --tracker {wanted} for that"
+        told = f"{wanted} is not used, though the run's settings say so: add --tracker {wanted}"
         return config, (told,)
     return config, ()

@@ -136,8 +136,8 @@ def _resume_command(folder: Path, processes: int, tracker: str) -> str:
     """Return the shell command that resumes a run.
 
     The ... stands for where machines meet. The -- keeps torchrun from taking --run for an
-    abbreviation of its own --run-path. A run's own settings do not mirror it to a service, so
-    ``--tracker`` is repeated.
+    abbreviation of its own --run-path. A run's own settings start no service, so ``--tracker``
+    is repeated.
     """
     from nsgf.run.folder import IN_FOLDER
 
@@ -178,7 +178,7 @@ def _report(request: Request) -> list[str]:
 
 
 def _list(request: Request) -> list[str]:
-    from nsgf.report.listing import run_table
+    from nsgf.report.records import run_table
 
     return run_table(Path(request.config.out_dir).expanduser())
 

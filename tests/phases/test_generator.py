@@ -16,11 +16,11 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network, new_network
-from nsgf.phases.generator import GeneratorTask, drift_of
+from nsgf.phases.generator import GeneratorTask, drift_of, nearest_multiple
 from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sinkhorn.drift import Drift, mean_cost
@@ -45,6 +45,11 @@ def one_call(tiny):
 def task_of(config) -> GeneratorTask:
     model = new_network(get_phase("generator"), config, CPU)
     return GeneratorTask(model, Data(config.data, config.seed), config)
+
+
+@pytest.mark.parametrize(("count", "nearest"), [(1, 22), (32, 22), (34, 44), (256, 264)])
+def test_nearest_multiple(count, nearest):
+    assert nearest_multiple(count, 22) == nearest
 
 
 def test_generator_trains_samples_and_evaluates(one_call):
@@ -300,8 +305,8 @@ def test_what_was_solved_is_told_of_a_session_that_stops(one_call):
         reason = "asked to"
 
     run = RunFolder.prepare(Path(one_call.out_dir) / "run")
-    tracker = Tracker(run.path)
-    session = Session(one_call, run, tracker, CPU)
+    log = RunLog(run.path)
+    session = Session(one_call, run, log, CPU)
     task = task_of(one_call)
     task.loss(lambda x, t: x, task.batch(*task.draw(range(16))))
     session.stop = Asked()

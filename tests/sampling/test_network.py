@@ -20,7 +20,7 @@ from nsgf.phases.lines import trained_steps
 from nsgf.report.preview import preview_samples
 from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
@@ -115,13 +115,13 @@ def test_reflow_and_the_transport_go_on_where_the_card_is_full(tiny, tiny_run, m
     """The starts of lines and the ends of paths are the same, and the run's log says why slower."""
     peer = replace(tiny, phases=["peer", "reflow"], peer=replace(tiny.peer, method="rf"))
     peer = replace(peer, reflow=replace(peer.reflow, pairs=16, iterations=0))
-    session, x = Session(tiny, tiny_run, Tracker(tiny_run.path), CPU), torch.randn(16, 2)
+    session, x = Session(tiny, tiny_run, RunLog(tiny_run.path), CPU), torch.randn(16, 2)
     start, run = trained_steps(session)(x), train(peer)
     kept = []
     monkeypatch.setattr(
         "nsgf.phases.reflow.ReflowTask.__init__", lambda _, *args: kept.append(args)
     )
-    lab = Session(peer, run, Tracker(run.path), CPU)
+    lab = Session(peer, run, RunLog(run.path), CPU)
     reflow, data = get_phase("reflow"), Data(peer.data, peer.seed)
     reflow.task(lab, data)
 
@@ -202,7 +202,7 @@ def test_everything_that_asks_a_trained_network_does_so_in_the_precision(small, 
 
 def learned_from(config, runs):
     """What the lines of one run start from, and where the paths of the other one's reflow end."""
-    nsgf, peer = (Session(config, run, Tracker(run.path), CPU) for run in runs)
+    nsgf, peer = (Session(config, run, RunLog(run.path), CPU) for run in runs)
     data = Data(config.data, config.seed)
     reflowed = get_phase("reflow").task(peer, data)
     return trained_steps(nsgf)(data.source("nsf").at(range(32))), reflowed.draw(range(32))[1]
@@ -236,7 +236,7 @@ def test_paths_are_walked_in_the_precision_that_their_network_was_trained_in(tin
     """In float32 by earlier versions, whose checkpoints do not say, and where the device has not
     that precision."""
     file, x = tiny_run.checkpoint_file("nsgf"), torch.randn(64, 2)
-    session = Session(tiny, tiny_run, Tracker(tiny_run.path), CPU)
+    session = Session(tiny, tiny_run, RunLog(tiny_run.path), CPU)
     payload, found = checkpoint.load(file), {}
     for precision in ("fp32", "bf16", "fp16", None, ["bf16"]):
         trained_in(precision, file)
