@@ -32,8 +32,7 @@ from nsgf.sampling.budget import at_calls, least_calls
 from nsgf.sampling.guidance import asked_labels, calls_per_answer
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, StraightFlow
-from nsgf.share.exported import ExportedRun, is_exported
-from nsgf.share.hub import fetched, is_address
+from nsgf.share.exported import ExportedRun, fetched, is_address, is_exported
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
