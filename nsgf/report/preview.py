@@ -11,7 +11,7 @@ from nsgf.phases import Phase, load_legs, previewed_phases
 from nsgf.plots.samples import save_beside, save_points
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.session import Session
-from nsgf.sampling.guidance import asked_labels
+from nsgf.sampling.generate import generate
 from nsgf.system.errors import one_line
 from nsgf.system.hardware import release_memory
 
@@ -69,14 +69,8 @@ def preview_samples(
     """Return the samples of a phase's picture, drawn with averaged weights through the legs of
     :func:`nsgf.phases.previewed_phases` under the settings of ``sampling``.  CPU, (n, *shape)"""
     sampler, _ = load_legs(config, run, previewed_phases(config, phase), device)
-    noise, labels = data.source("preview"), asked_labels(config)
-    count, size = count_samples(config, data, device), config.sampling.batch_size
-    parts = []
-    for first in range(0, count, size):
-        cut = range(first, min(first + size, count))
-        told = (labels(cut),) if labels else ()
-        parts.append(sampler(noise.at(cut).to(device), *told).x.cpu())
-    return torch.cat(parts)
+    count = count_samples(config, data, device)
+    return generate(sampler, data.source("preview"), count, device, progress=False).x
 
 
 def count_samples(config: Config, data: Data, device: torch.device) -> int:

@@ -10,7 +10,7 @@ from nsgf.metrics.evaluate import report
 from nsgf.phases import Phase
 from nsgf.phases.generator import targets_of
 from nsgf.run.folder import RunFolder, phase_stem, replacing
-from nsgf.sampling.guidance import calls_per_answer
+from nsgf.sampling.sampler import calls_per_velocity
 from nsgf.system.errors import printable, shorten_paths
 from nsgf.system.json_reader import read_object
 from nsgf.version import __version__
@@ -124,7 +124,7 @@ def takes_calls(config: Config) -> bool:
     """Whether samples can be drawn with a chosen number of network calls. A generator takes one
     call, adaptive steps choose theirs, and guidance doubles each."""
     is_free = config.phases[-1] != ONE_CALL[-1] and config.sampling.solver != "dopri5"
-    return is_free and calls_per_answer(config) == 1
+    return is_free and calls_per_velocity(config) == 1
 
 
 def _time(file: Path) -> float:
