@@ -26,10 +26,10 @@ from nsgf.run import checkpoint
 from nsgf.run.checkpoint import what_is_lost
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.run.lock import only_process
-from nsgf.run.log import Tracker
-from nsgf.run.mirrors import open_mirror, require_tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
+from nsgf.run.trackers import open_tracker, require_tracker
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import (
@@ -85,17 +85,17 @@ def train(
 
 def train_phase(phase: Phase, session: Session, data: Data) -> None:
     """Train one phase from its start or its checkpoint to its end."""
-    file, tracker = session.run.checkpoint_file(phase.name), session.tracker
+    file, log = session.run.checkpoint_file(phase.name), session.log
     session.world.wait()  # until the first process has written and moved its files
     try:
         fit(phase.name, phase.task(session, data), session)  # task and data are freed here
     except KeyboardInterrupt:  # a second Ctrl-C
-        tracker.log(what_is_lost(file, phase.name))
+        log.write(what_is_lost(file, phase.name))
         raise
     phase.clean(session)
     release_memory(session.device)
-    tracker.sort(session.config.phases)
-    tracker.log(f"{phase.name}: done, {file}")
+    log.sort(session.config.phases)
+    log.write(f"{phase.name}: done, {file}")
     show_preview(session, data, phase)
 
 
@@ -126,9 +126,9 @@ def open_run(
     with ExitStack() as held:
         if run and world.is_main:
             held.enter_context(_lock(run))
-            finish_restart(run, Tracker(run.path).log)
+            finish_restart(run, RunLog(run.path).write)
             for name in config.phases:
-                checkpoint.mend(run.checkpoint_file(name), Tracker(run.path).log)
+                checkpoint.mend(run.checkpoint_file(name), RunLog(run.path).write)
         world.wait()
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
         plan = training_plan(config, names, device, run, world, restarts)
@@ -144,18 +144,18 @@ def open_run(
                 f"out_dir: process {world.rank} does not see {run.path}, which the first one has; "
                 "name a folder that all machines share with --out-dir DIR"
             )
-        tracker = held.enter_context(Tracker(run.path, quiet=not world.is_main))
-        session = Session(config, run, tracker, device, world, stop)
+        log = held.enter_context(RunLog(run.path, quiet=not world.is_main))
+        session = Session(config, run, log, device, world, stop)
         for line in [f"run {run.path} on {describe(device, world.size)}", *plan]:
-            tracker.log(line)
+            log.write(line)
         if world.is_main and names:
             if not is_new:
-                restart(config, run, restarts, tracker.log)
-            tracker.mirror = open_mirror(config, run, tracker.log)
+                restart(config, run, restarts, log.write)
+            log.tracker = open_tracker(config, run, log.write)
         for phase in get_phases(config.phases):  # a kill may have come before its own clean-up
             if phase.name not in names:
                 phase.clean(session)
-        tracker.sort(config.phases)
+        log.sort(config.phases)
         try:
             yield OpenRun(session, get_phases(names), data)
         except Stopped as stopped:

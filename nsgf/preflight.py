@@ -18,7 +18,7 @@ from nsgf.experiment import load_data, training_plan
 from nsgf.phases import Phase, get_phases
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import (
@@ -136,8 +136,8 @@ def _try_phase(
     train = replace(config.train, log_every=1, max_hours=None)
     own: dict[str, Any] = {phase.name: optim}
     short = replace(short, train=train, **own)
-    with silence(), Tracker(run.path) as tracker:
-        session = Session(short, run, tracker, device)
+    with silence(), RunLog(run.path) as log:
+        session = Session(short, run, log, device)
         begin = time.perf_counter()
         task = phase.task(session, data)
         prepared = (time.perf_counter() - begin) * times

@@ -43,7 +43,7 @@ from nsgf.pool import build_batch, pool_bytes
 from nsgf.pool.build import Simulation
 from nsgf.report.quality import quality_figure
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.sinkhorn import FlowSolver, build_solver
 from nsgf.system.distributed import World
@@ -302,8 +302,8 @@ def pool_tables(options: Options, flags: Sequence[str], device: torch.device) ->
     for storage, kind in itertools.product(("memory", "disk"), ("float32", "float16")):
         words = [*flags, f"--pool.storage={storage}", f"--pool.dtype={kind}"]
         with tempfile.TemporaryDirectory() as folder:
-            run, tracker = RunFolder.prepare(Path(folder)), Tracker(Path(folder), quiet=True)
-            session = Session(experiment(options.exp, words), run, tracker, device)
+            run, log = RunFolder.prepare(Path(folder)), RunLog(Path(folder), quiet=True)
+            session = Session(experiment(options.exp, words), run, log, device)
             task = get_phase("nsgf").task(session, data)
             times = [draw_times(task, size, options.repeats, ahead) for ahead in (False, True)]
             del task

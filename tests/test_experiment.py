@@ -20,7 +20,7 @@ from nsgf.phases.resume import pending_phases
 from nsgf.pool import build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
 
@@ -261,7 +261,7 @@ def test_finished_run_keeps_its_configuration(tiny, finished):
 
 def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, finished):
     """The transport of phase 2 covers the flow time T eta in T steps."""
-    lab = Session(tiny, finished, Tracker(finished.path), torch.device("cpu"))
+    lab = Session(tiny, finished, RunLog(finished.path), torch.device("cpu"))
     x = torch.randn(5, 2)
     network = load_network(get_phase("nsgf"), tiny, finished, torch.device("cpu")).network
     expected = x

@@ -136,7 +136,7 @@ def _request(
         )
     if run:
         from nsgf.run.folder import at_home
-        from nsgf.run.mirrors import require_tracker
+        from nsgf.run.trackers import require_tracker
 
         laid_over = read_settings(file) if file is not None and "config" in control else {}
         given = {
@@ -150,7 +150,9 @@ def _request(
         if command == "train" and "tracking.tracker" in given:
             require_tracker(config)
         if command == "train" and wanted != config.tracking.tracker:
-            notes += (f"not mirrored as the run's settings say: add --tracker {wanted} for that",)
+            notes += (
+                f"{wanted} is not used, though the run's settings say so: add --tracker {wanted}",
+            )
     how = {key: value for key, value in control.items() if key not in ("config", "run")}
     if "compare" in how:
         how["compare"] = _place("compare", control)

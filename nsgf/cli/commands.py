@@ -122,20 +122,20 @@ def _train(request: Request) -> None:
         except Stopped as stopped:
             if world.is_main:
                 show(f"stopped ({stop.reason}), {stopped}; go on with:")
-                folder, mirror = Path(stopped.folder or ""), config.tracking.tracker
-                show(f"    {_resume_command(folder, world.size, mirror)}")
+                folder, tracker = Path(stopped.folder or ""), config.tracking.tracker
+                show(f"    {_resume_command(folder, world.size, tracker)}")
             return
         if world.is_main:
             for command in ("sample", "evaluate", "report"):
                 show(f"next: python -m nsgf {command} --run {shlex.quote(str(run.path))}")
 
 
-def _resume_command(folder: Path, processes: int, mirror: str) -> str:
+def _resume_command(folder: Path, processes: int, tracker: str) -> str:
     """Return the shell command that resumes a run.
 
     The ... stands for where machines meet. The -- keeps torchrun from taking --run for an
-    abbreviation of its own --run-path. A run's own settings do not mirror it to a service, so that
-    is asked for again.
+    abbreviation of its own --run-path. A run does not begin a service by its own settings, so that
+    flag is needed again.
     """
     from nsgf.run.folder import IN_FOLDER
 
@@ -145,7 +145,7 @@ def _resume_command(folder: Path, processes: int, mirror: str) -> str:
         nodes = f"--nnodes {processes // here} ... " if processes > here else ""
         runner = f"torchrun {nodes}--nproc-per-node {here} -m nsgf --"
     command = f"{runner} train --run {shlex.quote(str(folder))} --resume"
-    return command if mirror in IN_FOLDER else f"{command} --tracker {mirror}"
+    return command if tracker in IN_FOLDER else f"{command} --tracker {tracker}"
 
 
 def _sample(request: Request) -> None:

@@ -82,15 +82,8 @@ class GeneratorTask(Task):
         return way.flatten(1).square().sum(1).mean() / 2 / mean_cost(x, y)
 
     def remarks(self) -> tuple[str, ...]:
-        lines = []
-        for blur, report in zip(self._config.blurs, self._drift.reports, strict=True):
-            if report.solves:
-                lines.append(
-                    f"blur {blur:g}: {report.solves} transport problems, {report.iterations:.0f} "
-                    f"updates each, marginal errors up to {report.worst_error:.1e}, "
-                    f"{report.unconverged} cut off"
-                )
-        return tuple(lines)
+        reports = zip(self._config.blurs, self._drift.reports, strict=True)
+        return tuple(f"blur {blur:g}: {report}" for blur, report in reports if report.solves)
 
 
 class Generator(Phase):

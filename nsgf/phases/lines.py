@@ -177,7 +177,7 @@ def trained_steps(session: Session) -> Transport:
     """
     config, device = session.config, session.device
     trained = load_network(NSGF(), config, session.run, device)
-    network = InferenceNetwork(trained.network, trained.precision, device, session.tracker.log)
+    network = InferenceNetwork(trained.network, trained.precision, device, session.log.write)
 
     @torch.no_grad()
     def transport(x: Tensor, *labels: Tensor) -> Tensor:

@@ -16,8 +16,7 @@ from nsgf.data import (
     data_shape,
 )
 from nsgf.phases.base import Phase, PhasePlan, new_network
-from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool, pool_folder
-from nsgf.pool.storage import drop_positions, taken_bytes
+from nsgf.pool import TrajectoryPool, build_batch, build_pool, drop_positions, plan_pool
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import NSGFSteps
@@ -92,18 +91,14 @@ class NSGF(Phase):
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
         check_shares({"pool.num_batches": config.pool.num_batches}, world.size)
-        folder = pool_folder(run, world) if run else None
-        pool = plan_pool(config, data_shape(config.data), device, folder)
-        disk_bytes = 0
-        if config.pool.storage == "disk":
-            disk_bytes = max(0, pool.nbytes - (taken_bytes(folder) if folder else 0))
-        return PhasePlan((f"pool: {pool.text}",), disk_bytes)
+        pool = plan_pool(config, data_shape(config.data), device, run, world)
+        return PhasePlan((f"pool: {pool.text}",), pool.disk_bytes)
 
     def clean(self, session: Session) -> None:
         """Free the disk of the pool; nothing else needs it."""
         session.world.wait()
         if session.world.is_main and (freed := drop_positions(session.run.pool)):
-            session.tracker.log(
+            session.log.write(
                 f"pool: removed from the disk ({format_bytes(freed)}); a longer phase 1 builds it "
                 "again"
             )

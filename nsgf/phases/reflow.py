@@ -86,7 +86,7 @@ class Reflow(Phase):
 def trained_flow(teacher: Trained, session: Session) -> Callable[[Tensor], Tensor]:
     """Return a trained flow from time 0 to 1, (B, *shape) -> (B, *shape)."""
     network, precision = teacher.network, teacher.precision
-    velocity = InferenceNetwork(network, precision, session.device, session.tracker.log)
+    velocity = InferenceNetwork(network, precision, session.device, session.log.write)
 
     @torch.no_grad()
     def carry(x: Tensor) -> Tensor:
@@ -101,10 +101,10 @@ def path_ends(starts: Tensor, carry: Callable[[Tensor], Tensor], session: Sessio
     Raises:
         Stopped: a stop was requested; no path is kept.
     """
-    session.tracker.log(f"reflow: {len(starts)} paths of {STEPS} steps")
+    session.log.write(f"reflow: {len(starts)} paths of {STEPS} steps")
     ends = torch.empty_like(starts)
     batches = list(zip(starts.split(PATHS), ends.split(PATHS), strict=True))
-    for start, end in track(batches, "reflow paths", "batch", session.tracker.progress):
+    for start, end in track(batches, "reflow paths", "batch", session.log.progress):
         if session.is_asked():
             raise Stopped("reflow: before its first step")
         end.copy_(carry(start.to(session.device)))

@@ -1,11 +1,12 @@
 """The trajectory pool of Algorithm 1.
 
 ``plan`` computes its size before anything else; ``build`` fills it with flows; ``trajectories``
-stores them and returns pairs; ``storage`` is its file on disk.
+returns pairs; ``storage`` holds its files.
 """
 
 from nsgf.pool.build import build_pool
 from nsgf.pool.plan import build_batch, plan_pool, pool_bytes, pool_folder
+from nsgf.pool.storage import drop_positions
 from nsgf.pool.trajectories import PoolBatch, TrajectoryPool
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "TrajectoryPool",
     "build_batch",
     "build_pool",
+    "drop_positions",
     "plan_pool",
     "pool_bytes",
     "pool_folder",

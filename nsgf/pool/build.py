@@ -1,17 +1,15 @@
 """Fill the pool with independent flows (Algorithm 1, before the regression)."""
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Sampler
-from nsgf.pool.plan import DTYPES, build_batch, content_settings, plan_pool, pool_folder
-from nsgf.pool.storage import Header, PoolFile, differences, new_header, read_header, write_header
+from nsgf.pool.plan import build_batch, plan_pool, pool_folder
+from nsgf.pool.storage import Header, PoolFile, content_settings, matching_header, write_header
 from nsgf.pool.trajectories import TrajectoryPool
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
@@ -26,7 +24,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
 
     Flows are computed on the session's device; the pool stays in main memory or on the disk. Each
     of several processes builds a part. With ``pool.storage: memory`` the run folder only stores
-    the type that ``pool.dtype: auto`` chose.
+    the header.
 
     Args:
         session: the run, its device and processes.
@@ -37,39 +35,38 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         Stopped: a stop was requested, between two chunks; a pool on disk keeps its flows.
         UserError: pool or solver do not fit, the folder cannot be used, or a flow diverges.
     """
-    config, world, log = session.config, session.world, session.tracker.log
+    config, world, shape = session.config, session.world, source.shape
     folder = pool_folder(session.run, world)
-    dtype = world.agree(plan_pool(config, source.shape, session.device, folder).dtype)
+    dtype = world.agree(plan_pool(config, shape, session.device, session.run, world).dtype)
+    header = matching_header(folder, config, shape, dtype)
+    header = header or Header(dtype, content_settings(config, shape, dtype))
     share = world.share(range(config.pool.num_batches))
-    n, flow = config.sinkhorn.batch_size, config.flow
-    header = new_header(content_settings(config, source.shape, dtype), dtype)
-    file = None
-    if config.pool.storage == "disk":
-        trajectory, counter = (flow.steps + 1, *source.shape), session.tracker.progress
-        file = PoolFile(folder, header, len(share), n, trajectory, counter)
-        header = file.header
-    else:
-        header = _stored_header(folder, header)
-    pool = TrajectoryPool(
-        len(share) * n,
-        flow.steps,
-        source.shape,
-        time_step(flow),
-        dtype=DTYPES[dtype],
-        storage=file.positions if file else None,
-        filled=file.finished * n if file else 0,
-    )
-    report = SolverReport(**header["report"]) if file else SolverReport()
-    if not world.any(pool.filled < len(share) * n):
-        log(f"pool: {dtype} from {folder}, complete{_failures(report)}")
-    else:
+    flow_shape = config.sinkhorn.batch_size, config.flow.steps + 1, *shape
+    file, finished = None, 0
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_header(folder, header)
+        if config.pool.storage == "disk":
+            file = PoolFile(folder, header, len(share), flow_shape, session.log.progress)
+            positions, finished = file.positions, len(header.checksums)
+        else:
+            size = len(share) * flow_shape[0], *flow_shape[1:]
+            positions = torch.empty(size, dtype=getattr(torch, dtype))
+    except OSError as error:
+        raise UserError(
+            f"pool.storage = {config.pool.storage}: the pool folder {folder} cannot be written "
+            f"({cause(error)}); name another one with --out-dir DIR"
+        ) from error
+    pool = TrajectoryPool(positions, time_step(config.flow), finished * flow_shape[0])
+    if world.any(finished < len(share)):
         solver = build_solver(config.sinkhorn)
-        solver.report = report
         simulation = Simulation(config, source, target, solver, session.device)
-        _fill(pool, file, header, simulation, share, session)
+        finished = _fill(pool, file, header, simulation, share[finished:], session)
+    else:
+        session.log.write(f"pool: {dtype} from {folder}; complete")
     if session.is_asked():
-        done = pool.filled // n
-        raise Stopped(f"pool: {f'{done} of {_flows(len(share))}' if file else 'nothing'} kept")
+        kept = f"{finished} of {len(share)} flows" if file else "nothing"
+        raise Stopped(f"pool: {kept} kept")
     return pool
 
 
@@ -93,15 +90,11 @@ class Simulation:
             UserError: the solver refuses the clouds, e.g. for a blur too small for float32.
         """
         sinkhorn, flow = self.config.sinkhorn, self.config.flow
-        x, y = (
-            sampler.at(range(numbers.start * size, numbers.stop * size))
-            .to(self.device)
-            .unflatten(0, (len(numbers), size))
-            for sampler, size in (
-                (self.source, sinkhorn.batch_size),
-                (self.target, sinkhorn.targets),
-            )
-        )
+        clouds = []
+        for sampler, n in (self.source, sinkhorn.batch_size), (self.target, sinkhorn.targets):
+            cloud = sampler.at(range(numbers.start * n, numbers.stop * n)).to(self.device)
+            clouds.append(cloud.unflatten(0, (len(numbers), n)))
+        x, y = clouds
         try:
             return self.solver.flows(x, y, step_sizes(flow)).flatten(0, 1)
         except (ValueError, ArithmeticError) as error:
@@ -111,34 +104,25 @@ class Simulation:
                 f"{sinkhorn.blur}: try a smaller flow.eta or a larger sinkhorn.blur"
             ) from error
 
-    def try_flows(self, numbers: range, take: Callable[[Tensor], object]) -> bool:
-        """Pass these flows to ``take``; False if they do not fit into the card's memory."""
-        before = asdict(self.solver.report)
-        try:
-            take(self.flows(numbers))
-            return True
-        except torch.cuda.OutOfMemoryError:
-            self.solver.report = SolverReport(**before)
-            return False  # leaving the handler frees the flows before the next try
-
-    def halve(self, together: int, log: Callable[[str], None]) -> int:
-        """Return half of the number of flows that did not fit together, and log it.
+    def try_flows(self, numbers: range, pool: TrajectoryPool) -> bool:
+        """Append these flows to the pool; False if they do not fit into the card's memory.
 
         Raises:
-            UserError: a single flow did not fit.
+            UserError: a single flow does not fit, or as for :meth:`flows`.
         """
-        if together == 1:
-            raise UserError(
-                f"sinkhorn.batch_size = {self.config.sinkhorn.batch_size}: the card's memory is "
-                "full with a single flow of the pool; use a smaller --sinkhorn-batch or "
-                "--sinkhorn.target_batch"
-            )
-        release_memory(self.device)
-        log(
-            f"pool: {together} flows at a time do not fit into the card's memory; continuing with "
-            f"{together // 2}, the same flows"
-        )
-        return together // 2
+        before = asdict(self.solver.report)
+        try:
+            pool.append(self.flows(numbers))
+            return True
+        except torch.cuda.OutOfMemoryError as error:
+            if len(numbers) == 1:
+                raise UserError(
+                    f"sinkhorn.batch_size = {self.config.sinkhorn.batch_size}: the card's memory "
+                    "is full with a single flow of the pool; use a smaller --sinkhorn-batch or "
+                    "--sinkhorn.target_batch"
+                ) from error
+            self.solver.report = SolverReport(**before)
+            return False  # leaving the handler frees the flows before the next try
 
 
 def _fill(
@@ -146,88 +130,45 @@ def _fill(
     file: PoolFile | None,
     header: Header,
     simulation: Simulation,
-    share: range,
+    missing: range,
     session: Session,
-) -> None:
-    """Simulate the missing flows of this process's share, in order, until a stop is requested."""
-    config, solver = simulation.config, simulation.solver
+) -> int:
+    """Simulate the missing flows of this process, in order, until a stop is requested; return how
+    many of its flows are finished."""
+    config, solver, log = simulation.config, simulation.solver, session.log.write
+    first = start = pool.filled // config.sinkhorn.batch_size
+    total = first + len(missing)
     together = most = build_batch(config, simulation.source.shape, simulation.device)
-    first = file.finished if file else 0
     if first:
-        session.tracker.log(f"pool: continuing after {first} of {_flows(len(share))}")
+        log(f"pool: continuing after {first} of {total} flows")
     started = time.perf_counter()
     try:
-        with session.tracker.progress("pool", len(share), "flow", first) as progress:
-            start = first
-            while session.world.any(start < len(share)) and not session.is_asked():
-                together = min([most, *(k for flow, k in header["limits"] if flow <= start)])
-                if numbers := share[start : start + together]:  # others may have more to do
-                    if not simulation.try_flows(numbers, pool.append):
-                        half = simulation.halve(len(numbers), session.tracker.log)
-                        _store_limit(header, start, half, session)
-                        continue
+        with session.log.progress("pool", total, "flow", first) as progress:
+            while session.world.any(start < total) and not session.is_asked():
+                together = min([most, *(limit for flow, limit in header.limits if flow <= start)])
+                numbers = missing[start - first : start - first + together]
+                if not numbers:
+                    continue  # other processes have more to do
+                if simulation.try_flows(numbers, pool):
                     start += len(numbers)
                     if file:
-                        file.commit(start, asdict(solver.report))
+                        file.commit(start)
                     progress.update(len(numbers))
-    except KeyboardInterrupt:  # a second Ctrl-C
-        if file:
-            file.save()
-            session.tracker.log(f"pool: {file.finished} of {_flows(len(share))} are kept")
-        raise
+                    continue
+                release_memory(simulation.device)
+                half = len(numbers) // 2
+                log(f"pool: {len(numbers)} flows do not fit into the card's memory, trying {half}")
+                # a resumed or rebuilt pool does the same: what is computed together is rounded
+                # together
+                header.limits.append([start, half])
+                if not file:  # a file's header is written with the next flows
+                    write_header(pool_folder(session.run, session.world), header)
     finally:
         if file:
             file.save()
-    built = pool.filled // config.sinkhorn.batch_size - first
-    seconds = time.perf_counter() - started
-    session.tracker.log(_summary(built, seconds, together, solver.report))
-
-
-def _store_limit(header: Header, start: int, together: int, session: Session) -> None:
-    """Store how many flows fit together from flow ``start`` on.
-
-    A pool that is resumed or built again keeps to it: flows that are computed together are rounded
-    together.
-    """
-    header["limits"].append([start, together])
-    if session.config.pool.storage == "memory":  # a file's header is written with the next flows
-        write_header(pool_folder(session.run, session.world), header)
-
-
-def _summary(flows: int, seconds: float, together: int, report: SolverReport) -> str:
-    """Return number of flows, speed and convergence in one line."""
-    parts = [
-        f"pool: {_flows(flows)} in {seconds:.1f} s, {flows / max(seconds, 1e-9):.3g} flows/s, "
-        f"{together} at a time"
-    ]
-    if report.iterations:
-        parts.append(f"{report.iterations:.1f} updates a step")
-    if report.worst_error is not None:
-        parts.append(f"largest marginal error {report.worst_error:.1e}")
-    return "; ".join(parts) + _failures(report)
-
-
-def _flows(count: int) -> str:
-    return "1 flow" if count == 1 else f"{count} flows"
-
-
-def _failures(report: SolverReport) -> str:
-    """Return how many steps were not solved to the tolerance, if any."""
-    if not report.unconverged:
-        return ""
-    return f"; {report.unconverged} of {report.solves} steps did not reach sinkhorn.tolerance"
-
-
-def _stored_header(folder: Path, header: Header) -> Header:
-    """Return the stored header of a pool with these settings, or store this one."""
-    known = read_header(folder)
-    if known and not differences(known, header["settings"]):
-        return known
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_header(folder, header)
-    except OSError as error:
-        raise UserError(
-            f"out_dir: the pool folder {folder} cannot be written ({cause(error)})"
-        ) from error
-    return header
+    seconds = max(time.perf_counter() - started, 1e-9)
+    log(
+        f"pool: {start - first} flows in {seconds:.1f} s, {(start - first) / seconds:.3g} flows/s, "
+        f"{together} at a time; {solver.report}"
+    )
+    return start

@@ -10,15 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from nsgf.config.leaves import fixed_values
 from nsgf.config.schema import Config
-from nsgf.pool.storage import (
-    SECTIONS,
-    differences,
-    read_header,
-    refuse_mismatch,
-    taken_bytes,
-)
+from nsgf.pool.storage import matching_header, positions_files
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -33,11 +26,7 @@ BUILD_BYTES = 80 * 10**6
 BUILD_BYTES_CUDA, BUILD_SHARE_CUDA = 4 * 10**9, 0.25
 """The same on a graphics card, and the largest share of its memory."""
 CLOUDS, MATRICES = 10, 10
-"""Clouds and matrices of one flow, an upper bound for the number of flows together."""
-SOLVER_CLOUDS, SOLVER_MATRICES = 4, {"batched": 5, "geomloss": 8}
-"""Clouds and matrices as measured, for the check that a flow fits."""
-
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
+"""Clouds and matrices of one flow: twice as many as are measured at any one time."""
 
 
 class PoolPlan(NamedTuple):
@@ -45,43 +34,56 @@ class PoolPlan(NamedTuple):
 
     dtype: str
     """float32 or float16."""
-    nbytes: int
-    """Bytes of all positions."""
+    disk_bytes: int
+    """Bytes that its file still adds to the run folder."""
     text: str
     """A line for the user."""
 
 
 def pool_folder(run: RunFolder, world: World) -> Path:
     """Return the folder of this process's part of the pool."""
-    if world.size == 1:
-        return run.pool
-    return run.pool / f"part{world.rank + 1}of{world.size}"
+    return run.pool if world.size == 1 else run.pool / f"part{world.rank + 1}of{world.size}"
 
 
-def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str | None = None) -> int:
-    """Return the bytes of all positions in ``dtype``, by default ``pool.dtype`` with auto as
-    float32."""
-    itemsize = DTYPES.get(dtype or config.pool.dtype, torch.float32).itemsize
+def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str) -> int:
+    """Return the bytes of all positions in ``dtype``."""
+    itemsize = {"float32": 4, "float16": 2}[dtype]
     trajectories = config.pool.num_batches * config.sinkhorn.batch_size
     return trajectories * (config.flow.steps + 1) * math.prod(shape) * itemsize
 
 
-def solver_bytes(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
-    """Return the bytes of the flows that are simulated together, with the solver's matrices."""
+def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
+    """Return an upper bound of the bytes of one flow while it is simulated; half of it is used at
+    once."""
     n, m = config.sinkhorn.batch_size, config.sinkhorn.targets
     larger = max(n, m)
-    clouds = (config.flow.steps + 1) * n + SOLVER_CLOUDS * larger
-    rows = larger if config.sinkhorn.solver == "geomloss" else n
-    matrices = SOLVER_MATRICES[config.sinkhorn.solver] * rows * larger
-    return build_batch(config, shape, device) * 4 * (clouds * math.prod(shape) + matrices)
+    rows = larger if config.sinkhorn.solver == "geomloss" else n  # it solves y to y too
+    positions = 2 * (config.flow.steps + 1)  # as computed, and as stacked or converted
+    values = (positions * n + CLOUDS * larger) * math.prod(shape) + MATRICES * rows * larger
+    return 4 * values
+
+
+def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
+    """Return the number of flows that are simulated together.
+
+    ``pool.build_batch``, or as many as fit a fixed budget. Depends only on the settings and the
+    device, not on what happens to be free: flows that are computed together are rounded together.
+    """
+    if config.pool.build_batch != "auto":
+        return min(config.pool.build_batch, config.pool.num_batches)
+    budget: float = BUILD_BYTES
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory
+        budget = min(BUILD_BYTES_CUDA, BUILD_SHARE_CUDA * memory)
+    return max(1, min(config.pool.num_batches, int(budget // flow_bytes(config, shape))))
 
 
 def plan_pool(
     config: Config,
     shape: tuple[int, ...],
     device: torch.device,
-    folder: Path | None = None,
-    available: int | None = None,
+    run: RunFolder | None = None,
+    world: World | None = None,
 ) -> PoolPlan:
     """Choose the pool's type, and check that pool and solver fit.
 
@@ -92,106 +94,51 @@ def plan_pool(
         config: the experiment.
         shape: shape of one sample.
         device: where the flows are computed.
-        folder: the run's folder of the pool; None: a new run in ``config.out_dir``.
-        available: free bytes of the storage; measured by default.
+        run: the run; None: a new one in ``config.out_dir``.
+        world: the processes that build it; a single one by default.
 
     Raises:
-        UserError: it does not fit, or the folder holds a pool of other settings.
+        UserError: it does not fit, or the run has a pool of other settings.
     """
-    on_disk = config.pool.storage == "disk"
-    if available is None:
-        place = folder or Path(config.out_dir).expanduser()
-        available = free_disk_bytes(place) if on_disk else available_bytes()
-    solver = solver_bytes(config, shape, device) if device.type == "cpu" else 0
-    memory = available_bytes() if on_disk else available
+    memory = available_bytes()
+    solver = 0
+    if device.type == "cpu":
+        solver = build_batch(config, shape, device) * flow_bytes(config, shape) // 2
     if solver > MEMORY_SHARE * memory:
-        raise UserError(_solver_too_large(config, solver, memory))
-    if on_disk:
-        taken = taken_bytes(folder) if folder else 0
-        budget = generous = int(DISK_SHARE * available) + taken
-        available += taken
+        raise UserError(
+            f"sinkhorn.batch_size = {config.sinkhorn.batch_size}: flows against "
+            f"{config.sinkhorn.targets} targets need about {format_bytes(solver)} of memory, "
+            f"{format_bytes(memory)} are free; use a smaller --sinkhorn-batch, "
+            "--sinkhorn.target_batch or --pool.build_batch"
+        )
+    taken = 0
+    if on_disk := config.pool.storage == "disk":
+        taken = sum(file.stat().st_size for file in positions_files(run.pool)) if run else 0
+        free = free_disk_bytes(run.path if run else Path(config.out_dir).expanduser())
+        budget = generous = int(DISK_SHARE * free) + taken
+        free += taken
     else:
-        budget = generous = int(MEMORY_SHARE * available) - solver
-        if len(shape) > 1:  # an image set and its networks need the other half of the memory
-            generous = min(budget, available // 2)
-    dtype = _known_dtype(config, shape, folder)
-    if dtype is None:
+        free, budget = memory, int(MEMORY_SHARE * memory) - solver
+        # an image set and its networks need the other half of the memory
+        generous = min(budget, memory // 2) if len(shape) > 1 else budget
+    dtype: str = config.pool.dtype
+    if run and (known := matching_header(pool_folder(run, world or World()), config, shape)):
+        dtype = known.dtype  # a resumed run must see the same values, whatever is free now
+    elif dtype == "auto":
         dtype = "float32" if pool_bytes(config, shape, "float32") <= generous else "float16"
     needed = pool_bytes(config, shape, dtype)
+    place = "disk space" if on_disk else "memory"
     if needed > budget:
-        raise UserError(_pool_too_large(config, dtype, needed, budget))
-    n, m = config.sinkhorn.batch_size, config.sinkhorn.target_batch
+        raise UserError(
+            f"pool.num_batches = {config.pool.num_batches}: the pool needs {format_bytes(needed)} "
+            f"in {dtype}, it may take {format_bytes(max(0, budget))} of the free {place}; "
+            f"use --pool-batches {max(0, config.pool.num_batches * budget // needed)}, a smaller "
+            "--sinkhorn-batch, --pool.dtype float16 or another --pool.storage"
+        )
+    m = config.sinkhorn.target_batch
     text = (
-        f"{config.pool.num_batches} flows of {n} particles{f' against {m} targets' if m else ''}, "
-        f"{config.flow.steps} steps each, {needed:,} bytes ({format_bytes(needed)}) of "
-        f"{format_bytes(available)} of {'disk space' if on_disk else 'memory'} free, {dtype}"
+        f"{config.pool.num_batches} flows of {config.sinkhorn.batch_size} particles"
+        f"{f' against {m} targets' if m else ''}, {config.flow.steps} steps each, {needed:,} bytes "
+        f"({format_bytes(needed)}) of {format_bytes(free)} of {place} free, {dtype}"
     )
-    return PoolPlan(dtype, needed, text)
-
-
-def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict[str, object]:
-    """Return all settings that determine the values of a pool, by dotted key."""
-    return {
-        **fixed_values(config, SECTIONS),
-        "pool.num_batches": config.pool.num_batches,
-        "pool.dtype": dtype if config.pool.dtype == "auto" else config.pool.dtype,
-        "shape": list(shape),
-    }
-
-
-def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
-    """Return the number of flows that are simulated together.
-
-    ``pool.build_batch``, or as many as fit a fixed budget. Depends only on the settings and the
-    device, not on what happens to be free: flows that are computed together are rounded together.
-    """
-    wanted = config.pool.build_batch
-    if wanted != "auto":
-        return min(wanted, config.pool.num_batches)
-    budget: float = BUILD_BYTES
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory
-        budget = min(BUILD_BYTES_CUDA, BUILD_SHARE_CUDA * memory)
-    n, values = config.sinkhorn.batch_size, math.prod(shape)
-    larger = max(n, config.sinkhorn.targets)
-    positions = 2 * (config.flow.steps + 1)  # as computed, and as stacked or converted
-    flow = 4 * ((positions * n + CLOUDS * larger) * values + MATRICES * n * larger)
-    return max(1, min(config.pool.num_batches, int(budget // flow)))
-
-
-def _known_dtype(config: Config, shape: tuple[int, ...], folder: Path | None) -> str | None:
-    """Return the type that the settings or the pool in ``folder`` demand; None if it is free.
-
-    A resumed run must see the same values, whatever is free now.
-    """
-    known = read_header(folder) if folder else None
-    if known:
-        settings = content_settings(config, shape, known["dtype"])
-        if config.pool.storage == "disk":
-            refuse_mismatch(known, folder, settings)
-        if not differences(known, settings):
-            return str(known["dtype"])
-    return None if config.pool.dtype == "auto" else config.pool.dtype
-
-
-def _solver_too_large(config: Config, needed: int, free: int) -> str:
-    sinkhorn = config.sinkhorn
-    return (
-        f"sinkhorn.batch_size = {sinkhorn.batch_size}: transport plans of {sinkhorn.batch_size} x "
-        f"{sinkhorn.targets} need about {format_bytes(needed)} of memory, {format_bytes(free)} are "
-        "free; use a smaller --sinkhorn-batch, --sinkhorn.target_batch or --pool.build_batch"
-    )
-
-
-def _pool_too_large(config: Config, dtype: str, needed: int, budget: int) -> str:
-    on_disk = config.pool.storage == "disk"
-    fitting = config.pool.num_batches * budget // needed
-    remedies = [f"--pool-batches {fitting}" if fitting > 0 else "a smaller --sinkhorn-batch"]
-    if dtype == "float32":
-        remedies.append("--pool.dtype float16")
-    remedies.append("--out-dir on another disk" if on_disk else "--pool.storage disk")
-    return (
-        f"pool.num_batches = {config.pool.num_batches}: the pool needs {format_bytes(needed)} in "
-        f"{dtype}, it may take {format_bytes(max(0, budget))} of the free "
-        f"{'disk space' if on_disk else 'memory'}; use {' or '.join(remedies)}"
-    )
+    return PoolPlan(dtype, max(0, needed - taken) if on_disk else 0, text)

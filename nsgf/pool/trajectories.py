@@ -27,32 +27,18 @@ class PoolBatch(NamedTuple):
 
 
 class TrajectoryPool:
-    """Positions of ``trajectories`` particles at the T + 1 times of their flow."""
+    """The trajectories of F particles, on the CPU."""
 
-    def __init__(
-        self,
-        trajectories: int,
-        steps: int,
-        shape: tuple[int, ...],
-        time_step: float,
-        *,
-        dtype: torch.dtype = torch.float32,
-        storage: Tensor | None = None,
-        filled: int = 0,
-    ) -> None:
+    def __init__(self, positions: Tensor, time_step: float, filled: int = 0) -> None:
         """
         Args:
-            trajectories: their number F over all flows.
-            steps: T.
-            shape: shape of one particle.
+            positions: memory to fill, also a mapped file, (F, T+1, *shape); pairs are float32
+                whatever its type.
             time_step: h.
-            dtype: type of the stored positions; pairs are float32 in any case.
-            storage: mapped memory to fill, (F, T+1, *shape) of ``dtype``; None: main memory.
-            filled: trajectories that ``storage`` holds already.
+            filled: trajectories that it holds already.
         """
-        full = (trajectories, steps + 1, *shape)
-        self.steps, self.time_step = steps, time_step
-        self._positions = torch.empty(full, dtype=dtype) if storage is None else storage
+        self._positions, self.time_step = positions, time_step
+        self.steps = positions.shape[1] - 1
         self.filled = filled
         """Number of trajectories so far."""
 

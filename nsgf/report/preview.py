@@ -26,17 +26,17 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
 
     One that cannot be made is one line: what is trained is saved already.
     """
-    config, run, tracker = session.config, session.run, session.tracker
+    config, run, log = session.config, session.run, session.log
     wanted = config.train.preview and session.stop.reason is None
     if not (wanted and session.world.is_main):
         return
     try:
         file = save_preview(config, run, phase, data, session.device)
     except Exception as error:
-        tracker.log(f"{phase.name}: no picture of samples ({one_line(error)})")
+        log.write(f"{phase.name}: no picture of samples ({one_line(error)})")
         return
-    tracker.log(f"{phase.name}: picture of samples, {file}")
-    tracker.picture(f"{phase.name}/samples", file)
+    log.write(f"{phase.name}: picture of samples, {file}")
+    log.picture(f"{phase.name}/samples", file)
 
 
 def save_preview(

@@ -10,7 +10,7 @@ REMARKS = (
     " skipped, ",
     "the card's memory is full",
     "no picture of samples",
-    "nothing is mirrored",
+    "the tracker failed",
     "starts anew",
     "is damaged",
 )

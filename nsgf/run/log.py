@@ -1,7 +1,4 @@
-"""The log of a run: ``log.txt`` for people, ``metrics.jsonl`` and ``costs.jsonl`` for programs.
-
-A mirror (a tracker, :mod:`nsgf.run.mirrors`) also gets the records; it may fail without effect.
-"""
+"""The log of a run: ``log.txt`` for people, ``metrics.jsonl`` and ``costs.jsonl`` for programs."""
 
 import json
 import time
@@ -9,30 +6,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nsgf.run.folder import append_text, write_text
 from nsgf.run.progress import Progress, is_terminal
 from nsgf.run.stop import Stopped
+from nsgf.run.trackers import Tracker
 from nsgf.system.errors import one_line, printable
 from nsgf.system.json_reader import fields, parse_object
 from nsgf.system.output import show
 
 
-class Mirror(Protocol):
-    """A run in a tracker. An exception of its methods ends the mirror, not the run."""
-
-    def record(self, values: dict[str, Any]) -> None:
-        """Take a record of metrics.jsonl or costs.jsonl, with its phase and step."""
-
-    def picture(self, name: str, file: Path) -> None:
-        """Take a PNG under a name like ``nsgf/samples``."""
-
-    def close(self, failed: bool) -> None:
-        """End, after a run that ``failed`` or not."""
-
-
-class Tracker:
+class RunLog:
     """Writes the log and the records of a run folder; a context manager."""
 
     def __init__(self, folder: Path, quiet: bool = False) -> None:
@@ -41,23 +26,25 @@ class Tracker:
         self._log = folder / "log.txt"
         self._metrics = folder / "metrics.jsonl"
         self._costs = folder / "costs.jsonl"
-        self.mirror: Mirror | None = None
+        self.tracker: Tracker | None = None
         """Gets records and pictures too, until it fails."""
 
-    def __enter__(self) -> "Tracker":
+    def __enter__(self) -> "RunLog":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failed = kind is not None and not issubclass(kind, Stopped)
-        self._mirrored(lambda mirror: mirror.close(failed), is_last=True)
-        self.mirror = None
+        self._send(lambda tracker: tracker.close(failed), is_last=True)
+        self.tracker = None
 
-    def log(self, text: str) -> None:
-        """Print a line and, with the time, append it to the log."""
+    def write(self, text: str, shown: bool = True) -> None:
+        """Append a line with the time to the log, and print it unless it is not ``shown``."""
         if self._quiet:
             return
-        show(text)
-        self._append_line(text)
+        if shown:
+            show(text)
+        line = printable(text).replace("\n", "\\n")
+        append_text(self._log, f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
 
     def progress(
         self,
@@ -68,20 +55,12 @@ class Tracker:
         clock: Callable[[], float] = time.monotonic,
     ) -> Progress:
         """Return a progress counter, with lines in the log and, without a bar, on stdout."""
+
+        def line(text: str) -> None:
+            self.write(text, shown=not is_terminal())
+
         shown = not self._quiet
-        line = self._log_progress
         return Progress(title, total, unit, done=done, line=line, shown=shown, clock=clock)
-
-    def _log_progress(self, text: str) -> None:
-        if self._quiet:
-            return
-        if not is_terminal():
-            show(text)
-        self._append_line(text)
-
-    def _append_line(self, text: str) -> None:
-        line = printable(text).replace("\n", "\\n")
-        append_text(self._log, f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
 
     def record(self, **values: Any) -> None:
         """Append a line to metrics.jsonl, which the same seed fills with the same values."""
@@ -95,11 +74,11 @@ class Tracker:
         if self._quiet:
             return
         append_text(file, json.dumps(values) + "\n")
-        self._mirrored(lambda mirror: mirror.record(values))
+        self._send(lambda tracker: tracker.record(values))
 
     def picture(self, name: str, file: Path) -> None:
-        """Send a PNG to the mirror, under a name like ``nsgf/samples``."""
-        self._mirrored(lambda mirror: mirror.picture(name, file))
+        """Send a PNG to the tracker, under a name like ``nsgf/samples``."""
+        self._send(lambda tracker: tracker.picture(name, file))
 
     def rewind(self, phase: str, step: int) -> None:
         """Drop the records of ``phase`` after ``step``, which a resumed run writes again."""
@@ -117,14 +96,14 @@ class Tracker:
                 if changed != lines:
                     write_text(file, "".join(line + "\n" for line in changed))
 
-    def _mirrored(self, send: Callable[[Mirror], None], is_last: bool = False) -> None:
-        if self.mirror is None:
+    def _send(self, action: Callable[[Tracker], None], is_last: bool = False) -> None:
+        if self.tracker is None:
             return
         try:
-            send(self.mirror)
-        except Exception as error:  # a service must not end a training run
-            failed, self.mirror = self.mirror, None
-            self.log(f"tracking: nothing is mirrored from here on ({one_line(error)})")
+            action(self.tracker)
+        except Exception as error:  # a tracker must not end a training run
+            failed, self.tracker = self.tracker, None
+            self.write(f"tracking: the tracker failed and is not used any more ({one_line(error)})")
             if not is_last:
                 with suppress(Exception):  # release its threads and files
                     failed.close(failed=True)

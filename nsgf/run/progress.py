@@ -110,7 +110,7 @@ def track(
     unit: str,
     counter: Callable[[str, int, str], Progress] = Progress,
 ) -> Iterator[Item]:
-    """Yield the things, counted by ``counter``, for example a tracker's ``progress``."""
+    """Yield the things, counted by ``counter``, for example a log's ``progress``."""
     with counter(title, len(things), unit) as progress:
         for thing in things:
             yield thing

@@ -6,7 +6,7 @@ import torch
 
 from nsgf.config.schema import Config
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.stop import StopRequest
 from nsgf.system.distributed import World
 
@@ -17,7 +17,7 @@ class Session:
 
     config: Config
     run: RunFolder
-    tracker: Tracker
+    log: RunLog
     device: torch.device
     world: World = field(default_factory=World)
     stop: StopRequest = field(default_factory=StopRequest)

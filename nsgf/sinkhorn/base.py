@@ -50,6 +50,15 @@ class SolverReport:
         self.worst_error = max(worst, self.worst_error or 0.0)
         self.unconverged += int(left)
 
+    def __str__(self) -> str:
+        text = f"{self.solves} transport problems"
+        if self.worst_error is None:
+            return text
+        return (
+            f"{text}, {self.iterations:.0f} updates each, marginal errors up to "
+            f"{self.worst_error:.1e}, {self.unconverged} cut off"
+        )
+
 
 class FlowSolver(Protocol):
     """Velocity of the Sinkhorn gradient flow, and flows that follow it."""

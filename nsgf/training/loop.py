@@ -72,8 +72,8 @@ def fit(
             PhaseLoop(phase, state, batches, session, now).run()
         finally:
             for line in task.remarks():
-                session.tracker.log(f"{phase}: {line}")
-    session.tracker.log(f"{phase}: peak memory {format_bytes(peak_memory(device))}")
+                session.log.write(f"{phase}: {line}")
+    session.log.write(f"{phase}: peak memory {format_bytes(peak_memory(device))}")
 
 
 class PhaseLoop:
@@ -89,7 +89,7 @@ class PhaseLoop:
     ) -> None:
         self.name, self.state, self.batches, self.session = name, state, batches, session
         self.config, self.optim = session.config.train, state.config
-        self.tracker = session.tracker
+        self.log = session.log
         self.file = session.run.checkpoint_file(name)
         self.window: list[StepStats] = []
         """Finite updates since the last log line."""
@@ -100,12 +100,12 @@ class PhaseLoop:
 
     def run(self) -> None:
         self._resume()
-        self.tracker.rewind(self.name, self.state.step)
+        self.log.rewind(self.name, self.state.step)
         if self.state.forward.compiled and self.state.step < self.optim.iterations:
             self._compile()
         pending, self.logged = None, (self.state.step, time.perf_counter())
         total, done = self.optim.iterations, self.state.step
-        with self.tracker.progress(self.name, total, "step", done, self.now) as progress:
+        with self.log.progress(self.name, total, "step", done, self.now) as progress:
             while not (stopping := self.session.is_asked()) and self.state.step < total:
                 # queue an update, then read the one before, which is done by now
                 outcome = self._update()
@@ -128,12 +128,12 @@ class PhaseLoop:
 
     def _compile(self) -> None:
         """Compile before the first update, so that these minutes are logged and timed."""
-        self.tracker.log(f"{self.name}: compiling")
+        self.log.write(f"{self.name}: compiling")
         started = time.perf_counter()
         with compiling(), self._splitting():
             self.state.rehearse(self.batches.at(self.state.step))
         seconds = time.perf_counter() - started
-        self.tracker.log(f"{self.name}: compiled in {seconds:.1f} s")
+        self.log.write(f"{self.name}: compiled in {seconds:.1f} s")
 
     def _update(self) -> PendingStats:
         """
@@ -158,7 +158,7 @@ class PhaseLoop:
         before = self.state.accumulate
         yield
         if self.state.accumulate != before:
-            self.tracker.log(
+            self.log.write(
                 f"{self.name}: step {self.state.step} did not fit into the card's memory; goes on "
                 f"with --accumulate {self.state.accumulate}, the same batch of "
                 f"{self.optim.batch_size} in parts"
@@ -176,7 +176,7 @@ class PhaseLoop:
             return
         progress.update()
         self.skipped_in_a_row += 1
-        self.tracker.log(f"{self.name}: step {outcome.step} skipped, {self._why(reading)}")
+        self.log.write(f"{self.name}: step {outcome.step} skipped, {self._why(reading)}")
         if self.skipped_in_a_row >= MAX_SKIPPED:
             self._save()
             raise UserError(
@@ -208,14 +208,14 @@ class PhaseLoop:
             return
         means, self.window = StepStats.mean(self.window), []
         self.mean_loss = means.loss
-        self.tracker.record(
+        self.log.record(
             phase=self.name,
             step=step,
             loss=means.loss,
             grad_norm=means.norm,
             lr=self.optim.lr * lr_factor(step - 1, self.optim),
         )
-        self.tracker.record_cost(
+        self.log.record_cost(
             phase=self.name,
             step=step,
             steps_per_second=round((step - last_step) / (now - last), 3),
@@ -236,7 +236,7 @@ class PhaseLoop:
                 f"checkpoint {self.file} does not fit ({one_line(error)}); remove it"
             ) from error
         self.saved_step = self.state.step
-        self.tracker.log(
+        self.log.write(
             f"{self.name}: going on after step {self.state.step} of {self.optim.iterations}"
         )
 

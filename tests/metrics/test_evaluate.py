@@ -68,7 +68,8 @@ def test_w2_compares_samples_with_the_target(small, small_run, monkeypatch):
     for name in ("target", "source"):
         cloud = getattr(data, name)("elsewhere").sample(400)
         monkeypatch.setattr(
-            "nsgf.metrics.evaluate.generate", lambda *_, cloud=cloud: Samples(x=cloud, nfe=1.0)
+            "nsgf.metrics.evaluate.generate",
+            lambda *_, cloud=cloud, **__: Samples(x=cloud, nfe=1.0),
         )
         scores[name] = evaluate_run(config, small_run)[1]
     assert scores["target"]["w2"] < 2 * scores["target"]["w2_floor"]
@@ -77,7 +78,9 @@ def test_w2_compares_samples_with_the_target(small, small_run, monkeypatch):
 
 def test_diverged_networks_are_refused(small, small_run, monkeypatch):
     monkeypatch.setattr(
-        FlowSampler, "__call__", lambda _, x: Samples(x=torch.where(x > 1, torch.nan, x), nfe=1.0)
+        FlowSampler,
+        "__call__",
+        lambda _, x, *__: Samples(x=torch.where(x > 1, torch.nan, x), nfe=1.0),
     )
     with pytest.raises(UserError, match="diverged"):
         evaluate_run(small, small_run)
@@ -117,7 +120,9 @@ def test_evaluation_of_images(digits_run):
 
 def test_mistyped_inception_weights_are_noticed_before_sampling(digits_run, monkeypatch):
     config, run = digits_run
-    monkeypatch.setattr("nsgf.metrics.evaluate.generate", lambda *_: pytest.fail("sampled first"))
+    monkeypatch.setattr(
+        "nsgf.metrics.evaluate.generate", lambda *_, **__: pytest.fail("sampled first")
+    )
     evaluation = replace(config.evaluation, inception=True, inception_weights="nowhere.pth")
     with pytest.raises(UserError, match=r"nowhere\.pth: .*No such file"):
         evaluate_run(replace(config, evaluation=evaluation), run)
@@ -193,7 +198,7 @@ def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch, tmp_pat
     config = small
     data, compared, cpu = Data(config.data, 0), [], torch.device("cpu")
     monkeypatch.setattr(
-        evaluate, "generate", lambda _, source, n, *__: Samples(source.sample(n), 1)
+        evaluate, "generate", lambda _, source, n, *__, **how: Samples(source.sample(n), 1)
     )
     found = evaluate._samples(config, FlowSampler([]), cpu, tmp_path, World())
     drawn = [part.x for part in found]

@@ -16,7 +16,7 @@ from nsgf.phases.flow_matching import (
     check_installed,
 )
 from nsgf.phases.reflow import ReflowTask, path_ends
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
@@ -71,7 +71,7 @@ def test_exact_plan_of_a_large_batch_has_the_steps_it_needs(method):
 def test_pairs_that_come_from_a_group_are_not_paired_again(tiny, tiny_run):
     """torchcfm would pair them anew within the batch."""
     peer = PeerConfig(method="otcfm", sigma=0.0, coupling_batch=32)
-    run = Session(replace(tiny, peer=peer), tiny_run, Tracker(tiny_run.path), torch.device("cpu"))
+    run = Session(replace(tiny, peer=peer), tiny_run, RunLog(tiny_run.path), torch.device("cpu"))
     task = get_phase("peer").task(run, Data(tiny.data, 0))
     start, end, t, first = task.draw(range(8))
     streams = (Data(tiny.data, 0).source("peer"), Data(tiny.data, 0).target("peer"))
@@ -122,7 +122,7 @@ def test_missing_torchcfm_is_one_line(monkeypatch):
 
 def test_reflow_learns_the_straight_line_between_the_ends_of_a_path(tiny, tiny_run):
     starts = PointSampler(Grid(0.0), 1).sample(10)
-    session = Session(tiny, tiny_run, Tracker(tiny_run.path), torch.device("cpu"))
+    session = Session(tiny, tiny_run, RunLog(tiny_run.path), torch.device("cpu"))
     ends = path_ends(starts, lambda x: 2 * x + 50, session)
     assert len(ends) == 10
     reflow = ReflowTask(nn.Identity(), (starts, ends), seed=5)
@@ -137,7 +137,7 @@ def test_reflow_learns_the_straight_line_between_the_ends_of_a_path(tiny, tiny_r
 def test_stop_while_paths_are_computed(tiny, tiny_run):
     stop = StopRequest(max_hours=0)
     device = torch.device("cpu")
-    session = Session(tiny, tiny_run, Tracker(tiny_run.path), device, stop=stop)
+    session = Session(tiny, tiny_run, RunLog(tiny_run.path), device, stop=stop)
     with pytest.raises(Stopped):
         path_ends(torch.zeros(4, 1), lambda x: x, session)
 

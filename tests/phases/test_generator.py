@@ -20,7 +20,7 @@ from nsgf.phases.generator import GeneratorTask, drift_of
 from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sinkhorn.drift import Drift, mean_cost
@@ -300,8 +300,8 @@ def test_what_was_solved_is_told_of_a_session_that_stops(one_call):
         reason = "asked to"
 
     run = RunFolder.prepare(Path(one_call.out_dir) / "run")
-    tracker = Tracker(run.path)
-    session = Session(one_call, run, tracker, CPU)
+    log = RunLog(run.path)
+    session = Session(one_call, run, log, CPU)
     task = task_of(one_call)
     task.loss(lambda x, t: x, task.batch(*task.draw(range(16))))
     session.stop = Asked()

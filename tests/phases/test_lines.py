@@ -11,7 +11,7 @@ from nsgf.phases.coupling import Pairs
 from nsgf.phases.lines import CachedStarts, LineTask, NSFTask, TimePredictorTask, interpolate
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -81,7 +81,7 @@ def test_time_predictor_regresses_the_time_of_a_point():
 
 
 def test_nsgf_regresses_the_velocity_of_the_pool():
-    pool = TrajectoryPool(10, 2, (2,), time_step=0.5)
+    pool = TrajectoryPool(torch.empty(10, 3, 2), 0.5)
     pool.append(torch.tensor([0.0, 1.0, 3.0]).view(1, 3, 1).expand(10, 3, 2))
     (x, t), target = batch(NSGFTask(nn.Identity(), pool, 0), 64)
     # v = 2 at (0, t = 0) and 4 at (1, t = 1/2)
@@ -93,7 +93,7 @@ def test_nsgf_regresses_the_velocity_of_the_pool():
 def test_batches_of_all_tasks_follow_positions_alone():
     """Any part can be drawn alone, later, or by another process."""
     images = torch.randint(256, (50, 1, 2, 2), dtype=torch.uint8)
-    pool = TrajectoryPool(10, 2, (2,), time_step=0.5)
+    pool = TrajectoryPool(torch.empty(10, 3, 2), 0.5)
     pool.append(torch.randn(10, 3, 2))
 
     def tasks():
@@ -128,7 +128,7 @@ def test_lines_of_a_phase_are_paired_within_the_configured_group(
     """Of nothing else said, within a batch."""
     nsf = replace(tiny.nsf, batch_size=8, coupling=coupling, coupling_batch=within)
     config = replace(tiny, nsf=nsf)
-    session = Session(config, tiny_run, Tracker(tiny_run.path), CPU)
+    session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)
     start, end, _ = get_phase("nsf").task(session, Data(tiny.data, 0)).draw(range(8))
     streams = (Data(tiny.data, 0).source("nsf"), Data(tiny.data, 0).target("nsf"))
     expected = Pairs(*streams, CPU, group=group).at(range(8))

@@ -11,7 +11,7 @@ from nsgf.data.images import to_unit_range
 from nsgf.phases.nsgf import NSGFTask, flow_labels, pool_target
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from tests.conftest import shipped
@@ -44,7 +44,7 @@ def test_trajectories_have_the_class_of_their_flow(config, size, tmp_path):
     parts = []
     for rank in range(size):
         world = World(rank, size)
-        session = Session(config, RunFolder(tmp_path), Tracker(tmp_path), CPU, world)
+        session = Session(config, RunFolder(tmp_path), RunLog(tmp_path), CPU, world)
         parts.append(flow_labels(session, 10))
     expected = (torch.arange(25) % 10).repeat_interleave(4)
     assert torch.equal(torch.cat(parts), expected.int())
@@ -62,7 +62,7 @@ def test_flows_end_at_images_of_the_class_that_their_labels_say(config, size, tm
     for rank in range(size):
         run = RunFolder(tmp_path / f"{rank}")
         world = Apart(rank, size)
-        session = Session(config, run, Tracker(tmp_path, quiet=True), CPU, world)
+        session = Session(config, run, RunLog(tmp_path, quiet=True), CPU, world)
         built = build_pool(session, data.source("pool"), pool_target(config, data))
         ends.append(built._positions[:, -1])
         labels.append(flow_labels(session, 10))
@@ -77,7 +77,7 @@ def test_flows_end_at_images_of_the_class_that_their_labels_say(config, size, tm
 def test_pairs_come_with_the_class_of_their_trajectory():
     """Positions are the class of their trajectory."""
     labels = (torch.arange(40) // 4 % 3).int()
-    pool = TrajectoryPool(40, 2, (1, 1, 1), 1.0)
+    pool = TrajectoryPool(torch.empty(40, 3, 1, 1, 1), 1.0)
     pool.append(labels.float().view(-1, 1, 1, 1, 1).expand(-1, 3, -1, -1, -1))
     task = NSGFTask(nn.Identity(), pool, 0, labels=labels, classes=3)
     x, _, _, told = task.draw(range(600))

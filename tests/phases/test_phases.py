@@ -14,7 +14,7 @@ from nsgf.phases import get_phase, get_phases, load_legs, previewed_phases, samp
 from nsgf.phases.base import Phase, new_network
 from nsgf.phases.lines import NSFTask
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
 from nsgf.training.loop import fit
@@ -42,7 +42,7 @@ def test_phases_begin_with_weights_of_their_own(tiny):
 
 
 def test_phases_draw_lines_of_their_own(tiny, tmp_path):
-    session = Session(tiny, RunFolder(tmp_path), Tracker(tmp_path), CPU)
+    session = Session(tiny, RunFolder(tmp_path), RunLog(tmp_path), CPU)
     data = Data(tiny.data, tiny.seed)
     tasks = [get_phase(name).task(session, data) for name in ("nsf", "predictor")]
     drawn = [task.draw(range(8)) for task in tasks]
@@ -53,7 +53,7 @@ def test_phases_draw_lines_of_their_own(tiny, tmp_path):
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_batches_from_a_disk_are_waited_for(tiny, tmp_path, storage):
     config = replace(tiny, pool=replace(tiny.pool, storage=storage))
-    session = Session(config, RunFolder(tmp_path), Tracker(tmp_path), CPU)
+    session = Session(config, RunFolder(tmp_path), RunLog(tmp_path), CPU)
     task = get_phase("nsgf").task(session, Data(config.data, config.seed))
     assert task.reads_disk == (storage == "disk")
 
@@ -63,7 +63,7 @@ def test_loss_of_a_phase_decides_its_updates(tiny, monkeypatch):
 
     def trained() -> torch.Tensor:
         run = RunFolder.create(tiny)
-        session = Session(tiny, run, Tracker(run.path), CPU)
+        session = Session(tiny, run, RunLog(run.path), CPU)
         task = get_phase("nsf").task(session, Data(tiny.data, tiny.seed))
         fit("nsf", task, session)
         return task.model.layers[0].weight.detach()

@@ -14,7 +14,7 @@ from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.pool import TrajectoryPool, build_pool, pool_folder
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import StopRequest
 from nsgf.sinkhorn import FlowSolver, SolverReport
@@ -70,12 +70,12 @@ def with_pool(config: Config, **settings) -> Config:
     return replace(config, pool=replace(config.pool, **settings))
 
 
-class Lines(Tracker):
+class Lines(RunLog):
     """Keeps what is logged."""
 
     def __init__(self, folder: Path, lines: list[str]) -> None:
         super().__init__(folder, quiet=True)
-        self.log = lines.append
+        self.write = lines.append
 
 
 def build(
@@ -98,6 +98,6 @@ def build(
         path = folder.parent if folder else Path(somewhere)
         run = RunFolder(path.parent if world and folder else path)
         assert folder in (None, pool_folder(run, world or World()))
-        tracker = Lines(run.path, [] if lines is None else lines)
-        session = Session(config, run, tracker, device, world or World(), stop or StopRequest())
+        log = Lines(run.path, [] if lines is None else lines)
+        session = Session(config, run, log, device, world or World(), stop or StopRequest())
         return build_pool(session, data.source("p"), data.target("p"))

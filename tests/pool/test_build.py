@@ -1,7 +1,6 @@
-import json
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from threading import Barrier
 
 import pytest
@@ -15,7 +14,7 @@ from nsgf.pool import build_pool, pool_folder
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
-from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
+from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.schedule import step_sizes
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -65,30 +64,6 @@ def test_each_flow_meets_its_own_part_of_the_targets(config, together):
     assert {len(targets) for targets in seen.targets} == {12}
     assert torch.equal(torch.cat(seen.particles), data.source("p").sample(7 * 8))
     assert torch.equal(pool._positions[:, 0], torch.cat(seen.particles))
-    assert len(pool._positions) == 7 * 8
-
-
-def test_flows_against_a_whole_set_of_images_meet_each_one_once():
-    config = shipped("digits", "--pool-batches=2", "--sinkhorn-batch=8", "--pool.build_batch=1")
-    seen, images = Seen(), Data(config.data, config.seed).images
-    assert images is not None
-    build(against(config, len(images)), solver=seen)
-    levels = [targets.add(1).mul(127.5).round().to(torch.uint8) for targets in seen.targets]
-    found = [sorted(map(bytes, pictures.flatten(1).numpy())) for pictures in levels]
-    assert found == [sorted(map(bytes, images.flatten(1).numpy()))] * 2
-    assert not torch.equal(seen.targets[0], seen.targets[1])
-
-
-@pytest.mark.parametrize("solver", ["batched", "geomloss"])
-def test_as_many_targets_as_particles_give_the_same_pool(config, solver):
-    solving = replace(config.sinkhorn, solver=solver)
-    default = with_pool(replace(config, sinkhorn=solving), num_batches=3)
-    pools = [
-        build(chosen, solver=build_solver(solving))._positions
-        for chosen in (default, against(default, 8), against(default, 9))
-    ]
-    assert torch.equal(pools[0], pools[1])
-    assert not torch.equal(pools[0], pools[2])
 
 
 @pytest.mark.parametrize("together", [1, 2, 3, 7, 50, "auto"])
@@ -105,17 +80,8 @@ def test_chunks_change_nothing(config, together):
 def test_flows_that_fail_numerically_name_their_settings(flag, solver):
     flags = ["--pool-batches=1", "--sinkhorn-batch=8", f"--sinkhorn.solver={solver}"]
     config = shipped("2d", "--flow.schedule=constant", flag, *flags)
-    with pytest.raises(UserError, match=r"flow\.eta.*") as caught:
+    with pytest.raises(UserError, match=r"flow\.eta"):
         build(config, solver=build_solver(config.sinkhorn))
-    assert "\n" not in str(caught.value)
-
-
-def test_chunks_do_not_change_the_configured_solvers_flows(config):
-    def positions(together):
-        chosen = with_pool(config, build_batch=together, num_batches=4)
-        return build(chosen, solver=build_solver(config.sinkhorn))._positions
-
-    torch.testing.assert_close(positions(4), positions(1), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu
@@ -159,47 +125,14 @@ def test_processes_build_different_parts_of_one_pool(config, tmp_path, storage):
     assert [solver.calls for solver in solvers] == [[2, 1], [2, 2]]
     whole = torch.cat([part._positions for part in parts])
     assert torch.equal(whole, build(config)._positions)
-    assert all((folder / "header.json").is_file() for folder in folders)
 
 
-def test_pool_in_memory_is_built_to_the_same_values_again(config, tmp_path):
-    first, again = build(config, tmp_path / "pool"), build(config, tmp_path / "pool")
-    assert torch.equal(first._positions, again._positions)
-
-
-def test_flow_that_diverges_is_a_user_error(config):
-    wild = replace(config, flow=replace(config.flow, eta=1e30, schedule="constant"))
-    with pytest.raises(UserError, match=r"steps of 1e\+30 left"):
-        build(wild)
-
-
-def test_report_always_shows_what_did_not_converge(config, tmp_path):
-    said: list[str] = []
-    build(config, lines=said)
-    assert re.fullmatch(r"pool: 7 flows in .* s, .* flows/s, 7 at a time", said[-1])
-    build(with_pool(config, build_batch=3), None, HalfWay(unconverged=2), said)
-    assert said[-1].endswith("3 at a time; 6 of 14 steps did not reach sinkhorn.tolerance")
-
-
-def test_report_of_interrupted_sessions_adds_up(config, tmp_path):
-    disk = with_pool(config, storage="disk", build_batch=2)
-    with pytest.raises(Killed):
-        build(disk, tmp_path / "pool", HalfWay(fail_at=2, unconverged=1))
-    said: list[str] = []
-    build(disk, tmp_path / "pool", HalfWay(), said)
-    assert said[-1].endswith("2 of 14 steps did not reach sinkhorn.tolerance")
-    build(disk, tmp_path / "pool", HalfWay(), said)
-    assert said[-1].endswith("2 of 14 steps did not reach sinkhorn.tolerance")
-
-
-def test_report_goes_on_from_that_of_an_interrupted_session(config, tmp_path):
-    report = SolverReport(**json.loads(json.dumps(asdict(SolverReport()), allow_nan=False)))
-    for iterations, error in ((6, 0.5), (9, 0.25)):
-        count = 10 if iterations == 6 else 5
-        values = torch.full((count,), iterations), torch.full((count,), error)
-        report.record(*values, torch.arange(count) > 0)
-        report = SolverReport(**json.loads(json.dumps(asdict(report))))
-    assert report == SolverReport(0, 15, 7.0, 0.5, 2)
+def test_report_always_shows_what_did_not_converge(config):
+    solver, said = HalfWay(), []
+    solver.report.worst_error = 0.5
+    solver.unconverged = 2
+    build(with_pool(config, build_batch=3), None, solver, said)
+    assert re.match(r"pool: 7 flows in .* s, .* flows/s, 3 at a time; 14 .* 6 cut off$", said[-1])
 
 
 # --- a full card ---------------------------------------------------------------------------------
@@ -207,25 +140,22 @@ def test_report_goes_on_from_that_of_an_interrupted_session(config, tmp_path):
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_full_card_halves_the_flows_at_a_time(config, storage, monkeypatch):
-    """The same flows, told in one line, and nothing of what did not fit is counted."""
+    """The same flows, and nothing of what did not fit is counted."""
     said: list[str] = []
     monkeypatch.setattr("nsgf.pool.build.release_memory", lambda device: said.append("given back"))
     solver = HalfWay(room=2, unconverged=1)
     pool = build(with_pool(config, storage=storage), solver=solver, lines=said)
     assert solver.calls == [7, 3, 1, 1, 1, 1, 1, 1, 1]
     assert torch.equal(pool._positions, build(config)._positions)
-    assert solver.report.flows == 7
+    assert (solver.report.flows, solver.report.unconverged) == (7, 7)
     assert said.count("given back") == 2
     numbers = [re.findall(r"\d+", line) for line in said if "card" in line]
     assert numbers == [["7", "3"], ["3", "1"]]
-    assert said[-1].endswith("1 at a time; 7 of 14 steps did not reach sinkhorn.tolerance")
 
 
 def test_single_flow_that_does_not_fit_names_the_setting(config):
     with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 8: .*--sinkhorn-batch"):
         build(config, solver=HalfWay(room=0))
-    with pytest.raises(UserError, match=r"smaller --sinkhorn-batch or --sinkhorn\.target_batch$"):
-        build(against(config, 8), solver=HalfWay(room=0))
 
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])
@@ -277,86 +207,34 @@ def test_full_card_of_one_process_delays_the_other_only_by_its_flows(config, tmp
 # --- inside an experiment -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def run_config(tiny):
-    return replace(with_pool(tiny, storage="disk"), phases=["nsgf"])
-
-
-def dies(*_):
-    raise Killed
-
-
-def counted(monkeypatch) -> list[FlowSolver]:
-    """Every solver that is built from now on."""
-    solvers: list[FlowSolver] = []
+@pytest.mark.parametrize(("storage", "rebuilt"), [("disk", []), ("memory", [4])])
+def test_run_resumed_inside_phase_1_reuses_the_pool_on_disk(
+    tiny, trained_once, storage, rebuilt, monkeypatch
+):
+    """And ends where an uninterrupted run in memory does."""
+    config = replace(with_pool(tiny, storage=storage), phases=["nsgf"])
+    solvers, real_save = [], checkpoint.save
 
     def make(config):
         solvers.append(build_solver(config))
         return solvers[-1]
 
-    monkeypatch.setattr("nsgf.pool.build.build_solver", make)
-    return solvers
-
-
-def weights(run: RunFolder) -> dict:
-    return checkpoint.load(run.checkpoint_file("nsgf"))["model"]
-
-
-def same(one: dict, other: dict) -> bool:
-    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
-
-
-@pytest.mark.parametrize(("storage", "rebuilt"), [("disk", []), ("memory", [4])])
-def test_run_resumed_inside_phase_1_reuses_the_pool_on_disk(
-    run_config, trained_once, storage, rebuilt, monkeypatch
-):
-    """And ends where an uninterrupted run in memory does."""
-    config = with_pool(run_config, storage=storage)
-    solvers, real_save = counted(monkeypatch), checkpoint.save
-
     def dying_save(file, payload):
         real_save(file, payload)
         raise Killed
 
+    monkeypatch.setattr("nsgf.pool.build.build_solver", make)
     run = RunFolder.create(config)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", dying_save)
         with pytest.raises(Killed):
             train(config, run)
-    train(config, run)
     assert threads() == 0  # one reads ahead from the disk, and ends with the phase
+    train(config, run)
     assert [solver.report.flows for solver in solvers] == [4, *rebuilt]
-    assert same(weights(run), weights(RunFolder(trained_once)))
-
-
-def test_progress_of_the_pool_is_in_the_log(trained_once):
-    assert "pool: flow 4 of 4\n" in (trained_once / "log.txt").read_text()
-
-
-def test_other_pool_in_the_run_is_refused_before_training(run_config, monkeypatch):
-    run = RunFolder.create(run_config)
-    with monkeypatch.context() as patch:
-        patch.setattr("nsgf.pool.TrajectoryPool.pairs", dies)
-        with pytest.raises(Killed):
-            train(run_config, run)
-    log = (run.path / "log.txt").read_text()
-    with pytest.raises(UserError, match=f"{run.pool}.*seed: the pool has 0, this command 1"):
-        train(replace(run_config, seed=1), run)
-    assert (run.path / "log.txt").read_text() == log
-
-
-def test_storage_and_chunks_may_change_when_a_run_goes_on(run_config):
-    run = train(run_config)
-    longer = replace(run_config.nsgf, iterations=20)
-    train(replace(with_pool(run_config, storage="memory", build_batch=1), nsgf=longer), run)
-    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 20
-
-
-def test_failure_while_training_ends_the_thread(run_config, monkeypatch):
-    def broken(*_):
-        raise OSError("read error")
-
-    monkeypatch.setattr("nsgf.pool.TrajectoryPool.pairs", broken)
-    with pytest.raises(OSError, match="read error"):
-        train(run_config)
-    assert threads() == 0
+    ends = [
+        checkpoint.load(one.checkpoint_file("nsgf"))["model"]
+        for one in (run, RunFolder(trained_once))
+    ]
+    for name, value in ends[0].items():
+        assert torch.equal(value, ends[1][name])

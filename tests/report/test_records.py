@@ -6,7 +6,7 @@ import pytest
 import nsgf
 from nsgf.report.records import LOG_LINES, REMARKS, Cost, costs, curves, log_lines, remarks
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 
 ROOT = Path(nsgf.__file__).parent
 
@@ -17,18 +17,18 @@ def run(tmp_path) -> RunFolder:
 
 
 def test_curves_are_those_of_the_phases(run):
-    tracker = Tracker(run.path)
+    log = RunLog(run.path)
     for phase, step in (("nsgf", 10), ("nsgf", 20), ("nsf", 10)):
-        tracker.record(phase=phase, step=step, loss=1 / step, grad_norm=float(step), lr=0.1)
+        log.record(phase=phase, step=step, loss=1 / step, grad_norm=float(step), lr=0.1)
     first, second = curves(run)
     assert (first.phase, first.steps, first.loss) == ("nsgf", [10, 20], [0.1, 0.05])
     assert (second.phase, second.steps, second.grad_norm) == ("nsf", [10], [10.0])
 
 
 def test_speed_of_a_line_holds_since_the_line_before(run):
-    tracker = Tracker(run.path)
+    log = RunLog(run.path)
     for step, speed, peak in ((10, 5.0, 100), (40, 10.0, 300), (50, 10.0, 200)):
-        tracker.record_cost(phase="nsgf", step=step, steps_per_second=speed, peak_memory=peak)
+        log.record_cost(phase="nsgf", step=step, steps_per_second=speed, peak_memory=peak)
     assert costs(run) == {"nsgf": Cost(2.0 + 3.0 + 1.0, 300)}
 
 

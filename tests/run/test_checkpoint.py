@@ -65,6 +65,8 @@ def test_interruption_that_torch_hides_is_one_all_the_same(tmp_path, monkeypatch
 
 
 class Malicious:
+    """Unpickled by an ordinary reader it creates a file."""
+
     def __reduce__(self):
         return Path.touch, (Path("executed"),)
 
@@ -79,14 +81,6 @@ def craft(file: Path, content: bytes, **header) -> None:
     """A checkpoint whose header and checksums are right, whatever its content is."""
     text = json.dumps(header).encode()
     file.write_bytes(checkpoint._lead(text, len(content), zlib.crc32(content)) + text + content)
-
-
-def test_checkpoint_cannot_execute_code(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    craft(tmp_path / "bad.pt", serialized({"x": Malicious()}), **START, step=1)
-    with pytest.raises(UserError, match="cannot be read"):
-        checkpoint.load(tmp_path / "bad.pt")
-    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", None])

@@ -3,7 +3,7 @@ import io
 import pytest
 
 from nsgf.run import progress
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.progress import Progress, track
 
 
@@ -81,7 +81,7 @@ def test_without_a_taker_lines_go_to_stderr_where_there_is_no_bar(monkeypatch):
 
 def test_things_of_a_run_are_counted_in_its_log_by_its_first_process(tmp_path, capsys):
     for quiet, lines in ((True, 0), (False, 1)):
-        counter = Tracker(tmp_path, quiet=quiet).progress
+        counter = RunLog(tmp_path, quiet=quiet).progress
         assert list(track(range(1), "reflow paths", "batch", counter)) == [0]
         output = capsys.readouterr()
         assert (output.out.count("reflow paths: batch 1 of 1"), output.err) == (lines, "")

@@ -17,7 +17,7 @@ from nsgf.phases.lines import trained_steps
 from nsgf.report.preview import preview_samples
 from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
@@ -138,7 +138,7 @@ def test_everything_that_asks_a_trained_network_does_so_in_the_precision(small, 
 
 def learned_from(config, runs):
     """What the lines of one run start from, and where the paths of the other one's reflow end."""
-    nsgf, peer = (Session(config, run, Tracker(run.path), CPU) for run in runs)
+    nsgf, peer = (Session(config, run, RunLog(run.path), CPU) for run in runs)
     data = Data(config.data, config.seed)
     reflowed = get_phase("reflow").task(peer, data)
     return trained_steps(nsgf)(data.source("nsf").at(range(32))), reflowed.draw(range(32))[1]
@@ -172,7 +172,7 @@ def test_paths_are_walked_in_the_precision_that_their_network_was_trained_in(tin
     """In float32 by earlier versions, whose checkpoints do not say, and where the device has not
     that precision."""
     file, x = tiny_run.checkpoint_file("nsgf"), torch.randn(64, 2)
-    session = Session(tiny, tiny_run, Tracker(tiny_run.path), CPU)
+    session = Session(tiny, tiny_run, RunLog(tiny_run.path), CPU)
     payload, found = checkpoint.load(file), {}
     for precision in ("fp32", "bf16", "fp16", None, ["bf16"]):
         trained_in(precision, file)

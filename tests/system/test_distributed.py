@@ -29,7 +29,7 @@ from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.sinkhorn.schedule import time_step
 from nsgf.system.distributed import World, is_launched, join
@@ -219,14 +219,12 @@ def test_each_process_samples_its_own_part_of_the_pool(runs, tmp_path):
     config = shipped("2d", *FLAGS[1:])
     data = Data(config.data, 0)
     run = RunFolder(tmp_path)
-    session = Session(config, run, Tracker(run.path, quiet=True), CPU)
+    session = Session(config, run, RunLog(run.path, quiet=True), CPU)
     whole = build_pool(session, data.source("pool"), data.target("pool"))
     parts = []
     for rank, flows in enumerate((slice(0, 2 * 16), slice(2 * 16, 5 * 16))):
         own = whole._positions[flows].clone()
-        pool = TrajectoryPool(
-            len(own), 3, (2,), time_step(config.flow), storage=own, filled=len(own)
-        )
+        pool = TrajectoryPool(own, time_step(config.flow), filled=len(own))
         task = NSGFTask(torch.nn.Identity(), pool, 0)
         shares = [World(rank, 2).share(range(17 * step, 17 * step + 17)) for step in range(3)]
         parts.append([task.batch(*task.draw(share)) for share in shares])

@@ -15,7 +15,7 @@ from torch import nn
 
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.log import Tracker
+from nsgf.run.log import RunLog
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -29,7 +29,7 @@ def run_fit(config, trainer, run=None, train=(), **changes):
         config, nsgf=replace(config.nsgf, **changes), train=replace(config.train, **dict(train))
     )
     run = run or RunFolder.create(config)
-    fit("nsgf", trainer, session(config, run, Tracker(run.path)))
+    fit("nsgf", trainer, session(config, run, RunLog(run.path)))
     return run
 
 
@@ -129,7 +129,7 @@ def test_time_between_checkpoints_is_bounded(tiny, monkeypatch):
     train = replace(tiny.train, checkpoint_every=1000)
     config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=15), train=train)
     run, trainer = RunFolder.create(config), Quadratic()
-    here = session(config, run, Tracker(run.path))
+    here = session(config, run, RunLog(run.path))
     fit("nsgf", trainer, here, now=hundred_seconds_each(trainer))
     assert saved == [6, 12, 15]
 
@@ -152,7 +152,7 @@ def test_clock_of_another_process_than_the_first_saves_nothing(tiny, monkeypatch
     train = replace(tiny.train, checkpoint_every=5)
     config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=6), train=train)
     run, trainer = RunFolder.create(config), Quadratic()
-    here = replace(session(config, run, Tracker(run.path)), world=Another())
+    here = replace(session(config, run, RunLog(run.path)), world=Another())
     fit("nsgf", trainer, here, now=hundred_seconds_each(trainer))
     assert gathered == [5, 6]
 
@@ -164,7 +164,7 @@ def test_log_has_a_line_at_the_first_update_and_every_half_minute(tiny):
         train=replace(tiny.train, log_every=1000),
     )
     run, trainer = RunFolder.create(config), Quadratic()
-    here = session(config, run, Tracker(run.path))
+    here = session(config, run, RunLog(run.path))
     fit("nsgf", trainer, here, now=hundred_seconds_each(trainer))
     lines = [line.split(" ", 2)[2] for line in log(run).splitlines() if "loss" in line]
     assert [line.split(",")[0] for line in lines] == [f"nsgf: step {n} of 4" for n in (1, 2, 3, 4)]
@@ -216,7 +216,7 @@ def test_stop_on_request_saves_and_goes_on_the_same(tiny, calls):
     run, whole = RunFolder.create(config), RunFolder.create(config)
     first = Quadratic(dropout=0.5)
     with pytest.raises(Stopped, match=r"nsgf: step \d+ of 12"):
-        fit("nsgf", first, replace(session(config, run, Tracker(run.path)), stop=Asked(calls)))
+        fit("nsgf", first, replace(session(config, run, RunLog(run.path)), stop=Asked(calls)))
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == len(first.drawn) == calls
     second, both = Quadratic(dropout=0.5), Quadratic(dropout=0.5)
     run_fit(config, second, run)
@@ -230,7 +230,7 @@ def test_stop_on_request_saves_and_goes_on_the_same(tiny, calls):
 def test_request_at_the_last_update_leaves_a_finished_phase(tiny):
     run = RunFolder.create(tiny)
     config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=6))
-    asked = replace(session(config, run, Tracker(run.path)), stop=Asked(6))
+    asked = replace(session(config, run, RunLog(run.path)), stop=Asked(6))
     fit("nsgf", Quadratic(), asked)  # what follows a finished phase is not skipped
     assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 6
 
@@ -433,6 +433,6 @@ def test_memory_on_the_card_is_flat(tiny):
         return plain(positions)
 
     trainer.draw = draw
-    here = session(config, run, Tracker(run.path))
+    here = session(config, run, RunLog(run.path))
     fit("nsgf", trainer, replace(here, device=torch.device("cuda", 0)))
     assert seen[300] <= seen[100] + 4096

@@ -78,5 +78,5 @@ class Updates:
         return self.state.update(self.trainer.batch(*self.trainer.draw(positions))).read()
 
 
-def session(config, run, tracker) -> Session:
-    return Session(config, run, tracker, CPU)
+def session(config, run, log) -> Session:
+    return Session(config, run, log, CPU)

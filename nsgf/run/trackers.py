@@ -1,0 +1,222 @@
+"""Trackers: the records and pictures of a run at Weights & Biases, or in files of TensorBoard.
+
+``tracking.tracker`` chooses one. The packages are imported only if a run asks for them. A tracker
+that fails does not end a run.
+"""
+
+import os
+import re
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from importlib.util import find_spec
+from itertools import chain
+from os.path import lexists
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from PIL import Image
+
+from nsgf.config.schema import FAMILIES, Config
+from nsgf.run.folder import RunFolder, dump_config, name_within, write_text
+from nsgf.system.errors import UserError, one_line
+
+INIT_SECONDS = 15.0
+"""Longest wait for the W&B server before a run is kept offline."""
+FINISH_SECONDS = 60.0
+"""Longest wait for uploads at the end; the rest stays in the run folder."""
+WANDB_SETTINGS = ("wandb/settings", ".wandb/settings")
+"""Files of the working directory that wandb prefers to the user's own settings."""
+
+
+class Tracker(Protocol):
+    """A run in a tracker. After an exception of a method the tracker is not used any more."""
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Take a record of metrics.jsonl or costs.jsonl, with its phase and step."""
+
+    def picture(self, name: str, file: Path) -> None:
+        """Take a PNG under a name like ``nsgf/samples``."""
+
+    def close(self, failed: bool) -> None:
+        """End, after a run that ``failed`` or not."""
+
+
+def require_tracker(config: Config) -> None:
+    """Raise UserError if the tracker's package is not installed."""
+    name = config.tracking.tracker
+    if name == "tensorboard" and find_spec(name) is None:
+        raise UserError(
+            f"tracking.tracker = {name}: needs {name}; pip install {name}, or say --tracker none"
+        )
+
+
+def open_tracker(config: Config, run: RunFolder, log: Callable[[str], None]) -> Tracker | None:
+    """Return the tracker's run of a run folder, new or continued, and log a line about it; None if
+    nothing is tracked or the tracker failed."""
+    name = config.tracking.tracker
+    if name == "none":
+        return None
+    if name != "tensorboard":
+        return _open_wandb(config, run, log)
+    try:
+        tracker = TensorBoardTracker(config, run)
+    except Exception as error:  # trackers raise many types
+        log(f"{name}: not used ({one_line(error)})")
+        return None
+    log(f"tensorboard: show it with: tensorboard --logdir {run.path / 'tensorboard'}")
+    return tracker
+
+
+class TensorBoardTracker:
+    """Files in the run folder's ``tensorboard/``: a folder for each phase, since each counts its
+    own steps.
+
+    A resumed phase begins its next file at the step of its first record, which hides what an
+    interrupted session wrote after that step.
+    """
+
+    def __init__(self, config: Config, run: RunFolder) -> None:
+        """Raise ImportError if tensorboard is missing or damaged."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._begin, self._config = SummaryWriter, config
+        self._folder = run.path / "tensorboard"
+        self._writers: dict[str, Any] = {}
+        self._steps: dict[str, int] = {}
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Write the numbers of a record at once."""
+        phase, step = values["phase"], values["step"]
+        writer = self._writer(phase, step)
+        self._steps[phase] = step
+        for key, value in values.items():
+            if key not in ("phase", "step") and isinstance(value, int | float):
+                writer.add_scalar(key, value, step)
+        writer.flush()  # a killed run then loses only what a resumed one writes again
+
+    def picture(self, name: str, file: Path) -> None:
+        """Write an image file; ``name`` is ``PHASE/WHAT``."""
+        phase, _, what = name.partition("/")
+        step = self._steps.get(phase, 0)
+        with Image.open(file) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        self._writer(phase, step).add_image(what, pixels, step, dataformats="HWC")
+
+    def close(self, failed: bool) -> None:
+        """Close the files, which do not say how a run ended."""
+        with ExitStack() as closing:  # close each of them even if one fails
+            for writer in self._writers.values():
+                closing.callback(writer.close)
+
+    def _writer(self, phase: str, step: int) -> Any:
+        if phase not in self._writers:
+            writer = self._begin(str(self._folder / phase), purge_step=step)
+            settings = dump_config(self._config).replace("\n", "\n    ")
+            writer.add_text("settings", f"    {settings}", step)
+            self._writers[phase] = writer
+        return self._writers[phase]
+
+
+class WandbTracker:
+    """A W&B run with a step axis of its own for each phase: ``nsgf/step`` for ``nsgf/*``."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        for phase in chain(*FAMILIES):
+            run.define_metric(f"{phase}/step")
+            run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
+
+    def record(self, values: dict[str, Any]) -> None:
+        """Log a record under its phase: ``nsgf/loss``, ..."""
+        phase = values["phase"]
+        self._run.log({f"{phase}/{key}": value for key, value in values.items() if key != "phase"})
+
+    def picture(self, name: str, file: Path) -> None:
+        """Log an image file."""
+        import wandb
+
+        self._run.log({name: wandb.Image(str(file))})
+
+    def close(self, failed: bool) -> None:
+        """Finish the W&B run, as failed if training did not finish."""
+        self._run.finish(exit_code=int(failed))
+
+
+def _open_wandb(config: Config, run: RunFolder, log: Callable[[str], None]) -> WandbTracker | None:
+    """Return the W&B run of a run folder, new or continued; None if there can be none.
+
+    Without a server or an API key the run is kept offline. A settings file in the working directory
+    may be somebody else's and name a server that gets the user's key: then W&B is not used.
+    """
+    if foreign := next(filter(lexists, WANDB_SETTINGS), None):
+        log(
+            f"W&B: not used: {Path(foreign).absolute()} may name a server that gets your key; what "
+            "is yours of it belongs into ~/.config/wandb/settings, then remove it"
+        )
+        return None
+    failure = ""
+    if config.tracking.tracker == "wandb":
+        try:
+            begun = _begin(config, run, "online")
+            tracker = WandbTracker(begun)
+            log(f"W&B: {begun.url}")
+            return tracker
+        except Exception as error:  # wandb raises many types, not all of them its own
+            failure = f"not online ({one_line(error)}), "
+            with suppress(Exception, SystemExit):  # the failed attempt still has the run's id
+                import wandb
+
+                wandb.teardown()
+    try:
+        begun = _begin(config, run, "offline")
+        tracker = WandbTracker(begun)
+    except Exception as error:
+        log(f"W&B: {failure}not used ({one_line(error)})")
+        return None
+    log(f"W&B: {failure}kept offline; upload it with: wandb sync {Path(begun.dir).parent}")
+    return tracker
+
+
+def run_id(run: RunFolder) -> str:
+    """Return the W&B run's id, which is made once and kept in ``wandb_id.txt``.
+
+    Raises:
+        UserError: the file holds something else.
+    """
+    file = run.path / "wandb_id.txt"
+    if not file.exists():
+        write_text(file, uuid.uuid4().hex[:12] + "\n")
+    found = file.read_text().strip()
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", found):  # wandb names folders after it
+        raise UserError(f"{file} holds no id of a W&B run; remove it for a new one")
+    return found
+
+
+def _begin(config: Config, run: RunFolder, mode: Literal["online", "offline"]) -> Any:
+    """Return a W&B run. Raise an exception of any type if wandb cannot begin one."""
+    import wandb
+
+    # silence before init also rules out its prompts
+    wandb.setup(settings=wandb.Settings(silent=True))
+    return wandb.init(
+        mode=mode,
+        project=os.environ.get("WANDB_PROJECT", "nsgf"),
+        name=name_within(config, run),
+        group=config.exp,
+        id=run_id(run),
+        resume="allow",
+        config=asdict(config),
+        allow_val_change=True,  # a resumed run may train longer
+        dir=str(run.path),
+        settings=wandb.Settings(
+            silent=True,
+            console="off",  # progress bars would fill its copy of the terminal
+            init_timeout=INIT_SECONDS,
+            finish_timeout=FINISH_SECONDS,
+            disable_git=True,
+            save_code=False,
+        ),
+    )

@@ -1,0 +1,299 @@
+"""Trackers: the choice, a failure, what TensorBoard reads, and W&B by a stand-in and offline."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsgf.cli import main
+from nsgf.cli.arguments import parse
+from nsgf.config.files import build, given, read_settings
+from nsgf.config.schema import PEER_PHASES, PHASES, Config, TrackingConfig
+from nsgf.experiment import train
+from nsgf.run import trackers
+from nsgf.run.folder import RunFolder, name_within
+from nsgf.run.trackers import TensorBoardTracker, open_tracker, run_id
+from nsgf.system.errors import UserError
+
+
+def tracked(config: Config, tracker: str) -> Config:
+    return replace(config, tracking=TrackingConfig(tracker=tracker))
+
+
+def records(file: Path, phase: str) -> list[dict]:
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [line for line in lines if line["phase"] == phase]
+
+
+# --- the choice ---------------------------------------------------------------------------------
+
+
+def test_missing_package_is_refused_before_anything_is_written(tiny, monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"tracking\.tracker = tensorboard"):
+        train(tracked(tiny, "tensorboard"))
+    assert not Path(tiny.out_dir).exists()
+
+
+def test_resumed_run_needs_the_package_only_if_the_command_names_it(tiny, monkeypatch, capsys):
+    """The run's settings may come from another machine."""
+    run = train(replace(tiny, phases=["nsgf"]))
+    run.write_config(tracked(tiny, "tensorboard"))
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    argv = ["train", "--run", str(run.path), "--resume"]
+    assert main([*argv, "--tracker", "tensorboard"]) == 2
+    assert "tracking.tracker = tensorboard" in capsys.readouterr().err
+    assert main(argv) == 0
+    log = (run.path / "log.txt").read_text()
+    assert log.count("tensorboard: not used") == 1
+    assert "nsf: done" in log
+    assert build(Config, read_settings(run.config_file)).tracking.tracker == "tensorboard"
+
+
+def test_setting_of_earlier_versions_is_read(tmp_path):
+    names = {"online": "wandb", "offline": "wandb-offline", "disabled": "none"}
+    for before, now in names.items():
+        file = tmp_path / "config.yaml"
+        file.write_text(f"exp: 2d\ntracking:\n  wandb: {before}\n  project: mine\n  entity: null\n")
+        assert build(Config, read_settings(file)).tracking.tracker == now
+    with pytest.raises(UserError, match=r"tracking\.tracker = sometimes"):
+        given({"tracking.wandb": "sometimes"})
+
+
+@pytest.mark.parametrize("flag", ["--wandb", "--tracking.wandb"])
+def test_flag_of_earlier_versions_names_the_new_one(flag, capsys):
+    assert main(["train", "--exp", "2d", flag, "online"]) == 2
+    assert f"{flag}: unknown flag; say --tracker wandb" in capsys.readouterr().err
+    assert parse(["train", "--exp", "2d", "--tracker", "wandb"]).config.tracking.tracker == "wandb"
+
+
+# --- TensorBoard --------------------------------------------------------------------------------
+
+
+def shown(folder: Path) -> Any:
+    """A phase as TensorBoard reads it."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return events
+
+
+def test_tensorboard_shows_each_phase_over_its_own_steps(tiny):
+    config = tracked(tiny, "tensorboard")
+    run = train(replace(config, train=replace(config.train, preview=True)))
+    for phase in PHASES:
+        events = shown(run.path / "tensorboard" / phase)
+        for file, key in (("metrics", "loss"), ("metrics", "lr"), ("costs", "peak_memory")):
+            lines = records(run.path / f"{file}.jsonl", phase)
+            found = events.Scalars(key)
+            assert [event.step for event in found] == [line["step"] for line in lines]
+            assert [event.value for event in found] == pytest.approx([line[key] for line in lines])
+        assert events.Tags()["images"] == ["samples"]
+        [text] = events.Tensors("settings/text_summary")
+        assert b"    exp: 2d" in text.tensor_proto.string_val[0]
+
+
+def test_resumed_run_shows_each_step_once(tiny):
+    """Killed after records that come after its checkpoint."""
+    config = replace(tracked(tiny, "tensorboard"), phases=["nsgf"])
+    run = train(config)
+    file, folder = run.path / "metrics.jsonl", run.path / "tensorboard" / "nsgf"
+    checkpoint = run.checkpoint_file("nsgf")
+    checkpoint.with_suffix(".earlier.pt").replace(checkpoint)  # of step 10, after the record of 8
+    train(config, run)
+    assert len(list(folder.iterdir())) == 2
+    steps = [event.step for event in shown(folder).Scalars("loss")]
+    assert steps == [record["step"] for record in records(file, "nsgf")] == [4, 8, 12]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_failing_tracker_does_not_end_the_run_and_leaves_no_thread(tiny, monkeypatch):
+    pytest.importorskip("tensorboard")
+
+    def fail(self: TensorBoardTracker, values: dict[str, Any]) -> None:
+        self._writer(values["phase"], values["step"])
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(TensorBoardTracker, "record", fail)
+    before = set(threading.enumerate())
+    run = train(replace(tracked(tiny, "tensorboard"), phases=["nsgf"]))
+    log = (run.path / "log.txt").read_text()
+    assert log.count("the tracker failed and is not used any more (gone)") == 1
+    assert "nsgf: done" in log
+    assert set(threading.enumerate()) <= before
+
+
+# --- W&B ----------------------------------------------------------------------------------------
+
+
+class StandIn:
+    """A module ``wandb`` that notes its calls; ``failing`` modes raise."""
+
+    def __init__(self) -> None:
+        self.failing: list[str] = []
+        self.begun: list[dict[str, Any]] = []
+        self.logged: list[dict[str, Any]] = []
+        self.axes: dict[str, str | None] = {}
+        self.exit_codes: list[int] = []
+        self.teardowns = 0
+
+    def setup(self, settings: Any) -> None:
+        assert settings["silent"]
+
+    def Settings(self, **settings: Any) -> dict[str, Any]:
+        return settings
+
+    def Image(self, file: str) -> str:
+        return f"image {file}"
+
+    def teardown(self) -> None:
+        self.teardowns += 1
+
+    def init(self, **settings: Any) -> Any:
+        self.begun.append(settings)
+        if settings["mode"] in self.failing:
+            raise ConnectionError("no way\nout")
+        return SimpleNamespace(
+            url="https://wandb.ai/x",
+            dir=f"{settings['dir']}/wandb/offline-run-1/files",
+            log=self.logged.append,
+            define_metric=lambda name, step_metric=None: self.axes.update({name: step_metric}),
+            finish=lambda exit_code: self.exit_codes.append(exit_code),
+        )
+
+
+@pytest.fixture
+def wandb(monkeypatch) -> StandIn:
+    module = StandIn()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_resumed_run_is_the_same_wandb_run(tiny, wandb, monkeypatch):
+    monkeypatch.setenv("WANDB_PROJECT", "the-project")
+    config = tracked(tiny, "wandb")
+    run = train(replace(config, phases=["nsgf"]))
+    train(config, run)
+    first, second = wandb.begun
+    assert first["id"] == second["id"] == (run.path / "wandb_id.txt").read_text().strip()
+    assert (first["name"], first["group"], first["project"]) == (run.path.name, "2d", "the-project")
+    assert first["config"]["nsgf"]["iterations"] == 12
+    assert first["dir"] == str(run.path)
+    assert wandb.exit_codes == [0, 0]
+    assert (run.path / "log.txt").read_text().count("W&B: https://wandb.ai/x") == 2
+
+
+def test_wandb_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
+    config = tracked(tiny, "wandb-offline")
+    run = train(replace(config, train=replace(config.train, preview=True)))
+    for phase in PHASES:
+        expected = records(run.path / "metrics.jsonl", phase)
+        rows = [row for row in wandb.logged if f"{phase}/loss" in row]
+        for key in ("step", "loss", "grad_norm", "lr"):
+            assert [row[f"{phase}/{key}"] for row in rows] == [line[key] for line in expected]
+        [picture] = [row[f"{phase}/samples"] for row in wandb.logged if f"{phase}/samples" in row]
+        assert picture.startswith("image ")
+    for phase in (*PHASES, *PEER_PHASES):
+        assert wandb.axes[f"{phase}/*"] == f"{phase}/step"
+    assert not any("phase" in row for row in wandb.logged)
+
+
+def test_runs_of_a_comparison_have_different_names(tiny, tmp_path):
+    run = RunFolder(tmp_path / "runs" / "compare-2d" / "moons" / "nsgf-seed0")
+    assert name_within(tiny, run) == "compare-2d/moons/nsgf-seed0"
+    assert name_within(tiny, RunFolder(tmp_path / "copied")) == "copied"
+
+
+def test_run_that_ends_by_an_error_is_a_failed_one(tiny, wandb, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    run = RunFolder.create(tracked(tiny, "wandb-offline"))
+    monkeypatch.setattr("nsgf.training.loop.PhaseLoop.run", interrupted)
+    argv = ["train", "--run", str(run.path), "--resume", "--tracker", "wandb-offline"]
+    assert main(argv) == 130
+    assert wandb.exit_codes == [1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "failing", "line"),
+    [
+        ("wandb", ["online"], "W&B: not online (no way out), kept offline; upload it with: wandb"),
+        ("wandb", ["online", "offline"], "W&B: not online (no way out), not used (no way out)"),
+        ("wandb-offline", ["offline"], "W&B: not used (no way out)"),
+    ],
+)
+def test_wandb_that_fails_is_one_line(tiny, wandb, mode, failing, line):
+    wandb.failing, lines = failing, []
+    tracker = open_tracker(tracked(tiny, mode), RunFolder.create(tiny), lines.append)
+    assert len(lines) == 1
+    assert lines[0].startswith(line)
+    assert (tracker is None) == ("offline" in failing)
+    assert wandb.teardowns == (mode == "wandb")
+    assert wandb.begun[0]["settings"]["init_timeout"] <= 15
+
+
+@pytest.mark.parametrize("folder", ["wandb", ".wandb"])
+def test_settings_in_the_working_directory_choose_no_server(
+    folder, tiny, wandb, tmp_path, monkeypatch
+):
+    """They may lie in a run folder that somebody else has made."""
+    monkeypatch.chdir(tmp_path)
+    Path(folder).mkdir()
+    Path(folder, "settings").write_text("[default]\nbase_url = http://elsewhere.example\n")
+    lines: list[str] = []
+    assert open_tracker(tracked(tiny, "wandb"), RunFolder.create(tiny), lines.append) is None
+    assert wandb.begun == []
+    assert str(tmp_path / folder / "settings") in lines[0]
+
+
+@pytest.mark.parametrize("content", ["../../x", "", "a b", "a\nb", "x" * 99, "/tmp", "\x00"])
+def test_wandb_ids_that_are_paths_are_refused(content, tmp_path):
+    (tmp_path / "wandb_id.txt").write_text(content)
+    with pytest.raises(UserError, match=r"wandb_id\.txt"):
+        run_id(RunFolder(tmp_path))
+
+
+@pytest.mark.e2e
+def test_wandb_itself_reads_settings_in_no_other_place(tmp_path):
+    """Settings in the run folder, and beside it, are not read: only the refused ones are."""
+    runs = tmp_path / "runs"
+    for place in (runs, runs / "run"):
+        (place / "wandb").mkdir(parents=True)
+        (place / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\n")
+    code = (
+        "import wandb; wandb.setup(settings=wandb.Settings(silent=True));"
+        f"run = wandb.init(mode='offline', project='p', dir={str(runs / 'run')!r});"
+        "print(run.settings.base_url); run.finish()"
+    )
+    for place, expected in ((runs / "run", True), (tmp_path, False)):
+        printed = output_of([sys.executable, "-c", code], tmp_path, cwd=place)
+        assert ("http://127.0.0.1:9" in printed) == expected
+
+
+@pytest.mark.e2e
+def test_wandb_itself_keeps_a_run_offline(tmp_path):
+    command = [sys.executable, "-m", "nsgf", "train", "--exp", "2d", "--pool-batches", "2"]
+    command += ["--device", "cpu", "--train-iters", "5", "--tracker", "wandb-offline"]
+    printed = output_of([*command, "--out-dir", str(tmp_path)], tmp_path)
+    [line] = [line for line in printed.splitlines() if line.startswith("W&B: kept offline")]
+    [file] = Path(line.split("wandb sync ")[1]).glob("run-*.wandb")
+    assert file.stat().st_size > 1000
+
+
+def output_of(command: list[str], home: Path, cwd: Path | None = None) -> str:
+    """What a command prints without the user's settings of wandb."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    own = {"OMP_NUM_THREADS": "1", "WANDB_CONFIG_DIR": str(home), "HOME": str(home)}
+    done = subprocess.run(
+        command, cwd=cwd, env={**kept, **own}, capture_output=True, text=True, check=True
+    )
+    return done.stdout
