@@ -11,10 +11,9 @@ from nsgf.config.files import Content, nested
 from nsgf.config.leaves import is_path, leaves, plain_type, range_of
 from nsgf.config.schema import FAMILIES, OF_PHASES, ONE_CALL, PHASES, Config, DataConfig
 from nsgf.data import DATA_SETS, NOISE, ImageSet, data_classes, data_shape, target_set
-from nsgf.data.classes import nearest_multiple
 from nsgf.models.unet import GROUPS
 from nsgf.phases import get_phases
-from nsgf.phases.generator import group_problems, groups_of
+from nsgf.phases.generator import group_problems, groups_of, nearest_multiple
 from nsgf.system.errors import UserError
 
 MAX_TEXT = 4096

@@ -23,7 +23,7 @@ from nsgf.phases.base import count_weights
 from nsgf.phases.resume import finish_restart, pending_phases, restart
 from nsgf.report.preview import show_preview
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import what_is_lost
+from nsgf.run.checkpoint import interrupted_message
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.run.lock import only_process
 from nsgf.run.log import RunLog
@@ -90,7 +90,7 @@ def train_phase(phase: Phase, session: Session, data: Data) -> None:
     try:
         fit(phase.name, phase.task(session, data), session)  # task and data are freed here
     except KeyboardInterrupt:  # a second Ctrl-C
-        log.write(what_is_lost(file, phase.name))
+        log.write(interrupted_message(file, phase.name))
         raise
     phase.clean(session)
     release_memory(session.device)
@@ -128,7 +128,7 @@ def open_run(
             held.enter_context(_lock(run))
             finish_restart(run, RunLog(run.path).write)
             for name in config.phases:
-                checkpoint.mend(run.checkpoint_file(name), RunLog(run.path).write)
+                checkpoint.restore_previous(run.checkpoint_file(name), RunLog(run.path).write)
         world.wait()
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
         plan = training_plan(config, names, device, run, world, restarts)

@@ -135,7 +135,7 @@ def _request(
             for method in config.compare.methods
         )
     if run:
-        from nsgf.run.folder import at_home
+        from nsgf.run.folder import drop_unsafe_settings
         from nsgf.run.trackers import require_tracker
 
         laid_over = read_settings(file) if file is not None and "config" in control else {}
@@ -146,7 +146,7 @@ def _request(
         }
         if command in ON_SAMPLES and "out_dir" in flags:
             given.add("out_dir")
-        wanted, config = config.tracking.tracker, at_home(config, run, given)
+        wanted, config = config.tracking.tracker, drop_unsafe_settings(config, run, given)
         if command == "train" and "tracking.tracker" in given:
             require_tracker(config)
         if command == "train" and wanted != config.tracking.tracker:

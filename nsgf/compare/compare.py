@@ -29,9 +29,9 @@ from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.experiment import train, training_plan
 from nsgf.phases import get_phase
-from nsgf.run.checkpoint import good_header, mend
+from nsgf.run.checkpoint import good_header, restore_previous
 from nsgf.run.folder import RunFolder, check_links, write_text
-from nsgf.run.lock import WAIT_SECONDS, Busy, in_turn, only_process
+from nsgf.run.lock import WAIT_SECONDS, Busy, only_process, wait_for_lock
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.solvers import check_solver
 from nsgf.system.errors import UserError
@@ -81,7 +81,7 @@ def compare(
         pending = left
     if not reports:
         return []
-    with in_turn(comparison.folder, work.stop_if_asked):
+    with wait_for_lock(comparison.folder, work.stop_if_asked):
         tables = write_report(comparison, work.rows())
         return [*tables, *save_pictures(comparison, work.device)]
 
@@ -200,7 +200,7 @@ class Work:
                 title = method_title(trial.method)
                 self._log(f"compare: {title}, {trial.target}, seed {trial.seed}")
                 for phase in config.phases:
-                    mend(run.checkpoint_file(phase), self._log)
+                    restore_previous(run.checkpoint_file(phase), self._log)
             for count in range(1, len(config.phases) + 1):
                 self._train(replace(config, phases=config.phases[:count]), run)
             with only_process(run.path):

@@ -12,26 +12,34 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.data.classes import ClassSampler, LabelDropout, class_labels, class_rows
 from nsgf.data.folder import image_set, inspect_images
 from nsgf.data.images import IMAGE_SETS, ImageSet
-from nsgf.data.own import Inspection, read_found
-from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
-from nsgf.data.samplers import ImageSampler, PointSampler, RowSampler, Sampler
-from nsgf.data.table import (
+from nsgf.data.own import (
+    Inspection,
     TableSet,
     in_units,
     inspect_points,
+    read_found,
     read_points,
     standardised,
     table_set,
+)
+from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
+from nsgf.data.samplers import (
+    ClassSampler,
+    ImageSampler,
+    LabelDropout,
+    PointSampler,
+    RowSampler,
+    Sampler,
+    class_labels,
 )
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, make_generator
 
 __all__ = ["ClassSampler", "ImageSampler", "LabelDropout", "PointSampler", "RowSampler", "Sampler"]
 __all__ += ["ImageSet", "PointSet", "RandomIndices", "TableSet", "Times"]
-__all__ += ["class_labels", "class_rows", "in_units"]
+__all__ += ["class_labels", "in_units"]
 
 DATA_SETS: dict[str, PointSet | ImageSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}
 """The shipped data sets by ``data.name``."""
@@ -121,19 +129,24 @@ class Data:
             else:
                 self.images = self._target.images(config)
             if self.classes:
-                self._labels = self._target.labels(config)
-                self._check_labels(self._labels, len(self.images))
+                self._labels = self._read_labels(self._target, len(self.images))
             if device is not None and fits_beside_training(self.images, device):
                 self.images = self.images.to(device)
 
-    def _check_labels(self, labels: Tensor, images: int) -> None:
-        """Raise UserError unless each image has a label, and each class an image."""
+    def _read_labels(self, target: ImageSet, images: int) -> Tensor:
+        """Return the label of each image.
+
+        Raises:
+            UserError: an image has no label, or a class no image.
+        """
+        labels = target.labels(self._config)
         empty = torch.bincount(labels, minlength=self.classes) == 0
         if len(labels) != images or empty.any():
             raise UserError(
-                f"data.conditional = true: {self._config.name} has {images} images, {len(labels)} "
+                f"data.conditional = true: {target.name} has {images} images, {len(labels)} "
                 f"labels and {int(empty.sum())} empty classes; say --data.conditional false"
             )
+        return labels
 
     def source(self, *stream: str) -> Sampler:
         """Return a sampler of mu0 with a random stream of its own."""

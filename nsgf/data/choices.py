@@ -34,17 +34,17 @@ def with_own_data(
     """Inspect a new run's own data and choose settings for it.
 
     Args:
-        method: the settings of the method's file, below what is chosen.
-        base: the settings of a file or of a run, each phase with its own values.
-        flags: those of the command line; for a further method of a comparison with what was found
-            for the first.
+        method: settings of the method's file, which the chosen ones override.
+        base: settings of a file or of a run, each phase with its own values.
+        flags: settings of the command line; for a further method of a comparison with what was
+            found for the first.
         check: raises UserError for settings with which ``data.path`` cannot be read.
-        is_new: whether a run is begun. Its file may be the settings of another run: for other data
-            it keeps what was chosen, not what was found.
+        is_new: whether a run is begun. With the settings of another run and other data it keeps
+            what was chosen, not what was found.
 
     Returns:
-        ``base`` on top of what is chosen, ``flags`` with what was found, and lines about both;
-        nothing is changed for other data and for runs, which have chosen before.
+        ``base`` on top of what is chosen, ``flags`` with what was found, and lines about both.
+        Nothing changes for other data and for runs that exist.
 
     Raises:
         UserError: ``data.path`` is missing, or what is there cannot be trained on.
@@ -59,8 +59,8 @@ def with_own_data(
     check(config)
     if config.data.path is None:
         raise UserError(f"data.path = null: name the {name} to train on with --data.path")
-    known = config.data.found
-    found, notes = (read_found(config.data), ()) if known else INSPECTORS[name](config.data)
+    known = (read_found(config.data), ()) if config.data.found else None
+    found, notes = known or INSPECTORS[name](config.data)
     mult = merged(base, flags).get("model", {}).get("unet", {}).get("mult")
     chosen = _chosen(config, found, mult)
     data: dict[str, Any] = {"found": found._asdict()}
@@ -120,7 +120,7 @@ def for_images(
     elif sides[-1] > LARGEST_END:
         raise UserError(
             f"data.size = {size}: can only be halved to {sides[-1]} pixels, must come to "
-            f"{LARGEST_END} or fewer; the nearest that does is {_nearest_size(size)}"
+            f"{LARGEST_END} or fewer, as 28, 32, 48, 96 and 224 do"
         )
     n, values = min(128, samples), channels * size**2
     # small sets get narrow networks, which learn them by heart later
@@ -150,12 +150,6 @@ def _sides(size: int) -> list[int]:
     while sides[-1] % 2 == 0 and sides[-1] >= 8:
         sides.append(sides[-1] // 2)
     return sides
-
-
-def _nearest_size(size: int) -> int:
-    sizes = range(4, min(2 * size, 1024) + 1)
-    fitting = (other for other in sizes if _sides(other)[-1] <= LARGEST_END)
-    return min(fitting, key=lambda other: abs(other - size))
 
 
 def _flows(trajectories: int, particles: int, values: int) -> int:

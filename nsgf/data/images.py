@@ -39,9 +39,7 @@ class ImageSet:
     """Settings of the section ``data`` that have an effect, besides ``name``; ``root`` if the set
     reads files, ``download`` if they can be fetched."""
     files: str = "its files"
-    """Contents of ``data.root``, for messages."""
-
-    is_source = False
+    """What ``data.root`` or ``data.path`` must hold, for messages."""
 
     def images(self, config: DataConfig) -> Tensor:
         """Return the training images.  uint8, (N, C, H, W)
@@ -88,14 +86,16 @@ class ImageSet:
             raise
         except Exception as error:  # torchvision raises many types for damaged files
             key = "path" if "path" in self.uses else "root"
-            problem = f"data.{key} = {getattr(config, key)}: no usable {self.name}"
+            value = getattr(config, key)
             remedies = [f"put {self.files} there", f"name another folder with --data.{key} DIR"]
             if "download" in self.uses and not config.download:
                 remedies.append("allow the download with --data.download true")
             if "fake" in self.uses:
-                remedies.append("use random images with --fake-data")
-                remedies.append("train on a folder of images with --exp images --data.path DIR")
-            raise UserError(f"{problem} ({one_line(error)}); {', or '.join(remedies)}") from error
+                remedies.append("use --fake-data, or your own images with --exp images")
+            raise UserError(
+                f"data.{key} = {value}: no usable {self.name} ({one_line(error)}); "
+                + ", or ".join(remedies)
+            ) from error
 
 
 def data_root(config: DataConfig) -> Path:
@@ -130,11 +130,7 @@ def _digits_images(_: DataConfig) -> Tensor:
 
 def _mnist(config: DataConfig) -> Any:
     """Return torchvision's training set: ``data`` (N, 28, 28), and ``targets``."""
-    from torchvision.datasets import MNIST as PUBLISHED
-
-    class MNIST(PUBLISHED):  # torchvision names the folder after the class
-        def _check_legacy_exist(self) -> bool:
-            return False  # torchvision would prefer pickles of old versions
+    from torchvision.datasets import MNIST
 
     return MNIST(data_root(config), download=config.download)
 

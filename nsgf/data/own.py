@@ -1,19 +1,39 @@
-"""What is common to a user's own images and own points."""
+"""A user's own data: what is found at ``data.path``, and points of a file, standardised.
 
+What is found when a run begins is saved in ``data.found``. A resumed run must find the same again.
+
+Shapes: N points, D coordinates.
+"""
+
+import csv
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from nsgf.config.schema import DataConfig
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, one_line
 
 LEAST = 16
 """Smallest number of images or points that can be trained on."""
+SUFFIXES = (".npz", ".npy", ".csv")
+SEPARATORS = ",;\t"
+"""Of the values in a line; the most frequent one of the first line is taken."""
+LARGEST = 1e100
+"""Largest size of a coordinate, whose square is finite."""
+FLAT = 1e-12
+"""Share of a column's largest value below which differences are rounding errors."""
 
 
 class Found(NamedTuple):
     """What was found at ``data.path``, as saved in ``data.found``."""
 
     samples: int
-    """Number of images, or of points."""
+    """Number of images or points."""
     shape: list[int]
     """Shape of one sample: (C, H, W), or (D,)."""
     checksum: str
@@ -28,19 +48,15 @@ class Found(NamedTuple):
     """Standard deviation of each coordinate."""
 
 
-class Inspection(NamedTuple):
-    """Result of a look at ``data.path``."""
-
-    found: Found
-    notes: tuple[str, ...]
-    """Lines for the user."""
+Inspection = tuple[Found, tuple[str, ...]]
+"""What was found, and lines about it for the user."""
 
 
 def read_found(config: DataConfig) -> Found:
     """Return what was found at ``data.path`` when the run was begun.
 
     Raises:
-        UserError: nothing was looked for yet, or a file of settings holds something else.
+        UserError: ``data.found`` is empty, or belongs to other data.
     """
     if not config.found:
         raise UserError(
@@ -48,29 +64,12 @@ def read_found(config: DataConfig) -> Found:
         )
     try:
         found = Found(**config.found)
-        is_valid = _is_valid(found, 3 if config.name == "images" else 1)
-    except (TypeError, ValueError):
+        is_valid = len(found.shape) == (3 if config.name == "images" else 1)
+    except TypeError:
         is_valid = False
     if not is_valid:
         raise UserError(f"data.found: cannot be that of {config.name}; train a new run")
     return found
-
-
-def _is_valid(found: Found, dimensions: int) -> bool:
-    """Whether the program itself could have found this."""
-    sizes = [found.samples, *found.shape]
-    if not all(type(size) is int and size > 0 for size in sizes):
-        return False
-    if len(found.shape) != dimensions or type(found.classes) is not int or found.classes < 0:
-        return False
-    if dimensions == 3:
-        channels, height, width = found.shape
-        return channels in (1, 3) and height == width
-    columns = (found.names, found.mean, found.scale)
-    numbers = [*(found.mean or []), *(found.scale or [])]
-    return all(len(column or []) == found.shape[0] for column in columns) and all(
-        isinstance(number, float | int) for number in numbers
-    )
 
 
 def check_same_data(config: DataConfig, is_same: bool) -> None:
@@ -82,3 +81,166 @@ def check_same_data(config: DataConfig, is_same: bool) -> None:
             f"({found.samples} of them, checksum {found.checksum}); restore those, "
             "give their folder with --data.path, or train a new run"
         )
+
+
+def data_path(config: DataConfig) -> Path:
+    """Return ``data.path``."""
+    return Path(config.path or "").expanduser()
+
+
+@dataclass(frozen=True)
+class TableSet:
+    """The points of a file."""
+
+    shape: tuple[int, ...]
+    """(D,)."""
+    name: str = "points"
+    """``data.name``."""
+    uses: frozenset[str] = frozenset({"path"})
+    """Settings of the section ``data`` that have an effect, besides ``name``."""
+
+
+def table_set(config: DataConfig) -> TableSet:
+    """Return the record of the points of ``data.path``, which follows from ``data.found``.
+
+    Raises:
+        UserError: ``data.found`` is empty or wrong.
+    """
+    return TableSet(tuple(read_found(config).shape))
+
+
+def inspect_points(config: DataConfig) -> Inspection:
+    """Read the points of ``data.path`` and describe them.
+
+    Raises:
+        UserError: as :func:`read_table`.
+    """
+    values, names = read_table(data_path(config))
+    rows, (count, dim) = torch.from_numpy(values), values.shape
+    mean, scale = rows.mean(0).tolist(), rows.std(0, correction=0).tolist()
+    found = Found(count, [dim], _checksum(values), 0, list(names), mean, scale)
+    return found, (f"data: {count} points of {config.path}, {dim} coordinates",)
+
+
+def read_points(config: DataConfig) -> Tensor:
+    """Return the points of ``data.path`` in the units of their file.  float64, (N, D)
+
+    Raises:
+        UserError: as :func:`read_table`, or they are not those that the run was begun with.
+    """
+    values, _ = read_table(data_path(config))
+    check_same_data(config, _checksum(values) == read_found(config).checksum)
+    return torch.from_numpy(values)
+
+
+def _checksum(values: np.ndarray) -> str:
+    """Return the checksum of shape and values, which does not depend on the type of the file."""
+    digest = hashlib.sha256(repr(values.shape).encode())
+    digest.update(np.ascontiguousarray(values, "<f8").tobytes())
+    return digest.hexdigest()[:12]
+
+
+def standardised(config: DataConfig, points: Tensor) -> Tensor:
+    """Return own points with mean 0 and standard deviation 1 in each coordinate, as networks see
+    them.  (N, D), float64 -> float32
+    """
+    found = read_found(config)
+    mean, scale = points.new_tensor(found.mean), points.new_tensor(found.scale)
+    return ((points - mean) / scale).float()
+
+
+def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
+    """Return samples of networks in the units of the data.  (N, *shape)
+
+    Own points are scaled back and become float64. Images are clamped to [-1, 1], unless ``raw``.
+    """
+    if samples.ndim == 4 and not raw:
+        return samples.clamp(-1, 1)
+    if config.name != "points":
+        return samples
+    found, wide = read_found(config), samples.double()
+    return wide * wide.new_tensor(found.scale) + wide.new_tensor(found.mean)
+
+
+def read_table(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the points of a file, float64, (N, D), and the names of their coordinates.
+
+    Raises:
+        UserError: there is no such file, it is of another type, holds anything but one table of
+            finite numbers, or too few of them, or a coordinate is the same in all points.
+    """
+    if not file.is_file() or file.suffix.lower() not in SUFFIXES:
+        raise UserError(
+            f"data.path = {file}: no such file ending in {', '.join(SUFFIXES)}; name one "
+            "with --data.path FILE, or a folder of images with --exp images --data.path DIR"
+        )
+    try:
+        is_text = file.suffix.lower() == ".csv"
+        values, names = _read_csv(file) if is_text else (_read_array(file), ())
+        if values.ndim != 2 or len(values) < LEAST or not values.shape[1]:
+            raise ValueError(
+                f"an array of shape {values.shape}, must be (N, D) with N >= {LEAST}: a row for "
+                "each point, a column for each coordinate"
+            )
+        names = names or tuple(f"coordinate {number + 1}" for number in range(values.shape[1]))
+        _check_values(values, names)
+    except Exception as error:  # numpy raises many types for damaged and foreign files
+        raise UserError(f"data.path = {file}: {one_line(error)}") from error
+    return values, names
+
+
+def _read_csv(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the values, float64, (N, D), and the names in the first line, if it has no number.
+
+    Raises:
+        ValueError: a line has a text, nothing between two separators, or another number of values.
+    """
+    lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    if len(lines) < LEAST:
+        raise ValueError(f"{len(lines)} lines, must be at least {LEAST} points")
+    separator = max(SEPARATORS, key=lines[0].count)
+    (row,) = csv.reader(lines[:1], delimiter=separator)
+    names = () if any(map(_is_number, row)) else tuple(map(one_line, row))
+    body = lines[1:] if names else lines
+    return np.loadtxt(body, delimiter=separator, quotechar='"', comments=None, ndmin=2), names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_array(file: Path) -> np.ndarray:
+    """Return the array of a file .npy, or the only one of a file .npz.  float64
+
+    Raises:
+        Exception: of many types: the file is damaged, or holds anything but one array of numbers.
+    """
+    content = np.load(file, allow_pickle=False)
+    if not isinstance(content, np.ndarray):
+        with content:
+            if len(content.files) != 1:
+                raise ValueError(f"{len(content.files)} arrays, must be one")
+            content = content[content.files[0]]
+    if content.dtype.kind not in "fiu":
+        raise ValueError(f"an array of {content.dtype}, must be of real numbers")
+    return np.ascontiguousarray(content, np.float64)
+
+
+def _check_values(values: np.ndarray, names: tuple[str, ...]) -> None:
+    """Raise ValueError unless the values are finite and vary in each column."""
+    sizes = np.abs(values)
+    wrong = np.argwhere(~(sizes <= LARGEST))
+    if len(wrong):
+        row, column = wrong[0]
+        raise ValueError(
+            f"{len(wrong)} values are not finite or above {LARGEST:g}, the first is "
+            f"{values[row, column]} in point {row + 1}, {names[column]}"
+        )
+    flat = np.ptp(values, axis=0) <= FLAT * sizes.max(0)
+    if flat.any():
+        named = ", ".join(names[column] for column in np.flatnonzero(flat)[:10])
+        raise ValueError(f"the same value everywhere in {named}; leave that column out")

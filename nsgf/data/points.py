@@ -47,19 +47,14 @@ class PointSet:
 
     name: str
     """``data.name``."""
-    points: Callable[[int, torch.Generator], Tensor]
+    draw: Callable[[int, torch.Generator], Tensor]
     """(n, generator) -> n independent points, float32, (n, D)."""
     is_source: bool = False
     """Whether ``data.source`` may name it."""
-
     shape: tuple[int, ...] = (2,)
     """(D,)."""
-
     uses: ClassVar[frozenset[str]] = frozenset({"source"})
     """Settings of the section ``data`` that have an effect, besides ``name``."""
-
-    def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        return self.points(n, generator)
 
 
 Distribution = Gaussian | Times | RandomIndices | PointSet
@@ -67,8 +62,7 @@ Distribution = Gaussian | Times | RandomIndices | PointSet
 
 
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
-    """Draw from eight equal Gaussians of variance 0.1 on a circle of radius 5, as in torchcfm.  (n,
-    2)"""
+    """Draw from eight Gaussians on a circle of radius 5, variance 0.1, as torchcfm does.  (n, 2)"""
     angle = torch.randint(8, (n,), generator=generator) * (math.pi / 4)
     centre = 5.0 * torch.stack([angle.cos(), angle.sin()], dim=1)
     return centre + math.sqrt(0.1) * torch.randn(n, 2, generator=generator)

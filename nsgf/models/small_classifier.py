@@ -13,7 +13,7 @@ from torch.nn import functional
 from nsgf.data.images import ImageSet, to_unit_range
 from nsgf.run.checkpoint import is_finite
 from nsgf.run.folder import replacing
-from nsgf.run.lock import in_turn
+from nsgf.run.lock import wait_for_lock
 from nsgf.system.archive import fingerprint, load_archive
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed, make_generator
@@ -98,7 +98,7 @@ def obtain(
         f"{kind.classifier_epochs}x{BATCH}-seed{SEED}"
     )
     file = folder / f"{key}.pt"
-    with in_turn(folder):
+    with wait_for_lock(folder):
         if lexists(file):
             try:
                 return _read(file, kind, device)

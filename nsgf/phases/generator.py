@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config, GeneratorConfig
 from nsgf.data import Data, class_labels, data_classes
-from nsgf.data.classes import nearest_multiple
 from nsgf.phases.base import Phase, PhasePlan, new_network, warm_start
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
@@ -137,6 +136,11 @@ def drift_of(config: Config) -> Drift:
 def targets_of(config: GeneratorConfig) -> int:
     """Return the number of real samples of an update."""
     return config.targets or config.batch_size
+
+
+def nearest_multiple(count: int, unit: int) -> int:
+    """Return the positive multiple of ``unit`` that is nearest to ``count``."""
+    return max(1, (count + unit // 2) // unit) * unit
 
 
 def groups_of(config: Config) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.phases import Phase, load_legs, previewed_phases
-from nsgf.plots.samples import save_beside, save_points
+from nsgf.plots.samples import compare_images, draw_points, save_figure
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
@@ -22,10 +22,8 @@ IMAGES_ON_CPU = 16
 
 
 def show_preview(session: Session, data: Data, phase: Phase) -> None:
-    """Draw samples after a phase, if ``train.preview`` asks for it.
-
-    One that cannot be made is one line: what is trained is saved already.
-    """
+    """Draw ``samples/phaseN_PHASE.png`` if ``train.preview`` is on. What fails is a line of the
+    log, since training goes on without a picture."""
     config, run, log = session.config, session.run, session.log
     wanted = config.train.preview and session.stop.reason is None
     if not (wanted and session.world.is_main):
@@ -42,7 +40,7 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
 def save_preview(
     config: Config, run: RunFolder, phase: Phase, data: Data, device: torch.device
 ) -> Path:
-    """Draw ``samples/phaseN_PHASE.png``: samples beside as many of the target.
+    """Draw samples beside as many of the target, and return the file.
 
     All phases start from the same noise, so their pictures can be compared. The samplers have
     random streams of their own: training draws the same numbers with and without previews.
@@ -56,9 +54,10 @@ def save_preview(
     x = preview_samples(config, run, phase, data, device)
     target, title = data.reference("preview").sample(len(x)), f"samples after phase {phase.name}"
     if data.images is None:
-        save_points([data.in_units(x)], target, file, title, data.axes)
+        figure = draw_points([data.in_units(x)], target, title, data.axes)
     else:
-        save_beside(x, target, file, title)
+        figure = compare_images(x, target, title)
+    save_figure(figure, file)
     release_memory(device)
     return file
 
@@ -70,7 +69,7 @@ def preview_samples(
     :func:`nsgf.phases.previewed_phases` under the settings of ``sampling``.  CPU, (n, *shape)"""
     sampler, _ = load_legs(config, run, previewed_phases(config, phase), device)
     count = count_samples(config, data, device)
-    return generate(sampler, data.source("preview"), count, device, progress=False).x
+    return generate(sampler, data.source("preview"), count, device).x
 
 
 def count_samples(config: Config, data: Data, device: torch.device) -> int:

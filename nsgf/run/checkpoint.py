@@ -1,5 +1,5 @@
-"""Checkpoints. Each phase has one file, replaced every ``train.checkpoint_every`` updates and at
-the end of the phase, and the one before. Later phases read earlier ones from these files only.
+"""Checkpoints. Each phase keeps its last two. A new one is written every
+``train.checkpoint_every`` updates and at the end of the phase, and later phases read it.
 
     nsgf checkpoint FORMAT, lengths and checksums of what follows      one line of fixed length
     phase, step, configuration, versions                               JSON
@@ -11,7 +11,6 @@ The step can be read without the weights; the checksums cover every byte.
 import errno
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from nsgf.run.folder import earlier, replacing, sync_folder, temporary, unused
+from nsgf.run.folder import earlier, link_or_copy, replacing, sync_folder, unused
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.hardware import versions
 from nsgf.system.json_reader import fields, parse_object
@@ -36,11 +35,14 @@ CHUNK = 1 << 22
 def save(file: Path, payload: dict[str, Any]) -> None:
     """Write a checkpoint, and keep the one before (:func:`nsgf.run.folder.earlier`).
 
-    At any time one of the two names holds a whole checkpoint. The payload is nested dictionaries of
-    tensors and plain values.
+    At any time one of the two names holds a whole checkpoint.
+
+    Args:
+        file: the newest checkpoint of a phase.
+        payload: nested dictionaries of tensors and plain values.
 
     Raises:
-        UserError: it cannot be written; what was there before is still there.
+        UserError: it cannot be written; the checkpoints are as they were before.
     """
     header = {key: payload[key] for key in HEADER if key in payload}
     text = json.dumps({**header, "versions": versions()}).encode()
@@ -59,14 +61,14 @@ def save(file: Path, payload: dict[str, Any]) -> None:
             stream.flush()
             os.fsync(stream.fileno())
             if file.exists():
-                _keep(file, earlier(file))
+                link_or_copy(file, earlier(file))
     except (OSError, RuntimeError) as failure:
         error = _hidden(failure)
         if not isinstance(error, OSError):  # e.g. a second Ctrl-C
             raise error from None
         raise UserError(
-            f"checkpoint {file} cannot be written ({cause(error)}); make "
-            "room or name another folder with --out-dir DIR; what was saved before is kept"
+            f"checkpoint {file} cannot be written ({cause(error)}); make room or name another "
+            "folder with --out-dir DIR; the checkpoint before is kept"
         ) from error
 
 
@@ -83,22 +85,9 @@ def _lead(text: bytes, size: int, checksum: int) -> bytes:
     return MAGIC + words.encode()
 
 
-def _keep(file: Path, other: Path) -> None:
-    """Give a file a second name; it keeps its first."""
-    with temporary(other) as partial:
-        try:
-            os.link(file, partial)
-        except OSError:  # a file system without links
-            shutil.copyfile(file, partial)
-        partial.replace(other)
-
-
 def read_header(file: Path) -> dict[str, Any]:
-    """Return phase, step, configuration and versions of a checkpoint without reading its content.
-
-    Raises:
-        UserError: it is missing, cut off, or of another format, or the system refuses to read it.
-    """
+    """Return phase, step, configuration and versions of a checkpoint without reading its weights;
+    errors as in :func:`load`."""
     with _reading(file) as stream:
         return _header(file, stream)[0]
 
@@ -107,13 +96,14 @@ def load(file: Path) -> dict[str, Any]:
     """Return a checkpoint on the CPU, tensors and plain values only.
 
     Raises:
-        UserError: it is missing, damaged, or of another format, or the system refuses to read it.
+        Unreadable: it is damaged.
+        UserError: it is missing or of a newer format, or the system refuses to read it.
     """
     with _reading(file) as stream:
         header, checksum = _header(file, stream)
         start = stream.tell()
         if _checksum(stream) != checksum:
-            raise _unreadable(file, "its content does not fit its checksum")
+            raise Unreadable(file, "its content does not fit its checksum")
         stream.seek(start)
         try:
             payload = torch.load(stream, map_location="cpu", weights_only=True)
@@ -121,21 +111,28 @@ def load(file: Path) -> dict[str, Any]:
             error = _hidden(failure)
             if isinstance(error, OSError | MemoryError) or "allocate memory" in str(error):
                 raise OSError(errno.EIO, one_line(error)) from failure
-            cause = one_line(error).partition(". ")[0]  # torch goes on with advice
-            raise _unreadable(file, cause) from failure
+            raise Unreadable(file, one_line(error).partition(". ")[0]) from failure
     if not isinstance(payload, dict):
-        raise _unreadable(file, "it holds no dictionary")
+        raise Unreadable(file, "it holds no dictionary")
     for part in ("model", "ema"):
         if not is_finite(payload.get(part)):
-            raise _unreadable(file, f"{part} has values that are not finite")
+            raise Unreadable(file, f"{part} has values that are not finite")
     return {**payload, **header}
 
 
+class Unreadable(UserError):
+    """A file is damaged, or no checkpoint."""
+
+    def __init__(self, file: Path, cause: str) -> None:
+        super().__init__(f"checkpoint {file} cannot be read ({cause}); remove it")
+        self.cause = cause
+
+
 def damage(file: Path) -> str | None:
-    """Return what is wrong with a checkpoint and its weights; None if it is whole.
+    """Return what is wrong with a checkpoint; None if it is whole.
 
     Raises:
-        UserError: the system refuses to read it, or it is of another format, which is no damage.
+        UserError: the system refuses to read it, or it is of a newer format, which is no damage.
     """
     try:
         load(file)
@@ -144,23 +141,11 @@ def damage(file: Path) -> str | None:
     return None
 
 
-class Unreadable(UserError):
-    """A file is damaged, or no checkpoint."""
-
-    cause = ""
-
-
-def _unreadable(file: Path, cause: str) -> Unreadable:
-    error = Unreadable(f"checkpoint {file} cannot be read ({cause}); remove it")
-    error.cause = cause
-    return error
-
-
 def newer_format(file: str, its: int, ours: int) -> UserError:
     """Return the error for a file of a later version, which is not damaged."""
     return UserError(
         f"{file} cannot be read (it is of the newer format {its}, this program reads {ours}); "
-        "go on with the version that wrote it"
+        "use the version that wrote it"
     )
 
 
@@ -179,11 +164,6 @@ def _reading(file: Path) -> Iterator[BinaryIO]:
 def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
     """Return the header and the content's checksum; the stream is then at the content."""
     lead = stream.read(len(_lead(b"", 0, 0)))
-    if lead[:4] == b"PK\3\4":
-        raise UserError(
-            f"checkpoint {file} is of format 2 or older, this program reads {FORMAT}: go on with "
-            "the version that wrote it, or train anew"
-        )
     try:
         words = lead.removeprefix(MAGIC).split()
         if lead.startswith(MAGIC) and int(words[0]) > FORMAT:
@@ -194,10 +174,9 @@ def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
         header = parse_object(text)
         fields(header, phase=str, step=int, config=dict)
     except (ValueError, IndexError) as error:
-        raise _unreadable(file, f"no header of format {FORMAT}") from error
-    missing = stream.tell() + size - os.fstat(stream.fileno()).st_size
-    if missing:
-        raise _unreadable(file, f"{missing} bytes are missing" if missing > 0 else "it is too long")
+        raise Unreadable(file, f"no header of format {FORMAT}") from error
+    if stream.tell() + size != os.fstat(stream.fileno()).st_size:
+        raise Unreadable(file, "it has another length than its header says")
     return header, checksum
 
 
@@ -217,22 +196,22 @@ def is_finite(state: Any) -> bool:
     return not finite or bool(torch.stack(finite).all())  # a card waits once, not for each
 
 
-def mend(file: Path, log: Callable[[str], None]) -> None:
+def restore_previous(file: Path, log: Callable[[str], None]) -> None:
     """Replace a damaged or missing checkpoint by the one before, and log a line.
 
     Raises:
-        UserError: the system refuses to read it, or it is of another format.
+        UserError: the system refuses to read it, or it is of a newer format.
     """
     before = earlier(file)
     problem = damage(file) if file.exists() else "it is gone"
     if problem is None or not before.exists() or damage(before):
         return
-    aside = "there is none"
+    kept = ""
     if file.exists():
-        aside = f"it is kept as {file.replace(unused(file, 'damaged')).name}"
-    _keep(before, file)
+        kept = f"; it is kept as {file.replace(unused(file, 'damaged')).name}"
+    link_or_copy(before, file)
     sync_folder(file.parent)
-    log(f"checkpoint {file} is damaged ({problem}; {aside}); going on from the one before")
+    log(f"checkpoint {file} is damaged ({problem}{kept}); the one before is used")
 
 
 def load_good(
@@ -265,18 +244,14 @@ def good_header(file: Path) -> dict[str, Any]:
 
 def check_phase(file: Path, header: dict[str, Any], phase: str) -> None:
     """Raise UserError if a checkpoint is of another phase."""
-    if header.get("phase") != phase:
-        raise UserError(
-            f"checkpoint {file} is of phase {header.get('phase')}, not of {phase}; remove it"
-        )
+    if header["phase"] != phase:
+        raise UserError(f"checkpoint {file} is of phase {header['phase']}, not {phase}; remove it")
 
 
-def what_is_lost(file: Path, phase: str) -> str:
+def interrupted_message(file: Path, phase: str) -> str:
     """Return a line about a phase that is interrupted without saving."""
     try:
         step = good_header(file)["step"]
     except UserError:
-        if file.exists():
-            return f"{phase}: interrupted; --resume says what is wrong with {file}"
-        return f"{phase}: interrupted; there is no checkpoint of it yet, its updates begin anew"
-    return f"{phase}: interrupted; updates after {step} are lost, --resume goes on from {file}"
+        return f"{phase}: interrupted; there is no checkpoint of it yet"
+    return f"{phase}: interrupted; updates after {step} are lost, --resume continues from {file}"

@@ -7,6 +7,7 @@ A run folder holds ``config.yaml``, ``versions.json``, ``checkpoints/``, ``pool/
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -54,10 +55,10 @@ class RunFolder:
         Raises:
             UserError: the folder cannot be written.
         """
-        base, now = Path(config.out_dir).expanduser(), f"{datetime.now():%Y%m%d_%H%M%S}"
-        name = _folder_name(config.exp, config.smoke)
+        base, name = Path(config.out_dir).expanduser(), _folder_name(config.exp, config.smoke)
         others = [_started(path, name) for path in base.glob(f"{name}-*")]
-        stem = f"{name}-{max([now, *(started[0] for started in others if started)])}"
+        times = [started[0] for started in others if started]
+        stem = f"{name}-{max([f'{datetime.now():%Y%m%d_%H%M%S}', *times])}"
         free = (base / (stem + suffix) for suffix in ("", *(f"_{n}" for n in range(2, 100))))
         run = cls.prepare(next(path for path in free if not path.exists()))
         run.write_config(config)
@@ -89,14 +90,14 @@ class RunFolder:
             UserError: there is no run at this path.
         """
         run = cls(path.expanduser())
-        if not run.config_file.is_file() and (run.path / "config.json").is_file():
+        if run.config_file.is_file():
+            return run
+        if (run.path / "config.json").is_file():
             raise UserError(
                 f"run = {path}: an exported run, which commands do not take; use it from "
                 f"Python: nsgf.load({str(path)!r}).sample(64)"
             )
-        if not run.config_file.is_file():
-            raise UserError(f"run = {path}: no run folder (it has no config.yaml)")
-        return run
+        raise UserError(f"run = {path}: no run folder (it has no config.yaml)")
 
     @classmethod
     def newest(
@@ -217,7 +218,7 @@ def _naming(file: Path) -> Iterator[None]:
 def replacing(file: Path) -> Iterator[BinaryIO]:
     """Yield a stream for a new version of a file, which replaces the old one when it is whole on
     the disk. A failure leaves the old file. A link is replaced, never followed."""
-    with temporary(file) as partial:
+    with _temporary(file) as partial:
         with partial.open("x+b") as stream:
             yield stream
             stream.flush()
@@ -226,17 +227,26 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
         sync_folder(file.parent)
 
 
+def link_or_copy(file: Path, other: Path) -> None:
+    """Give a file a second name, or copy it where the file system has no links."""
+    with _temporary(other) as partial:
+        try:
+            os.link(file, partial)
+        except OSError:
+            shutil.copyfile(file, partial)
+        partial.replace(other)
+
+
 @contextmanager
-def temporary(file: Path) -> Iterator[Path]:
+def _temporary(file: Path) -> Iterator[Path]:
     """Yield a temporary name beside a file, unique to this process, since two processes may write
     the same file. It is removed at the end, as are those of processes that no longer exist.
     """
-    for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
-        number = left.suffixes[-2][1:]
-        process = int(number) if number.isdecimal() and len(number) < 10 else 0
-        if process in (0, os.getpid()) or not psutil.pid_exists(process):
-            left.unlink(missing_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
+        process = left.suffixes[-2][1:]
+        if left == partial or not (process.isdecimal() and psutil.pid_exists(int(process))):
+            left.unlink(missing_ok=True)
     try:
         with _naming(file):
             yield partial
@@ -289,25 +299,25 @@ def check_links(folder: Path, home: Path | None = None) -> None:
             folders[:] = [name for name in folders if name != FOREIGN]
 
 
-def at_home(config: Config, run: RunFolder, asked: set[str]) -> Config:
-    """Return the configuration of an existing run without what its file may not decide alone, since
-    the folder may come from elsewhere.
+def drop_unsafe_settings(config: Config, run: RunFolder, given: set[str]) -> Config:
+    """Return the configuration of an existing run without settings that its own file must not
+    decide, since the folder may come from elsewhere.
 
-    ``out_dir`` is where the run is now. Images are downloaded into a folder outside of the working
-    directory, and records sent to a service, only if this command asks for it.
+    ``out_dir`` is where the run is now. Only this command can send records to a service, or
+    download images into a folder outside of the working directory.
 
     Args:
         config: the run's settings with this command's on top.
         run: the run folder.
-        asked: keys that this command sets, e.g. ``data.root``, ``data.download``,
+        given: keys that this command sets, e.g. ``data.root``, ``data.download``,
             ``tracking.tracker``; ``out_dir`` where results may go elsewhere.
     """
-    if "out_dir" not in asked:
+    if "out_dir" not in given:
         path = run.path if run.path.name not in ("", "..") else run.path.resolve()
         config = replace(config, out_dir=str(path.parent))
-    if "tracking.tracker" not in asked and config.tracking.tracker not in IN_FOLDER:
+    if "tracking.tracker" not in given and config.tracking.tracker not in IN_FOLDER:
         config = replace(config, tracking=replace(config.tracking, tracker="none"))
     root = Path(os.path.abspath(Path(config.data.root).expanduser()))
-    if asked & {"data.root", "data.download"} or root.is_relative_to(Path.cwd()):
+    if given & {"data.root", "data.download"} or root.is_relative_to(Path.cwd()):
         return config
     return replace(config, data=replace(config.data, download=False))

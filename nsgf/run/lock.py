@@ -1,6 +1,7 @@
 """One process at a time in a folder."""
 
 import errno
+import functools
 import os
 import platform
 import time
@@ -12,14 +13,12 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nsgf.run.folder import write_text
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError
 from nsgf.system.output import show_error
 
 WAIT_SECONDS = 1.0
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO)
 """Errors of file systems that have no locks."""
-_warned: set[int] = set()
-"""Devices of file systems that a warning has named."""
 
 
 class Busy(UserError):
@@ -46,7 +45,7 @@ def only_process(folder: Path) -> Iterator[None]:
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in NO_LOCKS:
             raise
-        _warn_once(folder, error)
+        _warn_once(folder.stat().st_dev)
     try:
         started = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
         write_text(owner, f"process {os.getpid()} on {platform.node()} since {started}\n")
@@ -56,7 +55,7 @@ def only_process(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def in_turn(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+def wait_for_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Lock a folder as soon as other processes have released it.
 
     Args:
@@ -75,15 +74,12 @@ def in_turn(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterato
         yield
 
 
-def _warn_once(folder: Path, error: Exception) -> None:
-    """Warn once for each file system that has no locks."""
-    device = folder.stat().st_dev
-    if device not in _warned:
-        _warned.add(device)
-        show_error(
-            f"warning: {folder} cannot be locked ({one_line(error)}); let only one process at a "
-            "time work there"
-        )
+@functools.cache
+def _warn_once(device: int) -> None:
+    """Warn about a device without locks."""
+    show_error(
+        "warning: this file system has no locks; let only one process at a time work in a run"
+    )
 
 
 def _lock(file: Path) -> FileLock:

@@ -57,7 +57,8 @@ class RunLog:
         """Return a progress counter, with lines in the log and, without a bar, on stdout."""
 
         def line(text: str) -> None:
-            self.write(text, shown=not is_terminal())
+            if not self._quiet:
+                self.write(text, shown=not is_terminal())
 
         shown = not self._quiet
         return Progress(title, total, unit, done=done, line=line, shown=shown, clock=clock)

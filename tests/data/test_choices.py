@@ -9,7 +9,6 @@ import torch
 
 import nsgf
 from nsgf.checks import check
-from nsgf.cli import main
 from nsgf.cli.arguments import parse
 from nsgf.config.files import build, inherited, nested
 from nsgf.config.schema import Config
@@ -81,28 +80,23 @@ def test_networks_follow_from_size_and_number(size, mult, attention, channels, b
     assert few["model.unet.res_blocks"] == 1
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("size", [4, 5, 8, 9, 12, 20, 28, 30, 36, 48, 96, 512, 1024])
-def test_what_is_chosen_for_images_is_valid_at_every_size(size, channels):
+@pytest.mark.parametrize("size", [4, 9, 12, 28, 30, 96, 1024])
+def test_chosen_networks_are_valid_at_every_size(size):
+    channels = 1 if size == 28 else 3
     found = {"samples": 20, "shape": [channels, size, size], "checksum": "x"}
     data = {"name": "images", "path": "x", "size": size, "found": found}
     chosen = for_images(20, channels, size)
-    sections = inherited(nested({**chosen, **HAND_OVER}))
-    config = build(Config, {**sections, "data": data})
+    config = build(Config, {**inherited(nested({**chosen, **HAND_OVER})), "data": data})
     check(config)
     with torch.device("meta"):
         velocity_network(config.model, (channels, size, size))
         time_network(config.model, (channels, size, size))
 
 
-@pytest.mark.parametrize("size", [17, 33, 66, 100, 200, 1000])
-def test_sizes_that_halve_too_seldom_are_refused_with_the_nearest_that_does(size):
-    with pytest.raises(UserError, match=rf"data\.size = {size}: ") as refusal:
+@pytest.mark.parametrize("size", [17, 66, 200])
+def test_sizes_that_halve_too_seldom_are_refused(size):
+    with pytest.raises(UserError, match=rf"data\.size = {size}: "):
         for_images(200, 3, size)
-    advised = int(str(refusal.value).split()[-1])
-    assert abs(advised - size) <= max(4, size / 20)
-    assert advised <= 1024
-    for_images(200, 3, advised)
 
 
 @pytest.mark.parametrize("count", [16, 100, 200, 5000])
@@ -131,7 +125,7 @@ def test_width_and_blur_of_points_grow_with_their_dimension():
     assert chosen[4]["sinkhorn.blur"] == pytest.approx(8 * chosen[1]["sinkhorn.blur"], rel=0.01)
 
 
-def test_what_is_found_is_saved(images, points):
+def test_found_data_are_saved(images, points, tmp_path):
     config = parsed("images", images)
     assert config.data.size == 32
     assert config.data.found["shape"] == [3, 32, 32]
@@ -141,10 +135,7 @@ def test_what_is_found_is_saved(images, points):
     assert (config.data.found["samples"], config.data.found["shape"]) == (40, [3])
     assert config.nsgf.batch_size == config.sinkhorn.batch_size == 40
     assert config.data.size is None
-
-
-def test_classes_switch_the_classifier_on(tmp_path):
-    place = write_images(tmp_path / "images", 20, classes=2)
+    place = write_images(tmp_path / "classes", 20, classes=2)
     assert parsed("images", place).evaluation.classifier
     assert not parsed("images", place, "--evaluation.classifier=false").evaluation.classifier
 
@@ -195,22 +186,12 @@ def test_a_saved_configuration_chooses_nothing_again(images, tmp_path, monkeypat
     assert again.notes == ()
 
 
-def test_what_was_chosen_is_shown(images):
-    request = parse(["train", "--exp", "images", "--data.path", str(images)])
-    shown = "\n".join(request.notes)
-    assert f"20 images of {images}, 3 x 32 x 32" in shown
-    assert "model.unet.mult [1, 2, 2, 2]" in shown
-
-
 WRONG = [  # experiment, flags with IMAGES and POINTS, beginning of the message
     ("images", (), "data.path = null"),
-    ("points", (), "data.path = null"),
     ("mnist", ("--data.path=IMAGES",), "data.path = "),
     ("2d", ("--data.size=8",), "data.size = 8"),
     ("images", ("--data.path=IMAGES", "--fake-data"), "data.fake = true"),
-    ("images", ("--data.path=IMAGES", "--data-root=x"), "data.root = x"),
     ("images", ("--data.path=IMAGES", "--data.found={samples: 3}"), "--data.found"),
-    ("images", ("--data.path=IMAGES", "--data.size=0"), "data.size = 0"),
     ("images", ("--data.path=IMAGES", "--evaluation.classifier=true"), "evaluation.classifier"),
     ("points", ("--data.path=POINTS", "--evaluation.inception=true"), "evaluation.inception"),
     ("points", ("--data.path=POINTS", "--data.source=8gaussians"), "data.source = 8gaussians"),
@@ -229,15 +210,6 @@ def test_settings_that_contradict_what_was_found_are_refused(images, tmp_path):
     run = RunFolder.create(parsed("images", images, f"--out-dir={tmp_path / 'runs'}"))
     resumed = ("--run", run.path, "--resume")
     assert refused(*resumed, "--data.size=16").startswith("data.size = 16: must be 32")
-
-
-def test_broken_images_are_refused_before_there_is_a_run(images, tmp_path, capsys):
-    file = images / "003.png"
-    file.write_bytes(file.read_bytes()[:-200])
-    words = ["train", "--exp=images", f"--data.path={images}", "--data.size=4", "--device=cpu"]
-    assert main([*words, "--smoke", f"--out-dir={tmp_path / 'runs'}"]) == 2
-    assert "003.png is no usable image" in capsys.readouterr().err
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_goes_on_where_its_points_have_moved(points, tmp_path):
@@ -282,12 +254,9 @@ def test_own_points_are_in_their_units_for_everyone(points, tmp_path):
 
 
 def test_settings_of_another_run_look_at_the_data_that_are_named(points, tmp_path):
-    config = parsed("points", points, "--model.mlp.width=24")
     file = tmp_path / "config.yaml"
-    file.write_text(dump_config(config))
+    file.write_text(dump_config(parsed("points", points, "--model.mlp.width=24")))
     other = write_points(tmp_path / "other.npy", 60, 2)
     found = parse(["train", "--config", str(file), "--data.path", str(other)]).config
     assert (found.data.found["samples"], found.data.found["shape"]) == (60, [2])
     assert found.model.mlp.width == 24
-    again = parse(["train", "--config", str(file)]).config
-    assert again == config

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nsgf.data import ClassSampler, Data, ImageSampler, LabelDropout, class_labels
-from nsgf.data.classes import DROPPED, class_rows, nearest_multiple
 from nsgf.data.images import ImageSet, to_unit_range
+from nsgf.data.samplers import DROPPED
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.data.test_samplers import numbers
@@ -56,14 +56,11 @@ def test_every_digit_is_of_its_class_and_the_last_group_of_all(mixed):
     assert not mixed or len(found[told == 10].unique()) > 5
 
 
-def test_streams_of_classes_differ():
+def test_streams_of_classes_differ_and_need_the_setting():
     """Else the same places of all classes would come together."""
     data = Data(TOLD, 0)
     one, other = (data.target_by_class(name).at(range(50)) for name in ("x", "y"))
     assert not torch.equal(one, other)
-
-
-def test_without_the_setting_samples_have_no_classes():
     data = Data(replace(TOLD, conditional=False), 0)
     assert data.classes == 0
     with pytest.raises(UserError, match=r"data\.conditional = false"):
@@ -93,16 +90,3 @@ def test_labels_are_left_out_by_seed_and_position():
     again = LabelDropout(10, 0)(labels[100:120], range(100, 120))
     assert torch.equal(again, kept[100:120])
     assert not torch.equal(LabelDropout(10, 1)(labels, range(4000)), kept)
-
-
-def test_rows_of_a_picture_hold_a_class_each():
-    labels = class_labels(range(25), 10).long()
-    rows = class_rows(labels, 10, most=8)
-    assert rows.tolist() == [[c, c + 10] for c in range(10)]
-    assert class_rows(labels, 10, most=1).tolist() == [[c] for c in range(10)]
-    assert class_rows(labels[:9], 10, most=8) is None
-
-
-@pytest.mark.parametrize(("count", "nearest"), [(1, 22), (22, 22), (32, 22), (34, 44), (256, 264)])
-def test_nearest_multiple_is_named(count, nearest):
-    assert nearest_multiple(count, 22) == nearest

@@ -17,14 +17,15 @@ from nsgf.system.errors import UserError
 from tests.data.own_files import write_images
 
 
-def settings(path: Path, **other) -> DataConfig:
-    return DataConfig(name="images", path=str(path), **{"size": 8, **other})
+def settings(path: Path, size: int = 8) -> DataConfig:
+    return DataConfig(name="images", path=str(path), size=size)
 
 
-def inspected(path: Path, **other) -> DataConfig:
+def inspected(path: Path, size: int = 8) -> DataConfig:
     """Settings with what is found there."""
-    config = settings(path, **other)
-    return replace(config, found=inspect_images(config).found._asdict())
+    config = settings(path, size)
+    found, _ = inspect_images(config)
+    return replace(config, found=found._asdict())
 
 
 def write_all(path: Path, image: Image.Image, name: str = "{:03}.png", **options) -> Path:
@@ -35,41 +36,32 @@ def write_all(path: Path, image: Image.Image, name: str = "{:03}.png", **options
     return path
 
 
-def only_pixels(path: Path, **other) -> torch.Tensor:
+def only_pixels(path: Path) -> torch.Tensor:
     """Of a folder of equal images, the image.  uint8, (C, 8, 8)"""
-    images = read_images(inspected(path, **other))
+    images = read_images(inspected(path))
     assert (images == images[0]).all()
     return images[0]
 
 
 def test_images_are_found_in_the_order_of_their_names(tmp_path):
-    write_images(tmp_path / "b", 8)
-    write_images(tmp_path / "a" / "deep", 8, suffix=".JPG")
+    write_images(tmp_path / "own" / "b", 8)
+    write_images(tmp_path / "own" / "a" / "deep", 8, suffix=".JPG")
+    write_images(tmp_path / "own" / ".cache", 3)
     for name in ("notes.txt", ".hidden.png"):
-        (tmp_path / name).write_bytes(b"x")
-    write_images(tmp_path / ".cache", 3)
-    files, others = find_images(tmp_path)
+        (tmp_path / "own" / name).write_bytes(b"x")
+    (tmp_path / "own" / "broken.png").symlink_to("nowhere")
+    (tmp_path / "own" / "linked").symlink_to(write_images(tmp_path / "elsewhere", 4))
+    files, others = find_images(tmp_path / "own")
     names = [f"{number:03}" for number in range(8)]
     expected = [f"a/deep/{name}.JPG" for name in names] + [f"b/{name}.png" for name in names]
+    expected += [f"linked/{name}.png" for name in names[:4]]
     assert [str(file) for file in files] == expected
     assert others == 1
 
 
-def test_links_are_followed_and_a_circle_of_them_ends(tmp_path):
-    write_images(tmp_path / "own", 16)
-    (tmp_path / "own" / "self").symlink_to(tmp_path / "own")
-    (tmp_path / "own" / "other").symlink_to(tmp_path / "own")
-    (tmp_path / "own" / "ring").symlink_to("ring")
-    write_images(tmp_path / "elsewhere", 4)
-    (tmp_path / "own" / "linked").symlink_to(tmp_path / "elsewhere")
-    files, _ = find_images(tmp_path / "own")
-    assert len(files) == 20
-    assert Path("linked/000.png") in files
-
-
 @pytest.mark.parametrize("size", [8, 12])
-def test_what_is_found_is_what_is_read(size, tmp_path):
-    config = inspected(write_images(tmp_path, 20), size=size)
+def test_found_images_are_read(size, tmp_path):
+    config = inspected(write_images(tmp_path, 20), size)
     assert (config.found["samples"], config.found["shape"]) == (20, [3, size, size])
     images = read_images(config)
     assert (images.dtype, images.shape) == (torch.uint8, (20, 3, size, size))
@@ -109,7 +101,6 @@ DECODED = {  # an image of one colour, options of the file, and the values of th
     "bits": (constant("1", 1), {}, [255]),
     "colour": (constant("RGB", (1, 2, 3)), {}, [1, 2, 3]),
     "16 bits": (Image.fromarray(np.full((8, 8), 0x80FF, np.uint16)), {}, [0x80]),
-    "transparent": (constant("RGBA", (9, 9, 9, 0)), {}, [255, 255, 255]),
     "half transparent": (constant("RGBA", (0, 0, 0, 51)), {}, [204, 204, 204]),
     "grey and transparent": (constant("LA", (0, 0)), {}, [255]),
     "palette": (constant("P", 0), {}, [200, 0, 0]),
@@ -125,21 +116,19 @@ def test_modes_are_decoded(kind, tmp_path):
     assert pixels.float().mean((1, 2)).tolist() == pytest.approx(values, abs=1)
 
 
-@pytest.mark.parametrize("mode", ["F", "I"])
-def test_pixels_of_32_bits_are_refused(mode, tmp_path):
-    write_all(tmp_path, constant(mode, 10**6), "{}.tif")
+def test_pixels_of_32_bits_are_refused(tmp_path):
+    write_all(tmp_path, constant("I", 10**6), "{}.tif")
     with pytest.raises(UserError, match=r"data\.path = .*0\.tif .*8 or 16"):
         read_images(inspected(tmp_path))
 
 
-@pytest.mark.parametrize(("place", "channels"), [("grey", 1), ("both", 3)])
-def test_images_have_colour_unless_all_are_grey(place, channels, tmp_path):
+def test_images_have_colour_unless_all_are_grey(tmp_path):
     write_images(tmp_path / "grey", 16, "L")
-    write_images(tmp_path / "both" / "grey", 8, "L")
-    write_images(tmp_path / "both" / "colour", 8)
-    config = inspected(tmp_path / place)
-    assert config.found["shape"] == [channels, 8, 8]
-    assert read_images(config).shape == (16, channels, 8, 8)
+    assert inspected(tmp_path / "grey").found["shape"] == [1, 8, 8]
+    write_images(tmp_path / "colour", 8)
+    config = inspected(tmp_path)
+    assert config.found["shape"] == [3, 8, 8]
+    assert read_images(config).shape == (24, 3, 8, 8)
 
 
 def test_subfolders_are_classes_as_for_torchvision(tmp_path):
@@ -152,37 +141,20 @@ def test_subfolders_are_classes_as_for_torchvision(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("count", "classes", "beside", "why"),
-    [
-        (20, 0, 0, "outside of subfolders"),
-        (20, 1, 0, "one class, class0"),
-        (20, 3, 0, "class2 has 6 images"),
-        (30, 2, 1, "outside of subfolders"),
-    ],
+    ("count", "classes", "beside", "found"),
+    [(20, 0, 0, 0), (20, 1, 0, 0), (29, 3, 0, 0), (30, 3, 0, 3), (30, 2, 1, 0)],
 )
-def test_too_few_labels_are_none(count, classes, beside, why, tmp_path):
+def test_classes_need_ten_images_each_and_none_outside(count, classes, beside, found, tmp_path):
     write_images(tmp_path, count, classes=classes)
     write_images(tmp_path, beside)
-    seen = inspect_images(settings(tmp_path))
-    assert seen.found.classes == 0
-    assert "evaluation.classifier" in seen.notes[-1]
-    assert why in seen.notes[-1]
+    assert inspected(tmp_path).found["classes"] == found
 
 
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        ("nowhere", "no such folder"),
-        ("ring", "no such folder"),
-        ("a.txt", "--exp points"),
-        (".", "15 images"),
-    ],
-)
-def test_folders_without_images_are_refused(place, words, tmp_path):
+@pytest.mark.parametrize("place", ["nowhere", "a.txt", "."])
+def test_folders_without_images_are_refused(place, tmp_path):
     write_images(tmp_path, 15)
     (tmp_path / "a.txt").write_text("x")
-    (tmp_path / "ring").symlink_to("ring")
-    with pytest.raises(UserError, match=rf"^data\.path = .*{words}"):
+    with pytest.raises(UserError, match=r"^data\.path = "):
         find_images(tmp_path / place)
 
 
@@ -190,7 +162,7 @@ POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", POSTSCRIPT])
-def test_what_is_no_image_is_named_before_anything_is_decoded(content, tmp_path):
+def test_other_files_are_named_before_anything_is_decoded(content, tmp_path):
     """Of Pillow's other formats some start programs."""
     write_images(tmp_path, 16)
     (tmp_path / "007.png").write_bytes(content)
@@ -207,17 +179,6 @@ def test_truncated_images_are_named(suffix, tmp_path):
         read_images(inspected(tmp_path))
 
 
-def test_unreadable_images_are_named(tmp_path, monkeypatch):
-    write_images(tmp_path, 16)
-
-    def read_bytes(self):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    with pytest.raises(UserError, match=r"000\.png .*Permission denied"):
-        inspect_images(settings(tmp_path))
-
-
 CHANGES = [  # of what the two first files hold
     lambda first, second: {"000.png": second, "001.png": second},
     lambda first, second: {"000.png": second, "001.png": first},
@@ -229,22 +190,19 @@ CHANGES = [  # of what the two first files hold
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_other_images_than_before_are_refused(change, tmp_path):
-    write_images(tmp_path, 20)
-    config, files = inspected(tmp_path), [tmp_path / "000.png", tmp_path / "001.png"]
+    config = inspected(write_images(tmp_path / "a", 20))
+    images, place = read_images(config), tmp_path / "b"
+    os.rename(tmp_path / "a", place)
+    moved = replace(config, path=str(place))
+    assert torch.equal(read_images(moved), images)
+    files = [place / "000.png", place / "001.png"]
     changed = change(*(file.read_bytes() for file in files))
     for file in files:
         file.unlink()
     for name, content in changed.items():
-        (tmp_path / name).write_bytes(content)
+        (place / name).write_bytes(content)
     with pytest.raises(UserError, match=r"^data\.path = .*other images"):
-        read_images(config)
-
-
-def test_the_same_images_elsewhere_are_the_same(tmp_path):
-    config = inspected(write_images(tmp_path / "a", 20))
-    images = read_images(config)
-    os.rename(tmp_path / "a", tmp_path / "b")
-    assert torch.equal(read_images(replace(config, path=str(tmp_path / "b"))), images)
+        read_images(moved)
 
 
 def test_checksum_is_that_of_earlier_versions(tmp_path):

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import pickle
 import struct
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,16 +27,12 @@ DIGITS = [5, 0, 4, 1, 9, 2]
 CIFAR10_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"]
 
 
-def section(name, root, **other) -> DataConfig:
-    return DataConfig(name=name, root=str(root), download=False, **other)
+def images(name, root, download=False) -> torch.Tensor:
+    return data_set(name).images(DataConfig(name=name, root=str(root), download=download))
 
 
-def images(name, root) -> torch.Tensor:
-    return data_set(name).images(section(name, root))
-
-
-def labels(name, root) -> torch.Tensor:
-    return data_set(name).labels(section(name, root))
+def labels(name, root, download=False) -> torch.Tensor:
+    return data_set(name).labels(DataConfig(name=name, root=str(root), download=download))
 
 
 @pytest.fixture
@@ -90,19 +85,14 @@ def test_cifar10_is_read_batch_after_batch(cifar10, tmp_path):
 
 @pytest.mark.parametrize("read", [images, labels])
 @pytest.mark.parametrize("name", CIFAR10_FILES)
-def test_cifar10_with_another_md5_sum_is_refused_and_never_unpickled(name, read, cifar10, tmp_path):
+def test_cifar10_with_another_md5_sum_is_refused_and_never_unpickled(
+    name, read, cifar10, tmp_path, monkeypatch
+):
+    """Nor replaced by a download."""
+    monkeypatch.setattr(CIFAR10, "download", lambda _: pytest.fail("downloaded"))
     (cifar10 / name).write_bytes(pickle.dumps({"data": Malicious(), "labels": Malicious()}))
     with pytest.raises(UserError, match=r"^data\.root = .*--exp images"):
-        read("cifar10", tmp_path)
-
-
-def test_cifar10_with_another_md5_sum_is_not_replaced_by_a_download(cifar10, tmp_path, monkeypatch):
-    (cifar10 / "data_batch_1").write_bytes(b"own")
-    fetched = []
-    monkeypatch.setattr(CIFAR10, "download", lambda dataset: fetched.append(dataset))
-    with pytest.raises(UserError, match="md5"):
-        data_set("cifar10").images(DataConfig(name="cifar10", root=str(tmp_path), download=True))
-    assert not fetched
+        read("cifar10", tmp_path, download=True)
 
 
 def test_cifar10_has_the_published_sums():
@@ -111,48 +101,36 @@ def test_cifar10_has_the_published_sums():
         assert len(md5) == 32
 
 
-def test_mnist_never_reads_pickles_of_old_torchvisions(mnist, tmp_path):
-    """torchvision prefers ``processed/training.pt``; old ones unpickle it."""
+def test_pickles_of_old_torchvisions_are_not_executed(mnist, tmp_path):
+    """torchvision prefers ``processed/training.pt``."""
     (tmp_path / "MNIST" / "processed").mkdir()
     for name in ("training.pt", "test.pt"):
         (tmp_path / "MNIST" / "processed" / name).write_bytes(WEIGHTS["torch"])
-    assert np.array_equal(images("mnist", tmp_path).numpy(), GREY[:, None])
-
-
-PIXELS = bytes(6 * 784)
-DAMAGED_IMAGES = {
-    "truncated": struct.pack(">IIII", 2051, 6, 28, 28) + PIXELS[:-100],
-    "magic": struct.pack(">IIII", 1234, 6, 28, 28) + PIXELS,
-    "size": struct.pack(">IIII", 2051, 2**32 - 1, 28, 28) + PIXELS,
-    "sizes": struct.pack(">IIII", 2051, *[2**32 - 1] * 3) + PIXELS,
-    "type": struct.pack(">IIII", 0x0E03, 6, 28, 28) + PIXELS,
-    "dimensions": struct.pack(">IIII", 0x08FF, 6, 28, 28) + PIXELS,
-    "none": struct.pack(">IIII", 2051, 0, 28, 28),
-    "other shape": struct.pack(">IIII", 2051, 6, 14, 56) + PIXELS,
-    "pickle": PICKLE,
-    "compressed": gzip.compress(struct.pack(">IIII", 2051, 6, 28, 28) + PIXELS),
-    "web page": b"<html></html>",
-    "empty": b"",
-}
-DAMAGED_LABELS = {
-    "no digit": struct.pack(">II", 2049, 6) + bytes([5, 0, 10, 1, 9, 2]),
-    "none": struct.pack(">II", 2049, 0),
-    "pickle": PICKLE,
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGED_IMAGES)
-def test_damaged_mnist_images_end_in_one_line(kind, mnist, tmp_path):
-    (mnist / "train-images-idx3-ubyte").write_bytes(DAMAGED_IMAGES[kind])
     with pytest.raises(UserError, match=r"^data\.root = "):
         images("mnist", tmp_path)
 
 
-@pytest.mark.parametrize("kind", DAMAGED_LABELS)
-def test_damaged_mnist_labels_end_in_one_line(kind, mnist, tmp_path):
-    (mnist / "train-labels-idx1-ubyte").write_bytes(DAMAGED_LABELS[kind])
+PIXELS = bytes(6 * 784)
+DAMAGED = {  # part of the name of the file, and its content
+    "truncated": ("images-idx3", struct.pack(">IIII", 2051, 6, 28, 28) + PIXELS[:-100]),
+    "magic": ("images-idx3", struct.pack(">IIII", 1234, 6, 28, 28) + PIXELS),
+    "size": ("images-idx3", struct.pack(">IIII", 2051, 2**32 - 1, 28, 28) + PIXELS),
+    "none": ("images-idx3", struct.pack(">IIII", 2051, 0, 28, 28)),
+    "other shape": ("images-idx3", struct.pack(">IIII", 2051, 6, 14, 56) + PIXELS),
+    "pickle": ("images-idx3", PICKLE),
+    "compressed": ("images-idx3", gzip.compress(PIXELS)),
+    "empty": ("images-idx3", b""),
+    "no digit": ("labels-idx1", struct.pack(">II", 2049, 6) + bytes([5, 0, 10, 1, 9, 2])),
+    "no labels": ("labels-idx1", struct.pack(">II", 2049, 0)),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_mnist_files_end_in_one_line(kind, mnist, tmp_path):
+    part, content = DAMAGED[kind]
+    (mnist / f"train-{part}-ubyte").write_bytes(content)
     with pytest.raises(UserError, match=r"^data\.root = "):
-        labels("mnist", tmp_path)
+        (images if part.startswith("images") else labels)("mnist", tmp_path)
 
 
 @pytest.mark.parametrize("download", [False, True])
@@ -163,14 +141,10 @@ def test_missing_files_give_one_line_with_remedies(name, download, tmp_path, mon
 
     for module in ("cifar", "mnist"):
         monkeypatch.setattr(f"torchvision.datasets.{module}.download_and_extract_archive", fetch)
-    for read in (data_set(name).images, data_set(name).labels):
-        with pytest.raises(UserError) as caught:
-            read(replace(section(name, tmp_path), download=download))
-        message = str(caught.value)
-        for part in (f"data.root = {tmp_path}", name, "--data.root", "--fake-data", "--exp images"):
-            assert part in message
-        assert ("--data.download" in message) is not download
-        assert ("no network" in message) is download
+    with pytest.raises(UserError, match=r"^data\.root = .*--data\.root.*--fake-data") as caught:
+        images(name, tmp_path, download)
+    assert ("--data.download" in str(caught.value)) is not download
+    assert ("no network" in str(caught.value)) is download
 
 
 def test_bytes_and_unit_range_are_inverse():
@@ -181,17 +155,13 @@ def test_bytes_and_unit_range_are_inverse():
     assert to_bytes(torch.tensor([-3.0, 3.0])).tolist() == [0, 255]
 
 
-@pytest.mark.parametrize("name", [one.name for one in IMAGE_SETS])
-def test_fake_data_have_the_shape_of_the_real_set(name, tmp_path):
-    data = Data(section(name, tmp_path, fake=True), seed=0)
-    batch = data.target("x").sample(5)
-    assert batch.shape == data.source("x").sample(5).shape == (5, *data_set(name).shape)
-
-
-def test_fake_data_follow_only_from_the_seed():
-    drawn = []
+@pytest.mark.parametrize("kind", IMAGE_SETS, ids=lambda kind: kind.name)
+def test_fake_data_have_the_shape_of_the_real_set_and_follow_the_seed(kind, tmp_path):
+    config, drawn = DataConfig(name=kind.name, root=str(tmp_path), fake=True), []
     for seed in (0, 0, 1):
         torch.manual_seed(len(drawn))
-        drawn.append(Data(DataConfig(name="digits", fake=True), seed).images)
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
+        drawn.append(Data(config, seed))
+    assert torch.equal(drawn[0].images, drawn[1].images)
+    assert not torch.equal(drawn[0].images, drawn[2].images)
+    batch = drawn[0].target("x").sample(5)
+    assert batch.shape == drawn[0].source("x").sample(5).shape == (5, *kind.shape)

@@ -1,4 +1,4 @@
-"""The user's own data as every other part of the program sees them."""
+"""A user's own data: their records, files of points, and what is refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ import torch
 
 from nsgf.config.schema import DataConfig
 from nsgf.data import INSPECTORS, OWN_SETS, Data, ImageSet, is_image_set, target_set
+from nsgf.data.own import inspect_points, read_points, read_table
 from nsgf.system.errors import UserError
 from tests.data.own_files import own_points, write_images, write_points
 
@@ -16,7 +17,7 @@ from tests.data.own_files import own_points, write_images, write_points
 def inspected(name: str, place: Path, **other) -> DataConfig:
     """The section of a new run."""
     config = DataConfig(name=name, path=str(place), **other)
-    found = INSPECTORS[name](config).found
+    found, _ = INSPECTORS[name](config)
     if name == "images":
         other["size"] = found.shape[1]
     return DataConfig(name=name, path=str(place), found=found._asdict(), **other)
@@ -82,23 +83,122 @@ def test_data_that_were_not_inspected_are_refused(name):
         Data(DataConfig(name=name, path="x"), seed=0)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"shape": shape} for shape in ([3, 8], [3, 8, 9], [2, 8, 8], [], "8", [0, 8, 8])),
-        *({"samples": samples} for samples in (0, "20", None, True)),
-        *({"classes": -1}, {"classes": 2.5}, {"unknown": 1}),
-    ],
-)
-def test_images_that_cannot_have_been_found_are_refused(change):
+@pytest.mark.parametrize("change", [{"shape": [8]}, {"unknown": 1}, {"shape": [3, 16, 16]}])
+def test_found_images_that_contradict_the_settings_are_refused(change):
     found = {"samples": 20, "shape": [3, 8, 8], "checksum": "x", **change}
-    with pytest.raises(UserError, match=r"data\.found"):
+    with pytest.raises(UserError, match=r"data\.(found|size)"):
         target_set(DataConfig(name="images", path="x", size=8, found=found))
 
 
-@pytest.mark.parametrize("key", ["names", "mean", "scale"])
-@pytest.mark.parametrize("value", [None, [1.0]])
-def test_columns_that_cannot_have_been_found_are_refused(key, value, tmp_path):
-    config = inspected("points", write_points(tmp_path / "x.npy"))
-    with pytest.raises(UserError, match=r"data\.found"):
-        target_set(replace(config, found={**config.found, key: value}))
+# --- files of points ---
+
+ROWS = [f"{number},{number * number}" for number in range(20)]
+
+
+def write_csv(file: Path, *lines: str) -> Path:
+    file.write_text("\n".join(lines))
+    return file
+
+
+def refused(file: Path) -> str:
+    with pytest.raises(UserError) as refusal:
+        read_table(file)
+    message = str(refusal.value)
+    assert message.startswith(f"data.path = {file}: ")
+    return message
+
+
+def test_all_types_of_files_hold_the_same_points(tmp_path):
+    points = own_points()
+    np.save(tmp_path / "a.npy", points)
+    np.savez(tmp_path / "b.npz", anything=points)
+    write_csv(tmp_path / "c.csv", *(",".join(map(repr, row)) for row in points.tolist()))
+    np.save(tmp_path / "d.npy", np.asfortranarray(points).astype(">f8"))
+    for file in tmp_path.iterdir():
+        found, _ = inspect_points(DataConfig(name="points", path=str(file)))
+        assert found.names == ["coordinate 1", "coordinate 2", "coordinate 3"]
+        assert found.checksum == "054dd0607581"  # by which earlier runs find their points again
+        assert np.array_equal(read_table(file)[0], points)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "float16", "float32"])
+def test_real_numbers_of_every_type_are_taken(dtype, tmp_path):
+    points = np.arange(60).reshape(20, 3).astype(dtype)
+    np.save(tmp_path / "x.npy", points)
+    assert np.array_equal(read_table(tmp_path / "x.npy")[0], points.astype(float))
+
+
+@pytest.mark.parametrize("separator", ",;\t")
+def test_a_first_line_of_names_is_no_point(separator, tmp_path):
+    lines = ["\ufeff", '"a b",c', "", *(row.replace(",", ',"') + '"' for row in ROWS), ""]
+    file = write_csv(tmp_path / "x.csv", *(line.replace(",", separator) for line in lines))
+    values, names = read_table(file)
+    assert names == ("a b", "c")
+    assert values.tolist() == [[number, number**2] for number in range(20)]
+    assert read_table(write_csv(tmp_path / "y.csv", *ROWS))[0].shape == (20, 2)
+    assert read_table(write_csv(tmp_path / "z.csv", *map(str, range(20))))[0].shape == (20, 1)
+
+
+def test_names_cannot_command_the_terminal(tmp_path):
+    """matplotlib prints the characters of a name for which its font has no picture."""
+    file = write_csv(tmp_path / "x.csv", "\x1b]0;title\x07height,\x9b2Jweight", *ROWS)
+    assert read_table(file)[1] == (r"\x1b]0;title\x07height", r"\x9b2Jweight")
+
+
+def test_other_points_than_before_are_refused(tmp_path):
+    file = write_points(tmp_path / "x.npy")
+    config = DataConfig(name="points", path=str(file))
+    found, _ = inspect_points(config)
+    assert (found.samples, found.shape, found.classes) == (40, [3], 0)
+    config = replace(config, found=found._asdict())
+    moved = file.rename(tmp_path / "moved.npy")
+    read_points(replace(config, path=str(moved)))
+    points = own_points()
+    points[7, 1] = np.nextafter(points[7, 1], 0)
+    np.save(file, points)
+    with pytest.raises(UserError, match=r"^data\.path = .*other points"):
+        read_points(config)
+
+
+WRONG_LINES = {
+    "text": ([*ROWS, "1,abc"], "'abc'"),
+    "missing": (["a,b", *ROWS, "1,"], "row 20"),
+    "ragged": ([*ROWS, "1,2,3"], "row 21"),
+    "nan": ([*ROWS, "nan,2", "1,inf"], "nan in point 21, coordinate 1"),
+    "constant": (["a,b", *(f"{number},7" for number in range(20))], "in b;"),
+    "few": (ROWS[:15], "16"),
+    "few after names": (["a,b", *ROWS[:15]], "16"),
+    "one name": (["1,b", *ROWS], "'b'"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_LINES)
+def test_wrong_lines_are_named(kind, tmp_path):
+    lines, word = WRONG_LINES[kind]
+    assert word in refused(write_csv(tmp_path / "x.csv", *lines))
+
+
+WRONG_ARRAYS = {
+    "objects": (np.array([[object()]] * 20), ""),
+    "complex": (np.ones((20, 2), complex), "complex128"),
+    "one dimension": (np.arange(20.0), "(N, D)"),
+    "no columns": (np.ones((20, 0)), "(N, D)"),
+    "huge": (1e200 * np.arange(20.0)[:, None], "1e+100"),
+    "rounding": (1e9 + 1e-7 * np.arange(20.0)[:, None], "coordinate 1"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_ARRAYS)
+def test_wrong_arrays_are_refused(kind, tmp_path):
+    array, word = WRONG_ARRAYS[kind]
+    np.save(tmp_path / "x.npy", array, allow_pickle=True)
+    assert word in refused(tmp_path / "x.npy")
+
+
+def test_other_files_are_refused(tmp_path):
+    np.savez(tmp_path / "two.npz", first=np.ones((20, 2)), second=np.ones(3))
+    write_csv(tmp_path / "x.txt", *ROWS)
+    for name in ("damaged.csv", "damaged.npy", "damaged.npz"):
+        (tmp_path / name).write_bytes(bytes(range(128, 256)))
+    for file in (*tmp_path.iterdir(), tmp_path, tmp_path / "missing.csv"):
+        refused(file)

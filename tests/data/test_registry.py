@@ -29,13 +29,11 @@ def test_configuration_and_records_name_the_same_sets():
     hints = get_type_hints(DataConfig)
     assert set(get_args(hints["name"])) == {*DATA_SETS, *OWN_SETS}
     assert set(OWN_SETS) == set(INSPECTORS)
-    assert set(get_args(hints["source"])) == {
-        NOISE,
-        *(name for name, one in DATA_SETS.items() if one.is_source),
-    }
-    points = {name for name in DATA_SETS if not is_image_set(name)}
+    points = {name: one for name, one in DATA_SETS.items() if isinstance(one, PointSet)}
+    sources = {name for name, one in points.items() if one.is_source}
+    assert set(get_args(hints["source"])) == {NOISE, *sources}
     (labels,) = get_args(get_type_hints(CompareConfig)["targets"])
-    assert set(get_args(labels)) == points | {"8gaussians_moons"}
+    assert set(get_args(labels)) == {*points, "8gaussians_moons"}
 
 
 @pytest.mark.parametrize("name", DATA_SETS)
@@ -45,31 +43,19 @@ def test_records_are_whole(name):
     assert record.uses < set(DataConfig.__dataclass_fields__)
     assert data_shape(DataConfig(name=name)) == record.shape
     assert len(record.shape) == (3 if is_image_set(name) else 1)
-    reads_files = name in ("mnist", "cifar10")
-    assert (record.uses >= {"root", "download"}) is reads_files
+    assert (record.uses >= {"root", "download"}) is (name in ("mnist", "cifar10"))
     if isinstance(record, ImageSet):
         assert record.uses >= {"fake", "flip"}
         assert record.shape[1] == record.shape[2]
         assert record.read_labels is not None
-    else:
-        assert record.uses == {"source"}
 
 
-def test_unknown_sets_are_refused_with_the_known_ones():
+def test_unknown_sets_and_sources_are_refused():
     with pytest.raises(UserError, match=r"data\.name = moon: .* 8gaussians, moons"):
         data_set("moon")
-
-
-@pytest.mark.parametrize("source", ["moons", "digits"])
-def test_sets_that_are_no_source_are_refused(source):
-    with pytest.raises(UserError, match=rf"data\.source = {source}"):
-        build_source(DataConfig(name="scurve", source=source), 0, "x")
-
-
-def test_an_own_set_of_points_needs_only_its_record(monkeypatch):
-    monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
-    data = Data(DataConfig(name="pin_wheel"), seed=0)
-    assert data.target("x").sample(5).shape == data.source("x").sample(5).shape == (5, 2)
+    for source in ("moons", "digits"):
+        with pytest.raises(UserError, match=rf"data\.source = {source}"):
+            build_source(DataConfig(name="scurve", source=source), 0, "x")
 
 
 @pytest.fixture
@@ -81,10 +67,12 @@ def own(monkeypatch) -> ImageSet:
     return record
 
 
-def test_an_own_image_set_needs_only_its_record(own):
-    data = Data(DataConfig(name="own_set"), seed=0)
-    assert data.shape == (1, 4, 4)
-    assert data.target("x").sample(5).shape == data.source("x").sample(5).shape == (5, 1, 4, 4)
+def test_an_own_set_needs_only_its_record(own, monkeypatch):
+    monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
+    for name, shape in (("own_set", (1, 4, 4)), ("pin_wheel", (2,))):
+        data = Data(DataConfig(name=name), seed=0)
+        assert data.shape == shape
+        assert data.target("x").sample(5).shape == data.source("x").sample(5).shape == (5, *shape)
     with pytest.raises(UserError, match=r"own_set .*no labels"):
         own.labels(DataConfig())
 
@@ -93,7 +81,6 @@ def test_an_own_image_set_needs_only_its_record(own):
     "images",
     [
         torch.zeros(0, 1, 4, 4, dtype=torch.uint8),
-        torch.zeros(3, 1, 4, 5, dtype=torch.uint8),
         torch.zeros(3, 2, 4, 4, dtype=torch.uint8),
         torch.zeros(3, 4, 4, dtype=torch.uint8),
         torch.zeros(3, 1, 4, 4),

@@ -80,11 +80,6 @@ def test_position_is_the_whole_state(make):
     assert torch.equal(other.sample(20), whole[30:50])
 
 
-def test_values_are_scaled_to_plus_minus_one():
-    images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
-    assert sorted(ImageSampler(images, 0).sample(2).flatten().tolist()) == [-1.0, 1.0]
-
-
 def test_flip_mirrors_about_half_left_to_right_only():
     image = torch.tensor([[0, 255], [51, 204]], dtype=torch.uint8).view(1, 1, 2, 2)
     plain = ImageSampler(image, 0).sample(1)[0]

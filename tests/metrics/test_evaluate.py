@@ -15,7 +15,6 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.metrics.test_inception_cache import Tiny
-from tests.report.test_samples import blocked
 
 
 def test_evaluation_of_points(small, small_run):
@@ -93,7 +92,7 @@ def test_caches_that_cannot_be_written_are_known_before_sampling(
     config, run = digits_run
     monkeypatch.setattr("nsgf.metrics.evaluate.load_sampler", lambda *_: pytest.fail("loaded"))
     evaluation = replace(config.evaluation, classifier=True, inception=True)
-    blocked(tmp_path / name)
+    (tmp_path / name).touch()  # a file in place of a folder
     with pytest.raises(UserError, match=f"{name} cannot be written"):
         evaluate_run(replace(config, evaluation=evaluation, out_dir=str(tmp_path)), run)
 

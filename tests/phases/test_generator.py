@@ -16,7 +16,7 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network, new_network
-from nsgf.phases.generator import GeneratorTask, drift_of
+from nsgf.phases.generator import GeneratorTask, drift_of, nearest_multiple
 from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -45,6 +45,11 @@ def one_call(tiny):
 def task_of(config) -> GeneratorTask:
     model = new_network(get_phase("generator"), config, CPU)
     return GeneratorTask(model, Data(config.data, config.seed), config)
+
+
+@pytest.mark.parametrize(("count", "nearest"), [(1, 22), (32, 22), (34, 44), (256, 264)])
+def test_nearest_multiple(count, nearest):
+    assert nearest_multiple(count, 22) == nearest
 
 
 def test_generator_trains_samples_and_evaluates(one_call):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from nsgf.cli.arguments import parse
 from nsgf.config.schema import PhaseName, SamplingConfig
 from nsgf.data import build_source
 from nsgf.experiment import train
@@ -151,27 +150,14 @@ def test_samples_of_other_settings_get_names_of_their_own(small, small_run):
         "-num_samples3-nsgf_steps2",
         "-tau0.5-straight_steps3-omega0.1",
     }
-    small_run.write_config(replace(small, seed=3, sampling=replace(own, tau=0.5)))
-    assert changed_settings(small, small_run) == "-seed0-tau_null"
-    assert changed_settings(replace(small, seed=3), small_run) == "-tau_null"
-
-
-def test_samples_of_fewer_networks_get_names_of_their_own(small, small_run):
     alone = replace(small, phases=["nsgf"], seed=1)
     assert changed_settings(alone, small_run) == "-seed1-phases_nsgf"
     assert changed_settings(replace(small, phases=["nsgf", "nsf"]), small_run) == "-phases_nsgf+nsf"
-
-
-def test_names_are_known_where_an_old_run_has_fewer_settings(small, small_run):
-    small_run.config_file.write_text("exp: 2d\nseed: 0\n")
+    small_run.write_config(replace(small, seed=3, sampling=replace(own, tau=0.5)))
+    assert changed_settings(small, small_run) == "-seed0-tau_null"
+    small_run.config_file.write_text("exp: 2d\nseed: 0\n")  # an old run with fewer settings
     alone = replace(small, sampling=SamplingConfig(num_samples=3))
     assert changed_settings(alone, small_run) == "-num_samples3"
-
-
-def blocked(folder):
-    """A file stands where a folder is to be: as for a read-only folder, whoever runs the test."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.write_text("")
 
 
 @pytest.mark.parametrize("command", [sample_run, evaluate_run])
@@ -185,11 +171,11 @@ def test_folders_that_cannot_be_written_are_known_before_sampling(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("nsgf.run.folder.TemporaryFile", refuse)
-    with pytest.raises(UserError, match=r"cannot be written \(Permission denied\); .*--out-dir"):
+    with pytest.raises(UserError, match=r"cannot be written"):
         command(small, small_run)
     monkeypatch.undo()
-    blocked(tmp_path / "out")
-    with pytest.raises(UserError, match=r"out.*cannot be written .*copy the run folder"):
+    (tmp_path / "out").touch()  # a file in place of a folder
+    with pytest.raises(UserError, match=r"out.*cannot be written"):
         command(replace(small, out_dir=str(tmp_path / "out")), small_run)
 
 
@@ -206,14 +192,6 @@ def test_results_of_a_read_only_run_go_to_another_folder(small, small_run, tmp_p
     assert file == folder / "metrics.json"
     assert file.is_file()
     assert {path: path.stat().st_mtime_ns for path in sorted(small_run.path.rglob("*"))} == before
-
-
-@pytest.mark.parametrize("command", ["sample", "evaluate"])
-def test_the_command_line_names_another_place_for_results(command, small_run, tmp_path):
-    words = [command, "--run", str(small_run.path)]
-    out = parse([*words, "--out-dir", str(tmp_path / "mine")]).config.out_dir
-    assert Path(out) == tmp_path / "mine"
-    assert Path(parse(words).config.out_dir) == small_run.path.parent
 
 
 def test_results_go_into_the_run_however_its_folder_is_named(small, small_run, monkeypatch):
@@ -251,11 +229,6 @@ def test_images_are_sampled_to_a_grid(digits_run):
     names = {path.name for path in run.samples.iterdir()}
     pictures = {"phase1_nsgf.png", "phase2_nsf.png", "phase3_predictor.png"}
     assert names == {"samples.npz", "grid.png", "trajectory.png", *pictures}
-
-
-def test_untrained_run_is_one_line(tiny):
-    with pytest.raises(UserError, match="train that phase first"):
-        sample_run(tiny, RunFolder.create(tiny))
 
 
 def test_remark_about_a_checkpoint_stands_behind_the_unit(small, small_run):

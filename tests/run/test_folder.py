@@ -1,19 +1,83 @@
-"""Files of a run folder: replaced as a whole, beside other processes, and never through a link."""
+"""The run folder: its name, and files that are replaced as a whole and never through a link."""
 
 import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
+from nsgf.cli.arguments import parse
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, append_text, check_links, replacing, write_text
+from nsgf.run.folder import RunFolder, append_text, check_links, dump_config, replacing, write_text
+from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import START
 
 
+def test_run_folder_holds_configuration_and_versions(tiny):
+    run = RunFolder.create(tiny)
+    assert run.path.name.startswith("2d-")
+    assert parse(["sample", "--run", str(run.path)]).config == tiny
+    assert (run.path / "versions.json").exists()
+    assert run.checkpoint_file("nsf").name == "phase2_nsf.pt"
+
+
+def test_clock_that_went_back_leaves_the_new_run_the_newest(tiny, monkeypatch):
+    """Also of two runs that began in the same second."""
+
+    class Later(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2099, 1, 2, 3, 4, 5)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nsgf.run.folder.datetime", Later)
+        RunFolder.create(tiny)
+    runs = [RunFolder.create(tiny) for _ in range(2)]
+    expected = ["2d-20990102_030405_2", "2d-20990102_030405_3"]
+    assert [run.path.name for run in runs] == expected
+    assert RunFolder.newest(Path(tiny.out_dir), "2d").path == runs[-1].path
+
+
+def test_newest_run_is_of_that_experiment(tiny, tmp_path):
+    for name in (
+        *("2d-20260101_000000", "2d-20270101_000000", "2d-big-20280101_000000"),
+        "2d-20290101_000000_backup",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").write_text(dump_config(tiny))
+    (tmp_path / "2d-20290101_000000").mkdir()  # no configuration in it
+    assert RunFolder.newest(tmp_path, "2d").path.name == "2d-20270101_000000"
+    assert RunFolder.newest(tmp_path, "2d-big").path.name == "2d-big-20280101_000000"
+    with pytest.raises(UserError, match="no run of mnist"):
+        RunFolder.newest(tmp_path, "mnist")
+
+
+def test_folder_that_cannot_be_written_or_is_no_run_is_refused(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--out-dir"):
+        RunFolder.create(replace(tiny, out_dir=str(tmp_path / "file")))
+    with pytest.raises(UserError, match="no run folder"):
+        RunFolder.open(tmp_path)
+
+
+def test_set_aside_never_overwrites(tiny):
+    run = RunFolder.create(tiny)
+    checkpoint.save(run.checkpoint_file("nsgf"), {**START, "step": 9})
+    for step in (1, 2):
+        checkpoint.save(run.checkpoint_file("nsf"), {**START, "step": step})
+        run.set_aside("nsf")
+    names = sorted(path.name for path in (run.path / "checkpoints").iterdir())
+    kept = ["phase2_nsf.previous1.pt", "phase2_nsf.previous2.pt"]
+    assert names == ["phase1_nsgf.pt", *kept]
+    steps = [checkpoint.load(run.path / "checkpoints" / name)["step"] for name in kept]
+    assert steps == [1, 2]
+
+
 def test_two_processes_may_write_the_same_file_at_once(tmp_path, monkeypatch):
-    """Each ends with a whole file, and takes nothing from the other."""
     file, mine = tmp_path / "metrics.json", os.getpid()
     with replacing(file) as one:
         one.write(b"one")
@@ -26,19 +90,18 @@ def test_two_processes_may_write_the_same_file_at_once(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["metrics.json"]
 
 
-def test_what_ended_processes_have_left_is_removed(tmp_path):
+def test_temporary_files_of_ended_processes_are_removed(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    names = [f"a.txt.{who}.partial" for who in (ended.pid, os.getpid(), "x", "9" * 30, "1")]
-    for name in [*names, "other.txt.x.partial"]:
+    for name in [f"a.txt.{process}.partial" for process in (ended.pid, os.getpid(), "x", "1")]:
         (tmp_path / name).touch()
+    (tmp_path / "other.txt.x.partial").touch()
     write_text(tmp_path / "a.txt", "whole")
-    kept = {"a.txt", "a.txt.1.partial", "other.txt.x.partial"}
-    assert set(os.listdir(tmp_path)) == kept
+    assert set(os.listdir(tmp_path)) == {"a.txt", "a.txt.1.partial", "other.txt.x.partial"}
 
 
 @pytest.mark.parametrize("place", ["a.txt", "a.txt.PID.partial"])
-def test_a_link_in_the_way_is_replaced_and_never_followed(place, tmp_path):
+def test_link_at_the_name_of_a_file_is_replaced_and_never_followed(place, tmp_path):
     place = place.replace("PID", str(os.getpid()))
     (tmp_path / "folder").mkdir()
     (victim := tmp_path / "victim").write_text("precious")
@@ -56,12 +119,10 @@ def test_renames_and_new_folders_are_brought_to_the_disk(tmp_path, monkeypatch):
     run = RunFolder.prepare(tmp_path / "run")
     assert {tmp_path.stat().st_ino, run.path.stat().st_ino} <= set(synced)
     file = run.checkpoint_file("nsgf")
-    damaged = run.checkpoint_file("nsf")
     for act in (
         lambda: checkpoint.save(file, {**START, "step": 1}),
-        lambda: checkpoint.save(damaged, {**START, "step": 1}),
-        lambda: checkpoint.save(damaged, {**START, "step": 2}),
-        lambda: (damaged.unlink(), checkpoint.mend(damaged, lambda _: None)),
+        lambda: checkpoint.save(file, {**START, "step": 2}),
+        lambda: (file.unlink(), checkpoint.restore_previous(file, lambda _: None)),
         lambda: run.set_aside("nsgf"),
     ):
         synced.clear()
@@ -69,15 +130,14 @@ def test_renames_and_new_folders_are_brought_to_the_disk(tmp_path, monkeypatch):
         assert file.parent.stat().st_ino in synced
 
 
-def test_links_are_looked_for_beside_a_training_that_replaces_files(tmp_path, monkeypatch):
-    """A name that was listed may be gone when it is looked at."""
+def test_files_may_vanish_while_links_are_searched(tmp_path, monkeypatch):
     walked = [(str(tmp_path), [], ["a.pt.1.partial", "a.pt"])]
     monkeypatch.setattr("nsgf.run.folder.os.walk", lambda _: walked)
     check_links(tmp_path)
 
 
 @pytest.mark.parametrize("write", [write_text, append_text])
-def test_a_file_that_grows_too_large_is_named(tmp_path, write):
+def test_error_of_a_file_that_grows_too_large_names_it(tmp_path, write):
     """As on a full disk: the system itself names no file then."""
     file, (soft, hard) = tmp_path / "log.txt", resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))

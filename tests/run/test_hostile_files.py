@@ -18,7 +18,7 @@ from nsgf.cli.arguments import parse
 from nsgf.metrics.inception import Inception
 from nsgf.pool.storage import read_header
 from nsgf.run import checkpoint
-from nsgf.run.folder import at_home, dump_config, earlier
+from nsgf.run.folder import drop_unsafe_settings, dump_config, earlier
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.run.test_checkpoint import Malicious, craft, serialized
@@ -153,11 +153,11 @@ def test_a_runs_own_settings_do_not_lead_out_of_it(tiny, tiny_run, tmp_path):
 
 def test_a_runs_own_settings_download_into_no_foreign_folder(tiny_run, tmp_path):
     config = shipped("mnist", "--data-root", str(tmp_path.parent / "home"))
-    assert not at_home(config, tiny_run, set()).data.download
-    assert not at_home(config, tiny_run, {"out_dir", "tracking.tracker"}).data.download
+    assert not drop_unsafe_settings(config, tiny_run, set()).data.download
+    assert not drop_unsafe_settings(config, tiny_run, {"out_dir", "tracking.tracker"}).data.download
     for asked in ("data.root", "data.download"):
-        assert at_home(config, tiny_run, {asked}).data.download
-    assert at_home(shipped("mnist"), tiny_run, set()).data.download
+        assert drop_unsafe_settings(config, tiny_run, {asked}).data.download
+    assert drop_unsafe_settings(shipped("mnist"), tiny_run, set()).data.download
 
 
 def test_a_runs_own_settings_upload_nothing(tiny, tiny_run):

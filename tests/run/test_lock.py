@@ -10,7 +10,7 @@ import pytest
 
 from nsgf.experiment import train
 from nsgf.run import lock
-from nsgf.run.lock import in_turn, only_process
+from nsgf.run.lock import only_process, wait_for_lock
 from nsgf.system.errors import UserError
 
 
@@ -47,7 +47,7 @@ def test_turn_comes_when_the_other_process_ends(tmp_path, holder):
         holder.kill()
         holder.join()
 
-    with in_turn(tmp_path, end), pytest.raises(UserError), only_process(tmp_path):
+    with wait_for_lock(tmp_path, end), pytest.raises(UserError), only_process(tmp_path):
         pass
     assert asked
 
@@ -56,7 +56,7 @@ def test_wait_for_a_turn_can_be_given_up(tmp_path, holder):
     def give_up():
         raise KeyError
 
-    with pytest.raises(KeyError), in_turn(tmp_path, give_up):
+    with pytest.raises(KeyError), wait_for_lock(tmp_path, give_up):
         raise AssertionError("not free")
 
 
@@ -94,7 +94,7 @@ def without_locks(monkeypatch, number: int) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuses)
-    monkeypatch.setattr(lock, "_warned", set())
+    lock._warn_once.cache_clear()
 
 
 NO_LOCKS = [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO]
@@ -104,10 +104,10 @@ NO_LOCKS = [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EI
 def test_file_system_without_locks_is_used_with_one_warning(tmp_path, number, monkeypatch, capsys):
     without_locks(monkeypatch, number)
     for folder in (tmp_path, tmp_path / "inner"):
-        with in_turn(folder):
+        with wait_for_lock(folder):
             assert (folder / "lock.owner").exists()
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"{tmp_path} cannot be locked" in line
+    assert line.startswith("warning: ")
 
 
 def test_runs_are_trained_on_a_file_system_without_locks(tiny, tiny_run, monkeypatch):

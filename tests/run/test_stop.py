@@ -11,11 +11,9 @@ import pytest
 
 from nsgf.cli import main
 from nsgf.pool.storage import read_header
-from nsgf.run import checkpoint
 from nsgf.run.stop import Stopped, StopRequest
 from tests.conftest import shipped
 from tests.pool.conftest import HalfWay, build, with_pool
-from tests.run.test_checkpoint import START
 
 
 def test_nothing_asks_by_itself():
@@ -62,14 +60,6 @@ def test_second_ctrl_c_interrupts():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-
-
-def test_what_an_interruption_loses_names_a_checkpoint_only_if_there_is_one(tmp_path):
-    file = tmp_path / "phase2_nsf.pt"
-    assert "no checkpoint of it yet" in checkpoint.what_is_lost(file, "nsf")
-    checkpoint.save(file, {**START, "step": 40})
-    line = checkpoint.what_is_lost(file, "nsf")
-    assert line.endswith(f"updates after 40 are lost, --resume goes on from {file}")
 
 
 def test_request_to_another_process_is_a_reason_too():
