@@ -37,8 +37,7 @@ from nsgf.sampling.sampler import (
     calls_per_velocity,
     least_calls,
 )
-from nsgf.share.exported import ExportedRun, is_exported
-from nsgf.share.hub import fetched, is_address
+from nsgf.share.exported import ExportedRun, fetched, is_address, is_exported
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
