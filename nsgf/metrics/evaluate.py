@@ -19,9 +19,7 @@ from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, check_links, results_folder, writable, write_text
 from nsgf.run.progress import track
-from nsgf.sampling.drawn import Drawn, drawn_folder, forget_drawn
-from nsgf.sampling.generate import generate
-from nsgf.sampling.guidance import asked_labels
+from nsgf.sampling.generate import batch_folder, forget_batches, generate
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -81,7 +79,7 @@ def evaluate_run(
     sampler, progress = load_sampler(config, run, device)
     log(plan(config, sampler))
     file = folder / "metrics.json"
-    drawn = drawn_folder(folder / "samples", config, sampler, device, _floats(config))
+    drawn = batch_folder(folder / "samples", sampler, device, _floats(config))
     data = Data(config.data, config.seed) if world.is_main else None  # refused before sampling
     samples = _samples(config, sampler, device, drawn, world)
     if data is None:
@@ -92,7 +90,7 @@ def evaluate_run(
     is_needed = _measure(config, data, samples, device, log, network, file, metrics)
     if is_needed:
         log("samples are kept: the same command measures what was left out")
-    forget_drawn(drawn, keep=is_needed)
+    forget_batches(drawn, keep=is_needed)
     return file, metrics
 
 
@@ -254,13 +252,12 @@ def _samples(
     config: Config, sampler: FlowSampler, device: torch.device, kept: Path, world: World
 ) -> list[Samples]:
     """Draw points for each repetition, and images once. Batches are kept in the folder ``kept``."""
-    n, size, floats = config.evaluation.num_samples, config.sampling.batch_size, _floats(config)
+    n, keep = config.evaluation.num_samples, _floats(config)
     drawn = []
     for repeat in map(str, range(_repeats(config))):
         source = build_source(config.data, config.seed, "evaluate", repeat)
-        batches = Drawn(kept / repeat)
-        labels = asked_labels(config)
-        drawn.append(generate(sampler, source, n, size, device, floats, world, batches, labels))
+        folder = kept / repeat
+        drawn.append(generate(sampler, source, n, device, keep=keep, world=world, folder=folder))
     return drawn
 
 
