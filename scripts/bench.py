@@ -41,7 +41,7 @@ from nsgf.phases import get_phase
 from nsgf.plots.samples import save_figure
 from nsgf.pool import build_batch, pool_bytes
 from nsgf.pool.build import Simulation
-from nsgf.report.quality import quality_figure
+from nsgf.report.quality import draw_quality
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
@@ -441,7 +441,7 @@ def merged_tables(options: Options) -> str:
     if options.figure:
         if options.figure.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"--figure {options.figure}: must end in .png, .svg or .pdf")
-        save_figure(quality_figure(shown), options.figure, dpi=150)
+        save_figure(draw_quality(shown), options.figure, dpi=150)
     return (latex if options.latex else markdown)(shown)
 
 

@@ -187,7 +187,7 @@ def _report_page(request: Request) -> None:
 
 
 def _list(request: Request) -> None:
-    from nsgf.report.listing import run_table
+    from nsgf.report.records import run_table
 
     for line in run_table(Path(request.config.out_dir).expanduser()):
         show(line)

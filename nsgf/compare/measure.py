@@ -117,7 +117,7 @@ def measure(
     sampler, _ = load_sampler(at_nfe(config, nfe), run, device)
     source = build_source(config.data, config.seed, "compare", str(draw))
     started = time.perf_counter()
-    samples = generate(sampler, source, yardstick.samples, config.sampling.batch_size, device)
+    samples = generate(sampler, source, yardstick.samples, device)
     seconds = time.perf_counter() - started
     values = dict.fromkeys(yardstick.names, math.inf)
     if samples.finite:

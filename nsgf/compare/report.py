@@ -12,7 +12,7 @@ from nsgf.compare.trials import Comparison, Trial, asked_nfe, at_nfe, method_tit
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import Data
 from nsgf.phases import load_sampler
-from nsgf.plots.samples import save_image_table, save_point_table
+from nsgf.plots.samples import draw_image_table, draw_point_table, save_figure
 from nsgf.run.folder import RunFolder, write_text
 from nsgf.sampling.sampler import Samples
 
@@ -66,8 +66,9 @@ def _save_picture(comparison: Comparison, target: str, device: torch.device) -> 
     title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"
     real = data.reference("picture")
     if data.images is None:
-        save_point_table(drawn, real.sample(count), file, data.axes, title)
+        figure = draw_point_table(drawn, real.sample(count), title, data.axes)
     else:
         columns = {nfe for own in drawn.values() for nfe in own}
-        save_image_table(drawn, real.sample(count * len(columns)), file, title)
+        figure = draw_image_table(drawn, real.sample(count * len(columns)), title)
+    save_figure(figure, file, dpi=90)
     return file

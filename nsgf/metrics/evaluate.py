@@ -19,9 +19,7 @@ from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, check_links, results_folder, writable, write_text
 from nsgf.run.progress import track
-from nsgf.sampling.drawn import Drawn, drawn_folder, forget_drawn
-from nsgf.sampling.generate import generate
-from nsgf.sampling.guidance import asked_labels
+from nsgf.sampling.generate import batch_folder, forget_batches, generate
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -80,7 +78,7 @@ def evaluate_run(
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     log(f"evaluate: {evaluation.num_samples} samples at {calls}")
     file = folder / "metrics.json"
-    drawn = drawn_folder(folder / "samples", config, sampler, device, _floats(config))
+    drawn = batch_folder(folder / "samples", sampler, device, _floats(config))
     data: Data | None = None
     network: Inception | str = ""
     if world.is_main:  # both are refused before sampling
@@ -97,7 +95,7 @@ def evaluate_run(
     is_needed = evaluation.inception and isinstance(network, str)
     if is_needed:
         log("samples are kept: the same command measures what was left out")
-    forget_drawn(drawn, keep=is_needed)
+    forget_batches(drawn, keep=is_needed)
     return file, metrics
 
 
@@ -246,12 +244,12 @@ def _samples(
     config: Config, sampler: FlowSampler, device: torch.device, kept: Path, world: World
 ) -> list[Samples]:
     """Draw points for each repetition, and images once. Batches are kept in the folder ``kept``."""
-    n, size, floats = config.evaluation.num_samples, config.sampling.batch_size, _floats(config)
-    drawn, labels = [], asked_labels(config)
-    for repeat in map(str, range(REPEATS if floats is None else 1)):
+    n, keep = config.evaluation.num_samples, _floats(config)
+    drawn = []
+    for repeat in map(str, range(REPEATS if keep is None else 1)):
         source = build_source(config.data, config.seed, "evaluate", repeat)
-        batches = Drawn(kept / repeat)
-        drawn.append(generate(sampler, source, n, size, device, floats, world, batches, labels))
+        folder = kept / repeat
+        drawn.append(generate(sampler, source, n, device, keep=keep, world=world, folder=folder))
     return drawn
 
 

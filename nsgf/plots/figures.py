@@ -1,65 +1,66 @@
-"""The figures of a report. Each function returns a matplotlib figure.
+"""The figures of a report. Functions named draw return a matplotlib figure.
 
 Shapes: N samples, C channels, H x W pixels.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nsgf.plots.samples import new_figure, show_grid
+from nsgf.plots.samples import name_axes, new_figure, point_box, show_grid
+from nsgf.run.folder import replacing
+from nsgf.sampling.sampler import Samples
 
+LARGE_RANGE = 5
+"""Ratio of largest to smallest value above which an axis is logarithmic."""
 ARROWS = 256
 """Largest number of arrows of a field."""
+FRAME, PAUSE = 250, 1500
+"""Milliseconds that an animation shows a state, and the first and the last one."""
+FRAMES = 40
+"""Largest number of states of an animation."""
+
+Curve = list[tuple[int, float, float]]
+"""Step, loss and gradient norm of each logged update of a phase."""
+Field = tuple[str, Tensor, Tensor, Tensor]
+"""Title; points, the network's velocity and the Sinkhorn flow's at one time, each (N, 2)."""
 
 
-class Curve(NamedTuple):
-    """Loss and gradient norm of a phase; the three lists have the same length."""
-
-    phase: str
-    steps: list[int]
-    loss: list[float]
-    grad_norm: list[float]
-
-
-class Field(NamedTuple):
-    """Velocities at the same points and time."""
-
-    title: str
-    x: Tensor
-    """(N, 2)"""
-    learned: Tensor
-    """Velocities of the network, (N, 2)."""
-    sinkhorn: Tensor
-    """Velocities of the Sinkhorn flow, (N, 2)."""
-
-
-def curve_figure(curves: Sequence[Curve]) -> Any:
+def draw_curves(curves: Mapping[str, Curve]) -> Any:
     """Draw loss and gradient norm over the updates, a column for each phase."""
-    from matplotlib.ticker import NullFormatter, StrMethodFormatter
-
     figure = new_figure(3.2 * len(curves) + 0.6, 4.4)
     axes = figure.subplots(2, len(curves), squeeze=False, sharex="col")
-    for column, curve in zip(axes.T, curves, strict=True):
-        for panel, values in zip(column, (curve.loss, curve.grad_norm), strict=True):
-            panel.plot(curve.steps, values, linewidth=1, color="tab:blue")
+    for column, (phase, curve) in zip(axes.T, curves.items(), strict=True):
+        steps, *both = zip(*curve, strict=True)
+        for panel, values in zip(column, both, strict=True):
+            panel.plot(steps, values, linewidth=1, color="tab:blue")
             panel.grid(alpha=0.3)
-            if min(values) > 0:
-                panel.set_yscale("log")
-                plain, none = StrMethodFormatter("{x:g}"), NullFormatter()
-                panel.yaxis.set_major_formatter(plain)
-                # within a decade no power of ten has a label of its own
-                panel.yaxis.set_minor_formatter(plain if max(values) < 10 * min(values) else none)
-        column[0].set_title(curve.phase)
+            choose_scale(panel, values)
+        column[0].set_title(phase)
         column[1].set_xlabel("updates")
     axes[0][0].set_ylabel("loss (mean square)")
     axes[1][0].set_ylabel("norm of the gradient")
     return figure
 
 
-def entry_figure(tau: Tensor) -> Any:
+def choose_scale(panel: Any, values: Sequence[float]) -> None:
+    """Make the vertical axis logarithmic, with plain numbers, if the values that it shows are
+    positive and have a large range."""
+    from matplotlib.ticker import LogLocator
+
+    if values and min(values) > 0 and max(values) > LARGE_RANGE * min(values):
+        panel.set_yscale("log")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.minorticks_off()
+
+
+def draw_entry_times(tau: Tensor) -> Any:
     """Draw the distribution of the times tau (N,) at which samples enter the straight flow."""
     figure = new_figure(5, 2.8)
     panel = figure.subplots()
@@ -70,34 +71,83 @@ def entry_figure(tau: Tensor) -> Any:
     return figure
 
 
-def neighbour_figure(samples: Tensor, nearest: Tensor) -> Any:
+def draw_neighbours(samples: Tensor, nearest: Tensor) -> Any:
     """Draw samples above their nearest training images, both (N, C, H, W) in [-1, 1]."""
     count, _, height, width = samples.shape
     figure = new_figure(0.9 + 0.7 * count, 0.5 + 1.4 * height / width)
-    panel = figure.subplots()
+    panel, cell = figure.subplots(), height + 1
     show_grid(panel, torch.cat([samples, nearest]), count)
-    cell = height + 1
     panel.set_yticks([cell / 2, 1.5 * cell], ["sample", "nearest"])
     panel.tick_params(length=0)
-    panel.set_frame_on(False)
     return figure
 
 
-def field_figure(fields: Sequence[Field]) -> Any:
-    """Draw the learned velocity on top of the Sinkhorn flow's."""
+def draw_fields(fields: Sequence[Field]) -> Any:
+    """Draw the learned velocity on top of the Sinkhorn flow's, a panel for each time."""
     figure = new_figure(4 * len(fields), 4.4)
     axes = figure.subplots(1, len(fields), squeeze=False, sharex=True, sharey=True)[0]
     for panel, (title, x, learned, sinkhorn) in zip(axes, fields, strict=True):
-        for velocity, color, name in (
-            (sinkhorn, "0.6", "Sinkhorn flow"),
-            (learned, "tab:red", "network"),
-        ):
-            arrows = (*x[:ARROWS].T.numpy(), *velocity[:ARROWS].T.numpy())
-            # in units of the axes, so that lengths of both compare
-            how = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.003}
-            panel.quiver(*arrows, color=color, label=name, **how)
+        _show_arrows(panel, x, sinkhorn, "0.6", "Sinkhorn flow")
+        _show_arrows(panel, x, learned, "tab:red", "network")
         panel.set_title(title)
         panel.set_aspect("equal")
         panel.margins(0.15)
     axes[0].legend(loc="upper right")
+    return figure
+
+
+def _show_arrows(panel: Any, x: Tensor, velocity: Tensor, color: str, label: str = "") -> None:
+    """Draw arrows (N, 2) from points x (N, 2) in units of the axes, so that lengths compare."""
+    arrows = (*x[:ARROWS].T.numpy(), *velocity[:ARROWS].T.numpy())
+    how = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.003}
+    panel.quiver(*arrows, color=color, label=label, **how)
+
+
+def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) -> None:
+    """Write a GIF with a frame for each state of ``samples.path``: images (N, C, H, W), or points
+    (N, 2) with the arrows of the next step. ``axes``: as of
+    :func:`nsgf.plots.samples.draw_points`."""
+    last = len(samples.path) - 1
+    chosen = [*range(0, last, math.ceil(last / FRAMES) or 1), last]
+    is_image = samples.x.ndim == 4
+    frames = [
+        _pixels(_image_frame(samples, state) if is_image else _point_frame(samples, state, axes))
+        for state in chosen
+    ]
+    times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
+    with replacing(file) as stream:
+        how = {"save_all": True, "append_images": frames[1:], "duration": times, "loop": 0}
+        frames[0].save(stream, "gif", **how)
+
+
+def _pixels(figure: Any) -> Any:
+    """Return a figure as an image of PIL."""
+    from PIL import Image
+
+    stream = BytesIO()
+    figure.savefig(stream, format="png")
+    return Image.open(stream).convert("RGB")
+
+
+def _image_frame(samples: Samples, state: int) -> Any:
+    x = samples.path[state]
+    rows = max(1, math.isqrt(len(x) // 2))
+    columns = math.ceil(len(x) / rows)
+    figure = new_figure(4.5, 0.4 + 4.5 * rows * x.shape[2] / (columns * x.shape[3]))
+    panel = figure.subplots()
+    show_grid(panel, x, columns)
+    panel.set_title(samples.marks[state])
+    return figure
+
+
+def _point_frame(samples: Samples, state: int, axes: tuple[str, ...] | None) -> Any:
+    x, low, high = samples.path[state], *point_box(*samples.path)
+    shape = 1.0 if axes else (high[1] - low[1]) / max(high[0] - low[0], 1e-9)
+    figure = new_figure(5, 0.6 + 4.4 * min(2.0, max(0.5, shape)))
+    panel = figure.subplots()
+    if state + 1 < len(samples.path):
+        _show_arrows(panel, x, samples.path[state + 1] - x, "0.5")
+    panel.scatter(*x.T.numpy(), s=2, color="tab:red")
+    panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), title=samples.marks[state])
+    name_axes(panel, axes)
     return figure

@@ -1,11 +1,13 @@
-"""Pictures of a report that need the networks of a run.
+"""The pictures of a report.
 
 Shapes: N samples, *shape one sample.
 """
 
-from collections.abc import Callable, Iterator
+import base64
+import mimetypes
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,12 +16,17 @@ from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.data.images import to_unit_range
 from nsgf.phases import load_sampler
-from nsgf.plots.animation import save_way
-from nsgf.plots.figures import Field, entry_figure, field_figure, neighbour_figure
-from nsgf.plots.samples import save_figure, save_image_way, save_points
+from nsgf.plots.figures import (
+    Field,
+    draw_entry_times,
+    draw_fields,
+    draw_neighbours,
+    save_animation,
+)
+from nsgf.plots.samples import draw_image_path, draw_points, save_figure
 from nsgf.report.preview import count_samples
-from nsgf.run.folder import RunFolder
-from nsgf.sampling.sampler import FlowSampler, NSGFSteps, Samples
+from nsgf.run.folder import RunFolder, writable
+from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.schedule import step_sizes, time_step
 from nsgf.system.errors import UserError
@@ -30,102 +37,89 @@ PART_VALUES = 2**24
 
 
 class Picture(NamedTuple):
-    """A file that a report shows."""
+    """A picture of a page."""
 
-    file: Path
     title: str
     text: str
-    is_broad: bool = False
+    source: str
+    """The file as an address that holds it."""
+    is_broad: bool
     """Whether a narrow screen scrolls it."""
-    beside: tuple[Path, ...] = ()
-    """Files of the same picture in another format."""
-
-    @property
-    def files(self) -> list[str]:
-        """All files, the one that the page shows first."""
-        return [str(file) for file in (self.file, *self.beside)]
 
 
 class Album:
-    """The folder of a report's pictures: PNG for the page, and another format if wanted."""
+    """The pictures of a page and their files, which may be of another format too."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        """``kind``: png, svg or pdf."""
-        self.folder, self._kinds = folder, dict.fromkeys(("png", kind))
+        """``folder`` is for drawn figures, PNG and ``kind``: png, svg or pdf.
 
-    def add(self, name: str, title: str, text: str, save: Callable[[Path], None]) -> Picture:
-        """Let ``save`` write ``NAME.png`` and ``NAME.KIND``."""
-        files = [self.folder / f"{name}.{kind}" for kind in self._kinds]
-        for file in files:
-            save(file)
-        return Picture(files[0], title, text, beside=tuple(files[1:]))
+        Raises:
+            UserError: the folder cannot be written.
+        """
+        self.folder, self._kinds = writable(folder), dict.fromkeys(("png", kind))
+        self.pictures: list[Picture] = []
+        self.files: list[str] = []
+
+    def draw(self, name: str, figure: Any, title: str, text: str, is_broad: bool = False) -> None:
+        """Write a figure to ``NAME.png`` and ``NAME.KIND``, and add it."""
+        for kind in self._kinds:
+            save_figure(figure, self.folder / f"{name}.{kind}")
+        self.add(self.folder / f"{name}.png", title, text, is_broad)
+        self.files += [str(self.folder / f"{name}.{kind}") for kind in self._kinds if kind != "png"]
+
+    def add(self, file: Path, title: str, text: str, is_broad: bool = False) -> None:
+        """Add a picture that exists."""
+        content = base64.b64encode(file.read_bytes()).decode()
+        source = f"data:{mimetypes.guess_type(file.name)[0]};base64,{content}"
+        self.pictures.append(Picture(title, text, source, is_broad))
+        self.files.append(str(file))
 
 
-def drawn_pictures(
-    config: Config, run: RunFolder, album: Album, device: torch.device
-) -> Iterator[Picture]:
-    """Draw all that the run's networks and data allow, one picture after another.
+def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.device) -> None:
+    """Draw the pictures that need the run's networks and data.
 
     Raises:
-        UserError: there is no checkpoint, or the data are not there.
+        UserError: there is no checkpoint, the data are not there, or training has diverged.
     """
     data = Data(config.data, config.seed)
     sampler, _ = load_sampler(config, run, device)
     count = min(count_samples(config, data, device), config.sampling.batch_size)
-    noise = data.source("report").sample(count)
-    samples = on_cpu(sampler(noise.to(device), keep_path=True))
+    noise = data.source("report").sample(count).to(device)
+    samples = sampler(noise, keep_path=True)
+    path = [state.cpu() for state in samples.path]
+    samples = replace(samples, x=path[-1], path=path)
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
-    shown, calls = samples.in_units(data), f"{count} samples, {samples.nfe:g} network calls each."
-    if data.images is not None:
-        yield from _image_pictures(samples, data.images, config.data.flip, album, calls)
+    calls, shown = f"{count} samples, {samples.nfe:g} network calls each.", samples.in_units(data)
+    if data.images is None:
+        target = data.reference("report").sample(count)
+        figure = draw_points(shown.path, target, f"NFE {samples.nfe:g}", data.axes)
     else:
-        target, title = data.reference("report").sample(count), f"NFE {samples.nfe:g}"
-        yield album.add(
-            "way",
-            "The way of a batch",
-            calls,
-            lambda file: save_points(shown.path, target, file, title, data.axes),
+        figure = draw_image_path(samples)
+    album.draw("way", figure, "The way of a batch", calls)
+    if data.images is not None:
+        nearest = nearest_images(samples.x[:NEIGHBOURS], data.images, flip=config.data.flip)
+        album.draw(
+            "nearest",
+            draw_neighbours(samples.x[:NEIGHBOURS], nearest),
+            "The nearest training images",
+            "By the distance of all pixels: equal pairs would be copies.",
         )
     in_plane = samples.x.shape[1:] == (2,)
     if in_plane and (fields := velocity_fields(config, sampler, data, device)):
-        yield album.add(
+        album.draw(
             "field",
-            "The velocity that was learned, on the flow's",
-            "Both at points of a Sinkhorn flow that was not trained on, in its own length.",
-            lambda file: save_figure(field_figure(fields), file, bbox_inches="tight"),
+            draw_fields(fields),
+            "The learned velocity on top of the flow's",
+            "Both at points of a Sinkhorn flow that was not trained on, with their true lengths.",
         )
     if data.images is not None or in_plane:
-        save_way(shown, album.folder / "way.gif", data.axes)
-        yield Picture(album.folder / "way.gif", "The same, moving", "v: NSGF steps; u: straight.")
-    if (tau := samples.tau) is not None:
-        yield album.add(
-            "tau",
-            "Where samples enter the straight flow",
-            calls,
-            lambda file: save_figure(entry_figure(tau), file),
-        )
-
-
-def _image_pictures(
-    samples: Samples, images: Tensor, flip: bool, album: Album, calls: str
-) -> Iterator[Picture]:
-    yield album.add("way", "The way of a batch", calls, lambda file: save_image_way(samples, file))
-    x = samples.x[:NEIGHBOURS]
-    nearest = nearest_images(x, images, flip=flip)
-    yield album.add(
-        "nearest",
-        "The nearest training images",
-        "By the distance of all pixels: equal pairs would be copies.",
-        lambda file: save_figure(neighbour_figure(x, nearest), file),
-    )
-
-
-def on_cpu(samples: Samples) -> Samples:
-    """Return the same samples in main memory."""
-    path = [state.cpu() for state in samples.path]
-    tau = None if samples.tau is None else samples.tau.cpu()
-    return Samples(samples.x.cpu(), samples.nfe, tau, path, samples.marks)
+        file = album.folder / "way.gif"
+        save_animation(shown, file, data.axes)
+        album.add(file, "The same, moving", "v: NSGF steps; u: straight.")
+    if samples.tau is not None:
+        figure = draw_entry_times(samples.tau.cpu())
+        album.draw("tau", figure, "Where samples enter the straight flow", calls)
 
 
 def nearest_images(x: Tensor, images: Tensor, *, flip: bool = False) -> Tensor:
@@ -154,22 +148,11 @@ def velocity_fields(
     x = data.source("report", "field").sample(sinkhorn.batch_size).to(device)
     y = data.target("report", "field").sample(sinkhorn.targets).to(device)
     positions = build_solver(sinkhorn).flows(x[None], y[None], step_sizes(flow))[0]
-    fields, length = [], time_step(flow)
+    fields = []
     for step in sorted({0, flow.steps // 2, flow.steps - 1}):
         here, after = positions[:, step], positions[:, step + 1]
-        t = torch.full((len(here),), step / flow.steps, device=device)
-        learned, title = network(here, t), f"step {step + 1} of {flow.steps}"
-        fields.append(
-            Field(title, *(part.cpu() for part in (here, learned, (after - here) / length)))
-        )
+        learned = network(here, torch.full((len(here),), step / flow.steps, device=device))
+        velocity = (after - here) / time_step(flow)
+        title = f"step {step + 1} of {flow.steps}"
+        fields.append((title, here.cpu(), learned.cpu(), velocity.cpu()))
     return fields
-
-
-def tried(pictures: Iterator[Picture], log: Callable[[str], None]) -> list[Picture]:
-    """Return all pictures up to the first that cannot be drawn, and log why."""
-    found: list[Picture] = []
-    try:
-        found.extend(pictures)
-    except UserError as error:
-        log(f"the rest of the pictures is left out: {error}")
-    return found

@@ -1,21 +1,20 @@
-"""The page about a run."""
+"""The page about a run. Pages are HTML files that hold all that they show."""
 
 import json
 import shlex
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 from nsgf.checks import check
 from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
-from nsgf.plots.figures import curve_figure
-from nsgf.plots.samples import save_figure
-from nsgf.report.drawing import Album, Picture, drawn_pictures, tried
-from nsgf.report.html import data_uri, write_page
+from nsgf.plots.figures import draw_curves
+from nsgf.report.drawing import Album, draw_samples
 from nsgf.report.records import costs, curves, log_lines, remarks
 from nsgf.run.checkpoint import good_header
-from nsgf.run.folder import RunFolder, dump_config, phase_stem, results_folder, writable
-from nsgf.system.errors import UserError
+from nsgf.run.folder import RunFolder, dump_config, phase_stem, replacing, results_folder
+from nsgf.system.errors import UserError, shorten_paths
 from nsgf.system.hardware import format_bytes, pick_device
 from nsgf.system.json_reader import read_object
 from nsgf.system.output import show
@@ -29,31 +28,31 @@ REPORTED = {
 FLOORS = {"nearest_real": "nearest_real_among_real"}
 """Floors that are not called MEASURE_floor."""
 DESCRIPTIONS = ("nfe", "guidance", "tau_mean", "tau_std", "classifier_accuracy")
-"""Numbers that describe what was measured."""
+"""Numbers that are no measures."""
 
 
-class PhaseRow(NamedTuple):
-    """A row of the table of phases."""
+def write_page(folder: Path, template: str, **values: Any) -> str:
+    """Write ``report.html`` from a template of this folder, and return its path. Values are
+    escaped, and absolute paths shortened."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    name: str
-    updates: str
-    loss: str
-    time: str
-    memory: str
-
-
-class Measure(NamedTuple):
-    """A row of the table of measures."""
-
-    name: str
-    value: str
-    floor: str
-    reported: str
+    engine = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=lambda value: shorten_paths(value) if type(value) is str else value,
+    )
+    made = f"{datetime.now():%Y-%m-%d %H:%M}"
+    page = engine.get_template(f"{template}.html.j2").render(made=made, **values)
+    with replacing(folder / "report.html") as stream:
+        stream.write(page.encode(errors="replace"))
+    return str(folder / "report.html")
 
 
 def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
-    """Write ``report.html`` and the figures that it shows, into ``report/`` of the run folder; as
-    :func:`nsgf.report.samples.sample_run` elsewhere, where ``out_dir`` says so.
+    """Write ``report.html`` and the figures that it shows, into ``report/`` of the run folder, or
+    of ``OUT_DIR/RUN`` if ``out_dir`` is not the folder that holds the run.
 
     Args:
         config: the run's settings with this command's on top.
@@ -67,11 +66,13 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         UserError: nothing is trained, or the files cannot be written.
     """
     check(config)
-    rows, home = phase_rows(config, run), results_folder(config, run)
-    folder, left_out = writable(home / "report"), list[str]()
-    shown = tried(_pictures(config, run, Album(folder, kind)), left_out.append)
-    for line in left_out:
-        show(f"report: {line}")
+    phases, home = phase_rows(config, run), results_folder(config, run)
+    album, left_out = Album(home / "report", kind), list[str]()
+    try:
+        _draw_pictures(config, run, album)
+    except UserError as error:
+        left_out.append(f"the rest of the pictures is left out: {error}")
+        show(f"report: {left_out[0]}")
     measures = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
     lines = log_lines(run)
     file = write_page(
@@ -79,71 +80,65 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         "run",
         title=f"{config.exp}: {run.path.name}",
         smoke=config.smoke,
-        phases=rows,
-        pictures=[(picture, data_uri(picture.file)) for picture in shown],
+        phases=phases,
+        pictures=album.pictures,
         left_out=left_out,
-        outdated=outdated(rows, measures),
+        outdated=outdated(phases, measures),
         measures=measure_rows(config, measures),
-        described=described(measures),
-        commands=commands(run),
+        described=json.dumps(measures, indent=2, ensure_ascii=False),
+        place=shlex.quote(run.path.resolve().name),
         remarks=remarks(lines),
         log=lines,
         config=dump_config(drop_machine_settings(config)),
         versions=json.dumps(read_object(run.path / "versions.json"), indent=2),
     )
-    return [str(file), *(name for picture in shown for name in picture.files)]
+    return [file, *album.files]
 
 
-def phase_rows(config: Config, run: RunFolder) -> list[PhaseRow]:
-    """Return a row for each phase of the experiment.
+def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
+    """Return name, updates, last loss, time of updates and peak memory of each phase.
 
     Raises:
         UserError: none has a checkpoint.
     """
-    rows, taken, last = [], costs(run), {curve.phase: curve.loss[-1] for curve in curves(run)}
-    trained = [phase for phase in config.phases if run.has_checkpoint(phase)]
+    trained = list(filter(run.has_checkpoint, config.phases))
     if not trained:
         raise UserError(f"{run.path}: nothing is trained yet, so there is nothing to report")
+    rows: list[tuple[str, ...]] = []
+    taken, logged = costs(run), curves(run)
     for phase in config.phases:
         step = good_header(run.checkpoint_file(phase))["step"] if phase in trained else 0
-        cost, loss = taken.get(phase), last.get(phase)
-        rows.append(
-            PhaseRow(
-                phase,
-                f"{step} of {getattr(config, phase).iterations}",
-                "" if loss is None else f"{loss:.4g}",
-                f"{cost.seconds:.0f} s" if cost else "",
-                format_bytes(cost.peak_memory) if cost and cost.peak_memory else "",
-            )
-        )
+        loss = f"{logged[phase][-1][1]:.4g}" if phase in logged else ""
+        cost = taken.get(phase)
+        time = f"{cost.seconds:.0f} s" if cost else ""
+        memory = format_bytes(cost.peak_memory) if cost and cost.peak_memory else ""
+        updates = f"{step} of {getattr(config, phase).iterations}"
+        rows.append((phase, updates, loss, time, memory))
     return rows
 
 
-def _pictures(config: Config, run: RunFolder, album: Album) -> Iterator[Picture]:
+def _draw_pictures(config: Config, run: RunFolder, album: Album) -> None:
+    """Draw all that the run allows. Raise UserError at the first picture that is not possible."""
     if found := curves(run):
-        yield album.add(
-            "curves",
-            "Training",
-            "Loss and gradient of each update that was logged.",
-            lambda file: save_figure(curve_figure(found), file),
-        )
+        text = "Loss and gradient of each update that was logged."
+        album.draw("curves", draw_curves(found), "Training", text)
     for phase in config.phases:
         file = run.samples / f"{phase_stem(phase)}.png"
         if file.exists():
-            yield Picture(file, f"After phase {phase}", "From the same noise.")
-    yield from drawn_pictures(config, run, album, pick_device(config.device))
+            album.add(file, f"After phase {phase}", "From the same noise.")
+    draw_samples(config, run, album, pick_device(config.device))
 
 
-def measure_rows(config: Config, metrics: dict[str, Any]) -> list[Measure]:
-    """Return the measures of ``nsgf evaluate`` beside their floors and the paper's figures."""
-    rows = []
+def measure_rows(config: Config, metrics: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return name, value, floor and the paper's figure of each measure of ``nsgf evaluate``."""
+    rows: list[tuple[str, ...]] = []
     floors = {FLOORS.get(name, f"{name}_floor") for name in metrics}
     for name, value in metrics.items():
         if not isinstance(value, float) or name in floors or name.endswith(("_std", *DESCRIPTIONS)):
             continue
-        floor = FLOORS.get(name, f"{name}_floor")
+        floor = _spread(metrics, FLOORS.get(name, f"{name}_floor"))
         reported = "" if config.data.fake else REPORTED.get((config.data.name, name), "")
-        rows.append(Measure(name, _spread(metrics, name), _spread(metrics, floor), reported))
+        rows.append((name, _spread(metrics, name), floor, reported))
     return rows
 
 
@@ -155,33 +150,9 @@ def _spread(metrics: dict[str, Any], name: str) -> str:
     return f"{value:.4g}" + (f" ± {spread:.2g}" if isinstance(spread, float) and spread else "")
 
 
-def outdated(rows: Sequence[PhaseRow], metrics: dict[str, Any]) -> str:
-    """Return the updates that the measures belong to if the weights have others by now; else
-    nothing."""
-    now, then = {row.name: row.updates for row in rows}, metrics.get("updates")
+def outdated(phases: list[tuple[str, ...]], metrics: dict[str, Any]) -> str:
+    """Return the updates of the measured weights if the weights now have others; else nothing."""
+    now, then = {name: updates for name, updates, *_ in phases}, metrics.get("updates")
     if not isinstance(then, dict) or all(now.get(phase) == done for phase, done in then.items()):
         return ""
     return ", ".join(f"{phase} {done}" for phase, done in then.items())
-
-
-def described(metrics: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what was measured, and how."""
-    told = []
-    for name, value in metrics.items():
-        is_measure = isinstance(value, float) and name not in DESCRIPTIONS
-        if name == "versions" or is_measure:
-            continue
-        parts = value.items() if isinstance(value, dict) else [("", value)]
-        told.append((name, ", ".join(f"{part} {words}".strip() for part, words in parts)))
-    return told
-
-
-def commands(run: RunFolder) -> list[str]:
-    """Return commands that repeat the run and use it, from the folder that holds it."""
-    place = shlex.quote(run.path.resolve().name)
-    return [
-        f"python -m nsgf train --config {place}/{run.config_file.name}",
-        f"python -m nsgf train --run {place} --resume",
-        f"python -m nsgf sample --run {place}",
-        f"python -m nsgf evaluate --run {place}",
-    ]

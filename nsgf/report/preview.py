@@ -8,10 +8,10 @@ from torch import Tensor
 from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.phases import Phase, load_legs, previewed_phases
-from nsgf.plots.samples import save_beside, save_points
+from nsgf.plots.samples import compare_images, draw_points, save_figure
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.session import Session
-from nsgf.sampling.guidance import asked_labels
+from nsgf.sampling.generate import generate
 from nsgf.system.errors import one_line
 from nsgf.system.hardware import release_memory
 
@@ -22,10 +22,8 @@ IMAGES_ON_CPU = 16
 
 
 def show_preview(session: Session, data: Data, phase: Phase) -> None:
-    """Draw samples after a phase, if ``train.preview`` asks for it.
-
-    One that cannot be made is one line: what is trained is saved already.
-    """
+    """Draw ``samples/phaseN_PHASE.png`` if ``train.preview`` is on. What fails is a line of the
+    log, since training goes on without a picture."""
     config, run, log = session.config, session.run, session.log
     wanted = config.train.preview and session.stop.reason is None
     if not (wanted and session.world.is_main):
@@ -42,7 +40,7 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
 def save_preview(
     config: Config, run: RunFolder, phase: Phase, data: Data, device: torch.device
 ) -> Path:
-    """Draw ``samples/phaseN_PHASE.png``: samples beside as many of the target.
+    """Draw samples beside as many of the target, and return the file.
 
     All phases start from the same noise, so their pictures can be compared. The samplers have
     random streams of their own: training draws the same numbers with and without previews.
@@ -56,9 +54,10 @@ def save_preview(
     x = preview_samples(config, run, phase, data, device)
     target, title = data.reference("preview").sample(len(x)), f"samples after phase {phase.name}"
     if data.images is None:
-        save_points([data.in_units(x)], target, file, title, data.axes)
+        figure = draw_points([data.in_units(x)], target, title, data.axes)
     else:
-        save_beside(x, target, file, title)
+        figure = compare_images(x, target, title)
+    save_figure(figure, file)
     release_memory(device)
     return file
 
@@ -69,14 +68,8 @@ def preview_samples(
     """Return the samples of a phase's picture, drawn with averaged weights through the legs of
     :func:`nsgf.phases.previewed_phases` under the settings of ``sampling``.  CPU, (n, *shape)"""
     sampler, _ = load_legs(config, run, previewed_phases(config, phase), device)
-    noise, labels = data.source("preview"), asked_labels(config)
-    count, size = count_samples(config, data, device), config.sampling.batch_size
-    parts = []
-    for first in range(0, count, size):
-        cut = range(first, min(first + size, count))
-        told = (labels(cut),) if labels else ()
-        parts.append(sampler(noise.at(cut).to(device), *told).x.cpu())
-    return torch.cat(parts)
+    count = count_samples(config, data, device)
+    return generate(sampler, data.source("preview"), count, device).x
 
 
 def count_samples(config: Config, data: Data, device: torch.device) -> int:

@@ -1,9 +1,15 @@
-"""Curves, costs and remarks from the files of a run folder."""
+"""What the files of run folders say: curves, costs, remarks, progress; the list of runs."""
 
+from pathlib import Path
 from typing import NamedTuple
 
+from nsgf.config.files import read_settings
+from nsgf.config.schema import Config
 from nsgf.plots.figures import Curve
-from nsgf.run.folder import RunFolder
+from nsgf.run.checkpoint import good_header
+from nsgf.run.folder import RunFolder, check_links
+from nsgf.system.errors import UserError, cause
+from nsgf.system.hardware import format_bytes, format_hours
 from nsgf.system.json_reader import read_lines
 
 REMARKS = (
@@ -28,16 +34,13 @@ class Cost(NamedTuple):
     """Peak memory in bytes."""
 
 
-def curves(run: RunFolder) -> list[Curve]:
-    """Return the curves of all phases, in the order in which they were trained."""
+def curves(run: RunFolder) -> dict[str, Curve]:
+    """Return the curves by phase, in the order in which the phases were trained."""
     found: dict[str, Curve] = {}
     kinds = {"phase": str, "step": int, "loss": float, "grad_norm": float}
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **kinds):
-        curve = found.setdefault(phase, Curve(phase, [], [], []))
-        curve.steps.append(step)
-        curve.loss.append(loss)
-        curve.grad_norm.append(norm)
-    return list(found.values())
+        found.setdefault(phase, []).append((step, loss, norm))
+    return found
 
 
 def costs(run: RunFolder) -> dict[str, Cost]:
@@ -63,3 +66,51 @@ def log_lines(run: RunFolder) -> list[str]:
 def remarks(lines: list[str]) -> list[str]:
     """Return the lines of a log about something unplanned."""
     return [line for line in lines if any(words in line for words in REMARKS)]
+
+
+def updates_done(run: RunFolder) -> str:
+    """Return ``nsgf 150/150, nsf 20/400`` for the phases of a run, or why they cannot be read."""
+    usual, parts = Config(), []
+    try:
+        saved = read_settings(run.config_file)
+        for phase in saved.get("phases", usual.phases):
+            planned = saved.get(phase, {}).get("iterations", getattr(usual, phase).iterations)
+            done = 0
+            if run.has_checkpoint(phase):
+                done = good_header(run.checkpoint_file(phase))["step"]
+            parts.append(f"{phase} {done}/{planned}")
+    except (UserError, AttributeError, TypeError) as error:
+        return f"cannot be read: {error}"[:60]
+    return ", ".join(parts)
+
+
+def run_table(folder: Path) -> list[str]:
+    """Return lines about the runs in a folder, the newest first.
+
+    Raises:
+        UserError: there is none.
+    """
+    files = folder.glob("*/config.yaml")
+    runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
+    if not runs:
+        raise UserError(f"out_dir = {folder}: holds no run; train one, or say --out-dir DIR")
+    rows = [("run", "updates", "last loss", "time", "size"), *map(_row, map(RunFolder, runs))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _row(run: RunFolder) -> tuple[str, ...]:
+    """Return the cells of a run, or why it cannot be read."""
+    try:
+        check_links(run.path)
+        loss = [f"{curve[-1][1]:.4g}" for curve in curves(run).values()][-1:]
+        taken = sum(cost.seconds for cost in costs(run).values())
+        size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
+        time = format_hours(taken) if taken else ""
+        return (run.path.name, updates_done(run), "".join(loss), time, format_bytes(size))
+    except (OSError, UserError) as error:
+        why = cause(error) if isinstance(error, OSError) else str(error)
+        return (run.path.name, f"cannot be read: {why.removeprefix(f'{run.path}: ')}", "", "", "")

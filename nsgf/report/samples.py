@@ -11,10 +11,9 @@ from nsgf.config.files import read_settings
 from nsgf.config.schema import Config, SamplingConfig
 from nsgf.data import Data, build_source, data_classes, in_units, is_image_set
 from nsgf.phases import load_sampler
-from nsgf.plots.samples import save_grid, save_image_way, save_points
+from nsgf.plots.samples import draw_image_path, draw_points, save_figure, save_grid
 from nsgf.run.folder import RunFolder, replacing, results_folder, writable
 from nsgf.sampling.generate import generate
-from nsgf.sampling.guidance import asked_labels
 from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import World
 from nsgf.system.hardware import pick_device
@@ -29,43 +28,43 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
     """Draw samples into ``samples/``: an .npz, a grid of images, a picture of their way.
 
     The files are ``samples.npz`` (own points in the units of their file, images clamped to [-1, 1];
-    with classes ``labels`` too), ``grid.png`` (images alone; with classes a row for each) and
-    ``trajectory.png``; what this command sets differently from the run's own configuration is added
-    to the names, as in ``samples-seed1-solver_heun.npz``, so that samples of other settings stay.
+    with classes ``labels`` too), ``grid.png`` (only images; with classes a row for each) and
+    ``trajectory.png``. Settings that differ from the run's own configuration are added to the
+    names, as in ``samples-seed1-solver_heun.npz``, so that samples of other settings stay.
 
     Args:
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
-            that holds the run, the files go to ``OUT_DIR/RUN/samples``: the run may be read-only.
+            that holds the run, the files go to ``OUT_DIR/RUN/samples``.
         run: its folder.
-        world: the processes that sample together, of which the first writes; None: this one alone.
+        world: the processes that sample together, of which the first writes; None: only this one.
 
     Returns:
         One line about the samples, and one for each file; nothing in other processes.
 
     Raises:
         UserError: checkpoints are missing or damaged, or the files cannot be written, which is
-            found out before sampling.
+            checked before sampling.
     """
     check(config)
     world = world or World()
     folder = writable(results_folder(config, run) / "samples")
     device = pick_device(config.device, world.card)
-    sampler, progress = load_sampler(config, run, device)
+    sampler, updates = load_sampler(config, run, device)
     data = None if is_image_set(config.data.name) else Data(config.data, config.seed)
     source = build_source(config.data, config.seed, "sample")
-    n, size = config.sampling.num_samples, config.sampling.batch_size
-    labels = asked_labels(config)
-    samples = generate(sampler, source, n, size, device, world=world, labels=labels)
+    samples = generate(sampler, source, config.sampling.num_samples, device, world=world)
     if not world.is_main:
         return []
     suffix = changed_settings(config, run)
     arrays, grid, trajectory = (
-        folder / f"{stem}{suffix}{kind}"
-        for stem, kind in (("samples", ".npz"), ("grid", ".png"), ("trajectory", ".png"))
+        folder / name.replace(".", f"{suffix}.")
+        for name in ("samples.npz", "grid.png", "trajectory.png")
     )
-    x = in_units(config.data, samples.x)
+    x = in_units(config.data, samples.x).numpy()
+    about = {"tau": np.empty(0) if samples.tau is None else samples.tau.numpy()}
+    about |= {} if samples.labels is None else {"labels": samples.labels.numpy()}
     with replacing(arrays) as stream:
-        np.savez(stream, x=x.numpy(), nfe=samples.nfe, **_about(samples))  # type: ignore[arg-type]
+        np.savez(stream, x=x, nfe=samples.nfe, **about)  # type: ignore[arg-type]
 
     shown = POINT_SAMPLES if data else PATH_SAMPLES
     start = build_source(config.data, config.seed, "path").sample(shown).to(device)
@@ -74,20 +73,18 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
     if data:
         target = data.reference("path").sample(POINT_SAMPLES)
         path = [data.in_units(state.cpu()) for state in way.path]
-        save_points(path, target, trajectory, f"NFE {samples.nfe:g}", data.axes)
+        figure = draw_points(path, target, f"NFE {samples.nfe:g}", data.axes)
     else:
         files.insert(1, grid)
         _save_grid(config, samples, grid)
-        save_image_way(way, trajectory)
-    networks = ", ".join(f"{phase} ({_with_unit(updates)})" for phase, updates in progress.items())
-    count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, with {networks}"
+        figure = draw_image_path(way)
+    save_figure(figure, trajectory)
+    networks = []
+    for phase, progress in updates.items():
+        done, mark, remark = progress.partition(";")  # "12 of 300; its file is damaged, ..."
+        networks.append(f"{phase} ({done} updates{mark}{remark})")
+    count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, with {', '.join(networks)}"
     return [count, *map(str, files)]
-
-
-def _about(samples: Samples) -> dict[str, np.ndarray]:
-    """Return the arrays that are saved beside the samples."""
-    about = {"tau": np.empty(0) if samples.tau is None else samples.tau.numpy()}
-    return about if samples.labels is None else about | {"labels": samples.labels.numpy()}
 
 
 def _save_grid(config: Config, samples: Samples, file: Path) -> None:
@@ -100,12 +97,6 @@ def _save_grid(config: Config, samples: Samples, file: Path) -> None:
         save_grid(samples.x[rows.flatten()], file, columns)
     else:
         save_grid(samples.x, file)
-
-
-def _with_unit(progress: str) -> str:
-    """Turn ``12 of 300`` into ``12 of 300 updates``, before a remark about the checkpoint."""
-    done, mark, remark = progress.partition(";")
-    return f"{done} updates{mark}{remark}"
 
 
 def changed_settings(config: Config, run: RunFolder) -> str:

@@ -132,7 +132,12 @@ class BatchedSolver:
         """Run `solve` on float32 clouds (B, N, D), (B, M, D) around the mean of y, unchecked."""
         cost = half_squared_distances(x, y)
         self._check_precision(cost)
-        g, iterations, goal = self._begin(cost, start)
+        if start is None:
+            g, iterations = self._annealed(cost)
+            goal = torch.full_like(cost[:, 0, 0], self._tolerance)
+        else:
+            g, iterations = start.g, torch.zeros_like(start.iterations)
+            goal = self._goal(start.speed)
         projected, own, self_error = self.self_projection(x)
         error = torch.full_like(goal, math.inf)
         while True:  # each turn updates what is left: at most cap / UPDATES turns
@@ -152,13 +157,6 @@ class BatchedSolver:
         error = torch.maximum(error, self_error)
         self.report.record(iterations, error, converged)
         return Solution(v, speed, g, own, iterations, error, converged)
-
-    def _begin(self, cost: Tensor, start: Solution | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the first g (B, M), the updates spent on it (B,), and the error to reach (B,)."""
-        if start is None:
-            g, iterations = self._annealed(cost)
-            return g, iterations, torch.full_like(cost[:, 0, 0], self._tolerance)
-        return start.g, torch.zeros_like(start.iterations), self._goal(start.speed)
 
     def _goal(self, speed: Tensor) -> Tensor:
         """Return the marginal error that is small enough for particles of this speed.  (B,)"""

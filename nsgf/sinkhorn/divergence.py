@@ -142,19 +142,15 @@ def _as_problems(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, Tensor]:
     The mean is subtracted first: float32 has no digits left for clouds far from the origin.
 
     Raises:
-        UserError: they are no tensors of numbers, or do not go together with each other or blur.
+        UserError: they do not go together with each other or with blur.
     """
-    for name, cloud in (("x", x), ("y", y)):
-        if not (isinstance(cloud, Tensor) and cloud.is_floating_point()):
-            kind = cloud.dtype if isinstance(cloud, Tensor) else type(cloud).__name__
-            raise UserError(f"{name}: must be a tensor of floating-point numbers, not {kind}")
-        if cloud.ndim not in BATCHED:
-            raise UserError(f"{name} of shape {tuple(cloud.shape)}: must be {SHAPES}")
-    if x.ndim != y.ndim:
-        shapes = f"{tuple(x.shape)} and {tuple(y.shape)}"
-        raise UserError(f"x and y of shapes {shapes}: must both be one of {SHAPES}")
-    if x.device != y.device:
-        raise UserError(f"x is on {x.device}, y on {y.device}: move one of them")
+    is_float = x.is_floating_point() and y.is_floating_point()
+    if not is_float or x.ndim not in BATCHED or x.ndim != y.ndim or x.device != y.device:
+        kinds = [f"{tuple(cloud.shape)}, {cloud.dtype}, {cloud.device}" for cloud in (x, y)]
+        raise UserError(
+            f"x is {kinds[0]}, y is {kinds[1]}: must both be {SHAPES}, of a floating-point type "
+            "and on one device"
+        )
     if not BATCHED[x.ndim]:
         x, y = x.unsqueeze(0), y.unsqueeze(0)
     dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
@@ -179,9 +175,8 @@ def _solver(blur: float, tolerance: float, max_iterations: int) -> BatchedSolver
     0."""
     given = {"blur": blur, "tolerance": tolerance, "max_iterations": max_iterations}
     for key, value in given.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (is_number and 0 < value < math.inf):
-            raise UserError(f"{key} = {value!r}: must be a number > 0")
+        if not 0 < value < math.inf:
+            raise UserError(f"{key} = {value}: must be > 0 and finite")
     return BatchedSolver(SinkhornConfig(blur=1.0, tolerance=tolerance), max_iterations)
 
 

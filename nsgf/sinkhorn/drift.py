@@ -53,8 +53,9 @@ class Drift:
         total = torch.zeros_like(x)
         for solver in self._solvers:
             total += _difference(solver, x, y)
+        halves = (total * (unit / len(self._solvers))).chunk(2)
         velocity = torch.zeros_like(made, dtype=torch.float32)
-        velocity[:, : 2 * x.shape[1]] = _whole(total * (unit / len(self._solvers)))
+        velocity[:, : 2 * x.shape[1]] = torch.cat(halves, dim=1)
         return velocity
 
 
@@ -74,11 +75,6 @@ def _difference(solver: BatchedSolver, x: Tensor, y: Tensor) -> Tensor:
 def _halves(samples: Tensor) -> Tensor:
     """Reshape (B, N, *shape) to (2B, N/2, *shape), all first halves first."""
     return torch.cat(samples[:, : samples.shape[1] // 2 * 2].chunk(2, dim=1))
-
-
-def _whole(halves: Tensor) -> Tensor:
-    """Invert :func:`_halves` for even N."""
-    return torch.cat(halves.chunk(2), dim=1)
 
 
 def mean_cost(x: Tensor, y: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """The velocity by automatic differentiation of geomloss's divergence: the reference."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -11,16 +10,15 @@ from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn.base import SolverReport, as_clouds, box_diameter, full_precision
 
 
-class OneByOneSolver(ABC):
-    """A FlowSolver that takes one pair of clouds at a time, from the velocity on such a pair."""
+class GeomlossSolver:
+    """A FlowSolver that takes one pair of clouds at a time.
+
+    v = -grad sum(F), F = f_xy - f_xx the debiased potential on x.
+    """
 
     def __init__(self, config: SinkhornConfig) -> None:
         self._blur, self._scaling = config.blur, config.scaling
         self.report = SolverReport()
-
-    @abstractmethod
-    def _solve(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the velocity of particles x (N, D) towards y (M, D), all float32.  (N, D)"""
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the velocity of particles (N, *shape) towards targets (M, *shape), in x's type."""
@@ -42,22 +40,17 @@ class OneByOneSolver(ABC):
                 path[:, t + 1] = path[:, t] + eta * self.velocity(path[:, t], targets)
         return positions.unflatten(3, x.shape[2:])
 
-
-class GeomlossSolver(OneByOneSolver):
-    """v = -grad sum(F), F = f_xy - f_xx the debiased potential on x."""
-
     def _solve(self, x: Tensor, y: Tensor) -> Tensor:
-        divergence = SamplesLoss(
+        """Return the velocity of particles x (N, D) towards y (M, D), all float32.  (N, D)"""
+        loss = SamplesLoss(
             "sinkhorn",
-            p=2,
             blur=self._blur,
             scaling=self._scaling,
-            debias=True,
             potentials=True,
             backend="tensorized",
         )
         with torch.enable_grad():
             x = x.detach().requires_grad_(True)
-            potential, _ = divergence(x, y.detach())
+            potential, _ = loss(x, y.detach())
             (gradient,) = torch.autograd.grad(potential.sum(), x)
         return -gradient

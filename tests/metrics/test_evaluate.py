@@ -15,7 +15,6 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.metrics.test_inception_cache import Tiny
-from tests.report.test_samples import blocked
 
 
 def test_evaluation_of_points(small, small_run):
@@ -64,7 +63,8 @@ def test_w2_compares_samples_with_the_target(small, small_run, monkeypatch):
     for name in ("target", "source"):
         cloud = getattr(data, name)("elsewhere").sample(400)
         monkeypatch.setattr(
-            "nsgf.metrics.evaluate.generate", lambda *_, cloud=cloud: Samples(x=cloud, nfe=1.0)
+            "nsgf.metrics.evaluate.generate",
+            lambda *_, cloud=cloud, **__: Samples(x=cloud, nfe=1.0),
         )
         scores[name] = evaluate_run(config, small_run)[1]
     assert scores["target"]["w2"] < 2 * scores["target"]["w2_floor"]
@@ -73,7 +73,9 @@ def test_w2_compares_samples_with_the_target(small, small_run, monkeypatch):
 
 def test_diverged_networks_are_refused(small, small_run, monkeypatch):
     monkeypatch.setattr(
-        FlowSampler, "__call__", lambda _, x: Samples(x=torch.where(x > 1, torch.nan, x), nfe=1.0)
+        FlowSampler,
+        "__call__",
+        lambda _, x, *__: Samples(x=torch.where(x > 1, torch.nan, x), nfe=1.0),
     )
     with pytest.raises(UserError, match="diverged"):
         evaluate_run(small, small_run)
@@ -85,7 +87,7 @@ def test_unusable_caches_are_refused_before_sampling(name, digits_run, monkeypat
     monkeypatch.setattr("nsgf.metrics.evaluate.load_sampler", lambda *_: pytest.fail("loaded"))
     evaluation = replace(config.evaluation, classifier=True, inception=True)
     config = replace(config, evaluation=evaluation, out_dir=str(tmp_path))
-    blocked(tmp_path / name)
+    (tmp_path / name).touch()  # a file in place of a folder
     with pytest.raises(UserError, match=f"{name} cannot be written"):
         evaluate_run(config, run)
     (tmp_path / name).unlink()
@@ -107,7 +109,9 @@ def test_evaluation_of_images(digits_run):
 
 def test_mistyped_inception_weights_are_noticed_before_sampling(digits_run, monkeypatch):
     config, run = digits_run
-    monkeypatch.setattr("nsgf.metrics.evaluate.generate", lambda *_: pytest.fail("sampled first"))
+    monkeypatch.setattr(
+        "nsgf.metrics.evaluate.generate", lambda *_, **__: pytest.fail("sampled first")
+    )
     evaluation = replace(config.evaluation, inception=True, inception_weights="nowhere.pth")
     with pytest.raises(UserError, match=r"nowhere\.pth: .*No such file"):
         evaluate_run(replace(config, evaluation=evaluation), run)
@@ -181,7 +185,7 @@ def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch, tmp_pat
     config = small
     data, compared, cpu = Data(config.data, 0), [], torch.device("cpu")
     monkeypatch.setattr(
-        evaluate, "generate", lambda _, source, n, *__: Samples(source.sample(n), 1)
+        evaluate, "generate", lambda _, source, n, *__, **how: Samples(source.sample(n), 1)
     )
     found = evaluate._samples(config, FlowSampler([]), cpu, tmp_path, World())
     drawn = [part.x for part in found]
@@ -262,7 +266,7 @@ def test_samples_are_kept_until_inception_has_seen_them(digits_run, monkeypatch,
     with monkeypatch.context() as patch:
         patch.setattr("nsgf.metrics.inception._published", lambda: tmp_path / "none.pth")
         with monkeypatch.context() as earlier:
-            earlier.setattr("nsgf.sampling.drawn.fingerprint", lambda _: "of earlier weights")
+            earlier.setattr("nsgf.sampling.generate.fingerprint", lambda _: "of earlier weights")
             evaluate_run(config, run)
         assert "left out" in evaluate_run(config, run, said.append)[1]["inception"]
     assert said[-1] == "samples are kept: the same command measures what was left out"

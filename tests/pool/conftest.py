@@ -71,11 +71,11 @@ def with_pool(config: Config, **settings) -> Config:
 
 
 class Lines(RunLog):
-    """Keeps what is logged."""
+    """Keeps what is logged, without progress."""
 
     def __init__(self, folder: Path, lines: list[str]) -> None:
         super().__init__(folder, quiet=True)
-        self.write = lines.append
+        self.write = lambda text, shown=None: shown is None and lines.append(text)
 
 
 def build(

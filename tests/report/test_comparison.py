@@ -10,11 +10,10 @@ from nsgf.compare.report import write_report
 from nsgf.compare.results import Row
 from nsgf.report.comparison import (
     measured_rows,
-    missing_trials,
     report_comparison,
     reported_figures,
     stored_comparison,
-    trial_origins,
+    trial_rows,
 )
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
@@ -38,47 +37,36 @@ def left(out_dir: Path, rows: list[Row]) -> Path:
     return folder
 
 
-def page_of(folder: Path, **how) -> Page:
-    return Page(Path(report_comparison(folder, str(folder.parent), **how)[0]))
-
-
-def test_page_has_everything_in_it(folder):
-    files = report_comparison(folder, str(folder.parent), "pdf")
+def test_command_writes_a_page_with_everything_in_it(folder, capsys):
+    assert main(["report", "--compare", str(folder), "--figures", "pdf"]) == 0
+    files = capsys.readouterr().out.splitlines()
     page = Page(Path(files[0]))
     assert page.open == []
-    names = ["report.html", "quality.png", "quality.pdf", "moons.png"]
-    assert [Path(file).name for file in files] == names
+    assert {Path(file).name for file in files} == {
+        *("report.html", "quality.png", "quality.pdf", "moons.png")
+    }
     assert (folder / "report" / "quality.pdf").read_bytes().startswith(b"%PDF")
     assert len(page.links) == 2
     assert all(link.startswith("data:image/png") for link in page.links)
-    for told in (
-        "NSGF, I-CFM",
-        "0, 1, 2",
-        "0.303 ± 0.105",
-        "0.050",
-        "-0.103 ± 0.003 ahead",
-    ):
-        assert told in page.text
+    for words in ("NSGF, I-CFM", "0.303 ± 0.105", "0.050", "-0.103 ± 0.003 ahead"):
+        assert words in page.text
     assert "<strong>0.200 ± 0.100</strong>" in Path(files[0]).read_text()
     assert "compare --config compare-2d/comparison.yaml --out-dir . " in page.text
     assert str(folder.parent) not in page.text
-    assert "Not finished" not in page.text
-    assert "A smoke run" not in page.text
 
 
-def test_trials_that_are_not_finished_are_listed(tmp_path):
+def test_trials_tell_what_is_measured_and_where_they_were_trained(tmp_path):
     folder = left(tmp_path, ROWS[:4])
-    text = page_of(folder).text
-    assert text.index("Not finished") < text.index("Quality")
-    comparison = stored_comparison(folder)
-    assert comparison is not None
-    lines = missing_trials(folder, comparison, ROWS[:4])
-    assert [line[:4] for line in lines] == [
-        ("I-CFM", "moons", "1", "0 of 1"),
-        ("I-CFM", "moons", "2", "0 of 1"),
-    ]
-    assert [line[4] for line in lines] == ["not begun", "peer 0/20000"]
-    assert "I-CFM0.250" not in text
+    file = folder / "moons" / "icfm-seed2" / "versions.json"
+    machine = {"cards": ["Tesla <T4>"], "cores": 2}
+    file.write_text(json.dumps({"commit": "0123456789abcdef-dirty", "machine": machine}))
+    rows = {row[0]: row for row in trial_rows(folder, stored_comparison(folder), ROWS[:4])}
+    assert rows["moons/nsgf-seed1"][1:3] == ("NSGF: 1 of 1", "not begun")
+    last = ("I-CFM: 0 of 1", "peer 0/20000", "0123456789", "cards ['Tesla <T4>'], cores 2", "")
+    assert rows["moons/icfm-seed2"][1:] == last
+    assert "Tesla <T4>" in Page(Path(report_comparison(folder, str(tmp_path))[0])).text
+    file.write_text('{"machine": 3}')
+    assert len(trial_rows(folder, stored_comparison(folder), ROWS)) == 6
 
 
 def test_settings_of_another_machine_are_no_obstacle(folder):
@@ -87,46 +75,19 @@ def test_settings_of_another_machine_are_no_obstacle(folder):
     text = file.read_text().replace("device: auto", "device: cuda:7")
     file.write_text(text.replace("precision: auto", "precision: fp16"))
     assert text != file.read_text()
-    assert "Not finished" not in page_of(folder).text
-
-
-def test_comparison_without_settings_says_what_is_not_known(folder, capsys):
-    (folder / "comparison.yaml").unlink()
     (folder / "moons.png").unlink()
-    page = page_of(folder)
-    told = "compare-2d has no comparison.yaml"
-    assert told in page.text
-    assert f"report: {folder.parent}/{told}" in capsys.readouterr().out
+    page = Page(Path(report_comparison(folder, str(folder.parent))[0]))
     assert "no picture of samples yet" in page.text
-    assert "0.303 ± 0.105" in page.text
-    assert "compare --config" not in page.text
-
-
-def test_where_trials_come_from_is_told(folder):
-    file = folder / "moons" / "icfm-seed2" / "versions.json"
-    machine = {"cards": ["Tesla <T4>"], "cores": 2}
-    file.write_text(json.dumps({"commit": "0123456789abcdef-dirty", "machine": machine}))
-    page = page_of(folder)
-    for told in ("moons/icfm-seed2", "0123456789", "Tesla <T4>", "peer 0/20000"):
-        assert told in page.text
-    file.write_text('{"machine": 3}')
-    assert "CPU, ? cores" in page_of(folder).text
-
-
-@pytest.mark.parametrize(("cards", "told"), [(5, "5"), ("a card", "a card"), (["a", 5], "a, 5")])
-def test_cards_of_another_type_are_no_obstacle(folder, cards, told):
-    file = folder / "moons" / "icfm-seed2" / "versions.json"
-    file.write_text(json.dumps({"machine": {"cards": cards}}))
-    assert [origin[3] for origin in trial_origins(folder)] == [told]
 
 
 def test_what_the_paper_reports_is_marked():
-    rows = [row._replace(target="mnist") for row in ROWS]
-    others = "Reported by the paper on mnist: fid 3.8 at NFE 60. None of the measures above"
-    assert [line.startswith(others) for line in reported_figures(None, rows)] == [True]
-    same = [row._replace(values={"fid": 4.0}) for row in rows]
-    assert reported_figures(None, same) == ["Reported by the paper on mnist: fid 3.8 at NFE 60."]
     config = COMPARISON.config
+    rows = [row._replace(target="mnist") for row in ROWS]
+    [line] = reported_figures(config, rows)
+    assert "3.8 at NFE 60" in line
+    assert "comparable" in line
+    same = [row._replace(values={"fid": 4.0}) for row in rows]
+    assert "comparable" not in reported_figures(config, same)[0]
     fake = replace(config, data=replace(config.data, fake=True))
     assert reported_figures(fake, rows) == reported_figures(config, ROWS) == []
 
@@ -137,32 +98,15 @@ def test_page_may_be_written_elsewhere(folder, tmp_path):
     assert not (folder / "report").exists()
 
 
-@pytest.mark.parametrize(
-    ("files", "told"),
-    [
-        (None, "must be a folder that nsgf compare has written"),
-        ([], "must be a folder that nsgf compare has written"),
-        (["config.yaml"], "with --run DIR"),
-        (["moons/icfm-seed0/config.yaml"], "nothing is measured yet"),
-    ],
-)
-def test_folders_of_something_else_are_refused(tmp_path, files, told):
-    folder = tmp_path / "compare-2d"
-    for name in files or ():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    if files is not None:
-        folder.mkdir(exist_ok=True)
-    with pytest.raises(UserError, match=told):
+def test_folders_of_something_else_are_refused(folder, tmp_path, capsys):
+    with pytest.raises(UserError, match="compare"):
+        measured_rows(folder / "moons" / "icfm-seed2")
+    assert main(["report", "--compare", str(tmp_path / "nothing")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    lines = (folder / "table.csv").read_text().splitlines()
+    (folder / "table.csv").write_text("\n".join([lines[0], *lines[-3:], ""]))  # only floors
+    with pytest.raises(UserError, match="compare"):
         measured_rows(folder)
-
-
-def test_table_of_floors_alone_is_nothing_to_show(tmp_path):
-    write = left(tmp_path, ROWS)
-    lines = (write / "table.csv").read_text().splitlines()
-    (write / "table.csv").write_text("\n".join([lines[0], *lines[-3:], ""]))
-    with pytest.raises(UserError, match="nothing is measured yet"):
-        measured_rows(write)
 
 
 def test_folder_that_leads_out_of_itself_is_refused(folder, tmp_path):
@@ -173,25 +117,16 @@ def test_folder_that_leads_out_of_itself_is_refused(folder, tmp_path):
         measured_rows(folder)
 
 
-def test_command_writes_the_page(folder, capsys):
-    assert main(["report", "--compare", str(folder), "--figures", "svg"]) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == str(folder / "report.html")
-    assert str(folder / "report" / "quality.svg") in told
-    assert all(Path(line).exists() for line in told)
-
-
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "key"),
     [
-        ("report --compare DIR --run DIR", "run: has no effect on report --compare, which takes"),
+        ("report --compare DIR --run DIR", "run: has no effect on report --compare"),
         ("report --compare DIR --seed 3", "seed: has no effect on report --compare"),
-        ("report --compare DIR/moons", "must be a folder that nsgf compare"),
         ("sample --compare DIR", "--compare"),
     ],
 )
-def test_command_refuses_in_one_line(folder, capsys, flags, told):
+def test_command_refuses_in_one_line(folder, capsys, flags, key):
     assert main(flags.replace("DIR", str(folder)).split()) == 2
     said = capsys.readouterr().err
-    assert told in said
+    assert key in said
     assert said.count("\n") == 1

@@ -10,9 +10,8 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import load_network
-from nsgf.report.preview import count_samples, preview_samples, save_preview
+from nsgf.report.preview import count_samples, preview_samples
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder
 from tests.conftest import shipped, tiny_config
 
 CPU = torch.device("cpu")
@@ -114,10 +113,6 @@ def test_images_are_as_many_as_asked_but_few_on_a_cpu(wanted, device, count):
     assert count_samples(config, Data(config.data, 0), torch.device(device)) == count
 
 
-def test_points_are_many(small, data):
-    assert count_samples(small, data, CPU) == 2048
-
-
 def test_picture_that_fails_is_one_line(small, monkeypatch):
     def broken(*_):
         raise RuntimeError("no\nmemory")
@@ -127,17 +122,3 @@ def test_picture_that_fails_is_one_line(small, monkeypatch):
     log = (run.path / "log.txt").read_text()
     assert log.count("no picture of samples (no memory)") == 3
     assert all(run.checkpoint_file(phase).exists() for phase in PHASES)
-
-
-def test_memory_is_released_after_a_picture(small, tiny_run, data, monkeypatch):
-    released = []
-    monkeypatch.setattr("nsgf.report.preview.release_memory", released.append)
-    save_preview(small, tiny_run, get_phase("nsf"), data, CPU)
-    assert released == [CPU]
-
-
-def test_run_folder_of_one_phase_needs_no_later_networks(small, data):
-    config = replace(small, phases=["nsgf"])
-    run = train(config)
-    assert isinstance(run, RunFolder)
-    assert [file.name for file in run.samples.iterdir()] == ["phase1_nsgf.png"]

@@ -1,12 +1,26 @@
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 import nsgf
-from nsgf.report.records import LOG_LINES, REMARKS, Cost, costs, curves, log_lines, remarks
+from nsgf.cli import main
+from nsgf.report.records import (
+    LOG_LINES,
+    REMARKS,
+    Cost,
+    costs,
+    curves,
+    log_lines,
+    remarks,
+    run_table,
+)
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
+from nsgf.system.errors import UserError
+from tests.run.test_checkpoint import craft
 
 ROOT = Path(nsgf.__file__).parent
 
@@ -20,9 +34,8 @@ def test_curves_are_those_of_the_phases(run):
     log = RunLog(run.path)
     for phase, step in (("nsgf", 10), ("nsgf", 20), ("nsf", 10)):
         log.record(phase=phase, step=step, loss=1 / step, grad_norm=float(step), lr=0.1)
-    first, second = curves(run)
-    assert (first.phase, first.steps, first.loss) == ("nsgf", [10, 20], [0.1, 0.05])
-    assert (second.phase, second.steps, second.grad_norm) == ("nsf", [10], [10.0])
+    assert list(curves(run)) == ["nsgf", "nsf"]
+    assert curves(run) == {"nsgf": [(10, 0.1, 10.0), (20, 0.05, 20.0)], "nsf": [(10, 0.1, 10.0)]}
 
 
 def test_speed_of_a_line_holds_since_the_line_before(run):
@@ -32,31 +45,19 @@ def test_speed_of_a_line_holds_since_the_line_before(run):
     assert costs(run) == {"nsgf": Cost(2.0 + 3.0 + 1.0, 300)}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        *('{"phase": "nsgf", "st', "[]", "{}", '{"phase": "nsgf", "step": null}', "[" * 10**5),
-        '{"phase": "nsgf", "step": Infinity, "loss": 1, "grad_norm": 1, "steps_per_second": 1, '
-        '"peak_memory": 1}',
-        '{"phase": "nsgf", "step": 1, "loss": "1", "grad_norm": 1, "steps_per_second": 1, '
-        '"peak_memory": Infinity}',
-        '{"phase": "nsgf", "step": 1, "loss": NaN, "steps_per_second": 0, "peak_memory": 1}',
-    ],
-)
-def test_lines_that_are_no_records_are_passed_over(run, line):
+def test_lines_that_are_no_records_are_skipped(run):
+    wrong = {"phase": "nsgf", "step": 1, "loss": "1", "steps_per_second": 0, "peak_memory": 1}
     whole = {"phase": "nsgf", "step": 1, "loss": 1.0, "grad_norm": 1.0}
     cost = {"phase": "nsgf", "step": 1, "steps_per_second": 1.0, "peak_memory": 1}
     for name, good in (("metrics", whole), ("costs", cost)):
-        (run.path / f"{name}.jsonl").write_text(f"{line}\n{json.dumps(good)}\n")
-    assert [curve.steps for curve in curves(run)] == [[1]]
+        lines = ['{"phase": "nsgf", "st', json.dumps(wrong), json.dumps(good)]
+        (run.path / f"{name}.jsonl").write_text("\n".join(lines))
+    assert curves(run) == {"nsgf": [(1, 1.0, 1.0)]}
     assert costs(run) == {"nsgf": Cost(1.0, 1)}
 
 
-def test_a_run_that_says_nothing_yet(run):
-    assert (curves(run), costs(run), log_lines(run)) == ([], {}, [])
-
-
-def test_of_a_long_log_the_end_is_shown(run):
+def test_the_end_of_a_long_log_is_shown(run):
+    assert log_lines(run) == []
     (run.path / "log.txt").write_text("".join(f"line {n}\n" for n in range(1000)))
     assert log_lines(run)[-1] == "line 999"
     assert len(log_lines(run)) == LOG_LINES
@@ -67,3 +68,60 @@ def test_remarks_are_what_the_program_says():
     said = "".join(file.read_text() for file in ROOT.rglob("*.py") if file.name != "records.py")
     assert [words for words in REMARKS if words not in said] == []
     assert remarks(["a", f"b{REMARKS[0]}c"]) == [f"b{REMARKS[0]}c"]
+
+
+@pytest.fixture
+def runs(small_run) -> Path:
+    """A finished run, an older one without readable settings, and something else."""
+    folder = small_run.path.parent
+    other = folder / "2d-older"
+    shutil.copytree(small_run.path, other)
+    (other / "config.yaml").write_text("phases: [nsgf, nothing]\n")
+    os.utime(other, (0, 0))
+    (folder / ".classifiers").mkdir()
+    return folder
+
+
+def test_runs_are_listed_the_newest_first(runs, small_run):
+    for file in small_run.path.glob("checkpoints/phase3*"):
+        file.unlink()
+    head, newest, damaged = run_table(runs)
+    assert head.split() == ["run", "updates", "last", "loss", "time", "size"]
+    assert newest.startswith(small_run.path.name)
+    assert "nsgf 12/12, nsf 12/12, predictor 0/12" in newest
+    assert newest.endswith("KB")
+    assert damaged.startswith("2d-older")
+    assert "cannot be read" in damaged
+
+
+def break_folder(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+
+
+def break_pipe(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+
+
+def break_checkpoint(run: Path) -> None:
+    shutil.copy(next(run.parent.glob("2d-2*/config.yaml")), run)
+    for file in run.glob("checkpoints/phase1*"):
+        craft(file, b"", phase="nsgf", step=12)
+
+
+@pytest.mark.parametrize("break_run", [break_folder, break_pipe, break_checkpoint])
+def test_a_run_that_cannot_be_read_hides_no_other(runs, small_run, break_run):
+    break_run(runs / "2d-older")
+    lines = {line.split()[0]: line for line in run_table(runs)}
+    assert "cannot be read" in lines["2d-older"]
+    assert "nsgf 12/12" in lines[small_run.path.name]
+
+
+def test_command_needs_no_experiment(runs, small_run, capsys):
+    assert main(["list", "--out-dir", str(runs)]) == 0
+    assert small_run.path.name in capsys.readouterr().out
+    assert main(["list", "--out-dir", str(runs), "--seed", "3"]) == 2
+    assert "seed: has no effect" in capsys.readouterr().err
+    with pytest.raises(UserError, match="out_dir"):
+        run_table(runs / "nowhere")

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nsgf.cli.arguments import parse
-from nsgf.config.schema import DataConfig, PhaseName, SamplingConfig
+from nsgf.config.schema import PhaseName, SamplingConfig
 from nsgf.data import build_source
-from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import load_sampler
@@ -17,7 +15,6 @@ from nsgf.report.samples import changed_settings, sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier, results_folder
 from nsgf.sampling.generate import generate
-from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")
@@ -92,7 +89,9 @@ def test_fixed_time_without_a_straight_flow_is_refused(small, small_run):
 
 def test_missing_torchdiffeq_is_noticed_before_sampling(small, small_run, monkeypatch):
     for module in ("sampling.generate", "metrics.evaluate"):
-        monkeypatch.setattr(f"nsgf.{module}.generate", lambda *_: pytest.fail("sampled first"))
+        monkeypatch.setattr(
+            f"nsgf.{module}.generate", lambda *_, **__: pytest.fail("sampled first")
+        )
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     config = replace(small, sampling=replace(small.sampling, solver="dopri5"))
     for command in (sample_run, evaluate_run):
@@ -101,10 +100,12 @@ def test_missing_torchdiffeq_is_noticed_before_sampling(small, small_run, monkey
 
 
 def test_batches_do_not_change_the_samples(small, small_run):
-    sampler, _ = load_sampler(small, small_run, CPU)
-    whole, parts = (
-        generate(sampler, build_source(small.data, 0, "x"), 20, size, CPU) for size in (20, 7)
-    )
+    def drawn(size):
+        config = replace(small, sampling=replace(small.sampling, batch_size=size))
+        sampler, _ = load_sampler(config, small_run, CPU)
+        return generate(sampler, build_source(small.data, 0, "x"), 20, CPU)
+
+    whole, parts = drawn(20), drawn(7)
     torch.testing.assert_close(whole.x, parts.x)
     torch.testing.assert_close(whole.tau, parts.tau)
     assert whole.nfe == parts.nfe == 8
@@ -118,31 +119,6 @@ def test_unfinished_networks_are_named(small, small_run):
     assert "nsf (12 of 500 updates)" in sample_run(longer, small_run)[0]
     _, found = evaluate_run(longer, small_run)
     assert found["updates"] == {"nsgf": "12 of 12", "nsf": "12 of 500", "predictor": "12 of 12"}
-
-
-def test_images_are_gathered_as_bytes_and_only_the_first_as_floats():
-    """Batches of 8, 8 and 4; one value of the last sample is not finite the second time."""
-    source = build_source(DataConfig(name="digits"), 0, "x")
-    x = source.at(range(20))
-
-    def gathered(change=0.0, keep=11):
-        def sampler(part):
-            part = part.clone()
-            part[-1] += change
-            return Samples(x=part, nfe=float(len(part)), tau=part[:, 0, 0, 0])
-
-        return generate(sampler, build_source(DataConfig(name="digits"), 0, "x"), 20, 8, CPU, keep)
-
-    found = gathered()
-    assert torch.equal(found.x, x[:11])
-    assert torch.equal(found.pixels, to_bytes(x))
-    assert torch.equal(found.tau, x[:, 0, 0, 0])
-    assert found.nfe == (64 + 64 + 16) / 20
-    assert found.finite
-    assert torch.equal(gathered(keep=50).x, x)
-    assert gathered(keep=None).pixels is None
-    assert torch.equal(gathered(keep=None).x, x)
-    assert not gathered(change=torch.inf, keep=3).finite
 
 
 def test_samples_follow_the_seed_of_the_command(small, small_run):
@@ -174,27 +150,14 @@ def test_samples_of_other_settings_get_names_of_their_own(small, small_run):
         "-num_samples3-nsgf_steps2",
         "-tau0.5-straight_steps3-omega0.1",
     }
-    small_run.write_config(replace(small, seed=3, sampling=replace(own, tau=0.5)))
-    assert changed_settings(small, small_run) == "-seed0-tau_null"
-    assert changed_settings(replace(small, seed=3), small_run) == "-tau_null"
-
-
-def test_samples_of_fewer_networks_get_names_of_their_own(small, small_run):
     alone = replace(small, phases=["nsgf"], seed=1)
     assert changed_settings(alone, small_run) == "-seed1-phases_nsgf"
     assert changed_settings(replace(small, phases=["nsgf", "nsf"]), small_run) == "-phases_nsgf+nsf"
-
-
-def test_names_are_known_where_an_old_run_has_fewer_settings(small, small_run):
-    small_run.config_file.write_text("exp: 2d\nseed: 0\n")
+    small_run.write_config(replace(small, seed=3, sampling=replace(own, tau=0.5)))
+    assert changed_settings(small, small_run) == "-seed0-tau_null"
+    small_run.config_file.write_text("exp: 2d\nseed: 0\n")  # an old run with fewer settings
     alone = replace(small, sampling=SamplingConfig(num_samples=3))
     assert changed_settings(alone, small_run) == "-num_samples3"
-
-
-def blocked(folder):
-    """A file stands where a folder is to be: as for a read-only folder, whoever runs the test."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.write_text("")
 
 
 @pytest.mark.parametrize("command", [sample_run, evaluate_run])
@@ -208,11 +171,11 @@ def test_folders_that_cannot_be_written_are_known_before_sampling(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("nsgf.run.folder.TemporaryFile", refuse)
-    with pytest.raises(UserError, match=r"cannot be written \(Permission denied\); .*--out-dir"):
+    with pytest.raises(UserError, match=r"cannot be written"):
         command(small, small_run)
     monkeypatch.undo()
-    blocked(tmp_path / "out")
-    with pytest.raises(UserError, match=r"out.*cannot be written .*copy the run folder"):
+    (tmp_path / "out").touch()  # a file in place of a folder
+    with pytest.raises(UserError, match=r"out.*cannot be written"):
         command(replace(small, out_dir=str(tmp_path / "out")), small_run)
 
 
@@ -229,14 +192,6 @@ def test_results_of_a_read_only_run_go_to_another_folder(small, small_run, tmp_p
     assert file == folder / "metrics.json"
     assert file.is_file()
     assert {path: path.stat().st_mtime_ns for path in sorted(small_run.path.rglob("*"))} == before
-
-
-@pytest.mark.parametrize("command", ["sample", "evaluate"])
-def test_the_command_line_names_another_place_for_results(command, small_run, tmp_path):
-    words = [command, "--run", str(small_run.path)]
-    out = parse([*words, "--out-dir", str(tmp_path / "mine")]).config.out_dir
-    assert Path(out) == tmp_path / "mine"
-    assert Path(parse(words).config.out_dir) == small_run.path.parent
 
 
 def test_results_go_into_the_run_however_its_folder_is_named(small, small_run, monkeypatch):
@@ -274,11 +229,6 @@ def test_images_are_sampled_to_a_grid(digits_run):
     names = {path.name for path in run.samples.iterdir()}
     pictures = {"phase1_nsgf.png", "phase2_nsf.png", "phase3_predictor.png"}
     assert names == {"samples.npz", "grid.png", "trajectory.png", *pictures}
-
-
-def test_untrained_run_is_one_line(tiny):
-    with pytest.raises(UserError, match="train that phase first"):
-        sample_run(tiny, RunFolder.create(tiny))
 
 
 def test_remark_about_a_checkpoint_stands_behind_the_unit(small, small_run):

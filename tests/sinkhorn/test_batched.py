@@ -34,9 +34,8 @@ def images(flows: int, n: int, dim: int) -> tuple[Tensor, Tensor]:
     return noise(flows, n, dim), torch.tanh(noise(flows, n, 12, seed=4) @ basis / dim**0.5)
 
 
-def digits(flows: int, n: int) -> tuple[Tensor, Tensor]:
-    pixels = torch.from_numpy(load_digits().data[: flows * n] / 8 - 1).float()
-    return noise(flows, n, 64), pixels.view(flows, n, 64)
+def digits(n: int, m: int) -> tuple[Tensor, Tensor]:
+    return noise(1, n, 64), torch.from_numpy(load_digits().data[:m] / 8 - 1).float()[None]
 
 
 def solver(max_iterations: int = 2000, **changes) -> BatchedSolver:
@@ -52,7 +51,8 @@ def relative_error(v: Tensor, expected: Tensor) -> float:
     [
         pytest.param(points(1, 128), 0.5, 10, 0.5, id="2d-blur-0.5"),
         pytest.param(points(1, 96), 0.25, 10, 0.5, id="2d-blur-0.25"),
-        pytest.param(digits(1, 96), 0.5, 5, 0.2, id="digits"),
+        pytest.param(digits(96, 96), 0.5, 5, 0.2, id="digits"),
+        pytest.param(digits(48, 600), 0.5, 3, 0.5, id="digits-few-to-many"),
         pytest.param(images(1, 96, 784), 1.0, 5, 0.2, id="mnist"),
         pytest.param(images(1, 64, 3072), 1.0, 5, 0.2, id="cifar10"),
     ],
@@ -70,13 +70,6 @@ def test_velocity_along_a_whole_flow(clouds, blur, steps, eta):
     assert 1 < flows.report.iterations < 200
 
 
-@pytest.mark.parametrize(("n", "m"), [(40, 70), (70, 40), (1, 30), (30, 1)])
-def test_unequal_numbers(n, m):
-    x, y = noise(n, 2), noise(m, 2, seed=1) * 2 + 1
-    expected = reference.velocity(x, y, 0.5)
-    assert relative_error(solver().velocity(x, y), expected) < 1e-2
-
-
 @pytest.mark.parametrize("blur", [0.1, 0.5, 3.0])
 @pytest.mark.parametrize(("n", "m"), [(64, 64), (16, 96), (96, 16)])
 def test_marginals_hold_within_the_tolerance(blur, n, m):
@@ -92,15 +85,6 @@ def test_marginals_hold_within_the_tolerance(blur, n, m):
     assert (errors <= solution.error + 1e-5).all()  # the reported error is this one or Q's
 
 
-def test_a_flow_against_every_digit_follows_the_fixed_point():
-    """48 particles, and more than ten times as many targets."""
-    x, y = digits(1, 600)
-    positions = solver().flows(x[:, :48], y, [0.5] * 3)[0]
-    for t in range(3):
-        v = (positions[:, t + 1] - positions[:, t]) / 0.5
-        assert relative_error(v, reference.velocity(positions[:, t], y[0], 0.5)) < 2e-2
-
-
 def test_tolerance_sets_the_error():
     x, y = points(1, 64)
     expected = reference.velocity(x[0], y[0], 0.5)
@@ -111,6 +95,16 @@ def test_tolerance_sets_the_error():
     assert fine.error < 1e-5 < coarse.error
 
 
+def test_velocity_tends_to_the_assignment_for_small_blurs():
+    x, y = (cloud[0] for cloud in points(1, 24))
+    limit = reference.AssignmentSolver(DEFAULT).velocity(x, y)
+    errors = [
+        relative_error(solver(20_000, blur=blur).velocity(x, y), limit) for blur in (0.5, 0.1, 0.02)
+    ]
+    assert errors[0] > 2 * errors[1] > 4 * errors[2]
+    assert errors[2] < 0.01
+
+
 def test_slow_particles_get_a_finer_plan():
     """The tolerance shrinks with the speed, or v would drown in it."""
     x, y = points(1, 64)
@@ -119,15 +113,6 @@ def test_slow_particles_get_a_finer_plan():
     assert solution.error < 0.05 * DEFAULT.tolerance
     expected = reference.velocity(near[0], y[0], 0.5)
     assert relative_error(solution.velocity[0], expected) < 2e-2
-
-
-def test_equal_clouds_rest():
-    x, _ = points(2, 64)
-    order = torch.randperm(64, generator=torch.Generator().manual_seed(0))
-    for y in (x, x[:, order]):
-        solution = solver().solve(x, y)
-        assert solution.velocity.abs().max() < 1e-3 * 0.5
-        assert solution.converged.all()
 
 
 def test_translation_of_the_targets_adds_its_vector():
@@ -305,35 +290,13 @@ def test_cut_off_flows_do_not_depend_on_the_others_in_their_chunk():
     assert torch.equal(together.iterations, alone)
 
 
-def test_positions_beyond_float32_are_refused():
-    """Distances of infinite clouds are not even infinite, but not a number."""
-    x, y = points(1, 4)
-    with pytest.raises(ValueError, match="reaches nan"):
-        solver().flows(x, y, [3e38] * 3)
-
-
-def test_small_blur_converges_or_says_so():
-    x, y = points(2, 64)
-    flows = solver(blur=0.03)
-    solution = flows.solve(x, y)
-    assert torch.equal(solution.converged, solution.error <= DEFAULT.tolerance)
-    assert flows.report.unconverged == int((~solution.converged).sum())
-
-
 def test_blur_too_small_for_float32_is_refused():
+    """Also where infinite clouds have distances that are not even a number."""
     x, y = points(1, 16)
     with pytest.raises(ValueError, match=r"sinkhorn\.blur = 0\.0001 is too small for float32"):
         solver(blur=1e-4).flows(x, y, [0.5] * 2)
-
-
-@pytest.mark.parametrize("eta", [1.0, 1.5])
-def test_large_steps(eta):
-    x, y = points(1, 32)
-    positions = solver().flows(x, y, [eta] * 3)
-    for t in range(3):
-        v = solver().velocity(positions[0, :, t], y[0])
-        step = (positions[0, :, t + 1] - positions[0, :, t]) / eta
-        torch.testing.assert_close(step, v, atol=0.01, rtol=0.01)
+    with pytest.raises(ValueError, match="reaches nan"):
+        solver().flows(x, y, [3e38] * 3)
 
 
 @pytest.mark.parametrize(

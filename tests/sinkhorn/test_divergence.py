@@ -1,15 +1,13 @@
-"""The divergence and its velocity as functions: values, gradients, shapes, refusals."""
+"""The divergence and its velocity as functions: gradients, shapes, refusals. Values are compared in
+``test_geometries``."""
 
 import warnings
 
 import pytest
 import torch
-from geomloss import SamplesLoss
 from torch import Tensor
 
 from nsgf import UserError, sinkhorn_divergence, sinkhorn_velocity
-from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn import build_solver
 from tests.sinkhorn import reference
 
 BLUR = 0.5
@@ -22,24 +20,6 @@ def cloud(*shape: int, seed: int = 0) -> Tensor:
 def pair(*batch: int) -> tuple[Tensor, Tensor]:
     """Forty particles and sixty targets, shifted and wider."""
     return cloud(*batch, 40, 2), 1.5 * cloud(*batch, 60, 2, seed=1) + 1
-
-
-@pytest.mark.parametrize("blur", [0.3, 0.5, 2.0])
-def test_value_is_that_of_the_fixed_point(blur):
-    """Notices blur taken for eps, the 1/2 of the cost, and each of the three terms."""
-    x, y = pair()
-    expected = reference.divergence(x, y, blur)
-    assert float(sinkhorn_divergence(x, y, blur)) == pytest.approx(expected, rel=1e-4)
-
-
-def test_value_and_gradient_are_those_of_geomloss_with_fine_annealing():
-    x, y = (z.requires_grad_() for z in pair(2))
-    loss = SamplesLoss("sinkhorn", p=2, blur=1.0, scaling=0.99, backend="tensorized")
-    values, theirs = sinkhorn_divergence(x, y, 1.0), loss(x, y)
-    torch.testing.assert_close(values, theirs, rtol=1e-3, atol=0)
-    ours = torch.autograd.grad(values.sum(), (x, y))
-    for mine, other in zip(ours, torch.autograd.grad(theirs.sum(), (x, y)), strict=True):
-        torch.testing.assert_close(mine, other, rtol=0, atol=0.01 * float(other.abs().max()))
 
 
 def test_gradient_is_the_velocity_of_each_side():
@@ -98,21 +78,6 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(sinkhorn_divergence(x, y), x, create_graph=True)
 
 
-def test_single_points_and_translations():
-    x, y = torch.tensor([[1.0, 2.0]]), torch.tensor([[4.0, -2.0]])
-    assert float(sinkhorn_divergence(x, y)) == pytest.approx(12.5)
-    x = cloud(50, 2)
-    moved = x + torch.tensor([1.5, -2.0])
-    assert float(sinkhorn_divergence(x, moved, BLUR)) == pytest.approx(3.125, rel=1e-3)
-
-
-def test_points_far_apart_are_assigned():
-    """No particle sees another at this blur: the self terms are eps log N each."""
-    x = torch.tensor([[0.0, 0.0], [10.0, 0.0], [0.0, 10.0], [10.0, 10.0]])
-    value = sinkhorn_divergence(x, x.roll(1, 0) + 0.3, 0.2)
-    assert float(value) == pytest.approx(0.09, rel=1e-3)
-
-
 @pytest.mark.parametrize("shape", [(2,), (1, 4, 4)], ids=["points", "images"])
 def test_several_problems_are_solved_like_each_alone(shape):
     x, y = cloud(3, 20, *shape), cloud(3, 30, *shape, seed=1) + 1
@@ -122,12 +87,6 @@ def test_several_problems_are_solved_like_each_alone(shape):
     for one in range(3):
         assert float(sinkhorn_divergence(x[one], y[one])) == pytest.approx(float(values[one]))
         torch.testing.assert_close(sinkhorn_velocity(x[one], y[one]), v[one])
-
-
-def test_velocity_is_the_solvers():
-    x, y = pair()
-    expected = build_solver(SinkhornConfig(blur=0.3)).velocity(x, y)
-    torch.testing.assert_close(sinkhorn_velocity(x, y, 0.3), expected)
 
 
 @pytest.mark.parametrize(
@@ -158,18 +117,15 @@ def test_what_is_cut_off_warns(function):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"x": torch.zeros(5)}, "x of shape (5,): must be (N, D)"),
-        ({"x": torch.zeros(2, 5, 2)}, "x and y of shapes (2, 5, 2) and (60, 2)"),
+        ({"x": torch.zeros(5)}, "x is (5,)"),
+        ({"x": torch.zeros(2, 5, 2)}, "x is (2, 5, 2)"),
         ({"x": torch.zeros(5, 3)}, "with the same shape"),
-        ({"x": torch.zeros(0, 2)}, "empty cloud"),
         ({"x": torch.full((3, 2), torch.nan)}, "not finite"),
-        ({"x": torch.zeros(5, 2, dtype=torch.int64)}, "x: must be a tensor of floating-point"),
-        ({"y": [[0.0, 1.0]]}, "y: must be a tensor of floating-point numbers, not list"),
-        ({"y": torch.zeros(5, 2, device="meta")}, "x is on cpu, y on meta"),
-        ({"blur": 0}, "blur = 0: must be a number > 0"),
-        ({"blur": "0.5"}, "blur = '0.5': must be a number > 0"),
-        ({"tolerance": float("nan")}, "tolerance = nan: must be a number > 0"),
-        ({"max_iterations": 0}, "max_iterations = 0: must be a number > 0"),
+        ({"x": torch.zeros(5, 2, dtype=torch.int64)}, "torch.int64"),
+        ({"y": torch.zeros(5, 2, device="meta")}, "meta"),
+        ({"blur": 0}, "blur = 0: must be > 0"),
+        ({"tolerance": float("nan")}, "tolerance = nan: must be > 0"),
+        ({"max_iterations": 0}, "max_iterations = 0: must be > 0"),
         ({"blur": 1e-5}, "blur = 1e-05: must be between"),
         ({"blur": 1e3}, "blur = 1000.0: must be between"),
     ],

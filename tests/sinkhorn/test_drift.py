@@ -35,18 +35,13 @@ def clouds():
 @pytest.mark.parametrize("targets", [12, 16])
 def test_velocity_is_the_difference_of_two_maps(clouds, targets):
     made, real = clouds[0], clouds[1][:targets]
-    v = Drift([0.3], 1e-6).velocity(made.unsqueeze(0), real.unsqueeze(0))[0]
+    images = made.view(1, 12, 3, 1), real.view(1, targets, 3, 1)
+    v = Drift([0.3], 1e-6).velocity(*images).view(12, 3)
     blur = 0.3 * float((torch.cdist(made, real).square() / 2).mean().sqrt())
     (a, b), (ya, yb) = made.chunk(2), real.chunk(2)
     expected = [barycentric(a, ya, blur) - barycentric(a, b, blur)]
     expected += [barycentric(b, yb, blur) - barycentric(b, a, blur)]
     assert torch.allclose(v, torch.cat(expected).float(), atol=1e-4)
-
-
-def test_scaling_of_space_scales_the_velocity(clouds):
-    made, real = (cloud.unsqueeze(0) for cloud in clouds)
-    near, far = (Drift([0.3], 1e-6).velocity(k * made, k * real) for k in (1, 1000))
-    assert torch.allclose(far, 1000 * near, rtol=1e-3, atol=0.5)
 
 
 def test_velocities_of_several_blurs_are_averaged(clouds):
@@ -83,16 +78,6 @@ def test_samples_of_the_target_stay_on_average():
     assert abs(float(outwards)) < 0.02
     usual = BatchedSolver(SinkhornConfig(blur=1.0)).velocity(made[0], real[0])
     assert float((usual * made[0]).sum(1).mean() / made[0].square().sum(1).mean()) < -0.05
-
-
-def test_images_keep_their_shape():
-    v = Drift([0.5], 1e-6).velocity(torch.randn(1, 6, 1, 4, 4), torch.randn(1, 6, 1, 4, 4))
-    assert v.shape == (1, 6, 1, 4, 4)
-
-
-def test_one_single_point_stays():
-    v = Drift([0.5], 1e-6).velocity(torch.ones(1, 4, 2), torch.ones(1, 4, 2))
-    assert (v == 0).all()
 
 
 def test_blur_too_small_for_float32_is_refused():

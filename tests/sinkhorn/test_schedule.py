@@ -8,7 +8,7 @@ from nsgf.data import Data
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn.schedule import flow_time, step_sizes, time_step
 from tests.pool.conftest import build
-from tests.sinkhorn.reference_solvers import AssignmentSolver
+from tests.sinkhorn.reference import AssignmentSolver
 
 HARMONIC = FlowConfig(steps=4, schedule="harmonic", eta=0.7)
 
