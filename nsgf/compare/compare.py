@@ -20,7 +20,7 @@ from nsgf.compare.results import (
     train_seconds,
 )
 from nsgf.compare.trials import Comparison, Trial, asked_nfe, at_nfe, count_updates, method_title
-from nsgf.config.resume_rules import contradictions
+from nsgf.config.leaves import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan
@@ -227,8 +227,8 @@ class Work:
         yardstick = self._yardsticks[trial.target]
         sampler, _ = load_sampler(at_nfe(config, nfe), run, self.device)
         source = build_source(config.data, config.seed, "compare", str(draw))
-        n, size, started = yardstick.samples, config.sampling.batch_size, time.perf_counter()
-        samples = generate(sampler, source, n, size, self.device)
+        started = time.perf_counter()
+        samples = generate(sampler, source, yardstick.samples, self.device)
         seconds = round(time.perf_counter() - started, 2)
         values = dict.fromkeys(yardstick.names, math.inf)
         if samples.finite:

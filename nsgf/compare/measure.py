@@ -13,8 +13,7 @@ from torch import Tensor
 from nsgf.config.schema import Config
 from nsgf.data import Data, ImageSet, Sampler, target_set
 from nsgf.metrics.classifier import ClassifierMetrics
-from nsgf.metrics.shared import require_neighbours
-from nsgf.metrics.wasserstein import energy_distance, w2
+from nsgf.metrics.distances import energy_distance, require_neighbours, w2
 from nsgf.system.errors import UserError
 
 

@@ -10,7 +10,7 @@ from nsgf.metrics.evaluate import report
 from nsgf.phases import Phase
 from nsgf.phases.generator import targets_of
 from nsgf.run.folder import RunFolder, phase_stem
-from nsgf.sampling.guidance import calls_per_answer
+from nsgf.sampling.sampler import calls_per_velocity
 from nsgf.system.errors import printable, shorten_paths
 from nsgf.system.json_reader import read_object
 from nsgf.version import __version__
@@ -63,7 +63,7 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], pictures: list
         is_image=is_image_set(config.data.name),
         shape=data_shape(config.data),
         classes=data_classes(config.data),
-        takes_calls=is_free and calls_per_answer(config) == 1,
+        takes_calls=is_free and calls_per_velocity(config) == 1,
         targets=targets_of(config.generator),
         updates=updates,
         pictures=pictures,
