@@ -278,7 +278,7 @@ def test_out_of_memory_beside_the_network_is_one_line(tiny):
         def batch(self, *drawn):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(UserError, match="beside the network's own work, at step 1"):
+    with pytest.raises(UserError, match="outside of the network's work, at step 1"):
         run_fit(tiny, Hungry(), iterations=4)
 
 

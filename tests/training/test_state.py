@@ -175,7 +175,7 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(tiny):
 )
 def test_update_that_is_not_finite_changes_nothing(value, precision, fused, monkeypatch):
     if not fused:  # for devices whose fused Adam takes any gradient
-        monkeypatch.setattr("nsgf.training.state.LEAVES_ALONE", ())
+        monkeypatch.setattr("nsgf.training.state.FUSED", ())
     trainer = Quadratic()
     updates = Updates(trainer, optim(clip_norm=0.5), precision=precision)
     for _ in range(3):
@@ -202,7 +202,7 @@ def test_run_may_go_on_on_a_device_with_another_adam(fused, monkeypatch, tmp_pat
     for _ in range(6):
         updates.update()
     for half, is_fused in zip(halves, (fused, not fused), strict=True):
-        monkeypatch.setattr("nsgf.training.state.LEAVES_ALONE", ("cpu",) if is_fused else ())
+        monkeypatch.setattr("nsgf.training.state.FUSED", ("cpu",) if is_fused else ())
         updates = Updates(half, optim())
         if half is halves[1]:
             updates.state.load_state_dict(checkpoint.load(tmp_path / "half"))
