@@ -251,9 +251,9 @@ class PhaseLoop:
         payload, step = self._payload(), self.state.step
         if step >= self.optim.iterations > 0 and not self.state.has_learned:
             raise UserError(
-                f"{self.name}: none of its {step} updates was finite, so it is not finished; in a "
-                f"new run try --precision fp32 or a lower {self.name}.lr ({self.optim.lr:g}), or train "
-                "longer: the scale of fp16 takes some updates to settle"
+                f"{self.name}: none of its {step} updates was finite, so it is not finished; try "
+                f"--precision fp32 or a lower {self.name}.lr ({self.optim.lr:g}) in a new run, or "
+                "train longer: the scale of fp16 takes some updates to settle"
             )
         if not all(checkpoint.is_finite(payload[part]) for part in ("model", "ema")):
             kept = "nothing" if self.saved_step is None else f"the checkpoint of {self.saved_step}"
