@@ -25,7 +25,7 @@ from nsgf.compare.trials import (
     count_updates,
     method_title,
 )
-from nsgf.config.resume_rules import contradictions
+from nsgf.config.leaves import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.experiment import train, training_plan
 from nsgf.phases import get_phase

@@ -17,8 +17,7 @@ from nsgf.compare.trials import Trial, at_nfe, count_updates
 from nsgf.config.schema import Config
 from nsgf.data import Data, ImageSet, Sampler, build_source, target_set
 from nsgf.metrics.classifier import ClassifierMetrics
-from nsgf.metrics.shared import require_neighbours
-from nsgf.metrics.wasserstein import energy_distance, w2
+from nsgf.metrics.distances import energy_distance, require_neighbours, w2
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.generate import generate
@@ -118,7 +117,7 @@ def measure(
     sampler, _ = load_sampler(at_nfe(config, nfe), run, device)
     source = build_source(config.data, config.seed, "compare", str(draw))
     started = time.perf_counter()
-    samples = generate(sampler, source, yardstick.samples, config.sampling.batch_size, device)
+    samples = generate(sampler, source, yardstick.samples, device)
     seconds = time.perf_counter() - started
     values = dict.fromkeys(yardstick.names, math.inf)
     if samples.finite:

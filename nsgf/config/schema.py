@@ -122,12 +122,10 @@ class PoolConfig:
 
 @dataclass
 class MLPConfig:
-    """Networks for 2D data."""
+    """Networks for points, with three hidden layers."""
 
     width: Annotated[int, Range(1, 2**16)] = 256
     """Units of a hidden layer."""
-    depth: Annotated[int, Range(1, 1000)] = 3
-    """Hidden layers."""
 
 
 @dataclass
