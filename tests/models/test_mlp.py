@@ -3,8 +3,7 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import MLPConfig
-from nsgf.models.mlp import TimePredictorMLP, VelocityMLP, time_features
-from nsgf.models.time_predictor import TimePredictorCNN
+from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP, time_features
 
 
 def test_velocity_depends_on_position_and_time():
@@ -69,9 +68,3 @@ def test_predicted_times_saturate_at_one_not_beyond():
     t = mlp(100 * torch.randn(50, 2))
     assert t.shape == (50,)
     assert 0 <= t.min() < t.max() <= 1
-
-
-@pytest.mark.parametrize("channels", [[], [8, 8, 8, 8]])
-def test_too_many_or_no_layers_are_refused(channels):
-    with pytest.raises(ValueError, match="do not fit"):
-        TimePredictorCNN((1, 8, 8), channels)

@@ -156,18 +156,3 @@ def test_dropout_acts_in_training_only():
     assert not torch.equal(model(x, t), model(x, t))
     model.eval()
     assert torch.equal(model(x, t), model(x, t))
-
-
-@pytest.mark.parametrize(
-    ("config", "words"),
-    [
-        (UNetConfig(channels=48), "multiple of 32"),
-        (UNetConfig(mult=[1, 1, 1, 1, 1]), "levels"),
-        (UNetConfig(mult=[]), "levels"),
-        (UNetConfig(attention=[5]), "attention"),
-        (UNetConfig(heads=3), "heads"),
-    ],
-)
-def test_impossible_architectures_are_refused(config, words):
-    with pytest.raises(ValueError, match=words):
-        UNet((1, 8, 8), config)

@@ -9,8 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from nsgf.config.schema import MLPConfig, UNetConfig
 from nsgf.data import data_set
 from nsgf.models import velocity_network
-from nsgf.models.mlp import VelocityMLP
-from nsgf.models.time_predictor import TimePredictorCNN
+from nsgf.models.mlp import TimePredictorCNN, VelocityMLP
 from nsgf.models.unet import Attention, Norm, ResBlock, UNet
 from tests.conftest import shipped
 from tests.models.test_unet import awake
