@@ -28,12 +28,16 @@ from nsgf.phases import Phase, Trained, get_phases, join_legs, sampled_phases
 from nsgf.phases.base import load_network
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
-from nsgf.sampling.budget import at_calls, least_calls
-from nsgf.sampling.guidance import asked_labels, calls_per_answer
+from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import FlowSampler, StraightFlow
-from nsgf.share.exported import ExportedRun, is_exported
-from nsgf.share.hub import fetched, is_address
+from nsgf.sampling.sampler import (
+    FlowSampler,
+    StraightFlow,
+    at_calls,
+    calls_per_velocity,
+    least_calls,
+)
+from nsgf.share.exported import ExportedRun, fetched, is_address, is_exported
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
@@ -94,35 +98,34 @@ class Run:
             UserError: a number that is out of its range, a class of a run that has none, more calls
                 than that are needed, or a card that is full.
         """
-        asked = {"sampling.num_samples": n, "seed": seed, "sampling.batch_size": batch_size}
-        asked["sampling.label"] = label
-        config = _overlaid(self.config, asked)
-        sampler = self.sampler if nfe is None else self.sampler.with_settings(self._at(nfe))
-        source = build_source(config.data, config.seed, "sample")
-        count, size = config.sampling.num_samples, config.sampling.batch_size
-        cuts = [range(first, min(first + size, count)) for first in range(0, count, size)]
-        labels, parts = asked_labels(config), []
-        for cut in cuts:
-            told = (labels(cut),) if labels else ()
-            parts.append(sampler(source.at(cut).to(self.device), *told).x.cpu())
-        return in_units(config.data, torch.cat(parts), raw=raw)
+        changes = {
+            "sampling.num_samples": n,
+            "seed": seed,
+            "sampling.label": label,
+            "sampling.batch_size": batch_size,
+        }
+        given_changes = {key: value for key, value in changes.items() if value is not None}
+        config = build(Config, merged(asdict(self.config), given(given_changes)))
+        check(config)
+        sampler = self.sampler.with_settings(config if nfe is None else self._at(config, nfe))
+        source, count = (
+            build_source(config.data, config.seed, "sample"),
+            config.sampling.num_samples,
+        )
+        samples = generate(sampler, source, count, self.device, progress=False)
+        return in_units(config.data, samples.x, raw=raw)
 
-    def _at(self, nfe: int) -> Config:
+    def _at(self, config: Config, nfe: int) -> Config:
+        """Return the settings of sampling with ``nfe`` network calls."""
         legs = [phase.leg for phase in get_phases(list(self.networks))]
-        least = least_calls(self.config.sampling, legs)
+        least = least_calls(config.sampling, legs)
         if isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < least:
             raise UserError(f"nfe = {nfe!r}: must be a whole number >= {least} for this run")
-        if StraightFlow in legs and self.config.sampling.solver == "dopri5":
-            raise UserError(
-                f"nfe = {nfe}: dopri5 chooses its own calls; leave nfe out, or load the run with "
-                "overrides={'sampling.solver': 'euler'}"
-            )
-        if calls_per_answer(self.config) > 1:
-            raise UserError(
-                f"nfe = {nfe}: sampling.guidance = {self.config.sampling.guidance:g} asks each "
-                "network twice; leave nfe out"
-            )
-        return at_calls(self.config, legs, nfe)
+        if StraightFlow in legs and config.sampling.solver == "dopri5":
+            raise UserError(f"nfe = {nfe}: sampling.solver = dopri5 chooses its calls; omit nfe")
+        if calls_per_velocity(config) > 1:
+            raise UserError(f"nfe = {nfe}: sampling.guidance doubles the calls; omit nfe")
+        return at_calls(config, legs, nfe)
 
 
 def load(
@@ -171,7 +174,7 @@ def _opened(
     networks = {
         phase.name: network
         for phase, leg in zip(phases, sampler.legs, strict=True)
-        if isinstance(network := leg.network.network, InferenceNetwork)
+        if isinstance(network := leg.network, InferenceNetwork)
     }
     return Run(folder, config, device, progress, sampler, networks)
 
@@ -223,11 +226,3 @@ def train(
                 f"nsgf.train(resume={str(stopped.folder)!r})"
             ) from stopped
     return load(run.path, device=device)
-
-
-def _overlaid(config: Config, settings: Mapping[str, Any]) -> Config:
-    """Return a checked configuration with the settings that are not None on top."""
-    wanted = {key: value for key, value in settings.items() if value is not None}
-    result = build(Config, merged(asdict(config), given(wanted)))
-    check(result)
-    return result

@@ -14,7 +14,7 @@ from nsgf.checks import check
 from nsgf.config.schema import PEER_PHASES, Config
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs
-from nsgf.sampling.budget import at_calls, least_calls, most_calls
+from nsgf.sampling.sampler import at_calls, least_calls, most_calls
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
@@ -164,17 +164,12 @@ def count_updates(config: Config) -> int:
 
 def asked_nfe(config: Config) -> list[int]:
     """Return the values of ``compare.nfe`` with which a trial can be sampled."""
-    least, most = possible_nfe(config)
-    return [nfe for nfe in config.compare.nfe if least <= nfe <= (most or nfe)]
-
-
-def possible_nfe(config: Config) -> tuple[int, int | None]:
-    """Return the smallest and largest number of calls for a sample of a trial; None: no limit."""
     legs = called_legs(config, config.phases.__contains__)
-    return least_calls(config.sampling, legs), most_calls(legs)
+    least, most = least_calls(config.sampling, legs), most_calls(legs)
+    return [nfe for nfe in config.compare.nfe if least <= nfe <= (most or nfe)]
 
 
 def at_nfe(config: Config, nfe: int) -> Config:
     """Return a trial's configuration with ``nfe`` network calls for each sample
-    (:func:`nsgf.sampling.budget.at_calls`)."""
+    (:func:`nsgf.sampling.sampler.at_calls`)."""
     return at_calls(config, called_legs(config, config.phases.__contains__), nfe)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from nsgf.config.resume_rules import contradictions
+from nsgf.config.leaves import contradictions
 from nsgf.config.schema import (
     Config,
     ModelConfig,

@@ -89,7 +89,7 @@ def path_ends(starts: Tensor, carry: Callable[[Tensor], Tensor], session: Sessio
     ends = torch.empty_like(starts)
     batches = list(zip(starts.split(PATHS), ends.split(PATHS), strict=True))
     for start, end in track(batches, "reflow paths", "batch", session.log.progress):
-        if session.is_asked():
+        if session.should_stop():
             raise Stopped("reflow: before its first step")
         end.copy_(carry(start.to(session.device)))
     return ends

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from itertools import chain
 
-from nsgf.config.resume_rules import contradictions
+from nsgf.config.leaves import contradictions
 from nsgf.config.schema import FAMILIES, Config, PhaseName
 from nsgf.phases import get_phase
 from nsgf.run import checkpoint

@@ -12,7 +12,6 @@ from nsgf.plots.samples import compare_images, draw_points, save_figure
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
-from nsgf.sampling.guidance import asked_labels
 from nsgf.system.errors import one_line
 from nsgf.system.hardware import release_memory
 
@@ -69,9 +68,8 @@ def preview_samples(
     """Return the samples of a phase's picture, drawn with averaged weights through the legs of
     :func:`nsgf.phases.previewed_phases` under the settings of ``sampling``.  CPU, (n, *shape)"""
     sampler, _ = load_sampler(config, run, device, previewed_phases(config, phase))
-    noise, size = data.source("preview"), config.sampling.batch_size
-    count, labels = count_samples(config, data, device), asked_labels(config)
-    return generate(sampler, noise, count, size, device, labels=labels).x
+    count = count_samples(config, data, device)
+    return generate(sampler, data.source("preview"), count, device).x
 
 
 def count_samples(config: Config, data: Data, device: torch.device) -> int:

@@ -14,7 +14,6 @@ from nsgf.phases import load_sampler
 from nsgf.plots.samples import draw_image_path, draw_points, save_figure, save_grid
 from nsgf.run.folder import RunFolder, replacing, results_folder, writable
 from nsgf.sampling.generate import generate
-from nsgf.sampling.guidance import asked_labels
 from nsgf.sampling.sampler import Samples
 from nsgf.system.distributed import World
 from nsgf.system.hardware import pick_device
@@ -53,9 +52,7 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
     sampler, updates = load_sampler(config, run, device)
     data = None if is_image_set(config.data.name) else Data(config.data, config.seed)
     source = build_source(config.data, config.seed, "sample")
-    n, size = config.sampling.num_samples, config.sampling.batch_size
-    labels = asked_labels(config)
-    samples = generate(sampler, source, n, size, device, world=world, labels=labels)
+    samples = generate(sampler, source, config.sampling.num_samples, device, world=world)
     if not world.is_main:
         return []
     suffix = changed_settings(config, run)

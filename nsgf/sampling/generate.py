@@ -1,76 +1,81 @@
-"""The loop over batches of samples."""
+"""The loop over batches of samples, and their files, with which an interrupted evaluation
+continues."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from nsgf.config.leaves import fixed_values
 from nsgf.data import Sampler
 from nsgf.data.images import to_bytes
+from nsgf.run.folder import replacing
 from nsgf.run.progress import track
 from nsgf.run.stop import StopRequest
-from nsgf.sampling.drawn import Batch, Drawn, Kind, fingerprint
-from nsgf.sampling.guidance import Labels
+from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, cause
+from nsgf.system.hardware import versions
 from nsgf.system.output import show
+
+SECTIONS = ("seed", "phases", "data", "flow", "model", "sampling")
+"""Sections that samples follow from, besides the weights."""
+
+Batch = dict[str, np.ndarray]
+"""The samples of a batch, arrays by name."""
 
 
 def generate(
     sampler: FlowSampler,
     source: Sampler,
     n: int,
-    batch_size: int,
     device: torch.device,
+    *,
     keep: int | None = None,
     world: World | None = None,
-    drawn: Drawn | None = None,
-    labels: Labels | None = None,
+    folder: Path | None = None,
+    progress: bool = True,
 ) -> Samples:
-    """Draw ``n`` samples in batches and gather them on the CPU. They do not depend on the number of
-    processes.
+    """Draw ``n`` samples in batches of ``sampling.batch_size``, and gather them on the CPU. They do
+    not depend on the number of processes.
 
     Args:
         sampler: e.g. of :func:`nsgf.phases.load_sampler`.
         source: of mu0, from its first position on.
-        n, batch_size: how many, and how many of them together.
+        n: number of samples.
         device: where the sampler runs.
-        keep: for images: how many of the first are kept as floats; all then are as bytes. None:
-            all as floats.
-        world: the processes among which batches are shared; None: this one alone.
-        drawn: batches that were drawn before, to which the others are added.
-        labels: classes by position; None: networks are told none.
+        keep: for images: number of the first samples that are kept as floats; all are kept as
+            bytes. None: all as floats.
+        world: the processes among which batches are shared; None: only this one.
+        folder: for batches, which are read if they are there, and written as they are drawn.
+        progress: whether progress is shown.
 
     Returns:
         All samples; in other processes than the first none.
 
     Raises:
-        UserError: the networks of another process have other weights or another precision, or what
-            started the processes is gone.
+        UserError: the program that started several processes is gone.
     """
     world, stop, done = world or World(), StopRequest(), dict[int, Batch]()
-    if world.size > 1 and world.agree(networks := fingerprint(sampler)) != networks:
-        raise UserError(
-            "sampling: the processes have different networks: a checkpoint was replaced while it "
-            "was read (give the command again), or cards differ (give --precision fp32 too)"
-        )
-    cuts = [range(first, min(first + batch_size, n)) for first in range(0, n, batch_size)]
-    floats = [len(cut) if keep is None else min(max(0, keep - cut.start), len(cut)) for cut in cuts]
-    if drawn and world.is_main:
-        form = (source.shape, sampler.has_entry_times, keep is not None, labels is not None)
-        kinds = [_kind(len(cut), kept, *form) for cut, kept in zip(cuts, floats, strict=True)]
-        if done := drawn.find(kinds):
-            show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
+    size = sampler.config.sampling.batch_size
+    cuts = [range(first, min(first + size, n)) for first in range(0, n, size)]
+    if folder and world.is_main and (done := _read_batches(folder, len(cuts))):
+        show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
     missing = world.agree([number for number in range(len(cuts)) if number not in done])
     own = missing[world.rank :: world.size]
-    for number in track(own, "sample", "batch") if world.is_main else own:
+    for number in track(own, "sample", "batch") if progress and world.is_main else own:
         if world.size > 1 and stop.reason:
             raise UserError(f"sampling: {stop.reason}; give the command again")
-        told = (labels(cuts[number]),) if labels else ()
-        part = sampler(source.at(cuts[number]).to(device), *told)
-        done[number] = _as_arrays(part, floats[number], pixels=keep is not None)
-        if drawn:
-            drawn.keep(number, done[number])
+        cut = cuts[number]
+        part = sampler(source.at(cut).to(device), sampler.labels(cut))
+        done[number] = _as_arrays(part, None if keep is None else max(0, keep - cut.start))
+        if folder and not _write_batch(folder, number, done[number]):
+            folder = None
     for others in world.gather({} if world.is_main else done):
         done |= others
     if not world.is_main:
@@ -78,42 +83,94 @@ def generate(
     return _joined([done[number] for number in range(len(cuts))], n)
 
 
-def _as_arrays(part: Samples, floats: int, pixels: bool) -> Batch:
-    """Return a batch as arrays, as it is kept and gathered."""
-    tensors = {"x": part.x[:floats], "finite": part.x.isfinite().all()}
-    if pixels:
-        tensors["pixels"] = to_bytes(part.x)
-    if part.tau is not None:
-        tensors["tau"] = part.tau
-    if part.labels is not None:
-        tensors["labels"] = part.labels
+def _as_arrays(part: Samples, keep: int | None) -> Batch:
+    """Return a batch as arrays, of images the first ``keep`` as floats and all as bytes."""
+    tensors = {"x": part.x[:keep], "finite": part.x.isfinite().all()}
+    others = {"tau": part.tau, "labels": part.labels}
+    others["pixels"] = None if keep is None else to_bytes(part.x)
+    tensors |= {name: tensor for name, tensor in others.items() if tensor is not None}
     arrays = {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
     return arrays | {"evaluations": np.array(part.nfe * len(part.x))}
 
 
-def _kind(
-    count: int, floats: int, shape: tuple[int, ...], has_tau: bool, pixels: bool, labels: bool
-) -> Kind:
-    """Return the kinds of the arrays that :func:`_as_arrays` makes of ``count`` samples."""
-    kind: Kind = {"x": ("float32", (floats, *shape)), "finite": ("bool", ())}
-    if pixels:
-        kind["pixels"] = ("uint8", (count, *shape))
-    if has_tau:
-        kind["tau"] = ("float32", (count,))
-    if labels:
-        kind["labels"] = ("int64", (count,))
-    return kind | {"evaluations": ("float64", ())}
-
-
 def _joined(batches: list[Batch], n: int) -> Samples:
-    def whole(name: str) -> Tensor:
-        return torch.from_numpy(np.concatenate([batch[name] for batch in batches]))
+    names = {"x", "tau", "labels", "pixels"} & set(batches[0])
+    whole: dict[str, Any] = {
+        name: torch.from_numpy(np.concatenate([batch[name] for batch in batches])) for name in names
+    }
+    nfe = sum(float(batch["evaluations"]) for batch in batches) / n
+    return Samples(nfe=nfe, finite=all(bool(batch["finite"]) for batch in batches), **whole)
 
-    return Samples(
-        x=whole("x"),
-        nfe=sum(float(batch["evaluations"]) for batch in batches) / n,
-        tau=whole("tau") if "tau" in batches[0] else None,
-        labels=whole("labels") if "labels" in batches[0] else None,
-        pixels=whole("pixels") if "pixels" in batches[0] else None,
-        finite=all(bool(batch["finite"]) for batch in batches),
-    )
+
+def batch_folder(
+    samples: Path, sampler: FlowSampler, device: torch.device, keep: int | None
+) -> Path:
+    """Return the folder of an evaluation's batches, named after everything that they follow from:
+    ``.drawn-SETTINGS-WEIGHTS``.
+
+    Args:
+        samples: the folder of a run's samples.
+        sampler, device, keep: as for :func:`generate`.
+    """
+    config = sampler.config
+    settings = fixed_values(config, SECTIONS)
+    wanted = [settings, config.evaluation.num_samples, keep, device.type]
+    return samples / f".drawn-{_digest(wanted)}-{_digest([versions(), fingerprint(sampler)])}"
+
+
+def _digest(values: list[object]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def fingerprint(sampler: FlowSampler) -> str:
+    """Return the SHA-256 of the weights of a sampler's networks, and of their precision."""
+    digest = hashlib.sha256()
+    for leg in sampler.legs:
+        if isinstance(leg.network, InferenceNetwork):
+            digest.update(leg.network.precision.encode())
+            for name, tensor in leg.network.state_dict().items():
+                digest.update(name.encode())
+                digest.update(tensor.cpu().flatten().view(torch.uint8).numpy())  # numpy has no bf16
+    return digest.hexdigest()
+
+
+def forget_batches(folder: Path, *, keep: bool) -> None:
+    """Remove the batches of the same settings and other weights, and unless ``keep`` the folder
+    itself. Batches of other settings stay, as their evaluation may not be finished."""
+    settings, _, _ = folder.name.rpartition("-")
+    for other in folder.parent.glob(f"{settings}-*"):
+        if other != folder or not keep:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _read_batches(folder: Path, count: int) -> dict[int, Batch]:
+    """Return the batches, by number, that are there, whole and in their place."""
+    found = {}
+    for number in range(count):
+        try:
+            with np.load(folder / f"{number}.npz", allow_pickle=False) as archive:
+                batch = dict(archive)
+            if str(batch.pop("place")) == _place(folder, number):
+                found[number] = batch
+        except Exception:  # numpy raises many types for damaged and foreign files
+            continue
+    return found
+
+
+def _write_batch(folder: Path, number: int, batch: Batch) -> bool:
+    """Write a batch; if that is not possible, say so and return False."""
+    place: Batch = {"place": np.array(_place(folder, number))}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / f"{number}.npz") as stream:
+            np.savez(stream, **batch, **place)  # type: ignore[arg-type]
+    except OSError as error:
+        show(f"samples are not kept for an interruption: {folder} ({cause(error)})")
+        return False
+    return True
+
+
+def _place(folder: Path, number: int) -> str:
+    """Return evaluation folder, repetition and number of a batch: a renamed file has the samples of
+    other noise."""
+    return f"{folder.parent.name}/{folder.name}/{number}.npz"

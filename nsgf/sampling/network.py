@@ -35,9 +35,9 @@ class InferenceNetwork(nn.Module):
         self.precision = precision
         self._most: int | None = None
         """Samples that fit at once; None: as many as were given so far."""
-        for layer in model.modules() if self.precision != "fp32" else ():
+        for layer in model.modules() if precision != "fp32" else ():
             if isinstance(layer, nn.Linear | nn.Conv2d):
-                layer.to(DTYPES[self.precision])
+                layer.to(DTYPES[precision])
         self.eval()
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -46,20 +46,20 @@ class InferenceNetwork(nn.Module):
         Raises:
             UserError: not even single samples fit into the card's memory.
         """
-        size, before = len(inputs[0]), self._most
-        while (answer := self._answer(inputs, min(size, self._most or size))) is None:
-            together = min(size, self._most or size)
+        size = together = min(len(inputs[0]), self._most or len(inputs[0]))
+        while (answer := self._answer(inputs, together)) is None:
             if together <= 1:
                 raise UserError(
                     "the card's memory is full, even with one sample at a time; free it of other "
                     "programs, or use --device cpu"
                 )
-            self._most = -(-together // 2)
+            together = -(-together // 2)
             torch.cuda.empty_cache()
-        if self._most != before:
+        if together < size:
+            self._most = together
             self._log(
-                f"the card's memory is full with {size} samples at a time; goes on with "
-                f"{self._most} at a time through the network"
+                f"the card's memory is full with {len(inputs[0])} samples at a time; continues "
+                f"with {together} at a time through the network"
             )
         return answer
 

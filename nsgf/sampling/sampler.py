@@ -1,7 +1,7 @@
 """Sampling with the trained networks: Algorithm 2 (NSGF) and Algorithm 4 (NSGF++).
 
-A sample passes one leg after another, each of them one network's part of the way. Which legs there
-are, and in which order, is said by the phases that train the networks (:mod:`nsgf.phases`).
+A sample passes one leg after another; each leg is the part of one network. The phases that train
+the networks define the legs and their order (:mod:`nsgf.phases`).
 
 Shapes: B batch, *shape one sample. Time runs from 0 to 1 on every leg; one NFE is one call of any
 of the networks for one sample.
@@ -15,32 +15,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import Config
-from nsgf.data import Data
-from nsgf.sampling.guidance import asked_labels, calls_per_answer, checked_labels, told
-from nsgf.sampling.solvers import Observer, Velocity, check_solver, expected_calls, integrate
+from nsgf.config.schema import Config, SamplingConfig
+from nsgf.data import Data, class_labels, data_classes
+from nsgf.sampling.solvers import (
+    SOLVERS,
+    Observer,
+    Velocity,
+    check_solver,
+    expected_calls,
+    integrate,
+)
 from nsgf.sinkhorn.schedule import flow_time
+from nsgf.system.errors import UserError
 
 Network = Callable[..., Tensor]
 
 
-class CountedNetwork:
-    """A network that counts how many samples went through it."""
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self.evaluations = 0
-
-    def __call__(self, x: Tensor, *others: Tensor) -> Tensor:
-        """Return the network's output for x (B, *shape), velocities also take t (B,), and with
-        classes labels (B,)."""
-        self.evaluations += len(x)
-        return self.network(x, *others)
-
-
 @dataclass
 class Samples:
-    """What a sampler returns."""
+    """The samples of one call of a sampler, or of several together."""
 
     x: Tensor
     """Samples, (B, *shape)."""
@@ -52,13 +45,12 @@ class Samples:
     path: list[Tensor] = field(default_factory=list)
     """States along the way, each (B, *shape), on request: start, NSGF steps, straight steps."""
     marks: list[str] = field(default_factory=list)
-    """What each state of the path is: ``start``, ``v 1/2`` after the first of two NSGF steps, ``u
+    """Name of each state of the path: ``start``, ``v 1/2`` after the first of two NSGF steps, ``u
     3/10`` after three of ten parts of the straight flow."""
     pixels: Tensor | None = None
-    """All samples of a gathering as uint8 images, (N, C, H, W), on request; x then holds the first
-    of them only."""
+    """All samples as uint8 images, (N, C, H, W), on request; x then holds the first ones only."""
     labels: Tensor | None = None
-    """Their classes, int64, (B,); None where networks are told none."""
+    """Their classes, int64, (B,); None if the networks are given no classes."""
     finite: bool = True
     """Whether every value of every sample is a finite number."""
 
@@ -72,35 +64,48 @@ class Leg(ABC):
     """The part of one network in the way of a sample."""
 
     symbol: ClassVar[str] = ""
-    """The network's in pictures."""
+    """Symbol of the network in pictures."""
 
     def __init__(self, config: Config, network: Network) -> None:
-        self.config, self.network = config, CountedNetwork(network)
+        self.config, self.network = config, network
+        self.evaluations = 0
+        """Number of samples that went through the network."""
 
     @abstractmethod
-    def carry(
-        self, x: Tensor, tau: Tensor | None, observe: Observer, labels: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Take states x (B, *shape) over this leg, ``observe`` being called with them at each step.
+    def carry(self, samples: Samples, observe: Observer | None) -> None:
+        """Carry the states ``samples.x`` over this leg; ``observe`` is called after each step.
 
-        ``tau`` (B,) are the times at which the straight flow is entered; None: at 0. ``labels``
-        (B,) are the classes that networks are told; None: none. Returns the states and the times
-        that the next leg gets.
+        ``samples.tau`` holds the times at which they enter the straight flow; None: 0.
         """
 
+    @property
     @abstractmethod
-    def expect(self, tau: float | None) -> tuple[int | None, float | None]:
-        """Return the network calls for each sample that the settings imply, and the time at which
-        all samples enter the straight flow; None: each has its own."""
+    def expected_calls(self) -> int | None:
+        """Network calls for each sample; None if they depend on the samples."""
 
     def velocity(self, labels: Tensor | None) -> Velocity:
-        """Return the network as a function of x and t, for samples with these labels (B,)."""
-        return self.network if labels is None else told(self.network, labels, self.config)
+        """Return the network as a function of x and t, for samples with these labels (B,).
 
-    @property
-    def _calls(self) -> int:
-        """Return the network calls of one velocity."""
-        return calls_per_answer(self.config)
+        With classes it is a + w (b - a), where the network returns a without and b with the class,
+        and w is ``sampling.guidance`` (Ho and Salimans 2022). w = 1 takes only one call.
+        """
+        if labels is None:
+            return self._call
+        weight = self.config.sampling.guidance
+        none = torch.full_like(labels, data_classes(self.config.data))
+
+        def guided(x: Tensor, t: Tensor) -> Tensor:
+            answer = self._call(x, t, labels)
+            if weight == 1:
+                return answer
+            free = self._call(x, t, none)
+            return free + weight * (answer - free)
+
+        return guided
+
+    def _call(self, x: Tensor, *others: Tensor) -> Tensor:
+        self.evaluations += len(x)
+        return self.network(x, *others)
 
 
 class NSGFSteps(Leg):
@@ -108,15 +113,15 @@ class NSGFSteps(Leg):
 
     symbol = "v"
 
-    def carry(
-        self, x: Tensor, tau: Tensor | None, observe: Observer, labels: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        length, velocity = flow_time(self.config.flow), self.velocity(labels)
-        x = nsgf_steps(velocity, x, steps=self._steps, flow_time=length, observe=observe)
-        return x, tau
+    def carry(self, samples: Samples, observe: Observer | None) -> None:
+        velocity, length = self.velocity(samples.labels), flow_time(self.config.flow)
+        samples.x = nsgf_steps(
+            velocity, samples.x, steps=self._steps, flow_time=length, observe=observe
+        )
 
-    def expect(self, tau: float | None) -> tuple[int | None, float | None]:
-        return self._calls * self._steps, tau
+    @property
+    def expected_calls(self) -> int | None:
+        return calls_per_velocity(self.config) * self._steps
 
     @property
     def _steps(self) -> int:
@@ -126,20 +131,18 @@ class NSGFSteps(Leg):
 class EntryTimes(Leg):
     """Algorithm 4: tau = t_phi(x), or ``sampling.tau``, for which no network is called."""
 
-    def carry(
-        self, x: Tensor, tau: Tensor | None, observe: Observer, labels: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        fixed = self.config.sampling.tau
-        return x, self.network(x) if fixed is None else x.new_full((len(x),), fixed)
+    def carry(self, samples: Samples, observe: Observer | None) -> None:
+        x, fixed = samples.x, self.config.sampling.tau
+        samples.tau = self._call(x) if fixed is None else x.new_full((len(x),), fixed)
 
-    def expect(self, tau: float | None) -> tuple[int | None, float | None]:
-        fixed = self.config.sampling.tau
-        return (1, None) if fixed is None else (0, fixed)
+    @property
+    def expected_calls(self) -> int | None:
+        return 1 if self.config.sampling.tau is None else 0
 
 
 class StraightFlow(Leg):
-    """Along u_delta from each sample's tau to 1: the end of Algorithm 4, and all that the methods
-    NSGF is compared with do."""
+    """Along u_delta from each sample's tau to 1: the end of Algorithm 4, and the only leg of the
+    flow-matching methods that NSGF is compared with."""
 
     symbol = "u"
 
@@ -151,33 +154,32 @@ class StraightFlow(Leg):
         super().__init__(config, network)
         check_solver(config.sampling)
 
-    def carry(
-        self, x: Tensor, tau: Tensor | None, observe: Observer, labels: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        start = torch.zeros(len(x), device=x.device) if tau is None else tau
-        velocity = self.velocity(labels)
-        return integrate(velocity, x, start, self.config.sampling, observe), tau
+    def carry(self, samples: Samples, observe: Observer | None) -> None:
+        x, velocity = samples.x, self.velocity(samples.labels)
+        start = torch.zeros(len(x), device=x.device) if samples.tau is None else samples.tau
+        samples.x = integrate(velocity, x, start, self.config.sampling, observe)
 
-    def expect(self, tau: float | None) -> tuple[int | None, float | None]:
-        calls = expected_calls(self.config.sampling, tau)
-        return None if calls is None else self._calls * calls, tau
+    @property
+    def expected_calls(self) -> int | None:
+        calls = expected_calls(self.config.sampling)
+        return None if calls is None else calls_per_velocity(self.config) * calls
 
 
 class OneCall(Leg):
-    """G: from noise to data at once."""
+    """G(x) = x + g(x, 0), one step of a velocity network over the whole flow time; or g(x, 0)."""
 
     symbol = "G"
 
-    def carry(
-        self, x: Tensor, tau: Tensor | None, observe: Observer, labels: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        is_residual = self.config.generator.residual
-        x = one_call(self.velocity(labels), x, is_residual=is_residual)
-        observe(x)
-        return x, tau
+    def carry(self, samples: Samples, observe: Observer | None) -> None:
+        x = samples.x
+        answer = self.velocity(samples.labels)(x, torch.zeros(len(x), device=x.device))
+        samples.x = x + answer if self.config.generator.residual else answer
+        if observe:
+            observe(samples.x)
 
-    def expect(self, tau: float | None) -> tuple[int | None, float | None]:
-        return self._calls, tau
+    @property
+    def expected_calls(self) -> int | None:
+        return calls_per_velocity(self.config)
 
 
 class FlowSampler:
@@ -193,27 +195,37 @@ class FlowSampler:
         """
         Args:
             x: samples of mu0, (B, *shape), on the networks' device.
-            labels: their classes, whole numbers in [0, K - 1], (B,); None: those that the settings
-                ask for, as if x were the first samples of all.
+            labels: their classes, whole numbers in [0, K - 1], (B,); None: the labels of the first
+                samples, :meth:`labels`.
             keep_path: whether the states on the way are kept.
 
         Raises:
-            UserError: labels that are given are not such ones, or networks are told no classes.
+            UserError: the labels are not valid, or the networks are given no classes.
         """
-        if labels is not None:
-            labels = checked_labels(self.legs[0].config, labels, len(x))
-        elif asked := asked_labels(self.legs[0].config):
-            labels = asked(range(len(x)))
+        if labels is None:
+            labels = self.labels(range(len(x)))
+        else:
+            labels = checked_labels(self.config, labels, len(x))
         labels = None if labels is None else labels.to(x.device)
-        path, marks = ([x], ["start"]) if keep_path else ([], [])
-        observe: Observer = path.append if keep_path else lambda _: None
-        tau, before = None, self._evaluations()
+        samples, before = Samples(x=x, nfe=0, labels=labels), self._evaluations()
+        if keep_path:
+            samples.path, samples.marks = [x], ["start"]
         for leg in self.legs:
-            x, tau = leg.carry(x, tau, observe, labels)
-            new = len(path) - len(marks)
-            marks += [f"{leg.symbol} {step}/{new}" for step in range(1, new + 1)]
-        nfe = (self._evaluations() - before) / len(x)
-        return Samples(x=x, nfe=nfe, tau=tau, path=path, marks=marks, labels=labels)
+            leg.carry(samples, samples.path.append if keep_path else None)
+            new = len(samples.path) - len(samples.marks)
+            samples.marks += [f"{leg.symbol} {step}/{new}" for step in range(1, new + 1)]
+        samples.nfe = (self._evaluations() - before) / len(x)
+        return samples
+
+    def labels(self, positions: range) -> Tensor | None:
+        """Return the classes of the samples at these positions, int64, (n,): ``sampling.label``, or
+        each class in turn; None if the networks are given no classes."""
+        classes, label = data_classes(self.config.data), self.config.sampling.label
+        if not classes:
+            return None
+        if label is not None:
+            return torch.full((len(positions),), label)
+        return class_labels(positions, classes).long()
 
     def with_settings(self, config: Config) -> "FlowSampler":
         """Return a sampler of the same networks under other settings of sampling.
@@ -221,7 +233,12 @@ class FlowSampler:
         Raises:
             UserError: a solver needs torchdiffeq, which is missing.
         """
-        return FlowSampler([type(leg)(config, leg.network.network) for leg in self.legs])
+        return FlowSampler([type(leg)(config, leg.network) for leg in self.legs])
+
+    @property
+    def config(self) -> Config:
+        """Settings of all legs."""
+        return self.legs[0].config
 
     @property
     def has_straight_flow(self) -> bool:
@@ -229,32 +246,44 @@ class FlowSampler:
         return any(isinstance(leg, StraightFlow) for leg in self.legs)
 
     @property
-    def has_entry_times(self) -> bool:
-        """Whether samples come with ``tau``."""
-        return any(isinstance(leg, EntryTimes) for leg in self.legs)
-
-    @property
     def expected_nfe(self) -> int | None:
         """Number of network calls for each sample that the settings imply; None if it depends on
-        the samples (dopri5, or ``omega`` with predicted times)."""
-        total = 0
-        tau: float | None = 0.0
-        for leg in self.legs:
-            calls, tau = leg.expect(tau)
-            if calls is None:
-                return None
-            total += calls
-        return total
+        the samples (dopri5, ``omega``)."""
+        calls = [leg.expected_calls for leg in self.legs]
+        return None if None in calls else sum(calls)  # type: ignore[arg-type]
 
     def _evaluations(self) -> int:
-        return sum(leg.network.evaluations for leg in self.legs)
+        return sum(leg.evaluations for leg in self.legs)
 
 
-def one_call(network: Network, x: Tensor, *labels: Tensor, is_residual: bool) -> Tensor:
-    """Return G(x) of samples x of mu0, (B, *shape): x + g(x, 0), one step of a velocity network
-    over the whole flow time; or g(x, 0)."""
-    answer = network(x, torch.zeros(len(x), device=x.device), *labels)
-    return x + answer if is_residual else answer
+def checked_labels(config: Config, labels: Tensor, count: int) -> Tensor:
+    """Return a caller's classes of ``count`` samples as int64, (count,).
+
+    Raises:
+        UserError: the networks are given no classes, or these are not ``count`` whole numbers in
+            [0, K - 1].
+    """
+    classes = data_classes(config.data)
+    if not classes:
+        raise UserError("labels: have no effect without data.conditional; leave them out")
+    is_valid = (
+        isinstance(labels, Tensor)
+        and not labels.is_floating_point()
+        and labels.dtype != torch.bool
+        and labels.shape == (count,)
+        and bool(((labels >= 0) & (labels < classes)).all())
+    )
+    if not is_valid:
+        raise UserError(
+            f"labels: must be a tensor of {count} whole numbers from 0 to {classes - 1}, one for "
+            "each sample"
+        )
+    return labels.long()
+
+
+def calls_per_velocity(config: Config) -> int:
+    """Return the number of network calls for one velocity: two with guidance."""
+    return 2 if data_classes(config.data) and config.sampling.guidance != 1 else 1
 
 
 def nsgf_steps(
@@ -274,3 +303,39 @@ def nsgf_steps(
         if observe:
             observe(x)
     return x
+
+
+def least_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> int:
+    """Return the smallest number of network calls for a sample: one for each leg, and for a
+    straight flow the calls of one step of its solver (dopri5 counts as one)."""
+    step = SOLVERS[sampling.solver].calls_per_step or 1
+    return sum(step if leg is StraightFlow else 1 for leg in legs)
+
+
+def most_calls(legs: Sequence[type[Leg]]) -> int | None:
+    """Return the largest number of network calls that these legs can use; None: no limit."""
+    return None if {NSGFSteps, StraightFlow} & set(legs) else len(legs)
+
+
+def at_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
+    """Return the settings of sampling with this number of network calls, or the nearest below it.
+
+    NSGF++ spends one on the predictor, at most T and at most half of the others on the NSGF steps,
+    and the rest on the straight flow, whose Heun steps take two. dopri5 takes what it needs.
+
+    Args:
+        config: of a run.
+        legs: those whose networks are called.
+        calls: at least :func:`least_calls`.
+    """
+    if OneCall in legs:
+        return config
+    sampling = replace(config.sampling, omega=None)
+    if StraightFlow not in legs:
+        return replace(config, sampling=replace(sampling, nsgf_steps=calls))
+    calls -= list(legs).count(EntryTimes)
+    if NSGFSteps in legs:
+        steps = max(1, min(config.flow.steps, calls // 2))
+        sampling, calls = replace(sampling, nsgf_steps=steps), calls - steps
+    straight_steps = max(1, calls // (SOLVERS[sampling.solver].calls_per_step or 1))
+    return replace(config, sampling=replace(sampling, straight_steps=straight_steps))

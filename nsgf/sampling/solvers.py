@@ -6,13 +6,13 @@ each sample starts at a time of its own, and all end at time 1.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from nsgf.config.schema import SamplingConfig
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import wide_float
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
@@ -36,43 +36,21 @@ SOLVERS: dict[str, Solver] = {
 }
 MAX_STEPS = 1000
 """Largest number of dopri5 steps of a batch; a trained straight flow takes tens."""
-CANNOT_GO_ON = {
-    "underflow in dt": "needs steps that are too small",
-    "non-finite values": "is not finite",
-    "max_num_steps exceeded": f"needs more than {MAX_STEPS} steps",
-}
-"""Beginnings of torchdiffeq's assertion errors, and what they mean."""
 
 
 def check_solver(config: SamplingConfig) -> None:
-    """Raise UserError if the solver needs torchdiffeq and it is missing or too old."""
+    """Raise UserError if the solver needs torchdiffeq and it is missing."""
     if SOLVERS[config.solver].torchdiffeq:
         _load_odeint(config.solver)
 
 
-def expected_calls(config: SamplingConfig, start: float | None) -> int | None:
-    """Return the network calls for each sample that :func:`integrate` will make.
-
-    Args:
-        config: ``solver``, ``straight_steps`` and ``omega``.
-        start: the time at which all samples start; None: each has its own, not known yet.
-
-    Returns:
-        The number; None where it depends on the samples.
-    """
+def expected_calls(config: SamplingConfig) -> int | None:
+    """Return the network calls of :func:`integrate` for each sample; None where they depend on the
+    samples (dopri5, ``omega``)."""
     per_step = SOLVERS[config.solver].calls_per_step
-    if per_step is None:
+    if per_step is None or config.omega is not None:
         return None
-    if config.omega is None:
-        return per_step * config.straight_steps
-    if start is None:
-        return None
-    return per_step * int(_steps_of_omega(torch.tensor(start), config.omega))
-
-
-def steps_within(config: SamplingConfig, calls: int) -> int:
-    """Return the largest ``straight_steps`` that take at most this many calls, at least 1."""
-    return max(1, calls // (SOLVERS[config.solver].calls_per_step or 1))
+    return per_step * config.straight_steps
 
 
 def integrate(
@@ -87,9 +65,8 @@ def integrate(
     euler and heun take ``straight_steps`` equal steps of each sample's way; euler with ``omega``
     takes steps of that size instead, as many as each sample needs. dopri5 (Dormand and Prince 1980)
     chooses its steps for the whole batch together: the root mean square, over all values of all
-    samples, of error / (tolerance (1 + |x|)) stays below 1 in each step, of which there are at most
-    MAX_STEPS from one state shown to the next. It calls the velocity twice to find its first step,
-    and 6 times for each step, also for one that it takes back.
+    samples, of error / (tolerance (1 + |x|)) stays below 1 in each step. It calls the velocity
+    twice to find its first step, and 6 times for each step, also for one that it rejects.
 
     Args:
         velocity: u.
@@ -103,54 +80,40 @@ def integrate(
         The states at time 1, (B, *shape).
 
     Raises:
-        UserError: torchdiffeq is needed and missing, or dopri5 cannot reach its tolerances.
+        UserError: torchdiffeq is needed and missing, or dopri5 cannot reach its tolerance.
     """
+    method = _euler if SOLVERS[config.solver].torchdiffeq is None else _odeint
     with torch.no_grad():
-        if SOLVERS[config.solver].torchdiffeq is None:
-            return _euler(velocity, x, start, config, observe)
-        return _odeint(velocity, x, start, config, observe)
+        return method(velocity, x, start, config, observe)
 
 
 def _euler(
     velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
 ) -> Tensor:
-    """Take the paper's steps; the last step of ``omega`` is cut to end at 1."""
-    if config.omega is None:
-        steps, omega = config.straight_steps, (1 - start) / config.straight_steps
-        for count in range(steps):
-            x = _euler_step(velocity, x, start + count * omega, omega)
-            if observe:
-                observe(x)
-        return x
-    omega = torch.full_like(start, config.omega)
-    rounds = _steps_of_omega(start, config.omega)
-    for count in range(int(rounds.max())):
-        active = (rounds > count).nonzero()[:, 0]  # for which a card is waited for, once
-        own = omega[active]
-        moved = _euler_step(velocity, x[active], start[active] + count * own, own)
-        x = x.index_copy(0, active, moved)
+    """Take the paper's steps x + h u(x, t), h = min(omega, 1 - t)."""
+    rounds, steps, active = config.straight_steps, None, cast(Any, slice(None))
+    omega = (1 - start) / rounds
+    if config.omega is not None:
+        omega = torch.full_like(start, config.omega)
+        steps = ((1 - start) / config.omega - 1e-6).ceil()  # a rounding remainder takes none
+        rounds = int(steps.max())
+    for count in range(rounds):
+        if steps is not None:
+            active = (steps > count).nonzero()[:, 0]  # for which a card is waited for, once
+        t = start[active] + count * omega[active]
+        step = torch.minimum(omega[active], 1 - t).view(-1, *[1] * (x.ndim - 1))
+        moved = x[active] + step * velocity(x[active], t)
+        x = moved if steps is None else x.index_copy(0, active, moved)
         if observe:
             observe(x)
     return x
-
-
-def _euler_step(velocity: Velocity, x: Tensor, t: Tensor, omega: Tensor) -> Tensor:
-    """Return x + omega u(x, t), with a step that ends at 1 at the latest."""
-    step = torch.minimum(omega, 1 - t)
-    return x + step.view(-1, *[1] * (x.ndim - 1)) * velocity(x, t)
-
-
-def _steps_of_omega(start: Tensor, omega: float) -> Tensor:
-    """Return the number of steps of size ``omega`` from ``start`` to 1; a rounding remainder takes
-    none."""
-    return ((1 - start) / omega - 1e-6).ceil().long()
 
 
 def _odeint(
     velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
 ) -> Tensor:
     """Solve with torchdiffeq over s from 0 to 1 for all samples: t = start + s (1 - start)."""
-    odeint = _load_odeint(config.solver)
+    odeint, solver = _load_odeint(config.solver), SOLVERS[config.solver]
     span = 1 - start
     factor = span.view(-1, *[1] * (x.ndim - 1))
 
@@ -161,20 +124,18 @@ def _odeint(
     wide = wide_float(x.device)
     grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=wide, device=x.device)
     options: dict[str, Any] = {"grid_constructor": lambda *_: grid}
-    if SOLVERS[config.solver].calls_per_step is None:
+    if solver.calls_per_step is None:
         # without step_t the last step may end far behind 1
         options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS, "dtype": wide}
     wanted = grid if observe else grid[[0, -1]]  # all states of a batch may be too many
-    settings = {"method": SOLVERS[config.solver].torchdiffeq, "options": options}
+    tolerances = {"rtol": config.tolerance, "atol": config.tolerance}
     try:
-        states = odeint(slope, x, wanted, rtol=config.tolerance, atol=config.tolerance, **settings)
+        states = odeint(slope, x, wanted, **tolerances, method=solver.torchdiffeq, options=options)
     except AssertionError as error:
-        why = [words for said, words in CANNOT_GO_ON.items() if str(error).startswith(said)]
-        if not why:
-            raise
         raise UserError(
-            f"sampling.solver = {config.solver}: the straight flow {why[0]} at "
-            f"sampling.tolerance = {config.tolerance:g}; use a larger one, or euler"
+            f"sampling.solver = {config.solver}: the straight flow cannot be solved at "
+            f"sampling.tolerance = {config.tolerance:g} ({one_line(error)}); use a larger one, or "
+            "euler"
         ) from error
     if observe:
         for state in states[1:]:
@@ -183,15 +144,12 @@ def _odeint(
 
 
 def _load_odeint(solver: str) -> Callable[..., Tensor]:
-    """Return torchdiffeq's function after one try, since versions have different methods."""
-    method = SOLVERS[solver].torchdiffeq
+    """Return torchdiffeq's function, or raise UserError."""
     try:
         from torchdiffeq import odeint
-
-        odeint(lambda s, x: x, torch.zeros(1), torch.tensor([0.0, 1.0]), method=method)
-    except (ImportError, ValueError) as error:
+    except ImportError as error:
         raise UserError(
-            f"sampling.solver = {solver}: needs torchdiffeq 0.2.5 or newer "
-            "(pip install torchdiffeq --upgrade), or say --sampling.solver euler"
+            f"sampling.solver = {solver}: needs torchdiffeq 0.2.5 or newer (pip install "
+            "torchdiffeq), or say --sampling.solver euler"
         ) from error
     return odeint

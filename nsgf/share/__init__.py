@@ -1,2 +1,1 @@
-"""Exported runs: ``export`` writes a folder, ``exported`` reads it, ``card`` is its README, and
-``hub`` downloads one."""
+"""Exported runs: ``export`` writes a folder, ``exported`` reads it, ``card`` is its README."""

@@ -1,4 +1,4 @@
-"""Exported runs as they are read.
+"""Read exported runs, from a folder or from the Hugging Face hub.
 
     config.json              format, version, all settings, updates of each phase, checksums
     phase1_nsgf.safetensors  averaged weights of a phase, one file each
@@ -8,7 +8,9 @@ Nothing in it can run code. Names of files follow from the phases; none is read 
 """
 
 import hashlib
+import re
 from dataclasses import asdict, dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.config.files import Content, build, merged, read_plain
+from nsgf.config.leaves import contradictions
 from nsgf.config.parser import settings_parser
-from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import shape_and_classes
 from nsgf.phases import Phase, Trained
@@ -34,12 +36,12 @@ FORMAT = 1
 MARK = "nsgf_export"
 """Key of ``config.json`` that tells the format."""
 CONFIG_FILE = "config.json"
-MAX_PROGRESS = 200
-"""Largest number of characters of a phase's progress."""
+DOWNLOADED = [CONFIG_FILE, "*.safetensors", "README.md"]
+ADDRESS = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
 def weights_file(phase: PhaseName) -> str:
-    """Name of the file of a phase's weights, e.g. ``phase2_nsf.safetensors``."""
+    """Return the name of the file of a phase's weights, e.g. ``phase2_nsf.safetensors``."""
     return f"{phase_stem(phase)}.safetensors"
 
 
@@ -49,7 +51,7 @@ def checksum(content: bytes) -> str:
 
 
 def is_exported(folder: Path) -> bool:
-    """Whether a folder holds an exported run, be it damaged, and no run."""
+    """Whether a folder holds an exported run, which may be damaged, and no run."""
     return (folder / CONFIG_FILE).is_file() and not (folder / "config.yaml").is_file()
 
 
@@ -59,31 +61,22 @@ def read_index(folder: Path) -> dict[str, Any]:
     Raises:
         UserError: it cannot be read, or is of another format or of another program.
     """
-    file = folder / CONFIG_FILE
+    file, home = folder / CONFIG_FILE, folder.resolve()
+    if home.parent.name == "snapshots":  # the hub's cache keeps files beside its snapshots
+        home = home.parents[1]
     try:
-        check_links(folder, _home(folder))
+        check_links(folder, home)
         content = read_plain(file)
     except OSError as error:
         raise UserError(f"{file} cannot be read ({cause(error)})") from error
     its = content.get(MARK)
-    if not isinstance(its, int) or isinstance(its, bool):
+    if type(its) is not int:
         raise UserError(f"{folder}: no exported run (its {CONFIG_FILE} has no {MARK})")
     if its > FORMAT:
         raise newer_format(str(file), its, FORMAT)
-    parts = [content.get(key) for key in ("settings", "updates", "files")]
-    texts = [text for part in parts[1:] if isinstance(part, dict) for text in part.values()]
-    if its < 1 or not all(isinstance(part, dict) for part in parts):
+    if not all(isinstance(content.get(key), dict) for key in ("settings", "updates", "files")):
         raise UserError(f"{file} is damaged: it must have settings, updates and files")
-    if not all(isinstance(text, str) and len(text) <= MAX_PROGRESS for text in texts):
-        raise UserError(f"{file} is damaged: updates and files must be short texts")
     return content
-
-
-def _home(folder: Path) -> Path:
-    """Return where links in the folder may lead: the hub's cache keeps files beside its
-    snapshots."""
-    real = folder.resolve()
-    return real.parents[1] if real.parent.name == "snapshots" else real
 
 
 @dataclass(frozen=True)
@@ -135,14 +128,13 @@ class ExportedRun:
         state = self._state(file)
         with torch.device("meta"):  # a network that does not fit its file is never made
             network = phase.network(self.config.model, *shape_and_classes(self.config.data))
-        problem = misfit(state, network.state_dict())
-        if problem:
+        if problem := misfit(state, network.state_dict()):
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the types: torch compares no 8-bit numbers
             raise UserError(f"{file}: has values that are not finite")
         model = filled_network(phase, self.config, state, device)
         precision = kept_precision(self.config.train.precision, device)
-        return Trained(model, self.updates.get(phase.name, "not known"), precision)
+        return Trained(model, str(self.updates.get(phase.name)), precision)
 
     def _state(self, file: Path) -> dict[str, Tensor]:
         try:
@@ -162,10 +154,36 @@ class ExportedRun:
 def misfit(state: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
     """Return how the tensors of a file differ from a network's in names, shapes or types; None if
     they fit."""
-    for name in sorted(state.keys() ^ expected.keys()):
-        return f"{name} is {'missing' if name in expected else 'not in it'}"
-    for name, tensor in state.items():
-        its, ours = (f"{list(t.shape)} {t.dtype}" for t in (tensor, expected[name]))
-        if its != ours:
-            return f"{name} is {its}, not {ours}"
+    its, ours = (
+        {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
+        for tensors in (state, expected)
+    )
+    for name in sorted(its.keys() | ours.keys()):
+        if its.get(name) != ours.get(name):
+            return f"{name} is {its.get(name, 'missing')}, not {ours.get(name, 'expected')}"
     return None
+
+
+def is_address(path: str | PathLike[str]) -> bool:
+    """Whether this names a run on the hub and not a folder."""
+    return isinstance(path, str) and path.startswith("hf://")
+
+
+def fetched(address: str | PathLike[str]) -> Path:
+    """Return the folder in the hub's cache that holds ``hf://OWNER/NAME[@REVISION]``.
+
+    Raises:
+        UserError: it is no such address, huggingface_hub is missing, or the download failed.
+    """
+    named = ADDRESS.fullmatch(str(address))
+    if not named:
+        raise UserError(f"{address}: must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(named[1], revision=named[2], allow_patterns=DOWNLOADED))
+    except ImportError as error:
+        raise UserError(f"{address}: needs huggingface_hub; pip install -e .[hub]") from error
+    except Exception as error:  # the hub's, its transport's and the system's: many types
+        why = one_line(error)[:300]
+        raise UserError(f"{address}: cannot be downloaded from the hub ({why})") from error

@@ -3,16 +3,19 @@
 import functools
 import gc
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 import torch
 
 from nsgf.system.errors import UserError
+from nsgf.version import __version__
 
 PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", "torch-fidelity"]
 """Packages whose versions results depend on."""
@@ -30,25 +33,23 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
         UserError: the device does not exist, or this build of torch has no code for it.
     """
     if name == "auto":
-        name = "cpu" if _unused_card() or not torch.cuda.is_available() else "cuda"
+        name = "cuda" if torch.cuda.is_available() and not _unusable_card() else "cpu"
     device = torch.device(name)
     if device.type in OTHERS and device.type != _accelerator():
-        there = ["cpu", *(["cuda"] if torch.cuda.is_available() else []), _accelerator() or ""]
         raise UserError(
-            f"device = {name}: torch {torch.__version__} has none here; use --device "
-            f"{' or '.join(filter(None, there))}"
+            f"device = {name}: torch {torch.__version__} has none here; use --device auto"
         )
     if device.type != "cuda":
         return device
     if (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"device = {name}: this machine has {torch.cuda.device_count()} CUDA devices; "
-            "use --device cpu or --device auto"
+            "use --device auto"
         )
     if device.index is None:  # some of torch's functions want a number
         device = torch.device("cuda", torch.cuda.current_device() if card is None else card)
-    if not _has_kernels(device):
-        raise UserError(f"device = {name}: {_without_kernels(device)}; or use --device cpu")
+    if problem := _kernel_problem(device):
+        raise UserError(f"device = {name}: {problem}; or use --device cpu")
     torch.cuda.set_device(device)  # for streams, events and memory that name no device
     return device
 
@@ -67,37 +68,31 @@ def wide_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _has_kernels(device: torch.device) -> bool:
-    """Whether this build of torch has code for the card's generation, or code that the driver
-    translates for it (``compute_``)."""
+def _kernel_problem(device: torch.device) -> str | None:
+    """Return why this build of torch cannot use a card; None if it has code for the card's
+    generation, or code that the driver translates for it (``compute_``)."""
     capability = torch.cuda.get_device_capability(device)
     built = [re.match(r"(sm|compute)_(\d+)(\d)", name) for name in torch.cuda.get_arch_list()]
     generations = [(code[1], (int(code[2]), int(code[3]))) for code in built if code]
-    return not generations or any(  # AMD's builds have other names
+    if not generations or any(  # AMD's builds have other names
         generation <= capability and (kind == "compute" or generation[0] == capability[0])
         for kind, generation in generations
-    )
-
-
-def _without_kernels(device: torch.device) -> str:
-    major, minor = torch.cuda.get_device_capability(device)
+    ):
+        return None
     return (
-        f"{torch.cuda.get_device_name(device)} is of generation {major}.{minor}, for which torch "
-        f"{torch.__version__} has no code ({' '.join(torch.cuda.get_arch_list())}); install a "
-        "build that has"
+        f"{torch.cuda.get_device_name(device)} is of generation {capability[0]}.{capability[1]}, "
+        f"for which torch {torch.__version__} has no code "
+        f"({' '.join(torch.cuda.get_arch_list())}); install a build that has"
     )
 
 
-def _unused_card(driver: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+def _unusable_card(driver: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """Return why torch cannot use this machine's card; None if it can, or there is none."""
     if torch.cuda.is_available():
-        device = torch.device("cuda", torch.cuda.current_device())
-        return None if _has_kernels(device) else _without_kernels(device)
+        return _kernel_problem(torch.device("cuda", torch.cuda.current_device()))
     if driver.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
-        why = "its driver may be too old for this build, or this container has no access to it"
-        if torch.version.cuda is None:
-            why = "this build is for CPUs"
-        return f"a card is there, but torch {torch.__version__} cannot use it: {why}"
+        build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
+        return f"a card is there, but torch {torch.__version__}, built for {build}, cannot use it"
     return None
 
 
@@ -159,11 +154,11 @@ def describe(device: torch.device, processes: int = 1) -> str:
     """Return a line about the device and the free memory."""
     free = f"{format_bytes(available_bytes())} of main memory free"
     if device.type in OTHERS:
-        return f"{device.type}, on which nobody has tried this program, {free}"
+        return f"{device.type}, on which this program is untested, {free}"
     if device.type != "cuda":
         together = f", {processes} processes" if processes > 1 else ""
-        unused = f"; {reason}" if (reason := _unused_card()) else ""
-        return f"CPU, {os.cpu_count()} cores{together}, {free}{unused}"
+        unusable = f"; {reason}" if (reason := _unusable_card()) else ""
+        return f"CPU, {os.cpu_count()} cores{together}, {free}{unusable}"
     free_cuda, total_cuda = torch.cuda.mem_get_info(device)
     if torch.cuda.device_count() > 1:
         free += f"; {processes} of {torch.cuda.device_count()} cards used"
@@ -193,19 +188,13 @@ def format_hours(seconds: float) -> str:
 
 def provenance() -> dict[str, object]:
     """Return versions, machine, and the commit of a checkout."""
-    import platform
-
-    cards = [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())]
-    return {
-        **versions(),
-        "commit": _commit(Path(__file__).resolve().parents[2]),
-        "machine": {
-            "processor": platform.processor() or platform.machine(),
-            "cores": os.cpu_count(),
-            "memory": format_bytes(psutil.virtual_memory().total),
-            "cards": cards,
-        },
+    machine = {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "memory": format_bytes(psutil.virtual_memory().total),
+        "cards": [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())],
     }
+    return {**versions(), "commit": _commit(Path(__file__).parents[2]), "machine": machine}
 
 
 def _commit(checkout: Path) -> str | None:
@@ -225,11 +214,6 @@ def _commit(checkout: Path) -> str | None:
 @functools.cache
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on; every checkpoint holds them."""
-    import platform
-    from importlib.metadata import PackageNotFoundError, version
-
-    from nsgf.version import __version__
-
     found = {"nsgf": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:

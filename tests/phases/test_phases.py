@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nsgf.config.resume_rules import contradictions
+from nsgf.config.leaves import contradictions
 from nsgf.config.schema import FAMILIES, PHASES
 from nsgf.data import Data
 from nsgf.phases import get_phase, get_phases, load_sampler, previewed_phases, sampled_phases

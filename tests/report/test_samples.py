@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nsgf.config.schema import DataConfig, PhaseName, SamplingConfig
+from nsgf.config.schema import PhaseName, SamplingConfig
 from nsgf.data import build_source
-from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import load_sampler
@@ -16,7 +15,6 @@ from nsgf.report.samples import changed_settings, sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier, results_folder
 from nsgf.sampling.generate import generate
-from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")
@@ -91,7 +89,9 @@ def test_fixed_time_without_a_straight_flow_is_refused(small, small_run):
 
 def test_missing_torchdiffeq_is_noticed_before_sampling(small, small_run, monkeypatch):
     for module in ("sampling.generate", "metrics.evaluate"):
-        monkeypatch.setattr(f"nsgf.{module}.generate", lambda *_: pytest.fail("sampled first"))
+        monkeypatch.setattr(
+            f"nsgf.{module}.generate", lambda *_, **__: pytest.fail("sampled first")
+        )
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     config = replace(small, sampling=replace(small.sampling, solver="dopri5"))
     for command in (sample_run, evaluate_run):
@@ -100,10 +100,12 @@ def test_missing_torchdiffeq_is_noticed_before_sampling(small, small_run, monkey
 
 
 def test_batches_do_not_change_the_samples(small, small_run):
-    sampler, _ = load_sampler(small, small_run, CPU)
-    whole, parts = (
-        generate(sampler, build_source(small.data, 0, "x"), 20, size, CPU) for size in (20, 7)
-    )
+    def drawn(size):
+        config = replace(small, sampling=replace(small.sampling, batch_size=size))
+        sampler, _ = load_sampler(config, small_run, CPU)
+        return generate(sampler, build_source(small.data, 0, "x"), 20, CPU)
+
+    whole, parts = drawn(20), drawn(7)
     torch.testing.assert_close(whole.x, parts.x)
     torch.testing.assert_close(whole.tau, parts.tau)
     assert whole.nfe == parts.nfe == 8
@@ -117,31 +119,6 @@ def test_unfinished_networks_are_named(small, small_run):
     assert "nsf (12 of 500 updates)" in sample_run(longer, small_run)[0]
     _, found = evaluate_run(longer, small_run)
     assert found["updates"] == {"nsgf": "12 of 12", "nsf": "12 of 500", "predictor": "12 of 12"}
-
-
-def test_images_are_gathered_as_bytes_and_only_the_first_as_floats():
-    """Batches of 8, 8 and 4; one value of the last sample is not finite the second time."""
-    source = build_source(DataConfig(name="digits"), 0, "x")
-    x = source.at(range(20))
-
-    def gathered(change=0.0, keep=11):
-        def sampler(part):
-            part = part.clone()
-            part[-1] += change
-            return Samples(x=part, nfe=float(len(part)), tau=part[:, 0, 0, 0])
-
-        return generate(sampler, build_source(DataConfig(name="digits"), 0, "x"), 20, 8, CPU, keep)
-
-    found = gathered()
-    assert torch.equal(found.x, x[:11])
-    assert torch.equal(found.pixels, to_bytes(x))
-    assert torch.equal(found.tau, x[:, 0, 0, 0])
-    assert found.nfe == (64 + 64 + 16) / 20
-    assert found.finite
-    assert torch.equal(gathered(keep=50).x, x)
-    assert gathered(keep=None).pixels is None
-    assert torch.equal(gathered(keep=None).x, x)
-    assert not gathered(change=torch.inf, keep=3).finite
 
 
 def test_samples_follow_the_seed_of_the_command(small, small_run):

@@ -1,5 +1,5 @@
-"""What a pretended card holds, which of its streams knows what of the others, and what for the host
-has waited. See :mod:`tests.system.pretended_card`."""
+"""The state of a pretended card: its memory, the order of its streams, and the host's waits. See
+:mod:`tests.system.pretended_card`."""
 
 import sys
 import threading
@@ -22,7 +22,7 @@ CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 class MixedDevices(RuntimeError):
-    """What CUDA answers with "Expected all tensors to be on the same device"."""
+    """Stands for CUDA's "Expected all tensors to be on the same device"."""
 
 
 class StreamRace(RuntimeError):
@@ -30,8 +30,8 @@ class StreamRace(RuntimeError):
 
 
 class Stream:
-    """Stands for torch.cuda.Stream: counts its launches, and knows which of other streams' launches
-    are done before its own next one."""
+    """Stands for torch.cuda.Stream: counts its launches, and knows which launches of other streams
+    end before its own next one begins."""
 
     def __init__(self, card: "Card", *_: object) -> None:
         self.card, self.clock = card, 0
@@ -81,13 +81,11 @@ class Memory:
 
 
 class Card:
-    """What the pretended card holds and has been asked for."""
+    """Memory, streams and faults of the pretended card, and how often the host waited."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self.capability = capability
         self.faults: list[Exception] = []
-        self.sites: Counter[str] = Counter()
-        """Waits by kind and line of the package."""
         self.lock = threading.RLock()
         self.default_stream = Stream(self)
         self._done: Counter[Stream] = Counter()
@@ -104,13 +102,12 @@ class Card:
 
     @property
     def counts(self) -> "Counter[str]":
-        """Launches and waits of this thread."""
+        """Waits of this thread, by kind."""
         return self._of_thread.__dict__.setdefault("counts", Counter())
 
     @contextmanager
     def counted(self, owner: Any, name: str) -> Iterator["Counter[str]"]:
-        """``calls`` of a function, and what each thread that called it launched and waited for
-        inside."""
+        """Count the ``calls`` of a function, and the waits inside it of the calling thread."""
         real, total = getattr(owner, name), Counter[str]()
 
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -127,7 +124,6 @@ class Card:
         """The host waits for what is launched, or for ``state``."""
         self._done |= self.stream.state() if state is None else state
         self.counts[f"wait: {kind}"] += 1
-        self.sites[f"{kind}, {site()}"] += 1
 
     def fault(self, error: Exception) -> None:
         self.faults.append(error)
@@ -153,7 +149,6 @@ class Card:
         """An operation on the current stream, of which ``read`` are the inputs."""
         stream = self.stream
         stream.clock += 1
-        self.counts["launches"] += 1
         for tensor in read:
             self._check_made(tensor, stream, name)
         for key, memory in list(self._lent.items()):

@@ -11,7 +11,7 @@ factories with ``device=``), the other sees every operation, backward included. 
 - tensors that one stream made and another uses without waiting for it, that are given back while
   another stream may still use them (no ``record_stream``), or that are read in main memory before
   they have arrived: :class:`StreamRace`;
-- everything for which the host waits, and how many operations are launched.
+- everything for which the host waits.
 
 torch's own FakeTensorMode does not serve: its tensors have no values, on which Sinkhorn's loops
 branch, and their autograd asks the driver for the current stream.
@@ -65,10 +65,7 @@ SIZED = {
 """Their results have sizes that the host waits for."""
 READ = {aten._local_scalar_dense.default, aten.equal.default}
 """Their results are numbers of the host's."""
-NO_KERNEL = {
-    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
-    *("detach", "alias", "set_", "resize_", "_local_scalar_dense"),
-}
+NO_KERNEL = {"detach", "alias", "set_", "resize_"}
 
 
 class _Operations(TorchDispatchMode):

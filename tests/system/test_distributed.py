@@ -44,16 +44,11 @@ FLAGS = (
     *("--exp=2d", "--phases=[nsgf,nsf,predictor]", "--steps=3", "--train-iters=3"),
     *("--batch-size=17", "--pool-batches=5", "--sinkhorn-batch=16", "--device=cpu"),
     *("--model.mlp.width=16", "--train.log_every=1", "--lr=1e-3"),
-    *(
-        "--nsgf.schedule=constant",
-        "--nsf.schedule=constant",
-        "--predictor.schedule=constant",
-    ),
+    *(f"--{phase}.schedule=constant" for phase in ("nsgf", "nsf", "predictor")),
 )
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
-@pytest.mark.parametrize("count", [8, 17, 100])
+@pytest.mark.parametrize(("size", "count"), [(1, 8), (3, 17), (8, 8), (8, 100)])
 def test_shares_cover_everything_once_and_evenly(size, count):
     shares = [World(rank, size).share(range(5, 5 + count)) for rank in range(size)]
     assert [position for share in shares for position in share] == list(range(5, 5 + count))
@@ -72,11 +67,9 @@ def test_mean_over_processes_is_no_sum(monkeypatch):
     assert World().mean(value).tolist() == [2.0, -4.0]
 
 
-def test_alone_there_is_nothing_to_agree_on(monkeypatch):
-    world = World()
-    assert world.agree("x") == "x"
-    assert float(world.mean(torch.tensor(3.0))) == 3.0
-    world.wait()
+def test_torchrun_is_known_by_its_variables(monkeypatch):
+    assert World().agree("x") == "x"
+    World().wait()
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert not is_launched()
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -144,11 +137,14 @@ def test_command_that_goes_on_has_as_many_machines(local, said, monkeypatch):
     assert _resume_command(Path("r"), 2, "none") == said
 
 
+RUNNER = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
 def torchrun(processes: int, *command: str) -> subprocess.CompletedProcess:
-    runner = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return subprocess.run(
-        [*runner, f"--nproc-per-node={processes}", *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [*RUNNER, f"--nproc-per-node={processes}", *command],
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         timeout=100,
@@ -310,18 +306,15 @@ def test_three_processes_draw_the_images_that_one_does(digits_run, tmp_path):
 
 
 DYING = """
-import sys
+import os, sys
 from nsgf.training.state import TrainState
 from nsgf.cli import main
 
-update = TrainState.update
+def dies(self, batch):
+    raise RuntimeError("this process is lost")
 
-def dies(self, batch, **options):
-    if self._world.rank == 1 and self.step == 2:
-        raise RuntimeError("this process is lost")
-    return update(self, batch, **options)
-
-TrainState.update = dies
+if os.environ["RANK"] == "1":
+    TrainState.update = dies
 raise SystemExit(main(sys.argv[1:]))
 """
 
@@ -335,36 +328,12 @@ def test_process_that_dies_ends_the_job_with_its_error(tmp_path):
     assert "this process is lost" in done.stderr
 
 
-@pytest.mark.e2e
-def test_two_processes_stop_on_request_after_the_same_update(tmp_path):
-    runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    long = ("--nsgf.iterations=100000", "--train.checkpoint_every=100000")
-    process = subprocess.Popen(
-        [*runner, "-m", "nsgf", "train", *FLAGS, *long, f"--out-dir={tmp_path}"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not list(tmp_path.glob("*/metrics.jsonl")):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
-    step = re.search(r"stopped \(SIGTERM\), nsgf: step (\d+) of 100000", output)
-    assert step, output + errors
-    run = only_run(tmp_path)
-    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == int(step[1])
-    assert f"torchrun --nproc-per-node 2 -m nsgf -- train --run {run.path} --resume" in output
-
-
 def begun(folder: Path, words: str, *flags: str) -> tuple[subprocess.Popen, list[psutil.Process]]:
     """The torchrun of two processes and both of them, once their log has these words."""
     settings = {flag.partition("=")[0]: flag for flag in (*FLAGS, *flags)}.values()
-    runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     process = subprocess.Popen(
-        [*runner, "-m", "nsgf", "train", *settings, f"--out-dir={folder}"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        [*RUNNER, "--nproc-per-node=2", "-m", "nsgf", "train", *settings, f"--out-dir={folder}"],
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -374,6 +343,21 @@ def begun(folder: Path, words: str, *flags: str) -> tuple[subprocess.Popen, list
         time.sleep(0.02)
     workers = psutil.Process(process.pid).children()
     return process, [one for one in workers if "nsgf" in one.cmdline()]
+
+
+LONG = ("--nsgf.iterations=100000", "--train.checkpoint_every=100000")
+
+
+@pytest.mark.e2e
+def test_two_processes_stop_on_request_after_the_same_update(tmp_path):
+    process, _ = begun(tmp_path, "nsgf: step", *LONG)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    step = re.search(r"stopped \(SIGTERM\), nsgf: step (\d+) of 100000", output)
+    assert step, output
+    run = only_run(tmp_path)
+    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == int(step[1])
+    assert f"torchrun --nproc-per-node 2 -m nsgf -- train --run {run.path} --resume" in output
 
 
 @pytest.mark.e2e
@@ -398,8 +382,7 @@ def test_request_to_one_process_ends_the_work_before_the_first_update(tmp_path, 
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_processes_end_soon_after_a_torchrun_that_was_killed(tmp_path):
-    long = ("--nsgf.iterations=100000", "--train.checkpoint_every=100000")
-    process, workers = begun(tmp_path, "nsgf: step", *long)
+    process, workers = begun(tmp_path, "nsgf: step", *LONG)
     process.kill()
     _, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive

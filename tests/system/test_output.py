@@ -13,7 +13,7 @@ from nsgf.system.output import show, show_error
 
 
 @pytest.mark.parametrize(("name", "say"), [("stdout", show), ("stderr", show_error)])
-def test_reader_that_went_away_ends_nothing(monkeypatch, name, say):
+def test_closed_pipe_ends_nothing(monkeypatch, name, say):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as stream:
@@ -24,7 +24,7 @@ def test_reader_that_went_away_ends_nothing(monkeypatch, name, say):
 
 
 @pytest.mark.parametrize(("name", "say"), [("stdout", show), ("stderr", show_error)])
-def test_signs_that_a_terminal_lacks_are_escaped_and_end_nothing(monkeypatch, name, say):
+def test_characters_that_a_terminal_lacks_are_escaped(monkeypatch, name, say):
     written = io.BytesIO()
     monkeypatch.setattr(f"sys.{name}", io.TextIOWrapper(written, encoding="ascii"))
     say("0.5 ± 0.1")
@@ -45,9 +45,9 @@ def test_commands_end_the_same_without_a_reader(monkeypatch, capsys, words):
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("streams", [">&- 2>&-", "<&- 2>&-", ">/dev/full 2>/dev/full"])
+@pytest.mark.parametrize("streams", [">&- 2>&-", ">/dev/full 2>/dev/full"])
 def test_streams_that_are_closed_or_full_change_no_exit_code(tmp_path, streams):
-    """Also of a command that goes on with its work: its log has all that it says."""
+    """Also of a command that continues its work: its log has all lines."""
 
     def code(flags: str) -> int:
         command = f"{sys.executable} -m nsgf train --exp 2d --smoke --device cpu {flags}"
@@ -61,14 +61,13 @@ def test_streams_that_are_closed_or_full_change_no_exit_code(tmp_path, streams):
 
 
 @pytest.mark.parametrize("say", [show, show_error])
-def test_what_files_bring_in_cannot_command_the_terminal(say, capsys):
+def test_control_characters_are_escaped(say, capsys):
     say("two\nlines of \x1b]0;title\x07 \x9b31m \r \u202e \udc80 é")
     shown = "".join(capsys.readouterr())
     assert shown == "two\nlines of \\x1b]0;title\\x07 \\x9b31m \\r \\u202e \\udc80 é\n"
 
 
-def test_all_lines_go_one_way():
-    """Nothing else in the program prints."""
+def test_only_output_prints():
     printing = [
         file.name
         for file in Path(nsgf.__file__).parent.rglob("*.py")

@@ -1,4 +1,4 @@
-"""What the CUDA paths do on a pretended card, and that the pretence finds faults."""
+"""The CUDA paths on a pretended card, and faults that the pretended card must find."""
 
 import threading
 from collections import Counter
@@ -52,12 +52,7 @@ def keeps_the_rules(capability: tuple[int, int], *commands: list[str]) -> None:
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("exp", "card", "other"),
-    [
-        ("2d", TURING, HOPPER),
-        ("2d", HOPPER, TURING),
-        ("digits", HOPPER, TURING),
-    ],
+    ("exp", "card", "other"), [("2d", TURING, HOPPER), ("digits", HOPPER, TURING)]
 )
 def test_each_experiment_keeps_to_the_rules_of_a_card(exp, card, other, tmp_path):
     """Train the first phase on one card, resume it and the others on another, use the run."""
@@ -77,19 +72,14 @@ def test_each_experiment_keeps_to_the_rules_of_a_card(exp, card, other, tmp_path
 
 @pytest.mark.e2e
 @pytest.mark.parametrize(
-    ("exp", "card", "method"),
-    [
-        ("2d", HOPPER, "onecall+"),
-        ("digits", TURING, "onecall"),
-    ],
+    ("exp", "card", "method"), [("2d", HOPPER, "onecall+"), ("digits", TURING, "onecall")]
 )
 def test_generator_mixes_no_devices(exp, card, method, tmp_path):
     """Its updates wait for the transport problems, sampling for nothing."""
     where = ["--exp", exp, "--smoke", "--out-dir", str(tmp_path)]
+    flags = [f"--method={method}", "--device=cuda", "--train-iters=2"]
     with pretended_card(card) as pretended, pretended.counted(OneCall, "carry") as leg:
-        assert (
-            main(["train", *where, f"--method={method}", "--device=cuda", "--train-iters=2"]) == 0
-        )
+        assert main(["train", *where, *flags]) == 0
         assert main(["sample", *where]) == 0
     assert leg["calls"] > 0
     assert not waits(leg)
@@ -190,20 +180,6 @@ def test_a_batch_that_is_given_back_too_early_is_found(monkeypatch):
         AnyTask().train()
 
 
-def test_images_that_are_given_back_while_they_are_read_are_found():
-    """As they are at the end of a run, whose last batches were drawn ahead in vain."""
-
-    def give_back() -> None:
-        images = torch.zeros(8).to(CARD)
-        with torch.cuda.stream(torch.cuda.Stream()):
-            images.sum()
-        del images
-        torch.ones(1, device=CARD)
-
-    with pytest.raises(StreamRace, match="record_stream"), pretended_card():
-        give_back()
-
-
 def test_drawing_ends_before_its_images_are_given_back(card):
     ahead = threading.Event()
 
@@ -243,7 +219,7 @@ def test_a_second_wait_in_an_update_is_found(card):
     assert waits(updates) == {"wait: number": 3}
 
 
-def test_an_outcome_that_is_read_before_it_is_there_is_found(monkeypatch):
+def test_an_outcome_that_is_read_before_it_has_arrived_is_found(monkeypatch):
     monkeypatch.setattr(Event, "synchronize", lambda _: None)
     with pytest.raises(StreamRace, match="before it has arrived"), pretended_card():
         AnyTask().train()
@@ -253,12 +229,10 @@ def test_an_outcome_that_is_read_before_it_is_there_is_found(monkeypatch):
     "mixed",
     [
         lambda x: x + torch.ones(3),
-        lambda x: torch.stack([x.sum(), torch.zeros(())]),
         lambda x: x.numpy(),
         lambda x: torch.ones(4)[x.long()],
         lambda x: x.index_put((torch.arange(2),), torch.ones(2)),
         lambda x: torch.randn(3, device="cuda", generator=torch.Generator()),
-        lambda x: torch.lerp(torch.ones(3), torch.ones(3), x),
     ],
 )
 def test_devices_that_mix_are_found(mixed):
@@ -270,14 +244,12 @@ def test_devices_that_mix_are_found(mixed):
     ("expected", "waiting"),
     [
         ("number", lambda x: float(x.sum())),
-        ("number", lambda x: bool((x > 0).all())),
         ("size", lambda x: x.nonzero()),
         ("mask", lambda x: x[x > 0]),
         ("index to card", lambda x: x[torch.arange(2)]),
         ("to host", lambda x: x.cpu()),
         ("to host", lambda x: x.tolist()),
         ("to host", lambda x: torch.ones(3).copy_(x)),
-        ("to card", lambda x: torch.ones(3).to(x.device)),
         ("to card", lambda x: torch.ones(3).to(x.device, non_blocking=True)),
         ("to card", lambda x: torch.tensor([1.0], device=x.device)),
         (None, lambda x: torch.ones(3).pin_memory().to(x.device, non_blocking=True)),
@@ -286,7 +258,7 @@ def test_devices_that_mix_are_found(mixed):
         (None, lambda x: torch.where(x > 0, x, 0).half().float()[:2].view(1, 2)),
     ],
 )
-def test_what_the_host_waits_for(card, expected, waiting):
+def test_waits_of_the_host_are_counted(card, expected, waiting):
     x = torch.ones(3, device="cuda")
     before = card.counts.copy()
     waiting(x)

@@ -1,0 +1,179 @@
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from nsgf.config.schema import Config, DataConfig, SamplingConfig
+from nsgf.data import build_source
+from nsgf.data.images import to_bytes
+from nsgf.phases import load_sampler
+from nsgf.sampling.generate import batch_folder, fingerprint, forget_batches, generate
+from nsgf.sampling.sampler import FlowSampler, Samples
+from nsgf.system.distributed import World
+from nsgf.system.errors import UserError
+
+CPU = torch.device("cpu")
+DATA = DataConfig(name="digits")
+
+
+class Copies(FlowSampler):
+    """Returns its noise, in batches of 8; the seen ones are counted."""
+
+    config = Config(data=DATA, sampling=SamplingConfig(batch_size=8))
+
+    def __init__(self, classes=0):
+        self.sizes, self.classes = [], classes
+
+    def labels(self, positions):
+        return torch.tensor(positions) % self.classes if self.classes else None
+
+    def __call__(self, x, labels=None):
+        self.sizes.append(len(x))
+        return Samples(x=x, nfe=float(len(x)), tau=x[:, 0, 0, 0], labels=labels)
+
+
+def noise():
+    return build_source(DATA, 0, "x")
+
+
+def drawn(folder, sampler=None, **how):
+    """20 samples in batches of 8, 8 and 4, and the sizes of those that are not read."""
+    sampler = sampler or Copies()
+    return generate(sampler, noise(), 20, CPU, folder=folder, **how), sampler.sizes
+
+
+def assert_same(one, other):
+    for name in ("x", "tau", "labels", "pixels"):
+        ours, theirs = getattr(one, name), getattr(other, name)
+        assert ours is theirs is None or torch.equal(ours, theirs)
+    assert (one.nfe, one.finite) == (other.nfe, other.finite)
+
+
+@pytest.mark.parametrize("keep", [None, 11])
+@pytest.mark.parametrize("classes", [0, 3])
+def test_batches_are_joined_and_read_as_they_were_written(keep, classes, tmp_path):
+    x = noise().at(range(20))
+    whole, sizes = drawn(tmp_path / "new", Copies(classes), keep=keep)
+    assert sizes == [8, 8, 4]
+    assert torch.equal(whole.x, x[:keep])
+    assert torch.equal(whole.tau, x[:, 0, 0, 0])
+    assert whole.nfe == (8 * 8 + 8 * 8 + 4 * 4) / 20
+    assert keep is None or torch.equal(whole.pixels, to_bytes(x))
+    assert not classes or torch.equal(whole.labels, torch.arange(20) % 3)
+    (tmp_path / "new" / "1.npz").unlink()
+    again, sizes = drawn(tmp_path / "new", Copies(classes), keep=keep)
+    assert sizes == [8]
+    assert_same(again, whole)
+
+
+def test_samples_that_are_not_finite_are_noticed():
+    class Broken(Copies):
+        def __call__(self, x, labels=None):
+            return Samples(x=x / (len(x) - 4), nfe=1.0)  # the last batch of all
+
+    assert drawn(None)[0].finite
+    assert not drawn(None, Broken(), keep=3)[0].finite
+
+
+def test_damaged_and_foreign_files_are_drawn_again(tmp_path):
+    whole, _ = drawn(tmp_path)
+    content = bytearray((tmp_path / "0.npz").read_bytes())
+    content[content.index(whole.x[:8].numpy().tobytes())] ^= 1
+    (tmp_path / "0.npz").write_bytes(content)
+    (tmp_path / "1.npz").write_bytes(content[: len(content) // 2])
+    np.savez(tmp_path / "2.npz", x=np.zeros(3))
+    again, sizes = drawn(tmp_path)
+    assert sizes == [8, 8, 4]
+    assert_same(again, whole)
+
+
+def test_renamed_batches_are_drawn_again(tmp_path):
+    """They have the samples of other noise."""
+    drawn(tmp_path / "a" / "0")
+    shutil.copytree(tmp_path / "a" / "0", tmp_path / "a" / "1")
+    assert drawn(tmp_path / "a" / "1")[1] == [8, 8, 4]
+    shutil.copy(tmp_path / "a" / "0" / "0.npz", tmp_path / "a" / "0" / "1.npz")
+    assert drawn(tmp_path / "a" / "0")[1] == [8]
+    shutil.move(tmp_path / "a", tmp_path / "b")
+    assert drawn(tmp_path / "b" / "0")[1] == [8, 8, 4]
+
+
+def test_full_disk_does_not_end_sampling(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert drawn(tmp_path / "file" / "in it")[1] == [8, 8, 4]
+    assert capsys.readouterr().out.count("samples are not kept for an interruption") == 1
+
+
+def test_folder_follows_only_from_settings_weights_and_device(small, small_run, tmp_path):
+    def name(config, keep=None, device=CPU):
+        sampler, _ = load_sampler(config, small_run, CPU)
+        return batch_folder(tmp_path, sampler, device, keep)
+
+    own = name(small)
+    assert own.parent == tmp_path
+    others = {
+        name(replace(small, seed=1)),
+        name(replace(small, sampling=replace(small.sampling, batch_size=5))),
+        name(replace(small, sampling=replace(small.sampling, solver="heun"))),
+        name(replace(small, train=replace(small.train, precision="bf16"))),
+        name(replace(small, evaluation=replace(small.evaluation, num_samples=23))),
+        name(small, keep=23),
+        name(small, device=torch.device("cuda:1")),
+    }
+    assert len({own, *others}) == 8
+    evaluation = replace(small.evaluation, inception_weights="w.pth")
+    data = replace(small.data, root="elsewhere", download=False)
+    assert name(replace(small, evaluation=evaluation, data=data, out_dir="x")) == own
+
+
+def test_further_training_makes_other_samples(small, small_run):
+    sampler, _ = load_sampler(small, small_run, CPU)
+    before = fingerprint(sampler)
+    assert before == fingerprint(load_sampler(small, small_run, CPU)[0])
+    with torch.no_grad():
+        next(sampler.legs[-1].network.parameters())[0] += 1
+    assert fingerprint(sampler) != before
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_only_batches_of_the_same_settings_are_forgotten(keep, tmp_path):
+    for name in ("a-1", "a-2", "b-1"):
+        (tmp_path / f".drawn-{name}" / "0").mkdir(parents=True)
+    (tmp_path / "samples.npz").write_text("")
+    forget_batches(tmp_path / ".drawn-a-2", keep=keep)
+    left = [".drawn-a-2"] * keep + [".drawn-b-1", "samples.npz"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == left
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("there", [[], [1], [0, 1, 2]])
+def test_processes_share_batches_and_draw_none_twice(size, there, tmp_path, monkeypatch):
+    alone, _ = drawn(tmp_path, keep=11)
+    missing, parts, sampler = [number for number in range(3) if number not in there], [], Copies()
+    for number in missing:
+        (tmp_path / f"{number}.npz").unlink()
+    monkeypatch.setattr(World, "agree", lambda *_: missing)
+    monkeypatch.setattr(World, "gather", lambda world, value: [*parts, parts.append(value)][:-1])
+    for rank in range(size - 1, -1, -1):  # the first process comes last, and gets all
+        shared, sizes = drawn(tmp_path, sampler, keep=11, world=World(rank, size))
+        assert rank == 0 or len(shared.x) == 0
+    assert sorted(sizes) == sorted([8, 8, 4][number] for number in missing)
+    assert_same(shared, alone)
+
+
+def test_processes_end_one_batch_after_torchrun_at_most(monkeypatch, tmp_path):
+    monkeypatch.setattr(World, "agree", lambda _, value: value)
+    stop = SimpleNamespace(reason=None)
+    monkeypatch.setattr("nsgf.sampling.generate.StopRequest", lambda: stop)
+
+    class Last(Copies):
+        def __call__(self, x, labels=None):
+            stop.reason = "torchrun is gone"
+            return super().__call__(x, labels)
+
+    with pytest.raises(UserError, match="torchrun is gone; give the command again"):
+        drawn(tmp_path, Last(), world=World(0, 2))
+    assert [file.name for file in tmp_path.iterdir()] == ["0.npz"]
