@@ -2,22 +2,21 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 from nsgf.config.describe import yaml_words
 from nsgf.config.files import Content, nested
 from nsgf.config.leaves import is_path, leaves, plain_type, range_of
-from nsgf.config.schema import FAMILIES, OF_PHASES, ONE_CALL, PHASES, Config, DataConfig
+from nsgf.config.schema import FAMILIES, ONE_CALL, PHASES, Config, DataConfig
 from nsgf.data import DATA_SETS, NOISE, ImageSet, data_classes, data_shape, target_set
 from nsgf.models.unet import GROUPS
 from nsgf.phases import get_phases
 from nsgf.phases.generator import group_problems, groups_of, nearest_multiple
 from nsgf.system.errors import UserError
 
-MAX_TEXT = 4096
-"""Largest number of characters of a text; Linux takes no longer path."""
 EXP = re.compile(r"[\w-]{1,100}")
 DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:[0-9]{1,2})?")
 
@@ -31,78 +30,56 @@ def check(config: Config) -> None:
     rules = [*_general_rules(config), *_data_rules(config), *_class_rules(config)]
     if isinstance(target_set(config.data), ImageSet):
         rules += _network_rules(config)
-    values = {key: value for key, value, _ in leaves(config)}
-    problems = [
-        f"{key} = {yaml_words(values[key])}: {must}" for is_wrong, key, must in rules if is_wrong
-    ]
-    if ONE_CALL[-1] in config.phases:
-        problems += group_problems(config)
-    if problems:
-        raise UserError("; ".join(problems))
+    problems = group_problems(config) if ONE_CALL[-1] in config.phases else []
+    _refuse(config, rules, problems)
 
 
 def check_values(config: Config) -> None:
     """Raise UserError unless each value is valid by itself, whatever the others are."""
-    missing = [
-        (key, "null: must have a value")  # the parser lets null through for every type
-        for key, value, item in leaves(config)
-        if value is None and type(None) not in get_args(plain_type(item))
+    _refuse(config, _value_rules(config))
+
+
+def _refuse(config: Config, rules: Iterable[Rule], problems: Iterable[str] = ()) -> None:
+    values = {key: value for key, value, _ in leaves(config)}
+    wrong = [
+        f"{key} = {yaml_words(values[key])}: {must}" for is_wrong, key, must in rules if is_wrong
     ]
-    problems = _joined(config, missing or [*_out_of_range(config), *_wrong_texts(config)])
-    if problems:
-        raise UserError("; ".join(problems))
+    if wrong := [*wrong, *problems]:
+        raise UserError("; ".join(wrong))
 
 
-def _joined(config: Config, found: list[tuple[str, str]]) -> list[str]:
-    """Name a setting that several phases have in common once, with the phases that are trained."""
-    same: dict[tuple[str, str], list[str]] = {}
-    for key, problem in found:
-        same.setdefault((key.rpartition(".")[2], problem), []).append(key)
-    idle = set(OF_PHASES) - set(config.phases or ())
-    lines = []
-    for (_, problem), keys in same.items():
-        named = [key for key in keys if key.partition(".")[0] not in idle] or keys
-        lines.append(f"{', '.join(named)} = {problem}")
-    return lines
-
-
-def _out_of_range(config: Config) -> Iterator[tuple[str, str]]:
+def _value_rules(config: Config) -> Iterator[Rule]:
     for key, value, item in leaves(config):
         allowed = range_of(item)
+        # the parser lets null through for every type
+        yield value is None and NoneType not in get_args(plain_type(item)), key, "must have a value"
         for number in value if isinstance(value, list) else [value]:
-            if allowed is None or isinstance(number, bool) or not isinstance(number, int | float):
-                continue
-            reason = allowed.refusal(number)
-            if reason:
-                yield key, f"{value}: must be {reason}"
-                break
+            if allowed and isinstance(number, int | float):
+                yield number not in allowed, key, f"must be {allowed}"
+        if isinstance(value, str):
+            yield not value.isprintable(), key, "must be printable characters"
+        if is_path(item) and value is not None:
+            yield not _is_path(value), key, "must be a path, ~NAME of a known user"
+    name = "must be 1 to 100 letters, digits, '-' and '_'"
+    yield config.exp is not None and not EXP.fullmatch(config.exp), "exp", name
 
 
-def _wrong_texts(config: Config) -> Iterator[tuple[str, str]]:
-    for key, value, item in leaves(config):
-        if isinstance(value, str) and not (value.isprintable() and len(value) <= MAX_TEXT):
-            yield key, f"{value!r}: must be at most {MAX_TEXT} printable characters"
-        elif is_path(item) and value is not None:
-            try:
-                expanded(key, value)
-            except UserError as error:
-                yield key, str(error).removeprefix(f"{key} = ")
-    if not EXP.fullmatch(config.exp):
-        yield "exp", f"{config.exp!r}: must be 1 to 100 letters, digits, '-' and '_'"
+def _is_path(text: str) -> bool:
+    try:
+        return bool(text) and bool(Path(text).expanduser())
+    except RuntimeError:  # ~NAME of no user
+        return False
 
 
-def expanded(key: str, path: str) -> str:
+def expanded(key: str, path: str) -> Path:
     """Return a user's path with ``~`` replaced by the home folder.
 
     Raises:
         UserError: it is empty or not printable, or there is no such user.
     """
-    if not path or not path.isprintable():
-        raise UserError(f"{key} = {path!r}: must be a path of printable characters")
-    try:
-        return str(Path(path).expanduser())
-    except RuntimeError as error:
-        raise UserError(f"{key} = {path}: no such user; ./~ names a folder called ~") from error
+    if not path.isprintable() or not _is_path(path):
+        raise UserError(f"{key} = {path!r}: must be a path, ~NAME of a known user")
+    return Path(path).expanduser()
 
 
 def _general_rules(config: Config) -> Iterator[Rule]:

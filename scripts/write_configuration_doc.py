@@ -7,8 +7,9 @@ from itertools import chain
 from pathlib import Path
 
 from nsgf.cli.flags import OF_SAMPLING, SHORT_FLAGS, SMOKE
-from nsgf.config.describe import Entry, sections, yaml_words
-from nsgf.config.schema import FAMILIES, OF_PHASES
+from nsgf.config.describe import allowed_words, meanings, yaml_words
+from nsgf.config.leaves import Leaf, is_free, leaves
+from nsgf.config.schema import FAMILIES, OF_PHASES, Settings
 from nsgf.phases import get_phases
 
 FILE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -26,18 +27,17 @@ command would use, and a run keeps them in its `config.yaml`.
 Later ones win:
 
 1. the default;
-2. for own data what is chosen by their number and shape ([own data](own-data.md));
-3. the section `optim` of the file, for every phase ({phases});
-4. what the file sets in a phase's own section;
+2. the method's file, `configs/methods/NAME.yaml`;
+3. for own data what is chosen by their number and shape ([own data](own-data.md));
+4. the experiment's file, then its section for the method, `methods.NAME`;
 5. `--smoke`, see below;
-6. `--optim.KEY`, for every phase; `--optim.iterations` not for peers;
+6. `--optim.KEY`, for every phase ({phases});
 7. short flags that set a key in several sections (`--lr`, `--batch-size`, `--train-iters`,
    `--num-samples`);
 8. flags of one key, such as `--nsf.lr`.
 
-`peer.iterations` that is not given, or null, is the sum of the phases that the peer is compared
-with: those in `phases`, or all of NSGF++ if `phases` names peers alone and the file no others.
-`reflow.iterations` is then that of `peer`.
+Within a file, the section `optim` holds for every phase that does not set a value in its own
+section.
 
 A command that works on a run starts from the run's `config.yaml` in place of a file, and `--smoke`
 then only selects a smoke run. `--config FILE` lays a file over the run's settings; its section
@@ -56,29 +56,33 @@ trained with. See [resuming](resuming.md).
 
 def document() -> str:
     """The whole page."""
-    parts = [HEAD.format(phases=", ".join(OF_PHASES)), _short_flags()]
-    for section in sections():
-        title = f"`{section.key}`" if section.key else "Top level"
-        meaning = section.meaning if section.key else "Keys outside of any section."
-        parts.append(f"## {title}\n\n{meaning}\n")
-        if section.entries:
-            parts.append("\n".join([*_TABLE, *map(_row, section.entries)]) + "\n")
-    return "\n".join(parts)
+    settings = {leaf.key: leaf for leaf in leaves(Settings())}
+    lines = [HEAD.format(phases=", ".join(OF_PHASES)), *_short_flags()]
+    is_table = False
+    for key, meaning in meanings().items():
+        if key in settings:
+            lines += [] if is_table else ["", *_TABLE]
+            lines.append(_row(settings[key], meaning))
+        else:
+            title = f"`{key}`" if key else "Top level"
+            lines += ["", f"## {title}", "", meaning if key else "Keys outside of any section."]
+        is_table = key in settings
+    return "\n".join([*lines, ""])
 
 
 _TABLE = ["| Key | Allowed | Default | Meaning | On resume |", "| --- | --- | --- | --- | --- |"]
 
 
-def _row(entry: Entry) -> str:
-    default = entry.default if entry.key not in ("peer.iterations", "reflow.iterations") else "null"
-    cells = [f"`{entry.key}`", entry.allowed, f"`{default}`", entry.meaning, on_resume(entry)]
+def _row(leaf: Leaf, meaning: str) -> str:
+    default = f"`{yaml_words(leaf.value)}`"
+    cells = [f"`{leaf.key}`", allowed_words(leaf.field), default, meaning, on_resume(leaf)]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def on_resume(entry: Entry) -> str:
+def on_resume(leaf: Leaf) -> str:
     """Whether a setting may change when a run is resumed."""
-    section, _, name = entry.key.partition(".")
-    if not entry.free and (section in fixed_keys() or entry.key in fixed_keys()):
+    section, _, name = leaf.key.partition(".")
+    if not is_free(leaf.field) and {section, leaf.key} & fixed_keys():
         return "no"
     if section in ("optim", *OF_PHASES) and name != "iterations":
         return "after the phase"
@@ -90,8 +94,8 @@ def fixed_keys() -> set[str]:
     return {key for phase in get_phases([*chain(*FAMILIES)]) for key in phase.follows}
 
 
-def _short_flags() -> str:
-    lines = ["## Short flags\n", "| Flag | Sets |", "| --- | --- |"]
+def _short_flags() -> list[str]:
+    lines = ["## Short flags", "", "| Flag | Sets |", "| --- | --- |"]
     for flag, keys in SHORT_FLAGS.items():
         others = ", ".join(f"`{key}`" for key in OF_SAMPLING.get(flag, ()))
         extra = f"; of `sample` and `evaluate`: {others}" if others else ""
@@ -99,11 +103,12 @@ def _short_flags() -> str:
     lines.append("| `--fake-data` | `data.fake: true` |")
     smoke = ", ".join(f"`{key}: {yaml_words(value)}`" for key, value in SMOKE.items())
     lines.append(f"| `--smoke` | `smoke: true`, {smoke} |")
-    lines.append(
-        "\n`--sinkhorn-batch` changes `pool.num_batches` so that the pool keeps its total of "
-        "trajectories, unless that is given too."
-    )
-    return "\n".join(lines) + "\n"
+    return [
+        *lines,
+        "",
+        "`--sinkhorn-batch` changes `pool.num_batches` so that the pool keeps its total of "
+        "trajectories, unless that is given too.",
+    ]
 
 
 def main() -> None:

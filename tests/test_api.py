@@ -120,7 +120,7 @@ def test_networks_can_be_called(small_run):
         ({"sampling.solver": "dopri5"}, {"n": 4, "nfe": 10}, "nfe = 10: sampling.solver"),
         ({"model.mlp.width": 32}, {"n": 4}, "model.mlp.width"),
         ({"sampling.stepz": 3}, {"n": 4}, "sampling.stepz"),
-        ({1: 3}, {"n": 4}, "must be values by key"),
+        ({1: 3}, {"n": 4}, "1: unknown key"),
         ({"device": "tpu"}, {"n": 4}, "device = tpu"),
     ],
 )

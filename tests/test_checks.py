@@ -1,14 +1,15 @@
 import importlib
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from nsgf.checks import check
 from nsgf.cli.arguments import parse
+from nsgf.config.files import build, merged, nested
 from nsgf.config.leaves import leaves, range_of
-from nsgf.config.schema import Config, OptimConfig
+from nsgf.config.schema import Config
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -26,34 +27,22 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("2d/onecall+", "--batch-size=3", "generator.batch_size"),
     ("2d/onecall+", "--generator.residual=false", "generator.init"),
     ("2d/onecall+", "--generator.blurs=[]", "generator.blurs"),
-    ("2d/onecall+", "--generator.blurs=[0.1,0]", "generator.blurs"),
     ("2d/onecall+", "--generator.targets=3", "generator.targets"),
     ("digits/onecall", "--generator.init=nsgf", "generator.init"),
-    ("2d", "--sinkhorn.batch_size=0", "sinkhorn.batch_size"),
     ("2d", "--sinkhorn.target_batch=0", "sinkhorn.target_batch"),
     ("2d", "--sinkhorn.blur=0", "sinkhorn.blur"),
-    ("2d", "--sinkhorn.blur=1e200", "sinkhorn.blur"),
-    ("2d", "--sinkhorn.blur=-0.5", "sinkhorn.blur"),
     ("2d", "--sinkhorn.blur=.nan", "sinkhorn.blur"),
     ("2d", "--sinkhorn.scaling=1", "sinkhorn.scaling"),
-    ("2d", "--sinkhorn.scaling=0", "sinkhorn.scaling"),
-    ("2d", "--flow.eta=0", "flow.eta"),
     ("2d", "--flow.eta=.inf", "flow.eta"),
-    ("2d", "--flow.eta=1e-300", "flow.eta"),
     ("2d", "--pool.num_batches=-1", "pool.num_batches"),
-    ("2d", "--nsgf.iterations=-1", "nsgf.iterations"),
     ("2d", "--nsgf.lr=0", "nsgf.lr"),
-    ("2d", "--lr=1e38", "nsgf.lr"),
     ("2d", "--nsgf.ema_decay=1", "nsgf.ema_decay"),
     ("2d", "--nsgf.clip_norm=0", "nsgf.clip_norm"),
     ("2d", "--sampling.omega=1.5", "sampling.omega"),
     ("2d", "--sampling.tau=1", "sampling.tau"),
-    ("2d", "--sampling.tau=-0.1", "sampling.tau"),
     ("2d", "--sampling.tau=0", "sampling.tau"),
     ("2d", "--sampling.label=0", "sampling.label"),
-    ("2d", "--sampling.solver=rk4", "sampling.solver"),
     ("2d", "--sampling.tolerance=0", "sampling.tolerance"),
-    ("2d", "--seed=-1", "seed"),
     ("2d", "--device=gpu", "device"),
     ("2d", "--phases=[nsf]", "phases"),
     ("2d", "--phases=[nsgf,predictor]", "phases"),
@@ -65,7 +54,6 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("digits", "--data.source=8gaussians", "data.source"),
     ("digits", "--model.unet.channels=48", "model.unet.channels"),
     ("digits", "--model.unet.attention=[16]", "model.unet.attention"),
-    ("digits", "--model.unet.mult=[]", "model.unet.mult"),
     ("digits", "--model.unet.mult=[1,0]", "model.unet.mult"),
     ("digits", "--model.unet.heads=3", "model.unet.heads"),
     ("digits", "--model.unet.dropout=1", "model.unet.dropout"),
@@ -112,12 +100,6 @@ def test_wrong_values_are_named_in_one_line(exp, flag, key):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a" * 101])
-def test_names_that_name_no_folder_are_refused(name, tiny):
-    with pytest.raises(UserError, match=r"^exp = "):
-        check(replace(tiny, exp=name))
-
-
 @pytest.mark.parametrize(("exp", "flags", "key"), WRONG_CLASSES)
 def test_what_classes_do_not_go_with_is_one_line(exp, flags, key, own_data):
     with pytest.raises(UserError) as caught:
@@ -132,72 +114,50 @@ def test_counts_have_an_upper_bound():
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int) and not isinstance(number, bool):
                 assert range_of(item).maximum < 2**63, key
-    with pytest.raises(UserError, match=r"model\.mlp\.depth = 1001: must be >= 1 and <= 1000"):
-        shipped("2d", "--model.mlp.depth=1001")
+    with pytest.raises(UserError, match=r"mlp\.width = 65537: must be >= 1 and <= 65536"):
+        shipped("2d", "--model.mlp.width=65537")
     assert shipped("2d", f"--seed={2**63 - 1}").seed == 2**63 - 1
-
-
-@pytest.mark.parametrize("solver", ["heun", "dopri5"])
-def test_steps_omega_belong_to_euler(solver):
-    words = rf"^sampling\.omega = 0\.1: must be null with sampling\.solver {solver}"
-    with pytest.raises(UserError, match=words):
-        shipped("2d", "--sampling.omega=0.1", f"--sampling.solver={solver}")
-    assert shipped("2d", "--sampling.omega=0.1").sampling.omega == 0.1
-    assert shipped("2d", f"--sampling.solver={solver}").sampling.solver == solver
 
 
 def test_all_problems_are_reported_at_once():
     with pytest.raises(UserError) as caught:
-        shipped("2d", "--sinkhorn.blur=-1", "--nsgf.lr=0", "--seed=-3")
-    for key in ("sinkhorn.blur", "nsgf.lr", "seed"):
-        assert key in str(caught.value)
+        shipped("2d", "--sinkhorn.blur=-1", "--predictor.lr=0", "--seed=-3")
+    for key in ("sinkhorn.blur", "predictor.lr", "seed"):
+        assert f"{key} = " in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("exp", "flag", "keys"),
+    ("exp", "flags"),
     [
-        ("2d", "--lr=5", "nsgf.lr"),
-        ("digits", "--lr=5", "nsgf.lr, nsf.lr"),
-        ("2d", "--predictor.lr=5", "predictor.lr"),
+        ("2d", ("--sampling.omega=0.1",)),
+        ("2d", ("--sampling.solver=heun",)),
+        ("mnist", ("--data-root=x",)),
+        ("2d", ("--nsf.batch_size=4", "--accumulate=8")),  # of a phase that is not trained
     ],
 )
-def test_what_is_wrong_for_every_phase_is_said_once_for_those_that_are_trained(exp, flag, keys):
-    with pytest.raises(UserError, match=f"^{keys} = 5.0: must be > 0 and <= 1$"):
-        shipped(exp, flag)
-
-
-def test_every_leaf_is_reached_with_its_key():
-    keys = [key for key, _, _ in leaves(Config())]
-    assert len(keys) == len(set(keys)) > 60
-    assert {"seed", "model.unet.mult", "nsf.source", "predictor.lr"} <= set(keys)
-
-
-def test_data_root_is_taken_by_sets_of_files():
-    assert shipped("mnist", "--data-root=x").data.root == "x"
-
-
-def test_parts_of_a_batch_concern_the_phases_that_are_trained():
-    config = shipped("2d", "--nsf.batch_size=4", "--accumulate=8")
-    assert (config.phases, config.train.accumulate) == (["nsgf"], 8)
-
-
-def test_nan_is_out_of_every_range():
-    with pytest.raises(UserError, match="finite"):
-        check(replace(Config(), nsgf=OptimConfig(lr=math.nan)))
+def test_what_belongs_together_is_valid(exp, flags):
+    shipped(exp, *flags)
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "value", "message"),
+    ("exp", "key", "value"),
     [
-        ("digits", "source", "8gaussians", r"data\.source = 8gaussians: must be gaussian for "),
-        ("2d", "fake", True, r"data\.fake = true: must be false for 8gaussians"),
-        ("2d", "flip", True, r"data\.flip = true: must be false for 8gaussians"),
+        *(("2d", "exp", name) for name in ("", "a/b", "a" * 101)),
+        ("2d", "out_dir", "~no_such_user/x"),
+        ("2d", "out_dir", "a\nb"),
+        ("2d", "nsgf.lr", math.nan),
+        ("2d", "data.flip", True),
+        ("2d", "nsf.coupling_batch", 64),
+        ("2d", "peer.coupling_batch", 64),
+        ("2d", "nsf.starts", 8),
+        ("2d", "sampling.omega", 0.1),
     ],
 )
-def test_settings_that_a_data_set_does_not_use_are_refused(name, key, value, message):
-    config = shipped(name)
-    with pytest.raises(UserError, match=message):
-        check(replace(config, data=replace(config.data, **{key: value})))
+def test_wrong_settings_from_python_are_refused(exp, key, value):
+    settings = {"sampling.solver": "heun", key: value}
+    config = build(Config, merged(asdict(shipped(exp)), nested(settings)))
+    with pytest.raises(UserError, match=rf"^{re.escape(key)} = "):
+        check(config)
 
 
 @pytest.mark.parametrize(
@@ -215,18 +175,6 @@ def test_entries_refuse_what_is_not_valid_before_they_do_anything(entry, tiny, t
     with pytest.raises(UserError, match=r"sinkhorn\.blur = -1\.0: must be > 0"):
         getattr(importlib.import_module(module), name)(wrong, *run)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("section", ["nsf", "peer"])
-def test_groups_of_pairs_that_nothing_is_paired_in_are_refused(tiny, section):
-    changed = replace(getattr(tiny, section), coupling_batch=64)
-    with pytest.raises(UserError, match=rf"{section}\.coupling_batch = 64: "):
-        check(replace(tiny, **{section: changed}))
-
-
-def test_starts_that_no_line_starts_from_are_refused(tiny):
-    with pytest.raises(UserError, match=r"nsf\.starts = 8: "):
-        check(replace(tiny, nsf=replace(tiny.nsf, starts=8)))
 
 
 @pytest.mark.parametrize(

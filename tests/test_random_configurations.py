@@ -63,7 +63,6 @@ EVERYWHERE = {
 POINTS = {
     "data.source": ["gaussian", "8gaussians"],
     "model.mlp.width": [1, 8],
-    "model.mlp.depth": [1, 3],
 }
 IMAGES = {
     "model.unet.mult": ["[1]", "[2]", "[1,1]", "[2,1]", "[1,1,2]", "[1,1,1,1]"],

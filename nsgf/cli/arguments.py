@@ -2,14 +2,13 @@
 
 Settings come in layers, later ones win: defaults; the method's file; choices for own data
 (:mod:`nsgf.data.choices`); the experiment's file; its section for the method; --smoke; short flags
-for several leaves at once; flags for one leaf. Within a layer the section ``optim`` holds for every
-phase that does not set a value of its own. A command that works on a run takes the run's saved
-configuration in place of both files.
+for several settings at once; flags for one setting. Within a layer the section ``optim`` holds for
+every phase that does not set a value of its own. A command that works on a run takes the run's
+saved configuration in place of both files.
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,20 +27,17 @@ from nsgf.config.files import (
     with_method,
 )
 from nsgf.config.schema import Config
-from nsgf.system.errors import UserError, cause
+from nsgf.system.errors import UserError
 
 if TYPE_CHECKING:
     from nsgf.run.folder import RunFolder
 
-
-MOVED = {
-    "digits-paper": ("digits", "nsgf++"),
-    "mnist-paper": ("mnist", "nsgf++"),
-    "2d-onecall": ("2d", "onecall+"),
-    "digits-onecall": ("digits", "onecall"),
-    "mnist-onecall": ("mnist", "onecall"),
+ALLOWED = {
+    "list": {"out_dir"},
+    "report --compare": {"compare", "figures", "out_dir"},
+    "export": {"exp", "out_dir", "smoke", "sampling"},
 }
-"""Experiments of earlier versions, as an experiment and a method of today."""
+"""Settings of commands that take few of them."""
 
 
 @dataclass
@@ -71,12 +67,19 @@ def parse(argv: list[str]) -> Request:
     Raises:
         UserError: anything wrong with it, in one line.
     """
-    with _in_one_line():
-        if not argv or argv[0] not in COMMANDS:
-            named = repr(argv[0]) if argv else "missing"
-            raise UserError(f"unknown command {named}: must be one of {', '.join(COMMANDS)}")
-        control, flags, smaller_batches = _flags(argv[0], argv[1:])
-        return _request(argv[0], control, flags, tuple(argv[1:]), smaller_batches)
+    if not argv or argv[0] not in COMMANDS:
+        named = repr(argv[0]) if argv else "missing"
+        raise UserError(f"unknown command {named}: must be one of {', '.join(COMMANDS)}")
+    command, words = argv[0], argv[1:]
+    flags = command_parser(command).given(words)
+    control, short = flags.pop("control", {}), flags.pop("short", {})
+    keys = short_flags(command)
+    fanned_out = {key: value for flag, value in short.items() for key in keys[flag]}
+    settings = merged(nested(fanned_out), flags)
+    if command == "compare" and {"name", "source"} & set(settings.get("data", {})):
+        settings = merged({"compare": {"targets": []}}, settings)
+    result = _request(command, control, settings, "--sinkhorn-batch" in short)
+    return replace(result, words=tuple(words))
 
 
 def request(command: str, control: Content, settings: Mapping[str, Any]) -> Request:
@@ -90,74 +93,49 @@ def request(command: str, control: Content, settings: Mapping[str, Any]) -> Requ
     Raises:
         UserError: as :func:`parse`.
     """
-    with _in_one_line():
-        return _request(command, control, given(settings), (), False)
-
-
-@contextmanager
-def _in_one_line() -> Iterator[None]:
-    """Turn errors of the system and too large input into UserError."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot use {error.filename or 'a path'}: {cause(error)}") from error
-    except (MemoryError, RecursionError) as error:
-        kind = type(error).__name__
-        raise UserError(f"command line or configuration: too large or nested ({kind})") from error
+    return _request(command, control, given(settings))
 
 
 def _request(
-    command: str, control: Content, flags: Content, words: tuple[str, ...], smaller_batches: bool
+    command: str, control: Content, flags: Content, smaller_batches: bool = False
 ) -> Request:
+    from nsgf.checks import expanded
+
     flags = inherited(flags)  # --optim.KEY is a flag of every phase
-    if command == "export":
-        _refuse_changes(control, flags)
-    has_settings = command != "list" and "compare" not in control
-    if not has_settings:
-        _refuse_settings(command, {*flags, *control})
+    _check_allowed(command, control, flags)
+    for key in {"run", "compare"} & set(control):
+        control = {**control, key: expanded(key, control[key])}
     file = _file(control, flags)
-    run = _find_run(command, control, flags, file)
-    content = Content()
-    if has_settings:
-        content = _content(run, file, flags, laid_over_run="config" in control)
+    own = read_settings(file) if file else {}
+    run = _find_run(command, control, flags, own)
+    if "config" not in control and run:
+        own = {}
+    if run:
+        content = _settings_of_run(run, flags, own)
     elif "compare" in control:
-        content = {"out_dir": os.path.dirname(os.path.abspath(_place("compare", control)))}
-    if flags.get("data", {}).get("found"):
-        raise UserError("--data.found: is filled in by the program; leave it out")
-    asked = flags.pop("method", None) if run is None else None
-    config, flags, notes = _configure(content, asked, flags, run, smaller_batches)
-    if command == "train" and run and "run" in control:
-        _refuse_move(run, flags)
+        content = {"out_dir": os.path.dirname(os.path.abspath(control["compare"]))}
+    elif own or command == "list":
+        content = own
+    else:
+        raise UserError(f"say --exp NAME ({', '.join(experiments())}) or --config FILE")
+    method = flags.pop("method", None) if run is None else None
+    config, flags, notes = _configure(content, method, flags, run, smaller_batches)
     methods: tuple[Config, ...] = ()
     if command == "compare":
         methods = tuple(
-            _configure(content, method, flags, None, smaller_batches)[0]
-            for method in config.compare.methods
+            _configure(content, name, flags, None, smaller_batches)[0]
+            for name in config.compare.methods
         )
     if run:
-        from nsgf.run.folder import drop_unsafe_settings
-        from nsgf.run.trackers import require_tracker
-
-        laid_over = read_settings(file) if file is not None and "config" in control else {}
-        given = {
-            f"{section}.{key}"
-            for section in ("data", "tracking")
-            for key in (*laid_over.get(section, {}), *flags.get(section, {}))
-        }
-        if command in ON_SAMPLES and "out_dir" in flags:
-            given.add("out_dir")
-        wanted, config = config.tracking.tracker, drop_unsafe_settings(config, run, given)
-        if command == "train" and "tracking.tracker" in given:
-            require_tracker(config)
-        if command == "train" and wanted != config.tracking.tracker:
-            notes += (
-                f"{wanted} is not used, though the run's settings say so: add --tracker {wanted}",
-            )
+        home = os.path.dirname(os.path.abspath(run.path))
+        out = os.path.abspath(os.path.expanduser(flags.get("out_dir", home)))
+        if command == "train" and "run" in control and out != home:
+            raise UserError(f"out_dir = {out}: the run stays in {run.path}; leave --out-dir out")
+        config, told = _without_unsafe_settings(command, config, run, flags, own)
+        notes += told
     how = {key: value for key, value in control.items() if key not in ("config", "run")}
-    if "compare" in how:
-        how["compare"] = _place("compare", control)
     where = run.path if run else None
-    return Request(command, config, where, methods=methods, notes=notes, words=words, **how)
+    return Request(command, config, where, methods=methods, notes=notes, **how)
 
 
 def _configure(
@@ -182,34 +160,39 @@ def _configure(
     below, own = with_method(content, method) if run is None else (Content(), content)
     base, flags, notes = with_own_data(below, own, flags, check_values, is_new=run is None)
     smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
-    settings = merged(base, smoke)
-    config = build(Config, merged(settings, flags))
+    config = build(Config, merged(base, smoke, flags))
     if not run and (smoke or "conditional" in flags.get("data", {})):
         chosen, fitted = fit_to_classes(config)
-        config = build(Config, merged(merged(settings, chosen), flags))
+        config = build(Config, merged(base, smoke, chosen, flags))
         notes += fitted
     if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
         planned = build(Config, base)
-        check_values(planned)
-        config, kept = _keep_pool_total(config, planned)
-        notes += kept
+        for each in (planned, config):
+            check_values(each)
+        total = planned.sinkhorn.batch_size * planned.pool.num_batches
+        batches = -(-total // config.sinkhorn.batch_size)
+        config = replace(config, pool=replace(config.pool, num_batches=batches))
+        notes += (
+            f"pool.num_batches {planned.pool.num_batches} -> {batches} keeps the pool's total of "
+            f"{total} trajectories (for another number say --pool-batches)",
+        )
     check(config)
     if "download" in flags.get("data", {}) and "download" not in target_set(config.data).uses:
         raise UserError(f"--data.download: has no effect for {config.data.name}; leave it out")
     return config, flags, notes
 
 
-def _flags(command: str, words: list[str]) -> tuple[Content, Content, bool]:
-    """Return control flags, settings, and whether --sinkhorn-batch is given."""
-    given = command_parser(command).given(words)
-    control, short = given.pop("control", {}), given.pop("short", {})
-    settings: dict[str, Any] = {}
-    names_data = "--dataset" in short or {"name", "source"} & set(given.get("data", {}))
-    if command == "compare" and names_data:
-        settings["compare.targets"] = []
-    for flag, value in short.items():
-        settings.update(dict.fromkeys(short_flags(command)[flag], value))
-    return control, merged(nested(settings), given), "--sinkhorn-batch" in short
+def _check_allowed(command: str, control: Content, flags: Content) -> None:
+    """Raise UserError for settings that have no effect on a command, or a missing --to."""
+    name = "report --compare" if "compare" in control else command
+    given = {*flags, *control} if name != "export" else {*flags}
+    if name in ALLOWED and (others := sorted(given - ALLOWED[name])):
+        allowed = ", ".join(sorted(ALLOWED[name]))
+        raise UserError(f"{others[0]}: has no effect on {name}, which takes only {allowed}")
+    if command == "export" and "to" not in control:
+        raise UserError("export needs --to DIR, the folder that it writes")
+    if flags.get("data", {}).get("found"):
+        raise UserError("--data.found: is filled in by the program; leave it out")
 
 
 # --- files and runs -----------------------------------------------------------------------------
@@ -226,38 +209,33 @@ def _file(control: Content, flags: Content) -> Path | None:
     exp = flags.get("exp")
     if exp is None or "run" in control:
         return None
-    names = experiments()
-    if exp in MOVED:
-        raise UserError(f"exp = {exp}: is now --exp {MOVED[exp][0]} --method {MOVED[exp][1]}")
-    if exp not in names:
-        raise UserError(f"exp = {exp}: must be one of {', '.join(names)}, or use --config")
+    if exp not in experiments():
+        names = ", ".join(experiments())
+        raise UserError(f"exp = {exp}: must be one of {names}, or use --config")
     return config_folder() / f"{exp}.yaml"
 
 
-def _find_run(
-    command: str, control: Content, flags: Content, file: Path | None
-) -> "RunFolder | None":
+def _find_run(command: str, control: Content, flags: Content, own: Content) -> "RunFolder | None":
     """Return the run folder that the command works on; None for a new run.
+
+    Args:
+        own: the settings of the experiment's file, which may name a folder of runs.
 
     Raises:
         UserError: there is none, or it is a run of another experiment.
     """
-    if (
-        command in WITHOUT_RUN
-        or "compare" in control
-        or (command == "train" and not {"run", "resume", "resume_phase"} & set(control))
-    ):
+    resumes = {"run", "resume", "resume_phase"} & set(control)
+    if command in WITHOUT_RUN or "compare" in control or (command == "train" and not resumes):
         return None
     from nsgf.checks import check_values
     from nsgf.run.folder import RunFolder, check_links
 
     if "run" in control:
-        run = RunFolder.open(_place("run", control))
-    elif file is None:
+        run = RunFolder.open(control["run"])
+    elif not own:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
     else:
-        content = {key: value for key, value in read_settings(file).items() if key != "methods"}
-        config = build(Config, merged(inherited(content), flags))
+        config = build(Config, merged(inherited(own), flags))
         check_values(config)
         run = RunFolder.newest(
             Path(config.out_dir), config.exp, smoke=config.smoke, method=flags.get("method")
@@ -266,76 +244,43 @@ def _find_run(
     return run
 
 
-def _place(key: str, control: Content) -> Path:
-    """Return the folder that a flag names, with ``~`` expanded."""
-    from nsgf.checks import expanded
-
-    return Path(expanded(key, control[key]))
-
-
-def _content(
-    run: "RunFolder | None", file: Path | None, flags: Content, *, laid_over_run: bool
-) -> Content:
-    """Return the settings of the experiment's file, or of the run with ``--config FILE`` on top.
+def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:
+    """Return the settings of a run, with those of a file on top.
 
     Raises:
-        UserError: there is no file, or the run is not of this experiment or method, or no smoke
-            run.
+        UserError: the run is not of this experiment or method, or no smoke run.
     """
-    if run is None:
-        if file is None:
-            raise UserError(f"say --exp NAME ({', '.join(experiments())}) or --config FILE")
-        return read_settings(file)
     saved = read_settings(run.config_file)
     for key in ("exp", "method"):
         if flags.get(key) not in (None, saved.get(key)):
             raise UserError(f"{key} = {flags[key]}: {run.path} has {key} {saved.get(key)}")
     if flags.get("smoke") and not saved.get("smoke"):
         raise UserError(f"--smoke: {run.path} is no smoke run; leave it out, or train a new run")
-    own = read_settings(file) if file is not None and laid_over_run else {}
-    own.pop("methods", None)
     return merged(inherited(saved), inherited(own))
 
 
-def _refuse_settings(command: str, keys: set[str]) -> None:
-    """Raise UserError if a command that trains and samples nothing is given settings."""
-    allowed = {"list": ("out_dir",), "report": ("compare", "figures", "out_dir")}[command]
-    if others := sorted(keys - {*allowed}):
-        what = "list" if command == "list" else "report --compare"
-        flags = " and ".join(f"--{key.replace('_', '-')}" for key in allowed if key != "compare")
-        raise UserError(f"{others[0]}: has no effect on {what}, which takes {flags} alone")
+def _without_unsafe_settings(
+    command: str, config: Config, run: "RunFolder", flags: Content, own: Content
+) -> tuple[Config, tuple[str, ...]]:
+    """Return the settings of a run without those that only this command may decide, and notes.
 
+    Args:
+        own: the settings of --config FILE, which count as this command's.
+    """
+    from nsgf.run.folder import drop_unsafe_settings
+    from nsgf.run.trackers import require_tracker
 
-def _refuse_changes(control: Content, flags: Content) -> None:
-    """Raise UserError if an export names no folder, or settings other than the run's."""
-    if "to" not in control:
-        raise UserError("export needs --to DIR, the folder that it writes")
-    other = sorted(set(flags) - {"exp", "out_dir", "smoke", "sampling"})
-    if other:
-        raise UserError(
-            f"--{other[0]}: an export has its run's settings; only those of sampling may change"
-        )
-
-
-def _refuse_move(run: "RunFolder", flags: Content) -> None:
-    """Raise UserError if --out-dir would move a run that is trained further."""
-    out, home = flags.get("out_dir"), os.path.dirname(os.path.abspath(run.path))
-    if out is not None and os.path.abspath(os.path.expanduser(out)) != home:
-        raise UserError(
-            f"out_dir = {out}: the run stays where it is, {run.path}; leave --out-dir out, "
-            "or move the folder"
-        )
-
-
-def _keep_pool_total(config: Config, base: Config) -> tuple[Config, tuple[str, ...]]:
-    """Return the settings with more batches for a smaller --sinkhorn-batch, and a note."""
-    total = base.sinkhorn.batch_size * base.pool.num_batches
-    n = config.sinkhorn.batch_size
-    if n is None or n < 1:
-        return config, ()
-    batches = -(-total // n)
-    note = (
-        f"--sinkhorn-batch {n}: pool.num_batches {base.pool.num_batches} -> {batches}, which keeps "
-        f"the pool's total of {total} trajectories (another number: --pool-batches)"
-    )
-    return replace(config, pool=replace(config.pool, num_batches=batches)), (note,)
+    asked = {
+        f"{section}.{key}"
+        for section in ("data", "tracking")
+        for key in (*own.get(section, {}), *flags.get(section, {}))
+    }
+    if command in ON_SAMPLES and "out_dir" in flags:
+        asked.add("out_dir")
+    wanted, config = config.tracking.tracker, drop_unsafe_settings(config, run, asked)
+    if command == "train" and "tracking.tracker" in asked:
+        require_tracker(config)
+    if command == "train" and wanted != config.tracking.tracker:
+        told = f"{wanted} is not used, though the run's settings say so: add --tracker {wanted}"
+        return config, (told,)
+    return config, ()

@@ -7,9 +7,10 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nsgf.cli.arguments import Request, parse
 from nsgf.cli.flags import COMMANDS, command_parser, completion
@@ -18,12 +19,15 @@ from nsgf.system.launch import is_launched, launched_rank
 from nsgf.system.output import show, show_error, silence
 from nsgf.version import __version__
 
+if TYPE_CHECKING:
+    from nsgf.run.folder import RunFolder
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    0; 1 after the traceback of a bug, or where preflight says NO; 2 for what the user can mend; 130
-    for Ctrl-C.
+    0; 1 after the traceback of a bug, or if preflight says NO; 2 for an error that the user can
+    fix; 130 for Ctrl-C.
     """
     request = None
     words = sys.argv[1:] if argv is None else argv
@@ -48,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
             )
         if is_launched() and ("gloo" in str(error) or type(error).__name__ == "DistBackendError"):
             return _fail(f"another process is gone, whose own lines say why ({str(error)[:100]})")
-        show_error(traceback.format_exc() + _report(request))
+        show_error(f"{traceback.format_exc()}nsgf: unexpected error: please report these lines")
         return 1
 
 
@@ -70,16 +74,6 @@ def _explains(words: list[str]) -> bool:
     return True
 
 
-def _report(request: Request | None) -> str:
-    """Return the line after a traceback: what to send along with a report."""
-    where = "the command line"
-    if request:
-        config = request.config
-        run = request.run or Path(config.out_dir) / f"{config.exp}-*"
-        where = f"the command line, {run}/log.txt and {run}/config.yaml (if they exist)"
-    return f"nsgf: unexpected error, a bug: please report it with the lines above and {where}"
-
-
 def _fail(line: str) -> int:
     who = f" (process {launched_rank()})" if is_launched() else ""
     show_error(f"nsgf: error{who}: {one_line(line)}")
@@ -96,23 +90,31 @@ def _execute(request: Request) -> int:
         raise UserError(f"{request.command}: runs in one process; start it without torchrun")
     for note in request.notes:
         show(note)
-    return ACTIONS[request.command](request) or 0
+    says_no = False
+    for line in ACTIONS[request.command](request):
+        show(line)
+        says_no |= line.startswith("NO ")
+    return int(says_no and request.command == "preflight")
 
 
-def _train(request: Request) -> None:
-    from nsgf.experiment import train
+def _run_of(request: Request) -> "RunFolder":
     from nsgf.run.folder import RunFolder
+
+    assert request.run is not None
+    return RunFolder(request.run)
+
+
+def _train(request: Request) -> Iterator[str]:
+    from nsgf.experiment import train
     from nsgf.run.stop import Stopped, StopRequest
     from nsgf.system.distributed import join
 
-    config, first = request.config, None
-    run = RunFolder(request.run) if request.run else None
-    if request.resume_phase is not None:
-        if request.resume_phase > len(config.phases):
-            raise UserError(
-                f"--resume-phase {request.resume_phase}: this experiment has phases {config.phases}"
-            )
-        first = config.phases[request.resume_phase - 1]
+    config, number, first = request.config, request.resume_phase, None
+    run = _run_of(request) if request.run else None
+    if number is not None:
+        if number > len(config.phases):
+            raise UserError(f"--resume-phase {number}: the run has phases {config.phases}")
+        first = config.phases[number - 1]
     elif run and not request.resume:
         raise UserError(f"run = {run.path}: say --resume or --resume-phase N to train it further")
     stop = StopRequest(config.train.max_hours)
@@ -121,21 +123,21 @@ def _train(request: Request) -> None:
             run = train(config, run, first, world, stop)
         except Stopped as stopped:
             if world.is_main:
-                show(f"stopped ({stop.reason}), {stopped}; go on with:")
-                folder, tracker = Path(stopped.folder or ""), config.tracking.tracker
-                show(f"    {_resume_command(folder, world.size, tracker)}")
+                yield f"stopped ({stop.reason}), {stopped}; go on with:"
+                folder = Path(stopped.folder or "")
+                yield f"    {_resume_command(folder, world.size, config.tracking.tracker)}"
             return
         if world.is_main:
             for command in ("sample", "evaluate", "report"):
-                show(f"next: python -m nsgf {command} --run {shlex.quote(str(run.path))}")
+                yield f"next: python -m nsgf {command} --run {shlex.quote(str(run.path))}"
 
 
 def _resume_command(folder: Path, processes: int, tracker: str) -> str:
     """Return the shell command that resumes a run.
 
     The ... stands for where machines meet. The -- keeps torchrun from taking --run for an
-    abbreviation of its own --run-path. A run does not begin a service by its own settings, so that
-    flag is needed again.
+    abbreviation of its own --run-path. A run's own settings start no service, so ``--tracker``
+    is repeated.
     """
     from nsgf.run.folder import IN_FOLDER
 
@@ -148,52 +150,40 @@ def _resume_command(folder: Path, processes: int, tracker: str) -> str:
     return command if tracker in IN_FOLDER else f"{command} --tracker {tracker}"
 
 
-def _sample(request: Request) -> None:
+def _sample(request: Request) -> Iterator[str]:
     from nsgf.report.samples import sample_run
-    from nsgf.run.folder import RunFolder
     from nsgf.system.distributed import join
 
-    assert request.run is not None
     with join(request.config.device) as world:
-        for line in sample_run(request.config, RunFolder(request.run), world):
-            show(line)
+        yield from sample_run(request.config, _run_of(request), world)
 
 
-def _evaluate(request: Request) -> None:
+def _evaluate(request: Request) -> Iterator[str]:
     from nsgf.metrics.evaluate import evaluate_run, report
-    from nsgf.run.folder import RunFolder
     from nsgf.system.distributed import join
 
-    assert request.run is not None
     with join(request.config.device) as world:
-        file, metrics = evaluate_run(request.config, RunFolder(request.run), world=world)
+        file, metrics = evaluate_run(request.config, _run_of(request), world=world)
         if world.is_main:
-            for line in [*report(metrics), str(file)]:
-                show(line)
+            yield from [*report(metrics), str(file)]
 
 
-def _report_page(request: Request) -> None:
+def _report(request: Request) -> list[str]:
     from nsgf.report.comparison import report_comparison
     from nsgf.report.page import report_run
-    from nsgf.run.folder import RunFolder
 
     if request.compare is not None:
-        files = report_comparison(request.compare, request.config.out_dir, request.figures)
-    else:
-        assert request.run is not None
-        files = report_run(request.config, RunFolder(request.run), request.figures)
-    for line in files:
-        show(line)
+        return report_comparison(request.compare, request.config.out_dir, request.figures)
+    return report_run(request.config, _run_of(request), request.figures)
 
 
-def _list(request: Request) -> None:
+def _list(request: Request) -> list[str]:
     from nsgf.report.records import run_table
 
-    for line in run_table(Path(request.config.out_dir).expanduser()):
-        show(line)
+    return run_table(Path(request.config.out_dir).expanduser())
 
 
-def _compare(request: Request) -> None:
+def _compare(request: Request) -> Iterator[str]:
     from nsgf.compare.compare import compare
     from nsgf.compare.trials import Comparison
     from nsgf.run.stop import Stopped, StopRequest
@@ -208,31 +198,22 @@ def _compare(request: Request) -> None:
             comparison = Comparison.of(config, request.methods)
             files = compare(comparison, stop, reports=is_first)
         except Stopped as stopped:
-            show(f"stopped ({stop.reason}), {stopped}; the same command goes on")
+            yield f"stopped ({stop.reason}), {stopped}; the same command goes on"
             return
     if is_first:
-        for line in [files[0].read_text(encoding="utf-8").rstrip("\n"), *map(str, files)]:
-            show(line)
+        yield from [files[0].read_text(encoding="utf-8").rstrip("\n"), *map(str, files)]
 
 
-def _export(request: Request) -> None:
-    from nsgf.run.folder import RunFolder
+def _export(request: Request) -> list[str]:
     from nsgf.share.export import export_run
 
-    assert request.run is not None
-    assert request.to is not None
-    for line in export_run(request.config, RunFolder(request.run), Path(request.to)):
-        show(line)
+    return export_run(request.config, _run_of(request), Path(request.to or ""))
 
 
-def _preflight(request: Request) -> int:
+def _preflight(request: Request) -> Iterator[str]:
     from nsgf.preflight import preflight
 
-    command, stops = _training_command(request.words), False
-    for line in preflight(request.config, request.session_hours, command):
-        show(line)
-        stops |= line.startswith("NO ")
-    return int(stops)
+    return preflight(request.config, request.session_hours, _training_command(request.words))
 
 
 def _training_command(words: tuple[str, ...]) -> str:
@@ -247,14 +228,14 @@ def _training_command(words: tuple[str, ...]) -> str:
     return shlex.join(["python", "-m", "nsgf", "train", *kept])
 
 
-ACTIONS: dict[str, Callable[[Request], int | None]] = {
+ACTIONS: dict[str, Callable[[Request], Iterable[str]]] = {
     "train": _train,
     "sample": _sample,
     "evaluate": _evaluate,
-    "report": _report_page,
+    "report": _report,
     "list": _list,
     "compare": _compare,
     "export": _export,
     "preflight": _preflight,
 }
-"""The function of each command; tests compare the names with COMMANDS."""
+"""The function of each command; it yields lines to print."""

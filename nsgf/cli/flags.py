@@ -1,8 +1,9 @@
 """The commands and their flags."""
 
-import argparse
 import functools
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
+
+from jsonargparse import ArgumentParser
 
 from nsgf.config.files import experiments
 from nsgf.config.parser import Parser, add_settings
@@ -22,11 +23,6 @@ COMMANDS = {
 WITHOUT_RUN = ("list", "compare", "preflight")
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
-OF_ONE_COMMAND = {
-    "--session-hours": "preflight",
-    **dict.fromkeys(("--compare", "--figures"), "report"),
-    "--to": "export",
-}
 
 
 def _of_all_phases(name: str) -> tuple[str, ...]:
@@ -54,41 +50,6 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
-OF_COMPARE = {"--methods": ("compare.methods",)}
-"""Short flags of compare only."""
-CONTROL: dict[str, dict[str, Any]] = {
-    "--config": {
-        "type": str,
-        "metavar": "FILE",
-        "help": "YAML file instead of --exp; over a run: on top",
-    },
-    "--print-config": {"action": "store_true", "help": "print all settings that hold, and stop"},
-    "--run": {"type": str, "metavar": "DIR", "help": "run folder; default: the newest of --exp"},
-    "--resume": {"action": "store_true", "help": "go on from the newest checkpoint of the run"},
-    "--resume-phase": {
-        "type": int,
-        "choices": range(1, len(PHASES) + 1),
-        "metavar": "N",
-        "help": "go on at phase N, anew where phase N is finished",
-    },
-    "--to": {"type": str, "metavar": "DIR", "help": "folder that is written"},
-    "--session-hours": {
-        "type": float,
-        "metavar": "H",
-        "help": "hours of a session, for the plan (default: 12)",
-    },
-    "--compare": {
-        "type": str,
-        "metavar": "DIR",
-        "help": "folder of a comparison, for a page about it instead",
-    },
-    "--figures": {
-        "type": str,
-        "choices": ("png", "svg", "pdf"),
-        "help": "kind of files that the figures are written to, besides PNG (default: png)",
-    },
-}
-"""Flags that are no settings."""
 SMOKE: dict[str, Any] = {
     **dict.fromkeys(_of_all_phases("iterations"), 5),
     **dict.fromkeys(_of_all_phases("batch_size"), 4),
@@ -106,8 +67,7 @@ SMOKE: dict[str, Any] = {
 
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     """Return the short flags of a command, with the settings that each changes."""
-    own = OF_SAMPLING if command in ON_SAMPLES else {}
-    return {**SHORT_FLAGS, **own, **(OF_COMPARE if command == "compare" else {})}
+    return {**SHORT_FLAGS, **(OF_SAMPLING if command in ON_SAMPLES else {})}
 
 
 def comma_separated(text: str | list[str]) -> list[str]:
@@ -128,29 +88,49 @@ def command_parser(command: str) -> Parser:
     )
     group = add_settings(parser)
     parser.flags["--exp"].help = f"experiment: {', '.join(experiments())}"
-    either = group.add_mutually_exclusive_group()
-    for flag, how in CONTROL.items():
-        resumes = flag.startswith("--resume")
-        if (resumes and command != "train") or (flag == "--run" and command in WITHOUT_RUN):
-            parser.elsewhere[flag] = "nsgf train" if resumes else "commands that work on a run"
-            continue
-        if OF_ONE_COMMAND.get(flag, command) != command:
-            parser.elsewhere[flag] = f"nsgf {OF_ONE_COMMAND[flag]}"
-            continue
-        place = either if resumes else group
-        place.add_argument(flag, dest=f"control.{flag[2:].replace('-', '_')}", **how)
+    _add_control(group, command)
     for flag, keys in short_flags(command).items():
         leaf = parser.flags[f"--{keys[0]}"]
         meaning = leaf.help
         if len(keys) == len(OF_PHASES):
             meaning = f"{parser.flags[keys[0].replace('nsgf', '--optim')].help}, of every phase"
-        kind, dest = leaf._typehint, f"short.{flag}"
-        if flag in OF_COMPARE:
-            kind = comma_separated
-        group.add_argument(flag, dest=dest, type=kind, metavar="X", help=meaning)
+        kind = leaf._typehint
+        group.add_argument(flag, dest=f"short.{flag}", type=kind, metavar="X", help=meaning)
+    if command == "compare":
+        meaning = parser.flags["--compare.methods"].help
+        group.add_argument(
+            "--methods", dest="compare.methods", type=comma_separated, metavar="X", help=meaning
+        )
     fake = "random images in place of the image set"
     group.add_argument("--fake-data", dest="data.fake", action="store_true", help=fake)
     return parser
+
+
+def _add_control(group: Any, command: str) -> None:
+    """Add the flags of a command that are no settings."""
+
+    def add(flag: str, meaning: str, place: Any = group, **how: Any) -> None:
+        place.add_argument(flag, dest=f"control.{flag[2:].replace('-', '_')}", help=meaning, **how)
+
+    file = "YAML file instead of --exp; over a run: on top"
+    add("--config", file, type=str, metavar="FILE")
+    add("--print-config", "print all settings that hold, and stop", action="store_true")
+    if command not in WITHOUT_RUN:
+        add("--run", "run folder; default: the newest of --exp", type=str, metavar="DIR")
+    if command == "train":
+        either, numbers = group.add_mutually_exclusive_group(), range(1, len(PHASES) + 1)
+        add("--resume", "resume the run from its newest checkpoint", either, action="store_true")
+        phase = "resume at phase N, anew if phase N is finished"
+        add("--resume-phase", phase, either, type=int, choices=numbers, metavar="N")
+    elif command == "export":
+        add("--to", "folder that is written", type=str, metavar="DIR")
+    elif command == "preflight":
+        hours = "hours of a session, for the plan (default: 12)"
+        add("--session-hours", hours, type=float, metavar="H")
+    elif command == "report":
+        add("--compare", "write a page about this comparison", type=str, metavar="DIR")
+        kinds, figures = ("png", "svg", "pdf"), "files of the figures, besides PNG (default: png)"
+        add("--figures", figures, type=str, choices=kinds)
 
 
 def completion(shell: str) -> str:
@@ -159,22 +139,12 @@ def completion(shell: str) -> str:
     Raises:
         UserError: shtab is missing, or knows no such shell.
     """
-    try:
-        import shtab
-    except ImportError as error:
-        raise UserError("--print-completion: needs shtab; pip install shtab") from error
-    if shell not in shtab.SUPPORTED_SHELLS:
-        allowed = ", ".join(shtab.SUPPORTED_SHELLS)
-        raise UserError(f"--print-completion {shell}: must be one of {allowed}")
-    program = argparse.ArgumentParser("nsgf", add_help=False)
-    commands = program.add_subparsers()
+    program = ArgumentParser(prog="nsgf")
+    commands = program.add_subcommands()
     for name, meaning in COMMANDS.items():
-        parser = commands.add_parser(name, help=meaning, add_help=False)
-        for flag, known in command_parser(name).flags.items():
-            kind = getattr(known, "_typehint", None)
-            values = get_args(kind) if get_origin(kind) is Literal else known.choices
-            if flag == "--exp":
-                values = experiments()
-            parser.add_argument(flag, choices=values and [str(value) for value in values])
-    text: str = shtab.complete(program, shell)
-    return text.rstrip("\n")
+        # parsers cannot be used after the script is written
+        commands.add_subcommand(name, command_parser.__wrapped__(name), help=meaning)
+    try:
+        return program.get_completion_script(f"shtab-{shell}").rstrip("\n")
+    except ValueError as error:
+        raise UserError(f"--print-completion {shell}: {error}") from error

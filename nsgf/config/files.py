@@ -1,8 +1,7 @@
 """Configuration files as nested plain values, and layers of settings.
 
-Settings come in layers, later ones win: defaults, the method's file, the experiment's file, that
-file's section for the method, flags. Within a layer the section ``optim`` holds for every phase
-that does not set a value of its own.
+Within a layer the section ``optim`` holds for every phase that does not set a value of its own.
+:mod:`nsgf.cli.arguments` lays the layers over each other.
 """
 
 import difflib
@@ -13,16 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from jsonargparse import Namespace
 
 from nsgf.config.leaves import default_of, is_path, leaves
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import OF_PHASES, Config, TrackingConfig
 from nsgf.config.yaml_loader import load_yaml
-from nsgf.system.errors import UserError, one_line
-
-MAX_BYTES = 2**20
-"""Largest size of a file; the shipped ones have 3 KB."""
+from nsgf.system.errors import UserError, cause, one_line
 
 Content = dict[str, Any]
 """Nested sections of a configuration, with only the values that are given."""
@@ -43,7 +38,7 @@ def experiments() -> list[str]:
 
 def methods() -> list[str]:
     """Return the names of the shipped methods."""
-    return sorted(file.stem for file in (config_folder() / "methods").glob("*.yaml"))
+    return sorted(file.stem for file in config_folder().glob("methods/*.yaml"))
 
 
 def read_settings(file: Path) -> Content:
@@ -80,31 +75,27 @@ def with_method(content: Content, method: str | None = None) -> tuple[Content, C
     Each phase has its own values in both; the experiment's win over the method's.
 
     Args:
-        content: an experiment, from :func:`read_settings`. Without ``method``, as in a run's
-            ``config.yaml`` of earlier versions, it is complete.
+        content: an experiment, from :func:`read_settings`.
         method: a shipped method, a YAML file, or a section of the experiment; None: the method
-            that the experiment names.
+            that the experiment names, if any.
 
     Raises:
         UserError: there is no such method, or the experiment is complete and is another method.
     """
-    base = {key: value for key, value in content.items() if key != "methods"}
-    sections = content.get("methods", {})
-    wanted = method or base.get("method")
-    if wanted is None:
-        return {}, inherited(base)
+    wanted = method or content.get("method")
+    if not wanted:
+        return {}, inherited(content)
     name = Path(wanted).stem if wanted.endswith((".yaml", ".yml")) else wanted
-    if "phases" in base and method and name != base.get("method"):
-        raise UserError(
-            f"method = {method}: the settings are complete, for {base.get('method', 'no method')}; "
-            "use --exp NAME, or a file without phases"
-        )
-    below = inherited(_method_settings(wanted, is_section="phases" in sections.get(name, base)))
-    return below, {**inherited(merged(base, sections.get(name, {}))), "method": name}
+    if "phases" in content and method and name != content.get("method"):
+        own = content.get("method", "no method")
+        raise UserError(f"method = {method}: must be {own}, for which the settings are complete")
+    base = merged(content, content.get("methods", {}).get(name, {}))
+    below = _method_settings(wanted, has_phases="phases" in base)
+    return inherited(below), {**inherited(base), "method": name}
 
 
-def _method_settings(method: str, *, is_section: bool) -> Content:
-    """Return the settings of a method's file; none if the experiment itself has them.
+def _method_settings(method: str, *, has_phases: bool) -> Content:
+    """Return the settings of a method's file; none if the experiment itself describes the method.
 
     Raises:
         UserError: there is no such file, or it names no phases.
@@ -114,7 +105,7 @@ def _method_settings(method: str, *, is_section: bool) -> Content:
         file = Path(method).expanduser()
     elif method in names:
         file = config_folder() / "methods" / f"{method}.yaml"
-    elif is_section:
+    elif has_phases:
         return {}
     else:
         near = difflib.get_close_matches(method, names, 1)
@@ -132,14 +123,14 @@ def read_plain(file: Path) -> Content:
     """Return keys and plain values of a YAML file in UTF-8, unchecked.
 
     Raises:
-        UserError: it cannot be read, is too large, or is no YAML of keys and plain values.
+        UserError: it cannot be read, or is no YAML of keys and plain values.
     """
-    if not file.is_file():
-        raise UserError(f"config {file}: no such file")
-    if file.stat().st_size > MAX_BYTES:
-        raise UserError(f"config {file}: must have at most {MAX_BYTES} bytes")
     try:
+        if not file.is_file():
+            raise UserError(f"config {file}: no such file")
         content = load_yaml(file.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"config {file}: cannot be read ({cause(error)})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"config {file}: cannot be read ({one_line(error)})") from error
     if not isinstance(content, dict):
@@ -153,40 +144,37 @@ def given(settings: Mapping[str, Any]) -> Content:
     Raises:
         UserError: an unknown key, or a value of a wrong type.
     """
-    if not (isinstance(settings, Mapping) and all(isinstance(key, str) for key in settings)):
-        raise UserError(f"settings {settings!r}: must be values by key, as {{'nsgf.lr': 1e-4}}")
     flat = {
-        key: os.fspath(value) if isinstance(value, os.PathLike) else value
+        str(key): os.fspath(value) if isinstance(value, os.PathLike) else value
         for key, value in settings.items()
     }
-    try:
-        return settings_parser().checked(nested(flat))
-    except KeyError as error:  # jsonargparse's, of keys that are empty or have spaces
-        raise UserError(f"settings {settings!r}: {error.args[0]}") from error
+    return settings_parser().checked(nested(flat))
 
 
-def nested(flat: dict[str, Any]) -> Content:
+def nested(flat: Mapping[str, Any]) -> Content:
     """Turn ``{"nsgf.lr": 1}`` into ``{"nsgf": {"lr": 1}}``."""
-    namespace = Namespace()
+    content: Content = {}
     for key, value in flat.items():
-        namespace[key] = value
-    content: Content = namespace.as_dict()
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        content = merged(content, value)
     return content
 
 
-def merged(below: Content, above: Content) -> Content:
-    """Return settings with others laid over them, leaf by leaf."""
-    result = dict(below)
-    for key, value in above.items():
-        inside = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merged(result[key], value) if inside else value
+def merged(*layers: Content) -> Content:
+    """Return settings with others laid over them, leaf by leaf; later layers win."""
+    result: Content = {}
+    for layer in layers:
+        for key, value in layer.items():
+            inside = isinstance(value, dict) and isinstance(result.get(key), dict)
+            result[key] = merged(result[key], value) if inside else value
     return result
 
 
 def inherited(content: Content) -> Content:
-    """Return settings in which each phase has the values of ``optim`` that it does not set
-    itself."""
-    result = dict(content)
+    """Return settings without ``optim``, whose values each phase has that does not set its own, and
+    without the sections of ``methods``."""
+    result = {key: value for key, value in content.items() if key != "methods"}
     base = result.pop("optim", {})
     for phase in OF_PHASES if base else ():
         result[phase] = {**base, **content.get(phase, {})}
@@ -194,7 +182,7 @@ def inherited(content: Content) -> Content:
 
 
 def drop_machine_settings(config: Config) -> Config:
-    """Return the settings without what they say of the machine and its user, to be handed on."""
+    """Return the settings without what they say of the machine and its user, to be shared."""
     paths = {key: default_of(item) for key, _, item in leaves(config) if is_path(item)}
     usual = build(Config, merged(asdict(config), nested(paths)))
     return replace(usual, device=Config.device, tracking=TrackingConfig())

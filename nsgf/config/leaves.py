@@ -1,52 +1,42 @@
-"""Annotations of the schema's leaves: range, and whether a leaf may change on resume.
+"""Settings of the schema: ranges, types, defaults, and which may change on resume.
 
-Both stand in the annotation, ``iterations: Annotated[int, Range(0)] = 20_000``.
+Ranges and marks stand in the annotation, ``iterations: Annotated[int, Range(0)] = 20_000``.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, get_args
 
 MANY = 10**9
 """Largest value of a number without a maximum of its own."""
 FREE_ON_RESUME: Final = "free on resume"
-"""Marks a leaf that changes files, permissions, memory or time, but no result."""
+"""Marks a setting that changes files, permissions, memory or time, but no result."""
 MACHINE_PATH: Final = "machine path"
-"""Marks a leaf that names a file or a folder of this machine."""
+"""Marks a setting that names a file or a folder of this machine."""
 
 
 @dataclass(frozen=True)
 class Range:
     """Allowed values of a number, or of each number in a list."""
 
-    minimum: float | None = None
+    minimum: float = -math.inf
     """Smallest value."""
     maximum: float = MANY
-    """Largest value; no bound of its own where ``below`` is given."""
-    above: float | None = None
+    """Largest value."""
+    above: float = -math.inf
     """Values are larger than this."""
-    below: float | None = None
+    below: float = math.inf
     """Values are smaller than this."""
 
-    def refusal(self, number: float) -> str | None:
-        """Return what a number out of the range must be; None if it is inside."""
-        if isinstance(number, float) and not math.isfinite(number):
-            return "a finite number"
-        inside = (
-            (self.minimum is None or number >= self.minimum)
-            and (self.above is None or number > self.above)
-            and (self.below is None or number < self.below)
-            and number <= self.maximum
-        )
-        return None if inside else str(self)
+    def __contains__(self, number: float) -> bool:
+        return self.minimum <= number <= self.maximum and self.above < number < self.below
 
     def __str__(self) -> str:
-        bounds = [(">=", self.minimum), (">", self.above), ("<", self.below)]
-        if self.below is None:
-            bounds.append(("<=", self.maximum))
-        return " and ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
+        maximum = self.maximum if self.below == math.inf else math.inf
+        bounds = [(">=", self.minimum), (">", self.above), ("<", self.below), ("<=", maximum)]
+        return " and ".join(f"{sign} {bound}" for sign, bound in bounds if math.isfinite(bound))
 
 
 class Leaf(NamedTuple):
@@ -60,7 +50,7 @@ class Leaf(NamedTuple):
 
 
 def leaves(node: Any, prefix: str = "") -> Iterator[Leaf]:
-    """Yield every leaf of a configuration, or of a section of it.
+    """Yield every setting of a configuration, or of a section of it.
 
     Args:
         node: a dataclass of the schema.
@@ -75,7 +65,7 @@ def leaves(node: Any, prefix: str = "") -> Iterator[Leaf]:
 
 
 def fixed_values(config: Any, sections: tuple[str, ...]) -> dict[str, Any]:
-    """Return all leaves of some sections by dotted key, except those that are free on resume."""
+    """Return all settings of some sections by dotted key, except those that are free on resume."""
     return {
         key: value
         for key, value, item in leaves(config)
@@ -83,28 +73,63 @@ def fixed_values(config: Any, sections: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
+def contradictions(
+    saved: dict[str, Any], config: Any, frozen: Collection[str], running: str | None = None
+) -> list[str]:
+    """Return the settings of ``config`` that a run with the settings ``saved`` cannot take over.
+
+    Args:
+        saved: the configuration in a checkpoint, nested plain values.
+        config: the configuration of this command.
+        frozen: sections and dotted settings that must agree, as in ``Phase.follows``.
+        running: the phase that continues in its middle. Its section must agree too, except for the
+            number of iterations.
+
+    Returns:
+        One text per contradiction, with both values.
+    """
+    texts = []
+    for key, value, item in leaves(config):
+        section, _, name = key.partition(".")
+        is_frozen = section in frozen or key in frozen
+        is_frozen |= section == running and name != "iterations"
+        before = _lookup(saved, key, default_of(item))
+        if is_frozen and not is_free(item) and before != value:
+            texts.append(f"{key}: the checkpoint has {before}, this command {value}")
+    return texts
+
+
+def _lookup(node: Any, key: str, default: Any) -> Any:
+    """Return the value at a dotted key; a setting that is newer than the file has its default."""
+    for part in key.split("."):
+        if not isinstance(node, dict) or part not in node:
+            return default
+        node = node[part]
+    return node
+
+
 def range_of(item: "dataclasses.Field[Any]") -> Range | None:
-    """Return the range in a leaf's annotation, if it has one."""
+    """Return the range in a setting's annotation, if it has one."""
     return next((note for note in _notes(item) if isinstance(note, Range)), None)
 
 
 def is_free(item: "dataclasses.Field[Any]") -> bool:
-    """Whether a leaf may change on resume although its section may not."""
+    """Whether a setting may change on resume although its section may not."""
     return FREE_ON_RESUME in _notes(item)
 
 
 def is_path(item: "dataclasses.Field[Any]") -> bool:
-    """Whether a leaf names a file or a folder of this machine."""
+    """Whether a setting names a file or a folder of this machine."""
     return MACHINE_PATH in _notes(item)
 
 
 def plain_type(item: "dataclasses.Field[Any]") -> Any:
-    """Return a leaf's type without its annotations."""
+    """Return a setting's type without its annotations."""
     return get_args(item.type)[0] if _notes(item) else item.type
 
 
 def default_of(item: "dataclasses.Field[Any]") -> Any:
-    """Return the default value of a leaf."""
+    """Return the default value of a setting."""
     return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
 
 

@@ -6,8 +6,6 @@ from typing import Any
 
 import yaml
 
-MAX_ITEMS = 100
-
 
 class _Dumper(yaml.SafeDumper):
     """Quotes a text that :func:`load_yaml`, or a reader of YAML 1.1, would take for another value,
@@ -28,11 +26,6 @@ class _Loader(yaml.SafeLoader):
             raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
         return super().compose_node(parent, index)
 
-    def construct_sequence(self, node: Any, deep: bool = False) -> list[Any]:
-        if len(node.value) > MAX_ITEMS:  # whose types are checked one by one, at 2 ms each
-            raise yaml.YAMLError(f"a list of more than {MAX_ITEMS} items")
-        return super().construct_sequence(node, deep)
-
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         count = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         for key, times in count.items():
@@ -48,9 +41,9 @@ for _kind, _pattern in (
     ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?"),
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
 ):
-    _tag, _whole = f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_pattern})$")
     for _either in (_Loader, _Dumper):
-        _either.add_implicit_resolver(_tag, _whole, None)
+        _whole = re.compile(f"(?:{_pattern})$")
+        _either.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _whole, None)
 
 
 def dump_yaml(content: dict[str, Any]) -> str:
@@ -62,8 +55,7 @@ def load_yaml(text: str) -> Any:
     """Return the plain values of a YAML text.
 
     Raises:
-        yaml.YAMLError: no YAML, an alias, a key twice, a tag that is no plain value, or a list
-            that is too long.
+        yaml.YAMLError: no YAML, an alias, a key twice, or a tag that is no plain value.
     """
     try:
         return _Loader(text).get_single_data()

@@ -1,1 +1,1 @@
-"""Metrics: exact W2, nearest neighbours, FID and Inception score."""
+"""Measures of samples: exact W2, nearest neighbours, features of a classifier and of Inception."""

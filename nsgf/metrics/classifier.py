@@ -14,7 +14,7 @@ from torch import Tensor
 from nsgf.config.schema import DataConfig
 from nsgf.data import ImageSet, target_set
 from nsgf.data.images import to_bytes
-from nsgf.metrics.shared import distances, require_fidelity, require_neighbours
+from nsgf.metrics.distances import compare_features, require_fidelity, require_neighbours
 from nsgf.models.small_classifier import SEED, obtain
 from nsgf.system.errors import UserError
 from nsgf.system.output import show
@@ -55,18 +55,12 @@ class ClassifierMetrics:
         require_fidelity("evaluation.classifier")
         if config.fake:
             raise UserError("evaluation.classifier = true: random images have no labels")
+        require_neighbours(len(images) // 2)
         kind = target_set(config)
         assert isinstance(kind, ImageSet)
-        labels = kind.labels(config)
-        if len(labels) != len(images):
-            raise UserError(
-                f"data.root = {config.root}: {len(labels)} labels of {len(images)} images; "
-                f"put a whole copy of {config.name} there"
-            )
-        require_neighbours(len(images) // 2)
         folder = out_dir.expanduser() / ".classifiers"
-        self._trained = obtain(kind, images, labels, folder, device, log)
-        self._device, self._log = device, log
+        self._trained = obtain(kind, images, kind.labels(config), folder, device, log)
+        self._device = device
         order = torch.randperm(len(images), generator=make_generator(SEED, "classifier", "real"))
         size = min(MOST, len(images) // 2)
         self.accuracy, self.reference_size = self._trained.accuracy, size
@@ -88,14 +82,14 @@ class ClassifierMetrics:
 
         Returns:
             ``classifier_fid``, ``classifier_precision`` and ``classifier_recall``, as of
-            :func:`nsgf.metrics.shared.distances`.
+            :func:`nsgf.metrics.distances.compare_features`.
 
         Raises:
             UserError: too few samples.
         """
         require_neighbours(len(samples))
         features = self._features(samples[: self.used(len(samples))])
-        found = distances(features, self._reference, self._device, self._log)
+        found = compare_features(features, self._reference, self._device)
         return {f"classifier_{name}": value for name, value in found.items()}
 
     def floor(self, n: int) -> dict[str, float]:

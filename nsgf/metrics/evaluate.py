@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import Data, build_source, is_image_set
 from nsgf.metrics.classifier import ClassifierMetrics
+from nsgf.metrics.distances import nearest_distance, w2, w2_floor
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
-from nsgf.metrics.wasserstein import nearest_distance, w2, w2_floor
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, check_links, results_folder, writable, write_text
 from nsgf.run.progress import track
@@ -39,10 +39,10 @@ def evaluate_run(
     log: Callable[[str], None] = show,
     world: World | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Measure a run and write ``metrics.json``.
+    """Measure a run and write ``metrics.json``, part by part.
 
-    Batches of samples are kept until that is whole: what is interrupted goes on when it is given
-    again.
+    Batches of samples are kept until all is measured: an interrupted command continues when it is
+    given again.
 
     Args:
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
@@ -50,16 +50,16 @@ def evaluate_run(
         run: its folder.
         log: takes a line about what is going to be measured, and lines about what is computed once
             and kept in ``out_dir``.
-        world: the processes that sample together, of which the first measures; None: this one
-            alone.
+        world: the processes that sample together, of which the first measures; None: only this
+            one.
 
     Returns:
         The file and its content; of other processes than the first without content.
 
     Raises:
         UserError: checkpoints, data or a given weights file are missing or damaged, or a folder
-            cannot be written or leads out of itself, which is found out before sampling; or samples
-            of one class are asked for.
+            cannot be written or leads out of itself, which is found out before sampling; or
+            ``sampling.label`` is set.
     """
     check(config)
     if config.sampling.label is not None:
@@ -73,66 +73,74 @@ def evaluate_run(
     for name in [".classifiers"] * evaluation.classifier + [".fidelity"] * evaluation.inception:
         check_links(writable(Path(config.out_dir).expanduser() / name))
     device = pick_device(config.device, world.card)
-    network = None
-    if evaluation.inception and evaluation.inception_weights is not None:
-        network = Inception(Path(evaluation.inception_weights))
     sampler, progress = load_sampler(config, run, device)
-    log(plan(config, sampler))
+    nfe = sampler.expected_nfe
+    calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
+    log(f"evaluate: {evaluation.num_samples} samples at {calls}")
     file = folder / "metrics.json"
     drawn = batch_folder(folder / "samples", sampler, device, _floats(config))
-    data = Data(config.data, config.seed) if world.is_main else None  # refused before sampling
+    data: Data | None = None
+    network: Inception | str = ""
+    if world.is_main:  # both are refused before sampling
+        data, network = Data(config.data, config.seed), _inception(config)
     samples = _samples(config, sampler, device, drawn, world)
     if data is None:
         return file, {}
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
     metrics = _description(config, sampler, progress, samples, device)
-    is_needed = _measure(config, data, samples, device, log, network, file, metrics)
+    for part in _measures(config, data, samples, device, log, network):
+        metrics |= part
+        _write(file, metrics)
+    is_needed = evaluation.inception and isinstance(network, str)
     if is_needed:
         log("samples are kept: the same command measures what was left out")
     forget_batches(drawn, keep=is_needed)
     return file, metrics
 
 
-def _measure(
+def _inception(config: Config) -> Inception | str:
+    """Return the network whose features are compared, or why there is none.
+
+    Raises:
+        UserError: the given weights file is missing or damaged.
+    """
+    weights = config.evaluation.inception_weights
+    if not config.evaluation.inception:
+        return "evaluation.inception is false"
+    try:
+        return Inception(None if weights is None else Path(weights))
+    except UserError as error:
+        if weights is not None:
+            raise
+        return str(error)
+
+
+def _measures(
     config: Config,
     data: Data,
     samples: list[Samples],
     device: torch.device,
     log: Callable[[str], None],
-    network: Inception | None,
-    file: Path,
-    metrics: dict[str, Any],
-) -> bool:
-    """Add all measures to ``metrics``, which are written after each part; whether the samples are
-    needed once more, for an Inception network that could not be had."""
-    metrics |= _w2_metrics(config, data, [part.x for part in samples])
-    metrics["versions"] = versions()
-    _write(file, metrics)
-    images, pixels = data.images, samples[0].pixels
-    if images is None or pixels is None:
-        return False
-    metrics |= nearest_metrics(data, samples[0].x)
-    metrics |= classifier_part(config, images, pixels, device, log)
-    _write(file, metrics)
-    found = network or _find_inception(config)
-    metrics |= inception_part(config, images, pixels, device, log, found)
-    _write(file, metrics)
-    return config.evaluation.inception and isinstance(found, str)
+    network: Inception | str,
+) -> Iterator[dict[str, Any]]:
+    """Yield the measures part by part; for groups that cannot be had, why they are left out."""
+    yield _w2_metrics(config, data, [part.x for part in samples]) | {"versions": versions()}
+    pixels = samples[0].pixels
+    if data.images is None or pixels is None:
+        return
+    yield _nearest_metrics(data, samples[0].x)
+    given = (config, data.images, pixels, device, log)
+    yield _or_reason("classifier", _classifier_metrics, *given)
+    yield _or_reason("inception", _inception_metrics, *given, network)
 
 
-def plan(config: Config, sampler: FlowSampler) -> str:
-    """Return a line about what an evaluation is going to draw and measure."""
-    evaluation, measures = config.evaluation, [f"W2 of {config.evaluation.w2_samples} at most"]
-    if is_image_set(config.data.name):
-        measures.append("nearest real images")
-        measures += ["features of a small classifier"] * evaluation.classifier
-        measures += ["Inception features"] * evaluation.inception
-    else:
-        measures[0] += f", {REPEATS} times"
-    nfe = sampler.expected_nfe
-    calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
-    return f"evaluate: {evaluation.num_samples} samples at {calls}; {', '.join(measures)}"
+def _or_reason(name: str, measure: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
+    """Return a group of measures, or why it is left out."""
+    try:
+        return measure(*given)
+    except UserError as error:
+        return {name: f"left out: {error}"}
 
 
 def report(metrics: dict[str, Any]) -> list[str]:
@@ -152,32 +160,32 @@ def _in_words(value: Any) -> str:
     return str(value)
 
 
-def nearest_metrics(data: Data, samples: Tensor) -> dict[str, float]:
+def _nearest_metrics(data: Data, samples: Tensor) -> dict[str, float]:
     """Return the mean distance of the first NEAREST samples (N, C, H, W) to their nearest real
     images, and that of real images among themselves."""
-    assert data.images is not None
-    real = data.target("nearest").sample(min(len(data.images), NEAREST))
+    assert data.count is not None
+    real = data.target("nearest").sample(min(data.count, NEAREST))
     return {
         "nearest_real": nearest_distance(samples[:NEAREST], real),
         "nearest_real_among_real": nearest_distance(real, real, skip_self=True),
     }
 
 
-def classifier_part(
+def _classifier_metrics(
     config: Config, images: Tensor, pixels: Tensor, device: torch.device, log: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return the classifier's measures of ``pixels`` against ``images``, both uint8, (N, C, H, W),
-    or why they were left out."""
+    """Return the classifier's measures of ``pixels`` against ``images``, both uint8, (N, C, H, W).
+
+    Raises:
+        UserError: they are switched off, or cannot be had.
+    """
     if not config.evaluation.classifier:
-        return {"classifier": "left out: evaluation.classifier is false"}
-    try:
-        out_dir = Path(config.out_dir)
-        classifier = ClassifierMetrics(config.data, images, out_dir, device, log)
-        metrics: dict[str, Any] = {**classifier.measure(pixels)}
-        metrics |= {f"{name}_floor": value for name, value in classifier.floor(len(pixels)).items()}
-    except UserError as error:
-        return {"classifier": f"left out: {error}"}
-    return metrics | {
+        raise UserError("evaluation.classifier is false")
+    classifier = ClassifierMetrics(config.data, images, Path(config.out_dir), device, log)
+    floor = classifier.floor(len(pixels))
+    return {
+        **classifier.measure(pixels),
+        **{f"{name}_floor": value for name, value in floor.items()},
         "classifier_accuracy": classifier.accuracy,
         "classifier_samples": classifier.used(len(pixels)),
         "classifier_reference": f"{classifier.reference_size} images of {config.data.name} train, "
@@ -185,17 +193,7 @@ def classifier_part(
     }
 
 
-def _find_inception(config: Config) -> Inception | str:
-    """Return the network with the published weights, or why there is none."""
-    if not config.evaluation.inception:
-        return "evaluation.inception is false"
-    try:
-        return Inception()
-    except UserError as error:
-        return str(error)
-
-
-def inception_part(
+def _inception_metrics(
     config: Config,
     images: Tensor,
     pixels: Tensor,
@@ -203,20 +201,14 @@ def inception_part(
     log: Callable[[str], None],
     network: Inception | str,
 ) -> dict[str, Any]:
-    """Return FID, Inception score, KID, precision and recall, or why they were left out.
-
-    Arguments as for :func:`classifier_part`; ``log`` takes a line about kept features. ``network``
-    may be why there is none.
-    """
+    """Return FID, Inception score, KID, precision and recall. Arguments and errors as of
+    :func:`_classifier_metrics`; ``network`` may be why there is none."""
     if isinstance(network, str):
-        return {"inception": f"left out: {network}"}
+        raise UserError(network)
     name = config.data.name + (" random stand-in" if config.data.fake else "")
     reference = Reference(images, name, Path(config.out_dir).expanduser() / ".fidelity")
-    try:
-        size = config.sampling.batch_size
-        return inception_metrics(pixels, reference, network, device, size, log)
-    except UserError as error:
-        return {"inception": f"left out: {error}"}
+    size = config.sampling.batch_size
+    return inception_metrics(pixels, reference, network, device, size, log)
 
 
 def _description(
@@ -254,16 +246,11 @@ def _samples(
     """Draw points for each repetition, and images once. Batches are kept in the folder ``kept``."""
     n, keep = config.evaluation.num_samples, _floats(config)
     drawn = []
-    for repeat in map(str, range(_repeats(config))):
+    for repeat in map(str, range(REPEATS if keep is None else 1)):
         source = build_source(config.data, config.seed, "evaluate", repeat)
         folder = kept / repeat
         drawn.append(generate(sampler, source, n, device, keep=keep, world=world, folder=folder))
     return drawn
-
-
-def _repeats(config: Config) -> int:
-    """Return the number of repetitions with other random numbers, for mean and spread of W2."""
-    return 1 if is_image_set(config.data.name) else REPEATS
 
 
 def _floats(config: Config) -> int | None:
@@ -279,8 +266,8 @@ def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, 
     if data.count is not None:
         n = min(n, data.count // 2)  # two disjoint halves for the floor
     distances, floors = [], []
-    for repeat in track(range(_repeats(config)), "W2", "repeat"):
-        own = data.in_units(samples[repeat % len(samples)][:n])
+    for repeat, part in enumerate(track(samples, "W2", "repeat")):
+        own = data.in_units(part[:n])
         distances.append(w2(own, data.reference("evaluate", str(repeat)).sample(n)))
         floors.append(w2_floor(data.reference("floor", str(repeat)), n))
     return {

@@ -5,9 +5,9 @@ would unpickle weights and cached features.
 """
 
 import hashlib
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from os.path import lexists
 from pathlib import Path
 from typing import Any, cast
@@ -15,13 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from nsgf.metrics.shared import (
+from nsgf.metrics.distances import (
     NEIGHBOURS,
-    distances,
+    compare_features,
     require_fidelity,
     require_neighbours,
 )
-from nsgf.run.checkpoint import is_finite
 from nsgf.run.folder import replacing
 from nsgf.run.progress import track
 from nsgf.system.archive import fingerprint, load_archive
@@ -50,23 +49,21 @@ class Inception:
         self.version = require_fidelity("evaluation.inception")
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-        given, file = file is not None, file or _published()
+        key = "" if file is None else "evaluation.inception_weights = "
+        file = file or _published()
         try:
             content = file.read_bytes()
             self.sha256 = hashlib.sha256(content).hexdigest()
             if file.name == PUBLISHED and self.sha256 != SHA256:
                 raise ValueError("not the published file of this name; remove it")
-            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-            if not is_finite(state):
-                raise ValueError("values that are not finite")
-            own = io.BytesIO()  # nothing else may reach torch-fidelity, which unpickles it
+            state = torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+            own = BytesIO()  # nothing else may reach torch-fidelity, which unpickles it
             torch.save(dict(state), own)
             own.seek(0)
             self._network = FeatureExtractorInceptionV3(
                 "inception-v3-compat", LAYERS, feature_extractor_weights_path=own
             )
         except Exception as error:  # torch raises many types for damaged or foreign files
-            key = "evaluation.inception_weights = " if given else ""
             raise UserError(
                 f"{key}{file}: no usable Inception weights ({one_line(error)[:100]})"
             ) from error
@@ -135,23 +132,19 @@ class Reference:
             f"{self.name.replace(' ', '-')}-train-{fingerprint(self.images)}-to-299-"
             f"{network.sha256[:12]}-tf{network.version}.pt"
         )
+        again = ""
         try:
             if lexists(file):
-                features = load_archive(file)
-                kind = (features.dtype, features.ndim, len(features))
-                if kind != (torch.float32, 2, len(self.images)) or not features.isfinite().all():
-                    raise ValueError(f"no features of {len(self.images)} images")
-                return cast(Tensor, features)
-            log(f"features of the real images are computed, and kept in {self.cache}")
-        except Exception as error:  # a foreign file may hold anything, e.g. endless tensors
-            why = one_line(error)[:100]
-            log(f"features of the real images are computed again: {file} cannot be used ({why})")
+                found = cast(Tensor, load_archive(file))
+                if (found.dtype, found.ndim, len(found)) == (torch.float32, 2, len(self.images)):
+                    return found
+                raise ValueError(f"no features of {len(self.images)} images")
+        except Exception as error:  # torch raises many types for damaged and foreign files
+            again = f" again, as {file} cannot be used ({one_line(error)[:100]})"
+        log(f"features of the real images are computed{again}, and kept in {self.cache}")
         features, _ = network.features(self.images, "real images", device, batch_size)
-        try:
-            with replacing(file) as stream:
-                torch.save(features, stream)
-        except (OSError, RuntimeError) as error:  # torch hides a full disk behind its own
-            log(f"features of the real images cannot be kept ({one_line(error)})")
+        with replacing(file) as stream:
+            torch.save(features, stream)
         return features
 
 
@@ -190,7 +183,7 @@ def inception_metrics(
     subset = min(KID_SUBSET, fewest)
     score = isc_features_to_metric(logits, min(10, len(samples)))
     kid = kid_features_to_metric(features, real, kid_subset_size=subset, verbose=False)
-    return distances(features, real, device, log) | {
+    return compare_features(features, real, device) | {
         "inception_score": score["inception_score_mean"],
         "inception_score_std": score["inception_score_std"],
         "kid": kid["kernel_inception_distance_mean"],

@@ -10,6 +10,7 @@ from nsgf.config.schema import MLPConfig
 FASTEST, SLOWEST = 25.0, 0.5
 TIME_FEATURES = 32
 """Number of cosines and sines of t that join the input."""
+HIDDEN_LAYERS = 3
 
 
 def time_features(t: Tensor, dim: int, *, fastest: float, slowest: float) -> Tensor:
@@ -28,7 +29,7 @@ def time_features(t: Tensor, dim: int, *, fastest: float, slowest: float) -> Ten
 
 def _hidden_layers(inputs: int, config: MLPConfig) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    for _ in range(config.depth):
+    for _ in range(HIDDEN_LAYERS):
         layers += [nn.Linear(inputs, config.width), nn.SiLU()]
         inputs = config.width
     return layers

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.config.files import Content, build, merged, read_plain
+from nsgf.config.leaves import contradictions
 from nsgf.config.parser import settings_parser
-from nsgf.config.resume_rules import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import shape_and_classes
 from nsgf.phases import Phase, Trained

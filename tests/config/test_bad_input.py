@@ -13,51 +13,28 @@ from nsgf import cli
 from nsgf.checks import check
 from nsgf.cli.arguments import parse
 from nsgf.cli.flags import SHORT_FLAGS
-from nsgf.config.describe import sections
 from nsgf.config.files import config_folder
 from nsgf.config.leaves import leaves
-from nsgf.config.schema import Config
-from nsgf.system.errors import UserError
+from nsgf.config.schema import Config, Settings
+from nsgf.system.errors import UserError, one_line
 from tests.conftest import shipped
 
 NAMES = ("2d", "cifar10", "digits", "mnist")
 KEYS = [key for key, _, _ in leaves(Config())]
-SECTIONS = sorted(section.key for section in sections() if section.key)
+SECTIONS = sorted({key.rpartition(".")[0] for key, _, _ in leaves(Settings())} - {""})
 EXECUTES = "!!python/object/apply:os.system ['touch executed']"
-
 TEXTS = [
     *("", "x", "1e3", "1e-4", "no", "9" * 5000, "²", "null", "true", "5.0", "0x10", "010"),
     *("[1,2]", "{a: 1}", "[" * 500, "&a [*a]", "!!int ''", "!!timestamp x", EXECUTES, "\x00"),
-    *(
-        "a\nb",
-        "\x1b[31m",
-        "~nobody/x",
-        "..",
-        "../../x",
-        "**/",
-        "a b",
-        "--",
-        "=",
-        "cuda:²",
-        "n.yaml",
-    ),
+    *("a\nb", "\x1b[31m", "~nobody/x", "..", "../../x", "**/", "a b", "--", "=", "cuda:²"),
 ]
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1, 10**400, -(10**400), 2**63, 1e300, 5e-324, [], {}, [[1]]),
     *(float("nan"), float("inf"), [None], {"lr": 1}, {1: 2}, b"x", *TEXTS),
 ]
 SOME_VALUES = st.sampled_from(VALUES) | st.text(max_size=20) | st.integers() | st.floats()
-FLAGS = [*KEYS, *SECTIONS, *(flag[2:] for flag in SHORT_FLAGS), "config", "run", "exp"]
-FLAGS += [
-    "resume",
-    "resume-phase",
-    "smoke",
-    "print-config",
-    "nsgf.lr.x",
-    "phases+",
-    "",
-    "nsgf.help",
-]
+FLAGS = [*KEYS, *SECTIONS, *(flag[2:] for flag in SHORT_FLAGS), "config", "run", "exp", "resume"]
+FLAGS += ["resume-phase", "smoke", "print-config", "nsgf.lr.x", "phases+", "", "nsgf.help"]
 
 
 @pytest.fixture
@@ -73,22 +50,13 @@ def outcome(argv: list[str]) -> str | None:
     line = None
     try:
         request = parse(argv)
-    except UserError as error:
-        line = str(error)
+    except (UserError, OSError) as error:  # main reports both in one line
+        line = one_line(error)
     if line is not None:
         assert line.isprintable()
         assert len(line) < 2500
         return line
     check(request.config)
-    for (key, value, item), (_, default, _) in zip(
-        leaves(request.config), leaves(Config()), strict=True
-    ):
-        assert (
-            default is None
-            or value is None
-            or item.name == "build_batch"
-            or (type(value) is type(default))
-        ), key
     return None
 
 
@@ -110,7 +78,6 @@ def entries(folder: Path) -> set[str]:
 @example("2d", "exp", None)
 @example("2d", "phases", None)
 @example("2d", "data.source", "!!int ''")
-@example("2d", "model.mlp.depth", 10**9)
 @example("2d", "exp", "../x")
 def test_one_changed_key_is_valid_or_one_line(here, name, key, value):
     (here / "c.yaml").write_bytes(changed(name, key, value))
@@ -145,33 +112,35 @@ def test_any_flags_are_valid_or_one_line(here, name, flags):
     assert entries(here) == {"n.yaml"}
 
 
-FILES = [
+FILES = [  # content of a file, words of the message
     (b"", "must hold keys"),
-    (b"# nothing\n", "must hold keys"),
     (b"- 1\n- 2\n", "must hold keys"),
-    (b"exp: a\nexp: b\n", "exp: twice"),
     (b"exp: a\nnsgf:\n  lr: 1\n  lr: 2\n", "lr: twice"),
     (b"exp: a\nnsgf:\n\tlr: 1\n", "cannot be read"),
     (b"\xff\xfe\x00exp", "cannot be read"),
-    (b"exp: a\x00b\n", "cannot be read"),
     (b"exp: &a [*a]\n", "an alias"),
     (b"exp: a\nnsgf: &one {lr: 1}\nnsf: *one\n", "use the section optim"),
     (b"exp: a\nnsgf: {<<: {lr: 1}}\n", "nsgf.<<.lr: unknown key"),
-    (b"exp: '" + b"x" * 2**20 + b"'\n", "at most 1048576 bytes"),
-    (f"exp: {EXECUTES}\n".encode(), "python/object"),
     (f"exp: a\nnsgf:\n  lr: {EXECUTES}\n".encode(), "python/object"),
     (b"exp: !!timestamp x\n", "cannot be read"),
     (b"? [1, 2]\n: 3\n", "cannot be read"),
     (b"exp: a\n---\nexp: b\n", "cannot be read"),
     (b"exp: a\n1: 2\n", "unknown key"),
-    (b'exp: a\n"x\\ny": 2\n', "unknown key"),
+    (b"nsgf:\n  learning_rate: 1\n", "nsgf.learning_rate: unknown key"),
+    (b"print_config: true\n", "print_config: unknown key"),
+    (b"model:\n  unet: 3\n", "model.unet is a section"),
+    (b"model:\n  mlp: [1]\n", "model.mlp is a section"),
+    (b"nsgf:\n", "nsgf is a section"),
+    (b"seed: 1\n", "must name its experiment"),
     (b"exp: a\nseed: true\n", "seed = True: must be an integer"),
     (b"exp: a\nseed: 1e3\n", "seed = 1000.0: must be an integer"),
     (b"exp: a\nseed: 010\n", "seed = 10.0: must be an integer"),
     (b"exp: a\ndata:\n  flip: maybe\n", "data.flip = maybe: must be true or false"),
     (b"exp: a\nnsgf:\n  lr: .nan\n", "nsgf.lr"),
     (b"exp: a\ndata:\n  root: ''\n", "data.root"),
-    (b"exp: a\nmodel:\n  mlp:\n    depth: 1000000\n", "model.mlp.depth"),
+    (b"exp: a\nmethods: 3\n", "methods = 3"),
+    (b"exp: a\nmethods: {nsgf: 3}\n", "methods.nsgf = 3"),
+    (b"exp: a\nmethods: {nsgf: {nsfg: {lr: 1}}}\n", "methods.nsgf.nsfg"),
 ]
 
 
@@ -201,12 +170,6 @@ def test_no_is_a_text_and_false_for_a_switch_alone(here):
     assert shipped("digits", "--data.flip=yes").data.flip is True
 
 
-def test_lists_are_of_some_length(here):
-    """Each item's type is checked, which would take minutes for a file full of them."""
-    (here / "c.yaml").write_text(yaml.safe_dump({"exp": "a", "compare": {"nfe": [1] * 101}}))
-    assert "a list of more than 100 items" in (outcome(["train", "--config", "c.yaml"]) or "")
-
-
 @pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "0.0001", "+1e-4", "1_0e-5"])
 def test_numbers_are_read_however_they_are_written(here, text):
     (here / "c.yaml").write_text(f"exp: a\nnsgf:\n  lr: {text}\n")
@@ -214,14 +177,15 @@ def test_numbers_are_read_however_they_are_written(here, text):
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "missing", "long", "NUL"])
-def test_what_is_no_file_ends_in_one_line(here, kind):
+def test_what_is_no_file_ends_in_one_line(here, kind, capsys):
     name = {"long": "x" * 5000, "NUL": "a\0b"}.get(kind, "it")
     if kind == "folder":
         (here / name).mkdir()
     elif kind == "pipe":
         os.mkfifo(here / name)
     for flag in ("--config", "--run"):
-        assert outcome(["sample", flag, name])
+        assert cli.main(["sample", flag, name]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
 
 
 def test_paths_with_signs_of_patterns_are_taken_literally(here):
@@ -238,45 +202,3 @@ def test_names_of_experiments_are_refused_before_runs_are_looked_for(here, exp):
     line = outcome(["train", "--config", "c.yaml", "--resume"])
     assert line
     assert line.startswith("exp = ")
-
-
-def test_sections_are_no_flags(here):
-    assert "--nsgf is a section" in (outcome(["train", "--exp", "2d", "--nsgf", "n.yaml"]) or "")
-    assert {"nsgf", "model", "model.unet", "optim"} <= set(SECTIONS)
-
-
-@pytest.mark.parametrize("error", [MemoryError(), RecursionError("deep"), OSError(5, "broken")])
-def test_exhausted_while_parsing_is_one_line(here, error, monkeypatch, capsys):
-    def fails(_):
-        raise error
-
-    monkeypatch.setattr("nsgf.cli.arguments.read_settings", fails)
-    assert cli.main(["train", "--exp", "2d"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_help_wins_over_wrong_flags(capsys):
-    assert cli.main(["train", "--help", "--nonsense", "--seed=x"]) == 0
-    assert "usage: nsgf train" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("resumed", "named"), [(False, "2d-*"), (True, "mine")])
-def test_bugs_keep_their_traceback_and_say_what_to_report(
-    resumed, named, tiny, monkeypatch, capsys
-):
-    def broken(*_, **__):
-        raise KeyError("a bug")
-
-    monkeypatch.setattr("nsgf.experiment.train", broken)
-    argv = ["train", "--exp", "2d"]
-    if resumed:
-        from nsgf.run.folder import RunFolder
-
-        mine = RunFolder.create(tiny).path.rename(Path(tiny.out_dir) / "mine")
-        argv = ["train", "--run", str(mine), "--resume"]
-    assert cli.main(argv) == 1
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert lines[0].startswith("Traceback")
-    assert lines[-2] == "KeyError: 'a bug'"
-    assert "report" in lines[-1]
-    assert f"{named}/log.txt" in lines[-1]

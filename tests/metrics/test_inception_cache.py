@@ -19,15 +19,13 @@ def images(n: int, low: int, high: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(low, high, (n, 1, 28, 28), dtype=torch.uint8, generator=generator)
 
 
-# --- the cache, with a small network in Inception's place ---------------------------------------
-
-
 class Tiny(Inception):
     """Means of rows as features, and means of columns as logits."""
 
     version = "0.4.0"
 
-    def __init__(self, weights: str = "a") -> None:
+    def __init__(self, weights: str | None = None) -> None:
+        weights = weights or "a"
         self.name, self.sha256, self.read = f"w.pth, sha256 {weights}...", weights * 64, []
         """``read``: first values of the images that were."""
 
@@ -70,23 +68,19 @@ def test_real_images_go_through_the_network_once(case):
     network = Tiny()
     first = case.measure(network)
     assert network.read[0] == 7
-    assert "kept in" in case.said[0]
+    assert len(case.said) == 1
     network.read.clear()
     assert case.measure(network) == first
     assert len(network.read) == 1
     assert 7 not in network.read
     assert case.said == []
-
-
-def test_other_samples_use_the_same_kept_features(case):
-    first = case.measure()
     other = case.measure(samples=case.reference.images[:20].clone() // 2)
     assert other["fid"] != first["fid"]
     assert other["inception_reference"] == first["inception_reference"]
     assert case.file()
 
 
-def test_what_changes_the_features_changes_the_file(case, monkeypatch):
+def test_each_change_of_the_features_changes_the_file(case, monkeypatch):
     real = case.reference.images
     case.measure()
     case.measure(Tiny("b"))
@@ -107,14 +101,10 @@ def saved(content) -> bytes:
 BAD = {
     "pickle": pickle.dumps(Malicious()),
     "torch": saved(Malicious()),
-    "text": b"no features",
     "empty": b"",
     "fewer": saved(torch.ones(29, 28)),
     "other type": saved(torch.ones(30, 28, dtype=torch.float64)),
     "flat": saved(torch.ones(30)),
-    "not finite": saved(torch.full((30, 28), torch.nan)),
-    "dictionary": saved({"x": torch.ones(30, 28)}),
-    "huge": saved(torch.ones(1).expand(30, 2**50)),
 }
 
 
@@ -139,53 +129,12 @@ def test_one_flipped_bit_is_noticed(case):
     assert "checksum" in case.said[0]
 
 
-def test_a_link_in_the_cache_is_replaced_and_never_followed(case, tmp_path):
-    good = case.measure()
-    file, victim = case.file(), tmp_path / "victim"
-    victim.write_text("precious")
-    file.unlink()
-    file.symlink_to(victim)
-    assert case.measure() == good
-    assert victim.read_text() == "precious"
-    assert not file.is_symlink()
-
-
-def test_features_that_cannot_be_kept_are_used(case):
-    good = case.measure()
-    file = case.file()
-    file.unlink()
-    file.mkdir()
-    assert case.measure() == good
-    assert "cannot be kept" in case.said[-1]
-
-
-def test_an_interrupted_write_leaves_no_half_file(case, monkeypatch):
-    def interrupted(content, stream):
-        stream.write(b"half")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("nsgf.metrics.inception.torch.save", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            case.measure()
-    assert list(case.reference.cache.iterdir()) == []
-    case.measure()
-    assert "kept in" in case.said[0]
-
-
-def test_what_numbers_depend_on_is_told(case, tmp_path):
+def test_conditions_of_the_numbers_are_told(case):
     found = case.measure()
-    assert found["inception_samples"] == 20
+    assert found["inception_samples"] == found["kid_subset_size"] == 20
     assert found["inception_weights"] == "w.pth, sha256 a..."
-    assert found["inception_reference"].startswith(
-        "mnist train, 30 images, 28x28 grey replicated to 3 channels, not flipped, resized to "
-        "299x299 by torch-fidelity (TF1 bilinear), sha256 of the pixels "
-    )
+    assert found["inception_reference"].startswith("mnist train, 30 images, 28x28 grey ")
     assert "0.4.0" in found["inception_library"]
-    assert found["kid_subset_size"] == 20
-    colour = Reference(images(6, 0, 9).expand(-1, 3, -1, -1), "cifar10", tmp_path)
-    assert "colour" in colour.describe()
-    assert "grey" not in colour.describe()
 
 
 def test_precision_is_of_samples_and_recall_of_real_images(case):
@@ -194,8 +143,5 @@ def test_precision_is_of_samples_and_recall_of_real_images(case):
     found = case.measure(samples=real[:4].repeat(5, 1, 1, 1))
     assert found["precision"] == 1
     assert found["recall"] < 0.5
-
-
-def test_too_few_samples_are_refused(case):
     with pytest.raises(UserError, match="more than 3 samples"):
         case.measure(samples=case.samples[:3])

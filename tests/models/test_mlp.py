@@ -14,7 +14,7 @@ def test_velocity_depends_on_position_and_time():
 
 
 def test_velocity_network_is_the_papers():
-    model = VelocityMLP(2, MLPConfig(width=256, depth=3))
+    model = VelocityMLP(2, MLPConfig(width=256))
     linear = [layer for layer in model.layers if isinstance(layer, torch.nn.Linear)]
     assert [layer.out_features for layer in linear] == [256, 256, 256, 2]
     assert linear[0].in_features == 34

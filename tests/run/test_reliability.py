@@ -37,7 +37,7 @@ def test_run_with_a_damaged_checkpoint_ends_as_it_would_have(tiny, tiny_run):
     train(tiny, tiny_run)
     log = (tiny_run.path / "log.txt").read_text()
     assert "phase2_nsf.pt is damaged" in log
-    assert "nsf: going on after step 10 of 12" in log
+    assert "nsf: continues after step 10 of 12" in log
     assert (tiny_run.path / "metrics.jsonl").read_bytes() == metrics
     assert_equal(tiny_run, train(tiny))
 
@@ -64,13 +64,13 @@ def test_run_whose_settings_have_a_removed_key_continues_or_is_refused(tiny_run,
     """Earlier versions wrote the key: its value is ignored if nothing else is possible now."""
     own = tiny_run.config_file.read_text()
     argv = ["--run", str(tiny_run.path)]
-    tiny_run.config_file.write_text(own.replace("train:\n", "train:\n  keep: all\n"))
+    tiny_run.config_file.write_text(own.replace("mlp:\n", "mlp:\n    depth: 3\n"))
     assert main(["train", *argv, "--resume"]) == 0
     assert main(["sample", *argv, "--num-samples", "9"]) == 0
-    tiny_run.config_file.write_text(own.replace("train:\n", "train:\n  keep: light\n"))
+    tiny_run.config_file.write_text(own.replace("mlp:\n", "mlp:\n    depth: 2\n"))
     capsys.readouterr()
     assert main(["sample", *argv]) == 2
-    assert "train.keep = light: " in capsys.readouterr().err
+    assert "model.mlp.depth = 2: " in capsys.readouterr().err
 
 
 def test_run_folder_may_be_moved(tiny, tiny_run, tmp_path):

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from nsgf.cli import main
-from nsgf.cli.arguments import parse
-from nsgf.config.files import build, given, read_settings
+from nsgf.config.files import build, read_settings
 from nsgf.config.schema import PEER_PHASES, PHASES, Config, TrackingConfig
 from nsgf.experiment import train
 from nsgf.run import trackers
@@ -56,23 +55,6 @@ def test_resumed_run_needs_the_package_only_if_the_command_names_it(tiny, monkey
     assert log.count("tensorboard: not used") == 1
     assert "nsf: done" in log
     assert build(Config, read_settings(run.config_file)).tracking.tracker == "tensorboard"
-
-
-def test_setting_of_earlier_versions_is_read(tmp_path):
-    names = {"online": "wandb", "offline": "wandb-offline", "disabled": "none"}
-    for before, now in names.items():
-        file = tmp_path / "config.yaml"
-        file.write_text(f"exp: 2d\ntracking:\n  wandb: {before}\n  project: mine\n  entity: null\n")
-        assert build(Config, read_settings(file)).tracking.tracker == now
-    with pytest.raises(UserError, match=r"tracking\.tracker = sometimes"):
-        given({"tracking.wandb": "sometimes"})
-
-
-@pytest.mark.parametrize("flag", ["--wandb", "--tracking.wandb"])
-def test_flag_of_earlier_versions_names_the_new_one(flag, capsys):
-    assert main(["train", "--exp", "2d", flag, "online"]) == 2
-    assert f"{flag}: unknown flag; say --tracker wandb" in capsys.readouterr().err
-    assert parse(["train", "--exp", "2d", "--tracker", "wandb"]).config.tracking.tracker == "wandb"
 
 
 # --- TensorBoard --------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def test_an_index_that_is_cut_off(exported, part):
     [
         ("colour", "blue", "colour: unknown key"),
         ("seed", "x", "seed = x: must be an integer"),
-        ("model", {"kind": "mlp", "mlp": {"width": 10**9}}, "model.mlp.width"),
+        ("model", {"mlp": {"width": 10**9}}, "model.mlp.width"),
     ],
 )
 def test_wrong_settings(exported, key, value, words):
@@ -94,9 +94,9 @@ def test_wrong_settings(exported, key, value, words):
 
 
 def test_a_network_far_larger_than_its_file_is_never_made(exported, monkeypatch):
-    """Within the bounds of the settings: 4 TB of weights."""
+    """Within the bounds of the settings: 34 GB of weights."""
     content = index(exported)
-    content["settings"]["model"]["mlp"].update(width=2**16, depth=250)
+    content["settings"]["model"]["mlp"].update(width=2**16)
     write_index(exported, content)
     assert "does not fit the network" in refusal(exported)
 

@@ -1,4 +1,5 @@
 import math
+import sys
 
 import pytest
 import torch
@@ -6,7 +7,17 @@ from scipy.optimize import linear_sum_assignment
 
 from nsgf.data import ImageSampler, PointSampler
 from nsgf.data.points import Gaussian
-from nsgf.metrics.wasserstein import energy_distance, nearest_distance, w2, w2_floor
+from nsgf.metrics import distances
+from nsgf.metrics.distances import (
+    compare_features,
+    energy_distance,
+    nearest_distance,
+    require_fidelity,
+    w2,
+    w2_floor,
+)
+from nsgf.system.errors import UserError
+from tests.system.pretended_card import pretended_card
 
 
 def test_w2_of_a_translation_is_its_length():
@@ -24,11 +35,6 @@ def test_w2_is_the_root_of_the_best_assignments_mean_square():
 def test_w2_of_unequal_sizes():
     x = torch.tensor([[0.0], [1.0]])
     assert w2(x, torch.tensor([[0.0]])) == pytest.approx(math.sqrt(0.5))
-
-
-def test_w2_of_gaussians_approaches_the_closed_form():
-    x, y = torch.randn(2000, 1), 3 * torch.randn(2000, 1) + 4
-    assert w2(x, y) == pytest.approx(math.sqrt(4**2 + 2**2), rel=0.05)
 
 
 def test_w2_is_symmetric_and_zero_for_permutations():
@@ -80,3 +86,41 @@ def test_energy_distance_sees_a_shift_and_is_around_zero_without():
     assert abs(energy_distance(x, y)) < 2e-3
     # to leading order |shift|^2 sqrt(pi) / 4, with |shift|^2 = 0.18
     assert energy_distance(x, z + 0.3) == pytest.approx(0.08, rel=0.2)
+
+
+@pytest.mark.parametrize("module", ["torch_fidelity", "torch_fidelity.metric_prc"])
+def test_missing_and_old_libraries_are_one_line(module, monkeypatch):
+    """Those before 0.4 have no precision and recall."""
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=r"evaluation\.classifier = true: needs .* 0\.4 "):
+        require_fidelity("evaluation.classifier")
+
+
+def test_precision_and_recall_by_hand_and_on_a_card(monkeypatch):
+    """Samples 0, 1, 2, 3 and 100 on a line; their balls end at the third neighbour."""
+    monkeypatch.setattr(distances, "PRC_BATCH", 4)
+    samples, real = (
+        torch.tensor(values).unsqueeze(1) * torch.tensor([1.0, 0.0])
+        for values in ([0, 1, 2, 3, 100], [-2.0, -2.1, -2.2, -2.3, 2.5, 500, 501, 502, 503])
+    )
+    places, cdist = set(), torch.cdist
+
+    def seen(x, y):
+        places.update([x.device.type, y.device.type])
+        return cdist(x, y)
+
+    monkeypatch.setattr(torch, "cdist", seen)
+    alone = compare_features(samples, real, torch.device("cpu"))
+    assert (alone["precision"], alone["recall"]) == (pytest.approx(4 / 5), pytest.approx(5 / 9))
+    assert places == {"cpu"}
+    places.clear()
+    with pretended_card(capability=(7, 5)):
+        assert compare_features(samples, real, torch.device("cuda")) == alone
+    assert places == {"cuda"}
+
+
+@pytest.mark.gpu
+def test_a_card_finds_the_precision_and_recall_of_a_cpu():
+    samples, real = torch.randn(3000, 64), torch.randn(2500, 64) + 0.1
+    cpu, card = (compare_features(samples, real, torch.device(name)) for name in ("cpu", "cuda"))
+    assert card == pytest.approx(cpu, abs=2e-3)

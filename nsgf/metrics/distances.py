@@ -1,0 +1,132 @@
+"""Distances between samples: exact W2 (POT's network simplex), energy distance, nearest neighbours,
+and torch-fidelity's Frechet distance, precision and recall of features."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsgf.data import Sampler
+from nsgf.phases.flow_matching import SIMPLEX_ITERATIONS
+from nsgf.sinkhorn.base import full_precision
+from nsgf.system.errors import UserError
+
+NEIGHBOURS = 3
+PRC_BATCH = 2000
+"""Rows of distances that precision and recall compute at a time; does not affect results."""
+
+
+def w2(x: Tensor, y: Tensor) -> float:
+    """Return W2 = (min over couplings of mean |x - y|^2)^(1/2), uniform weights; (N, *shape), (M,
+    *shape).
+
+    Raises:
+        ValueError: empty, non-finite or mismatched samples, or the simplex did not finish.
+    """
+    import ot  # a second to import
+
+    if x.shape[1:] != y.shape[1:] or not len(x) or not len(y):
+        raise ValueError(f"cannot compare samples of shape {tuple(x.shape)} and {tuple(y.shape)}")
+    if not (x.isfinite().all() and y.isfinite().all()):
+        raise ValueError("samples are not finite")
+    a, b = x.flatten(1).double(), y.flatten(1).double()
+    cost = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
+    value, log = ot.emd2([], [], cost.numpy(), numItermax=SIMPLEX_ITERATIONS, log=True)
+    if log["warning"]:
+        raise ValueError(f"exact optimal transport did not finish: {log['warning']}")
+    return float(max(value, 0.0)) ** 0.5
+
+
+def w2_floor(target: Sampler, n: int) -> float:
+    """Return W2 between two independent draws of mu*: what a perfect sampler scores at this n."""
+    return w2(target.sample(n), target.sample(n))
+
+
+def energy_distance(x: Tensor, y: Tensor) -> float:
+    """Return 2 E|X - Y| - E|X - X'| - E|Y - Y'|, estimated without bias: around 0 for equal
+    distributions.
+
+    W2 of finite samples feels a mass that is off by chance more than the shape of a law; this
+    distance feels both alike (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape), N, M > 1
+    """
+    a, b = x.flatten(1).double(), y.flatten(1).double()
+    n, m = len(a), len(b)
+    within = _total(a, a) / (n * (n - 1)) + _total(b, b) / (m * (m - 1))
+    return 2 * _total(a, b) / (n * m) - within
+
+
+def _total(x: Tensor, y: Tensor) -> float:
+    """Return the sum of all distances between x (N, D) and y (M, D)."""
+    return sum(float(torch.cdist(part, y).sum()) for part in x.split(2048))
+
+
+def nearest_distance(x: Tensor, y: Tensor, *, skip_self: bool = False) -> float:
+    """Return the mean Euclidean distance from each x (N, *shape) to its nearest y (M, *shape). With
+    ``skip_self`` x and y are the same samples, and a sample is not its own neighbour."""
+    nearest = []
+    for first, chunk in zip(range(0, len(x), 512), x.flatten(1).split(512), strict=True):
+        distance = torch.cdist(chunk, y.flatten(1))
+        if skip_self:
+            rows = torch.arange(len(chunk))
+            distance[rows, first + rows] = torch.inf
+        nearest.append(distance.amin(dim=1))
+    return float(torch.cat(nearest).mean())
+
+
+# --- features, with torch-fidelity, an optional package -----------------------------------------
+
+
+def require_fidelity(key: str) -> str:
+    """Return the version of torch-fidelity, which the setting ``key`` needs.
+
+    Raises:
+        UserError: it is not installed, or too old.
+    """
+    try:
+        import torch_fidelity.metric_prc  # new in 0.4
+    except ImportError as error:
+        raise UserError(
+            f"{key} = true: needs torch-fidelity 0.4 or newer (pip install -U torch-fidelity), "
+            f"or say --{key} false"
+        ) from error
+    return str(torch_fidelity.__version__)
+
+
+def require_neighbours(count: int) -> None:
+    """Raise UserError if precision and recall cannot be computed of so few images."""
+    if count <= NEIGHBOURS:
+        raise UserError(
+            f"evaluation.num_samples: precision and recall need more than {NEIGHBOURS} samples "
+            f"and real images, not {count}"
+        )
+
+
+def compare_features(samples: Tensor, real: Tensor, device: torch.device) -> dict[str, Any]:
+    """Compare the features of samples (N, F) with those of real images (M, F), float32 on the CPU.
+
+    Precision and recall need all (N + M)^2 distances, which a card computes; their formulas then
+    take them from there block by block.
+
+    Returns:
+        ``fid``, the Frechet distance, smaller is better; ``precision``, the share of samples among
+        the real ones; ``recall``, the share of real ones among the samples.
+    """
+    from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
+    from torch_fidelity.metric_prc import prc_features_to_metric
+
+    statistics = [fid_features_to_statistics(part) for part in (samples, real)]
+    place = device if device.type == "cuda" else torch.device("cpu")
+    with full_precision(place):
+        manifold = prc_features_to_metric(
+            samples.to(place),
+            real.to(place),
+            prc_neighborhood=NEIGHBOURS,
+            prc_batch_size=PRC_BATCH,
+            save_cpu_ram=True,
+            verbose=False,
+        )
+    return {
+        "fid": fid_statistics_to_metric(*statistics, verbose=False)["frechet_inception_distance"],
+        "precision": manifold["precision"],
+        "recall": manifold["recall"],
+    }
