@@ -64,7 +64,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
         finished = _fill(pool, file, header, simulation, share[finished:], session)
     else:
         session.log.write(f"pool: {dtype} from {folder}; complete")
-    if session.is_asked():
+    if session.should_stop():
         kept = f"{finished} of {len(share)} flows" if file else "nothing"
         raise Stopped(f"pool: {kept} kept")
     return pool
@@ -144,7 +144,7 @@ def _fill(
     started = time.perf_counter()
     try:
         with session.log.progress("pool", total, "flow", first) as progress:
-            while session.world.any(start < total) and not session.is_asked():
+            while session.world.any(start < total) and not session.should_stop():
                 together = min([most, *(limit for flow, limit in header.limits if flow <= start)])
                 numbers = missing[start - first : start - first + together]
                 if not numbers:

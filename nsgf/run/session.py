@@ -1,4 +1,4 @@
-"""What every phase needs while it is trained."""
+"""The session that trains a run."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from nsgf.system.distributed import World
 
 @dataclass
 class Session:
-    """One process that trains a run."""
+    """Everything that a phase needs for its training, in one process."""
 
     config: Config
     run: RunFolder
@@ -22,9 +22,9 @@ class Session:
     world: World = field(default_factory=World)
     stop: StopRequest = field(default_factory=StopRequest)
 
-    def is_asked(self) -> bool:
-        """Return whether any process was asked to stop. All processes must call it together."""
-        asked = self.world.any(self.stop.reason is not None)
-        if asked:
+    def should_stop(self) -> bool:
+        """Return whether any process must stop. All processes must call it together."""
+        stops = self.world.any(self.stop.reason is not None)
+        if stops:
             self.stop.follow()
-        return asked
+        return stops

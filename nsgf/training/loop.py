@@ -25,8 +25,8 @@ from nsgf.training.task import Task
 CHECKPOINT_SECONDS = 600.0
 """Longest time between two checkpoints."""
 MAX_SKIPPED = 20
-"""Number of updates in a row without finite loss and gradient after which training stops; the scale
-of fp16 settles in fewer."""
+"""Training stops after this many updates in a row without finite loss and gradient. The scale of
+fp16 settles in fewer."""
 
 
 def fit(
@@ -36,18 +36,18 @@ def fit(
     *,
     now: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Train one phase to its last update and leave its checkpoint in the run folder.
+    """Train one phase to its last update and save its checkpoint in the run folder.
 
-    Goes on from the phase's checkpoint if there is one.
+    Training resumes from the phase's checkpoint if there is one.
 
     Args:
-        phase: which phase; names its settings, checkpoint and records.
+        phase: the phase; its name is also that of its settings, checkpoint and records.
         task: network, batches and loss.
-        session: where and how to train.
-        now: seconds that never go backwards.
+        session: configuration, run folder, log, device and processes.
+        now: a clock in seconds that never goes backwards.
 
     Raises:
-        Stopped: asked to by ``session.stop`` before the last update, after a checkpoint.
+        Stopped: ``session.stop`` ended training before the last update; a checkpoint is saved.
         UserError: loss or gradient were not finite ``MAX_SKIPPED`` times in a row, or not even one
             sample fits into the card's memory.
     """
@@ -106,7 +106,7 @@ class PhaseLoop:
         pending, self.logged = None, (self.state.step, time.perf_counter())
         total, done = self.optim.iterations, self.state.step
         with self.log.progress(self.name, total, "step", done, self.now) as progress:
-            while not (stopping := self.session.is_asked()) and self.state.step < total:
+            while not (stopping := self.session.should_stop()) and self.state.step < total:
                 # queue an update, then read the one before, which is done by now
                 outcome = self._update()
                 self._settle(pending, progress)
@@ -123,11 +123,11 @@ class PhaseLoop:
             self._settle(pending, progress)
         if self.saved_step != self.state.step:
             self._save()
-        if stopping and self.state.step < self.optim.iterations:  # else the next phase stops
+        if stopping and self.state.step < self.optim.iterations:  # otherwise the next phase stops
             raise Stopped(f"{self.name}: step {self.state.step} of {self.optim.iterations}")
 
     def _compile(self) -> None:
-        """Compile before the first update, so that these minutes are logged and timed."""
+        """Compile before the first update, and log how long it takes."""
         self.log.write(f"{self.name}: compiling")
         started = time.perf_counter()
         with compiling(), self._splitting():
@@ -136,9 +136,10 @@ class PhaseLoop:
         self.log.write(f"{self.name}: compiled in {seconds:.1f} s")
 
     def _update(self) -> PendingStats:
-        """
+        """Queue the next update.
+
         Raises:
-            UserError: the card's memory is full outside what can be split.
+            UserError: the card's memory is full outside of the work that can be split.
         """
         step = self.state.step
         try:
@@ -148,7 +149,7 @@ class PhaseLoop:
                 return self.state.update(batch)
         except torch.cuda.OutOfMemoryError as error:
             raise UserError(
-                f"{self.name}: out of memory on the card beside the network's own work, at step "
+                f"{self.name}: out of memory on the card outside of the network's work, at step "
                 f"{step + 1}; try a smaller --batch-size"
             ) from error
 
@@ -159,13 +160,13 @@ class PhaseLoop:
         yield
         if self.state.accumulate != before:
             self.log.write(
-                f"{self.name}: step {self.state.step} did not fit into the card's memory; goes on "
-                f"with --accumulate {self.state.accumulate}, the same batch of "
+                f"{self.name}: step {self.state.step} did not fit into the card's memory; training "
+                f"continues with --accumulate {self.state.accumulate}, the same batch of "
                 f"{self.optim.batch_size} in parts"
             )
 
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
-        """Take note of a finished update; stop after too many that had to be skipped."""
+        """Read the numbers of a queued update; stop after too many that were skipped."""
         if outcome is None:
             return
         reading = outcome.read()
@@ -197,7 +198,7 @@ class PhaseLoop:
 
     def _is_save_due(self) -> bool:
         late = self.now() - self.saved_at >= CHECKPOINT_SECONDS
-        writes = self.session.world.is_main  # another process's clock must not cost it a payload
+        writes = self.session.world.is_main  # the clock of another process saves nothing
         return (late and writes) or self._is_due(self.config.checkpoint_every)
 
     def _log(self) -> None:
@@ -237,21 +238,22 @@ class PhaseLoop:
             ) from error
         self.saved_step = self.state.step
         self.log.write(
-            f"{self.name}: going on after step {self.state.step} of {self.optim.iterations}"
+            f"{self.name}: continues after step {self.state.step} of {self.optim.iterations}"
         )
 
     def _save(self) -> None:
-        """
+        """Save a checkpoint.
+
         Raises:
-            UserError: the weights are not finite: what was saved before is better. Or the phase
-                would be done without a finite update.
+            UserError: the weights are not finite, so that the checkpoint before is better; or the
+                phase would be finished without a finite update.
         """
         payload, step = self._payload(), self.state.step
         if step >= self.optim.iterations > 0 and not self.state.has_learned:
             raise UserError(
-                f"{self.name}: none of its {step} updates was finite, so it is not done; in a new "
-                f"run try --precision fp32 or a lower {self.name}.lr ({self.optim.lr:g}), or train "
-                "longer: the scale of fp16 takes some updates to settle"
+                f"{self.name}: none of its {step} updates was finite, so it is not finished; try "
+                f"--precision fp32 or a lower {self.name}.lr ({self.optim.lr:g}) in a new run, or "
+                "train longer: the scale of fp16 takes some updates to settle"
             )
         if not all(checkpoint.is_finite(payload[part]) for part in ("model", "ema")):
             kept = "nothing" if self.saved_step is None else f"the checkpoint of {self.saved_step}"

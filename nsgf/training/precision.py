@@ -26,7 +26,7 @@ COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 def pick_precision(wanted: str, device: torch.device) -> Precision:
     """Return the arithmetic that ``train.precision`` means on a device.
 
-    ``torch.cuda.is_bf16_supported`` is not asked: it also counts a slow emulation.
+    ``torch.cuda.is_bf16_supported`` is not used: it also counts a slow emulation.
 
     Raises:
         UserError: bf16 on a card without it, or 16 bit on neither a card nor a CPU.
@@ -84,8 +84,8 @@ def device_settings() -> Iterator[None]:
 class Forward:
     """A network as an update calls it.
 
-    ``model`` keeps its own parameters and names: what is compiled or shared among processes is a
-    cover around it, so checkpoints and averages never see the cover.
+    ``model`` keeps its own parameters and names. A compiled network, or one that processes share,
+    wraps it, and checkpoints and averages never see the wrapper.
     """
 
     def __init__(
@@ -131,9 +131,8 @@ def prepare_environment(config: TrainConfig) -> None:
 
 
 def compiled_folder() -> str:
-    """Return the folder from which torch's compiler executes code: the user's setting, or the
-    user's cache. It is never in a run, which may come from elsewhere, nor in a folder that all
-    users share."""
+    """Return the folder of torch's compiler, which executes code in it: the user's setting, or the
+    user's cache. It is never in a run, which may come from elsewhere, nor in a shared folder."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     caches = caches if caches.is_absolute() else Path.home() / ".cache"
     return os.environ.get(COMPILED) or str(caches / "nsgf" / "compiled")

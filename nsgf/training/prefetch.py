@@ -21,15 +21,14 @@ DEPTH = 2
 class Loaded(NamedTuple):
     """Tensors of a task that are being copied to the device."""
 
-    step: int
     tensors: tuple[Tensor, ...]
     arrived: torch.cuda.Event | None
     """When the copies are complete; None: they are."""
 
 
 def draws_ahead(config: Config, task: Task, device: torch.device) -> bool:
-    """Whether a thread draws the batches: of a pool on disk, and of images for a card. Points are
-    drawn in less time than the thread takes from the updates."""
+    """Return whether a thread draws the batches: those of a pool on disk, and images for a card.
+    For points a thread costs more time than it saves."""
     return task.reads_disk or (device.type == "cuda" and is_image_set(config.data.name))
 
 
@@ -83,21 +82,14 @@ class Batches:
         self._ahead.clear()
 
     def _next(self, step: int, thread: ThreadPoolExecutor) -> Loaded:
-        if self._ahead and self._ahead[0][0] != step:  # a resumed run starts elsewhere
-            self._drop()
+        if self._ahead and self._ahead[0][0] != step:  # another batch than the next one
+            for _, future in self._ahead:
+                future.cancel()
+            self._ahead.clear()
         first = self._ahead[-1][0] + 1 if self._ahead else step
         for number in range(first, step + 1 + DEPTH):
             self._ahead.append((number, thread.submit(self._load, number)))
-        try:
-            return self._ahead.popleft()[1].result()
-        except BaseException:
-            self._drop()  # the failed batch is the next one again
-            raise
-
-    def _drop(self) -> None:
-        for _, future in self._ahead:
-            future.cancel()
-        self._ahead.clear()
+        return self._ahead.popleft()[1].result()
 
     def _load(self, step: int) -> Loaded:
         positions = self._world.share(range(step * self._size, (step + 1) * self._size))
@@ -106,7 +98,7 @@ class Batches:
             with record_function("transfer"):
                 tensors = tuple(self._move(part) for part in drawn)
             arrived = self._stream.record_event() if self._stream else None
-        return Loaded(step, tensors, arrived)
+        return Loaded(tensors, arrived)
 
     def _move(self, tensor: Tensor) -> Tensor:
         """Move a tensor to the device, except for int64: these are seeds, and reading one back from

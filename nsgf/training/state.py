@@ -15,8 +15,8 @@ from nsgf.system.seeding import derive_seed, seed_torch
 from nsgf.training.precision import Forward
 from nsgf.training.task import Batch, Loss, squared_error
 
-LEAVES_ALONE = ("cpu", "cuda")
-"""Devices whose fused Adam looks at ``found_inf`` in every version of torch."""
+FUSED = ("cpu", "cuda")
+"""Devices whose fused Adam skips an update by ``found_inf`` in every version of torch."""
 
 
 class StepStats(NamedTuple):
@@ -39,14 +39,15 @@ class StepStats(NamedTuple):
 class PendingStats:
     """Loss and gradient norm of one update on their way from the device.
 
-    They are copied behind the update's own work. Read one update later, they have arrived, and the
-    device, which has the next update to do, is never idle.
+    They are copied after the update's own work. When they are read one update later, they have
+    arrived, and the device is never idle.
     """
 
     def __init__(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Of update ``step`` (1, 2, ...): mean loss, and gradient norm before clipping, scalars."""
+        """Begin to copy the numbers of update ``step`` (1, 2, ...): mean loss, and gradient norm
+        before clipping, scalars."""
         self.step = step
-        on_card = loss.device.type == "cuda"  # elsewhere nothing says when a copy has arrived
+        on_card = loss.device.type == "cuda"  # other devices have no event for it
         self._values = torch.stack([loss.detach(), norm]).to("cpu", non_blocking=on_card)
         self._copied = torch.cuda.Event() if on_card else None
         if self._copied is not None:
@@ -60,10 +61,10 @@ class PendingStats:
 
 
 class TrainState:
-    """What changes while a phase trains: weights, average, Adam, learning rate, loss scale, step.
+    """The state of a training phase: weights, average, Adam, learning rate, loss scale, step.
 
-    Nothing here waits for the device. Where loss or gradient norm are not finite, the weights and
-    Adam's moments stay as they were; that is decided on the device too.
+    An update does not wait for the device. If loss or gradient norm are not finite, the weights and
+    Adam's moments stay as they were; this is decided on the device too.
     """
 
     def __init__(
@@ -77,15 +78,15 @@ class TrainState:
         accumulate: int = 1,
         world: World | None = None,
     ) -> None:
-        """Dropout at update s follows from ``seed`` and s; a batch is split into ``accumulate``,
-        but for a loss that is not ``divisible``."""
+        """Dropout at update s follows from ``seed`` and s. A batch is split into ``accumulate``
+        parts, which needs a ``divisible`` loss."""
         self.forward, self.config, self.accumulate = forward, config, accumulate
         self.divisible, self._loss, self._seed = divisible, loss, seed
         self._world = world or World()
         self._parameters: list[Tensor] = list(forward.model.parameters())
         self.step = 0
-        # fused: one kernel, and the only Adam that can leave everything alone (found_inf)
-        self._fused = forward.device.type in LEAVES_ALONE
+        # fused: one kernel, and the only Adam that can skip an update on the device (found_inf)
+        self._fused = forward.device.type in FUSED
         self.adam = torch.optim.Adam(self._parameters, lr=config.lr, fused=self._fused)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.adam, lambda step: lr_factor(step, config)
@@ -108,7 +109,7 @@ class TrainState:
             finite = torch.isfinite(loss + norm)
             if self._fused:
                 self.adam.found_inf = (~finite).float()  # type: ignore[attr-defined]
-            if self._fused or finite:  # of which the latter waits for the device
+            if self._fused or finite:  # without fused, this waits for the device
                 self.adam.step()
             self.scaler.update()
             self.schedule.step()
@@ -118,8 +119,7 @@ class TrainState:
 
     @property
     def has_learned(self) -> bool:
-        """Whether any update was finite, also before a resume: Adam counts no other. Waits for the
-        device."""
+        """Whether any update was finite, also before a resume. Adam counts only these."""
         return any(float(moments["step"]) > 0 for moments in list(self.adam.state.values())[:1])
 
     def rehearse(self, batch: Batch) -> None:
@@ -157,7 +157,7 @@ class TrainState:
                         self.scaler.scale(loss).backward()
                 total += loss.detach()
         except torch.cuda.OutOfMemoryError:
-            return None  # the exception and with it the graph are gone before the next try
+            return None  # this frees the exception and its graph before the next try
         return total
 
     def _halve(self, batch: Batch) -> None:
@@ -177,8 +177,8 @@ class TrainState:
     def _average(self) -> None:
         """Move the average towards the weights.
 
-        As ``torch.optim.swa_utils.get_ema_multi_avg_fn`` does, which would make a new function
-        (and new code, which profilers keep) for the decay of each update.
+        ``torch.optim.swa_utils.get_ema_multi_avg_fn`` computes the same, but makes a new function
+        for the decay of each update, which profilers keep.
         """
         decay = ema_decay(self.step, self.config)
         torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)

@@ -1,6 +1,6 @@
-"""What the step loop trains: a network, its batches and its loss.
+"""The task of a phase: a network, its batches and its loss.
 
-Every phase is a regression: the network sees the inputs of a :class:`Batch` and shall answer its
+Every phase is a regression: the network learns to map the inputs of a :class:`Batch` to its
 target. Sample i of a phase's batches follows from the run's seed and i alone, so a batch is named
 by positions and can be drawn ahead, again, or in parts.
 
@@ -19,13 +19,13 @@ class Batch(NamedTuple):
     """One regression problem."""
 
     inputs: tuple[Tensor, ...]
-    """What the network is called with, each (B, ...)."""
+    """Arguments of the network, each (B, ...)."""
     target: Tensor
     """Wanted outputs, (B, ...); for a loss that compares whole batches, (M, ...)."""
 
     @property
     def size(self) -> int:
-        """Samples that go through the network."""
+        """Number of samples."""
         return len(self.inputs[0])
 
     def split(self, parts: int) -> list["Batch"]:
@@ -47,10 +47,10 @@ Loss = Callable[[Answer, Batch], Tensor]
 
 
 class Task(ABC):
-    """What the step loop needs of a phase."""
+    """A network with its batches and its loss."""
 
     model: nn.Module
-    """Network that is trained."""
+    """The network to train."""
     reads_disk: bool = False
     """Whether drawing a batch waits for a disk."""
     divisible: bool = True
@@ -58,15 +58,16 @@ class Task(ABC):
 
     @abstractmethod
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """Return everything random of the samples at these positions; may run in another thread."""
+        """Return everything random of the samples at these positions. It may run in another
+        thread."""
 
     @abstractmethod
     def batch(self, *drawn: Tensor) -> Batch:
-        """Return the regression problem of :meth:`draw`'s tensors, which are on the network's
+        """Return the regression problem of the tensors from :meth:`draw`. They are on the network's
         device, except for int64 ones."""
 
     def remarks(self) -> tuple[str, ...]:
-        """Return lines about the updates of this process, after its last one."""
+        """Return lines for the log about the updates of this process, after its last one."""
         return ()
 
     def loss(self, forward: Answer, batch: Batch) -> Tensor:

@@ -122,7 +122,7 @@ def test_killed_run_goes_on_from_its_step_checkpoint(tmp_path, nsgf):
     training.kill()
     training.wait()
     printed = nsgf("train", "--exp", "2d", "--out-dir", tmp_path / "killed", "--resume")
-    assert "going on after step" in printed
+    assert "continues after step" in printed
     nsgf("train", *flags, "--out-dir", tmp_path / "whole")
 
     ends = [

@@ -37,7 +37,7 @@ def test_run_with_a_damaged_checkpoint_ends_as_it_would_have(tiny, tiny_run):
     train(tiny, tiny_run)
     log = (tiny_run.path / "log.txt").read_text()
     assert "phase2_nsf.pt is damaged" in log
-    assert "nsf: going on after step 10 of 12" in log
+    assert "nsf: continues after step 10 of 12" in log
     assert (tiny_run.path / "metrics.jsonl").read_bytes() == metrics
     assert_equal(tiny_run, train(tiny))
 

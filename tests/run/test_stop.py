@@ -166,7 +166,7 @@ def test_stopped_run_says_the_command_that_goes_on_and_it_does(tmp_path, number,
     said = re.search(r"^    python -m nsgf (train --run .* --resume)$", output, re.MULTILINE)
     step = int(re.search(r"stopped .*, nsgf: step (\d+) of 20000", output)[1])
     assert main([*said[1].split(), "--nsgf.iterations", str(step + 3)]) == 0
-    assert f"nsgf: going on after step {step} of {step + 3}" in capsys.readouterr().out
+    assert f"nsgf: continues after step {step} of {step + 3}" in capsys.readouterr().out
 
 
 @pytest.mark.e2e

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tracemalloc
 from dataclasses import replace
 
@@ -16,33 +17,33 @@ from torch import nn
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
+from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.loop import PhaseLoop, fit
-from tests.training.toys import Quadratic, fails_at, session, weight
+from tests.training.toys import CPU, Quadratic, fails_at, weight
 
 
-def run_fit(config, trainer, run=None, train=(), **changes):
-    """Train ``trainer`` as phase 1 with changed settings of the phase and of ``train``."""
-    config = replace(
-        config, nsgf=replace(config.nsgf, **changes), train=replace(config.train, **dict(train))
-    )
+def run_fit(config, trainer, run=None, train=(), now=time.monotonic, session=(), **changes):
+    """Train ``trainer`` as phase 1 with changes of the phase, of ``train`` and of the session."""
+    phase, train = replace(config.nsgf, **changes), replace(config.train, **dict(train))
+    config = replace(config, nsgf=phase, train=train)
     run = run or RunFolder.create(config)
-    fit("nsgf", trainer, session(config, run, RunLog(run.path)))
+    fit("nsgf", trainer, Session(config, run, RunLog(run.path), CPU, **dict(session)), now=now)
     return run
 
 
-def records(run):
-    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+def records(run, file: str = "metrics"):
+    return [json.loads(line) for line in (run.path / f"{file}.jsonl").read_text().splitlines()]
+
+
+def saved(run):
+    return checkpoint.load(run.checkpoint_file("nsgf"))
 
 
 def log(run) -> str:
     return (run.path / "log.txt").read_text()
-
-
-def batches(trainer) -> list[range]:
-    return [positions for positions in trainer.drawn if positions]
 
 
 def test_toy_loss_falls(tiny):
@@ -60,11 +61,10 @@ def test_records_and_batches_count_updates(tiny):
     assert trainer.drawn == [range(8 * step, 8 * step + 8) for step in range(10)]
     assert records(run)[0]["lr"] == pytest.approx(tiny.nsgf.lr)
     assert set(records(run)[0]) == {"phase", "step", "loss", "grad_norm", "lr"}
-    costs = [json.loads(line) for line in (run.path / "costs.jsonl").open()]
+    costs = records(run, "costs")
     assert [cost["step"] for cost in costs] == [4, 8, 10]
     assert all(cost["peak_memory"] > 10**7 and cost["steps_per_second"] > 0 for cost in costs)
-    assert all(isinstance(cost["steps_per_second"], float) for cost in costs)
-    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 10
+    assert saved(run)["step"] == 10
     assert re.search(r"nsgf: peak memory \d", log(run))
 
 
@@ -87,22 +87,20 @@ class Dies(Quadratic):
 
 
 @pytest.mark.parametrize("log_every", [1, 4])
-def test_fit_goes_on_from_its_checkpoint(tiny, log_every):
-    """A run stopped between two checkpoints goes on from the last one; its log is the same, also
-    where lines were written after the checkpoint.
+def test_fit_resumes_from_its_checkpoint(tiny, log_every):
+    """After a kill between two checkpoints the log is the same, also where lines were written after
+    the checkpoint.
     """
-    train = replace(tiny.train, log_every=log_every)
-    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=12), train=train)
-    run = RunFolder.create(config)
+    settings = {"train": {"log_every": log_every}, "iterations": 12}
+    run = RunFolder.create(tiny)
     with pytest.raises(KeyboardInterrupt):
-        run_fit(config, Dies(), run)
-    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 5
+        run_fit(tiny, Dies(), run, **settings)
+    assert saved(run)["step"] == 5
 
-    resumed = Quadratic()
-    run_fit(config, resumed, run)
+    resumed, whole = Quadratic(), Quadratic()
+    run_fit(tiny, resumed, run, **settings)
     assert len(resumed.drawn) == 7
-    whole = Quadratic()
-    other = run_fit(config, whole)
+    other = run_fit(tiny, whole, **settings)
     assert weight(resumed) == weight(whole)
     metrics = [(one.path / "metrics.jsonl").read_bytes() for one in (run, other)]
     assert metrics[0] == metrics[1]  # also the window of step 8, which began before the stop
@@ -119,19 +117,16 @@ def hundred_seconds_each(trainer: Quadratic):
 
 
 def test_time_between_checkpoints_is_bounded(tiny, monkeypatch):
-    saved, save = [], checkpoint.save
+    steps, save = [], checkpoint.save
 
     def noted(file, payload):
-        saved.append(payload["step"])
+        steps.append(payload["step"])
         save(file, payload)
 
     monkeypatch.setattr(checkpoint, "save", noted)
-    train = replace(tiny.train, checkpoint_every=1000)
-    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=15), train=train)
-    run, trainer = RunFolder.create(config), Quadratic()
-    here = session(config, run, RunLog(run.path))
-    fit("nsgf", trainer, here, now=hundred_seconds_each(trainer))
-    assert saved == [6, 12, 15]
+    trainer, train = Quadratic(), {"checkpoint_every": 1000}
+    run_fit(tiny, trainer, train=train, now=hundred_seconds_each(trainer), iterations=15)
+    assert steps == [6, 12, 15]
 
 
 class Another(World):
@@ -149,44 +144,21 @@ def test_clock_of_another_process_than_the_first_saves_nothing(tiny, monkeypatch
 
     monkeypatch.setattr(PhaseLoop, "_payload", noted)
     monkeypatch.setattr("nsgf.training.loop.CHECKPOINT_SECONDS", 180.0)
-    train = replace(tiny.train, checkpoint_every=5)
-    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=6), train=train)
-    run, trainer = RunFolder.create(config), Quadratic()
-    here = replace(session(config, run, RunLog(run.path)), world=Another())
-    fit("nsgf", trainer, here, now=hundred_seconds_each(trainer))
+    trainer = Quadratic()
+    now, session = hundred_seconds_each(trainer), {"world": Another()}
+    run_fit(tiny, trainer, now=now, session=session, iterations=6)
     assert gathered == [5, 6]
 
 
-def test_log_has_a_line_at_the_first_update_and_every_half_minute(tiny):
-    config = replace(
-        tiny,
-        nsgf=replace(tiny.nsgf, iterations=4, lr=1e-9),
-        train=replace(tiny.train, log_every=1000),
-    )
-    run, trainer = RunFolder.create(config), Quadratic()
-    here = session(config, run, RunLog(run.path))
-    fit("nsgf", trainer, here, now=hundred_seconds_each(trainer))
-    lines = [line.split(" ", 2)[2] for line in log(run).splitlines() if "loss" in line]
-    assert [line.split(",")[0] for line in lines] == [f"nsgf: step {n} of 4" for n in (1, 2, 3, 4)]
-    assert all(re.search(r"loss [89]\.\d", line) for line in lines)
-    assert lines[1].endswith("0.01/s, 3.3 min left")
-
-
-def test_weights_that_are_not_finite_are_not_saved(tiny):
+@pytest.mark.parametrize(("first", "kept"), [(5, "the checkpoint of 5 is kept"), (0, "nothing")])
+def test_weights_that_are_not_finite_are_not_saved(tiny, first, kept):
     """An update with a finite loss and gradient may still leave them."""
-    run = run_fit(tiny, Quadratic(), iterations=5)
+    run = run_fit(tiny, Quadratic(), iterations=first) if first else RunFolder.create(tiny)
     trainer = Quadratic()
     trainer.model.fault = lambda answer, call: _spoilt(trainer, call, answer)
-    with pytest.raises(UserError, match=r"not finite after step 10; the checkpoint of 5 is kept"):
+    with pytest.raises(UserError, match=rf"not finite after step {first + 5}; {kept}"):
         run_fit(tiny, trainer, run, iterations=12)
-    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 5
-
-
-def test_without_a_checkpoint_none_is_said_to_be_kept(tiny):
-    trainer = Quadratic()
-    trainer.model.fault = lambda answer, call: _spoilt(trainer, call, answer)
-    with pytest.raises(UserError, match=r"not finite after step 5; nothing is kept"):
-        run_fit(tiny, trainer, iterations=12)
+    assert run.has_checkpoint("nsgf") == bool(first)
 
 
 def _spoilt(trainer: Quadratic, call: int, answer: torch.Tensor) -> torch.Tensor:
@@ -197,7 +169,7 @@ def _spoilt(trainer: Quadratic, call: int, answer: torch.Tensor) -> torch.Tensor
 
 
 class Asked(StopRequest):
-    """Asks for the end from some call on."""
+    """Requests the end from some call on."""
 
     def __init__(self, calls: int) -> None:
         super().__init__()
@@ -209,18 +181,16 @@ class Asked(StopRequest):
         return "test" if self.calls < 0 else None
 
 
-@pytest.mark.parametrize("calls", [0, 1, 3, 4, 5, 7, 10])
-def test_stop_on_request_saves_and_goes_on_the_same(tiny, calls):
-    """Wherever it falls: log lines (4, 8), checkpoints (5, 10), both, or neither."""
-    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=12))
-    run, whole = RunFolder.create(config), RunFolder.create(config)
-    first = Quadratic(dropout=0.5)
+@pytest.mark.parametrize("calls", [0, 1, 4, 5, 7])
+def test_stop_on_request_saves_and_resumes_the_same(tiny, calls):
+    """Wherever it falls: log lines (4, 8), checkpoints (5, 10), or neither."""
+    run, first = RunFolder.create(tiny), Quadratic(dropout=0.5)
     with pytest.raises(Stopped, match=r"nsgf: step \d+ of 12"):
-        fit("nsgf", first, replace(session(config, run, RunLog(run.path)), stop=Asked(calls)))
-    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == len(first.drawn) == calls
+        run_fit(tiny, first, run, session={"stop": Asked(calls)}, iterations=12)
+    assert saved(run)["step"] == len(first.drawn) == calls
     second, both = Quadratic(dropout=0.5), Quadratic(dropout=0.5)
-    run_fit(config, second, run)
-    run_fit(config, both, whole)
+    run_fit(tiny, second, run, iterations=12)
+    whole = run_fit(tiny, both, iterations=12)
     assert first.drawn + second.drawn == both.drawn
     assert weight(second) == weight(both)
     metrics = [(one.path / "metrics.jsonl").read_bytes() for one in (run, whole)]
@@ -228,23 +198,17 @@ def test_stop_on_request_saves_and_goes_on_the_same(tiny, calls):
 
 
 def test_request_at_the_last_update_leaves_a_finished_phase(tiny):
-    run = RunFolder.create(tiny)
-    config = replace(tiny, nsgf=replace(tiny.nsgf, iterations=6))
-    asked = replace(session(config, run, RunLog(run.path)), stop=Asked(6))
-    fit("nsgf", Quadratic(), asked)  # what follows a finished phase is not skipped
-    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 6
-
-
-def test_finished_phase_is_not_trained_again(tiny):
-    run = run_fit(tiny, Quadratic(), iterations=6)
+    """It is not stopped, and not trained again."""
+    run = run_fit(tiny, Quadratic(), session={"stop": Asked(6)}, iterations=6)
+    assert saved(run)["step"] == 6
     again = Quadratic()
     run_fit(tiny, again, run, iterations=6)
     assert again.drawn == []
 
 
-def test_phase_without_updates_hands_over_its_initial_weights(tiny):
+def test_phase_without_updates_saves_its_initial_weights(tiny):
     run = run_fit(tiny, Quadratic(), iterations=0)
-    assert checkpoint.load(run.checkpoint_file("nsgf"))["model"]["weight"].item() == 0
+    assert saved(run)["model"]["weight"].item() == 0
 
 
 def test_single_bad_updates_are_skipped_with_a_description(tiny):
@@ -267,26 +231,24 @@ def test_bad_updates_in_a_row_stop_the_run_after_a_checkpoint(tiny, monkeypatch)
     run = RunFolder.create(tiny)
     with pytest.raises(UserError, match=r"no finite update in 4 steps.*nsgf\.lr"):
         run_fit(tiny, trainer, run, iterations=40)
-    payload = checkpoint.load(run.checkpoint_file("nsgf"))
-    assert payload["model"]["weight"].isfinite().all()
+    payload = saved(run)
     assert payload["model"]["weight"].item() == pytest.approx(6 * tiny.nsgf.lr, rel=0.2)
     assert 10 <= payload["step"] <= 11
-    # and it can go on, when the reason is gone
-    run_fit(tiny, Quadratic(), run, iterations=40)
-    assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] == 40
+    run_fit(tiny, Quadratic(), run, iterations=40)  # the reason is gone
+    assert saved(run)["step"] == 40
 
 
 def test_phase_without_a_finite_update_is_not_done(tiny):
     """Few updates may all be lost to the first scales of fp16. Resumed, it is not done either."""
-    run, file = RunFolder.create(tiny), "phase1_nsgf.pt"
-    for step in (2, 4):
+    run, settings = RunFolder.create(tiny), {"train": {"checkpoint_every": 2}, "iterations": 5}
+    for _ in range(2):
         trainer = Quadratic()
         trainer.model.fault = lambda answer, call: answer * math.nan
-        with pytest.raises(UserError, match="none of its 5 updates was finite, so it is not done"):
-            run_fit(tiny, trainer, run, train={"checkpoint_every": 2}, iterations=5)
-        assert checkpoint.load(run.path / "checkpoints" / file)["step"] == 4, step
-    run_fit(tiny, Quadratic(), run, train={"checkpoint_every": 2}, iterations=5)
-    assert checkpoint.load(run.path / "checkpoints" / file)["step"] == 5
+        with pytest.raises(UserError, match="none of its 5 updates was finite"):
+            run_fit(tiny, trainer, run, **settings)
+        assert saved(run)["step"] == 4
+    run_fit(tiny, Quadratic(), run, **settings)
+    assert saved(run)["step"] == 5
 
 
 def test_a_good_update_ends_a_row_of_bad_ones(tiny, monkeypatch):
@@ -302,10 +264,9 @@ def test_nothing_that_is_not_finite_is_saved(tiny):
     trainer.model.weight.register_hook(
         lambda gradient: gradient * (math.inf if len(trainer.drawn) == 10 else 1)
     )
-    run = run_fit(
-        tiny, trainer, train={"log_every": 40, "checkpoint_every": 5}, iterations=10, clip_norm=None
-    )
-    payload = checkpoint.load(run.checkpoint_file("nsgf"))
+    train = {"log_every": 40, "checkpoint_every": 5}
+    run = run_fit(tiny, trainer, train=train, iterations=10, clip_norm=None)
+    payload = saved(run)
     assert payload["step"] == 10
     assert payload["model"]["weight"].isfinite().all()
     assert payload["ema"]["weight"].isfinite().all()
@@ -317,11 +278,11 @@ def test_out_of_memory_beside_the_network_is_one_line(tiny):
         def batch(self, *drawn):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(UserError, match="beside the network's own work, at step 1"):
+    with pytest.raises(UserError, match="outside of the network's work, at step 1"):
         run_fit(tiny, Hungry(), iterations=4)
 
 
-def test_out_of_memory_is_told_and_training_goes_on(tiny):
+def test_batch_that_does_not_fit_is_split_with_a_line(tiny):
     trainer = Quadratic()
 
     def fault(answer, call):
@@ -331,7 +292,7 @@ def test_out_of_memory_is_told_and_training_goes_on(tiny):
 
     trainer.model.fault = fault
     run = run_fit(tiny, trainer, iterations=4, batch_size=8)
-    assert log(run).count("goes on with --accumulate 2, the same batch of 8") == 1
+    assert log(run).count("--accumulate 2, the same batch of 8") == 1
     assert trainer.model.calls == [8] + [4, 4] * 4
 
 
@@ -342,19 +303,6 @@ def test_model_is_in_training_mode(tiny):
     assert trainer.model.training
 
 
-def plain_network() -> nn.Module:
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(model.weight)
-    return model
-
-
-def test_compilation_is_told_and_timed(tiny, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda model: model)
-    lines = log(run_fit(tiny, Quadratic(), train={"compile": True}, iterations=2)).splitlines()
-    (first,) = (number for number, line in enumerate(lines) if line.endswith("nsgf: compiling"))
-    assert re.search(r"nsgf: compiled in \d+\.\d s$", lines[first + 1])
-
-
 @pytest.mark.e2e
 def test_checkpoints_know_nothing_of_compilation(tiny):
     """Names as without it, and the average follows the weights that are trained."""
@@ -362,10 +310,11 @@ def test_checkpoints_know_nothing_of_compilation(tiny):
     torch._dynamo.reset()
     for compiled in (True, False):
         trainer = Quadratic()
-        trainer.model = plain_network()
+        trainer.model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(trainer.model.weight)
         run = run_fit(tiny, trainer, train={"compile": compiled}, iterations=20, lr=0.1)
         assert bool(re.search(r"nsgf: compiled in \d+\.\d s", log(run))) == compiled
-        payloads.append(checkpoint.load(run.checkpoint_file("nsgf")))
+        payloads.append(saved(run))
     for part in ("model", "ema"):
         assert list(payloads[0][part]) == ["weight"]
         torch.testing.assert_close(*(payload[part] for payload in payloads), rtol=1e-5, atol=1e-6)
@@ -417,22 +366,3 @@ def test_memory_is_flat(tiny):
     # caches of torch come and go by 20 kB; 600 kept tensors would be 48 kB or more
     assert marks[900][0] - marks[300][0] < 40_000
     assert marks[900][1] - marks[300][1] < 4 * 2**20
-
-
-@pytest.mark.gpu
-def test_memory_on_the_card_is_flat(tiny):
-    config = replace(
-        tiny, nsgf=replace(tiny.nsgf, iterations=301), train=replace(tiny.train, log_every=50)
-    )
-    run, trainer, seen = RunFolder.create(config), Quadratic(), {}
-    trainer.model.cuda()
-    plain = trainer.draw
-
-    def draw(positions):
-        seen[positions.start // config.nsgf.batch_size] = torch.cuda.memory_allocated()
-        return plain(positions)
-
-    trainer.draw = draw
-    here = session(config, run, RunLog(run.path))
-    fit("nsgf", trainer, replace(here, device=torch.device("cuda", 0)))
-    assert seen[300] <= seen[100] + 4096

@@ -40,14 +40,8 @@ def test_learning_rate_follows_half_a_cosine():
     assert lr_factor(60, warm) == pytest.approx(0.5)
 
 
-def test_first_update_moves_by_the_learning_rate():
-    """Adam's first step has length lr: the optimizer steps, once, downhill."""
-    trainer = Quadratic()
-    Updates(trainer, optim(lr=0.01)).update()
-    assert weight(trainer) == pytest.approx(0.01, rel=1e-3)
-
-
-def test_warmup_reaches_the_optimizer():
+def test_updates_move_by_the_learning_rate_and_its_warmup():
+    """The first steps of Adam have length lr, downhill."""
     trainer = Quadratic()
     updates = Updates(trainer, optim(lr=0.01, warmup_steps=4))
     moved = []
@@ -66,13 +60,6 @@ def test_gradients_do_not_add_up_over_updates():
     assert norms[-1] == pytest.approx(abs(trainer.model.weight.grad.item()))
 
 
-def test_gradient_is_clipped():
-    trainer = Quadratic()
-    reading = Updates(trainer, optim(clip_norm=0.5)).update()
-    assert reading.norm > 5
-    assert abs(trainer.model.weight.grad.item()) == pytest.approx(0.5, rel=1e-3)
-
-
 def test_average_follows_the_weights_with_its_decay():
     trainer = Quadratic()
     updates = Updates(trainer, optim(ema_decay=0.25))
@@ -82,21 +69,10 @@ def test_average_follows_the_weights_with_its_decay():
         decay = min(0.25, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * weight(trainer)
     assert updates.state.ema.weight.item() == pytest.approx(expected, rel=1e-5)
-    assert updates.state.ema.weight.item() < weight(trainer)
+    assert ema_decay(10**6, replace(updates.state.config, ema_decay=0.9999)) == 0.9999
 
 
-def test_average_of_a_short_run_forgets_the_initial_weights():
-    """With the plain decay 0.9999 the average of 300 updates would still be the start."""
-    trainer = Quadratic()
-    updates = Updates(trainer, optim(lr=0.05, ema_decay=0.9999))
-    for _ in range(300):
-        updates.update()
-    assert weight(trainer) == pytest.approx(3, abs=0.1)
-    assert updates.state.ema.weight.item() == pytest.approx(3, abs=0.3)
-    assert ema_decay(10**6, updates.state.config) == 0.9999
-
-
-@pytest.mark.parametrize("stop", [1, 5, 10])
+@pytest.mark.parametrize("stop", [1, 5])
 def test_interrupted_training_equals_uninterrupted(tiny, stop):
     """N steps equal N/2, resume, N/2, bit for bit: weights, average, Adam, schedule, dropout."""
 
@@ -148,7 +124,7 @@ def updated(accumulate: int, precision: str = "fp32", updates: int = 2):
     return moved, readings, state
 
 
-@pytest.mark.parametrize("accumulate", [2, 3, 5, 12])
+@pytest.mark.parametrize("accumulate", [3, 12])
 def test_parts_of_a_batch_give_the_update_of_the_whole(accumulate):
     """13 samples never make equally large parts; clipping sees the whole gradient."""
     whole, expected, _ = updated(1)
@@ -193,13 +169,13 @@ def test_float16_gradients_are_scaled_and_the_scale_is_saved(tiny):
     assert not other.scaler.is_enabled()
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(
-    ("precision", "fused"), [("fp32", True), ("fp16", True), ("fp32", False), ("bf16", False)]
+    ("value", "precision", "fused"),
+    [(math.nan, "fp32", True), (math.inf, "fp16", True), (math.inf, "bf16", False)],
 )
 def test_update_that_is_not_finite_changes_nothing(value, precision, fused, monkeypatch):
-    if not fused:  # as on devices whose fused Adam takes any gradient
-        monkeypatch.setattr("nsgf.training.state.LEAVES_ALONE", ())
+    if not fused:  # for devices whose fused Adam takes any gradient
+        monkeypatch.setattr("nsgf.training.state.FUSED", ())
     trainer = Quadratic()
     updates = Updates(trainer, optim(clip_norm=0.5), precision=precision)
     for _ in range(3):
@@ -226,7 +202,7 @@ def test_run_may_go_on_on_a_device_with_another_adam(fused, monkeypatch, tmp_pat
     for _ in range(6):
         updates.update()
     for half, is_fused in zip(halves, (fused, not fused), strict=True):
-        monkeypatch.setattr("nsgf.training.state.LEAVES_ALONE", ("cpu",) if is_fused else ())
+        monkeypatch.setattr("nsgf.training.state.FUSED", ("cpu",) if is_fused else ())
         updates = Updates(half, optim())
         if half is halves[1]:
             updates.state.load_state_dict(checkpoint.load(tmp_path / "half"))
@@ -346,6 +322,7 @@ def test_gradient_is_clipped_before_the_step():
     trainer = Quadratic()
     updates = Updates(trainer, optim(clip_norm=0.5))
     assert updates.update().norm > 5
+    assert abs(trainer.model.weight.grad.item()) == pytest.approx(0.5, rel=1e-3)
     moment = updates.state.adam.state[trainer.model.weight]["exp_avg"]
     assert abs(moment.item()) == pytest.approx(0.05, rel=1e-3)
 
@@ -363,10 +340,14 @@ def test_loss_is_the_one_that_was_given(accumulate):
     assert state.update(trainer.batch(*trainer.draw(range(8)))).read().norm == pytest.approx(1)
 
 
-def test_outcome_is_what_the_update_came_to():
-    outcome = PendingStats(7, torch.tensor(0.5), torch.tensor(2.0))
-    assert (outcome.step, outcome.read()) == (7, StepStats(0.5, 2.0))
+def test_stats_are_read_averaged_and_checked():
+    pending = PendingStats(7, torch.tensor(0.5), torch.tensor(2.0))
+    assert (pending.step, pending.read()) == (7, StepStats(0.5, 2.0))
     assert StepStats.mean([StepStats(1.0, 2.0), StepStats(3.0, 6.0)]) == StepStats(2.0, 4.0)
+    assert StepStats(1.0, 2.0).is_finite
+    for bad in (math.nan, math.inf, -math.inf):
+        assert not StepStats(bad, 1.0).is_finite
+        assert not StepStats(1.0, bad).is_finite
 
 
 def test_copy_is_awaited_where_nothing_says_when_it_arrives(monkeypatch):
@@ -380,10 +361,3 @@ def test_copy_is_awaited_where_nothing_says_when_it_arrives(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "to", spy)
     PendingStats(1, torch.tensor(0.5), torch.tensor(2.0))
     assert asked == [False]
-
-
-def test_only_finite_readings_are_finite():
-    assert StepStats(1.0, 2.0).is_finite
-    for bad in (math.nan, math.inf, -math.inf):
-        assert not StepStats(bad, 1.0).is_finite
-        assert not StepStats(1.0, bad).is_finite

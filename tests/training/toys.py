@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from nsgf.config.schema import TrainConfig
 from nsgf.data import PointSampler
 from nsgf.data.points import Gaussian
-from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from nsgf.training.precision import Forward
 from nsgf.training.state import TrainState
@@ -64,9 +63,9 @@ def fails_at(*calls: int, value: float = math.nan) -> Callable[[Tensor, int], Te
 
 
 class Updates:
-    """An :class:`TrainState` of a trainer that draws its own batches."""
+    """A :class:`TrainState` of a trainer that draws its own batches."""
 
-    def __init__(self, trainer, config, world: World | None = None, **settings) -> None:
+    def __init__(self, trainer, config, **settings) -> None:
         accumulate = settings.pop("accumulate", 1)
         self.trainer = trainer
         forward = Forward(trainer.model, TrainConfig(**settings), CPU, World())
@@ -76,7 +75,3 @@ class Updates:
         size = self.state.config.batch_size
         positions = range(self.state.step * size, (self.state.step + 1) * size)
         return self.state.update(self.trainer.batch(*self.trainer.draw(positions))).read()
-
-
-def session(config, run, log) -> Session:
-    return Session(config, run, log, CPU)
