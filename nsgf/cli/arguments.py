@@ -75,11 +75,10 @@ def parse(argv: list[str]) -> Request:
     control, short = flags.pop("control", {}), flags.pop("short", {})
     keys = short_flags(command)
     fanned_out = {key: value for flag, value in short.items() for key in keys[flag]}
-    layers = [nested(fanned_out), flags]
-    names_data = "--dataset" in short or {"name", "source"} & set(flags.get("data", {}))
-    if command == "compare" and names_data:
-        layers.insert(0, {"compare": {"targets": []}})
-    result = _request(command, control, merged(*layers), "--sinkhorn-batch" in short)
+    settings = merged(nested(fanned_out), flags)
+    if command == "compare" and {"name", "source"} & set(settings.get("data", {})):
+        settings = merged({"compare": {"targets": []}}, settings)
+    result = _request(command, control, settings, "--sinkhorn-batch" in short)
     return replace(result, words=tuple(words))
 
 
@@ -128,8 +127,10 @@ def _request(
             for name in config.compare.methods
         )
     if run:
-        if command == "train" and "run" in control:
-            _check_not_moved(run, flags)
+        home = os.path.dirname(os.path.abspath(run.path))
+        out = os.path.abspath(os.path.expanduser(flags.get("out_dir", home)))
+        if command == "train" and "run" in control and out != home:
+            raise UserError(f"out_dir = {out}: the run stays in {run.path}; leave --out-dir out")
         config, told = _without_unsafe_settings(command, config, run, flags, own)
         notes += told
     how = {key: value for key, value in control.items() if key not in ("config", "run")}
@@ -234,8 +235,7 @@ def _find_run(command: str, control: Content, flags: Content, own: Content) -> "
     elif not own:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
     else:
-        content = {key: value for key, value in own.items() if key != "methods"}
-        config = build(Config, merged(inherited(content), flags))
+        config = build(Config, merged(inherited(own), flags))
         check_values(config)
         run = RunFolder.newest(
             Path(config.out_dir), config.exp, smoke=config.smoke, method=flags.get("method")
@@ -256,18 +256,7 @@ def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:
             raise UserError(f"{key} = {flags[key]}: {run.path} has {key} {saved.get(key)}")
     if flags.get("smoke") and not saved.get("smoke"):
         raise UserError(f"--smoke: {run.path} is no smoke run; leave it out, or train a new run")
-    own = {key: value for key, value in own.items() if key != "methods"}
     return merged(inherited(saved), inherited(own))
-
-
-def _check_not_moved(run: "RunFolder", flags: Content) -> None:
-    """Raise UserError if --out-dir would move a run that is trained further."""
-    out, home = flags.get("out_dir"), os.path.dirname(os.path.abspath(run.path))
-    if out is not None and os.path.abspath(os.path.expanduser(out)) != home:
-        raise UserError(
-            f"out_dir = {out}: the run stays where it is, {run.path}; leave --out-dir out, "
-            "or move the folder"
-        )
 
 
 def _without_unsafe_settings(

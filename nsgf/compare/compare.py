@@ -1,38 +1,35 @@
 """The comparison itself: train what is not trained, measure what is not measured, report."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.compare.measure import Yardstick, build_yardstick, measure
+from nsgf.compare.measure import Yardstick, build_yardstick
 from nsgf.compare.report import save_pictures, write_report
 from nsgf.compare.results import (
     FLOOR,
     Row,
     add_train_seconds,
-    floor_file,
+    counted_file,
     measure_file,
     read_measure,
     table_csv,
+    train_seconds,
 )
-from nsgf.compare.tables import counted
-from nsgf.compare.trials import (
-    Comparison,
-    Trial,
-    asked_nfe,
-    count_updates,
-    method_title,
-)
+from nsgf.compare.trials import Comparison, Trial, asked_nfe, at_nfe, count_updates, method_title
 from nsgf.config.leaves import contradictions
 from nsgf.config.schema import Config, PhaseName
+from nsgf.data import build_source
 from nsgf.experiment import train, training_plan
-from nsgf.phases import get_phase
+from nsgf.phases import get_phase, load_sampler
 from nsgf.run.checkpoint import good_header, restore_previous
 from nsgf.run.folder import RunFolder, check_links, write_text
 from nsgf.run.lock import WAIT_SECONDS, Busy, only_process, wait_for_lock
 from nsgf.run.stop import Stopped, StopRequest
+from nsgf.sampling.generate import generate
 from nsgf.sampling.solvers import check_solver
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
@@ -115,13 +112,11 @@ def comparison_plan(comparison: Comparison) -> list[str]:
         training_plan(own, left, device, run)
     done = sum(is_measured(comparison, trial) for trial in todo)
     names = ", ".join(map(method_title, methods))
-    targets = sorted({trial.target for trial in todo})
+    targets = ", ".join(sorted({trial.target for trial in todo}))
     total = sum(count_updates(methods[trial.method]) for trial in todo)
     return [
-        f"compare: {names} on {', '.join(targets)}, {counted(config.compare.seeds, 'seed')}, "
-        f"NFE {', '.join(map(str, config.compare.nfe))}",
-        f"compare: {counted(len(todo), 'trial')}, {done} measured, "
-        f"{counted(total, 'update')} in all",
+        f"compare: {names} on {targets}, seeds: {config.compare.seeds}, NFE {config.compare.nfe}",
+        f"compare: trials: {len(todo)}, measured: {done}, updates in all: {total}",
     ]
 
 
@@ -204,7 +199,10 @@ class Work:
             for count in range(1, len(config.phases) + 1):
                 self._train(replace(config, phases=config.phases[:count]), run)
             with only_process(run.path):
-                self._measure(trial, config, run)
+                for (nfe, draw), file in measure_files(self._comparison, trial).items():
+                    if not read_measure(file):
+                        self.stop_if_asked()
+                        write_text(file, table_csv([self._measure(trial, config, run, nfe, draw)]))
         except Busy:
             return False
         return True
@@ -223,16 +221,23 @@ class Work:
             with suppress(Busy), only_process(run.path):
                 add_train_seconds(run, phase, seconds, resumed)
 
-    def _measure(self, trial: Trial, config: Config, run: RunFolder) -> None:
-        for (nfe, draw), file in measure_files(self._comparison, trial).items():
-            if read_measure(file):
-                continue
-            self.stop_if_asked()
-            yardstick = self._yardsticks[trial.target]
-            row = measure(trial, config, run, nfe, draw, yardstick, self.device)
-            write_text(file, table_csv([row]))
-            texts = [f"{name} {value:.4g}" for name, value in row.values.items()]
-            self._log(f"compare: NFE {row.calls:g}: {', '.join(texts)}")
+    def _measure(self, trial: Trial, config: Config, run: RunFolder, nfe: int, draw: int) -> Row:
+        """Sample with ``nfe`` network calls for each sample and measure the samples. All methods
+        start from the same noise. Measures are inf if a sample is not finite."""
+        yardstick = self._yardsticks[trial.target]
+        sampler, _ = load_sampler(at_nfe(config, nfe), run, self.device)
+        source = build_source(config.data, config.seed, "compare", str(draw))
+        started = time.perf_counter()
+        samples = generate(sampler, source, yardstick.samples, self.device)
+        seconds = round(time.perf_counter() - started, 2)
+        values = dict.fromkeys(yardstick.names, math.inf)
+        if samples.finite:
+            values = yardstick.measure(samples.x, config.seed, draw)
+        texts = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        self._log(f"compare: NFE {samples.nfe:g}: {texts}")
+        training = round(train_seconds(run, config.phases), 1)
+        place = (trial.target, trial.method, trial.seed, draw, nfe)
+        return Row(*place, samples.nfe, count_updates(config), training, seconds, values)
 
     def stop_if_asked(self) -> None:
         """Raise Stopped if a stop was requested."""
@@ -245,19 +250,13 @@ class Work:
         comparison = self._comparison
         files = [measure_files(comparison, trial).values() for trial in comparison.trials()]
         rows = [row for own in files for file in own if (row := read_measure(file))]
-        places = {(row.target, row.seed, row.draw): row.method for row in rows}
-        floors = [
-            self._floor(Trial(target, method, seed), draw)
-            for (target, seed, draw), method in places.items()
-        ]
-        return rows + floors
-
-    def _floor(self, trial: Trial, draw: int) -> Row:
-        config = self._comparison.trial_config(trial)
-        file = floor_file(self._comparison.folder / trial.target, config, draw)
-        row = read_measure(file)
-        if row is None:
-            values = self._yardsticks[trial.target].floor(trial.seed, draw)
-            row = Row(trial.target, FLOOR, trial.seed, draw, None, 0.0, 0, 0.0, 0.0, values)
-            write_text(file, table_csv([row]))
-        return row
+        trials = {(row.target, row.seed, row.draw): row.method for row in rows}
+        for (target, seed, draw), method in trials.items():
+            config = comparison.trial_config(Trial(target, method, seed))
+            file = counted_file(comparison.folder / target, FLOOR, config, draw)
+            if (row := read_measure(file)) is None:
+                values = self._yardsticks[target].floor(seed, draw)
+                row = Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values)
+                write_text(file, table_csv([row]))
+            rows.append(row)
+        return rows

@@ -1,26 +1,19 @@
-"""Samples of a trained trial, and their distance from the target.
+"""The measures of a comparison.
 
-All methods of one target, seed and draw start from the same noise and are compared with the same
-target samples, so that their differences do not come from the draws.
+All methods of one target, seed and draw are compared with the same target samples, so that their
+differences do not come from the draws.
 """
 
-import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from nsgf.compare.results import Row, train_seconds
-from nsgf.compare.trials import Trial, at_nfe, count_updates
 from nsgf.config.schema import Config
-from nsgf.data import Data, ImageSet, Sampler, build_source, target_set
+from nsgf.data import Data, ImageSet, Sampler, target_set
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.distances import energy_distance, require_neighbours, w2
-from nsgf.phases import load_sampler
-from nsgf.run.folder import RunFolder
-from nsgf.sampling.generate import generate
 from nsgf.system.errors import UserError
 
 
@@ -101,27 +94,3 @@ def build_yardstick(config: Config, device: torch.device, log: Callable[[str], N
     target = target_set(config.data)
     has_labels = isinstance(target, ImageSet) and target.read_labels
     return ImageYardstick(config, device, log) if has_labels else PointYardstick(config)
-
-
-def measure(
-    trial: Trial,
-    config: Config,
-    run: RunFolder,
-    nfe: int,
-    draw: int,
-    yardstick: Yardstick,
-    device: torch.device,
-) -> Row:
-    """Sample a trial's run with ``nfe`` network calls for each sample, from a draw's noise, and
-    measure the samples. All measures are inf where samples are not finite."""
-    sampler, _ = load_sampler(at_nfe(config, nfe), run, device)
-    source = build_source(config.data, config.seed, "compare", str(draw))
-    started = time.perf_counter()
-    samples = generate(sampler, source, yardstick.samples, device)
-    seconds = time.perf_counter() - started
-    values = dict.fromkeys(yardstick.names, math.inf)
-    if samples.finite:
-        values = yardstick.measure(samples.x, config.seed, draw)
-    training = round(train_seconds(run, config.phases), 1)
-    cost = (count_updates(config), training, round(seconds, 2))
-    return Row(trial.target, trial.method, trial.seed, draw, nfe, samples.nfe, *cost, values)

@@ -43,7 +43,7 @@ def settings_text(comparison: Comparison) -> str:
 
 
 def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
-    """Draw ``TARGET.png`` for each target: every method's way and samples from the same noise, of
+    """Draw ``TARGET.png`` for each target: every method's path and samples from the same noise, of
     the first seed."""
     targets = dict.fromkeys(trial.target for trial in comparison.trials())
     return [_save_picture(comparison, target, device) for target in targets]
@@ -58,11 +58,10 @@ def _save_picture(comparison: Comparison, target: str, device: torch.device) -> 
     drawn: dict[str, dict[int, Samples]] = {}
     for trial in trials:
         config, run = comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial))
-        own = drawn[method_title(trial.method)] = {}
         for nfe in asked_nfe(config):
             sampler, _ = load_sampler(at_nfe(config, nfe), run, device)
+            own = drawn.setdefault(method_title(trial.method), {})
             own[nfe] = sampler(noise, keep_path=True).in_units(data)
-    drawn = {title: own for title, own in drawn.items() if own}
     title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"
     real = data.reference("picture")
     if data.images is None:

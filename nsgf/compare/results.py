@@ -94,15 +94,11 @@ def measure_file(folder: Path, method: str, config: Config, nfe: int, draw: int)
     updates = [getattr(config, phase).iterations for phase in config.phases]
     own = [FORMAT, method, nfe, updates, config.train.precision, sampling]
     digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
-    return _file(folder, f"measure-{digest[:16]}", config, draw)
+    return counted_file(folder, f"measure-{digest[:16]}", config, draw)
 
 
-def floor_file(folder: Path, config: Config, draw: int) -> Path:
-    """Return the file of a floor in the folder of its target."""
-    return _file(folder, FLOOR, config, draw)
-
-
-def _file(folder: Path, name: str, config: Config, draw: int) -> Path:
+def counted_file(folder: Path, name: str, config: Config, draw: int) -> Path:
+    """Return the file of a measure, with seed, draw and numbers of samples in its name."""
     counts = (config.evaluation.num_samples, config.evaluation.w2_samples)
     return folder / f"{name}-{'-'.join(map(str, (config.seed, draw, *counts)))}.csv"
 

@@ -25,8 +25,6 @@ COST_LEGEND = (
 )
 IN_LATEX = str.maketrans({"_": r"\_", "±": r"$\pm$", "%": r"\%", "&": r"\&", "#": r"\#"})
 
-Column = tuple[str, int]
-"""Target and NFE."""
 Table = list[list[str]]
 """Cells line by line, the first line being the head; the best mean is written ``**mean**``."""
 
@@ -36,9 +34,10 @@ def methods_of(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.method for row in rows if row.method != FLOOR))
 
 
-def columns_of(rows: Sequence[Row]) -> list[Column]:
-    """Return NFE in ascending order, each with all targets in the order of the rows."""
-    targets = list(dict.fromkeys(row.target for row in rows))
+def columns_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
+    """Return target and NFE of each column: NFE in ascending order, each with all targets in the
+    order of the rows."""
+    targets = dict.fromkeys(row.target for row in rows)
     counts = sorted({row.nfe for row in rows if row.nfe is not None})
     return [(target, nfe) for nfe in counts for target in targets]
 
@@ -47,12 +46,8 @@ def values(
     rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: str
 ) -> dict[tuple[int, int], float]:
     """Return the values of a cell by seed and draw."""
-    place = (target, nfe, method)
-    return {
-        (row.seed, row.draw): row.values[metric]
-        for row in rows
-        if (row.target, row.nfe, row.method) == place
-    }
+    cell = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
+    return {(row.seed, row.draw): row.values[metric] for row in cell}
 
 
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
@@ -73,31 +68,30 @@ def is_better_higher(metric: str) -> bool:
 
 def measure_table(rows: Sequence[Row], metric: str) -> Table:
     """Return the means of a measure: methods down, targets and NFE across, floors below."""
-    columns, methods = columns_of(rows), methods_of(rows)
-    table = [_head(metric, columns), *([method_title(method)] for method in methods), [FLOOR]]
-    sign = -1 if is_better_higher(metric) else 1
-    for target, nfe in columns:
-        kept = [by_seed(values(rows, metric, target, nfe, method)) for method in methods]
-        means = [sign * mean(own) if own else math.inf for own in kept]
+    methods, sign = methods_of(rows), -1 if is_better_higher(metric) else 1
+    table = [_head(metric, rows), *([method_title(method)] for method in methods), [FLOOR]]
+    for target, nfe in columns_of(rows):
+        cells = [by_seed(values(rows, metric, target, nfe, method)) for method in methods]
+        means = [sign * mean(own) if own else math.inf for own in cells]
         best = min(filter(math.isfinite, means), default=None)
-        for line, method, own, value in zip(table[1:], methods, kept, means, strict=False):
-            text = spread(own) + _remark(rows, method, (target, nfe))
+        for line, method, own, value in zip(table[1:], methods, cells, means, strict=False):
+            text = spread(own) + _remark(rows, method, target, nfe)
             line.append(f"**{text}**" if value == best else text)
         table[-1].append(spread(by_seed(values(rows, metric, target, None, FLOOR))))
     return table
 
 
-def _head(title: str, columns: Sequence[Column]) -> list[str]:
-    return [title, *(f"{target}, {nfe}" for target, nfe in columns)]
+def _head(title: str, rows: Sequence[Row]) -> list[str]:
+    return [title, *(f"{target}, {nfe}" for target, nfe in columns_of(rows))]
 
 
-def _remark(rows: Sequence[Row], method: str, column: Column) -> str:
+def _remark(rows: Sequence[Row], method: str, target: str, nfe: int) -> str:
     """Return remarks on a cell: fewer measures than the target has, another NFE than requested."""
-    own = [row for row in rows if (row.target, row.nfe, row.method) == (*column, method)]
-    places = {(row.seed, row.draw) for row in rows if row.target == column[0] and row.nfe}
-    remarks = [counted(len(own), "measure")] if 0 < len(own) < len(places) else []
-    calls = mean(row.calls for row in own) if own else column[1]
-    if abs(calls - column[1]) > 0.05:
+    own = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
+    places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
+    remarks = [f"{len(own)} of {len(places)} measures"] if 0 < len(own) < len(places) else []
+    calls = mean(row.calls for row in own) if own else nfe
+    if abs(calls - nfe) > 0.05:
         remarks.append(f"NFE {calls:.3g}")
     return f" ({', '.join(remarks)})" if remarks else ""
 
@@ -111,18 +105,13 @@ def spread(found: Sequence[float]) -> str:
     return f"{mean(found):.3f} ± {stdev(found):.3f}"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return ``1 seed`` or ``5 seeds``."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 def difference_table(rows: Sequence[Row], metric: str) -> Table:
     """Return the differences of the first method from the others, taken draw by draw."""
-    (first, *others), columns = methods_of(rows), columns_of(rows)
-    table = [_head(f"{method_title(first)} minus, {metric}", columns)]
+    first, *others = methods_of(rows)
+    table = [_head(f"{method_title(first)} minus, {metric}", rows)]
     for other in others:
         table.append([method_title(other)])
-        for column in columns:
+        for column in columns_of(rows):
             own = values(rows, metric, *column, first)
             theirs = values(rows, metric, *column, other)
             both = sorted(own.keys() & theirs.keys())
@@ -154,22 +143,22 @@ def cost_table(rows: Sequence[Row]) -> Table:
     """Return updates, training and sampling times, means over the trials that were timed."""
     own = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
     counts = sorted({row.nfe for row in rows if row.nfe is not None})
-    table = [["cost", "updates", "training, s", "updates in the time of the slowest"]]
-    table[0] += [f"sampling at NFE {nfe}, s" for nfe in counts]
-    training = {
-        method: mean(seconds)
+    head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
+    table = [head + [f"sampling at NFE {nfe}, s" for nfe in counts]]
+    timed = {
+        method: [row.train_seconds for row in found if row.train_seconds]
         for method, found in own.items()
-        if (seconds := [row.train_seconds for row in found if row.train_seconds])
     }
+    slowest = max((mean(seconds) for seconds in timed.values() if seconds), default=0.0)
     for method, found in own.items():
-        updates, times = found[0].updates, ["-", "-"]
-        if method in training:
-            equal = updates * max(training.values()) / training[method]
-            times = [f"{training[method]:.0f}", f"{equal:.0f}"]
+        line = [method_title(method), str(found[0].updates), "-", "-"]
+        if seconds := timed[method]:
+            equal = found[0].updates * slowest / mean(seconds)
+            line[2:] = [f"{mean(seconds):.0f}", f"{equal:.0f}"]
         for nfe in counts:
-            seconds = [row.sample_seconds for row in found if row.nfe == nfe]
-            times.append(f"{mean(seconds):.2f}" if seconds else "-")
-        table.append([method_title(method), str(updates), *times])
+            times = [row.sample_seconds for row in found if row.nfe == nfe]
+            line.append(f"{mean(times):.2f}" if times else "-")
+        table.append(line)
     return table
 
 
@@ -183,28 +172,21 @@ def all_tables(rows: Sequence[Row]) -> tuple[list[Table], list[Table], Table]:
 def markdown(rows: Sequence[Row]) -> str:
     """Return all tables as Markdown."""
     measures, differences, costs = all_tables(rows)
-    parts = [
-        *map(_markdown_table, measures),
-        LEGEND,
-        *map(_markdown_table, [*differences, costs]),
-        COST_LEGEND,
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def latex(rows: Sequence[Row]) -> str:
-    """Return the same tables for LaTeX with the package booktabs, a ``tabular`` each."""
-    measures, differences, costs = all_tables(rows)
-    legends = [
-        textwrap.fill(text, 100, initial_indent="% ", subsequent_indent="% ")
-        for text in (r"\usepackage{booktabs}", LEGEND, COST_LEGEND)
-    ]
-    return "\n\n".join([*legends, *map(_latex_table, [*measures, *differences, costs])]) + "\n"
+    means, others = map(_markdown_table, measures), map(_markdown_table, [*differences, costs])
+    return "\n\n".join([*means, LEGEND, *others, COST_LEGEND]) + "\n"
 
 
 def _markdown_table(table: Table) -> str:
     lines = [table[0], ["---"] * len(table[0]), *table[1:]]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def latex(rows: Sequence[Row]) -> str:
+    """Return the same tables for LaTeX with the package booktabs, a ``tabular`` each."""
+    measures, differences, costs = all_tables(rows)
+    texts = (r"\usepackage{booktabs}", LEGEND, COST_LEGEND)
+    comments = [textwrap.indent(textwrap.fill(text, 98), "% ") for text in texts]
+    return "\n\n".join([*comments, *map(_latex_table, [*measures, *differences, costs])]) + "\n"
 
 
 def _latex_table(table: Table) -> str:

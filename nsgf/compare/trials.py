@@ -164,14 +164,9 @@ def count_updates(config: Config) -> int:
 
 def asked_nfe(config: Config) -> list[int]:
     """Return the values of ``compare.nfe`` with which a trial can be sampled."""
-    least, most = possible_nfe(config)
-    return [nfe for nfe in config.compare.nfe if least <= nfe <= (most or nfe)]
-
-
-def possible_nfe(config: Config) -> tuple[int, int | None]:
-    """Return the smallest and largest number of calls for a sample of a trial; None: no limit."""
     legs = called_legs(config, config.phases.__contains__)
-    return least_calls(config.sampling, legs), most_calls(legs)
+    least, most = least_calls(config.sampling, legs), most_calls(legs)
+    return [nfe for nfe in config.compare.nfe if least <= nfe <= (most or nfe)]
 
 
 def at_nfe(config: Config, nfe: int) -> Config:

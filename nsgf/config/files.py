@@ -82,17 +82,14 @@ def with_method(content: Content, method: str | None = None) -> tuple[Content, C
     Raises:
         UserError: there is no such method, or the experiment is complete and is another method.
     """
-    base = {key: value for key, value in content.items() if key != "methods"}
-    wanted = method or base.get("method")
+    wanted = method or content.get("method")
     if not wanted:
-        return {}, inherited(base)
+        return {}, inherited(content)
     name = Path(wanted).stem if wanted.endswith((".yaml", ".yml")) else wanted
-    if "phases" in base and method and name != base.get("method"):
-        raise UserError(
-            f"method = {method}: the settings are complete, for {base.get('method', 'no method')}; "
-            "use --exp NAME, or a file without phases"
-        )
-    base = merged(base, content.get("methods", {}).get(name, {}))
+    if "phases" in content and method and name != content.get("method"):
+        own = content.get("method", "no method")
+        raise UserError(f"method = {method}: must be {own}, for which the settings are complete")
+    base = merged(content, content.get("methods", {}).get(name, {}))
     below = _method_settings(wanted, has_phases="phases" in base)
     return inherited(below), {**inherited(base), "method": name}
 
@@ -175,9 +172,9 @@ def merged(*layers: Content) -> Content:
 
 
 def inherited(content: Content) -> Content:
-    """Return settings in which each phase has the values of ``optim`` that it does not set
-    itself."""
-    result = dict(content)
+    """Return settings without ``optim``, whose values each phase has that does not set its own, and
+    without the sections of ``methods``."""
+    result = {key: value for key, value in content.items() if key != "methods"}
     base = result.pop("optim", {})
     for phase in OF_PHASES if base else ():
         result[phase] = {**base, **content.get(phase, {})}

@@ -1,5 +1,3 @@
-import csv
-import io
 import math
 
 import pytest
@@ -18,24 +16,6 @@ from nsgf.system.errors import UserError
 from tests.compare.table_rows import ROWS
 
 
-def test_csv_has_a_line_for_each_measure():
-    lines = list(csv.DictReader(io.StringIO(table_csv(ROWS))))
-    assert len(lines) == 9
-    assert lines[4] == {
-        "target": "moons",
-        "method": "icfm",
-        "seed": "1",
-        "draw": "0",
-        "nfe": "10",
-        "calls": "10.0",
-        "updates": "100",
-        "train_seconds": "60.0",
-        "sample_seconds": "0.5",
-        "w2": "0.3",
-    }
-    assert (lines[-1]["method"], lines[-1]["nfe"], lines[-1]["w2"]) == ("floor", "", "0.05")
-
-
 def test_csv_is_read_as_it_was_written(tmp_path):
     """Every measure to its last digit."""
     cost = (40000, 61.5, 0.25)
@@ -45,6 +25,9 @@ def test_csv_is_read_as_it_was_written(tmp_path):
     ]
     file = tmp_path / "table.csv"
     file.write_text(table_csv(rows))
+    first = "target,method,seed,draw,nfe,calls,updates,train_seconds,sample_seconds,w2,1000 energy"
+    assert file.read_text().splitlines()[0] == first
+    assert file.read_text().splitlines()[2].startswith("moons,floor,4,3,,0.0,40000,61.5,0.25,")
     assert read_rows(file) == rows
     assert read_measure(file) is None
     file.write_text(table_csv(rows[:1]))
@@ -68,15 +51,11 @@ def test_other_tables_are_refused(tmp_path, before, after):
     with pytest.raises(UserError, match=r"table\.csv: must be a table\.csv of nsgf compare"):
         read_rows(file)
     assert read_measure(file) is None
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"m" * 200_000, None])
-def test_files_that_are_no_table_are_refused(tmp_path, content):
-    file = tmp_path / "table.csv"
-    if content is not None:
+    for content in (b"", b"\xff\xfe"):
         file.write_bytes(content)
-    with pytest.raises(UserError, match=r"table\.csv: (must be a table|No such file)"):
-        read_rows(file)
+        with pytest.raises(UserError, match=r"table\.csv: must be a table"):
+            read_rows(file)
+    file.unlink()
     assert read_measure(file) is None
 
 

@@ -9,9 +9,8 @@ from nsgf.compare.trials import (
     asked_nfe,
     at_nfe,
     count_updates,
-    possible_nfe,
 )
-from nsgf.config.schema import PHASES, Config
+from nsgf.config.schema import Config
 from nsgf.data import DATA_SETS, PointSet
 from nsgf.data.points import moons
 from nsgf.phases import get_phases
@@ -37,11 +36,6 @@ def test_one_seed_is_complete_before_the_next():
         Trial("8gaussians", "icfm", 0),
         Trial("moons", "nsgf", 0),
     ]
-
-
-def test_target_with_a_source_of_its_own():
-    config = one_trial("2d", "nsgf", target="8gaussians_moons", seed=1)
-    assert (config.data.source, config.data.name, config.seed) == ("8gaussians", "moons", 1)
 
 
 def test_trials_are_computed_in_precisions_that_are_named(tmp_path):
@@ -70,8 +64,10 @@ def test_a_smoke_comparison_has_a_folder_of_its_own():
 
 def test_without_targets_the_data_section_is_compared():
     flags = ("--compare.methods=[nsgf]", "--dataset=moons", "--data.source=8gaussians")
-    targets = {trial.target for trial in compared("2d", *flags).trials()}
-    assert targets == {"8gaussians_moons"}
+    comparison = compared("2d", *flags, "--compare.targets=[]")
+    assert {trial.target for trial in comparison.trials()} == {"8gaussians_moons"}
+    config = comparison.trial_config(Trial("8gaussians_moons", "nsgf", 1))
+    assert (config.data.source, config.data.name, config.seed) == ("8gaussians", "moons", 1)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +80,6 @@ def test_all_methods_have_the_same_number_of_updates_and_batch(exp, updates):
     for own in comparison.methods.values():
         assert count_updates(own) == updates
         assert {getattr(own, phase).batch_size for phase in own.phases} == {own.peer.batch_size}
-
-
-def test_nsgf_plus_plus_keeps_the_proportion_of_its_phases():
-    config = one_trial("2d", "nsgf++")
-    assert [getattr(config, phase).iterations for phase in PHASES] == [6667, 6667, 6666]
-    assert config.flow.steps == 5
 
 
 def test_noise_of_the_peers_is_that_of_their_authors_examples():
@@ -143,10 +133,6 @@ def test_unknown_methods_are_refused(method):
         compared("digits", f"--compare.methods=[nsgf,{method}]")
 
 
-def test_flags_win_over_method_files():
-    assert one_trial("digits", "nsgf++", "--steps=3").flow.steps == 3
-
-
 def test_updates_of_each_method_are_shared_among_its_networks():
     """2-RF too, which then has a 1-RF of its own."""
     methods = "--compare.methods=[nsgf++,otcfm,1rf,2rf]"
@@ -196,8 +182,9 @@ def test_nsgf_plus_plus_splits_a_few_calls_evenly():
     few, many = at_nfe(config, 5).sampling, at_nfe(config, 60).sampling
     assert (few.nsgf_steps, few.straight_steps) == (2, 2)
     assert (many.nsgf_steps, many.straight_steps) == (5, 54)
-    fixed = replace(config, sampling=replace(config.sampling, tau=0.5))
+    fixed = one_trial("digits", "nsgf++", "--sampling.tau=0.5", "--compare.nfe=[1,2,3]")
     assert at_nfe(fixed, 5).sampling.straight_steps == 3
+    assert asked_nfe(fixed) == [2, 3]
     heun = replace(config, sampling=replace(config.sampling, solver="heun"))
     assert at_nfe(heun, 20).sampling.straight_steps == 7
 
@@ -212,7 +199,6 @@ def test_few_calls_are_made_or_not_asked_for(method, least, solver):
     flags = ("--compare.nfe=[1,2,3,4]", f"--sampling.solver={solver}")
     config = one_trial("digits", method, *flags)
     least += solver == "heun" and method != "nsgf"
-    assert possible_nfe(config) == (least, None)
     assert asked_nfe(config) == [nfe for nfe in (1, 2, 3, 4) if nfe >= least]
     made = {nfe: expected_nfe(at_nfe(config, nfe)) for nfe in asked_nfe(config)}
     if solver == "euler":
@@ -220,10 +206,3 @@ def test_few_calls_are_made_or_not_asked_for(method, least, solver):
     elif solver == "heun":
         assert made[least] == least
         assert all(made[nfe] in (nfe, nfe - 1) for nfe in made)
-
-
-def test_a_time_that_is_given_takes_no_call():
-    config = one_trial("digits", "nsgf++", "--sampling.tau=0.5")
-    assert possible_nfe(config) == (2, None)
-    sampling = at_nfe(config, 3).sampling
-    assert (sampling.tau, sampling.nsgf_steps, sampling.straight_steps) == (0.5, 1, 2)
