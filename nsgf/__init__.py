@@ -7,7 +7,7 @@ The command is ``nsgf``; from Python:
     run = nsgf.train(exp="2d", dataset="moons")
     loss = nsgf.sinkhorn_divergence(x, y, blur=0.5)
 
-Nothing is loaded before it is used. What a caller can mend is raised as :class:`UserError`.
+Modules are loaded on first use. Errors that a caller can fix raise :class:`UserError`.
 """
 
 import importlib

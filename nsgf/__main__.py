@@ -5,18 +5,15 @@ import sys
 
 
 def configure_allocator() -> None:
-    """Let CUDA memory grow in place, which torch has to be told before it is loaded.
-
-    Phases and batch sizes differ in what they allocate; fixed segments would be left in pieces.
-    """
+    """Let CUDA memory grow in place, since phases allocate different sizes. torch reads this
+    setting when it is loaded."""
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def open_streams() -> None:
-    """Let standard streams that are closed (``2>&-``) lead nowhere: a file that is opened later
-    would get their number, and with it what is said.
-    """
+    """Open closed standard streams (``2>&-``) on the null device, or a file that is opened later
+    would get their number, and the output with it."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

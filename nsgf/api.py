@@ -1,8 +1,8 @@
 """The Python API: train, load and sample, as the commands do.
 
-:mod:`nsgf` offers these names. Settings have the keys, layers and checks of the command line. What
-a caller can mend is raised as :class:`UserError`, in one line. Loading and sampling print nothing;
-training prints what the command prints.
+:mod:`nsgf` offers these names. Settings have the keys, layers and checks of the command line.
+Errors that a caller can fix raise :class:`UserError` with a one-line message. Loading and sampling
+print nothing; training prints what the command prints.
 
 Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,).
 """
@@ -56,12 +56,12 @@ class Run:
     progress: dict[str, str]
     """Training progress by phase: ``{"nsgf": "300 of 100000"}``."""
     sampler: FlowSampler = field(repr=False)
-    """Carries samples of mu0 (B, *shape) on ``device`` to samples of mu*, and tells the network
-    calls, times and, with ``keep_path=True``, the states on the way; images are not clamped. With
-    classes their labels (B,) may come second."""
+    """Carries samples of mu0 (B, *shape) on ``device`` to samples of mu*. It also returns the
+    network calls, the times and, with ``keep_path=True``, the states on the way. Images are not
+    clamped. With classes, labels (B,) may be the second argument."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
-    """The networks that a sample meets, by phase, in eval mode and without gradients: velocities
-    called as (x, t), with classes as (x, t, labels), a time predictor as (x)."""
+    """The networks that sampling calls, by phase, in eval mode and without gradients: velocities
+    as (x, t), with classes as (x, t, labels), a time predictor as (x)."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,13 +81,13 @@ class Run:
         """Draw samples as ``nsgf sample`` does: sample i follows from the seed and i alone.
 
         Args:
-            n: how many.
-            seed: of the samples of mu0; None: that of the run.
-            label: class of all samples, of a run with ``data.conditional``; None: that of the
-                settings, which is each in turn unless they say otherwise.
-            nfe: network calls for each sample, or as near as it gets from below, shared among the
-                networks as the comparison does; None: what the settings of sampling imply.
-            batch_size: how many go through the networks together, which changes nothing but
+            n: number of samples.
+            seed: of the samples of mu0; None: the run's.
+            label: class of all samples, for a run with ``data.conditional``; None: that of the
+                settings, by default each class in turn.
+            nfe: network calls for each sample, or the nearest possible number below, shared among
+                the networks as in a comparison; None: what the settings of sampling imply.
+            batch_size: number of samples that go through the networks together, which changes only
                 rounding; None: that of the settings.
             raw: whether images keep the values of the networks, which may leave [-1, 1].
 
@@ -95,8 +95,8 @@ class Run:
             (N, *shape), float32, on the CPU; own points float64 in the units of their file.
 
         Raises:
-            UserError: a number that is out of its range, a class of a run that has none, more calls
-                than that are needed, or a card that is full.
+            UserError: a number is out of its range, the run has no classes, ``nfe`` is too small,
+                or the card is full.
         """
         changes = {
             "sampling.num_samples": n,
@@ -119,7 +119,7 @@ class Run:
         """Return the settings of sampling with ``nfe`` network calls."""
         legs = [phase.leg for phase in get_phases(list(self.networks))]
         least = least_calls(config.sampling, legs)
-        if isinstance(nfe, bool) or not isinstance(nfe, int) or nfe < least:
+        if not isinstance(nfe, int) or nfe < least:
             raise UserError(f"nfe = {nfe!r}: must be a whole number >= {least} for this run")
         if StraightFlow in legs and config.sampling.solver == "dopri5":
             raise UserError(f"nfe = {nfe}: sampling.solver = dopri5 chooses its calls; omit nfe")
@@ -144,7 +144,7 @@ def load(
 
     Raises:
         UserError: there is no such run, its files are missing, damaged or foreign, a setting is
-            wrong or not that of its networks, or the device does not exist.
+            wrong or does not fit its networks, or the device does not exist.
     """
     settings = dict(overrides or {})
     settings |= {"device": str(device)} if device is not None else {}
@@ -152,31 +152,24 @@ def load(
     folder = fetched(path) if is_on_hub else Path(os.fspath(path)).expanduser()
     if is_on_hub or is_exported(folder):
         exported = ExportedRun.read(folder, given(settings))
-        return _opened(folder, exported.config, exported.has, exported.load)
-    found = request("sample", {"run": str(folder)}, settings)
-    config, run = found.config, RunFolder(folder)
+        config, has_network = exported.config, exported.has
+        read: Callable[[Phase, torch.device], Trained] = exported.load
+    else:
+        config, run = request("sample", {"run": str(folder)}, settings).config, RunFolder(folder)
+        has_network = run.has_checkpoint
 
-    def trained(phase: Phase, device: torch.device) -> Trained:
-        return load_network(phase, config, run, device)
+        def read(phase: Phase, device: torch.device) -> Trained:
+            return load_network(phase, config, run, device)
 
-    return _opened(folder, config, run.has_checkpoint, trained)
-
-
-def _opened(
-    folder: Path,
-    config: Config,
-    is_trained: Callable[[PhaseName], bool],
-    trained: Callable[[Phase, torch.device], Trained],
-) -> Run:
-    device = pick_device(config.device)
-    phases = sampled_phases(config, is_trained)
-    sampler, progress = join_legs(config, phases, lambda phase: trained(phase, device), device)
+    place = pick_device(config.device)
+    phases = sampled_phases(config, has_network)
+    sampler, progress = join_legs(config, phases, lambda phase: read(phase, place), place)
     networks = {
         phase.name: network
         for phase, leg in zip(phases, sampler.legs, strict=True)
         if isinstance(network := leg.network, InferenceNetwork)
     }
-    return Run(folder, config, device, progress, sampler, networks)
+    return Run(folder, config, place, progress, sampler, networks)
 
 
 def train(
@@ -196,13 +189,13 @@ def train(
         exp: the name of an experiment, as ``2d`` or ``images`` (with ``data.path``).
         dataset: ``data.name``, as ``moons``.
         config: a YAML file in place of ``exp``, or on top of ``resume``.
-        resume: a run folder to go on with.
+        resume: a run folder to resume.
         overrides: settings by dotted key, as ``{"nsgf.iterations": 2000}``; those of ``optim`` hold
             for every phase.
         quiet: print nothing; the run folder's log has all lines.
 
     Raises:
-        UserError: as the command, in the same words; or ``train.max_hours`` are over.
+        UserError: as the command; or ``train.max_hours`` are over.
     """
     settings = {key: value for key, value in (("exp", exp), ("data.name", dataset)) if value}
     control = {"run": resume, "config": config}

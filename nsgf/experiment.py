@@ -11,7 +11,6 @@ methods that NSGF is compared with are phases too (:mod:`nsgf.phases`).
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -40,12 +39,7 @@ from nsgf.system.hardware import (
     release_memory,
 )
 from nsgf.training.loop import fit
-from nsgf.training.precision import (
-    compiled_folder,
-    pick_precision,
-    prepare_environment,
-    sampling_precision,
-)
+from nsgf.training.precision import compiled_folder, pick_precision, prepare_environment
 
 COPIES = 4
 """Values that a checkpoint keeps per weight, in float32: weight, average, Adam's two moments."""
@@ -60,8 +54,8 @@ def train(
 ) -> RunFolder:
     """Train the configured phases that are not finished, and return the run folder.
 
-    Everything that can be refused is refused before anything is written, but for the lock of an
-    earlier run's folder, and damaged checkpoints that are put aside.
+    All checks come before anything is written, except the lock of an earlier run's folder and
+    damaged checkpoints that are put aside.
 
     Args:
         config: the experiment.
@@ -99,16 +93,6 @@ def train_phase(phase: Phase, session: Session, data: Data) -> None:
     show_preview(session, data, phase)
 
 
-class OpenRun(NamedTuple):
-    """A run that this process may train."""
-
-    session: Session
-    phases: list[Phase]
-    """Phases to train, in order."""
-    data: Data | None
-    """Source and target; None if there is nothing to train."""
-
-
 @contextmanager
 def open_run(
     config: Config,
@@ -116,8 +100,9 @@ def open_run(
     first: PhaseName | None,
     world: World | None,
     stop: StopRequest | None,
-) -> Iterator[OpenRun]:
-    """Lock and check a run for as long as the context lasts; arguments as for :func:`train`."""
+) -> Iterator[tuple[Session, list[Phase], Data | None]]:
+    """Lock and check a run, and yield it with the phases to train, in order, and their data (None
+    if there is nothing to train). Arguments and errors as for :func:`train`."""
     world, stop = world or World(), stop or StopRequest(config.train.max_hours)
     if run is None or not run.config_file.exists():  # a run's own settings may be from elsewhere
         require_tracker(config)
@@ -125,7 +110,13 @@ def open_run(
     device = pick_device(config.device, world.card)
     with ExitStack() as held:
         if run and world.is_main:
-            held.enter_context(_lock(run))
+            try:
+                held.enter_context(only_process(run.path))
+            except OSError as error:
+                raise UserError(
+                    f"run = {run.path}: cannot be written ({cause(error)}); copy the run folder "
+                    "to where you may write, and resume it there with --run COPY"
+                ) from error
             finish_restart(run, RunLog(run.path).write)
             for name in config.phases:
                 checkpoint.restore_previous(run.checkpoint_file(name), RunLog(run.path).write)
@@ -157,24 +148,10 @@ def open_run(
                 phase.clean(session)
         log.sort(config.phases)
         try:
-            yield OpenRun(session, get_phases(names), data)
+            yield session, get_phases(names), data
         except Stopped as stopped:
             stopped.folder = run.path
             raise
-
-
-@contextmanager
-def _lock(run: RunFolder) -> Iterator[None]:
-    """Lock an earlier run's folder. Raise UserError if it is in use or cannot be written."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(only_process(run.path))
-        except OSError as error:
-            raise UserError(
-                f"run = {run.path}: cannot be written ({cause(error)}); copy the run folder "
-                "to where you may write, and resume it there with --run COPY"
-            ) from error
-        yield
 
 
 def load_data(config: Config, device: torch.device) -> Data:
@@ -194,7 +171,7 @@ def training_plan(
     world: World | None = None,
     restarts: Collection[PhaseName] = (),
 ) -> list[str]:
-    """Return lines that say what training is going to do, after checking that it can.
+    """Check that training is possible, and return lines about it.
 
     Args:
         config: the experiment.
@@ -211,7 +188,6 @@ def training_plan(
     world, pending = world or World(), get_phases(names)
     if pending and config.train.precision == "fp16" and device.type == "cpu":
         raise UserError("train.precision = fp16: a CPU is slow in it; use fp32, bf16 or auto")
-    sampling_precision(config, device)
     lines = [f"{name}: finished" for name in config.phases if name not in names]
     weights = {}
     for phase in pending:

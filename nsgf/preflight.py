@@ -35,11 +35,9 @@ from nsgf.training.loop import fit
 from nsgf.training.precision import prepare_environment
 
 UPDATES = 6
-"""Number of updates that are tried; the loss scale of fp16 needs a few to settle."""
+"""Number of updates of each phase; the loss scale of fp16 needs a few to settle."""
 RESERVE_HOURS = 0.5
 """Hours of a session that start, data and last checkpoint may take."""
-LONGEST_SESSION = 10_000.0
-"""Longest session, in hours."""
 PREFIX = ".nsgf-preflight-"
 """Beginning of the name of the folder in which phases are tried."""
 
@@ -47,10 +45,10 @@ PREFIX = ".nsgf-preflight-"
 def preflight(
     config: Config, session_hours: float = 12.0, command: str = "python -m nsgf train"
 ) -> Iterator[str]:
-    """Yield lines for people: the plan, what was tried, the measured time, the sessions.
+    """Yield lines for people: the plan, the checks, the measured time, the sessions.
 
-    Each line comes as soon as it is known. One that begins with NO names what would stop a run, and
-    the setting that helps. Data are downloaded where they are missing.
+    A line that begins with NO names a problem that would stop a run, and the setting that helps.
+    Missing data are downloaded.
 
     Args:
         config: the experiment.
@@ -61,23 +59,17 @@ def preflight(
         UserError: the configuration is not valid, or the device does not exist.
     """
     check(config)
-    if not 0 < session_hours <= LONGEST_SESSION:
-        raise UserError(
-            f"--session-hours = {session_hours:g}: must be > 0 and <= {LONGEST_SESSION:g}"
-        )
+    if not session_hours > 0:
+        raise UserError(f"--session-hours = {session_hours:g}: must be > 0")
     prepare_environment(config.train)
     device = pick_device(config.device)
-    hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
-    return _lines(config, device, hours, command)
-
-
-def _lines(config: Config, device: torch.device, hours: float, command: str) -> Iterator[str]:
     yield f"machine: {describe(device)}"
     machine = [*_tried(lambda: [*training_plan(config, config.phases, device), "ok memory, disk"])]
     yield from machine
     data = [*_tried(lambda: [_load(config, device)])]
     yield from data
     if not any(line.startswith("NO ") for line in [*machine, *data]):
+        hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
         yield from _tried(lambda: _try_phases(config, device, hours, command))
 
 
@@ -130,7 +122,8 @@ def _trial_folder(out_dir: Path) -> "tempfile.TemporaryDirectory[str]":
 def _try_phase(
     config: Config, phase: Phase, data: Data, run: RunFolder, device: torch.device
 ) -> tuple[str, float]:
-    """Train a phase for a few updates as a run does; a line about it, and its seconds in a run."""
+    """Train a phase for a few updates as a run does; return a line about it, and its seconds in a
+    run."""
     short, times = phase.trial(config, device)
     optim = replace(getattr(config, phase.name), iterations=UPDATES)
     train = replace(config.train, log_every=1, max_hours=None)

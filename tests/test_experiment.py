@@ -1,9 +1,11 @@
 """The phases together, with small networks on points."""
 
+import gc
 import itertools
 import json
 import os
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import torch
 
 from nsgf import experiment
 from nsgf.config.schema import Config
-from nsgf.experiment import train, training_plan
+from nsgf.experiment import train
 from nsgf.phases import get_phase, resume
 from nsgf.phases.base import load_network
 from nsgf.phases.lines import NSF, trained_steps
@@ -59,8 +61,6 @@ def test_all_phases_leave_their_checkpoints_and_records(tiny, finished):
     assert [(r["phase"], r["step"]) for r in records] == [
         (phase, step) for phase in ("nsgf", "nsf", "predictor") for step in (4, 8, 12)
     ]
-    log = (finished.path / "log.txt").read_text()
-    assert "pool: 4 flows of 16 particles, 3 steps each, 2,048 bytes" in log
 
 
 def test_same_seed_same_run_other_seed_other_run(tiny, finished):
@@ -78,14 +78,12 @@ def test_phases_in_three_sessions_equal_one(tiny, finished):
     assert_equal(finished, run)
 
 
-def test_resume_trains_nothing_twice(tiny, finished, monkeypatch):
-    def forbidden(*_):
-        raise AssertionError("trained again")
-
-    monkeypatch.setattr(experiment, "fit", forbidden)
-    before = (finished.path / "metrics.jsonl").read_text()
-    train(tiny, finished)
-    assert (finished.path / "metrics.jsonl").read_text() == before
+def test_resume_of_a_finished_run_changes_nothing(tiny, finished, monkeypatch):
+    monkeypatch.setattr(experiment, "fit", lambda *_: pytest.fail("trained again"))
+    files = (finished.path / "metrics.jsonl", finished.config_file)
+    before = [file.read_text() for file in files]
+    train(replace(tiny, nsgf=replace(tiny.nsgf, lr=0.7)), finished)
+    assert [file.read_text() for file in files] == before
 
 
 @pytest.mark.parametrize("phase", ["nsgf", "nsf", "predictor"])
@@ -108,11 +106,13 @@ def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, finished, p
     assert_equal(finished, run)
 
 
-def test_more_iterations_continue_a_finished_phase(tiny, finished):
-    longer = replace(tiny, nsgf=replace(tiny.nsgf, iterations=20))
-    train(longer, finished)
-    assert weights(finished)["nsgf"]["step"] == 20
-    assert weights(finished)["nsf"]["step"] == 12
+@pytest.mark.parametrize("first", [None, "nsf"])
+def test_more_iterations_continue_a_finished_phase(tiny, finished, first):
+    longer = replace(tiny, nsf=replace(tiny.nsf, iterations=20))
+    train(longer, finished, first)
+    assert weights(finished)["nsf"]["step"] == 20
+    assert weights(finished)["nsgf"]["step"] == 12
+    assert "phase2_nsf.previous1.pt" not in _files(finished)
 
 
 def test_starting_at_a_finished_phase_trains_it_anew_and_keeps_the_old(tiny, finished):
@@ -197,25 +197,21 @@ def test_kill_while_phases_are_set_aside_leaves_a_run_that_resumes(tiny, monkeyp
     assert_equal(train(config, run), train(config))
 
 
-def test_starting_at_a_half_done_phase_goes_on_with_it(tiny, finished):
-    longer = replace(tiny, nsf=replace(tiny.nsf, iterations=20))
-    train(longer, finished, "nsf")
-    assert weights(finished)["nsf"]["step"] == 20
-    assert "phase2_nsf.previous1.pt" not in _files(finished)
-
-
 def test_phases_before_the_first_must_be_finished(tiny):
     with pytest.raises(UserError, match=r"--resume-phase 2: phase nsgf .* is not finished"):
         train(tiny, RunFolder.create(tiny), "nsf")
 
 
 def test_nothing_is_set_aside_when_training_is_refused(tiny, finished, monkeypatch):
+    """Nor is a new folder made."""
     with pytest.raises(UserError, match="CUDA devices"):
         train(replace(tiny, device="cuda:99"), finished, "nsgf")
     monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 1000)
-    with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 16"):
-        train(tiny, finished, "nsgf")
+    for run in (finished, None):
+        with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 16"):
+            train(tiny, run, "nsgf")
     assert not [name for name in _files(finished) if "previous" in name]
+    assert list(Path(tiny.out_dir).iterdir()) == [finished.path]
 
 
 def _files(run: RunFolder) -> dict[str, Path]:
@@ -253,12 +249,6 @@ def test_half_done_phase_starts_anew_with_the_one_it_stands_on(tiny):
     )
 
 
-def test_finished_run_keeps_its_configuration(tiny, finished):
-    before = finished.config_file.read_text()
-    train(replace(tiny, nsgf=replace(tiny.nsgf, lr=0.7)), finished)
-    assert finished.config_file.read_text() == before
-
-
 def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, finished):
     """The transport of phase 2 covers the flow time T eta in T steps."""
     lab = Session(tiny, finished, RunLog(finished.path), torch.device("cpu"))
@@ -282,10 +272,8 @@ def test_each_phase_has_its_own_optimizer_and_network(finished):
     assert all(payload["optimizer"]["state"] for payload in payloads.values())
     first = {name: payload["model"]["layers.0.weight"] for name, payload in payloads.items()}
     assert not torch.equal(first["nsgf"], first["nsf"])
-    for payload in payloads.values():
-        assert not torch.equal(
-            payload["model"]["layers.0.weight"], payload["ema"]["layers.0.weight"]
-        )
+    for name, payload in payloads.items():
+        assert not torch.equal(first[name], payload["ema"]["layers.0.weight"])
 
 
 def test_another_architecture_is_refused_with_both_values(tiny, finished):
@@ -306,27 +294,11 @@ def test_loaded_network_is_the_average_in_eval_mode_without_gradients(tiny, fini
     assert not any(parameter.requires_grad for parameter in ema.parameters())
 
 
-def test_lines_from_the_nsgf_output_train_too(tiny):
+def test_lines_start_from_the_nsgf_output(tiny):
     config = replace(tiny, nsf=replace(tiny.nsf, source="nsgf", coupling="ot"))
     straight = weights(train(config))["nsf"]["model"]["layers.0.weight"]
     prior = weights(train(tiny))["nsf"]["model"]["layers.0.weight"]
     assert not torch.equal(straight, prior)
-
-
-def test_pool_and_missing_data_are_refused_before_a_folder_exists(tiny, monkeypatch):
-    monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 1000)
-    with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 16"):
-        train(tiny)
-    assert not Path(tiny.out_dir).exists()
-
-
-def test_plan_names_pool_size_updates_and_weights(tiny):
-    plan = training_plan(tiny, ["nsgf"], torch.device("cpu"))
-    assert plan[:2] == ["nsf: finished", "predictor: finished"]
-    assert plan[2].startswith("nsgf: 12 updates of 16")
-    assert plan[-1].startswith(
-        "pool: 4 flows of 16 particles, 3 steps each, 2,048 bytes (2.0 KB) of "
-    )
 
 
 def test_memory_is_released_after_each_phase(tiny, monkeypatch):
@@ -338,14 +310,10 @@ def test_memory_is_released_after_each_phase(tiny, monkeypatch):
 
 
 def test_pool_is_gone_when_the_next_phase_starts(tiny, monkeypatch):
-    import gc
-    import weakref
-
-    alive: list[weakref.ref] = []
-    real_build, real_task = build_pool, NSF.task
+    alive, real_task = [], NSF.task
 
     def build(*arguments):
-        pool = real_build(*arguments)
+        pool = build_pool(*arguments)
         alive.append(weakref.ref(pool))
         return pool
 
@@ -364,10 +332,7 @@ def test_pool_on_disk_is_removed_when_phase_one_is_done(tiny):
     config = replace(tiny, pool=replace(tiny.pool, storage="disk"))
     run = train(with_phases(config, 1))
     assert not list(run.path.rglob("positions.bin"))
-    log = (run.path / "log.txt").read_text()
-    assert (
-        "pool: removed from the disk (2.0 KB" in log or "pool: removed from the disk (4.1 KB" in log
-    )
+    assert "pool: removed from the disk" in (run.path / "log.txt").read_text()
     (run.pool / "positions.bin").write_bytes(b"left behind by a stop at the last update")
     train(config, run)
     assert not list(run.path.rglob("positions.bin"))

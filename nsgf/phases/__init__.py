@@ -90,29 +90,18 @@ def previewed_phases(config: Config, phase: Phase) -> tuple[Phase, ...]:
     return (phase,)
 
 
-def load_legs(
-    config: Config, run: RunFolder, phases: Sequence[Phase], device: torch.device
-) -> tuple[FlowSampler, dict[str, str]]:
-    """Return the sampler of these phases' legs, in order, with averaged weights, and the training
-    progress of the networks that it calls, by phase.
-
-    Raises:
-        UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
-    """
-
-    def load(phase: Phase) -> Trained:
-        return load_network(phase, config, run, device)
-
-    return join_legs(config, phases, load, device)
-
-
 def join_legs(
     config: Config,
     phases: Sequence[Phase],
     load: Callable[[Phase], Trained],
     device: torch.device,
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """Return what :func:`load_legs` does, with networks from ``load``."""
+    """Return the sampler of these phases' legs, in order, with networks from ``load``, and the
+    training progress of the networks that it calls, by phase.
+
+    Raises:
+        UserError: torchdiffeq is needed and missing.
+    """
     legs, progress, called = [], dict[str, str](), _called(tuple(phases), config)
     precision = sampling_precision(config, device)
     for phase in phases:
@@ -126,17 +115,25 @@ def join_legs(
 
 
 def load_sampler(
-    config: Config, run: RunFolder, device: torch.device
+    config: Config, run: RunFolder, device: torch.device, phases: Sequence[Phase] | None = None
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """Return the sampler of a run: Algorithm 4 with all its networks, or Algorithm 2 with the
-    first.
+    """Return the sampler of a run with averaged weights, and the training progress of the networks
+    that it calls, by phase.
 
-    With ``sampling.tau`` Algorithm 4 asks no time predictor, which is not read. Of a method that
-    NSGF is compared with, the network that was trained last. Returns and raises as
-    :func:`load_legs`.
+    Args:
+        config: the run's settings, and those of sampling.
+        run: where the checkpoints are.
+        device: of the networks.
+        phases: whose legs a sample passes, in order; by default :func:`sampled_phases`.
+
+    Raises:
+        UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
     """
-    phases = sampled_phases(config, run.has_checkpoint)
-    return load_legs(config, run, phases, device)
+
+    def load(phase: Phase) -> Trained:
+        return load_network(phase, config, run, device)
+
+    return join_legs(config, phases or sampled_phases(config, run.has_checkpoint), load, device)
 
 
 __all__ = [
@@ -146,7 +143,6 @@ __all__ = [
     "get_phase",
     "get_phases",
     "join_legs",
-    "load_legs",
     "load_sampler",
     "previewed_phases",
     "sampled_phases",

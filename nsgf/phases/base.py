@@ -117,6 +117,20 @@ def new_network(phase: Phase, config: Config, device: torch.device) -> nn.Module
         return phase.network(config.model, *shape_and_classes(config.data)).to(device)
 
 
+def first_network(phase: Phase, session: Session, other: Phase | None) -> nn.Module:
+    """Return a phase's network before its first update, with the averaged weights of ``other`` if
+    it is given.
+
+    Raises:
+        UserError: the other phase is not trained.
+    """
+    model = new_network(phase, session.config, session.device)
+    if other:
+        trained = load_network(other, session.config, session.run, session.device)
+        model.load_state_dict(trained.network.state_dict())
+    return model
+
+
 def filled_network(phase: Phase, config: Config, state: Any, device: torch.device) -> nn.Module:
     """Return a phase's network with the weights ``state``, in eval mode and without gradients.
 
@@ -156,16 +170,3 @@ def load_network(phase: Phase, config: Config, run: RunFolder, device: torch.dev
         why = one_line(error)
         raise UserError(f"checkpoint {file} does not fit the network ({why})") from error
     return Trained(model, progress, kept_precision(payload.get("precision"), device))
-
-
-def warm_start(phase: Phase, other: Phase, session: Session) -> nn.Module:
-    """Return a phase's network with the averaged weights of another phase.
-
-    Raises:
-        UserError: the other phase is not trained.
-    """
-    config, device = session.config, session.device
-    model = new_network(phase, config, device)
-    trained = load_network(other, config, session.run, device)
-    model.load_state_dict(trained.network.state_dict())
-    return model

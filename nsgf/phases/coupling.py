@@ -55,7 +55,7 @@ class Pairs:
     def at(self, positions: range) -> tuple[Tensor, Tensor]:
         """Return X0 and X1 of the pairs at these positions, each (len(positions), *shape)."""
         if self._group is None:
-            return self._drawn(positions)
+            return self._source.at(positions), self._target.at(positions)
         parts = []
         for number, cut in pages(positions, self._group):
             start, end = self._pair_group(number, self._group)
@@ -63,13 +63,10 @@ class Pairs:
         starts, ends = zip(*parts, strict=True)
         return torch.cat(starts), torch.cat(ends)
 
-    def _drawn(self, positions: range) -> tuple[Tensor, Tensor]:
-        return self._source.at(positions), self._target.at(positions)
-
     def _pair_group(self, number: int, size: int) -> tuple[Tensor, Tensor]:
         """Pair a group; the last one is cached, since batches visit groups in order."""
         if number != self._number:
-            drawn = self._drawn(range(number * size, (number + 1) * size))
-            start, end = (part.to(self._device) for part in drawn)
+            whole = range(number * size, (number + 1) * size)
+            start, end = (s.at(whole).to(self._device) for s in (self._source, self._target))
             self._paired, self._number = (start, end[optimal_pairs(start, end)]), number
         return self._paired

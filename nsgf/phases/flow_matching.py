@@ -13,6 +13,7 @@ Shapes: B batch, *shape one sample.
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -78,17 +79,12 @@ class PeerTask(Task):
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, first = drawn
-        self._seed_matcher(int(first), start.device)
+        # torchcfm draws pairs and noise with the global generators of NumPy and torch
+        seed = derive_seed(self._seed, "matcher", int(first))
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        seed_torch(seed, start.device)
         t, x, velocity = self._matcher.sample_location_and_conditional_flow(start, end, t=t)
         return Batch((x, t), velocity)
-
-    def _seed_matcher(self, position: int, device: torch.device) -> None:
-        """Seed NumPy's and torch's global generators, with which torchcfm draws pairs and noise."""
-        import numpy as np
-
-        seed = derive_seed(self._seed, "matcher", position)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        seed_torch(seed, device)
 
 
 class Peer(Phase):

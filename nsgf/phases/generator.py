@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config, GeneratorConfig
 from nsgf.data import Data, class_labels, data_classes
-from nsgf.phases.base import Phase, PhasePlan, new_network, warm_start
+from nsgf.phases.base import Phase, PhasePlan, first_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import OneCall
 from nsgf.sinkhorn.drift import Drift, mean_cost
-from nsgf.system.distributed import World, check_shares
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.task import Answer, Batch, Task
 
@@ -39,7 +39,8 @@ class GeneratorTask(Task):
 
     def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
         self.model, self._config = model, config.generator
-        self._noise, self._drift = data.source("generator"), drift_of(config)
+        self._noise = data.source("generator")
+        self._drift = Drift(config.generator.blurs, config.generator.tolerance)
         self._groups = groups_of(config)
         is_told = self._groups > 1
         self._real = (
@@ -71,7 +72,7 @@ class GeneratorTask(Task):
             return made.sum() * float("nan")
         x, y = grouped(made.detach(), self._groups), grouped(batch.target, self._groups)
         try:
-            v = ungrouped(self._drift.velocity(x, y))
+            v = self._drift.velocity(x, y).transpose(0, 1).flatten(0, 1)
         except ValueError as error:  # of finite samples there is one cause
             raise UserError(
                 f"generator.blurs = {self._config.blurs}: too small for the distances of float32; "
@@ -98,12 +99,8 @@ class Generator(Phase):
         Raises:
             UserError: it begins as NSGF's velocity, and NSGF is not trained.
         """
-        config = session.config
-        if config.generator.init == "nsgf":
-            model = warm_start(self, NSGF(), session)
-        else:
-            model = new_network(self, config, session.device)
-        return GeneratorTask(model, data, config)
+        (other,) = self.needs(session.config) or (None,)
+        return GeneratorTask(first_network(self, session, other), data, session.config)
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
@@ -112,25 +109,12 @@ class Generator(Phase):
         Raises:
             UserError: a process would not have two halves of each group.
         """
-        own, groups = config.generator, groups_of(config)
         for problem in group_problems(config, world.size):
             raise UserError(problem)
-        halves = {"batch_size": own.batch_size // 2, "targets": targets_of(own) // 2}
-        check_shares({f"half of generator.{key}": n for key, n in halves.items()}, world.size)
-        sizes = (own.batch_size, targets_of(own))
-        n, m = (count // (2 * groups * world.size) for count in sizes)
-        count = 4 * groups * len(own.blurs)
-        each = f"{count} transport problems, {n} x {m} and {n} x {n}"
-        where = f" in each of {world.size} processes" if world.size > 1 else ""
-        return PhasePlan((f"generator: an update solves {each}{where}",))
+        return PhasePlan()
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.generator.init == "nsgf" else ()
-
-
-def drift_of(config: Config) -> Drift:
-    """Return the configured velocity of generated samples."""
-    return Drift(config.generator.blurs, config.generator.tolerance)
 
 
 def targets_of(config: GeneratorConfig) -> int:
@@ -154,20 +138,14 @@ def grouped(samples: Tensor, groups: int) -> Tensor:
     return samples.unflatten(0, (-1, groups)).transpose(0, 1)
 
 
-def ungrouped(groups: Tensor) -> Tensor:
-    """Invert :func:`grouped`: (G, B / G, *shape) to (B, *shape)."""
-    return groups.transpose(0, 1).flatten(0, 1)
-
-
 def group_problems(config: Config, processes: int = 1) -> Iterator[str]:
     """Yield why batches cannot be made of two halves of each group in each process."""
     own, groups = config.generator, groups_of(config)
     unit = 2 * groups * processes
-    where = f" and {processes} processes" if processes > 1 else ""
     for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
-        if groups > 1 and count and count % unit:
+        if count and (count % unit if groups > 1 else count < unit):
             yield (
-                f"generator.{key} = {count}: must be a multiple of {unit} with {groups - 1} "
-                f"classes{where}, two halves for each and for none; the nearest is "
+                f"generator.{key} = {count}: must be {'a multiple of' if groups > 1 else '>='} "
+                f"{unit}, two halves of each class and of none in each process; the nearest is "
                 f"{nearest_multiple(count, unit)}"
             )

@@ -15,7 +15,7 @@ from nsgf.config.schema import Config, ModelConfig
 from nsgf.data import Data, LabelDropout, PointSampler, Sampler, Times, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.models import time_network
-from nsgf.phases.base import Phase, PhasePlan, load_network, new_network, warm_start
+from nsgf.phases.base import Phase, PhasePlan, first_network, load_network, new_network
 from nsgf.phases.coupling import Pairs
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
@@ -78,19 +78,14 @@ class LinePhase(Phase):
         Raises:
             UserError: cached starts do not fit into main memory.
         """
-        if config.nsf.source != "nsgf" or not config.nsf.starts:
-            return PhasePlan()
-        optim = getattr(config, self.name)
-        kept = min(config.nsf.starts, optim.iterations * optim.batch_size)
-        needed = 4 * kept * math.prod(data_shape(config.data)) * world.size
+        starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
+        needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
         if needed > (free := available_bytes()):
             raise UserError(
-                f"nsf.starts = {config.nsf.starts}: {kept} samples need {format_bytes(needed)} of "
-                f"main memory, {format_bytes(free)} are free; use fewer, or null for new ones each "
-                "time"
+                f"nsf.starts = {config.nsf.starts}: need {format_bytes(needed)} of main memory, "
+                f"{format_bytes(free)} are free; use fewer, or null for new ones each time"
             )
-        each = f" in each of {world.size} processes" if world.size > 1 else ""
-        return PhasePlan((f"{self.name}: {kept} starts cached, {format_bytes(needed)}{each}",))
+        return PhasePlan()
 
 
 class NSFTask(LineTask):
@@ -112,10 +107,7 @@ class NSF(LinePhase):
         Raises:
             UserError: it starts from NSGF's steps or weights, and NSGF is not trained.
         """
-        if session.config.nsf.init == "nsgf":
-            model = warm_start(self, NSGF(), session)
-        else:
-            model = new_network(self, session.config, session.device)
+        model = first_network(self, session, NSGF() if session.config.nsf.init == "nsgf" else None)
         return NSFTask(model, *line_pairs(self, session, data), data.classes)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
@@ -170,21 +162,28 @@ def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
 
 
 def trained_steps(session: Session) -> Transport:
-    """Return the trained NSGF steps (Algorithm 2) as a function of their start.
+    """Return the trained NSGF steps (Algorithm 2). Raise UserError if NSGF is not trained."""
+    flow = session.config.flow
+    return trained_flow(NSGF(), session, flow.steps, flow_time(flow))
+
+
+def trained_flow(phase: Phase, session: Session, steps: int, time: float) -> Transport:
+    """Return Euler steps of a phase's trained velocity network, from 0 to ``time``.
 
     Raises:
-        UserError: NSGF is not trained.
+        UserError: the phase is not trained.
     """
-    config, device = session.config, session.device
-    trained = load_network(NSGF(), config, session.run, device)
-    network = InferenceNetwork(trained.network, trained.precision, device, session.log.write)
+    trained = load_network(phase, session.config, session.run, session.device)
+    network = InferenceNetwork(
+        trained.network, trained.precision, session.device, session.log.write
+    )
 
     @torch.no_grad()
     def transport(x: Tensor, *labels: Tensor) -> Tensor:
         def velocity(x: Tensor, t: Tensor) -> Tensor:
             return network(x, t, *labels)
 
-        return nsgf_steps(velocity, x, steps=config.flow.steps, flow_time=flow_time(config.flow))
+        return nsgf_steps(velocity, x, steps=steps, flow_time=time)
 
     return transport
 

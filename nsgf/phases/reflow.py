@@ -12,14 +12,12 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config
 from nsgf.data import Data, PointSampler, RandomIndices, Times
-from nsgf.phases.base import Phase, Trained, load_network, new_network
+from nsgf.phases.base import Phase, first_network
 from nsgf.phases.flow_matching import Peer
-from nsgf.phases.lines import interpolate
+from nsgf.phases.lines import interpolate, trained_flow
 from nsgf.run.progress import track
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
-from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import nsgf_steps
 from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Batch, Task
 
@@ -66,13 +64,11 @@ class Reflow(Phase):
             Stopped: a stop was requested while paths are computed.
             UserError: the peer is not trained.
         """
-        config, device = session.config, session.device
-        teacher = load_network(Peer(), config, session.run, device)
-        student = new_network(self, config, device)
-        student.load_state_dict(teacher.network.state_dict())
-        starts = data.source(self.name).at(range(config.reflow.pairs))
-        ends = starts, path_ends(starts, trained_flow(teacher, session), session)
-        return ReflowTask(student, ends, derive_seed(config.seed, self.name))
+        student = first_network(self, session, Peer())
+        starts = data.source(self.name).at(range(session.config.reflow.pairs))
+        teacher = trained_flow(Peer(), session, STEPS, 1.0)
+        ends = starts, path_ends(starts, teacher, session)
+        return ReflowTask(student, ends, derive_seed(session.config.seed, self.name))
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
         pairs = min(config.reflow.pairs, TRIAL_PATHS)
@@ -81,18 +77,6 @@ class Reflow(Phase):
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (Peer(),)
-
-
-def trained_flow(teacher: Trained, session: Session) -> Callable[[Tensor], Tensor]:
-    """Return a trained flow from time 0 to 1, (B, *shape) -> (B, *shape)."""
-    network, precision = teacher.network, teacher.precision
-    velocity = InferenceNetwork(network, precision, session.device, session.log.write)
-
-    @torch.no_grad()
-    def carry(x: Tensor) -> Tensor:
-        return nsgf_steps(velocity, x, steps=STEPS, flow_time=1.0)
-
-    return carry
 
 
 def path_ends(starts: Tensor, carry: Callable[[Tensor], Tensor], session: Session) -> Tensor:

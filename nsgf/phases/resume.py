@@ -6,7 +6,7 @@ from itertools import chain
 
 from nsgf.config.leaves import contradictions
 from nsgf.config.schema import FAMILIES, Config, PhaseName
-from nsgf.phases import get_phase, get_phases
+from nsgf.phases import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, dump_config, sync_folder, write_text
 from nsgf.system.errors import UserError
@@ -33,25 +33,38 @@ def pending_phases(
     pending: list[PhaseName] = []
     restarts: list[PhaseName] = []
     begin = config.phases.index(first) if first else len(config.phases)
-    for number, phase in enumerate(config.phases):
-        is_done = _is_finished(config, run, phase)
+    for number, name in enumerate(config.phases):
+        is_done = _is_finished(config, run, name)
         if first and not is_done and number < begin:
             raise UserError(
-                f"--resume-phase {begin + 1}: phase {phase} of {run.path} is not finished; "
+                f"--resume-phase {begin + 1}: phase {name} of {run.path} is not finished; "
                 "use --resume"
             )
-        if number >= begin and (is_done or _depends_on(phase, pending, config, run)):
-            restarts.append(phase)
-        if not is_done or number >= begin:
-            pending.append(phase)
-    _check_dependents(config, run, pending, restarts)
+        is_stale = run.checkpoint_file(name).exists() and _needs(name, pending, config)
+        if number >= begin and (is_done or is_stale):
+            restarts.append(name)
+        if number >= begin or not is_done:
+            pending.append(name)
+    for name in pending:
+        later = [
+            other
+            for other in dict.fromkeys(chain(*FAMILIES))
+            if run.checkpoint_file(other).exists()
+            and other not in restarts
+            and _needs(other, [name], config)
+        ]
+        if later:  # they have learned from a network that would change
+            number = config.phases.index(name) + 1
+            raise UserError(
+                f"{name}.iterations = {getattr(config, name).iterations}: phase {number} would "
+                f"change, but {later} have learned from it; --resume-phase {number} trains all anew"
+            )
     return pending, restarts
 
 
-def _depends_on(phase: PhaseName, pending: list[PhaseName], config: Config, run: RunFolder) -> bool:
-    """Whether a phase has learned from a network that is going to change."""
-    needed = {needed.name for needed in get_phase(phase).needs(config)}
-    return run.checkpoint_file(phase).exists() and bool(needed & set(pending))
+def _needs(phase: PhaseName, others: list[PhaseName], config: Config) -> bool:
+    """Whether a phase learns from the network of one of the others."""
+    return any(needed.name in others for needed in get_phase(phase).needs(config))
 
 
 def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
@@ -67,27 +80,6 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     if texts:
         raise UserError(f"cannot resume {file}: " + "; ".join(texts))
     return is_done
-
-
-def _check_dependents(
-    config: Config, run: RunFolder, pending: list[PhaseName], restarts: list[PhaseName]
-) -> None:
-    """Raise UserError if a phase would change after a later one has learned from its network."""
-    every = dict.fromkeys(chain(*FAMILIES))
-    started = get_phases([name for name in every if run.checkpoint_file(name).exists()])
-    for name in pending:
-        later = [
-            phase.name
-            for phase in started
-            if phase.name not in restarts
-            and name in [needed.name for needed in phase.needs(config)]
-        ]
-        if later:
-            number = config.phases.index(name) + 1
-            raise UserError(
-                f"{name}.iterations = {getattr(config, name).iterations}: phase {number} would "
-                f"change, but {later} have learned from it; --resume-phase {number} trains all anew"
-            )
 
 
 def restart(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Data
-from nsgf.phases import Phase, load_legs, previewed_phases
+from nsgf.phases import Phase, load_sampler, previewed_phases
 from nsgf.plots.samples import compare_images, draw_points, save_figure
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.run.session import Session
@@ -67,7 +67,7 @@ def preview_samples(
 ) -> Tensor:
     """Return the samples of a phase's picture, drawn with averaged weights through the legs of
     :func:`nsgf.phases.previewed_phases` under the settings of ``sampling``.  CPU, (n, *shape)"""
-    sampler, _ = load_legs(config, run, previewed_phases(config, phase), device)
+    sampler, _ = load_sampler(config, run, device, previewed_phases(config, phase))
     count = count_samples(config, data, device)
     return generate(sampler, data.source("preview"), count, device).x
 

@@ -8,7 +8,7 @@ from nsgf.data import ClassSampler, Data, ImageSampler, PointSampler, class_labe
 from nsgf.data.points import Gaussian
 from nsgf.phases import get_phase
 from nsgf.phases.coupling import Pairs
-from nsgf.phases.lines import CachedStarts, LineTask, NSFTask, TimePredictorTask, interpolate
+from nsgf.phases.lines import CachedStarts, LineTask, NSFTask, TimePredictorTask
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool
 from nsgf.run.log import RunLog
@@ -41,16 +41,20 @@ def batch(task, n: int) -> Batch:
 
 
 def test_points_lie_on_the_line_from_source_to_target():
+    """The straight flow regresses X1 - X0 there, the time predictor the time."""
     start, end, t = line().draw(range(4000))
-    x = interpolate(start, end, t)
     assert (start == -1).all()
     assert (end == 3).all()
-    torch.testing.assert_close(x, (-1 + 4 * t).unsqueeze(1).expand(-1, 2))
-    assert t.min() >= 0
-    assert t.max() <= 1
     counts = torch.histc(t, 10, 0, 1)
     assert counts.min() > 320
     assert counts.max() < 480
+    (x, time), target = batch(line(), 4000)
+    assert torch.equal(time, t)
+    assert (target == 4).all()
+    torch.testing.assert_close(x, (-1 + 4 * t).unsqueeze(1).expand(-1, 2))
+    (only,), target = batch(line(kind=TimePredictorTask), 4000)
+    assert torch.equal(only, x)
+    assert torch.equal(target, t)
 
 
 @pytest.mark.parametrize("kind", [NSFTask, TimePredictorTask])
@@ -65,19 +69,6 @@ def test_ends_are_of_the_class_that_is_told(kind):
     inputs = task.batch(*task.draw(range(8))).inputs
     assert len(inputs) == (3 if kind is NSFTask else 1)  # where a sample is shows without it
     assert torch.equal(task.draw(range(9, 20))[3], labels[2:13])
-
-
-def test_straight_velocity_is_target_minus_source():
-    (x, t), target = batch(line(), 32)
-    assert (target == 4.0).all()
-    torch.testing.assert_close(x, (-1 + 4 * t).unsqueeze(1).expand(-1, 2))
-
-
-def test_time_predictor_regresses_the_time_of_a_point():
-    inputs, target = batch(line(kind=TimePredictorTask), 64)
-    assert len(inputs) == 1
-    torch.testing.assert_close((inputs[0][:, 0] + 1) / 4, target)
-    assert target.std() > 0.2
 
 
 def test_nsgf_regresses_the_velocity_of_the_pool():
@@ -111,11 +102,44 @@ def test_batches_of_all_tasks_follow_positions_alone():
                 assert torch.equal(part, expected[start:stop])
 
 
+class Walk:
+    """Steps that move by 100, and to the class that they are told; counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def __call__(self, x, labels=None):
+        self.calls.append(len(x))
+        return x + 100 if labels is None else 0 * x + labels.view(-1, 1)
+
+
+def cached(walk: Walk, kept: int | None, classes: int = 0) -> CachedStarts:
+    return CachedStarts(PointSampler(Gaussian((2,)), 0), walk, CPU, kept, classes)
+
+
 def test_line_can_start_from_the_nsgf_output():
-    moved = line(CachedStarts(Constant(0.0), lambda x: x + 7, CPU, None))
-    start, end, t = moved.draw(range(16))
-    assert (start == 7).all()
-    torch.testing.assert_close(interpolate(start, end, t)[:, 0], 7 - 4 * t)
+    walk = Walk()
+    moved = line(cached(walk, None))
+    for _ in range(2):  # without a number always new ones
+        start, _, _ = moved.draw(range(16))
+        torch.testing.assert_close(start, PointSampler(Gaussian((2,)), 0).at(range(16)) + 100)
+    assert walk.calls == [16, 16]
+
+
+def test_kept_starts_are_computed_once_and_come_again():
+    walk = Walk()
+    starts = cached(walk, 300)
+    first = starts.at(range(300))
+    assert torch.equal(starts.at(range(310, 890)), torch.cat([first[10:], first[:290]]))
+    assert walk.calls == [256, 256]
+    again = cached(Walk(), 300).at(range(890, 905))
+    assert torch.equal(again, torch.cat([first[290:], first[:5]]))
+
+
+@pytest.mark.parametrize("kept", [None, 300])
+def test_steps_are_told_the_class_of_each_start(kept):
+    starts = cached(Walk(), kept, classes=3).at(range(250, 950))
+    assert torch.equal(starts[:, 0].int(), class_labels(range(250, 950), 3))
 
 
 @pytest.mark.parametrize(
@@ -140,19 +164,11 @@ def handed(config, **changes):
     return replace(config, nsf=replace(config.nsf, source="nsgf", **changes))
 
 
-def test_plan_tells_which_starts_are_cached(tiny):
-    def lines(config, world=None):
-        return get_phase("nsf").plan(config, CPU, None, world or World()).lines
-
-    assert lines(tiny) == lines(handed(tiny)) == ()
-    updates = tiny.nsf.iterations * tiny.nsf.batch_size
-    words = f"nsf: {updates} starts cached, {8 * updates / 1000:.1f} KB"
-    assert lines(handed(tiny, starts=1000)) == (words,)
-    (two,) = lines(handed(tiny, starts=100), World(1, 2))
-    assert two == "nsf: 100 starts cached, 1.6 KB in each of 2 processes"
-
-
 def test_starts_that_do_not_fit_are_refused(tiny, monkeypatch):
     monkeypatch.setattr("nsgf.phases.lines.available_bytes", lambda: 799)
-    with pytest.raises(UserError, match=r"nsf\.starts = 100: 100 samples need .*use fewer"):
-        get_phase("nsf").plan(handed(tiny, starts=100), CPU, None, World())
+    plan = get_phase("nsf").plan
+    for processes, needed in ((1, "800 B"), (2, "1.6 KB")):
+        with pytest.raises(UserError, match=rf"nsf\.starts = 100: need {needed}"):
+            plan(handed(tiny, starts=100), CPU, None, World(0, processes))
+    plan(handed(tiny, starts=None), CPU, None, World())
+    plan(replace(tiny, nsf=replace(tiny.nsf, starts=100)), CPU, None, World())

@@ -13,49 +13,19 @@ from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
-from nsgf.system.distributed import World
 from tests.conftest import shipped
 from tests.pool.test_build import Apart
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def config():
-    flags = ("--data.conditional=true", "--sinkhorn-batch=4", "--pool-batches=25")
-    return shipped("digits", *flags, "--sinkhorn.target_batch=6", "--phases=[nsgf]")
-
-
-def test_flow_leads_to_images_of_its_class(config):
-    data = Data(config.data, 0)
-    targets = pool_target(config, data).at(range(12 * 6))
-    real, labels = to_unit_range(data.images).flatten(1), data._target.labels(config.data)
-    found = labels[torch.cdist(targets.flatten(1), real).argmin(1)]
-    assert torch.equal(found, (torch.arange(12) % 10).repeat_interleave(6))
-    plain = replace(config.data, conditional=False)
-    usual = Data(plain, 0)
-    everyone = pool_target(replace(config, data=plain), usual).at(range(50))
-    assert torch.equal(everyone, usual.target("pool").at(range(50)))
-
-
 @pytest.mark.parametrize("size", [1, 3])
-def test_trajectories_have_the_class_of_their_flow(config, size, tmp_path):
-    """However the flows are shared among processes."""
-    parts = []
-    for rank in range(size):
-        world = World(rank, size)
-        session = Session(config, RunFolder(tmp_path), RunLog(tmp_path), CPU, world)
-        parts.append(flow_labels(session, 10))
-    expected = (torch.arange(25) % 10).repeat_interleave(4)
-    assert torch.equal(torch.cat(parts), expected.int())
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_flows_end_at_images_of_the_class_that_their_labels_say(config, size, tmp_path):
+def test_flows_end_at_images_of_the_class_that_their_labels_say(size, tmp_path):
     """A whole pool, whose images have pixels of the value of their class; other numbers of targets
     than of particles, chunks that are no whole turn of the classes, several processes."""
-    pool = replace(config.pool, build_batch=3)
-    config = replace(config, pool=pool, flow=replace(config.flow, schedule="harmonic"))
+    flags = ("--data.conditional=true", "--sinkhorn-batch=4", "--pool-batches=25")
+    flags += ("--pool.build_batch=3", "--flow.schedule=harmonic", "--sinkhorn.target_batch=6")
+    config = shipped("digits", *flags, "--phases=[nsgf]")
     data = Data(config.data, 0)
     data.images = (25 * data._labels).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     ends, labels = [], []
@@ -72,6 +42,9 @@ def test_flows_end_at_images_of_the_class_that_their_labels_say(config, size, tm
     nearest = torch.cdist(last.flatten(1), classes).argmin(1)
     assert torch.equal(nearest, (torch.arange(25) % 10).repeat_interleave(4))
     assert torch.equal(nearest.int(), told)
+    plain = Data(replace(config.data, conditional=False), 0)
+    everyone = pool_target(config, plain).at(range(50))
+    assert torch.equal(everyone, plain.target("pool").at(range(50)))
 
 
 def test_pairs_come_with_the_class_of_their_trajectory():

@@ -5,19 +5,16 @@ from itertools import combinations
 
 import pytest
 import torch
-from torch.nn import functional
 
 from nsgf.config.leaves import contradictions
 from nsgf.config.schema import FAMILIES, PHASES
 from nsgf.data import Data
-from nsgf.phases import get_phase, get_phases, load_legs, previewed_phases, sampled_phases
-from nsgf.phases.base import Phase, new_network
-from nsgf.phases.lines import NSFTask
+from nsgf.phases import get_phase, get_phases, load_sampler, previewed_phases, sampled_phases
+from nsgf.phases.base import new_network
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
-from nsgf.training.loop import fit
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -58,79 +55,45 @@ def test_batches_from_a_disk_are_waited_for(tiny, tmp_path, storage):
     assert task.reads_disk == (storage == "disk")
 
 
-def test_loss_of_a_phase_decides_its_updates(tiny, monkeypatch):
-    """The straight flow learns by a Huber loss as soon as its task says so."""
-
-    def trained() -> torch.Tensor:
-        run = RunFolder.create(tiny)
-        session = Session(tiny, run, RunLog(run.path), CPU)
-        task = get_phase("nsf").task(session, Data(tiny.data, tiny.seed))
-        fit("nsf", task, session)
-        return task.model.layers[0].weight.detach()
-
-    squared, again = trained(), trained()
-    monkeypatch.setattr(
-        NSFTask,
-        "loss",
-        lambda _, forward, batch: functional.huber_loss(forward(*batch.inputs), batch.target),
-    )
-    assert torch.equal(squared, again)
-    assert not torch.equal(squared, trained())
-
-
-def test_sample_meets_the_predictor_before_the_straight_flow(tiny):
-    assert sampled(tiny, *PHASES) == ["nsgf", "predictor", "nsf"]
-    assert sampled(tiny, "nsgf", "nsf") == ["nsgf"]
+def test_legs_of_a_sample_follow_from_the_phases_that_are_trained(tiny):
     fixed = replace(tiny, sampling=replace(tiny.sampling, tau=0.5))
-    assert sampled(fixed, "nsgf", "nsf") == ["nsgf", "predictor", "nsf"]
-    with pytest.raises(UserError, match=r"sampling\.tau = 0\.5: needs phase nsf"):
-        sampled(fixed, "nsgf")
-
-
-def test_lines_that_start_where_nsgf_ends_need_no_predictor(tiny):
     handed = replace(tiny, phases=["nsgf", "nsf"], nsf=replace(tiny.nsf, source="nsgf"))
+    at_once = replace(handed, sampling=replace(tiny.sampling, tau=0.0))
+    algorithm_4 = ["nsgf", "predictor", "nsf"]
+    assert sampled(tiny, *PHASES) == algorithm_4
+    assert sampled(tiny, "nsgf", "nsf") == ["nsgf"]
+    assert sampled(fixed, "nsgf", "nsf") == algorithm_4
     assert sampled(handed, "nsgf", "nsf") == ["nsgf", "nsf"]
     assert sampled(handed, "nsgf") == ["nsgf"]
-    with_time = replace(handed, sampling=replace(tiny.sampling, tau=0.0))
-    assert sampled(with_time, "nsgf", "nsf") == ["nsgf", "predictor", "nsf"]
-    with_predictor = replace(handed, phases=list(PHASES))
-    assert sampled(with_predictor, *PHASES) == ["nsgf", "predictor", "nsf"]
-
-
-def test_compared_method_is_sampled_with_its_last_network(tiny):
+    assert sampled(at_once, "nsgf", "nsf") == algorithm_4
+    assert sampled(replace(handed, phases=list(PHASES)), *PHASES) == algorithm_4
     assert sampled(replace(tiny, phases=["peer"])) == ["peer"]
     assert sampled(replace(tiny, phases=["peer", "reflow"])) == ["reflow"]
+    with pytest.raises(UserError, match=r"sampling\.tau = 0\.5: needs phase nsf"):
+        sampled(fixed, "nsgf")
 
 
 def test_time_that_is_given_needs_no_trained_predictor(tiny, tiny_run):
     fixed = replace(tiny, sampling=replace(tiny.sampling, tau=0.5))
     tiny_run.checkpoint_file("predictor").unlink()
-    phases = get_phases(["nsgf", "predictor", "nsf"])
-    sampler, progress = load_legs(fixed, tiny_run, phases, CPU)
+    sampler, progress = load_sampler(fixed, tiny_run, CPU)
     assert list(progress) == ["nsgf", "nsf"]
     assert (sampler(torch.randn(4, 2)).tau == 0.5).all()
 
 
-@pytest.mark.parametrize("source", ["prior", "nsgf"])
-def test_lines_from_the_nsgf_output_need_phase_one(tiny, source):
-    config = replace(tiny, nsf=replace(tiny.nsf, source=source))
-    needed = ["nsgf"] if source == "nsgf" else []
-    for name in ("nsf", "predictor"):
-        assert names(get_phase(name).needs(config)) == needed
-    assert names(previewed_phases(config, get_phase("nsf"))) == [*needed, "nsf"]
-
-
-def test_straight_flow_that_begins_with_nsgfs_weights_needs_them(tiny):
-    config = replace(tiny, nsf=replace(tiny.nsf, init="nsgf"))
-    assert names(get_phase("nsf").needs(config)) == ["nsgf"]
-    assert names(previewed_phases(config, get_phase("nsf"))) == ["nsf"]
-    assert names(get_phase("predictor").needs(config)) == []
-
-
-def test_compared_methods_do_not_follow_the_flow():
-    assert {"sinkhorn", "flow", "pool"} <= set(get_phase("predictor").follows)
-    for name in ("peer", "reflow"):
-        assert not {"sinkhorn", "flow", "pool"} & set(get_phase(name).follows)
+@pytest.mark.parametrize(
+    ("settings", "needed", "previewed"),
+    [
+        ({}, {}, ["nsf"]),
+        ({"source": "nsgf"}, {"nsf": ["nsgf"], "predictor": ["nsgf"]}, ["nsgf", "nsf"]),
+        ({"init": "nsgf"}, {"nsf": ["nsgf"]}, ["nsf"]),
+    ],
+)
+def test_lines_or_weights_from_nsgf_need_it(tiny, settings, needed, previewed):
+    config = replace(tiny, nsf=replace(tiny.nsf, **settings))
+    found = {phase.name: names(phase.needs(config)) for phase in get_phases(PHASES)}
+    assert {name: phases for name, phases in found.items() if phases} == needed
+    assert names(previewed_phases(config, get_phase("nsf"))) == previewed
 
 
 FLOW = ("--seed=1", "--dataset=moons", "--model.mlp.width=7", "--sinkhorn.blur=2", "--flow.eta=0.1")
@@ -141,18 +104,23 @@ NSF = (*LINES, "--nsf.init=nsgf")
 PEER = (*FLOW[:3], "--peer.method=otcfm", "--peer.sigma=0.3")
 PEER += ("--peer.method=otcfm --peer.coupling_batch=64",)
 REFLOW = (*PEER, "--reflow.pairs=33")
-
-
-def test_phase_that_says_nothing_follows_seed_data_and_network():
-    assert set(Phase.follows) == {"seed", "data", "model"}
+GENERATOR = (*FLOW[:3], "--generator.residual=true")
 
 
 @pytest.mark.parametrize(
     ("phase", "fixed"),
-    [("nsgf", FLOW), ("nsf", NSF), ("predictor", LINES), ("peer", PEER), ("reflow", REFLOW)],
+    [
+        ("nsgf", FLOW),
+        ("nsf", NSF),
+        ("predictor", LINES),
+        ("peer", PEER),
+        ("reflow", REFLOW),
+        ("generator", GENERATOR),
+    ],
 )
 def test_trained_network_belongs_to_each_setting_that_it_follows(phase, fixed):
     saved = asdict(shipped("2d"))
-    for flag in {*NSF, *PEER, *REFLOW}:
+    for flag in {*NSF, *PEER, *REFLOW, *GENERATOR}:
         changes = contradictions(saved, shipped("2d", *flag.split()), get_phase(phase).follows)
         assert bool(changes) == (flag in fixed), flag
+    assert ("generator.init" in get_phase(phase).follows) == (phase == "generator")

@@ -5,14 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
-from nsgf.cli import main
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import load_sampler
-from nsgf.phases.reflow import ReflowTask
-from nsgf.report.samples import sample_run
+from nsgf.phases.reflow import ReflowTask, path_ends
 from nsgf.run import checkpoint
+from nsgf.run.log import RunLog
+from nsgf.run.session import Session
+from nsgf.run.stop import Stopped, StopRequest
+from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -23,24 +26,22 @@ LOSSES = [13.070021, 13.793293, 13.676622]
 @pytest.fixture
 def peer(tiny):
     """1-RF and 2-RF on points, in a second."""
-    reflow = replace(tiny.reflow, pairs=32)
-    evaluation = replace(tiny.evaluation, num_samples=64)
-    method = replace(tiny.peer, method="rf")
     return replace(
-        tiny, phases=["peer", "reflow"], peer=method, reflow=reflow, evaluation=evaluation
+        tiny,
+        phases=["peer", "reflow"],
+        peer=replace(tiny.peer, method="rf"),
+        reflow=replace(tiny.reflow, pairs=32),
+        evaluation=replace(tiny.evaluation, num_samples=64),
     )
 
 
 def test_peer_and_reflow_train_sample_and_evaluate(peer):
     run = train(peer)
     assert run.checkpoint_file("reflow").name == "phase2_reflow.pt"
-    sampler, progress = load_sampler(peer, run, CPU)
-    assert progress == {"reflow": "12 of 12"}
+    assert load_sampler(peer, run, CPU)[1] == {"reflow": "12 of 12"}
     lines = map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines())
     losses = [line["loss"] for line in lines if line["phase"] == "peer"]
     assert losses == pytest.approx(LOSSES, rel=1e-3)  # as in earlier versions
-    assert sampler(torch.randn(4, 2)).nfe == peer.sampling.straight_steps
-    sample_run(peer, run)
     _, found = evaluate_run(peer, run)
     assert found["nfe"] == peer.sampling.straight_steps == found["expected_nfe"]
     assert found["w2"] > 0
@@ -60,44 +61,21 @@ def test_reflow_goes_on_in_the_run_of_its_teacher(peer):
 
 def test_interrupted_peer_ends_as_one_that_was_not(peer):
     """The matcher's own draws follow from seed and position too."""
-    config = replace(peer, phases=["peer"], peer=replace(peer.peer, method="otcfm", sigma=0.1))
-    whole = train(config)
-    half = train(replace(config, peer=replace(config.peer, iterations=5, schedule="constant")))
-    half = train(replace(config, peer=replace(config.peer, schedule="constant")), half)
-    constant = train(replace(config, peer=replace(config.peer, schedule="constant")))
-    ends = [checkpoint.load(run.checkpoint_file("peer"))["model"] for run in (half, constant)]
+    own = replace(peer.peer, method="otcfm", sigma=0.1, schedule="constant")
+    config = replace(peer, phases=["peer"], peer=own)
+    half = train(config, train(replace(config, peer=replace(own, iterations=5))))
+    ends = [checkpoint.load(run.checkpoint_file("peer"))["model"] for run in (half, train(config))]
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
-    assert whole.path != half.path
 
 
-def test_another_method_cannot_take_over_a_run(peer):
-    run = train(replace(peer, phases=["peer"]))
-    other = replace(peer, phases=["peer"], peer=replace(peer.peer, method="icfm"))
-    with pytest.raises(Exception, match=r"peer\.method: the checkpoint has rf, this command icfm"):
-        train(other, run)
-
-
-def test_so_many_paths_are_walked_together(peer, monkeypatch):
-    sizes = []
-    monkeypatch.setattr("nsgf.phases.reflow.PATHS", 12)
-    monkeypatch.setattr(
-        "nsgf.phases.reflow.nsgf_steps", lambda _, x, **how: sizes.append(len(x)) or x
-    )
-    train(replace(peer, reflow=replace(peer.reflow, iterations=0)))
-    assert sizes == [12, 12, 8]
-
-
-def test_settings_of_the_flow_do_not_concern_a_peer(peer):
-    run = train(replace(peer, phases=["peer"]))
-    other = replace(peer, flow=replace(peer.flow, steps=2), phases=["peer"])
+def test_run_of_a_peer_follows_its_method_and_not_the_flow(peer):
+    alone = replace(peer, phases=["peer"])
+    run = train(alone)
+    with pytest.raises(UserError, match=r"peer\.method: the checkpoint has rf, this command icfm"):
+        train(replace(alone, peer=replace(peer.peer, method="icfm")), run)
+    other = replace(alone, flow=replace(peer.flow, steps=2))
     train(other, run)
     load_sampler(other, run, CPU)
-
-
-def test_bridge_without_width_is_refused(capsys):
-    flags = ["--phases=[peer]", "--peer.method=sbcfm", "--peer.sigma=0"]
-    assert main(["train", "--exp", "2d", *flags]) == 2
-    assert "peer.sigma = " in capsys.readouterr().err
 
 
 def test_peers_have_the_settings_of_the_velocity_network():
@@ -108,9 +86,27 @@ def test_peers_have_the_settings_of_the_velocity_network():
         assert len(values) == 1, name
 
 
+def test_reflow_learns_the_straight_line_between_the_ends_of_a_path(tiny, tiny_run, monkeypatch):
+    """Paths are computed in parts of a fixed size, since sums are rounded by it."""
+    monkeypatch.setattr("nsgf.phases.reflow.PATHS", 12)
+    starts, sizes = torch.arange(32.0).view(-1, 1), []
+    session = Session(tiny, tiny_run, RunLog(tiny_run.path), CPU)
+    ends = path_ends(starts, lambda x: sizes.append(len(x)) or 2 * x + 50, session)
+    assert sizes == [12, 12, 8]
+    reflow = ReflowTask(nn.Identity(), (starts, ends), seed=5)
+    start, end, t = reflow.draw(range(32))
+    torch.testing.assert_close(end, 2 * start + 50)
+    batch = reflow.batch(start, end, t)
+    torch.testing.assert_close(batch.target, end - start)
+    torch.testing.assert_close(batch.inputs[0], start + t[:, None] * (end - start))
+    session.stop = StopRequest(max_hours=0)
+    with pytest.raises(Stopped):
+        path_ends(starts, lambda x: x, session)
+
+
 def test_pairs_and_times_of_reflow_are_those_of_earlier_versions():
     ends = torch.arange(50.0), 100 + torch.arange(50.0)
-    start, end, t = ReflowTask(torch.nn.Identity(), ends, seed=7).draw(range(3, 7))
+    start, end, t = ReflowTask(nn.Identity(), ends, seed=7).draw(range(3, 7))
     assert start.tolist() == [48, 35, 15, 7]
     assert torch.equal(end, start + 100)
     torch.testing.assert_close(t, torch.tensor([0.474256, 0.601518, 0.286646, 0.243692]))
