@@ -45,8 +45,8 @@ def test_samples_come_class_by_class_with_their_labels(told_run, monkeypatch):
     assert not torch.allclose(sampler(noise, torch.arange(1, 24) % 10).x.clamp(-1, 1), x)
 
 
-def test_label_of_a_command_line_is_that_of_all_samples(told_run):
-    _, run = told_run
+def test_label_of_a_command_line_is_that_of_all_samples(told_run, small_run, tmp_path):
+    config, run = told_run
     asked = parse(["sample", "--run", str(run.path), "--label", "7"]).config
     assert asked.sampling.label == 7
     sample_run(asked, run)
@@ -54,6 +54,8 @@ def test_label_of_a_command_line_is_that_of_all_samples(told_run):
     assert saved["labels"].tolist() == [7] * 23
     opened = nsgf.load(run.path)
     assert np.array_equal(opened.sample(23, label=7).numpy(), saved["x"])
+    export_run(config, run, tmp_path / "export")
+    assert torch.equal(nsgf.load(tmp_path / "export").sample(5, label=2), opened.sample(5, label=2))
     own = opened.sample(23)
     assert torch.allclose(own[[7, 17]], torch.from_numpy(saved["x"])[[7, 17]], atol=1e-5)
     assert not torch.allclose(own[[6, 16]], torch.from_numpy(saved["x"])[[6, 16]], atol=1e-5)
@@ -61,6 +63,8 @@ def test_label_of_a_command_line_is_that_of_all_samples(told_run):
         opened.sample(3, label=10)
     with pytest.raises(UserError, match=r"sampling\.label = 10: must be "):
         parse(["sample", "--run", str(run.path), "--label", "10"])
+    with pytest.raises(UserError, match=r"sampling\.label = 1: has no effect without"):
+        nsgf.load(small_run.path).sample(3, label=1)
 
 
 def test_guided_samples_are_the_formula_of_two_calls(told_run):
@@ -95,13 +99,6 @@ def test_measures_and_previews_are_those_of_all_classes(told_run, monkeypatch):
     parts = preview_samples(many, run, phase, data, CPU)
     whole = preview_samples(sampled(many, batch_size=16), run, phase, data, CPU)
     torch.testing.assert_close(parts, whole)
-
-
-def test_exported_run_takes_labels(told_run, tmp_path):
-    config, run = told_run
-    export_run(config, run, tmp_path / "export")
-    opened = nsgf.load(tmp_path / "export")
-    assert torch.equal(opened.sample(5, label=2), nsgf.load(run.path).sample(5, label=2))
 
 
 def test_networks_of_other_classes_are_refused(told_run):

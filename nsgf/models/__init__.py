@@ -3,20 +3,14 @@
 from torch import nn
 
 from nsgf.config.schema import ModelConfig
-from nsgf.models.mlp import TimePredictorMLP, VelocityMLP
-from nsgf.models.time_predictor import TimePredictorCNN
+from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
 from nsgf.models.unet import UNet
 
 
 def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
-    """Return a network that maps x and t, and with ``classes`` labels, to a velocity.
-
-    Raises:
-        ValueError: classes of points.
-    """
+    """Return a network that maps x and t, and with ``classes`` labels, to a velocity. Networks for
+    points take no labels."""
     if len(shape) == 1:
-        if classes:
-            raise ValueError("networks for points know no classes")
         return VelocityMLP(shape[0], config.mlp)
     recompute = config.checkpoint_activations
     return UNet(shape, config.unet, classes, checkpoint_activations=recompute)

@@ -1,4 +1,4 @@
-"""Networks for points, and the features of time that networks see."""
+"""Networks for points, time predictors, and the features of time that networks see."""
 
 import math
 
@@ -59,3 +59,23 @@ class TimePredictorMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, D) -> time in (0, 1), (B,)."""
         return self.layers(x).squeeze(1).sigmoid()
+
+
+class TimePredictorCNN(nn.Module):
+    """t_phi(x) for images (appendix of the paper): layers of 3x3 convolution, ReLU and 2x2 average
+    pool, then a linear map and a sigmoid."""
+
+    def __init__(self, image_shape: tuple[int, ...], channels: list[int]) -> None:
+        """``image_shape``: (C, H, W); ``channels``: of each convolution's output."""
+        super().__init__()
+        inputs, height, width = image_shape
+        layers: list[nn.Module] = []
+        for outputs in channels:
+            layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2)]
+            inputs, height, width = outputs, height // 2, width // 2
+        self.features = nn.Sequential(*layers)
+        self.head = nn.Linear(inputs * height * width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) -> time in (0, 1), (B,)."""
+        return self.head(self.features(x).flatten(1)).squeeze(1).sigmoid()

@@ -1,6 +1,5 @@
 """The small classifier whose features compare samples: network, training, file."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from os.path import lexists
@@ -15,7 +14,7 @@ from nsgf.run.checkpoint import is_finite
 from nsgf.run.folder import replacing
 from nsgf.run.lock import wait_for_lock
 from nsgf.system.archive import fingerprint, load_archive
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import one_line
 from nsgf.system.seeding import derive_seed, make_generator
 
 SEED = 0
@@ -102,18 +101,16 @@ def obtain(
         if lexists(file):
             try:
                 return _read(file, kind, device)
-            except UserError as error:
-                log(f"{error}; the classifier is trained again")
-        start = time.perf_counter()
+            except Exception as error:  # a foreign file may hold anything
+                log(f"{file} is no classifier ({one_line(error)[:100]}); it is trained again")
         trained = train(kind, images, labels, device)
         state = {name: value.cpu() for name, value in trained.network.state_dict().items()}
         with replacing(file) as stream:
             torch.save({"model": state, "accuracy": trained.accuracy}, stream)
         fitted, held_out = map(len, split(len(images)))
         log(
-            f"classifier of {kind.name}: trained on {fitted} images in "
-            f"{time.perf_counter() - start:.1f} s, right on {trained.accuracy:.2%} of {held_out} "
-            f"others; kept in {folder}"
+            f"classifier of {kind.name}: trained on {fitted} images, right on "
+            f"{trained.accuracy:.2%} of {held_out} others; kept in {folder}"
         )
         return trained
 
@@ -156,16 +153,11 @@ def _read(file: Path, kind: ImageSet, device: torch.device) -> Trained:
     """Return a classifier from its file.
 
     Raises:
-        UserError: it is damaged, of another format, or none.
+        Exception: of many types: it is damaged, of another format, or none.
     """
-    network = _initial(kind)
-    try:
-        payload = load_archive(file)
-        network.load_state_dict(payload["model"])
-        accuracy = float(payload["accuracy"])
-        if not is_finite(network.state_dict()):
-            raise ValueError("weights that are not finite")
-    except Exception as error:  # a foreign file may hold anything under these names
-        cause = one_line(error)[:100]
-        raise UserError(f"{file} is no classifier of this program ({cause})") from error
-    return Trained(network.to(device).eval().requires_grad_(False), accuracy)
+    network, payload = _initial(kind), load_archive(file)
+    network.load_state_dict(payload["model"])
+    if not is_finite(network.state_dict()):
+        raise ValueError("weights that are not finite")
+    network.to(device).eval().requires_grad_(False)
+    return Trained(network, float(payload["accuracy"]))

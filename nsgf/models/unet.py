@@ -28,16 +28,12 @@ def zero_init(layer: nn.Module) -> nn.Module:
 
 
 class Norm(nn.GroupNorm):
-    """GroupNorm that answers in the type of its input, also under autocast, and takes one sample of
-    one pixel.
+    """GroupNorm that returns the type of its input, also under autocast, and accepts one sample of
+    one pixel, which torch's own module refuses.
 
-    Autocast on CUDA lists group_norm among what it runs in float32: each norm would turn 16-bit
-    activations into float32 ones, and everything up to the next convolution would be computed and
-    kept for the backward pass at twice the size. That buys little: the kernels accumulate mean and
-    variance of a 16-bit input in float32 anyway, and round only what they return.
-
-    torch's own module refuses a single sample of a single pixel as if it took statistics over the
-    batch: it would train with two samples and fail with the one that is left of them.
+    Autocast on CUDA runs group_norm in float32: everything up to the next convolution would be
+    computed and kept for the backward pass at twice the size. That buys little: the kernels
+    accumulate mean and variance of a 16-bit input in float32 anyway.
     """
 
     def __init__(self, channels: int) -> None:
@@ -84,8 +80,6 @@ class Attention(nn.Module):
 
     def __init__(self, channels: int, config: UNetConfig) -> None:
         super().__init__()
-        if channels % config.heads:
-            raise ValueError(f"{channels} channels cannot be divided among {config.heads} heads")
         self.heads = config.heads
         self.norm = Norm(channels)
         self.qkv = nn.Conv2d(channels, 3 * channels, 1)
@@ -94,8 +88,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C, H, W); the embedding is unused."""
         batch, channels, height, width = x.shape
-        # The fused kernels of attention want the channels of a head side by side in memory. With x
-        # in either layout, this is the only copy: all that follows are views.
+        # fused kernels need the channels of a head side by side in memory; this is the only copy
         pixels_last = self.norm(x).contiguous(memory_format=torch.channels_last)
         qkv = self.qkv(pixels_last).permute(0, 2, 3, 1)  # (B, H, W, 3C)
         qkv = qkv.reshape(batch, height * width, 3, self.heads, channels // self.heads)
@@ -122,7 +115,7 @@ class Stage(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Half the resolution by a strided convolution."""
+    """Halves the resolution by a strided convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -134,7 +127,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Twice the resolution by repetition and a convolution."""
+    """Doubles the resolution by repetition and a convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -166,19 +159,14 @@ class UNet(nn.Module):
         """
         Args:
             image_shape: (C, H, W), H = W.
-            config: architecture.
-            classes: K, of which the network is told; 0: of none.
+            config: architecture, which :func:`nsgf.checks.check` accepts.
+            classes: number of classes K that the network is given; 0: none.
             checkpoint_activations: keep only the inputs of the stages while training and compute
                 the rest once more in the backward pass (Chen et al. 2016); same gradients.
-
-        Raises:
-            ValueError: channels or resolution do not divide, or attention names a resolution
-                that does not occur.
         """
         super().__init__()
         image_channels, size, _ = image_shape
         self.resolutions = [size >> level for level in range(len(config.mult))]
-        _check(size, self.resolutions, config)
         self.checkpoint_activations = checkpoint_activations
         self.channels = config.channels
         self.embedding = 4 * config.channels
@@ -191,10 +179,7 @@ class UNet(nn.Module):
         self.down, widths = self._way_down(config)
         wide = config.channels * config.mult[-1]
         self.middle = nn.ModuleList(
-            [
-                Stage(wide, wide, self.embedding, config, attend=True),
-                Stage(wide, wide, self.embedding, config, attend=False),
-            ]
+            [Stage(wide, wide, self.embedding, config, attend) for attend in (True, False)]
         )
         self.up = self._way_up(config, wide, widths)
         width = config.channels * config.mult[0]
@@ -239,11 +224,11 @@ class UNet(nn.Module):
     def forward(self, x: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """x (B, C, H, W), t (B,) in [0, 1] -> velocity (B, C, H, W).
 
-        ``label``: whole numbers in [0, K], of which K stands for no class, (B,); of a network with
-        classes alone.
+        ``label``: integers in [0, K], where K stands for no class, (B,); only for a network with
+        classes.
 
         Raises:
-            ValueError: a network with classes is told none, or one without is.
+            ValueError: labels are missing, or the network has no classes.
         """
         features = time_features(t, self.channels, fastest=FASTEST, slowest=SLOWEST)
         embedding = self._with_class(self.embed(features.to(x.dtype)), label)
@@ -280,13 +265,3 @@ class UNet(nn.Module):
 def _joined(layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
     """Join the parts inside of what is recomputed, so that only the parts are stored."""
     return layer(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], embedding)
-
-
-def _check(size: int, resolutions: list[int], config: UNetConfig) -> None:
-    if not config.mult or size % 2 ** (len(config.mult) - 1):
-        raise ValueError(f"{len(config.mult)} levels do not fit an image of {size} pixels")
-    if config.channels % GROUPS:
-        raise ValueError(f"channels {config.channels} is no multiple of {GROUPS} (GroupNorm)")
-    strangers = [pixels for pixels in config.attention if pixels not in resolutions]
-    if strangers:
-        raise ValueError(f"attention at {strangers}, but the resolutions are {resolutions}")

@@ -109,14 +109,9 @@ class Generator(Phase):
         Raises:
             UserError: a process would not have two halves of each group.
         """
-        own, groups = config.generator, groups_of(config)
         for problem in group_problems(config, world.size):
             raise UserError(problem)
-        unit, count = 2 * groups * world.size, 4 * groups * len(own.blurs)
-        n, m = own.batch_size // unit, targets_of(own) // unit
-        return PhasePlan(
-            (f"generator: an update solves {count} problems, {n} x {m} and {n} x {n}",)
-        )
+        return PhasePlan()
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.generator.init == "nsgf" else ()

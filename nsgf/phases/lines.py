@@ -78,17 +78,14 @@ class LinePhase(Phase):
         Raises:
             UserError: cached starts do not fit into main memory.
         """
-        if config.nsf.source != "nsgf" or not config.nsf.starts:
-            return PhasePlan()
-        optim = getattr(config, self.name)
-        kept = min(config.nsf.starts, optim.iterations * optim.batch_size)
-        needed = 4 * kept * math.prod(data_shape(config.data)) * world.size
+        starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
+        needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
         if needed > (free := available_bytes()):
             raise UserError(
                 f"nsf.starts = {config.nsf.starts}: need {format_bytes(needed)} of main memory, "
                 f"{format_bytes(free)} are free; use fewer, or null for new ones each time"
             )
-        return PhasePlan((f"{self.name}: {kept} starts cached, {format_bytes(needed)}",))
+        return PhasePlan()
 
 
 class NSFTask(LineTask):

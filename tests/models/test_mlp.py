@@ -1,7 +1,9 @@
+import pytest
 import torch
+from torch import nn
 
 from nsgf.config.schema import MLPConfig
-from nsgf.models.mlp import TimePredictorMLP, VelocityMLP, time_features
+from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP, time_features
 
 
 def test_velocity_depends_on_position_and_time():
@@ -29,20 +31,40 @@ def test_every_weight_learns():
         assert all(p.grad is not None and p.grad.any() for p in model.parameters())
 
 
-def test_predicted_time_is_between_zero_and_one():
-    t = TimePredictorMLP(2, MLPConfig())(100 * torch.randn(50, 2))
-    assert t.shape == (50,)
-    assert t.min() >= 0
-    assert t.max() <= 1
-
-
 def test_values_are_cosines_and_sines_of_the_named_frequencies():
     features = time_features(torch.tensor([0.0, 0.3]), 6, fastest=100.0, slowest=1.0)
     frequency = torch.tensor([100.0, 10.0, 1.0])
     expected = torch.cat([(0.3 * frequency).cos(), (0.3 * frequency).sin()])
     torch.testing.assert_close(features[1], expected, atol=1e-5, rtol=1e-4)
     assert features[0].tolist() == [1, 1, 1, 0, 0, 0]
-
-
-def test_smallest_embedding():
     assert time_features(torch.rand(3), 2, fastest=10.0, slowest=1.0).shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "inputs"),
+    [
+        ((1, 8, 8), [32, 64, 128], 128),
+        ((1, 28, 28), [32, 64, 128, 256], 256),
+        ((3, 32, 32), [32, 64, 128, 256], 1024),
+    ],
+)
+def test_the_papers_layers_for_each_image_size(shape, channels, inputs):
+    model = TimePredictorCNN(shape, channels)
+    kinds = [type(layer) for layer in model.features]
+    assert kinds == [nn.Conv2d, nn.ReLU, nn.AvgPool2d] * len(channels)
+    assert model.head.in_features == inputs
+    t = model(torch.randn(4, *shape))
+    assert t.shape == (4,)
+    assert t.min() > 0
+    assert t.max() < 1
+    t.sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+
+
+def test_predicted_times_saturate_at_one_not_beyond():
+    cnn, mlp = TimePredictorCNN((1, 8, 8), [4]), TimePredictorMLP(2, MLPConfig())
+    nn.init.constant_(cnn.head.bias, 50.0)
+    assert cnn(torch.zeros(1, 1, 8, 8)).item() == 1.0
+    t = mlp(100 * torch.randn(50, 2))
+    assert t.shape == (50,)
+    assert 0 <= t.min() < t.max() <= 1
