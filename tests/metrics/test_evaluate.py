@@ -107,11 +107,16 @@ def test_evaluation_of_images(digits_run):
     assert found["inception"] == "left out: evaluation.inception is false"
 
 
-def test_mistyped_inception_weights_are_noticed_before_sampling(digits_run, monkeypatch):
+@pytest.mark.parametrize("wrong", ["data", "weights"])
+def test_missing_data_and_weights_are_noticed_before_sampling(wrong, digits_run, monkeypatch):
     config, run = digits_run
-    monkeypatch.setattr(
-        "nsgf.metrics.evaluate.generate", lambda *_, **__: pytest.fail("sampled first")
-    )
+    monkeypatch.setattr(FlowSampler, "__call__", lambda *_: pytest.fail("sampled"))
+    if wrong == "data":
+
+        def missing(*_):
+            raise UserError("nowhere.pth: No such file")
+
+        monkeypatch.setattr(evaluate, "Data", missing)
     evaluation = replace(config.evaluation, inception=True, inception_weights="nowhere.pth")
     with pytest.raises(UserError, match=r"nowhere\.pth: .*No such file"):
         evaluate_run(replace(config, evaluation=evaluation), run)
@@ -204,19 +209,6 @@ def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch, tmp_pat
     assert all(torch.equal(x, own) for (x, _), own in zip(compared[::2], drawn, strict=True))
 
 
-def test_halves_of_a_floor_have_no_image_in_common(monkeypatch):
-    """With more than half of the images the second half would begin the set anew."""
-    config = shipped("digits", "--evaluation.w2_samples=1500", "--num-samples=1500")
-    data, halves = Data(config.data, 0), []
-    monkeypatch.setattr(evaluate, "w2", lambda x, y: 0.0)
-    monkeypatch.setattr(distances, "w2", lambda x, y: halves.extend([x, y]) or 0.0)
-    metrics = evaluate._w2_metrics(config, data, [torch.zeros(1500, 1, 8, 8)])
-    assert metrics["w2_samples"] == 898
-    one, other = ({image.numpy().tobytes() for image in half} for half in halves)
-    assert len(one) == len(other) == 898
-    assert not one & other
-
-
 @pytest.mark.parametrize("exp", ["2d", "digits"])
 def test_interrupted_evaluation_goes_on_with_the_samples_that_are_there(
     exp, small, small_run, digits_run, monkeypatch, capsys, tmp_path
@@ -292,18 +284,6 @@ def test_report_is_in_columns():
     updates = {"nsgf": "12 of 12", "nsf": "3 of 12"}
     lines = evaluate.report({"updates": updates, "nfe": None, "w2": 0.123456, "versions": {}})
     assert lines == ["updates  nsgf 12 of 12, nsf 3 of 12", "nfe      not known", "w2       0.1235"]
-
-
-def test_missing_data_are_found_out_before_anything_is_sampled(small, small_run, monkeypatch):
-    """Sampling may take hours."""
-
-    def missing(*_):
-        raise UserError("no such files")
-
-    monkeypatch.setattr(evaluate, "Data", missing)
-    monkeypatch.setattr(FlowSampler, "__call__", lambda *_: pytest.fail("sampled"))
-    with pytest.raises(UserError, match="no such files"):
-        evaluate_run(small, small_run)
 
 
 def test_own_points_are_measured_in_their_units_by_halves(own_data, monkeypatch):
