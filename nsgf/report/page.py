@@ -11,7 +11,7 @@ from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.plots.figures import draw_curves
 from nsgf.report.drawing import Album, draw_samples
-from nsgf.report.records import costs, curves, log_lines, remarks
+from nsgf.report.records import costs, curves, log_lines
 from nsgf.run.checkpoint import good_header
 from nsgf.run.folder import RunFolder, dump_config, phase_stem, replacing, results_folder
 from nsgf.system.errors import UserError, shorten_paths
@@ -74,7 +74,6 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         left_out.append(f"the rest of the pictures is left out: {error}")
         show(f"report: {left_out[0]}")
     measures = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
-    lines = log_lines(run)
     file = write_page(
         home,
         "run",
@@ -87,8 +86,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         measures=measure_rows(config, measures),
         described=json.dumps(measures, indent=2, ensure_ascii=False),
         place=shlex.quote(run.path.resolve().name),
-        remarks=remarks(lines),
-        log=lines,
+        log=log_lines(run),
         config=dump_config(drop_machine_settings(config)),
         versions=json.dumps(read_object(run.path / "versions.json"), indent=2),
     )

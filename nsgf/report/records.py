@@ -1,4 +1,4 @@
-"""What the files of run folders say: curves, costs, remarks, progress; the list of runs."""
+"""What the files of run folders say: curves, costs, log, progress; the list of runs."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -12,15 +12,6 @@ from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import format_bytes, format_hours
 from nsgf.system.json_reader import read_lines
 
-REMARKS = (
-    " skipped, ",
-    "the card's memory is full",
-    "no picture of samples",
-    "the tracker failed",
-    "starts anew",
-    "is damaged",
-)
-"""Parts of log lines about something unplanned."""
 LOG_LINES = 400
 """Number of lines at the end of the log that are shown."""
 
@@ -61,11 +52,6 @@ def log_lines(run: RunFolder) -> list[str]:
     """Return the last lines of the log."""
     file = run.path / "log.txt"
     return file.read_text("utf-8", "replace").splitlines()[-LOG_LINES:] if file.exists() else []
-
-
-def remarks(lines: list[str]) -> list[str]:
-    """Return the lines of a log about something unplanned."""
-    return [line for line in lines if any(words in line for words in REMARKS)]
 
 
 def updates_done(run: RunFolder) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from nsgf.checks import check
-from nsgf.config.files import read_settings
-from nsgf.config.schema import Config, SamplingConfig
+from nsgf.config.files import build, read_settings
+from nsgf.config.schema import Config
 from nsgf.data import Data, build_source, data_classes, in_units, is_image_set
 from nsgf.phases import load_sampler
 from nsgf.plots.samples import draw_image_path, draw_points, save_figure, save_grid
@@ -25,7 +25,7 @@ CLASS_SAMPLES = 10
 
 
 def sample_run(config: Config, run: RunFolder, world: World | None = None) -> list[str]:
-    """Draw samples into ``samples/``: an .npz, a grid of images, a picture of their way.
+    """Draw samples into ``samples/``: an .npz, a grid of images, a picture of their path.
 
     The files are ``samples.npz`` (own points in the units of their file, images clamped to [-1, 1];
     with classes ``labels`` too), ``grid.png`` (only images; with classes a row for each) and
@@ -68,22 +68,19 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
 
     shown = POINT_SAMPLES if data else PATH_SAMPLES
     start = build_source(config.data, config.seed, "path").sample(shown).to(device)
-    way = sampler(start, keep_path=True)
+    path = sampler(start, keep_path=True)
     files = [arrays, trajectory]
     if data:
         target = data.reference("path").sample(POINT_SAMPLES)
-        path = [data.in_units(state.cpu()) for state in way.path]
-        figure = draw_points(path, target, f"NFE {samples.nfe:g}", data.axes)
+        states = [data.in_units(state.cpu()) for state in path.path]
+        figure = draw_points(states, target, f"NFE {samples.nfe:g}", data.axes)
     else:
         files.insert(1, grid)
         _save_grid(config, samples, grid)
-        figure = draw_image_path(way)
+        figure = draw_image_path(path)
     save_figure(figure, trajectory)
-    networks = []
-    for phase, progress in updates.items():
-        done, mark, remark = progress.partition(";")  # "12 of 300; its file is damaged, ..."
-        networks.append(f"{phase} ({done} updates{mark}{remark})")
-    count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, with {', '.join(networks)}"
+    networks = ", ".join(f"{phase} {progress}" for phase, progress in updates.items())
+    count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, after updates: {networks}"
     return [count, *map(str, files)]
 
 
@@ -102,15 +99,10 @@ def _save_grid(config: Config, samples: Samples, file: Path) -> None:
 def changed_settings(config: Config, run: RunFolder) -> str:
     """Return the part of a file's name for settings that differ from the run's ``config.yaml``,
     e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
-    saved, usual = read_settings(run.config_file), Config()
-    own = {**asdict(SamplingConfig()), **saved.get("sampling", {})}
-    own |= {key: saved.get(key, getattr(usual, key)) for key in ("seed", "phases")}
-    now = {"seed": config.seed, "phases": config.phases, **asdict(config.sampling)}
-    return "".join(
-        f"-{key}{_in_name(value)}"
-        for key, value in now.items()
-        if key != "batch_size" and value != own[key]  # the size of a batch changes no sample
-    )
+    saved = build(Config, read_settings(run.config_file))
+    own, now = ({"seed": c.seed, "phases": c.phases, **asdict(c.sampling)} for c in (saved, config))
+    del now["batch_size"]  # changes no sample
+    return "".join(f"-{key}{_in_name(now[key])}" for key in now if now[key] != own[key])
 
 
 def _in_name(value: Any) -> str:

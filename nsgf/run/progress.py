@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, and plain lines."""
+"""Progress of long work: a bar on a terminal, or plain lines."""
 
 import sys
 import time
@@ -44,22 +44,22 @@ class Progress:
             total: number of units.
             unit: name of a unit, e.g. ``step``.
             done: number of units that were finished before.
-            line: takes a plain line every LINE_SECONDS, and after the first and the last unit;
+            line: gets a plain line every LINE_SECONDS, and after the first and the last unit;
                 None: lines go to stderr if no bar is drawn there, and short work has none.
-            shown: whether a bar is drawn.
+            shown: whether a bar may be drawn.
             clock: monotonic seconds.
         """
         self._title, self._total, self._unit, self._done = title, total, unit, done
-        self._early, self._line, self._clock = line is not None, line or _to_stderr, clock
+        self._has_log, self._line, self._clock = line is not None, line or _to_stderr, clock
         self._loss: float | None = None
-        self._said, self._said_at, self._lines = done, clock(), 0
+        self._last, self._last_at, self._lines = done, clock(), 0
         self._bar = tqdm(
             total=total,
             initial=done,
             desc=title,
             unit=unit,
-            leave=self._early,
-            delay=0 if self._early else 1,
+            leave=self._has_log,
+            delay=0 if self._has_log else 1,
             mininterval=DRAW_SECONDS,
             disable=not (shown and is_terminal()),
         )
@@ -68,8 +68,8 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._done > self._said and (self._early or self._lines):
-            self._say(self._clock())
+        if kind is None and self._done > self._last and (self._has_log or self._lines):
+            self._write_line(self._clock())
         self._draw(self._bar.close)
 
     def update(self, count: int = 1, loss: float | None = None) -> None:
@@ -80,8 +80,8 @@ class Progress:
             self._bar.set_postfix_str(f"loss={loss:.4g}", refresh=False)
         self._draw(lambda: self._bar.update(count))
         now = self._clock()
-        if now - self._said_at >= LINE_SECONDS or (self._early and not self._lines):
-            self._say(now)
+        if now - self._last_at >= LINE_SECONDS or (self._has_log and not self._lines):
+            self._write_line(now)
 
     def _draw(self, action: Callable[[], object]) -> None:
         try:
@@ -89,18 +89,18 @@ class Progress:
         except (OSError, ValueError):  # the terminal is gone
             self._bar.disable = True
 
-    def _say(self, now: float) -> None:
-        """Print a line: units, loss, units a second since the line before, time left."""
+    def _write_line(self, now: float) -> None:
+        """Write a line: units, loss, units per second since the line before, time left."""
         parts = [f"{self._title}: {self._unit} {self._done} of {self._total}"]
         if self._loss is not None:
             parts.append(f"loss {self._loss:.4g}")
-        seconds = now - self._said_at
-        if seconds > 0 and (self._lines or not self._early):  # the first unit is a slow one
-            speed = (self._done - self._said) / seconds
+        seconds = now - self._last_at
+        if seconds > 0 and (self._lines or not self._has_log):  # the first unit is a slow one
+            speed = (self._done - self._last) / seconds
             parts.append(f"{speed:.3g}/s")
             if self._done < self._total:
                 parts.append(f"{format_hours((self._total - self._done) / speed)} left")
-        self._said, self._said_at, self._lines = self._done, now, self._lines + 1
+        self._last, self._last_at, self._lines = self._done, now, self._lines + 1
         self._line(", ".join(parts))
 
 

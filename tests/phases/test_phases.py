@@ -5,19 +5,16 @@ from itertools import combinations
 
 import pytest
 import torch
-from torch.nn import functional
 
 from nsgf.config.leaves import contradictions
 from nsgf.config.schema import FAMILIES, PHASES
 from nsgf.data import Data
 from nsgf.phases import get_phase, get_phases, load_sampler, previewed_phases, sampled_phases
 from nsgf.phases.base import new_network
-from nsgf.phases.lines import NSFTask
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
-from nsgf.training.loop import fit
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -56,26 +53,6 @@ def test_batches_from_a_disk_are_waited_for(tiny, tmp_path, storage):
     session = Session(config, RunFolder(tmp_path), RunLog(tmp_path), CPU)
     task = get_phase("nsgf").task(session, Data(config.data, config.seed))
     assert task.reads_disk == (storage == "disk")
-
-
-def test_loss_of_a_phase_decides_its_updates(tiny, monkeypatch):
-    """The straight flow learns by a Huber loss as soon as its task says so."""
-
-    def trained() -> torch.Tensor:
-        run = RunFolder.create(tiny)
-        session = Session(tiny, run, RunLog(run.path), CPU)
-        task = get_phase("nsf").task(session, Data(tiny.data, tiny.seed))
-        fit("nsf", task, session)
-        return task.model.layers[0].weight.detach()
-
-    squared, again = trained(), trained()
-    monkeypatch.setattr(
-        NSFTask,
-        "loss",
-        lambda _, forward, batch: functional.huber_loss(forward(*batch.inputs), batch.target),
-    )
-    assert torch.equal(squared, again)
-    assert not torch.equal(squared, trained())
 
 
 def test_legs_of_a_sample_follow_from_the_phases_that_are_trained(tiny):

@@ -5,24 +5,19 @@ from pathlib import Path
 
 import pytest
 
-import nsgf
 from nsgf.cli import main
 from nsgf.report.records import (
     LOG_LINES,
-    REMARKS,
     Cost,
     costs,
     curves,
     log_lines,
-    remarks,
     run_table,
 )
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import craft
-
-ROOT = Path(nsgf.__file__).parent
 
 
 @pytest.fixture
@@ -61,13 +56,6 @@ def test_the_end_of_a_long_log_is_shown(run):
     (run.path / "log.txt").write_text("".join(f"line {n}\n" for n in range(1000)))
     assert log_lines(run)[-1] == "line 999"
     assert len(log_lines(run)) == LOG_LINES
-
-
-def test_remarks_are_what_the_program_says():
-    """Words that nothing says any more would find nothing."""
-    said = "".join(file.read_text() for file in ROOT.rglob("*.py") if file.name != "records.py")
-    assert [words for words in REMARKS if words not in said] == []
-    assert remarks(["a", f"b{REMARKS[0]}c"]) == [f"b{REMARKS[0]}c"]
 
 
 @pytest.fixture

@@ -101,13 +101,6 @@ def test_damaged_pool_headers_end_in_one_line(content, tmp_path):
         read_header(tmp_path)
 
 
-def test_pool_headers_of_a_newer_version_are_not_to_be_removed(tmp_path):
-    (tmp_path / "header.json").write_bytes(header(format=9))
-    with pytest.raises(UserError, match="newer format 9, this program reads 1") as caught:
-        read_header(tmp_path)
-    assert "remove" not in str(caught.value)
-
-
 @pytest.mark.parametrize("name", ["log.txt", "samples", "checkpoints/x", "wandb"])
 def test_links_out_of_the_run_folder_are_refused(name, tiny_run, tmp_path, capsys):
     victim = tmp_path / "victim"
@@ -171,19 +164,6 @@ def test_a_runs_own_settings_upload_nothing(tiny, tiny_run):
         named = parse([*argv, "--tracker", "wandb-offline"])
         assert named.config.tracking.tracker == "wandb-offline"
         assert named.notes == ()
-
-
-def test_a_runs_own_settings_do_not_choose_where_compiled_code_comes_from(
-    tiny, tiny_run, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # gone again after the test
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
-    compiled = replace(tiny, train=replace(tiny.train, compile=True))
-    tiny_run.config_file.write_text(dump_config(compiled))
-    assert cli.main(["train", "--run", str(tiny_run.path), "--resume"]) == 0
-    expected = str(tmp_path / "caches" / "nsgf" / "compiled")
-    assert f"compiled code is kept in {expected}" in capsys.readouterr().out
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
 
 
 def test_a_run_named_by_a_dot_lies_in_the_folder_above(tiny_run, monkeypatch):

@@ -3,7 +3,6 @@ import io
 import pytest
 
 from nsgf.run import progress
-from nsgf.run.log import RunLog
 from nsgf.run.progress import Progress, track
 
 
@@ -40,23 +39,20 @@ def test_a_line_for_the_first_unit_then_every_half_minute_with_speed_and_time_le
     ]
 
 
-def test_speed_is_that_since_the_line_before(clock):
+def test_speed_is_measured_since_the_line_before_or_the_start(clock, capsys):
     said: list[str] = []
     work(clock, [1, 30, 60], said)
     assert [line.split(", ")[1] for line in said[1:]] == ["0.333/s", "0.167/s"]
+    work(clock, [30], [], line=None, done=50)
+    assert capsys.readouterr().err == "pool: flow 60 of 100, 0.333/s, 2.0 min left\n"
 
 
-def test_short_work_has_its_first_and_last_line_only_where_something_takes_them(clock, capsys):
+def test_short_work_has_its_first_and_last_line_only_in_a_log(clock, capsys):
     said: list[str] = []
     work(clock, [1, 1, 1], said)
     assert said == ["pool: flow 10 of 100", "pool: flow 30 of 100, 10/s, 7.0 s left"]
     work(clock, [1, 1], said, line=None)
     assert capsys.readouterr().err == ""
-
-
-def test_what_was_done_before_is_no_speed(clock, capsys):
-    work(clock, [30], [], line=None, done=50)
-    assert capsys.readouterr().err == "pool: flow 60 of 100, 0.333/s, 2.0 min left\n"
 
 
 class Terminal(io.StringIO):
@@ -71,21 +67,12 @@ def test_bars_are_for_terminals_only(clock, monkeypatch):
         assert ("pool:  10%" in stream.getvalue()) == drawn
 
 
-def test_without_a_taker_lines_go_to_stderr_where_there_is_no_bar(monkeypatch):
+def test_without_a_log_lines_go_to_stderr_where_there_is_no_bar(monkeypatch):
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     for stream, expected in ((Terminal(), 0), (io.StringIO(), 3)):
         monkeypatch.setattr("sys.stderr", stream)
         assert list(track(range(3), "W2", "draw")) == [0, 1, 2]
         assert stream.getvalue().count("W2: draw") == expected
-
-
-def test_things_of_a_run_are_counted_in_its_log_by_its_first_process(tmp_path, capsys):
-    for quiet, lines in ((True, 0), (False, 1)):
-        counter = RunLog(tmp_path, quiet=quiet).progress
-        assert list(track(range(1), "reflow paths", "batch", counter)) == [0]
-        output = capsys.readouterr()
-        assert (output.out.count("reflow paths: batch 1 of 1"), output.err) == (lines, "")
-    assert (tmp_path / "log.txt").read_text().endswith("reflow paths: batch 1 of 1\n")
 
 
 def test_terminal_that_goes_away_does_not_end_the_work(clock, monkeypatch):

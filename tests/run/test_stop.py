@@ -16,10 +16,6 @@ from tests.conftest import shipped
 from tests.pool.conftest import HalfWay, build, with_pool
 
 
-def test_nothing_asks_by_itself():
-    assert StopRequest().reason is None
-
-
 def test_time_limit_counts_hours_of_a_clock_that_never_goes_back():
     now = [1000.0]
     request = StopRequest(0.5, clock=lambda: now[0])
@@ -28,6 +24,7 @@ def test_time_limit_counts_hours_of_a_clock_that_never_goes_back():
     now[0] += 1
     assert request.reason == "train.max_hours = 0.5 is over"
     assert StopRequest(1.0)._clock is time.monotonic
+    assert StopRequest().reason is None
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -65,7 +62,7 @@ def test_second_ctrl_c_interrupts():
 def test_request_to_another_process_is_a_reason_too():
     request = StopRequest()
     request.follow()
-    assert request.reason == "another process was asked to end"
+    assert request.reason == "another process stops"
     limited = StopRequest(0.0)
     limited.follow()
     assert limited.reason == "train.max_hours = 0 is over"

@@ -139,19 +139,6 @@ def test_chunks_change_nothing(clouds, blur):
     assert parts.report.iterations == pytest.approx(whole.report.iterations, rel=0.02)
 
 
-def test_flows_of_one_solver_do_not_disturb_each_other():
-    x, y = points(2, 32)
-    flows = solver()
-    first = flows.flows(x[:1], y[:1], [0.5] * 3)
-    kept = first.clone()
-    inputs = x.clone(), y.clone()
-    flows.flows(x[1:], y[1:], [0.5] * 3)
-    assert torch.equal(first, kept)
-    assert torch.equal(flows.flows(x[:1], y[:1], [0.5] * 3), kept)
-    assert torch.equal(x, inputs[0])
-    assert torch.equal(y, inputs[1])
-
-
 def guess(solution: Solution, factor: float, speed: float = 1.0) -> Solution:
     return replace(solution, g=factor * solution.g, speed=speed * solution.speed)
 

@@ -23,7 +23,6 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
-from nsgf.phases.generator import GeneratorTask
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run import checkpoint
@@ -232,32 +231,6 @@ def test_each_process_samples_its_own_part_of_the_pool(runs, tmp_path):
         state.update(Batch(inputs, torch.cat([first.target, second.target])))
     expected = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - start
     assert_close(expected, moved(runs[2], "nsgf"))
-
-
-@pytest.mark.e2e
-def test_each_process_moves_its_generated_samples_by_itself(tmp_path):
-    """By hand: an update follows the mean of both shares' losses, each with its own problems."""
-    flags = ("--exp=2d", "--method=onecall", "--lr=1e-3")
-    flags += ("--batch-size=16", "--train-iters=3", "--model.mlp.width=16", "--device=cpu")
-    flags += ("--generator.schedule=constant",)
-    done = torchrun(2, "-m", "nsgf", "train", *flags, f"--out-dir={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    config = shipped("2d", *flags[1:])
-    model = new_network(get_phase("generator"), config, CPU)
-    task = GeneratorTask(model, Data(config.data, config.seed), config)
-    start = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-
-    def mean_loss(forward, batch):
-        return sum(task.loss(forward, share) for share in batch.split(2)) / 2
-
-    forward = Forward(model, TrainConfig(), CPU, World())
-    state = TrainState(forward, config.generator, loss=mean_loss)
-    for step in range(3):
-        state.update(task.batch(*task.draw(range(16 * step, 16 * step + 16))))
-    expected = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - start
-    after = checkpoint.load(only_run(tmp_path).checkpoint_file("generator"))["model"]
-    end = torch.cat([after[name].flatten() for name, _ in model.named_parameters()])
-    assert_close(expected, end - start)
 
 
 @pytest.mark.e2e

@@ -85,25 +85,24 @@ def test_device_settings_hold_inside_and_are_gone_outside():
     assert now() == before
 
 
-def test_environment_is_set_for_what_is_asked_and_keeps_the_users(monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
-    prepare_environment(TrainConfig(compile=True))
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    prepare_environment(TrainConfig())
-    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
-
-
 @pytest.mark.parametrize(
-    ("caches", "expected"), [("/c", "/c/nsgf"), ("", "/h/.cache/nsgf"), ("c", "/h/.cache/nsgf")]
+    ("own", "caches", "expected"),
+    [
+        ("", "/c", "/c/nsgf/compiled"),
+        ("", "", "/h/.cache/nsgf/compiled"),
+        ("", "c", "/h/.cache/nsgf/compiled"),  # the standard has a relative path ignored
+        ("mine", "/c", "mine"),
+    ],
 )
-def test_compiled_code_is_never_kept_where_a_run_may_have_put_some(caches, expected, monkeypatch):
-    """The standard has a relative XDG_CACHE_HOME ignored."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # gone again after the test
+def test_compiled_code_is_never_kept_in_a_run(own, caches, expected, monkeypatch):
+    """A run may bring some from elsewhere."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", own)
     monkeypatch.setenv("HOME", "/h")
     monkeypatch.setenv("XDG_CACHE_HOME", caches)
+    prepare_environment(TrainConfig())
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == own
     prepare_environment(TrainConfig(compile=True))
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == f"{expected}/compiled"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
