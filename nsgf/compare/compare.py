@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.compare.measure import Yardstick, build_yardstick
+from nsgf.compare.measure import Yardstick
 from nsgf.compare.report import save_pictures, write_report
 from nsgf.compare.results import (
     FLOOR,
@@ -177,7 +177,7 @@ class Work:
         for trial in comparison.trials():
             if trial.target not in self._yardsticks:
                 config = comparison.trial_config(trial)
-                self._yardsticks[trial.target] = build_yardstick(config, self.device, log)
+                self._yardsticks[trial.target] = Yardstick(config, self.device, log)
 
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial, and return True; return False if another process works on it.

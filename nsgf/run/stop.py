@@ -45,9 +45,9 @@ class StopRequest:
         return self._signal
 
     def follow(self) -> None:
-        """Stop because another process was asked to."""
+        """Stop because another process stops."""
         if self.reason is None:
-            self._signal = "another process was asked to end"
+            self._signal = "another process stops"
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Checksums of tensors, and reading of files that torch.save wrote."""
+"""Checksums of tensors, and files of torch.save."""
 
 import hashlib
 import zipfile
@@ -17,8 +17,8 @@ def fingerprint(tensor: Tensor) -> str:
 
 
 def load_archive(file: Path) -> Any:
-    """Return what torch.save wrote: tensors and plain values. Checksums are compared, which torch
-    itself does not do.
+    """Return the content of a file of torch.save: tensors and plain values. Checksums are compared,
+    which torch itself does not do.
 
     Raises:
         Exception: of many types, if the file is damaged or holds anything else.

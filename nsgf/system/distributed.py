@@ -1,6 +1,6 @@
-"""Several processes that work together, as ``torchrun`` starts them.
+"""Several processes that ``torchrun`` starts to work together.
 
-Each process takes a contiguous part of the flows, or of the samples of a batch. What is drawn does
+Each process takes a contiguous part of the flows, or of the samples of a batch. Random numbers do
 not depend on the number of processes.
 """
 
@@ -38,7 +38,7 @@ class World:
 
     @property
     def card(self) -> int | None:
-        """Number of this process's card; None for a single process: the current card."""
+        """Number of this process's card; None for a single process, which uses the current card."""
         return self.local_rank if self.size > 1 else None
 
     @property
@@ -107,7 +107,7 @@ def join(device: str) -> Iterator[World]:
     backend = "cpu:gloo,cuda:nccl" if take_card(device) else "gloo"
     distributed.init_process_group(backend, timeout=PATIENCE)
     yield (world := World(rank, size, local))
-    # not after an error: others may wait for this process, and only its end tells them
+    # only without an error: after one, others may wait for this process until it ends
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:  # on several machines
         with suppress(RuntimeError):  # another process failed and reports it itself
             world.any(False)  # wait for the first process: torchrun leaves machines early

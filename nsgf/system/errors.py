@@ -1,4 +1,4 @@
-"""The exception for mistakes of the user, and texts that are safe to show and to share."""
+"""The exception for errors that the user can fix, and texts that are safe to show and share."""
 
 import re
 
@@ -12,7 +12,7 @@ ABSOLUTE_PATH = re.compile(
 
 
 class UserError(Exception):
-    """A mistake that the user can correct. Its message is one line: cause and remedy."""
+    """An error that the user can fix. Its message is one line: setting, value, reason, remedy."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
@@ -35,13 +35,13 @@ def cause(error: OSError) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text in which all but line ends and printable characters is escaped."""
+    """Return a text with all characters escaped but line ends and printable ones."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )
 
 
 def shorten_paths(text: str) -> str:
-    """Return a text in which absolute paths keep only their last part, since the others name
-    folders and users of this machine."""
+    """Return a text in which absolute paths keep only their last part. The other parts may name
+    users of this machine."""
     return ABSOLUTE_PATH.sub("", text)

@@ -1,4 +1,4 @@
-"""Whether and how torchrun started this process; loads nothing, for quick help."""
+"""How torchrun started this process. It does not import torch, so that help is quick."""
 
 import os
 

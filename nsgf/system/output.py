@@ -1,5 +1,5 @@
-"""All output to the terminal. Control characters are escaped, and a closed terminal or pipe does
-not end the program."""
+"""Output to the terminal. Control characters are escaped, and a closed terminal or pipe does not
+end the program."""
 
 import os
 import sys

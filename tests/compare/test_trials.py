@@ -170,13 +170,6 @@ def expected_nfe(config) -> int | None:
     ).expected_nfe
 
 
-@pytest.mark.parametrize("nfe", [5, 10, 20, 60])
-@pytest.mark.parametrize("method", ["nsgf", "nsgf++", "nsgf++h", "icfm"])
-def test_every_method_spends_the_network_calls_it_is_given(nfe, method):
-    config = one_trial("digits", method)
-    assert expected_nfe(at_nfe(config, nfe)) == nfe
-
-
 def test_nsgf_plus_plus_splits_a_few_calls_evenly():
     config = one_trial("digits", "nsgf++")
     few, many = at_nfe(config, 5).sampling, at_nfe(config, 60).sampling
@@ -196,10 +189,10 @@ def test_nsgf_plus_plus_splits_a_few_calls_evenly():
 )
 def test_few_calls_are_made_or_not_asked_for(method, least, solver):
     """A step of Heun's takes one more; no method makes more calls than it was asked for."""
-    flags = ("--compare.nfe=[1,2,3,4]", f"--sampling.solver={solver}")
+    flags = ("--compare.nfe=[1,2,3,4,20,60]", f"--sampling.solver={solver}")
     config = one_trial("digits", method, *flags)
     least += solver == "heun" and method != "nsgf"
-    assert asked_nfe(config) == [nfe for nfe in (1, 2, 3, 4) if nfe >= least]
+    assert asked_nfe(config) == [nfe for nfe in (1, 2, 3, 4, 20, 60) if nfe >= least]
     made = {nfe: expected_nfe(at_nfe(config, nfe)) for nfe in asked_nfe(config)}
     if solver == "euler":
         assert made == {nfe: nfe for nfe in made}

@@ -62,7 +62,7 @@ def test_second_ctrl_c_interrupts():
 def test_request_to_another_process_is_a_reason_too():
     request = StopRequest()
     request.follow()
-    assert request.reason == "another process was asked to end"
+    assert request.reason == "another process stops"
     limited = StopRequest(0.0)
     limited.follow()
     assert limited.reason == "train.max_hours = 0 is over"
