@@ -5,8 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
-import venv
 from email.parser import Parser
 from pathlib import Path
 from zipfile import ZipFile
@@ -109,16 +107,11 @@ def test_wheel_has_the_package_and_its_configurations_and_nothing_else(wheel):
 @pytest.mark.e2e
 def test_wheel_states_what_it_is(wheel):
     found = {name.partition("/")[2]: text.decode() for name, text in contents(wheel).items()}
-    assert found["entry_points.txt"].split() == [
-        "[console_scripts]",
-        "nsgf",
-        "=",
-        "nsgf.__main__:main",
-    ]
+    assert "nsgf = nsgf.__main__:main" in found["entry_points.txt"]
     stated = Parser().parsestr(found["METADATA"])
     assert stated["Requires-Python"] == ">=3.10"
-    required = {re.sub(r"[^\w-].*", "", line) for line in stated.get_all("Requires-Dist", [])}
-    assert {re.sub(r"[^\w-].*", "", line).lower() for line in listed("dependencies")} <= required
+    required = {line.lower() for line in stated.get_all("Requires-Dist", [])}
+    assert {line.lower() for line in listed("dependencies")} <= required
     assert {"fidelity", "ode", "hub", "compare"} <= set(stated.get_all("Provides-Extra", []))
 
 
@@ -130,47 +123,24 @@ def test_sdist_makes_the_same_wheel(wheel, tmp_path):
     assert contents(again) == contents(wheel)
 
 
-@pytest.fixture(scope="session")
-def installed(wheel, tmp_path_factory) -> Path:
-    """Folder of the programs of an environment that has the wheel, and what it needs by a path to
-    this one's libraries; no checkout is on its path."""
-    home = tmp_path_factory.mktemp("environment")
-    venv.create(home, with_pip=False)
-    programs = home / Path(sys.executable).parent.name
-    python = str(programs / "python")
-    where = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    shared = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    Path(where, "shared.pth").write_text("\n".join(sorted(shared)) + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--no-index", "--quiet", str(wheel)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return programs
-
-
 @pytest.mark.e2e
 @pytest.mark.timeout(300)
-def test_command_of_a_wheel_works_where_no_checkout_is(installed, tmp_path):
+def test_command_of_a_wheel_works_where_no_checkout_is(wheel, tmp_path):
     """Configurations, the page's template and the command itself come out of the wheel."""
-    left_out = ("PYTHONPATH", "PYTHONHOME")
-    clean = {key: value for key, value in os.environ.items() if key not in left_out}
+    site = tmp_path / "site"
+    environment = {**os.environ, "PYTHONPATH": str(site)}
 
-    def run(*words: str) -> str:
-        done = subprocess.run(words, cwd=tmp_path, env=clean, capture_output=True, text=True)
+    def run(*words: str | Path) -> str:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    nsgf, smoke = str(installed / "nsgf"), ("--exp", "2d", "--smoke", "--device", "cpu")
-    where = run(str(installed / "python"), "-c", "import nsgf; print(nsgf.__file__)")
-    assert Path(where.strip()).is_relative_to(installed.parent)
+    run("-m", "pip", "install", "--no-deps", "--no-index", "--quiet", "-t", site, wheel)
+    where = run("-c", "import nsgf; print(nsgf.__file__)")
+    assert Path(where.strip()).is_relative_to(site)
+    nsgf, smoke = site / "bin" / "nsgf", ("--exp", "2d", "--smoke", "--device", "cpu")
     run(nsgf, "train", *smoke, "--train.preview=false")
     run(nsgf, "report", *smoke)
     assert "2d-smoke-" in run(nsgf, "list")

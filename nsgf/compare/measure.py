@@ -17,31 +17,46 @@ from nsgf.metrics.distances import energy_distance, require_neighbours, w2
 from nsgf.system.errors import UserError
 
 
-class PointYardstick:
-    """Exact W2 and energy distance, for points and for images without classes. The energy distance
-    is sensitive to smaller differences."""
+class Yardstick:
+    """The measures of one target: Frechet distance, precision and recall in the features of a small
+    classifier for images with classes, else exact W2 and energy distance, which is sensitive to
+    smaller differences."""
 
-    names = ("w2", "1000 energy")
+    def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
+        """Load the target of a trial; ``log`` takes a line about training the classifier.
 
-    def __init__(self, config: Config) -> None:
-        """
         Raises:
-            UserError: too few samples.
+            UserError: too few samples, random images, or a missing package.
         """
         self._data, self._n = Data(config.data, config.seed), config.evaluation.w2_samples
-        self.samples = config.evaluation.num_samples
-        if (count := self._data.count) is not None:
-            self.samples = min(self.samples, count // 2)  # two disjoint halves for the floor
+        self.samples: int = config.evaluation.num_samples
+        """Number of samples that are measured."""
+        self.names = ["w2", "1000 energy"]
+        self._classifier: ClassifierMetrics | None = None
+        target, images = target_set(config.data), self._data.images
+        if isinstance(target, ImageSet) and target.read_labels and images is not None:
+            require_neighbours(self.samples)
+            out_dir = Path(config.out_dir)
+            self._classifier = ClassifierMetrics(config.data, images, out_dir, device, log)
+            self.samples = self._classifier.used(self.samples)
+            self.names = [f"classifier_{name}" for name in ("fid", "precision", "recall")]
+        elif self._data.count is not None:
+            self.samples = min(self.samples, self._data.count // 2)  # disjoint halves for the floor
         if self.samples < 2:
             raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
 
     def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
-        """Return the distances of samples (n, *shape) from a draw of the target, by name."""
+        """Return the measures of samples (n, *shape) by name. Points are compared with a draw of
+        the target, images with the same real images in all draws."""
+        if self._classifier:
+            return self._classifier.measure(samples)
         data = self._data.with_seed(seed)
         return self._distances(data.in_units(samples), data.reference("compare", str(draw)))
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
-        """Return what as many samples of the target itself score."""
+        """Return the measures of as many samples of the target itself."""
+        if self._classifier:
+            return self._classifier.floor(self.samples)
         data = self._data.with_seed(seed)
         real = data.reference("compare", str(draw))
         if data.count is None:
@@ -54,43 +69,3 @@ class PointYardstick:
         reals = target.sample(len(samples))
         near = w2(samples[: self._n], reals[: self._n])
         return {"w2": near, "1000 energy": 1000 * energy_distance(samples, reals)}
-
-
-class ImageYardstick:
-    """Frechet distance, precision and recall in the features of a small classifier."""
-
-    names = ("classifier_fid", "classifier_precision", "classifier_recall")
-
-    def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
-        """
-        Raises:
-            UserError: too few samples, random images, or a missing package.
-        """
-        require_neighbours(config.evaluation.num_samples)
-        images = Data(config.data, 0).images
-        assert images is not None
-        self._metrics = ClassifierMetrics(config.data, images, Path(config.out_dir), device, log)
-        self.samples = self._metrics.used(config.evaluation.num_samples)
-
-    def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
-        """Return the measures of samples (n, C, H, W); all draws meet the same real images."""
-        return self._metrics.measure(samples)
-
-    def floor(self, seed: int, draw: int) -> dict[str, float]:
-        """Return the measures of as many other real images."""
-        return self._metrics.floor(self.samples)
-
-
-Yardstick = PointYardstick | ImageYardstick
-"""The measures of one target: their ``names``, and the number of ``samples`` that they take."""
-
-
-def build_yardstick(config: Config, device: torch.device, log: Callable[[str], None]) -> Yardstick:
-    """Return the measures for a trial's target.
-
-    Raises:
-        UserError: something that measuring needs is missing.
-    """
-    target = target_set(config.data)
-    has_labels = isinstance(target, ImageSet) and target.read_labels
-    return ImageYardstick(config, device, log) if has_labels else PointYardstick(config)

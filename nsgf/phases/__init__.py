@@ -43,22 +43,18 @@ def get_phases(names: list[PhaseName] | tuple[PhaseName, ...]) -> list[Phase]:
 def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> tuple[Phase, ...]:
     """Return the phases whose legs a sample passes, in order.
 
-    Of NSGF++ all of Algorithm 4, with ``nsf.source: nsgf`` and no time predictor among the phases
-    its networks without one, or Algorithm 2 where a network is not trained yet; of a method that it
-    is compared with the last one.
-
-    Args:
-        config: ``phases`` and the sampling section.
-        is_trained: whether a phase has a checkpoint.
+    For NSGF++ these are the phases of Algorithm 4, or only NSGF (Algorithm 2) while a network is
+    not trained. Lines that start where NSGF ends need no time predictor. For a method that NSGF is
+    compared with it is the last phase.
 
     Raises:
-        UserError: ``sampling.tau`` asks for the straight flow, which is not trained.
+        UserError: ``sampling.tau`` needs the straight flow, which is not trained.
     """
     last = get_phase(config.phases[-1])
     if last not in _ALGORITHM_4:
         return (last,)
-    asks_no_time = config.nsf.source == "nsgf" and Predictor.name not in config.phases
-    way = _HAND_OVER if asks_no_time and config.sampling.tau is None else _ALGORITHM_4
+    hands_over = config.nsf.source == "nsgf" and Predictor.name not in config.phases
+    way = _HAND_OVER if hands_over and config.sampling.tau is None else _ALGORITHM_4
     if all(is_trained(phase.name) for phase in _called(way, config)):
         return way
     if config.sampling.tau is not None and not is_trained(NSF.name):
@@ -81,8 +77,8 @@ def _called(way: tuple[Phase, ...], config: Config) -> list[Phase]:
 
 
 def previewed_phases(config: Config, phase: Phase) -> tuple[Phase, ...]:
-    """Return the phases whose legs make the preview of a phase, in order: the straight flow alone
-    is drawn from where its lines start."""
+    """Return the phases whose legs make the preview of a phase, in order. A straight flow is
+    previewed from where its lines start."""
     if phase.name == "predictor":
         return _ALGORITHM_4
     if phase.name == "nsf" and config.nsf.source == "nsgf":
@@ -118,13 +114,8 @@ def load_sampler(
     config: Config, run: RunFolder, device: torch.device, phases: Sequence[Phase] | None = None
 ) -> tuple[FlowSampler, dict[str, str]]:
     """Return the sampler of a run with averaged weights, and the training progress of the networks
-    that it calls, by phase.
-
-    Args:
-        config: the run's settings, and those of sampling.
-        run: where the checkpoints are.
-        device: of the networks.
-        phases: whose legs a sample passes, in order; by default :func:`sampled_phases`.
+    that it calls, by phase. A sample passes the legs of ``phases``, by default
+    :func:`sampled_phases`.
 
     Raises:
         UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.

@@ -32,8 +32,8 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
 
 
 class Pairs:
-    """Starts X0 and ends X1: as their streams draw them, or paired within groups of successive
-    samples.
+    """Starts X0 and ends X1: as their streams draw them, or paired on ``device`` within groups of
+    ``group`` successive samples.
 
     Pair i follows from the streams and i alone, whoever draws it and however batches are cut: a
     group is always paired as a whole.
@@ -42,12 +42,6 @@ class Pairs:
     def __init__(
         self, source: Sampler, target: Sampler, device: torch.device, group: int | None = None
     ) -> None:
-        """
-        Args:
-            source, target: of X0 and of mu*.
-            device: where pairing happens.
-            group: samples of a group; None: pairs as drawn.
-        """
         self._source, self._target, self._device = source, target, device
         self._group = group
         self._number, self._paired = -1, (torch.empty(0), torch.empty(0))

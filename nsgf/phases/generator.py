@@ -4,12 +4,12 @@
     V = T(x -> y) - T(x -> x')                     where the Sinkhorn flow takes them
     loss = mean |x - stopgrad(x + V)|^2            in units of the mean cost between x and y
 
-The velocity of NSGF's first phase trains the network that answers at once instead of one that is
-asked along the way (W-Flow, arXiv 2605.11755; drifting models, arXiv 2602.04770).
+The velocity of NSGF trains a network that samples with one call (W-Flow, arXiv 2605.11755; drifting
+models, arXiv 2602.04770).
 
-With ``data.conditional`` a batch is made of K + 1 groups, a sample of each in turn, and transport
-stays within them: samples that are told class c < K are drawn to real ones of that class, those
-that are told K, no class, to real ones of all. No label has to be left out for guidance.
+With ``data.conditional`` a batch has K + 1 groups, a sample of each in turn, and transport stays
+within them: samples with label c < K move to real samples of that class, samples with label K, no
+class, to real samples of all classes. No label has to be left out for guidance.
 
 Shapes: B batch, M real samples of it, G groups, *shape one sample.
 """
@@ -42,10 +42,9 @@ class GeneratorTask(Task):
         self._noise = data.source("generator")
         self._drift = Drift(config.generator.blurs, config.generator.tolerance)
         self._groups = groups_of(config)
-        is_told = self._groups > 1
-        self._real = (
-            data.target_by_class("generator", mixed=True) if is_told else data.target("generator")
-        )
+        self._real = data.target("generator")
+        if self._groups > 1:
+            self._real = data.target_by_class("generator", mixed=True)
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """Return z (B, *shape) and y (M, *shape), with classes labels (B,) too."""
@@ -95,20 +94,13 @@ class Generator(Phase):
     follows = (*Phase.follows, "generator.init", "generator.residual")
 
     def task(self, session: Session, data: Data) -> Task:
-        """
-        Raises:
-            UserError: it begins as NSGF's velocity, and NSGF is not trained.
-        """
         (other,) = self.needs(session.config) or (None,)
         return GeneratorTask(first_network(self, session, other), data, session.config)
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
-        """
-        Raises:
-            UserError: a process would not have two halves of each group.
-        """
+        """Raise UserError if a process would not have two halves of each group."""
         for problem in group_problems(config, world.size):
             raise UserError(problem)
         return PhasePlan()
@@ -146,6 +138,6 @@ def group_problems(config: Config, processes: int = 1) -> Iterator[str]:
         if count and (count % unit if groups > 1 else count < unit):
             yield (
                 f"generator.{key} = {count}: must be {'a multiple of' if groups > 1 else '>='} "
-                f"{unit}, two halves of each class and of none in each process; the nearest is "
-                f"{nearest_multiple(count, unit)}"
+                f"{unit}, two halves for {groups - 1} classes and no class in each of {processes} "
+                f"processes; the nearest is {nearest_multiple(count, unit)}"
             )

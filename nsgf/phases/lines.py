@@ -39,7 +39,7 @@ class LineTask(Task):
     X0 is a sample of mu0, or with ``nsf.source: nsgf`` what the NSGF steps make of it; X1 is a
     sample of mu*; with ``nsf.coupling: ot`` both are re-paired within groups.
 
-    With K classes line i has class i mod K: so has X1, and the NSGF steps to X0 are told it.
+    With K classes line i has class i mod K, and so have X1 and the NSGF steps to X0.
     """
 
     def __init__(self, model: nn.Module, pairs: Pairs, seed: int, classes: int = 0) -> None:
@@ -74,10 +74,7 @@ class LinePhase(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
-        """
-        Raises:
-            UserError: cached starts do not fit into main memory.
-        """
+        """Raise UserError if cached starts do not fit into main memory."""
         starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
         needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
         if needed > (free := available_bytes()):
@@ -103,10 +100,6 @@ class NSF(LinePhase):
     follows = (*LinePhase.follows, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
-        """
-        Raises:
-            UserError: it starts from NSGF's steps or weights, and NSGF is not trained.
-        """
         model = first_network(self, session, NSGF() if session.config.nsf.init == "nsgf" else None)
         return NSFTask(model, *line_pairs(self, session, data), data.classes)
 
@@ -192,8 +185,8 @@ class CachedStarts(Sampler):
     """The end points of the NSGF steps from a stream of noise, on their device.
 
     The first ``kept`` of them are computed once, cached in main memory and cycled through; None:
-    always new ones. With K classes the steps of sample i are told class i mod K, of which ``kept``
-    is then a multiple.
+    always new ones. With K classes the steps of sample i get class i mod K, and ``kept`` is a
+    multiple of K.
     """
 
     def __init__(

@@ -27,7 +27,10 @@ from nsgf.training.task import Batch, Task
 
 
 class NSGFTask(Task):
-    """v_theta(X^t, t/T) regresses the pool's velocities."""
+    """v_theta(X^t, t/T) regresses the pool's velocities, on pairs drawn uniformly with replacement.
+
+    With K classes ``labels`` are those of the pool's trajectories, int32, (F,).
+    """
 
     def __init__(
         self,
@@ -39,15 +42,6 @@ class NSGFTask(Task):
         classes: int = 0,
         reads_disk: bool = False,
     ) -> None:
-        """
-        Args:
-            model: v_theta.
-            pool: what pairs come from, uniformly with replacement.
-            seed: the run's.
-            labels: classes of the pool's trajectories, int32, (F,); None: the network is told none.
-            classes: K of them.
-            reads_disk: whether the pool is on a disk.
-        """
         self.model, self.pool, self.reads_disk = model, pool, reads_disk
         self._indices = PointSampler(RandomIndices(), derive_seed(seed, "nsgf", "batches"))
         self._labels = labels

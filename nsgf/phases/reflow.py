@@ -58,12 +58,7 @@ class Reflow(Phase):
 
     def task(self, session: Session, data: Data) -> Task:
         """Return the task, begun with the peer's averaged weights. A resumed reflow computes the
-        same paths again.
-
-        Raises:
-            Stopped: a stop was requested while paths are computed.
-            UserError: the peer is not trained.
-        """
+        same paths again."""
         student = first_network(self, session, Peer())
         starts = data.source(self.name).at(range(session.config.reflow.pairs))
         teacher = trained_flow(Peer(), session, STEPS, 1.0)

@@ -22,14 +22,9 @@ from nsgf.system.hardware import release_memory
 def build_pool(session: Session, source: Sampler, target: Sampler) -> TrajectoryPool:
     """Build the pool, or complete the pool on disk of an interrupted run.
 
-    Flows are computed on the session's device; the pool stays in main memory or on the disk. Each
-    of several processes builds a part. With ``pool.storage: memory`` the run folder only stores
-    the header.
-
-    Args:
-        session: the run, its device and processes.
-        source: sampler of mu0.
-        target: sampler of mu*.
+    Flows from mu0 to mu* are computed on the session's device; the pool stays in main memory or on
+    the disk. Each of several processes builds a part. With ``pool.storage: memory`` the run folder
+    only stores the header.
 
     Raises:
         Stopped: a stop was requested, between two chunks; a pool on disk keeps its flows.

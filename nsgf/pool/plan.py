@@ -88,14 +88,8 @@ def plan_pool(
     """Choose the pool's type, and check that pool and solver fit.
 
     On a CPU the solver shares the memory with the pool. On a graphics card nothing is computed
-    beforehand: flows that do not fit are halved while the pool is built.
-
-    Args:
-        config: the experiment.
-        shape: shape of one sample.
-        device: where the flows are computed.
-        run: the run; None: a new one in ``config.out_dir``.
-        world: the processes that build it; a single one by default.
+    beforehand: flows that do not fit are halved while the pool is built. Without ``run``, a new one
+    in ``config.out_dir`` is meant.
 
     Raises:
         UserError: it does not fit, or the run has a pool of other settings.

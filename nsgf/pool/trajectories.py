@@ -27,16 +27,10 @@ class PoolBatch(NamedTuple):
 
 
 class TrajectoryPool:
-    """The trajectories of F particles, on the CPU."""
+    """The trajectories of F particles on the CPU, in memory or in a mapped file."""
 
     def __init__(self, positions: Tensor, time_step: float, filled: int = 0) -> None:
-        """
-        Args:
-            positions: memory to fill, also a mapped file, (F, T+1, *shape); pairs are float32
-                whatever its type.
-            time_step: h.
-            filled: trajectories that it holds already.
-        """
+        """Take ``positions``, (F, T+1, *shape), whose first ``filled`` trajectories are known."""
         self._positions, self.time_step = positions, time_step
         self.steps = positions.shape[1] - 1
         self.filled = filled
@@ -74,11 +68,8 @@ class TrajectoryPool:
         return indices % len(self) // self.steps
 
     def pairs(self, indices: Tensor) -> PoolBatch:
-        """Return the pairs at these random indices, float32 on the CPU.
-
-        Args:
-            indices: whole numbers, uniform and much larger than the pool; their remainder chooses.
-                (B,), int64
+        """Return the pairs at these random indices (B,), float32 on the CPU. The indices are
+        uniform, int64 and much larger than the pool; their remainder chooses.
 
         Raises:
             ValueError: the pool is not complete.

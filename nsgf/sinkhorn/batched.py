@@ -90,13 +90,11 @@ class BatchedSolver:
 
     @torch.no_grad()
     def solve(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
-        """Solve the transport problems of one step of B flows.
+        """Solve the transport problems of one step of B flows, for particles (B, N, *shape) and
+        targets (B, M, *shape).
 
-        Args:
-            x: particles, (B, N, *shape).
-            y: targets, (B, M, *shape).
-            start: a guess of the solution, of which only `g` and `speed` are used; it saves
-                updates and changes nothing beyond the tolerance.
+        `start` is a guess of the solution, of which only `g` and `speed` are used; it saves updates
+        and changes nothing beyond the tolerance.
 
         Raises:
             ValueError: clouds that are empty, not finite or of different shapes, or a blur too

@@ -22,15 +22,13 @@ from nsgf.sinkhorn.batched import BatchedSolver
 
 
 class Drift:
-    """V of B independent problems, its halves each other's x'."""
+    """V of B independent problems, its halves each other's x'.
+
+    Blurs are in units of the root of the mean cost between x and y, which changes while a network
+    learns; of several the velocities' mean is taken.
+    """
 
     def __init__(self, blurs: Sequence[float], tolerance: float) -> None:
-        """
-        Args:
-            blurs: in units of the root of the mean cost between x and y, which changes while a
-                network learns; of several the velocities' mean is taken.
-            tolerance: of each solve, as in :class:`BatchedSolver`.
-        """
         base = SinkhornConfig(tolerance=tolerance)
         self._solvers = [BatchedSolver(replace(base, blur=blur)) for blur in blurs]
 

@@ -15,7 +15,6 @@ import torch
 
 from nsgf.cli import main
 from nsgf.cli.commands import ACTIONS
-from nsgf.cli.flags import COMMANDS
 from nsgf.config.schema import PHASES
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
@@ -28,7 +27,7 @@ NARROW = {
         "--model.unet.res_blocks=1",
     )
 }
-"""A checkpoint of the whole network of CIFAR-10 has 600 MB: it has one test of its own."""
+"""A checkpoint of the whole network of CIFAR-10 has 600 MB."""
 
 
 def process(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess:
@@ -101,16 +100,6 @@ def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path, nsgf):
 
 
 @pytest.mark.e2e
-def test_whole_network_of_cifar10_trains_and_samples(tmp_path, nsgf):
-    flags = ["--smoke", "--fake-data", "--train-iters=1", "--batch-size=2", "--phases=[nsgf]"]
-    nsgf("train", "--exp", "cifar10", *flags, "--device", "cpu", "--out-dir", tmp_path)
-    run = only_run(tmp_path)
-    nsgf("sample", "--run", run, "--num-samples", "2", "--steps", "1")
-    (file,) = (run / "samples").glob("samples*.npz")
-    assert np.load(file, allow_pickle=False)["x"].shape == (2, 3, 32, 32)
-
-
-@pytest.mark.e2e
 def test_killed_run_goes_on_from_its_step_checkpoint(tmp_path, nsgf):
     """SIGKILL in the middle of a phase; the resumed run ends where an undisturbed one does."""
     flags = ["--exp", "2d", "--train-iters", "300", "--pool-batches", "2", "--device", "cpu"]
@@ -118,7 +107,9 @@ def test_killed_run_goes_on_from_its_step_checkpoint(tmp_path, nsgf):
     flags += ["--train.checkpoint_every", "50", "--train.log_every", "50"]
     command = [sys.executable, "-m", "nsgf", "train", *flags, "--out-dir", str(tmp_path / "killed")]
     training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _wait_for(tmp_path / "killed", "nsgf", 100, training)
+    while not list((tmp_path / "killed").glob("*/checkpoints/*.pt")):
+        assert training.poll() is None, "training ended before it could be killed"
+        time.sleep(0.02)
     training.kill()
     training.wait()
     printed = nsgf("train", "--exp", "2d", "--out-dir", tmp_path / "killed", "--resume")
@@ -135,17 +126,6 @@ def test_killed_run_goes_on_from_its_step_checkpoint(tmp_path, nsgf):
             assert torch.equal(tensor, ends[1][part][name]), (part, name)
     steps = [step for _, step in records(only_run(tmp_path / "killed"))]
     assert steps == list(range(50, 301, 50))
-
-
-def _wait_for(folder: Path, phase: str, step: int, training: subprocess.Popen) -> None:
-    """Until the run has recorded that step; a process that ends before has failed."""
-    for _ in range(3000):
-        files = list(folder.glob("*/metrics.jsonl"))
-        if files and any(r[0] == phase and r[1] >= step for r in records(files[0].parent)):
-            return
-        assert training.poll() is None, "training ended before it could be killed"
-        time.sleep(0.02)
-    raise AssertionError("training never got there")
 
 
 @pytest.mark.e2e
@@ -294,18 +274,10 @@ def test_own_data_are_trained_resumed_sampled_measured_and_compared(exp, tmp_pat
     assert "| floor" in nsgf("compare", *flags, *NARROW_OWN[exp])
 
 
-def test_every_command_has_its_function():
-    assert list(ACTIONS) == list(COMMANDS)
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_knows_commands_flags_and_values(shell, capsys):
-    assert main(["--print-completion", shell]) == 0
+def test_completion_knows_commands_flags_and_values(capsys):
+    assert main(["--print-completion", "bash"]) == 0
     script = capsys.readouterr().out
     for word in ("preflight", "--train-iters", "--sampling.solver", "dopri5", "cifar10"):
         assert word in script
-
-
-def test_completion_of_an_unknown_shell_is_refused(capsys):
     assert main(["--print-completion", "cmd"]) == 2
     assert "--print-completion cmd" in capsys.readouterr().err

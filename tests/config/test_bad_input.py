@@ -13,7 +13,7 @@ from nsgf import cli
 from nsgf.checks import check
 from nsgf.cli.arguments import parse
 from nsgf.cli.flags import SHORT_FLAGS
-from nsgf.config.files import config_folder
+from nsgf.config.files import config_folder, merged, nested
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import Config, Settings
 from nsgf.system.errors import UserError, one_line
@@ -63,11 +63,7 @@ def outcome(argv: list[str]) -> str | None:
 def changed(name: str, key: str, value: Any) -> bytes:
     """A shipped file with one key set to something else."""
     content = yaml.safe_load((config_folder() / f"{name}.yaml").read_text())
-    node, parts = content, key.split(".")
-    for part in parts[:-1]:
-        node = node.setdefault(part, {})
-    node[parts[-1]] = value
-    return yaml.safe_dump(content).encode("utf-8", "surrogatepass")
+    return yaml.safe_dump(merged(content, nested({key: value}))).encode("utf-8", "surrogatepass")
 
 
 def entries(folder: Path) -> set[str]:
@@ -85,36 +81,31 @@ def test_one_changed_key_is_valid_or_one_line(here, name, key, value):
     assert entries(here) == {"n.yaml", "c.yaml"}
 
 
+SOME_TEXTS = (st.sampled_from(VALUES) | st.text(max_size=12)).map(str)
+
+
 @given(
     st.sampled_from(NAMES),
-    st.lists(
-        st.tuples(
-            st.sampled_from(FLAGS),
-            (st.sampled_from(VALUES) | st.text(max_size=12)).map(str),
-            st.sampled_from("=,"),
-        ),
-        min_size=1,
-        max_size=3,
-    ),
+    st.lists(st.tuples(st.sampled_from(FLAGS), SOME_TEXTS), min_size=1, max_size=3),
+    st.booleans(),
 )
-@example("2d", [("config", "--", "=")])
-@example("2d", [("predictor.schedule", "!!timestamp x", "=")])
-@example("2d", [("nsgf", "n.yaml", "=")])
-@example("2d", [("nsgf", '{"lr": 1}', ",")])
-@example("2d", [("pool.num_batches", "null", "="), ("sinkhorn-batch", "8", "=")])
-@example("2d", [("out_dir", "~nobody/x", "=")])
-@example("2d", [("run", "~nobody/x", "="), ("resume", "", ",")])
-def test_any_flags_are_valid_or_one_line(here, name, flags):
+@example("2d", [("config", "--")], True)
+@example("2d", [("predictor.schedule", "!!timestamp x")], True)
+@example("2d", [("nsgf", "n.yaml")], True)
+@example("2d", [("nsgf", '{"lr": 1}')], False)
+@example("2d", [("pool.num_batches", "null"), ("sinkhorn-batch", "8")], True)
+@example("2d", [("out_dir", "~no_such_user/x")], True)
+@example("2d", [("run", "~no_such_user/x"), ("resume", "")], True)
+def test_any_flags_are_valid_or_one_line(here, name, flags, is_joined):
     argv = ["train", "--exp", name]
-    for flag, value, joined in flags:
-        argv += [f"--{flag}={value}"] if joined == "=" else [f"--{flag}", value]
+    for flag, value in flags:
+        argv += [f"--{flag}={value}"] if is_joined else [f"--{flag}", value]
     outcome(argv)
     assert entries(here) == {"n.yaml"}
 
 
 FILES = [  # content of a file, words of the message
     (b"", "must hold keys"),
-    (b"- 1\n- 2\n", "must hold keys"),
     (b"exp: a\nnsgf:\n  lr: 1\n  lr: 2\n", "lr: twice"),
     (b"exp: a\nnsgf:\n\tlr: 1\n", "cannot be read"),
     (b"\xff\xfe\x00exp", "cannot be read"),
@@ -122,14 +113,11 @@ FILES = [  # content of a file, words of the message
     (b"exp: a\nnsgf: &one {lr: 1}\nnsf: *one\n", "use the section optim"),
     (b"exp: a\nnsgf: {<<: {lr: 1}}\n", "nsgf.<<.lr: unknown key"),
     (f"exp: a\nnsgf:\n  lr: {EXECUTES}\n".encode(), "python/object"),
-    (b"exp: !!timestamp x\n", "cannot be read"),
     (b"? [1, 2]\n: 3\n", "cannot be read"),
-    (b"exp: a\n---\nexp: b\n", "cannot be read"),
     (b"exp: a\n1: 2\n", "unknown key"),
     (b"nsgf:\n  learning_rate: 1\n", "nsgf.learning_rate: unknown key"),
     (b"print_config: true\n", "print_config: unknown key"),
     (b"model:\n  unet: 3\n", "model.unet is a section"),
-    (b"model:\n  mlp: [1]\n", "model.mlp is a section"),
     (b"nsgf:\n", "nsgf is a section"),
     (b"seed: 1\n", "must name its experiment"),
     (b"exp: a\nseed: true\n", "seed = True: must be an integer"),
@@ -170,12 +158,6 @@ def test_no_is_a_text_and_false_for_a_switch_alone(here):
     assert shipped("digits", "--data.flip=yes").data.flip is True
 
 
-@pytest.mark.parametrize("text", ["1e-4", "1E-4", "1.0e-4", "0.0001", "+1e-4", "1_0e-5"])
-def test_numbers_are_read_however_they_are_written(here, text):
-    (here / "c.yaml").write_text(f"exp: a\nnsgf:\n  lr: {text}\n")
-    assert parse(["train", "--config", "c.yaml"]).config.nsgf.lr == 1e-4
-
-
 @pytest.mark.parametrize("kind", ["folder", "pipe", "missing", "long", "NUL"])
 def test_what_is_no_file_ends_in_one_line(here, kind, capsys):
     name = {"long": "x" * 5000, "NUL": "a\0b"}.get(kind, "it")
@@ -196,9 +178,7 @@ def test_paths_with_signs_of_patterns_are_taken_literally(here):
     assert parse(["sample", "--run", str(folder)]).config.seed == 7
 
 
-@pytest.mark.parametrize("exp", ["/abs", "**/", "../../x", "..", "", "x" * 200, "a\nb"])
+@pytest.mark.parametrize("exp", ["/abs", "**/", "..", "", "a\nb"])
 def test_names_of_experiments_are_refused_before_runs_are_looked_for(here, exp):
     (here / "c.yaml").write_text(yaml.safe_dump({"exp": exp}))
-    line = outcome(["train", "--config", "c.yaml", "--resume"])
-    assert line
-    assert line.startswith("exp = ")
+    assert (outcome(["train", "--config", "c.yaml", "--resume"]) or "").startswith("exp = ")

@@ -7,7 +7,7 @@ from nsgf.system.errors import UserError
 GOOD = [
     ("seed", "5", 5),
     ("nsgf.lr", "5", 5.0),
-    ("nsgf.lr", "1e-4", 1e-4),
+    *(("nsgf.lr", text, 1e-4) for text in ("1e-4", "1E-4", "1.0e-4", "+1e-4", "1_0e-5")),
     ("sampling.omega", "null", None),
     ("data.flip", "true", True),
     ("train.precision", "auto", "auto"),

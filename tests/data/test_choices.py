@@ -245,8 +245,7 @@ def test_own_points_are_in_their_units_for_everyone(points, tmp_path):
     values = np.load(points)
     assert abs(drawn.mean(0) - values.mean(0)).max() < 3 * values.std(0).max()
     assert not np.allclose(drawn.std(0), 1, atol=0.3)
-    pictures = {Path(file).name for file in report_run(config, run)[1:]}
-    assert {"curves.png", "way.png"} <= pictures
+    assert "way.png" in {Path(file).name for file in report_run(config, run)}
     points.unlink()  # on another machine
     export_run(config, run, tmp_path / "shared")
     assert str(tmp_path) not in (tmp_path / "shared" / "config.json").read_text()

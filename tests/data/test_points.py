@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from nsgf.data.points import POINT_SETS, Gaussian, checkerboard, eight_gaussians, moons, scurve
+from nsgf.data.points import POINT_SETS, checkerboard, eight_gaussians, moons
 from nsgf.system.seeding import make_generator
 
 
@@ -16,13 +16,6 @@ def test_any_number_of_points_follows_the_generator(law, n):
     assert one.isfinite().all()
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
-
-
-def test_gaussian_has_unit_variance_in_any_shape():
-    x = Gaussian((3, 8, 8)).draw(2000, make_generator(0))
-    assert x.shape == (2000, 3, 8, 8)
-    assert abs(float(x.mean())) < 0.01
-    assert abs(float(x.var()) - 1) < 0.01
 
 
 def test_eight_gaussians_lie_on_a_circle_of_radius_five():
@@ -51,9 +44,3 @@ def test_checkerboard_fills_half_of_the_squares():
     cells = (square[:, 0] * 4 + square[:, 1]).bincount(minlength=16)
     assert (cells > 0).sum() == 8
     assert cells[cells > 0].min() > 850
-
-
-def test_scurve_has_its_extent():
-    x = scurve(5000, make_generator(0))
-    assert 1.9 < float(x[:, 0].abs().max()) < 2.6
-    assert 3.8 < float(x[:, 1].abs().max()) < 4.6

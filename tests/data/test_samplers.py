@@ -27,13 +27,6 @@ def numbers(batch: torch.Tensor) -> list[int]:
     return ((batch.flatten() + 1) * 127.5).round().int().tolist()
 
 
-def test_any_batch_size_in_any_order():
-    """One sampler serves phases with different batch sizes (no cached loader)."""
-    sampler = ImageSampler(torch.zeros(10, 3, 4, 4, dtype=torch.uint8), seed=0)
-    for n in (7, 3, 1, 25, 10):
-        assert sampler.sample(n).shape == (n, 3, 4, 4)
-
-
 def test_epoch_is_without_replacement_and_the_next_is_shuffled_anew():
     """Also where a batch begins in one epoch and ends in the next."""
     sampler = ImageSampler(numbered(50), seed=0)
@@ -49,14 +42,6 @@ def test_order_of_images_is_that_of_earlier_versions():
     sampler = ImageSampler(numbered(50), seed=7)
     assert numbers(sampler.at(range(6))) == [20, 27, 45, 1, 44, 33]
     assert numbers(sampler.at(range(50, 56))) == [42, 1, 5, 22, 24, 46]
-
-
-def test_only_chosen_rows_are_drawn_and_shuffled():
-    chosen = torch.tensor([3, 5, 8, 40])
-    sampler = ImageSampler(numbered(50), seed=0, chosen=chosen)
-    epochs = [numbers(sampler.sample(4)) for _ in range(8)]
-    assert all(sorted(epoch) == chosen.tolist() for epoch in epochs)
-    assert len(set(map(tuple, epochs))) > 3
 
 
 @pytest.mark.parametrize("make", STREAMS)

@@ -71,14 +71,11 @@ def test_reference_and_floor_have_no_image_in_common(metrics, images):
     assert len(everything & (reference | others)) > 1700  # the rest differs by rounding
 
 
-def test_as_many_samples_count_as_the_floor_has_images(metrics, images):
+def test_as_many_samples_count_as_the_floor_has_images(metrics, images, out_dir, monkeypatch):
     assert (metrics.used(400), metrics.used(5000)) == (400, 899)
     assert metrics.measure(images) == metrics.measure(images[:899])
     assert metrics.measure(images[:899]) != metrics.measure(images[:898])
     assert metrics.floor(5000) == metrics.floor(899)
-
-
-def test_the_reference_of_a_large_set_is_bounded(images, out_dir, monkeypatch):
     monkeypatch.setattr(classifier, "MOST", 300)
     few = ClassifierMetrics(CONFIG, images, out_dir, CPU)
     assert (few.reference_size, few.used(5000)) == (300, 300)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
-from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import Malicious
 
 CPU = torch.device("cpu")
@@ -127,21 +126,3 @@ def test_one_flipped_bit_is_noticed(case):
     case.file().write_bytes(content)
     assert case.measure() == good
     assert "checksum" in case.said[0]
-
-
-def test_conditions_of_the_numbers_are_told(case):
-    found = case.measure()
-    assert found["inception_samples"] == found["kid_subset_size"] == 20
-    assert found["inception_weights"] == "w.pth, sha256 a..."
-    assert found["inception_reference"].startswith("mnist train, 30 images, 28x28 grey ")
-    assert "0.4.0" in found["inception_library"]
-
-
-def test_precision_is_of_samples_and_recall_of_real_images(case):
-    """Samples that are a few of the real images have full precision, and little recall."""
-    real = case.reference.images
-    found = case.measure(samples=real[:4].repeat(5, 1, 1, 1))
-    assert found["precision"] == 1
-    assert found["recall"] < 0.5
-    with pytest.raises(UserError, match="more than 3 samples"):
-        case.measure(samples=case.samples[:3])

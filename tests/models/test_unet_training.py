@@ -10,7 +10,7 @@ from nsgf.config.schema import MLPConfig, UNetConfig
 from nsgf.data import data_set
 from nsgf.models import velocity_network
 from nsgf.models.mlp import TimePredictorCNN, VelocityMLP
-from nsgf.models.unet import Attention, Norm, ResBlock, UNet
+from nsgf.models.unet import Attention, Norm, ResBlock, Stage, UNet
 from tests.conftest import shipped
 from tests.models.test_unet import awake
 
@@ -95,19 +95,6 @@ def test_everything_between_the_convolutions_is_16_bit_under_autocast(device):
     assert (output.float() - expected).norm() < 0.03 * expected.norm()
 
 
-def kept_bytes(model: nn.Module, *inputs: torch.Tensor) -> int:
-    """Bytes that autograd keeps for the backward pass, the weights not counted."""
-    kept = {}
-
-    def keep(tensor):
-        return kept.setdefault(tensor.untyped_storage()._cdata, tensor)
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(*inputs)
-    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    return sum(tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in own)
-
-
 # --- attention and memory layouts ---
 
 
@@ -181,13 +168,17 @@ def test_recomputed_activations_give_the_same_gradients(dropout):
         assert torch.equal(gradient, recomputed[name]), name
 
 
-def test_recomputing_keeps_far_less_and_only_while_training():
-    model, recomputing = small_unet(), small_unet(checkpoint_activations=True)
-    inputs = images(32)
-    full = kept_bytes(model, *inputs)
-    assert kept_bytes(recomputing, *inputs) < 0.35 * full
-    recomputing.eval()
-    assert kept_bytes(recomputing, *inputs) == full
+def test_every_stage_is_recomputed_once_and_only_for_gradients():
+    model, calls = small_unet(checkpoint_activations=True), []
+    stages = [module for module in model.modules() if isinstance(module, Stage)]
+    for stage in stages:
+        stage.register_forward_pre_hook(lambda module, _: calls.append(id(module)))
+    with torch.no_grad():
+        model(*images())
+    assert sorted(calls) == sorted(map(id, stages))
+    calls.clear()
+    gradients(model, *images())
+    assert sorted(calls) == sorted(2 * list(map(id, stages)))
 
 
 def test_setting_reaches_the_network():

@@ -13,7 +13,7 @@ import nsgf
 from nsgf import UserError
 from nsgf.run.folder import RunFolder
 from nsgf.share.export import export_run
-from nsgf.share.exported import checksum, misfit
+from nsgf.share.exported import checksum
 from tests.conftest import tiny_config
 
 WEIGHTS = "phase1_nsgf.safetensors"
@@ -62,20 +62,12 @@ def refusal(folder: Path, **how) -> str:
         ({"nsgf_export": True}, "no exported run"),
         ({"nsgf_export": 2}, "newer format 2, this program reads 1"),
         ({"nsgf_export": 1, "updates": {}, "files": {}}, "must have settings, updates and files"),
-        ({"nsgf_export": 1, "settings": {}, "updates": {}, "files": []}, "must have settings"),
         ([1, 2], "must hold keys and values"),
     ],
 )
 def test_a_foreign_index(exported, content, words):
     write_index(exported, content)
     assert words in refusal(exported)
-
-
-@pytest.mark.parametrize("part", [0.2, 0.5, 0.99])
-def test_an_index_that_is_cut_off(exported, part):
-    text = (exported / "config.json").read_text()
-    (exported / "config.json").write_text(text[: int(part * len(text))])
-    assert "config.json" in refusal(exported)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +141,7 @@ def test_a_flipped_bit_is_noticed(exported):
 
 def test_a_missing_file(exported):
     (exported / WEIGHTS).unlink()
-    assert f"{WEIGHTS} is missing" in refusal(exported)
+    assert f"{WEIGHTS} cannot be read" in refusal(exported)
 
 
 def test_links_out_of_the_folder_are_refused(exported, tmp_path):
@@ -166,11 +158,3 @@ def test_no_file_is_named_by_the_folder(exported, tmp_path):
     write_index(exported, content)
     (tmp_path / "outside").mkdir()  # to open it would fail
     assert nsgf.load(exported).sample(2).shape == (2, 2)
-
-
-def test_what_differs_is_named():
-    a, b = torch.zeros(2, 3), torch.zeros(3, 2)
-    assert misfit({"w": a}, {"w": a}) is None
-    assert misfit({"w": a}, {"w": b}) == "w is [2, 3] torch.float32, not [3, 2] torch.float32"
-    assert misfit({}, {"w": b}) == "w is missing, not [3, 2] torch.float32"
-    assert misfit({"w": a}, {}) is not None
