@@ -73,9 +73,7 @@ def test_guided_samples_are_the_formula_of_two_calls(told_run):
     network = load_network(get_phase("generator"), config, run, CPU).network
     x, t, labels = torch.randn(4, 1, 8, 8), torch.zeros(4), torch.tensor([1, 5, 5, 9])
     free, own = network(x, t, torch.full((4,), 10)), network(x, t, labels)
-    found = sampler(x, labels)
-    torch.testing.assert_close(found.x, free + 3 * (own - free))
-    assert found.nfe == sampler.expected_nfe == 2
+    torch.testing.assert_close(sampler(x, labels).x, free + 3 * (own - free))
     with pytest.raises(UserError, match=r"sampling\.guidance"):
         nsgf.load(run.path, overrides={"sampling.guidance": 3.0}).sample(2, nfe=2)
 

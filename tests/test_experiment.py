@@ -178,25 +178,6 @@ def test_kill_at_any_operation_keeps_the_old_run_or_continues_with_the_new_setti
     assert set(outcomes) == {False, True}
 
 
-def test_kill_while_phases_are_set_aside_leaves_a_run_that_resumes(tiny, monkeypatch):
-    first = replace(tiny, nsf=replace(tiny.nsf, source="nsgf"))
-    config = replace(first, predictor=replace(tiny.predictor, lr=0.02))
-    run, set_aside, moved = train(first), RunFolder.set_aside, []
-
-    def dies(folder, phase):
-        if len(moved) == 2:
-            raise KeyboardInterrupt
-        moved.append(phase)
-        return set_aside(folder, phase)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunFolder, "set_aside", dies)
-        with pytest.raises(KeyboardInterrupt):
-            train(config, run, "nsgf")
-    assert moved == ["nsgf", "nsf"]
-    assert_equal(train(config, run), train(config))
-
-
 def test_phases_before_the_first_must_be_finished(tiny):
     with pytest.raises(UserError, match=r"--resume-phase 2: phase nsgf .* is not finished"):
         train(tiny, RunFolder.create(tiny), "nsf")
@@ -267,23 +248,10 @@ def test_straight_flow_begins_with_the_averaged_weights_of_nsgf(tiny):
         assert torch.equal(saved["nsf"]["model"][name], weight)
 
 
-def test_each_phase_has_its_own_optimizer_and_network(finished):
-    payloads = weights(finished)
-    assert all(payload["optimizer"]["state"] for payload in payloads.values())
-    first = {name: payload["model"]["layers.0.weight"] for name, payload in payloads.items()}
-    assert not torch.equal(first["nsgf"], first["nsf"])
-    for name, payload in payloads.items():
-        assert not torch.equal(first[name], payload["ema"]["layers.0.weight"])
-
-
 def test_another_architecture_is_refused_with_both_values(tiny, finished):
     wider = replace(tiny, model=replace(tiny.model, mlp=replace(tiny.model.mlp, width=32)))
-    with pytest.raises(
-        UserError, match=r"model\.mlp\.width: the checkpoint has 16, this command 32"
-    ):
+    with pytest.raises(UserError, match=r"model\.mlp\.width: the checkpoint has 16, .* 32"):
         train(wider, finished)
-    with pytest.raises(UserError, match=r"model\.mlp\.width"):
-        load_network(get_phase("nsgf"), wider, finished, torch.device("cpu"))
 
 
 def test_loaded_network_is_the_average_in_eval_mode_without_gradients(tiny, finished):
@@ -292,13 +260,6 @@ def test_loaded_network_is_the_average_in_eval_mode_without_gradients(tiny, fini
     assert torch.equal(ema.layers[0].weight, payload["ema"]["layers.0.weight"])
     assert not ema.training
     assert not any(parameter.requires_grad for parameter in ema.parameters())
-
-
-def test_lines_start_from_the_nsgf_output(tiny):
-    config = replace(tiny, nsf=replace(tiny.nsf, source="nsgf", coupling="ot"))
-    straight = weights(train(config))["nsf"]["model"]["layers.0.weight"]
-    prior = weights(train(tiny))["nsf"]["model"]["layers.0.weight"]
-    assert not torch.equal(straight, prior)
 
 
 def test_memory_is_released_after_each_phase(tiny, monkeypatch):

@@ -79,9 +79,9 @@ class Leg(ABC):
         """
 
     @property
-    @abstractmethod
     def expected_calls(self) -> int | None:
         """Network calls for each sample; None if they depend on the samples."""
+        return calls_per_velocity(self.config)
 
     def velocity(self, labels: Tensor | None) -> Velocity:
         """Return the network as a function of x and t, for samples with these labels (B,).
@@ -176,10 +176,6 @@ class OneCall(Leg):
         samples.x = x + answer if self.config.generator.residual else answer
         if observe:
             observe(samples.x)
-
-    @property
-    def expected_calls(self) -> int | None:
-        return calls_per_velocity(self.config)
 
 
 class FlowSampler:

@@ -1,7 +1,6 @@
 """Algorithms 2 and 4 with networks given by formulas, classes, and how calls are shared."""
 
 import math
-import sys
 from dataclasses import replace
 
 import pytest
@@ -58,16 +57,6 @@ def test_nsgf_takes_t_euler_steps_of_eta_at_the_pools_times():
     x = nsgf_steps(velocity, torch.ones(3, 2), steps=4, flow_time=4 * 0.5)
     torch.testing.assert_close(x, torch.full((3, 2), 1.5**4))
     assert times == [0, 0.25, 0.5, 0.75]
-
-
-def test_other_step_counts_cover_the_same_flow_time():
-    """dx/dt = -x over time 1: halving the step halves the error."""
-    errors = [
-        abs(float(nsgf_steps(lambda x, t: -x, torch.ones(1), steps=n, flow_time=1.0)) - 1 / math.e)
-        for n in (10, 20, 40)
-    ]
-    assert errors[0] / errors[1] == pytest.approx(2, abs=0.1)
-    assert errors[1] / errors[2] == pytest.approx(2, abs=0.1)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +119,6 @@ def test_straight_flow_without_predictor_starts_at_time_zero_whatever_tau_says()
     assert samples.nfe == 4
 
 
-def test_missing_torchdiffeq_is_noticed_before_sampling(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
-    with pytest.raises(UserError, match="pip install"):
-        plus_plus(config(solver="heun"), growing)
-    sampler = FlowSampler([NSGFSteps(config(solver="heun"), growing)])
-    assert sampler(torch.ones(2, 2)).nfe == sampler.expected_nfe == 3
-
-
 @pytest.mark.parametrize("solver", ["euler", "heun", "dopri5"])
 def test_path_holds_start_and_every_step_on_request(solver):
     sampler = plus_plus(config(straight_steps=4, solver=solver), growing, half)
@@ -194,9 +175,14 @@ def test_settings_choose_classes():
     assert labels(with_classes()).tolist() == [8, 9, 0, 1]
     assert labels(with_classes(label=7)).tolist() == [7] * 4
     assert labels(shipped("digits/onecall")) is None
-    found = FlowSampler([OneCall(with_classes(), answers)])(torch.zeros(12, 1, 8, 8))
-    assert torch.equal(found.labels, torch.arange(12) % 10)
-    assert torch.equal(found.x[:, 0, 0, 0], found.labels.float())
+    sampler = FlowSampler([OneCall(with_classes(), answers)])
+    for own, expected in (
+        (None, [0, 1, 2]),
+        (torch.tensor([9, 0, 4], dtype=torch.uint8), [9, 0, 4]),
+    ):
+        found = sampler(torch.zeros(3, 1, 8, 8), own)
+        assert found.labels.dtype == torch.int64
+        assert found.labels.tolist() == found.x[:, 0, 0, 0].tolist() == expected
 
 
 @pytest.mark.parametrize(
@@ -215,14 +201,6 @@ def test_wrong_labels_are_one_line(labels):
     sampler = FlowSampler([OneCall(with_classes(), lambda *_: pytest.fail("called"))])
     with pytest.raises(UserError, match=r"^labels: must be a tensor of 3 whole numbers"):
         sampler(torch.zeros(3, 1, 8, 8), labels)
-
-
-@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8])
-def test_whole_numbers_of_any_size_are_labels(kind):
-    sampler = FlowSampler([OneCall(with_classes(), answers)])
-    found = sampler(torch.zeros(3, 1, 8, 8), torch.tensor([9, 0, 4], dtype=kind))
-    assert found.labels.dtype == torch.int64
-    assert found.x[:, 0, 0, 0].tolist() == [9, 0, 4]
 
 
 def test_run_without_classes_has_no_labels():
