@@ -151,7 +151,7 @@ def load(
     is_on_hub = is_address(path)
     folder = fetched(path) if is_on_hub else Path(os.fspath(path)).expanduser()
     if is_on_hub or is_exported(folder):
-        exported = ExportedRun.read(folder, given(settings))
+        exported = ExportedRun(folder, given(settings))
         config, has_network = exported.config, exported.has
         read: Callable[[Phase, torch.device], Trained] = exported.load
     else:

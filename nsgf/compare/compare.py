@@ -19,7 +19,7 @@ from nsgf.compare.results import (
     table_csv,
     train_seconds,
 )
-from nsgf.compare.trials import Comparison, Trial, asked_nfe, at_nfe, count_updates, method_title
+from nsgf.compare.trials import Comparison, Trial, at_nfe, count_updates, method_title, possible_nfe
 from nsgf.config.leaves import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source
@@ -78,7 +78,7 @@ def compare(
         pending = left
     if not reports:
         return []
-    with wait_for_lock(comparison.folder, work.stop_if_asked):
+    with wait_for_lock(comparison.folder, work.check_stop):
         tables = write_report(comparison, work.rows())
         return [*tables, *save_pictures(comparison, work.device)]
 
@@ -96,7 +96,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
         raise UserError(
             "data.conditional = true: must be false, the compared methods know no classes"
         )
-    todo = [trial for trial in comparison.trials() if asked_nfe(comparison.trial_config(trial))]
+    todo = [trial for trial in comparison.trials() if possible_nfe(comparison.trial_config(trial))]
     if not todo:
         nfe = config.compare.nfe
         raise UserError(f"compare.nfe = {nfe}: no method can be sampled with any of these calls")
@@ -157,7 +157,7 @@ def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int],
     config, folder = comparison.trial_config(trial), comparison.trial_folder(trial)
     return {
         (nfe, draw): measure_file(folder, trial.method, config, nfe, draw)
-        for nfe in asked_nfe(config)
+        for nfe in possible_nfe(config)
         for draw in range(config.compare.draws)
     }
 
@@ -187,7 +187,7 @@ class Work:
         """
         if is_measured(self._comparison, trial):
             return True
-        self.stop_if_asked()
+        self.check_stop()
         config = self._comparison.trial_config(trial)
         run = RunFolder.prepare(self._comparison.trial_folder(trial))
         try:
@@ -201,7 +201,7 @@ class Work:
             with only_process(run.path):
                 for (nfe, draw), file in measure_files(self._comparison, trial).items():
                     if not read_measure(file):
-                        self.stop_if_asked()
+                        self.check_stop()
                         write_text(file, table_csv([self._measure(trial, config, run, nfe, draw)]))
         except Busy:
             return False
@@ -239,7 +239,7 @@ class Work:
         place = (trial.target, trial.method, trial.seed, draw, nfe)
         return Row(*place, samples.nfe, count_updates(config), training, seconds, values)
 
-    def stop_if_asked(self) -> None:
+    def check_stop(self) -> None:
         """Raise Stopped if a stop was requested."""
         if self._stop.reason is not None:
             raise Stopped("between two measures")

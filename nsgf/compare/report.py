@@ -8,7 +8,7 @@ import torch
 
 from nsgf.compare.results import Row, table_csv
 from nsgf.compare.tables import latex, markdown
-from nsgf.compare.trials import Comparison, Trial, asked_nfe, at_nfe, method_title
+from nsgf.compare.trials import Comparison, Trial, at_nfe, method_title, possible_nfe
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import Data
 from nsgf.phases import load_sampler
@@ -58,7 +58,7 @@ def _save_picture(comparison: Comparison, target: str, device: torch.device) -> 
     drawn: dict[str, dict[int, Samples]] = {}
     for trial in trials:
         config, run = comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial))
-        for nfe in asked_nfe(config):
+        for nfe in possible_nfe(config):
             sampler, _ = load_sampler(at_nfe(config, nfe), run, device)
             own = drawn.setdefault(method_title(trial.method), {})
             own[nfe] = sampler(noise, keep_path=True).in_units(data)

@@ -162,7 +162,7 @@ def count_updates(config: Config) -> int:
     return sum(getattr(config, phase).iterations for phase in config.phases)
 
 
-def asked_nfe(config: Config) -> list[int]:
+def possible_nfe(config: Config) -> list[int]:
     """Return the values of ``compare.nfe`` with which a trial can be sampled."""
     legs = called_legs(config, config.phases.__contains__)
     least, most = least_calls(config.sampling, legs), most_calls(legs)

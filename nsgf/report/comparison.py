@@ -7,11 +7,11 @@ from pathlib import Path
 from nsgf.compare.report import SETTINGS, TABLE, settings_text
 from nsgf.compare.results import Row, read_rows
 from nsgf.compare.tables import COST_LEGEND, LEGEND, all_tables, methods_of
-from nsgf.compare.trials import Comparison, asked_nfe, method_title
+from nsgf.compare.trials import Comparison, method_title, possible_nfe
 from nsgf.config.files import build, drop_machine_settings, merged, read_settings, with_method
 from nsgf.config.schema import Config
 from nsgf.report.drawing import Album
-from nsgf.report.page import REPORTED, write_page
+from nsgf.report.page import write_page
 from nsgf.report.quality import draw_quality
 from nsgf.report.records import updates_done
 from nsgf.run.folder import RunFolder, check_links, results_folder
@@ -71,7 +71,6 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         costs=costs,
         legend=LEGEND,
         cost_legend=COST_LEGEND,
-        reported=reported_figures(config, rows),
         pictures=album.pictures,
         left_out=left_out,
         place=shlex.quote(folder.resolve().name),
@@ -116,7 +115,10 @@ def trial_rows(
     done = {(row.target, row.method, row.seed, row.nfe, row.draw) for row in rows}
     lines = []
     for trial in comparison.trials():
-        counts, draws = asked_nfe(comparison.methods[trial.method]), comparison.config.compare.draws
+        counts, draws = (
+            possible_nfe(comparison.methods[trial.method]),
+            comparison.config.compare.draws,
+        )
         wanted = {(*trial, nfe, draw) for nfe in counts for draw in range(draws)}
         place = comparison.trial_place(trial)
         run, versions = RunFolder(folder / place), read_object(folder / place / "versions.json")
@@ -127,14 +129,3 @@ def trial_rows(
         where = ", ".join(f"{name} {value}" for name, value in parts if value)
         lines.append((str(place), measures, updates, commit, where, str(versions.get("torch", ""))))
     return lines
-
-
-def reported_figures(config: Config, rows: Sequence[Row]) -> list[str]:
-    """Return what the paper reports about the same data, a sentence each."""
-    names, measured = {row.target for row in rows}, rows[0].values
-    return [
-        f"Reported by the paper on {name}: {measure} {value}."
-        + (" None of the measures above is comparable with it." if measure not in measured else "")
-        for (name, measure), value in REPORTED.items()
-        if name in names and not config.data.fake
-    ]

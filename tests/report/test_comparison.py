@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from nsgf.compare.results import Row
 from nsgf.report.comparison import (
     measured_rows,
     report_comparison,
-    reported_figures,
     stored_comparison,
     trial_rows,
 )
@@ -78,18 +76,6 @@ def test_settings_of_another_machine_are_no_obstacle(folder):
     (folder / "moons.png").unlink()
     page = Page(Path(report_comparison(folder, str(folder.parent))[0]))
     assert "no picture of samples yet" in page.text
-
-
-def test_what_the_paper_reports_is_marked():
-    config = COMPARISON.config
-    rows = [row._replace(target="mnist") for row in ROWS]
-    [line] = reported_figures(config, rows)
-    assert "3.8 at NFE 60" in line
-    assert "comparable" in line
-    same = [row._replace(values={"fid": 4.0}) for row in rows]
-    assert "comparable" not in reported_figures(config, same)[0]
-    fake = replace(config, data=replace(config.data, fake=True))
-    assert reported_figures(fake, rows) == reported_figures(config, ROWS) == []
 
 
 def test_page_may_be_written_elsewhere(folder, tmp_path):
