@@ -138,6 +138,6 @@ def group_problems(config: Config, processes: int = 1) -> Iterator[str]:
         if count and (count % unit if groups > 1 else count < unit):
             yield (
                 f"generator.{key} = {count}: must be {'a multiple of' if groups > 1 else '>='} "
-                f"{unit}, two halves of each class and of none in each process; the nearest is "
-                f"{nearest_multiple(count, unit)}"
+                f"{unit}, two halves for {groups - 1} classes and no class in each of {processes} "
+                f"processes; the nearest is {nearest_multiple(count, unit)}"
             )

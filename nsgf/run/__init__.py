@@ -1,1 +1,1 @@
-"""A run's folder, checkpoints, lock, log and mirrors."""
+"""A run's folder, checkpoints, lock, log and trackers."""

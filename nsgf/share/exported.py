@@ -9,7 +9,7 @@ Nothing in it can run code. Names of files follow from the phases; none is read 
 
 import hashlib
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -79,23 +79,11 @@ def read_index(folder: Path) -> dict[str, Any]:
     return content
 
 
-@dataclass(frozen=True)
 class ExportedRun:
     """An exported run whose settings are read, and whose weights are read when they are used."""
 
-    folder: Path
-    config: Config
-    """All settings that hold."""
-    saved: dict[str, Any]
-    """The settings of the folder, nested."""
-    updates: dict[str, str]
-    """Training progress, by phase."""
-    sums: dict[str, str]
-    """SHA-256 of the folder's files, by name."""
-
-    @classmethod
-    def read(cls, folder: Path, above: Content) -> "ExportedRun":
-        """Return the run in this folder with settings ``above`` on top of its own.
+    def __init__(self, folder: Path, above: Content) -> None:
+        """Read the run in this folder with settings ``above`` on top of its own.
 
         Raises:
             UserError: it is damaged or foreign, or a setting is wrong.
@@ -107,13 +95,15 @@ class ExportedRun:
             check(saved)
         except UserError as error:
             raise UserError(f"{folder / CONFIG_FILE}: {error}") from error
-        config = build(Config, merged(below, above))
-        check(config)
-        return cls(folder, config, asdict(saved), index["updates"], index["files"])
+        self.config = build(Config, merged(below, above))
+        check(self.config)
+        self._folder, self._saved = folder, asdict(saved)
+        self._updates: dict[str, str] = index["updates"]
+        self._sums: dict[str, str] = index["files"]
 
     def has(self, phase: PhaseName) -> bool:
         """Whether the weights of a phase belong to it."""
-        return weights_file(phase) in self.sums
+        return weights_file(phase) in self._sums
 
     def load(self, phase: Phase, device: torch.device) -> Trained:
         """Return the network of a phase, in eval mode and without gradients.
@@ -121,8 +111,8 @@ class ExportedRun:
         Raises:
             UserError: its file is missing, damaged, or does not fit the settings.
         """
-        file = self.folder / weights_file(phase.name)
-        texts = contradictions(self.saved, self.config, set(phase.follows) - FREE_IN_SAMPLING)
+        file = self._folder / weights_file(phase.name)
+        texts = contradictions(self._saved, self.config, set(phase.follows) - FREE_IN_SAMPLING)
         if texts:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
         state = self._state(file)
@@ -134,16 +124,14 @@ class ExportedRun:
             raise UserError(f"{file}: has values that are not finite")
         model = filled_network(phase, self.config, state, device)
         precision = kept_precision(self.config.train.precision, device)
-        return Trained(model, str(self.updates.get(phase.name)), precision)
+        return Trained(model, str(self._updates.get(phase.name)), precision)
 
     def _state(self, file: Path) -> dict[str, Tensor]:
         try:
-            if not file.is_file():
-                raise UserError(f"{file} is missing; export the run again, or copy all its files")
             content = file.read_bytes()
         except OSError as error:
-            raise UserError(f"{file} cannot be read ({cause(error)})") from error
-        if checksum(content) != self.sums.get(file.name):
+            raise UserError(f"{file} cannot be read ({cause(error)}); export it again") from error
+        if checksum(content) != self._sums.get(file.name):
             raise UserError(f"{file} is damaged: it does not fit its checksum in {CONFIG_FILE}")
         try:
             return load_tensors(content)

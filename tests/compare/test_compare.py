@@ -281,7 +281,7 @@ def test_tables_are_written_after_each_trial(tmp_path, monkeypatch):
         (["--compare.updates=[2]", "--compare.methods=[nsgf++]"], "compare.updates"),
         (["--compare.nfe=[2]", "--compare.methods=[onecall,nsgf++]"], "compare.nfe"),
         (["--compare.updates=[5,5,5,0,5,5]"], "compare.updates"),
-        (["--compare.methods=[own]"], "method"),
+        (["--compare.methods=[nsgf,own]"], "method"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, key):

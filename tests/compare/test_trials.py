@@ -127,12 +127,6 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
     assert comparison.trial_place(Trial("digits", "mine", 4)).name == "mine-seed4"
 
 
-@pytest.mark.parametrize("method", ["otcmf", "nowhere.yaml"])
-def test_unknown_methods_are_refused(method):
-    with pytest.raises(UserError, match=method):
-        compared("digits", f"--compare.methods=[nsgf,{method}]")
-
-
 def test_updates_of_each_method_are_shared_among_its_networks():
     """2-RF too, which then has a 1-RF of its own."""
     methods = "--compare.methods=[nsgf++,otcfm,1rf,2rf]"

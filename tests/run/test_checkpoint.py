@@ -198,7 +198,11 @@ def test_damaged_or_missing_checkpoint_is_replaced_by_the_one_before(pair, spoil
     assert checkpoint.load(earlier(pair))["step"] == 1
 
 
-def test_good_checkpoint_is_not_replaced(pair):
+@pytest.mark.parametrize("damaged", [False, True])
+def test_good_checkpoint_and_damaged_pair_are_left_alone(pair, damaged):
+    if damaged:
+        cut(pair)
+        cut(earlier(pair))
     before, lines = pair.read_bytes(), []
     checkpoint.restore_previous(pair, lines.append)
     assert (pair.read_bytes(), lines) == (before, [])

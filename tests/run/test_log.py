@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from nsgf.run.log import RunLog
+from nsgf.run.stop import Stopped
 
 
 def test_lines_go_to_terminal_log_and_metrics(tmp_path, capsys):
@@ -104,17 +105,18 @@ def test_tracker_gets_records_and_pictures_and_is_closed(tmp_path):
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
 
 
-def test_tracker_is_closed_as_failed_after_an_exception(tmp_path):
+@pytest.mark.parametrize(("kind", "failed"), [(KeyboardInterrupt, True), (Stopped, False)])
+def test_tracker_learns_whether_training_failed(tmp_path, kind, failed):
     notebook = Notebook()
 
     def fail():
         with RunLog(tmp_path) as log:
             log.tracker = notebook
-            raise KeyboardInterrupt
+            raise kind
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(kind):
         fail()
-    assert notebook.calls == [("close", True)]
+    assert notebook.calls == [("close", failed)]
 
 
 @pytest.mark.parametrize("failing", ["record", "picture", "close"])

@@ -141,7 +141,7 @@ def test_a_flipped_bit_is_noticed(exported):
 
 def test_a_missing_file(exported):
     (exported / WEIGHTS).unlink()
-    assert f"{WEIGHTS} is missing" in refusal(exported)
+    assert f"{WEIGHTS} cannot be read" in refusal(exported)
 
 
 def test_links_out_of_the_folder_are_refused(exported, tmp_path):
