@@ -82,7 +82,7 @@ def test_resume_of_a_finished_run_changes_nothing(tiny, tiny_run, monkeypatch):
 
 @pytest.mark.parametrize("phase", ["nsgf", "nsf", "predictor"])
 def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, tiny_run, phase, monkeypatch):
-    """The third update after the second checkpoint never happens; the run goes on from there."""
+    """The third update after the second checkpoint never happens; the run resumes there."""
     real_save = checkpoint.save
 
     def dying_save(file, payload):
