@@ -78,7 +78,7 @@ class Run:
         batch_size: int | None = None,
         raw: bool = False,
     ) -> Tensor:
-        """Draw samples as ``nsgf sample`` does: sample i follows from the seed and i alone.
+        """Draw samples as ``nsgf sample`` does: sample i follows only from the seed and i.
 
         Args:
             n: number of samples.
@@ -190,8 +190,8 @@ def train(
         dataset: ``data.name``, as ``moons``.
         config: a YAML file in place of ``exp``, or on top of ``resume``.
         resume: a run folder to resume.
-        overrides: settings by dotted key, as ``{"nsgf.iterations": 2000}``; those of ``optim`` hold
-            for every phase.
+        overrides: settings by dotted key, as ``{"nsgf.iterations": 2000}``; ``optim.*`` apply to
+            every phase.
         quiet: print nothing; the run folder's log has all lines.
 
     Raises:
@@ -204,18 +204,18 @@ def train(
     }
     if resume is not None:
         words["resume"] = True
-    asked = request("train", words, {**(overrides or {}), **settings})
-    run = RunFolder(asked.run) if asked.run else None
-    device = pick_device(asked.config.device)
+    wanted = request("train", words, {**(overrides or {}), **settings})
+    run = RunFolder(wanted.run) if wanted.run else None
+    device = pick_device(wanted.config.device)
     cards = [device] if device.type == "cuda" else []
     with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
-        for note in asked.notes:
+        for note in wanted.notes:
             show(note)
         try:
-            run = experiment.train(asked.config, run)
+            run = experiment.train(wanted.config, run)
         except Stopped as stopped:
             raise UserError(
-                f"train.max_hours = {asked.config.train.max_hours} is over, {stopped}; go on with "
-                f"nsgf.train(resume={str(stopped.folder)!r})"
+                f"train.max_hours = {wanted.config.train.max_hours} is over, {stopped}; continue "
+                f"with nsgf.train(resume={str(stopped.folder)!r})"
             ) from stopped
     return load(run.path, device=device)

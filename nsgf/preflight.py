@@ -39,7 +39,7 @@ UPDATES = 6
 RESERVE_HOURS = 0.5
 """Hours of a session that start, data and last checkpoint may take."""
 PREFIX = ".nsgf-preflight-"
-"""Beginning of the name of the folder in which phases are tried."""
+"""Beginning of the name of the folder for the trial of the phases."""
 
 
 def preflight(

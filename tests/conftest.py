@@ -157,7 +157,7 @@ def digits_run(tmp_path_factory) -> tuple[Config, RunFolder]:
 
 @pytest.fixture(scope="session")
 def told_run(tmp_path_factory) -> tuple[Config, RunFolder]:
-    """A smoke run of a generator that is told the class; its samples may be written anew."""
+    """A smoke run of a generator that is given the class; its samples may be written anew."""
     config = shipped(
         "digits/onecall",
         "--data.conditional=true",

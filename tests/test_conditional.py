@@ -78,7 +78,7 @@ def test_guided_samples_are_the_formula_of_two_calls(told_run):
         nsgf.load(run.path, overrides={"sampling.guidance": 3.0}).sample(2, nfe=2)
 
 
-def test_measures_and_previews_are_those_of_all_classes(told_run, monkeypatch):
+def test_measures_and_previews_have_all_classes(told_run, monkeypatch):
     config, run = told_run
     drawn, draw = [], generate
 
@@ -127,7 +127,7 @@ def test_comparison_knows_no_classes():
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("source", ["prior", "nsgf"])
-def test_all_phases_are_told_classes(source, tmp_path):
+def test_all_phases_learn_classes(source, tmp_path):
     flags = ["--data.conditional=true", "--smoke", "--device=cpu", f"--nsf.source={source}"]
     flags += ["--nsf.starts=20"] if source == "nsgf" else []
     config = shipped("digits/nsgf++", *flags, "--sampling.guidance=2", "--sampling.batch_size=3")

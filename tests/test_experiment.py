@@ -40,7 +40,7 @@ def weights(run: RunFolder) -> dict[str, dict]:
 
 
 def assert_equal(one: RunFolder, other: RunFolder) -> None:
-    """Same weights, averages and optimizer states, bit for bit."""
+    """Assert the same weights, averages and steps, bit for bit."""
     for phase, payload in weights(one).items():
         counterpart = weights(other)[phase]
         for part in ("model", "ema"):
@@ -49,46 +49,40 @@ def assert_equal(one: RunFolder, other: RunFolder) -> None:
         assert payload["step"] == counterpart["step"]
 
 
-@pytest.fixture
-def finished(tiny, tiny_run) -> RunFolder:
-    """A finished run of ``tiny``, this test's own copy."""
-    return tiny_run
-
-
-def test_all_phases_leave_their_checkpoints_and_records(tiny, finished):
-    assert list(weights(finished)) == ["nsgf", "nsf", "predictor"]
-    records = [json.loads(line) for line in (finished.path / "metrics.jsonl").open()]
+def test_all_phases_leave_their_checkpoints_and_records(tiny, tiny_run):
+    assert list(weights(tiny_run)) == ["nsgf", "nsf", "predictor"]
+    records = [json.loads(line) for line in (tiny_run.path / "metrics.jsonl").open()]
     assert [(r["phase"], r["step"]) for r in records] == [
         (phase, step) for phase in ("nsgf", "nsf", "predictor") for step in (4, 8, 12)
     ]
 
 
-def test_same_seed_same_run_other_seed_other_run(tiny, finished):
-    assert_equal(finished, train(tiny))
+def test_same_seed_same_run_other_seed_other_run(tiny, tiny_run):
+    assert_equal(tiny_run, train(tiny))
     other = weights(train(replace(tiny, seed=1)))
-    for phase, payload in weights(finished).items():
+    for phase, payload in weights(tiny_run).items():
         name = next(iter(payload["model"]))
         assert not torch.equal(payload["model"][name], other[phase]["model"][name])
 
 
-def test_phases_in_three_sessions_equal_one(tiny, finished):
+def test_phases_in_three_sessions_equal_one(tiny, tiny_run):
     run = train(with_phases(tiny, 1))
     for count in (2, 3):
         train(with_phases(tiny, count), run)
-    assert_equal(finished, run)
+    assert_equal(tiny_run, run)
 
 
-def test_resume_of_a_finished_run_changes_nothing(tiny, finished, monkeypatch):
+def test_resume_of_a_finished_run_changes_nothing(tiny, tiny_run, monkeypatch):
     monkeypatch.setattr(experiment, "fit", lambda *_: pytest.fail("trained again"))
-    files = (finished.path / "metrics.jsonl", finished.config_file)
+    files = (tiny_run.path / "metrics.jsonl", tiny_run.config_file)
     before = [file.read_text() for file in files]
-    train(replace(tiny, nsgf=replace(tiny.nsgf, lr=0.7)), finished)
+    train(replace(tiny, nsgf=replace(tiny.nsgf, lr=0.7)), tiny_run)
     assert [file.read_text() for file in files] == before
 
 
 @pytest.mark.parametrize("phase", ["nsgf", "nsf", "predictor"])
-def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, finished, phase, monkeypatch):
-    """The third update after the second checkpoint never happens; the run goes on from there."""
+def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, tiny_run, phase, monkeypatch):
+    """The third update after the second checkpoint never happens; the run resumes there."""
     real_save = checkpoint.save
 
     def dying_save(file, payload):
@@ -103,26 +97,26 @@ def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, finished, p
     monkeypatch.setattr(checkpoint, "save", real_save)
     assert pending_phases(tiny, run)[0][0] == phase
     train(tiny, run)
-    assert_equal(finished, run)
+    assert_equal(tiny_run, run)
 
 
 @pytest.mark.parametrize("first", [None, "nsf"])
-def test_more_iterations_continue_a_finished_phase(tiny, finished, first):
+def test_more_iterations_continue_a_finished_phase(tiny, tiny_run, first):
     longer = replace(tiny, nsf=replace(tiny.nsf, iterations=20))
-    train(longer, finished, first)
-    assert weights(finished)["nsf"]["step"] == 20
-    assert weights(finished)["nsgf"]["step"] == 12
-    assert "phase2_nsf.previous1.pt" not in _files(finished)
+    train(longer, tiny_run, first)
+    assert weights(tiny_run)["nsf"]["step"] == 20
+    assert weights(tiny_run)["nsgf"]["step"] == 12
+    assert "phase2_nsf.previous1.pt" not in _files(tiny_run)
 
 
-def test_starting_at_a_finished_phase_trains_it_anew_and_keeps_the_old(tiny, finished):
-    before = {name: file.read_bytes() for name, file in _files(finished).items()}
-    train(tiny, finished, "nsf")
-    after = _files(finished)
+def test_starting_at_a_finished_phase_trains_it_anew_and_keeps_the_old(tiny, tiny_run):
+    before = {name: file.read_bytes() for name, file in _files(tiny_run).items()}
+    train(tiny, tiny_run, "nsf")
+    after = _files(tiny_run)
     assert after["phase1_nsgf.pt"].read_bytes() == before["phase1_nsgf.pt"]
     for name in ("phase2_nsf", "phase3_predictor"):
         assert after[f"{name}.previous1.pt"].read_bytes() == before[f"{name}.pt"]
-    assert_equal(finished, train(tiny))
+    assert_equal(tiny_run, train(tiny))
 
 
 class Killed(BaseException):
@@ -183,16 +177,16 @@ def test_phases_before_the_first_must_be_finished(tiny):
         train(tiny, RunFolder.create(tiny), "nsf")
 
 
-def test_nothing_is_set_aside_when_training_is_refused(tiny, finished, monkeypatch):
+def test_nothing_is_set_aside_when_training_is_refused(tiny, tiny_run, monkeypatch):
     """Nor is a new folder made."""
     with pytest.raises(UserError, match="CUDA devices"):
-        train(replace(tiny, device="cuda:99"), finished, "nsgf")
+        train(replace(tiny, device="cuda:99"), tiny_run, "nsgf")
     monkeypatch.setattr("nsgf.pool.plan.available_bytes", lambda: 1000)
-    for run in (finished, None):
+    for run in (tiny_run, None):
         with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 16"):
             train(tiny, run, "nsgf")
-    assert not [name for name in _files(finished) if "previous" in name]
-    assert list(Path(tiny.out_dir).iterdir()) == [finished.path]
+    assert not [name for name in _files(tiny_run) if "previous" in name]
+    assert list(Path(tiny.out_dir).iterdir()) == [tiny_run.path]
 
 
 def _files(run: RunFolder) -> dict[str, Path]:
@@ -200,14 +194,14 @@ def _files(run: RunFolder) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("change", [{"source": "nsgf"}, {"coupling": "ot"}])
-def test_phases_two_and_three_must_share_their_lines(tiny, finished, change):
+def test_phases_two_and_three_must_share_their_lines(tiny, tiny_run, change):
     other = replace(
         tiny,
         nsf=replace(tiny.nsf, **change),
         predictor=replace(tiny.predictor, iterations=20),
     )
     with pytest.raises(UserError, match=rf"nsf\.{next(iter(change))}: the checkpoint has"):
-        train(other, finished)
+        train(other, tiny_run)
 
 
 def test_phase_one_cannot_change_under_phases_that_start_from_it(tiny):
@@ -230,11 +224,11 @@ def test_half_done_phase_starts_anew_with_the_one_it_stands_on(tiny):
     )
 
 
-def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, finished):
+def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, tiny_run):
     """The transport of phase 2 covers the flow time T eta in T steps."""
-    lab = Session(tiny, finished, RunLog(finished.path), torch.device("cpu"))
+    lab = Session(tiny, tiny_run, RunLog(tiny_run.path), torch.device("cpu"))
     x = torch.randn(5, 2)
-    network = load_network(get_phase("nsgf"), tiny, finished, torch.device("cpu")).network
+    network = load_network(get_phase("nsgf"), tiny, tiny_run, torch.device("cpu")).network
     expected = x
     for step in range(3):
         expected = expected + tiny.flow.eta * network(expected, torch.full((5,), step / 3))
@@ -248,15 +242,15 @@ def test_straight_flow_begins_with_the_averaged_weights_of_nsgf(tiny):
         assert torch.equal(saved["nsf"]["model"][name], weight)
 
 
-def test_another_architecture_is_refused_with_both_values(tiny, finished):
+def test_another_architecture_is_refused_with_both_values(tiny, tiny_run):
     wider = replace(tiny, model=replace(tiny.model, mlp=replace(tiny.model.mlp, width=32)))
     with pytest.raises(UserError, match=r"model\.mlp\.width: the checkpoint has 16, .* 32"):
-        train(wider, finished)
+        train(wider, tiny_run)
 
 
-def test_loaded_network_is_the_average_in_eval_mode_without_gradients(tiny, finished):
-    ema = load_network(get_phase("nsf"), tiny, finished, torch.device("cpu")).network
-    payload = weights(finished)["nsf"]
+def test_loaded_network_is_the_average_in_eval_mode_without_gradients(tiny, tiny_run):
+    ema = load_network(get_phase("nsf"), tiny, tiny_run, torch.device("cpu")).network
+    payload = weights(tiny_run)["nsf"]
     assert torch.equal(ema.layers[0].weight, payload["ema"]["layers.0.weight"])
     assert not ema.training
     assert not any(parameter.requires_grad for parameter in ema.parameters())
@@ -302,19 +296,19 @@ def test_pool_on_disk_is_removed_when_phase_one_is_done(tiny):
     assert weights(run)["nsgf"]["step"] == 14
 
 
-def test_finished_run_is_cleaned_and_sorted_too(tiny, finished):
+def test_finished_run_is_cleaned_and_sorted_too(tiny, tiny_run):
     """A kill after the last phase's last checkpoint leaves both to the next session."""
-    finished.pool.mkdir(exist_ok=True)
-    (finished.pool / "positions.bin").write_bytes(b"left behind by a kill")
-    metrics = finished.path / "metrics.jsonl"
+    tiny_run.pool.mkdir(exist_ok=True)
+    (tiny_run.pool / "positions.bin").write_bytes(b"left behind by a kill")
+    metrics = tiny_run.path / "metrics.jsonl"
     before = metrics.read_text()
     lines = before.splitlines(keepends=True)
     metrics.write_text("".join(lines[-3:] + lines[:-3]))
-    train(tiny, finished)
-    assert not list(finished.path.rglob("positions.bin"))
+    train(tiny, tiny_run)
+    assert not list(tiny_run.path.rglob("positions.bin"))
     assert metrics.read_text() == before
     metrics.write_text(before + "no record\n")
-    train(tiny, finished)
+    train(tiny, tiny_run)
 
 
 def test_losses_are_those_of_earlier_versions(trained_once):

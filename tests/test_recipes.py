@@ -44,7 +44,7 @@ def read_recipes() -> list[Recipe]:
 
 
 def merged(source: str, code: str) -> str:
-    """A module with the code of a recipe, where ``...`` stands for what is there."""
+    """Return a module with the code of a recipe, where ``...`` stands for the present code."""
     new = ""
     for chunk in re.split(r"\n(?=[\w@])", code):
         kind, name = re.match(r"(class |)(\w*)", chunk).groups()

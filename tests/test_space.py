@@ -54,10 +54,10 @@ def test_checkpoints_that_are_there_need_no_more_room(tmp_path, fits):
 
 @pytest.mark.parametrize(("storage", "pool_bytes"), [("memory", 0), ("disk", 2048)])
 def test_plan_asks_for_the_room_of_checkpoints_and_pool(tiny, monkeypatch, storage, pool_bytes):
-    asked = []
-    monkeypatch.setattr(experiment, "check_space", lambda *values: asked.append(values))
+    values_seen = []
+    monkeypatch.setattr(experiment, "check_space", lambda *values: values_seen.append(values))
     training_plan(with_pool(tiny, storage=storage), ["nsgf"], CPU)
-    [(weights, pool, run, _)] = asked
+    [(weights, pool, run, _)] = values_seen
     assert list(weights) == ["nsgf"]
     assert pool == pool_bytes
     assert str(run.path) == tiny.out_dir

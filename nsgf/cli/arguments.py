@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsgf.cli.flags import COMMANDS, ON_SAMPLES, SMOKE, WITHOUT_RUN, command_parser, short_flags
+from nsgf.cli.flags import COMMANDS, SMOKE, WITHOUT_RUN, command_parser, short_flags
 from nsgf.config.files import (
     Content,
     build,
@@ -275,7 +275,7 @@ def _without_unsafe_settings(
         for section in ("data", "tracking")
         for key in (*own.get(section, {}), *flags.get(section, {}))
     }
-    if command in ON_SAMPLES and "out_dir" in flags:
+    if "out_dir" in flags:
         asked.add("out_dir")
     wanted, config = config.tracking.tracker, drop_unsafe_settings(config, run, asked)
     if command == "train" and "tracking.tracker" in asked:

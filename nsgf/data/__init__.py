@@ -184,8 +184,8 @@ class Data:
         return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)
 
     def reference(self, *stream: str) -> Sampler:
-        """Return a sampler of the same samples as :meth:`target` for measures and pictures: own
-        points are in the units of their file."""
+        """Return :meth:`target` for measures and pictures, with own points in the units of their
+        file."""
         if self.points is None:
             return self.target(*stream)
         return RowSampler(self.points, derive_seed(self._seed, "target", *stream))

@@ -75,17 +75,17 @@ def inspect_images(config: DataConfig) -> Inspection:
     size = config.size or 32
     shape = [1 if is_grey else 3, size, size]
     counts = Counter(_class_names(files))
-    is_told = len(counts) > 1 and min(counts.values()) >= LEAST_OF_CLASS
+    has_classes = len(counts) > 1 and min(counts.values()) >= LEAST_OF_CLASS
     notes = (
         f"data: {len(files)} images of {root}, {shape[0]} x {size} x {size}, "
         f"{format_bytes(len(files) * math.prod(shape))} of memory, {others} other files left out",
         f"data: {len(counts)} classes by subfolder"
-        if is_told
+        if has_classes
         else "evaluation.classifier: off, it needs two or more subfolders with "
         f"{LEAST_OF_CLASS} images in each and no image outside",
     )
     checksum = digest.hexdigest()[:12]
-    return Found(len(files), shape, checksum, len(counts) if is_told else 0), notes
+    return Found(len(files), shape, checksum, len(counts) if has_classes else 0), notes
 
 
 def _class_names(files: list[Path]) -> list[str]:

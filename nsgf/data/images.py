@@ -116,16 +116,13 @@ def to_bytes(images: Tensor) -> Tensor:
     return images.clamp(-1, 1).add(1.0).mul(127.5).round().to(torch.uint8)
 
 
-def _digits() -> Any:
-    """Return scikit-learn's 8x8 digits: ``images`` (N, 8, 8) in 0..16, and ``target``."""
+def _digits() -> tuple[Tensor, Tensor]:
+    """Return scikit-learn's digits, uint8, (N, 1, 8, 8), and their labels, (N,)."""
     from sklearn.datasets import load_digits
 
-    return load_digits()
-
-
-def _digits_images(_: DataConfig) -> Tensor:
-    grey = np.rint(_digits().images * (255 / 16)).astype(np.uint8)
-    return torch.from_numpy(grey).unsqueeze(1)
+    content = load_digits()
+    grey = np.rint(content.images * (255 / 16)).astype(np.uint8)
+    return torch.from_numpy(grey).unsqueeze(1), torch.from_numpy(content.target)
 
 
 def _mnist(config: DataConfig) -> Any:
@@ -152,8 +149,8 @@ IMAGE_SETS = (
     ImageSet(
         name="digits",
         shape=(1, 8, 8),
-        read_images=_digits_images,
-        read_labels=lambda _: torch.from_numpy(_digits().target),
+        read_images=lambda _: _digits()[0],
+        read_labels=lambda _: _digits()[1],
         classifier_epochs=30,
         uses=frozenset({"fake", "flip"}),
     ),

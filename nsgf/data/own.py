@@ -24,7 +24,7 @@ SUFFIXES = (".npz", ".npy", ".csv")
 SEPARATORS = ",;\t"
 """Of the values in a line; the most frequent one of the first line is taken."""
 LARGEST = 1e100
-"""Largest size of a coordinate, whose square is finite."""
+"""Largest absolute value of a coordinate; its square is finite."""
 FLAT = 1e-12
 """Share of a column's largest value below which differences are rounding errors."""
 

@@ -1,8 +1,8 @@
 """Samplers: streams with ``sample(n)`` for any n.
 
-Sample i of a stream is a function of the stream's seed and of i alone, however the stream is cut
-into batches. Seed and position, the number of samples drawn so far, are therefore the whole state,
-and any part can be drawn again. Streams are made in pages: blocks of draws, or epochs of images.
+Sample i of a stream depends only on the stream's seed and on i, however the stream is cut into
+batches. Seed and position, the number of samples drawn so far, are therefore the whole state, and
+any part can be drawn again. Streams are made in pages: blocks of draws, or epochs of images.
 
 Sample i of a stream for K classes has class (i // run) mod K. Class K stands for no class.
 
@@ -65,8 +65,8 @@ class PointSampler(Sampler):
 class RowSampler(Sampler):
     """Samples of a finite set without replacement within an epoch, a fresh permutation for each.
 
-    They come from the device of ``rows``; the permutation is made on the CPU, so that it is the
-    same for every device.
+    They stay on the device of ``rows``. The permutation is drawn on the CPU and does not depend on
+    the device.
     """
 
     def __init__(self, rows: Tensor, seed: int, chosen: Tensor | None = None) -> None:
@@ -101,7 +101,7 @@ class RowSampler(Sampler):
         return rows, torch.cat(coins).to(device)
 
     def _turn_to(self, epoch: int) -> None:
-        """Make order and coins of an epoch, unless it is the current one."""
+        """Draw order and coins of an epoch, unless it is the current one."""
         if epoch != self._epoch:
             generator = make_generator(self._seed, "epoch", epoch)
             self._order = torch.randperm(self._count, generator=generator)

@@ -95,8 +95,8 @@ class ClassifierMetrics:
     def floor(self, n: int) -> dict[str, float]:
         """Return what real images outside of the reference score, as many as :meth:`used` of ``n``.
 
-        Four fifths of them the classifier was trained on, as on those of the reference. Held-out
-        images alone score the same within the noise (measured on all three sets).
+        The classifier was trained on four fifths of them, as of the reference. Only held-out images
+        score the same within the noise (measured on all three sets).
 
         Raises:
             UserError: too few samples.

@@ -46,8 +46,8 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     """Return 2 E|X - Y| - E|X - X'| - E|Y - Y'|, estimated without bias: around 0 for equal
     distributions.
 
-    W2 of finite samples feels a mass that is off by chance more than the shape of a law; this
-    distance feels both alike (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape), N, M > 1
+    W2 of few samples depends more on chance differences in mass than on the shape of the law; this
+    distance depends on both alike (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape), N, M > 1
     """
     a, b = x.flatten(1).double(), y.flatten(1).double()
     n, m = len(a), len(b)

@@ -145,7 +145,7 @@ class UNet(nn.Module):
     """v_theta(x, t) or u_delta(x, t) for images.
 
     Every output of the way down is kept and joined, last first, to an input of the way up. The
-    constructor counts both, so a change of one side alone fails at once.
+    constructor counts both, so a change of only one side fails at once.
     """
 
     def __init__(

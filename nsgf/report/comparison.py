@@ -108,24 +108,20 @@ def stored_comparison(folder: Path) -> Comparison:
     return Comparison(methods[0], {method.method: method for method in methods})
 
 
-def trial_rows(
-    folder: Path, comparison: Comparison, rows: Sequence[Row]
-) -> list[tuple[str, str, str, str, str, str]]:
+def trial_rows(folder: Path, comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Return run, measures, updates, commit, machine and version of torch of each trial."""
     done = {(row.target, row.method, row.seed, row.nfe, row.draw) for row in rows}
-    lines = []
+    draws, lines = range(comparison.config.compare.draws), list[tuple[str, ...]]()
     for trial in comparison.trials():
-        counts, draws = (
-            possible_nfe(comparison.methods[trial.method]),
-            comparison.config.compare.draws,
-        )
-        wanted = {(*trial, nfe, draw) for nfe in counts for draw in range(draws)}
+        counts = possible_nfe(comparison.methods[trial.method])
+        wanted = {(*trial, nfe, draw) for nfe in counts for draw in draws}
+        measures = f"{method_title(trial.method)}: {len(wanted & done)} of {len(wanted)}"
         place = comparison.trial_place(trial)
         run, versions = RunFolder(folder / place), read_object(folder / place / "versions.json")
         updates = updates_done(run) if run.config_file.exists() else "not begun"
-        measures = f"{method_title(trial.method)}: {len(wanted & done)} of {len(wanted)}"
         machine, commit = versions.get("machine"), str(versions.get("commit") or "")[:10]
         parts = machine.items() if isinstance(machine, dict) else ()
         where = ", ".join(f"{name} {value}" for name, value in parts if value)
-        lines.append((str(place), measures, updates, commit, where, str(versions.get("torch", ""))))
+        torch = str(versions.get("torch", ""))
+        lines.append((str(place), measures, updates, commit, where, torch))
     return lines

@@ -7,7 +7,7 @@ import base64
 import mimetypes
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,17 +36,6 @@ PART_VALUES = 2**24
 """Values of training images that are compared with samples at once."""
 
 
-class Picture(NamedTuple):
-    """A picture of a page."""
-
-    title: str
-    text: str
-    source: str
-    """The file as an address that holds it."""
-    is_broad: bool
-    """Whether a narrow screen scrolls it."""
-
-
 class Album:
     """The pictures of a page and their files, which may be of another format too."""
 
@@ -57,7 +46,7 @@ class Album:
             UserError: the folder cannot be written.
         """
         self.folder, self._kinds = writable(folder), dict.fromkeys(("png", kind))
-        self.pictures: list[Picture] = []
+        self.pictures: list[dict[str, Any]] = []
         self.files: list[str] = []
 
     def draw(self, name: str, figure: Any, title: str, text: str, is_broad: bool = False) -> None:
@@ -68,10 +57,11 @@ class Album:
         self.files += [str(self.folder / f"{name}.{kind}") for kind in self._kinds if kind != "png"]
 
     def add(self, file: Path, title: str, text: str, is_broad: bool = False) -> None:
-        """Add a picture that exists."""
-        content = base64.b64encode(file.read_bytes()).decode()
-        source = f"data:{mimetypes.guess_type(file.name)[0]};base64,{content}"
-        self.pictures.append(Picture(title, text, source, is_broad))
+        """Add a picture that exists; a narrow screen scrolls it if it is broad."""
+        kind, content = mimetypes.guess_type(file.name)[0], base64.b64encode(file.read_bytes())
+        source = f"data:{kind};base64,{content.decode()}"
+        picture = {"title": title, "text": text, "source": source, "is_broad": is_broad}
+        self.pictures.append(picture)
         self.files.append(str(file))
 
 

@@ -123,11 +123,10 @@ def _digest(values: list[object]) -> str:
 
 
 def fingerprint(sampler: FlowSampler) -> str:
-    """Return the SHA-256 of the weights of a sampler's networks, and of their precision."""
+    """Return the SHA-256 of the weights of a sampler's networks, which have its precision."""
     digest = hashlib.sha256()
     for leg in sampler.legs:
         if isinstance(leg.network, InferenceNetwork):
-            digest.update(leg.network.precision.encode())
             for name, tensor in leg.network.state_dict().items():
                 digest.update(name.encode())
                 digest.update(tensor.cpu().flatten().view(torch.uint8).numpy())  # numpy has no bf16

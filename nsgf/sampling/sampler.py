@@ -259,20 +259,13 @@ def checked_labels(config: Config, labels: Tensor, count: int) -> Tensor:
         UserError: the networks are given no classes, or these are not ``count`` whole numbers in
             [0, K - 1].
     """
-    classes = data_classes(config.data)
+    classes, labels = data_classes(config.data), torch.as_tensor(labels)
     if not classes:
         raise UserError("labels: have no effect without data.conditional; leave them out")
-    is_valid = (
-        isinstance(labels, Tensor)
-        and not labels.is_floating_point()
-        and labels.dtype != torch.bool
-        and labels.shape == (count,)
-        and bool(((labels >= 0) & (labels < classes)).all())
-    )
-    if not is_valid:
+    known = torch.arange(classes, device=labels.device)
+    if labels.shape != (count,) or not torch.isin(labels, known).all():
         raise UserError(
-            f"labels: must be a tensor of {count} whole numbers from 0 to {classes - 1}, one for "
-            "each sample"
+            f"labels: must be {count} whole numbers from 0 to {classes - 1}, one for each sample"
         )
     return labels.long()
 

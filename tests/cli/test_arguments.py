@@ -108,10 +108,11 @@ def test_optim_as_a_flag_wins_over_phases_of_the_file_and_not_over_other_flags()
 
 
 def test_smaller_sinkhorn_batch_keeps_the_total_of_the_pool():
-    request = parse(["train", "--exp", "cifar10", "--sinkhorn-batch", "32"])
-    assert request.config.sinkhorn.batch_size == 32
-    assert request.config.pool.num_batches == 10_000
-    assert "2500 -> 10000" in request.notes[0]
+    request = parse(["train", "--exp", "cifar10", "--sinkhorn-batch", "96"])
+    assert request.config.sinkhorn.batch_size == 96
+    assert request.config.pool.num_batches == 3334  # 2,500 of 128 particles, rounded up
+    assert "2500 -> 3334" in request.notes[0]
+    assert shipped("cifar10", "--sinkhorn-batch=4", "--smoke").pool.num_batches == 2
     for flag in ("--pool-batches=5", "--pool.num_batches=5"):
         request = parse(["train", "--exp", "cifar10", "--sinkhorn-batch=32", flag])
         assert request.config.pool.num_batches == 5
@@ -160,6 +161,9 @@ def test_layers_win_in_their_order(tmp_path):
     assert config.nsf.lr == Config().nsf.lr
     other = parse(["train", "--config", str(file), "--method=nsgf++"]).config
     assert (other.method, other.nsgf.clip_norm, other.nsgf.batch_size) == ("nsgf++", 1.0, 7)
+    file.write_text("exp: set\nmethods: {own: {phases: [nsgf, nsf]}}\n")
+    config = parse(["train", "--config", str(file), "--method=own"]).config
+    assert (config.method, config.phases) == ("own", ["nsgf", "nsf"])
 
 
 def test_method_and_experiment_of_a_run_cannot_change(tiny):
@@ -234,10 +238,14 @@ def test_files_and_optim_flags_reach_the_phases_of_a_run(tiny, tmp_path):
     assert of_phases(config, "lr") == [1] * 6
     assert of_phases(config, "iterations") == [9] * 6
     file = tmp_path / "slow.yaml"
-    file.write_text("exp: 2d\noptim: {lr: 1e-5}\nnsf: {lr: 2e-5}\nmodel: {mlp: {width: 64}}\n")
+    file.write_text(
+        "exp: 2d\noptim: {lr: 1e-5}\nnsf: {lr: 2e-5}\nmodel: {mlp: {width: 64}}\n"
+        "tracking: {tracker: wandb-offline}\n"
+    )
     config = parse([*argv, "--config", str(file)]).config
     assert of_phases(config, "lr") == [1e-5, 2e-5, 1e-5, 1e-5, 1e-5, 1e-5]
     assert (config.model.mlp.width, config.nsgf.batch_size) == (64, tiny.nsgf.batch_size)
+    assert config.tracking.tracker == "wandb-offline"
 
 
 def test_settings_of_a_run_before_there_were_some_are_read(tiny):

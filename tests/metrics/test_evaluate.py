@@ -136,7 +136,7 @@ def test_inception_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatch
     assert "fid" not in found
 
 
-def test_inception_metrics_are_told_with_what_they_depend_on(digits_run, monkeypatch):
+def test_inception_metrics_and_their_conditions(digits_run, monkeypatch):
     """A small network stands in for Inception's, which reads the real images once."""
     monkeypatch.setattr("nsgf.metrics.evaluate.Inception", Tiny)
     config, run = digits_run

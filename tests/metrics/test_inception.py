@@ -121,14 +121,12 @@ def test_a_weights_file_is_read_once(loads, tmp_path, monkeypatch):
     assert torch.equal(loads[0]["x"], torch.ones(2))
 
 
-@pytest.mark.parametrize("kind", ["planted", "damaged"])
-def test_a_file_planted_in_torchs_cache_is_not_executed(kind, loads, tmp_path, monkeypatch):
+def test_a_file_planted_in_torchs_cache_is_not_executed(loads, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
-    content = {"x": Malicious()} if kind == "planted" else {"x": torch.ones(2)}
-    torch.save(content, tmp_path / "checkpoints" / PUBLISHED)
-    with pytest.raises(UserError, match=f"{PUBLISHED}: .*not the published file"):
+    torch.save({"x": Malicious()}, tmp_path / "checkpoints" / PUBLISHED)
+    with pytest.raises(UserError, match=f"^\\S+{PUBLISHED}: .*not the published file"):
         Inception()
     assert not (tmp_path / "executed").exists()
     assert not loads
@@ -162,8 +160,6 @@ def test_weights_file_cannot_execute_code(tmp_path, monkeypatch):
 
 
 def test_no_network_ends_in_one_line(monkeypatch, tmp_path):
-    """Without a weights file the published one is downloaded."""
-
     def unreachable(*_, **__):
         raise OSError("no route to host")
 

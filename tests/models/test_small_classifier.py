@@ -60,7 +60,7 @@ def test_every_image_set_fits(shape):
     assert cnn.body(x).shape == (2, FEATURES)
 
 
-def test_held_out_images_are_others_than_those_trained_on():
+def test_held_out_images_are_not_trained_on():
     fitted, held_out = split(1000)
     assert (len(fitted), len(held_out)) == (800, 200)
     assert torch.equal(torch.cat([fitted, held_out]).sort().values, torch.arange(1000))
@@ -84,7 +84,7 @@ def test_accuracy_is_on_images_without_influence_on_the_weights(digits):
             assert other.accuracy < 0.3
 
 
-def test_features_are_the_layer_before_the_answer_of_what_it_was_trained_on(digits):
+def test_features_are_the_layer_before_the_logits(digits):
     """Over more than one batch, the answer from the features is the network's own."""
     images, labels = digits
     found = train(BRIEF, images, labels, CPU)

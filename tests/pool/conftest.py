@@ -1,6 +1,5 @@
 """A small experiment, and a solver that is exact, fast and counts."""
 
-import functools
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,8 +21,6 @@ from nsgf.system.distributed import World
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
-parsed = functools.cache(shipped)
-"""The configuration of an experiment, parsed once: parsing takes longer than these tests."""
 
 
 class Killed(BaseException):
@@ -62,7 +59,7 @@ class HalfWay:
 @pytest.fixture
 def config(tmp_path) -> Config:
     """Seven flows of eight points, two steps."""
-    base = parsed("2d", "--pool-batches=7", "--sinkhorn-batch=8", "--steps=2")
+    base = shipped("2d", "--pool-batches=7", "--sinkhorn-batch=8", "--steps=2")
     return replace(base, out_dir=str(tmp_path))
 
 

@@ -10,7 +10,8 @@ from nsgf.pool import build_batch, plan, plan_pool, pool_bytes
 from nsgf.pool.plan import flow_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
-from tests.pool.conftest import CPU, build, parsed, with_pool
+from tests.conftest import shipped
+from tests.pool.conftest import CPU, build, with_pool
 
 GB = 10**9
 CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
@@ -34,7 +35,7 @@ def free(monkeypatch):
 
 def test_size_is_known_before_building():
     """The paper's pools: 2500 x 128 and 1500 x 256 flows of 5 steps, T + 1 positions each."""
-    cifar, mnist = parsed("cifar10"), parsed("mnist/nsgf++")
+    cifar, mnist = shipped("cifar10"), shipped("mnist/nsgf++")
     assert pool_bytes(cifar, CIFAR, "float32") == 2500 * 128 * 6 * 3072 * 4
     assert pool_bytes(cifar, CIFAR, "float16") == 2500 * 128 * 6 * 3072 * 2 <= 12 * GB
     assert pool_bytes(mnist, MNIST, "float16") == 1500 * 256 * 6 * 784 * 2 <= 4 * GB
@@ -66,7 +67,7 @@ def test_estimate_is_what_the_pool_holds(config, tmp_path, dtype, storage):
     ],
 )
 def test_auto_takes_float32_where_it_fits_and_says_which(storage, size, dtype, free):
-    config = with_pool(parsed("cifar10"), storage=storage)
+    config = with_pool(shipped("cifar10"), storage=storage)
     free(size * GB, size * GB)
     chosen = plan_pool(config, CIFAR, CPU)
     assert chosen.dtype == dtype
@@ -76,7 +77,7 @@ def test_auto_takes_float32_where_it_fits_and_says_which(storage, size, dtype, f
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_pool_that_does_not_fit_names_the_number_of_flows_that_does(storage, dtype, free):
-    config = with_pool(parsed("cifar10"), storage=storage, dtype=dtype)
+    config = with_pool(shipped("cifar10"), storage=storage, dtype=dtype)
     free(10 * GB, 10 * GB)
     with pytest.raises(UserError, match=r"pool\.num_batches = 2500: .*--pool-batches") as caught:
         plan_pool(config, CIFAR, CPU)
@@ -105,7 +106,7 @@ def test_a_part_of_what_is_free_stays_free(config, storage, share, free):
 
 @pytest.mark.parametrize("storage", ["memory", "disk"])
 def test_flows_of_a_hundred_thousand_particles_are_refused(storage, free):
-    config = with_clouds(with_pool(parsed("2d"), storage=storage, num_batches=1), 100_000)
+    config = with_clouds(with_pool(shipped("2d"), storage=storage, num_batches=1), 100_000)
     free(100 * GB)
     with pytest.raises(UserError, match=r"^sinkhorn\.batch_size = 100000: "):
         plan_pool(config, data_shape(config.data), CPU)
@@ -150,7 +151,7 @@ def test_type_of_a_known_pool_stays_when_less_is_free(config, tmp_path, free):
 
 
 def test_flows_together_can_be_set_and_do_not_exceed_the_pool():
-    config = parsed("cifar10")
+    config = shipped("cifar10")
     assert build_batch(with_pool(config, build_batch=3), CIFAR, CPU) == 3
     assert build_batch(with_pool(config, build_batch=30, num_batches=4), CIFAR, CPU) == 4
     assert build_batch(with_pool(config, num_batches=2), CIFAR, CPU) == 2
@@ -164,6 +165,6 @@ def test_flows_together_on_a_card_take_a_share_of_it_at_most(card, budget, monke
     monkeypatch.setattr(
         plan.torch.cuda, "get_device_properties", lambda _: properties(total_memory=card)
     )
-    config = with_pool(parsed("cifar10"), num_batches=10**6)
+    config = with_pool(shipped("cifar10"), num_batches=10**6)
     expected = budget // flow_bytes(config, CIFAR)
     assert build_batch(config, CIFAR, torch.device("cuda")) == expected

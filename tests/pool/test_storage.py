@@ -69,8 +69,8 @@ def test_interrupted_build_goes_on_at_the_first_missing_flow(disk, folder, toget
     assert torch.equal(pool._positions, build(with_pool(disk, storage="memory"))._positions)
 
 
-def test_killed_build_keeps_what_a_header_vouches_for(disk, folder, monkeypatch):
-    """Without a last word: only headers written on the way count."""
+def test_killed_build_keeps_the_flows_of_its_last_header(disk, folder, monkeypatch):
+    """SIGKILL leaves no time for another header."""
     saves = []
     real = files.PoolFile.save
     monkeypatch.setattr(files, "SAVE_SECONDS", 0.0)

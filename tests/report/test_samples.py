@@ -8,7 +8,6 @@ import torch
 
 from nsgf.config.schema import PhaseName, SamplingConfig
 from nsgf.data import build_source
-from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import load_sampler
 from nsgf.report.samples import changed_settings, sample_run
@@ -41,15 +40,6 @@ def test_samples_that_cannot_be_written_leave_those_before(small, small_run, mon
     with pytest.raises(OSError, match="No space"):
         sample_run(small, small_run)
     assert file.read_bytes() == b"before"
-
-
-def test_velocity_network_alone_is_algorithm_2(small):
-    alone = replace(small, phases=["nsgf"])
-    run = train(alone)
-    assert "NFE 3, after updates: nsgf 12 of 12" in sample_run(alone, run)[0]
-    _, found = evaluate_run(alone, run)
-    assert found["nfe"] == 3
-    assert "tau_mean" not in found
 
 
 def lose(run: RunFolder, phase: PhaseName) -> None:

@@ -42,7 +42,7 @@ class Full(nn.Module):
         return 2 * x if t is None else 2 * t[:, None] * x
 
 
-def asked(model, lines=None, config=None):
+def inference(model, lines=None, config=None):
     precision = sampling_precision(config or Config(), CPU)
     return InferenceNetwork(model, precision, CPU, pytest.fail if lines is None else lines.append)
 
@@ -53,7 +53,7 @@ def in_precision(config, precision):
 
 def test_batch_that_does_not_fit_goes_through_in_parts_and_is_said_once():
     model, lines, x, t = Full(room=3), [], torch.randn(20, 2), torch.rand(20)
-    network = asked(model, lines)
+    network = inference(model, lines)
     assert torch.equal(network(x, t), Full()(x, t))
     assert model.sizes[:4] == [20, 10, 5, 3]
     model.sizes.clear()
@@ -67,7 +67,7 @@ def test_batch_that_does_not_fit_goes_through_in_parts_and_is_said_once():
 
 
 def test_single_samples_that_do_not_fit_are_one_line():
-    network = asked(Full(room=0), [])
+    network = inference(Full(room=0), [])
     with pytest.raises(UserError, match="memory is full, even with one sample"):
         network(torch.ones(5, 2))
 
@@ -80,15 +80,15 @@ def test_full_card_changes_no_sample_and_no_nfe(solver):
         config = Config(flow=FlowConfig(steps=2), sampling=SamplingConfig(solver=solver))
         lines = []
         legs = [
-            kind(config, asked(Full(room), lines, config)) for kind in (NSGFSteps, StraightFlow)
+            kind(config, inference(Full(room), lines, config)) for kind in (NSGFSteps, StraightFlow)
         ]
         return FlowSampler(legs)(x), lines
 
     x = 3 * torch.randn(16, 2)
-    (whole, silent), (parts, told) = drawn(math.inf), drawn(5)
+    (whole, silent), (parts, lines) = drawn(math.inf), drawn(5)
     assert torch.equal(whole.x, parts.x)
     assert whole.nfe == parts.nfe
-    assert (len(silent), len(told)) == (0, 2)  # a line for each network
+    assert (len(silent), len(lines)) == (0, 2)  # a line for each network
 
 
 def test_layers_are_in_the_precision_and_answers_and_states_are_not():
@@ -100,7 +100,7 @@ def test_layers_are_in_the_precision_and_answers_and_states_are_not():
 
     for precision, inside in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         types, config = [], in_precision(Config(), precision)
-        network = asked(Seen(2, 2).requires_grad_(False), config=config)
+        network = inference(Seen(2, 2).requires_grad_(False), config=config)
         states = FlowSampler([StraightFlow(config, network)])(torch.randn(4, 2), keep_path=True)
         assert {state.dtype for state in states.path} == {torch.float32}
         assert set(types) == {(torch.float32, inside)}
@@ -114,7 +114,7 @@ def test_weights_are_cast_once_and_not_in_each_call(name):
     inputs = (torch.randn(2, 1, 8, 8), torch.rand(2))[: 2 if name == "nsgf" else 1]
     with torch.autocast("cpu", torch.bfloat16):
         expected = model(*inputs).float()
-    assert torch.equal(asked(model, config=config)(*inputs), expected)
+    assert torch.equal(inference(model, config=config)(*inputs), expected)
     layers = [part for part in model.modules() if isinstance(part, nn.Linear | nn.Conv2d)]
     assert {layer.weight.dtype for layer in layers} == {torch.bfloat16}
 

@@ -70,7 +70,7 @@ def test_omega_takes_as_many_steps_as_each_sample_needs():
     tau = torch.tensor([0.0, 0.25, 0.9, 1.0])
     x = integrate(lambda x, t: 0 * x + 1, torch.zeros(4, 2), tau, SamplingConfig(omega=0.3))
     torch.testing.assert_close(x[:, 0], 1 - tau)  # the last step is shorter
-    assert len(called_times([0.7], omega=0.1)) == 3  # (1 - 0.7) / 0.1 is rounded up
+    assert len(called_times([0.9], omega=0.1)) == 1  # (1 - 0.9) / 0.1 is rounded up
 
 
 def test_heun_calls_at_both_ends_of_the_samples_own_steps():
