@@ -197,6 +197,11 @@ class Data:
         rows = self.images if self.points is None else self.points
         return None if rows is None else len(rows)
 
+    def at_most_half(self, n: int) -> int:
+        """Return ``n``, or half of a finite target if that is less: two draws of so many samples
+        have none in common."""
+        return n if self.count is None else min(n, self.count // 2)
+
     @property
     def axes(self) -> tuple[str, ...] | None:
         """Names of the coordinates of own points; None for other sets."""
