@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, check_links, results_folder, writable, write_text
 from nsgf.run.progress import track
-from nsgf.sampling.generate import batch_folder, forget_batches, generate
+from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -87,10 +88,10 @@ def evaluate_run(
     for part in _measures(config, data, samples, device, log, network):
         metrics |= part
         _write(file, metrics)
-    can_continue = evaluation.inception and isinstance(network, str)
-    if can_continue:
+    if evaluation.inception and isinstance(network, str):
         log("samples are kept: the same command measures what was left out")
-    forget_batches(drawn, keep=can_continue)
+    else:
+        shutil.rmtree(drawn, ignore_errors=True)
     return file, metrics
 
 
