@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, check_links, results_folder, writable, write_text
 from nsgf.run.progress import track
-from nsgf.sampling.generate import batch_folder, forget_batches, generate
+from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -48,25 +49,20 @@ def evaluate_run(
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
             that holds the run, the file goes to ``OUT_DIR/RUN``: the run may be read-only.
         run: its folder.
-        log: takes a line about what is going to be measured, and lines about what is computed once
-            and kept in ``out_dir``.
-        world: the processes that sample together, of which the first measures; None: only this
-            one.
+        log: takes lines about what is measured, and what is computed once and kept in ``out_dir``.
+        world: the processes that sample together, of which the first measures; None: this one.
 
     Returns:
         The file and its content; of other processes than the first without content.
 
     Raises:
-        UserError: checkpoints, data or a given weights file are missing or damaged, or a folder
-            cannot be written or leads out of itself, which is found out before sampling; or
-            ``sampling.label`` is set.
+        UserError: before sampling, if ``sampling.label`` is set, if checkpoints, data or a given
+            weights file are missing or damaged, or a folder cannot be written or leads out of
+            itself.
     """
     check(config)
     if config.sampling.label is not None:
-        raise UserError(
-            f"sampling.label = {config.sampling.label}: evaluate measures all classes at once; say "
-            "--sampling.label null"
-        )
+        raise UserError(f"sampling.label = {config.sampling.label}: must be null to measure a run")
     world = world or World()
     log = log if world.is_main else lambda _: None
     folder, evaluation = writable(results_folder(config, run)), config.evaluation
@@ -77,13 +73,13 @@ def evaluate_run(
     nfe = sampler.expected_nfe
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     log(f"evaluate: {evaluation.num_samples} samples at {calls}")
-    file = folder / "metrics.json"
     drawn = batch_folder(folder / "samples", sampler, device, _floats(config))
     data: Data | None = None
     network: Inception | str = ""
     if world.is_main:  # both are refused before sampling
         data, network = Data(config.data, config.seed), _inception(config)
     samples = _samples(config, sampler, device, drawn, world)
+    file = folder / "metrics.json"
     if data is None:
         return file, {}
     if not all(part.finite for part in samples):
@@ -92,10 +88,10 @@ def evaluate_run(
     for part in _measures(config, data, samples, device, log, network):
         metrics |= part
         _write(file, metrics)
-    is_needed = evaluation.inception and isinstance(network, str)
-    if is_needed:
+    if evaluation.inception and isinstance(network, str):
         log("samples are kept: the same command measures what was left out")
-    forget_batches(drawn, keep=is_needed)
+    else:
+        shutil.rmtree(drawn, ignore_errors=True)
     return file, metrics
 
 
@@ -262,9 +258,7 @@ def _floats(config: Config) -> int | None:
 
 def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, Any]:
     """Return exact W2 to fresh target samples, and its floor, over the repetitions."""
-    n = min(config.evaluation.w2_samples, len(samples[0]))
-    if data.count is not None:
-        n = min(n, data.count // 2)  # two disjoint halves for the floor
+    n = data.at_most_half(min(config.evaluation.w2_samples, len(samples[0])))
     distances, floors = [], []
     for repeat, part in enumerate(track(samples, "W2", "repeat")):
         own = data.in_units(part[:n])

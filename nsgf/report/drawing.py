@@ -80,7 +80,8 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     samples = replace(samples, x=path[-1], path=path)
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
-    calls, shown = f"{count} samples, {samples.nfe:g} network calls each.", samples.in_units(data)
+    calls = f"{count} samples, {samples.nfe:g} network calls each."
+    shown = replace(samples, path=[data.in_units(state) for state in samples.path])
     if data.images is None:
         target = data.reference("report").sample(count)
         figure = draw_points(shown.path, target, f"NFE {samples.nfe:g}", data.axes)

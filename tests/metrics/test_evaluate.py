@@ -257,7 +257,7 @@ def test_samples_are_kept_until_inception_has_seen_them(digits_run, monkeypatch,
     with monkeypatch.context() as patch:
         patch.setattr("nsgf.metrics.inception._published", lambda: tmp_path / "none.pth")
         with monkeypatch.context() as earlier:
-            earlier.setattr("nsgf.sampling.generate.fingerprint", lambda _: "of earlier weights")
+            earlier.setattr("nsgf.sampling.generate._fingerprint", lambda _: "of earlier weights")
             evaluate_run(config, run)
         assert "left out" in evaluate_run(config, run, said.append)[1]["inception"]
     assert said[-1] == "samples are kept: the same command measures what was left out"
