@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from nsgf.cli.arguments import Request, parse
 from nsgf.cli.flags import COMMANDS, command_parser, completion
 from nsgf.system.errors import UserError, cause, one_line
-from nsgf.system.launch import is_launched, launched_rank
-from nsgf.system.output import show, show_error, silence
+from nsgf.system.output import is_launched, launched_rank, show, show_error, silence
 from nsgf.version import __version__
 
 if TYPE_CHECKING:

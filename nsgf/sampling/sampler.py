@@ -26,7 +26,7 @@ from nsgf.sampling.solvers import (
     expected_calls,
     integrate,
 )
-from nsgf.sinkhorn.schedule import flow_time
+from nsgf.sinkhorn.base import flow_time
 from nsgf.system.errors import UserError
 
 Network = Callable[..., Tensor]
