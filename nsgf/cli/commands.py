@@ -122,7 +122,7 @@ def _train(request: Request) -> Iterator[str]:
             run = train(config, run, first, world, stop)
         except Stopped as stopped:
             if world.is_main:
-                yield f"stopped ({stop.reason}), {stopped}; go on with:"
+                yield f"stopped ({stop.reason}), {stopped}; continue with:"
                 folder = Path(stopped.folder or "")
                 yield f"    {_resume_command(folder, world.size, config.tracking.tracker)}"
             return
@@ -197,7 +197,7 @@ def _compare(request: Request) -> Iterator[str]:
             comparison = Comparison.of(config, request.methods)
             files = compare(comparison, stop, reports=is_first)
         except Stopped as stopped:
-            yield f"stopped ({stop.reason}), {stopped}; the same command goes on"
+            yield f"stopped ({stop.reason}), {stopped}; the same command continues"
             return
     if is_first:
         yield from [files[0].read_text(encoding="utf-8").rstrip("\n"), *map(str, files)]
