@@ -57,19 +57,17 @@ class ImageSet:
                 )
         return images
 
-    def labels(self, config: DataConfig) -> Tensor:
-        """Return the labels of the training images, in their order.  int64, (N,)
+    def labels(self, config: DataConfig, count: int) -> Tensor:
+        """Return the labels of the ``count`` training images, in their order.  int64, (count,)
 
         Raises:
-            UserError: there are none, or the files are missing, damaged or cannot be downloaded.
+            UserError: the files are missing, damaged, of other images, or cannot be downloaded.
         """
+        assert self.read_labels is not None
         with self._in_one_line(config):
-            if self.read_labels is None:
-                raise ValueError("it has no labels")
             labels = self.read_labels(config).long()
-            is_known = torch.isin(labels, torch.arange(self.classes))
-            if labels.ndim != 1 or not len(labels) or not is_known.all():
-                raise ValueError(f"labels are not one of 0 to {self.classes - 1} for each image")
+            if labels.shape != (count,) or not (labels < self.classes).all() or labels.min() < 0:
+                raise ValueError(f"labels are not {count} numbers from 0 to {self.classes - 1}")
         return labels
 
     def fake_images(self, generator: torch.Generator) -> Tensor:

@@ -49,25 +49,20 @@ def evaluate_run(
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
             that holds the run, the file goes to ``OUT_DIR/RUN``: the run may be read-only.
         run: its folder.
-        log: takes a line about what is going to be measured, and lines about what is computed once
-            and kept in ``out_dir``.
-        world: the processes that sample together, of which the first measures; None: only this
-            one.
+        log: takes lines about what is measured, and what is computed once and kept in ``out_dir``.
+        world: the processes that sample together, of which the first measures; None: this one.
 
     Returns:
         The file and its content; of other processes than the first without content.
 
     Raises:
-        UserError: checkpoints, data or a given weights file are missing or damaged, or a folder
-            cannot be written or leads out of itself, which is found out before sampling; or
-            ``sampling.label`` is set.
+        UserError: before sampling, if ``sampling.label`` is set, if checkpoints, data or a given
+            weights file are missing or damaged, or a folder cannot be written or leads out of
+            itself.
     """
     check(config)
     if config.sampling.label is not None:
-        raise UserError(
-            f"sampling.label = {config.sampling.label}: evaluate measures all classes at once; say "
-            "--sampling.label null"
-        )
+        raise UserError(f"sampling.label = {config.sampling.label}: must be null to measure a run")
     world = world or World()
     log = log if world.is_main else lambda _: None
     folder, evaluation = writable(results_folder(config, run)), config.evaluation
@@ -78,13 +73,13 @@ def evaluate_run(
     nfe = sampler.expected_nfe
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     log(f"evaluate: {evaluation.num_samples} samples at {calls}")
-    file = folder / "metrics.json"
     drawn = batch_folder(folder / "samples", sampler, device, _floats(config))
     data: Data | None = None
     network: Inception | str = ""
     if world.is_main:  # both are refused before sampling
         data, network = Data(config.data, config.seed), _inception(config)
     samples = _samples(config, sampler, device, drawn, world)
+    file = folder / "metrics.json"
     if data is None:
         return file, {}
     if not all(part.finite for part in samples):
@@ -263,9 +258,7 @@ def _floats(config: Config) -> int | None:
 
 def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, Any]:
     """Return exact W2 to fresh target samples, and its floor, over the repetitions."""
-    n = min(config.evaluation.w2_samples, len(samples[0]))
-    if data.count is not None:
-        n = min(n, data.count // 2)  # two disjoint halves for the floor
+    n = data.at_most_half(min(config.evaluation.w2_samples, len(samples[0])))
     distances, floors = [], []
     for repeat, part in enumerate(track(samples, "W2", "repeat")):
         own = data.in_units(part[:n])
