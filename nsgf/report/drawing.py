@@ -28,7 +28,7 @@ from nsgf.report.preview import count_samples
 from nsgf.run.folder import RunFolder, writable
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_solver
-from nsgf.sinkhorn.schedule import step_sizes, time_step
+from nsgf.sinkhorn.base import step_sizes, time_step
 from nsgf.system.errors import UserError
 
 NEIGHBOURS = 16

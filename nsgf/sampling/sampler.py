@@ -26,7 +26,7 @@ from nsgf.sampling.solvers import (
     expected_calls,
     integrate,
 )
-from nsgf.sinkhorn.schedule import flow_time
+from nsgf.sinkhorn.base import flow_time
 from nsgf.system.errors import UserError
 
 Network = Callable[..., Tensor]
@@ -169,7 +169,7 @@ class OneCall(Leg):
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x = samples.x
         answer = self.velocity(samples.labels)(x, torch.zeros(len(x), device=x.device))
-        samples.x = x + answer if self.config.generator.residual else answer
+        samples.x = x + answer if self.config.starts_as_velocity else answer
         if observe:
             observe(samples.x)
 
