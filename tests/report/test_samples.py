@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import PHASES
-from nsgf.data import Data
+from nsgf.data import Data, build_source
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
@@ -14,6 +14,7 @@ from nsgf.phases.base import load_network
 from nsgf.report.samples import changed_settings, count_samples, preview_samples, sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier, results_folder
+from nsgf.sampling.generate import generate
 from nsgf.system.errors import UserError
 from tests.conftest import shipped, tiny_config
 
@@ -28,6 +29,18 @@ def test_points_are_sampled_to_files(small, small_run):
     assert saved["tau"].shape == (20,)
     assert saved["nfe"] == 8
     assert {path.name for path in small_run.samples.iterdir()} == {"samples.npz", "trajectory.png"}
+
+
+def test_batches_do_not_change_the_samples(small, small_run):
+    def drawn(size):
+        config = replace(small, sampling=replace(small.sampling, batch_size=size))
+        sampler, _ = load_sampler(config, small_run, CPU)
+        return generate(sampler, build_source(small.data, 0, "x"), 20, CPU)
+
+    whole, parts = drawn(20), drawn(7)
+    torch.testing.assert_close(whole.x, parts.x)
+    torch.testing.assert_close(whole.tau, parts.tau)
+    assert whole.nfe == parts.nfe == 8
 
 
 def test_a_fixed_time_needs_no_predictor(small, small_run):
