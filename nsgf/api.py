@@ -35,7 +35,7 @@ from nsgf.sampling.sampler import (
     StraightFlow,
     at_calls,
     calls_per_velocity,
-    least_calls,
+    possible_calls,
 )
 from nsgf.share.exported import ExportedRun, fetched, is_address, is_exported
 from nsgf.system.errors import UserError
@@ -118,7 +118,7 @@ class Run:
     def _at(self, config: Config, nfe: int) -> Config:
         """Return the settings of sampling with ``nfe`` network calls."""
         legs = [phase.leg for phase in get_phases(list(self.networks))]
-        least = least_calls(config.sampling, legs)
+        least, _ = possible_calls(config.sampling, legs)
         if not isinstance(nfe, int) or nfe < least:
             raise UserError(f"nfe = {nfe!r}: must be a whole number >= {least} for this run")
         if StraightFlow in legs and config.sampling.solver == "dopri5":

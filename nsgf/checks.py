@@ -117,11 +117,6 @@ def _general_rules(config: Config) -> Iterator[Rule]:
         whole = "must be 1 with phase generator, whose transport problems need the whole batch"
         yield split > 1, "train.accumulate", whole
         yield generator.batch_size < 4, "generator.batch_size", "must be >= 4, two halves"
-        begins = generator.init == "nsgf"
-        needs = f"needs that phase; say --phases [{','.join(ONE_CALL)}]"
-        yield begins and list(ONE_CALL) != config.phases, "generator.init", needs
-        needs = "begins with a velocity; say --generator.residual true"
-        yield begins and not generator.residual, "generator.init", needs
         yield not generator.blurs, "generator.blurs", "must have at least one"
 
 

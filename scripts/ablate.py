@@ -112,9 +112,8 @@ VARIANTS: dict[str, dict[str, str]] = {
         "blur 0.1": one_call(256, "--generator.blurs [0.1]"),
         "blur 0.3": one_call(256, "--generator.blurs [0.3]"),
         "blur 0.4": one_call(256, "--generator.blurs [0.4]"),
-        "blurs 0.1, 0.2, 0.4": one_call(256, "--generator.blurs [0.1,0.2,0.4]"),
         "tolerance 1e-2": one_call(256, "--generator.tolerance 1e-2"),
-        "z + g(z, 0)": one_call(256, "--generator.residual true"),
+        "blurs 0.1, 0.2, 0.4": one_call(256, "--generator.blurs [0.1,0.2,0.4]"),
     },
 }
 """By name of the ablation: label and flags. A straight flow from noise needs a predictor, which

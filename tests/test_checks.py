@@ -25,10 +25,8 @@ def test_shipped_configurations_are_valid(config_names, own_data):
 WRONG = [  # experiment, flag, the setting that is refused
     ("2d/onecall+", "--accumulate=2", "train.accumulate"),
     ("2d/onecall+", "--batch-size=3", "generator.batch_size"),
-    ("2d/onecall+", "--generator.residual=false", "generator.init"),
     ("2d/onecall+", "--generator.blurs=[]", "generator.blurs"),
     ("2d/onecall+", "--generator.targets=3", "generator.targets"),
-    ("digits/onecall", "--generator.init=nsgf", "generator.init"),
     ("2d", "--sinkhorn.target_batch=0", "sinkhorn.target_batch"),
     ("2d", "--sinkhorn.blur=0", "sinkhorn.blur"),
     ("2d", "--sinkhorn.blur=.nan", "sinkhorn.blur"),

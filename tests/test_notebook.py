@@ -39,7 +39,7 @@ def test_notebook_trains_and_goes_on_from_a_read_only_input(tmp_path, monkeypatc
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }.items():
         monkeypatch.setenv(name, value)
-    # what is not asked for is no run to go on with
+    # what is not asked for is not resumed
     (tmp_path / "runs" / "digits-20260101_000000").mkdir(parents=True)
     (tmp_path / "input" / "mnist-smoke-20260101_000000").mkdir(parents=True)
     for stranger in tmp_path.glob("*/digits-*"):
@@ -52,7 +52,7 @@ def test_notebook_trains_and_goes_on_from_a_read_only_input(tmp_path, monkeypatc
     assert first.count(run.name) > 3
     shutil.move(run, tmp_path / "input" / "last-session" / "runs" / run.name)
     second = printed(tmp_path)
-    assert "going on with" in second
+    assert "continues" in second
     assert "nsf: finished" in second
     assert (tmp_path / "runs" / run.name / "report.html").exists()
 

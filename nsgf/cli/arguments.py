@@ -61,6 +61,10 @@ class Request:
     """Words behind the command."""
 
 
+RECIPES = {"paper": "nsgf++", "onecall": "onecall"}
+"""Methods by the last part of an experiment's earlier name, as in ``digits-paper``."""
+
+
 def parse(argv: list[str]) -> Request:
     """Return the request of a command line.
 
@@ -210,6 +214,9 @@ def _file(control: Content, flags: Content) -> Path | None:
     if exp is None or "run" in control:
         return None
     if exp not in experiments():
+        name, _, recipe = exp.rpartition("-")
+        if name in experiments() and recipe in RECIPES:
+            raise UserError(f"exp = {exp}: is now --exp {name} --method {RECIPES[recipe]}")
         names = ", ".join(experiments())
         raise UserError(f"exp = {exp}: must be one of {names}, or use --config")
     return config_folder() / f"{exp}.yaml"

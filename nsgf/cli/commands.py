@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from nsgf.cli.arguments import Request, parse
 from nsgf.cli.flags import COMMANDS, command_parser, completion
 from nsgf.system.errors import UserError, cause, one_line
-from nsgf.system.launch import is_launched, launched_rank
-from nsgf.system.output import show, show_error, silence
+from nsgf.system.output import is_launched, launched_rank, show, show_error, silence
 from nsgf.version import __version__
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ def _train(request: Request) -> Iterator[str]:
             run = train(config, run, first, world, stop)
         except Stopped as stopped:
             if world.is_main:
-                yield f"stopped ({stop.reason}), {stopped}; go on with:"
+                yield f"stopped ({stop.reason}), {stopped}; continue with:"
                 folder = Path(stopped.folder or "")
                 yield f"    {_resume_command(folder, world.size, config.tracking.tracker)}"
             return
@@ -198,7 +197,7 @@ def _compare(request: Request) -> Iterator[str]:
             comparison = Comparison.of(config, request.methods)
             files = compare(comparison, stop, reports=is_first)
         except Stopped as stopped:
-            yield f"stopped ({stop.reason}), {stopped}; the same command goes on"
+            yield f"stopped ({stop.reason}), {stopped}; the same command continues"
             return
     if is_first:
         yield from [files[0].read_text(encoding="utf-8").rstrip("\n"), *map(str, files)]

@@ -11,7 +11,7 @@ from nsgf.config.schema import OF_PHASES, PHASES
 from nsgf.system.errors import UserError
 
 COMMANDS = {
-    "train": "train the phases of an experiment, or go on with them",
+    "train": "train the phases of an experiment, or resume them",
     "sample": "draw samples and pictures from a trained run",
     "evaluate": "measure a trained run: W2, FID, precision and recall",
     "report": "write a page about a trained run, or about a comparison",

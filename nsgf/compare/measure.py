@@ -40,8 +40,8 @@ class Yardstick:
             self._classifier = ClassifierMetrics(config.data, images, out_dir, device, log)
             self.samples = self._classifier.used(self.samples)
             self.names = [f"classifier_{name}" for name in ("fid", "precision", "recall")]
-        elif self._data.count is not None:
-            self.samples = min(self.samples, self._data.count // 2)  # disjoint halves for the floor
+        else:
+            self.samples = self._data.at_most_half(self.samples)
         if self.samples < 2:
             raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
 

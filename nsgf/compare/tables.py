@@ -260,7 +260,9 @@ def _save_picture(comparison: Comparison, target: str, device: torch.device) -> 
         for nfe in possible_nfe(config):
             sampler, _ = load_sampler(at_nfe(config, nfe), run, device)
             own = drawn.setdefault(method_title(trial.method), {})
-            own[nfe] = sampler(noise, keep_path=True).in_units(data)
+            samples = sampler(noise, keep_path=True)
+            path = [data.in_units(state) for state in samples.path]
+            own[nfe] = replace(samples, x=path[-1], path=path)
     title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"
     real = data.reference("picture")
     if data.images is None:

@@ -14,7 +14,7 @@ from nsgf.checks import check
 from nsgf.config.schema import PEER_PHASES, Config
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs
-from nsgf.sampling.sampler import at_calls, least_calls, most_calls
+from nsgf.sampling.sampler import at_calls, possible_calls
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
@@ -165,8 +165,8 @@ def count_updates(config: Config) -> int:
 def possible_nfe(config: Config) -> list[int]:
     """Return the values of ``compare.nfe`` with which a trial can be sampled."""
     legs = called_legs(config, config.phases.__contains__)
-    least, most = least_calls(config.sampling, legs), most_calls(legs)
-    return [nfe for nfe in config.compare.nfe if least <= nfe <= (most or nfe)]
+    least, most = possible_calls(config.sampling, legs)
+    return [nfe for nfe in config.compare.nfe if least <= nfe <= most]
 
 
 def at_nfe(config: Config, nfe: int) -> Config:

@@ -16,7 +16,11 @@ from nsgf.config.schema import OF_PHASES, Settings
 from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError
 
-REMOVED: dict[str, Any] = {"model.mlp.depth": 3}
+REMOVED: dict[str, Any] = {
+    "model.mlp.depth": 3,
+    "generator.init": "random",
+    "generator.residual": False,
+}
 """Settings that runs of earlier versions still have, with the value that now always holds."""
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
 

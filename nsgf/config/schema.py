@@ -214,7 +214,7 @@ class ReflowConfig(OptimConfig):
 @dataclass
 class GeneratorConfig(OptimConfig):
     """Phase ``generator``: one network call from noise to data, trained by the Sinkhorn flow of the
-    two halves of a batch."""
+    two halves of a batch. With phases [nsgf, generator] it starts as the velocity network."""
 
     targets: Annotated[int | None, Range(4)] = None
     """Real samples of one update, half of them for each half of the batch; null: batch_size."""
@@ -225,10 +225,6 @@ class GeneratorConfig(OptimConfig):
     samples: 0.1 makes eps a hundredth of that cost. The velocities of several are averaged."""
     tolerance: Annotated[float, Range(above=0)] = 5e-4
     """As sinkhorn.tolerance."""
-    residual: bool = False
-    """true: G(z) = z + g(z, 0), as with a velocity network; false: G(z) = g(z, 0)."""
-    init: Literal["random", "nsgf"] = "random"
-    """First weights: random, or the velocity network's average, with phases [nsgf, generator]."""
 
 
 @dataclass
@@ -368,6 +364,11 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+
+    @property
+    def starts_as_velocity(self) -> bool:
+        """Whether the generator starts as the velocity network: G(z) = z + g(z, 0)."""
+        return ONE_CALL[0] in self.phases
 
 
 @dataclass

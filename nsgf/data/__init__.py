@@ -108,7 +108,7 @@ class Data:
         """Load the target; images go to ``device`` if they take little of its free memory.
 
         Raises:
-            UserError: the target's files are missing or damaged.
+            UserError: the target's files are missing or damaged, or a class has no images.
         """
         self._config, self._seed = config, seed
         self._target = target_set(config)
@@ -129,24 +129,15 @@ class Data:
             else:
                 self.images = self._target.images(config)
             if self.classes:
-                self._labels = self._read_labels(self._target, len(self.images))
+                self._labels = self._target.labels(config, len(self.images))
+                empty = self.classes - len(self._labels.unique())
+                if empty:
+                    raise UserError(
+                        f"data.conditional = true: {empty} classes of {config.name} have no "
+                        "images; say --data.conditional false"
+                    )
             if device is not None and fits_beside_training(self.images, device):
                 self.images = self.images.to(device)
-
-    def _read_labels(self, target: ImageSet, images: int) -> Tensor:
-        """Return the label of each image.
-
-        Raises:
-            UserError: an image has no label, or a class no image.
-        """
-        labels = target.labels(self._config)
-        empty = torch.bincount(labels, minlength=self.classes) == 0
-        if len(labels) != images or empty.any():
-            raise UserError(
-                f"data.conditional = true: {target.name} has {images} images, {len(labels)} "
-                f"labels and {int(empty.sum())} empty classes; say --data.conditional false"
-            )
-        return labels
 
     def source(self, *stream: str) -> Sampler:
         """Return a sampler of mu0 with a random stream of its own."""
@@ -205,6 +196,11 @@ class Data:
         """Number of samples in the target, without mirrored ones; None: unlimited."""
         rows = self.images if self.points is None else self.points
         return None if rows is None else len(rows)
+
+    def at_most_half(self, n: int) -> int:
+        """Return ``n``, or half of a finite target if that is less: two draws of so many samples
+        have none in common."""
+        return n if self.count is None else min(n, self.count // 2)
 
     @property
     def axes(self) -> tuple[str, ...] | None:

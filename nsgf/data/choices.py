@@ -5,8 +5,8 @@ and chosen is saved with it, so that a resumed or sampled run chooses nothing ag
 files and flags win over the rules.
 """
 
-import math
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from nsgf.config.files import Content, build, inherited, merged, nested
@@ -21,6 +21,8 @@ MANY = 10_000
 """Number of images from which on networks are as large as those for shipped sets of their size."""
 LARGEST_END = 16
 """Largest side in pixels of a UNet's last level: attention there costs its fourth power."""
+OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
+"""Settings that only some methods use; the rules lower a method's value and set no new one."""
 
 
 def with_own_data(
@@ -61,8 +63,7 @@ def with_own_data(
         raise UserError(f"data.path = null: name the {name} to train on with --data.path")
     known = (read_found(config.data), ()) if config.data.found else None
     found, notes = known or INSPECTORS[name](config.data)
-    mult = merged(base, flags).get("model", {}).get("unet", {}).get("mult")
-    chosen = _chosen(config, found, mult)
+    chosen = _chosen(config, found)
     data: dict[str, Any] = {"found": found._asdict()}
     if name == "images":
         data["size"] = found.shape[1]
@@ -72,19 +73,14 @@ def with_own_data(
     return below, merged(flags, {"data": data}), notes
 
 
-def _chosen(config: Config, found: Found, mult: list[int] | None) -> dict[str, Any]:
-    """Return the chosen settings by dotted key, without those that would have no effect."""
-    samples, shape = found.samples, found.shape
-    if len(shape) == 1:
-        return for_points(samples, *shape)
-    chosen = for_images(samples, shape[0], shape[1], mult)
-    if config.nsf.coupling != "ot":
-        del chosen["nsf.coupling_batch"]
-    if config.nsf.source == "prior":
-        del chosen["nsf.starts"]
-    if not config.peer.coupling_batch:
-        del chosen["peer.coupling_batch"]
-    return {**chosen, "evaluation.classifier": bool(found.classes)}
+def _chosen(config: Config, found: Found) -> dict[str, Any]:
+    """Return the chosen settings by dotted key, without those that the method does not use."""
+    if len(found.shape) == 1:
+        return for_points(found.samples, *found.shape)
+    chosen = for_images(found.samples, *found.shape[:2])
+    unused = {key for key in OPTIONAL if attrgetter(key)(config) is None}
+    chosen["evaluation.classifier"] = bool(found.classes)
+    return {key: value for key, value in chosen.items() if key not in unused}
 
 
 def for_points(samples: int, dim: int) -> dict[str, Any]:
@@ -100,24 +96,16 @@ def for_points(samples: int, dim: int) -> dict[str, Any]:
     }
 
 
-def for_images(
-    samples: int, channels: int, size: int, mult: list[int] | None = None
-) -> dict[str, Any]:
-    """Return settings by dotted key for images of ``size`` x ``size`` pixels.
-
-    Args:
-        samples: number of images.
-        channels: 1 or 3.
-        size: pixels of a side.
-        mult: levels of the network, if the user gives them.
+def for_images(samples: int, channels: int, size: int) -> dict[str, Any]:
+    """Return settings by dotted key for ``samples`` images of ``size`` x ``size`` pixels.
 
     Raises:
         UserError: a network cannot halve that side often enough.
     """
-    sides = _sides(size)
-    if mult:
-        sides = sides[: len(mult)]
-    elif sides[-1] > LARGEST_END:
+    sides = [size]  # of the levels of a network that halves as often as it can
+    while sides[-1] % 2 == 0 and sides[-1] >= 8:
+        sides.append(sides[-1] // 2)
+    if sides[-1] > LARGEST_END:
         raise UserError(
             f"data.size = {size}: can only be halved to {sides[-1]} pixels, must come to "
             f"{LARGEST_END} or fewer, as 28, 32, 48, 96 and 224 do"
@@ -126,7 +114,6 @@ def for_images(
     # small sets get narrow networks, which learn them by heart later
     width, many = (32 if size < 32 else 64 if size < 64 else 128), samples >= MANY
     width = width if many else max(32, width // 2)
-    levels = mult or [1, *[2] * (len(sides) - 1)]
     return {
         "optim.batch_size": n,
         "sinkhorn.batch_size": n,
@@ -134,22 +121,14 @@ def for_images(
         "pool.num_batches": _flows(25_600, n, 3 * values),
         "model.unet.channels": width,
         "model.unet.res_blocks": 2 if many and size >= 32 else 1,
-        "model.unet.mult": levels,
+        "model.unet.mult": [1, *[2] * (len(sides) - 1)],
         "model.unet.attention": [side for side in sides[1:] if 8 <= side <= 16],
-        "model.unet.heads": width // 32 * math.gcd(*(levels[1:] or levels)),  # of 32 channels
+        "model.unet.heads": width // 32 * min(2, len(sides)),  # of 32 channels
         "model.predictor_channels": [32, 64, 128, 256][: size.bit_length() - 1],
         "nsf.coupling_batch": min(1024, samples),
         "nsf.starts": min(65_536, START_VALUES // values),
         "peer.coupling_batch": min(1024, samples),
     }
-
-
-def _sides(size: int) -> list[int]:
-    """Return the side in pixels on each level of a network that halves as often as it can."""
-    sides = [size]
-    while sides[-1] % 2 == 0 and sides[-1] >= 8:
-        sides.append(sides[-1] // 2)
-    return sides
 
 
 def _flows(trajectories: int, particles: int, values: int) -> int:

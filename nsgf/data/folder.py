@@ -36,10 +36,8 @@ GREY = "1LI"
 """First letters of Pillow's modes without colour; those with an I hold 16 bits a pixel."""
 
 
-def find_images(root: Path) -> tuple[list[Path], int]:
-    """Return the images below a folder, relative to it and sorted, and the number of other files.
-
-    Hidden files and folders are left out.
+def find_images(root: Path) -> list[Path]:
+    """Return the images below a folder, relative to it and sorted, without hidden ones.
 
     Raises:
         UserError: there is no such folder, or too few images in it.
@@ -49,16 +47,14 @@ def find_images(root: Path) -> tuple[list[Path], int]:
             f"data.path = {root}: no such folder; name a folder of images with --data.path DIR, "
             "or a file of points with --exp points --data.path FILE"
         )
-    names = (Path(name) for name in glob("**", root_dir=root, recursive=True))
-    files = [name for name in names if (root / name).is_file()]
-    images = [file for file in files if file.suffix.lower() in SUFFIXES]
-    others = len(files) - len(images)
+    files = (Path(name) for name in glob("**", root_dir=root, recursive=True))
+    images = [one for one in files if one.suffix.lower() in SUFFIXES and (root / one).is_file()]
     if len(images) < LEAST:
         raise UserError(
-            f"data.path = {root}: {len(images)} images in it (and {others} other files), must be "
-            f"at least {LEAST} of {', '.join(FORMATS)}; name a folder with more"
+            f"data.path = {root}: {len(images)} images in it, must be at least {LEAST} of "
+            f"{', '.join(FORMATS)}; name a folder with more"
         )
-    return sorted(images, key=lambda file: file.parts), others
+    return sorted(images, key=lambda file: file.parts)
 
 
 def inspect_images(config: DataConfig) -> Inspection:
@@ -68,7 +64,7 @@ def inspect_images(config: DataConfig) -> Inspection:
         UserError: there is no such folder, or a file in it is not an image or cannot be opened.
     """
     root, digest, is_grey = data_path(config), hashlib.sha256(), True
-    files, others = find_images(root)
+    files = find_images(root)
     for file in files:
         with _naming(root, file):
             is_grey &= _opened(root, file, digest).mode[0] in GREY
@@ -78,7 +74,7 @@ def inspect_images(config: DataConfig) -> Inspection:
     has_classes = len(counts) > 1 and min(counts.values()) >= LEAST_OF_CLASS
     notes = (
         f"data: {len(files)} images of {root}, {shape[0]} x {size} x {size}, "
-        f"{format_bytes(len(files) * math.prod(shape))} of memory, {others} other files left out",
+        f"{format_bytes(len(files) * math.prod(shape))} of memory",
         f"data: {len(counts)} classes by subfolder"
         if has_classes
         else "evaluation.classifier: off, it needs two or more subfolders with "
@@ -113,7 +109,6 @@ def image_set(config: DataConfig) -> ImageSet:
         # about as many updates as for the shipped sets, whatever the number of images
         classifier_epochs=max(4, min(30, 400_000 // found.samples)),
         uses=frozenset({"path", "size", "flip"}),
-        files="images",
     )
 
 
@@ -124,7 +119,7 @@ def read_images(config: DataConfig) -> Tensor:
         UserError: one is broken, or they are not those that the run was begun with.
     """
     found, root, digest = read_found(config), data_path(config), hashlib.sha256()
-    files, _ = find_images(root)
+    files = find_images(root)
     needed, free = len(files) * math.prod(found.shape), available_bytes()
     if needed > free:
         raise UserError(
@@ -141,23 +136,20 @@ def read_images(config: DataConfig) -> Tensor:
 
 def read_labels(config: DataConfig) -> Tensor:
     """Return the class of each image; classes are numbered in the order of their names.  (N,)"""
-    files, _ = find_images(data_path(config))
-    _, numbers = np.unique(_class_names(files), return_inverse=True)
+    names = _class_names(find_images(data_path(config)))
+    _, numbers = np.unique(names, return_inverse=True)
     return torch.from_numpy(numbers)
 
 
 @contextmanager
 def _naming(root: Path, file: Path) -> Iterator[None]:
     """Raise UserError that names the file in place of Pillow's many types of errors."""
-    from PIL import UnidentifiedImageError
-
     try:
         yield
     except Exception as error:
-        is_unknown = isinstance(error, UnidentifiedImageError)
-        why = f"none of {', '.join(FORMATS)}" if is_unknown else one_line(error)
         raise UserError(
-            f"data.path = {root}: {file} is no usable image ({why}); remove it, or save it anew"
+            f"data.path = {root}: {file} cannot be read as one of {', '.join(FORMATS)} "
+            f"({one_line(error)}); remove it, or save it anew"
         ) from error
 
 
@@ -179,11 +171,8 @@ def _pixels(image: Any, shape: list[int]) -> Tensor:
     channels, size = shape[0], (shape[2], shape[1])
     image.draft(None, (2 * size[0], 2 * size[1]))  # decodes large JPEG photos six times faster
     image = ImageOps.exif_transpose(image)
-    if image.mode[0] in "IF":  # Pillow itself would cut off 16 bits at 255
-        values = np.asarray(image)
-        if image.mode == "F" or values.min() < 0 or values.max() > 65535:
-            raise ValueError("pixels have 32 bits, must have 8 or 16")
-        image = Image.fromarray((values.astype(np.int64) >> 8).astype(np.uint8))
+    if image.mode[0] == "I":  # Pillow itself would cut off 16 bits at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         image = image.convert("RGBA")  # white instead of the colour hidden below
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)

@@ -59,7 +59,7 @@ class ClassifierMetrics:
         kind = target_set(config)
         assert isinstance(kind, ImageSet)
         folder = out_dir.expanduser() / ".classifiers"
-        self._trained = obtain(kind, images, kind.labels(config), folder, device, log)
+        self._trained = obtain(kind, images, kind.labels(config, len(images)), folder, device, log)
         self._device = device
         order = torch.randperm(len(images), generator=make_generator(SEED, "classifier", "real"))
         size = min(MOST, len(images) // 2)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from os.path import lexists
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,8 @@ from nsgf.metrics.distances import (
     require_fidelity,
     require_neighbours,
 )
-from nsgf.run.folder import replacing
+from nsgf.run.cache import fingerprint, load_or_compute
 from nsgf.run.progress import track
-from nsgf.system.archive import fingerprint, load_archive
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.output import show
 
@@ -126,26 +125,25 @@ class Reference:
     def features(
         self, network: Inception, device: torch.device, batch_size: int, log: Callable[[str], None]
     ) -> Tensor:
-        """Return their features (N, 2048), from the file, or computed now and kept there with a
-        line to ``log``."""
+        """Return their features (N, 2048), from the file, or computed now and kept there.
+
+        ``log`` takes a line in the second case.
+        """
+
+        def check(found: Tensor) -> Tensor:
+            if (found.dtype, found.ndim, len(found)) != (torch.float32, 2, len(self.images)):
+                raise ValueError(f"no features of {len(self.images)} images")
+            return found
+
+        def compute() -> Tensor:
+            log(f"features of the real images are computed, and kept in {self.cache}")
+            return network.features(self.images, "real images", device, batch_size)[0]
+
         file = self.cache / (
             f"{self.name.replace(' ', '-')}-train-{fingerprint(self.images)}-to-299-"
             f"{network.sha256[:12]}-tf{network.version}.pt"
         )
-        again = ""
-        try:
-            if lexists(file):
-                found = cast(Tensor, load_archive(file))
-                if (found.dtype, found.ndim, len(found)) == (torch.float32, 2, len(self.images)):
-                    return found
-                raise ValueError(f"no features of {len(self.images)} images")
-        except Exception as error:  # torch raises many types for damaged and foreign files
-            again = f" again, as {file} cannot be used ({one_line(error)[:100]})"
-        log(f"features of the real images are computed{again}, and kept in {self.cache}")
-        features, _ = network.features(self.images, "real images", device, batch_size)
-        with replacing(file) as stream:
-            torch.save(features, stream)
-        return features
+        return load_or_compute(file, check, compute, log)
 
 
 def inception_metrics(

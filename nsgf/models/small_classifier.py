@@ -2,19 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from os.path import lexists
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from nsgf.data.images import ImageSet, to_unit_range
+from nsgf.run.cache import fingerprint, load_or_compute
 from nsgf.run.checkpoint import is_finite
-from nsgf.run.folder import replacing
 from nsgf.run.lock import wait_for_lock
-from nsgf.system.archive import fingerprint, load_archive
-from nsgf.system.errors import one_line
 from nsgf.system.seeding import derive_seed, make_generator
 
 SEED = 0
@@ -97,22 +96,19 @@ def obtain(
         f"{kind.classifier_epochs}x{BATCH}-seed{SEED}"
     )
     file = folder / f"{key}.pt"
-    with wait_for_lock(folder):
-        if lexists(file):
-            try:
-                return _read(file, kind, device)
-            except Exception as error:  # a foreign file may hold anything
-                log(f"{file} is no classifier ({one_line(error)[:100]}); it is trained again")
+
+    def compute() -> dict[str, Any]:
         trained = train(kind, images, labels, device)
-        state = {name: value.cpu() for name, value in trained.network.state_dict().items()}
-        with replacing(file) as stream:
-            torch.save({"model": state, "accuracy": trained.accuracy}, stream)
         fitted, held_out = map(len, split(len(images)))
         log(
             f"classifier of {kind.name}: trained on {fitted} images, right on "
             f"{trained.accuracy:.2%} of {held_out} others; kept in {folder}"
         )
-        return trained
+        state = {name: value.cpu() for name, value in trained.network.state_dict().items()}
+        return {"model": state, "accuracy": trained.accuracy}
+
+    with wait_for_lock(folder):
+        return load_or_compute(file, partial(_restored, kind, device), compute, log)
 
 
 def train(kind: ImageSet, images: Tensor, labels: Tensor, device: torch.device) -> Trained:
@@ -149,13 +145,9 @@ def _initial(kind: ImageSet) -> SmallCNN:
         return SmallCNN(kind.shape, kind.classes)
 
 
-def _read(file: Path, kind: ImageSet, device: torch.device) -> Trained:
-    """Return a classifier from its file.
-
-    Raises:
-        Exception: of many types: it is damaged, of another format, or none.
-    """
-    network, payload = _initial(kind), load_archive(file)
+def _restored(kind: ImageSet, device: torch.device, payload: Any) -> Trained:
+    """Return a classifier from the content of its file; raises any exception for another one."""
+    network = _initial(kind)
     network.load_state_dict(payload["model"])
     if not is_finite(network.state_dict()):
         raise ValueError("weights that are not finite")

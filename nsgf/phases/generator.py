@@ -39,6 +39,7 @@ class GeneratorTask(Task):
 
     def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
         self.model, self._config = model, config.generator
+        self._is_residual = config.starts_as_velocity
         self._noise = data.source("generator")
         self._drift = Drift(config.generator.blurs, config.generator.tolerance)
         self._groups = groups_of(config)
@@ -66,7 +67,7 @@ class GeneratorTask(Task):
             UserError: a blur is too small for float32.
         """
         noise, answer = batch.inputs[0], forward(*batch.inputs)
-        made = noise + answer if self._config.residual else answer
+        made = noise + answer if self._is_residual else answer
         if not made.isfinite().all():
             return made.sum() * float("nan")
         x, y = grouped(made.detach(), self._groups), grouped(batch.target, self._groups)
@@ -91,7 +92,7 @@ class Generator(Phase):
     name = "generator"
     leg = OneCall
     takes_classes = True
-    follows = (*Phase.follows, "generator.init", "generator.residual")
+    follows = (*Phase.follows, "phases")
 
     def task(self, session: Session, data: Data) -> Task:
         (other,) = self.needs(session.config) or (None,)
@@ -106,7 +107,7 @@ class Generator(Phase):
         return PhasePlan()
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
-        return (NSGF(),) if config.generator.init == "nsgf" else ()
+        return (NSGF(),) if config.starts_as_velocity else ()
 
 
 def targets_of(config: GeneratorConfig) -> int:

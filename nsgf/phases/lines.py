@@ -22,7 +22,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import EntryTimes, nsgf_steps
-from nsgf.sinkhorn.schedule import flow_time
+from nsgf.sinkhorn.base import flow_time
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import available_bytes, format_bytes

@@ -14,7 +14,7 @@ from nsgf.pool.trajectories import TrajectoryPool
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
-from nsgf.sinkhorn.schedule import step_sizes, time_step
+from nsgf.sinkhorn.base import step_sizes, time_step
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.hardware import release_memory
 

@@ -2,7 +2,7 @@
 
 Only positions are kept. A pair (x, v) of the paper is X^t and (X^{t+1} - X^t) / h, so T + 1
 positions stand for T pairs, in about half the memory; h is the length of a step on the clock of
-the velocity network (:mod:`nsgf.sinkhorn.schedule`), eta where steps are constant.
+the velocity network (:mod:`nsgf.sinkhorn.base`), eta where steps are constant.
 
 Shapes: F trajectories (n of each flow), T flow steps, B pairs.
 """

@@ -28,7 +28,7 @@ from nsgf.report.samples import count_samples
 from nsgf.run.folder import RunFolder, writable
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_solver
-from nsgf.sinkhorn.schedule import step_sizes, time_step
+from nsgf.sinkhorn.base import step_sizes, time_step
 from nsgf.system.errors import UserError
 
 NEIGHBOURS = 16
@@ -79,7 +79,8 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     samples = replace(samples, x=path[-1], path=path)
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
-    calls, shown = f"{count} samples, {samples.nfe:g} network calls each.", samples.in_units(data)
+    calls = f"{count} samples, {samples.nfe:g} network calls each."
+    shown = replace(samples, path=[data.in_units(state) for state in samples.path])
     if data.images is None:
         target = data.reference("report").sample(count)
         figure = draw_points(shown.path, target, f"NFE {samples.nfe:g}", data.axes)

@@ -3,7 +3,6 @@ continues."""
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,9 @@ def generate(
     world, stop, done = world or World(), StopRequest(), dict[int, Batch]()
     size = sampler.config.sampling.batch_size
     cuts = [range(first, min(first + size, n)) for first in range(0, n, size)]
-    if folder and world.is_main and (done := _read_batches(folder, len(cuts))):
+    # a batch of other weights, settings or noise has another origin
+    origin = f"{folder.parent.name}/{folder.name} {_fingerprint(sampler)}" if folder else ""
+    if folder and world.is_main and (done := _read_batches(folder, len(cuts), origin)):
         show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
     missing = world.agree([number for number in range(len(cuts)) if number not in done])
     own = missing[world.rank :: world.size]
@@ -74,7 +75,7 @@ def generate(
         cut = cuts[number]
         part = sampler(source.at(cut).to(device), sampler.labels(cut))
         done[number] = _as_arrays(part, None if keep is None else max(0, keep - cut.start))
-        if folder and not _write_batch(folder, number, done[number]):
+        if folder and not _write_batch(folder, number, done[number], origin):
             folder = None
     for others in world.gather({} if world.is_main else done):
         done |= others
@@ -105,8 +106,7 @@ def _joined(batches: list[Batch], n: int) -> Samples:
 def batch_folder(
     samples: Path, sampler: FlowSampler, device: torch.device, keep: int | None
 ) -> Path:
-    """Return the folder of an evaluation's batches, named after everything that they follow from:
-    ``.drawn-SETTINGS-WEIGHTS``.
+    """Return the folder of an evaluation's batches, named after its settings: ``.drawn-DIGEST``.
 
     Args:
         samples: the folder of a run's samples.
@@ -115,16 +115,13 @@ def batch_folder(
     config = sampler.config
     settings = fixed_values(config, SECTIONS)
     wanted = [settings, config.evaluation.num_samples, keep, device.type]
-    return samples / f".drawn-{_digest(wanted)}-{_digest([versions(), fingerprint(sampler)])}"
+    digest = hashlib.sha256(json.dumps(wanted, sort_keys=True).encode())
+    return samples / f".drawn-{digest.hexdigest()[:16]}"
 
 
-def _digest(values: list[object]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def fingerprint(sampler: FlowSampler) -> str:
-    """Return the SHA-256 of the weights of a sampler's networks, which have its precision."""
-    digest = hashlib.sha256()
+def _fingerprint(sampler: FlowSampler) -> str:
+    """Return the SHA-256 of the versions and of the networks' weights in the run's precision."""
+    digest = hashlib.sha256(json.dumps(versions()).encode())
     for leg in sampler.legs:
         if isinstance(leg.network, InferenceNetwork):
             for name, tensor in leg.network.state_dict().items():
@@ -133,43 +130,27 @@ def fingerprint(sampler: FlowSampler) -> str:
     return digest.hexdigest()
 
 
-def forget_batches(folder: Path, *, keep: bool) -> None:
-    """Remove the batches of the same settings and other weights, and unless ``keep`` the folder
-    itself. Batches of other settings stay, as their evaluation may not be finished."""
-    settings, _, _ = folder.name.rpartition("-")
-    for other in folder.parent.glob(f"{settings}-*"):
-        if other != folder or not keep:
-            shutil.rmtree(other, ignore_errors=True)
-
-
-def _read_batches(folder: Path, count: int) -> dict[int, Batch]:
-    """Return the batches, by number, that are there, whole and in their place."""
+def _read_batches(folder: Path, count: int, origin: str) -> dict[int, Batch]:
+    """Return the batches, by number, that are there, whole and of this origin."""
     found = {}
     for number in range(count):
         try:
             with np.load(folder / f"{number}.npz", allow_pickle=False) as archive:
                 batch = dict(archive)
-            if str(batch.pop("place")) == _place(folder, number):
+            if str(batch.pop("origin")) == f"{origin} {number}":
                 found[number] = batch
         except Exception:  # numpy raises many types for damaged and foreign files
             continue
     return found
 
 
-def _write_batch(folder: Path, number: int, batch: Batch) -> bool:
+def _write_batch(folder: Path, number: int, batch: Batch, origin: str) -> bool:
     """Write a batch; if that is not possible, say so and return False."""
-    place: Batch = {"place": np.array(_place(folder, number))}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / f"{number}.npz") as stream:
-            np.savez(stream, **batch, **place)  # type: ignore[arg-type]
+            np.savez(stream, **batch, origin=np.array(f"{origin} {number}"))  # type: ignore[arg-type]
     except OSError as error:
         show(f"samples are not kept for an interruption: {folder} ({cause(error)})")
         return False
     return True
-
-
-def _place(folder: Path, number: int) -> str:
-    """Return evaluation folder, repetition and number of a batch: a renamed file has the samples of
-    other noise."""
-    return f"{folder.parent.name}/{folder.name}/{number}.npz"

@@ -7,6 +7,7 @@ Shapes: B batch, *shape one sample. Time runs from 0 to 1 on every leg; one NFE 
 of the networks for one sample.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config, SamplingConfig
-from nsgf.data import Data, class_labels, data_classes
+from nsgf.data import class_labels, data_classes
 from nsgf.sampling.solvers import (
     SOLVERS,
     Observer,
@@ -25,7 +26,7 @@ from nsgf.sampling.solvers import (
     expected_calls,
     integrate,
 )
-from nsgf.sinkhorn.schedule import flow_time
+from nsgf.sinkhorn.base import flow_time
 from nsgf.system.errors import UserError
 
 Network = Callable[..., Tensor]
@@ -53,11 +54,6 @@ class Samples:
     """Their classes, int64, (B,); None if the networks are given no classes."""
     finite: bool = True
     """Whether every value of every sample is a finite number."""
-
-    def in_units(self, data: Data) -> "Samples":
-        """Return them in the units of own points (:meth:`nsgf.data.Data.in_units`)."""
-        path = [data.in_units(state) for state in self.path]
-        return replace(self, x=data.in_units(self.x), path=path)
 
 
 class Leg(ABC):
@@ -173,7 +169,7 @@ class OneCall(Leg):
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x = samples.x
         answer = self.velocity(samples.labels)(x, torch.zeros(len(x), device=x.device))
-        samples.x = x + answer if self.config.generator.residual else answer
+        samples.x = x + answer if self.config.starts_as_velocity else answer
         if observe:
             observe(samples.x)
 
@@ -294,16 +290,12 @@ def nsgf_steps(
     return x
 
 
-def least_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> int:
-    """Return the smallest number of network calls for a sample: one for each leg, and for a
-    straight flow the calls of one step of its solver (dopri5 counts as one)."""
-    step = SOLVERS[sampling.solver].calls_per_step or 1
-    return sum(step if leg is StraightFlow else 1 for leg in legs)
-
-
-def most_calls(legs: Sequence[type[Leg]]) -> int | None:
-    """Return the largest number of network calls that these legs can use; None: no limit."""
-    return None if {NSGFSteps, StraightFlow} & set(legs) else len(legs)
+def possible_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> tuple[int, float]:
+    """Return the smallest and the largest number of network calls for a sample. The smallest is one
+    for each leg, and one step of the solver for a straight flow (dopri5 counts as one)."""
+    step = SOLVERS[sampling.solver] or 1
+    least = sum(step if leg is StraightFlow else 1 for leg in legs)
+    return least, math.inf if {NSGFSteps, StraightFlow} & set(legs) else len(legs)
 
 
 def at_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
@@ -315,7 +307,7 @@ def at_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
     Args:
         config: of a run.
         legs: those whose networks are called.
-        calls: at least :func:`least_calls`.
+        calls: at least the smallest number of :func:`possible_calls`.
     """
     if OneCall in legs:
         return config
@@ -326,5 +318,5 @@ def at_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
     if NSGFSteps in legs:
         steps = max(1, min(config.flow.steps, calls // 2))
         sampling, calls = replace(sampling, nsgf_steps=steps), calls - steps
-    straight_steps = max(1, calls // (SOLVERS[sampling.solver].calls_per_step or 1))
+    straight_steps = max(1, calls // (SOLVERS[sampling.solver] or 1))
     return replace(config, sampling=replace(sampling, straight_steps=straight_steps))

@@ -5,7 +5,6 @@ each sample starts at a time of its own, and all end at time 1.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,35 +18,23 @@ Velocity = Callable[[Tensor, Tensor], Tensor]
 Observer = Callable[[Tensor], None]
 
 
-@dataclass(frozen=True)
-class Solver:
-    """A value of ``sampling.solver``."""
-
-    calls_per_step: int | None
-    """Network calls of one step; None: the solver chooses its steps as it goes."""
-    torchdiffeq: str | None = None
-    """torchdiffeq's name of it; None: the steps are written here."""
-
-
-SOLVERS: dict[str, Solver] = {
-    "euler": Solver(1),
-    "heun": Solver(2, "heun2"),
-    "dopri5": Solver(None, "dopri5"),
-}
+SOLVERS: dict[str, int | None] = {"euler": 1, "heun": 2, "dopri5": None}
+"""Network calls of a step for each ``sampling.solver``; None: it chooses its steps as it goes. All
+but euler are torchdiffeq's."""
 MAX_STEPS = 1000
 """Largest number of dopri5 steps of a batch; a trained straight flow takes tens."""
 
 
 def check_solver(config: SamplingConfig) -> None:
     """Raise UserError if the solver needs torchdiffeq and it is missing."""
-    if SOLVERS[config.solver].torchdiffeq:
+    if config.solver != "euler":
         _load_odeint(config.solver)
 
 
 def expected_calls(config: SamplingConfig) -> int | None:
     """Return the network calls of :func:`integrate` for each sample; None where they depend on the
     samples (dopri5, ``omega``)."""
-    per_step = SOLVERS[config.solver].calls_per_step
+    per_step = SOLVERS[config.solver]
     if per_step is None or config.omega is not None:
         return None
     return per_step * config.straight_steps
@@ -82,7 +69,7 @@ def integrate(
     Raises:
         UserError: torchdiffeq is needed and missing, or dopri5 cannot reach its tolerance.
     """
-    method = _euler if SOLVERS[config.solver].torchdiffeq is None else _odeint
+    method = _euler if config.solver == "euler" else _odeint
     with torch.no_grad():
         return method(velocity, x, start, config, observe)
 
@@ -113,8 +100,7 @@ def _odeint(
     velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
 ) -> Tensor:
     """Solve with torchdiffeq over s from 0 to 1 for all samples: t = start + s (1 - start)."""
-    odeint, solver = _load_odeint(config.solver), SOLVERS[config.solver]
-    span = 1 - start
+    odeint, span = _load_odeint(config.solver), 1 - start
     factor = span.view(-1, *[1] * (x.ndim - 1))
 
     def slope(s: Tensor, state: Tensor) -> Tensor:
@@ -124,13 +110,14 @@ def _odeint(
     wide = wide_float(x.device)
     grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=wide, device=x.device)
     options: dict[str, Any] = {"grid_constructor": lambda *_: grid}
-    if solver.calls_per_step is None:
+    if SOLVERS[config.solver] is None:
         # without step_t the last step may end far behind 1
         options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS, "dtype": wide}
     wanted = grid if observe else grid[[0, -1]]  # all states of a batch may be too many
     tolerances = {"rtol": config.tolerance, "atol": config.tolerance}
+    method = {"heun": "heun2"}.get(config.solver, config.solver)
     try:
-        states = odeint(slope, x, wanted, **tolerances, method=solver.torchdiffeq, options=options)
+        states = odeint(slope, x, wanted, **tolerances, method=method, options=options)
     except AssertionError as error:
         raise UserError(
             f"sampling.solver = {config.solver}: the straight flow cannot be solved at "

@@ -1,4 +1,4 @@
-"""What every solver shares: conventions, checked input, cost matrices, float32, the report.
+"""What the solvers share: conventions, checked input, cost matrices, float32, steps of a flow.
 
 Conventions, here and in the whole package: cost C(x, y) = 1/2 |x - y|^2, regularization
 eps = blur^2, uniform weights, S_eps the debiased Sinkhorn divergence. The velocity that decreases
@@ -21,6 +21,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from nsgf.config.schema import FlowConfig
 from nsgf.system.hardware import wide_float
 
 
@@ -130,3 +131,28 @@ def full_precision(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def step_sizes(flow: FlowConfig) -> list[float]:
+    """Return eta_0 .. eta_{T-1} of X^{t+1} = X^t + eta_t v(X^t).
+
+    The flow reaches its target only after infinite time: the rest of the way shrinks in proportion
+    to itself. With constant steps eta it stops at time T eta. Harmonic steps 1/T, 1/(T-1), ..., 1
+    follow the same curve on another clock, s = 1 - exp(-time), on which it ends at s = 1. In the
+    limit of exact transport particles then move at constant speed along straight lines
+    (displacement interpolation, McCann 1997), and the last step arrives. The velocity network
+    learns dX/ds.
+    """
+    if flow.schedule == "harmonic":
+        return [1 / (flow.steps - step) for step in range(flow.steps)]
+    return [flow.eta] * flow.steps
+
+
+def time_step(flow: FlowConfig) -> float:
+    """Return the length of each step on the network's clock."""
+    return 1 / flow.steps if flow.schedule == "harmonic" else flow.eta
+
+
+def flow_time(flow: FlowConfig) -> float:
+    """Return the length of the whole flow on the network's clock: 1, or T eta."""
+    return 1.0 if flow.schedule == "harmonic" else flow.steps * flow.eta

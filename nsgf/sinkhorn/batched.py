@@ -7,7 +7,7 @@ things make it fast:
 
 1. Sinkhorn updates act on the plan of the moment, K_ij = exp((f_i + g_j - C_ij) / eps): a small
    correction of f and g is a matrix-vector product with K. When it is no longer small, or when a
-   flow has converged, it is absorbed into f and g and K is computed anew for the flows that go on.
+   flow has converged, it is absorbed into f and g and K is computed anew for the other flows.
 2. The updates are over-relaxed: each goes `omega` times as far as it would (Thibault et al. 2021).
 3. Each step of a flow starts from the potentials of the step before.
 

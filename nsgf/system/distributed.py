@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import OTHERS
-from nsgf.system.launch import is_launched
+from nsgf.system.output import is_launched
 
 Value = TypeVar("Value")
 

@@ -1,5 +1,8 @@
-"""Output to the terminal. Control characters are escaped, and a closed terminal or pipe does not
-end the program."""
+"""Output to the terminal, and whether torchrun started this process.
+
+Control characters are escaped, and a closed terminal or pipe does not end the program. Nothing here
+loads torch, so that help is quick.
+"""
 
 import os
 import sys
@@ -42,3 +45,17 @@ def _guarded(stream: TextIO, write: Callable[[TextIO], object]) -> None:
     except (OSError, ValueError):
         with suppress(OSError, ValueError):  # else the interpreter fails when it flushes
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+STARTED_BY = os.getppid()
+"""Number of the parent process; a different one later means that the parent is gone."""
+
+
+def is_launched() -> bool:
+    """Whether torchrun started this process beside others."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
+
+
+def launched_rank() -> int:
+    """Return the rank of this process; 0 without torchrun."""
+    return int(os.environ["RANK"]) if is_launched() else 0

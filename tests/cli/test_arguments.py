@@ -198,6 +198,7 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp 2d --pool.build_batch x", "pool.build_batch = x: must be an integer or auto"),
     ("train", "--exp 2d --sampling.omega x", "sampling.omega = x: must be a number or null"),
     ("train", "--exp nope", "exp = nope: must be one of 2d, "),
+    ("train", "--exp digits-paper", "--exp digits --method nsgf++"),
     ("train", "--exp 2d --method nsfg", "did you mean nsgf?"),
     ("train", "--exp 2d --method nowhere.yaml", "nowhere.yaml: no such file"),
     ("train", "", "--exp NAME"),

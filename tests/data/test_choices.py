@@ -56,28 +56,46 @@ def refused(*words: object) -> str:
     return str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("size", "mult", "attention", "channels", "blocks"),
-    [
-        (4, [1], [], 32, 1),
-        (8, [1, 2], [], 32, 1),
-        (9, [1], [], 32, 1),
-        (16, [1, 2, 2], [8], 32, 1),
-        (28, [1, 2, 2], [14], 32, 1),
-        (30, [1, 2], [15], 32, 1),
-        (32, [1, 2, 2, 2], [16, 8], 64, 2),
-        (48, [1, 2, 2, 2], [12], 64, 2),
-        (64, [1, 2, 2, 2, 2], [16, 8], 128, 2),
-    ],
-)
-def test_networks_follow_from_size_and_number(size, mult, attention, channels, blocks):
-    few, many = (for_images(count, 3, size) for count in (9_999, 10_000))
-    for chosen in (few, many):
-        assert chosen["model.unet.mult"] == mult
-        assert chosen["model.unet.attention"] == attention
-    assert (many["model.unet.channels"], many["model.unet.res_blocks"]) == (channels, blocks)
-    assert few["model.unet.channels"] == max(32, channels // 2)
-    assert few["model.unet.res_blocks"] == 1
+IMAGES = [  # number, channels, pixels; batches, blur, flows; UNet; layers; groups, starts
+    ((16, 3, 4), (16, 16, 0.5, 1600), (32, 1, [1], [], 1), 2, (16, 65536, 16)),
+    ((300, 3, 9), (128, 128, 0.5, 200), (32, 1, [1], [], 1), 3, (300, 65536, 300)),
+    ((10000, 1, 16), (128, 128, 0.5, 200), (32, 1, [1, 2, 2], [8], 2), 4, (1024, 65536, 1024)),
+    ((200, 3, 30), (128, 128, 0.5, 200), (32, 1, [1, 2], [15], 2), 4, (200, 65536, 200)),
+    ((9999, 3, 32), (128, 128, 1, 200), (32, 1, [1, 2, 2, 2], [16, 8], 2), 4, (1024, 65536, 1024)),
+    ((10000, 3, 32), (128, 128, 1, 200), (64, 2, [1, 2, 2, 2], [16, 8], 4), 4, (1024, 65536, 1024)),
+    (
+        (10000, 3, 64),
+        (128, 128, 1, 114),
+        (128, 2, [1, *4 * [2]], [16, 8], 8),
+        4,
+        (1024, 21845, 1024),
+    ),
+    ((64, 3, 256), (64, 64, 1, 15), (64, 1, [1, *6 * [2]], [16, 8], 4), 4, (64, 1365, 64)),
+]
+POINTS = [  # number, dimension; batches, blur, flows, width
+    ((16, 1), (16, 16, 0.07, 6400, 256)),
+    ((500, 16), (256, 500, 0.28, 205, 256)),
+    ((2000, 17), (256, 1024, 0.289, 100, 512)),
+    ((2000, 128), (256, 1024, 0.792, 100, 512)),
+    ((2000, 129), (256, 1024, 0.795, 100, 1024)),
+    ((2000, 5000), (256, 1024, 4.95, 10, 1024)),
+]
+BATCHES = ["optim.batch_size", "sinkhorn.batch_size", "sinkhorn.blur", "pool.num_batches"]
+UNET = [f"model.unet.{key}" for key in ("channels", "res_blocks", "mult", "attention", "heads")]
+LAYERS = "model.predictor_channels"
+GROUPS = ["nsf.coupling_batch", "nsf.starts", "peer.coupling_batch"]
+
+
+@pytest.mark.parametrize(("data", "batches", "unet", "layers", "groups"), IMAGES)
+def test_rules_for_images(data, batches, unet, layers, groups):
+    chosen = for_images(*data)
+    assert chosen.pop(LAYERS) == [32, 64, 128, 256][:layers]
+    assert chosen == dict(zip(BATCHES + UNET + GROUPS, batches + unet + groups, strict=True))
+
+
+@pytest.mark.parametrize(("data", "values"), POINTS)
+def test_rules_for_points(data, values):
+    assert for_points(*data) == dict(zip([*BATCHES, "model.mlp.width"], values, strict=True))
 
 
 @pytest.mark.parametrize("size", [4, 9, 12, 28, 30, 96, 1024])
@@ -96,32 +114,6 @@ def test_chosen_networks_are_valid_at_every_size(size):
 def test_sizes_that_halve_too_seldom_are_refused():
     with pytest.raises(UserError, match=r"data\.size = 66: "):
         for_images(200, 3, 66)
-
-
-@pytest.mark.parametrize("count", [16, 100, 200, 5000])
-def test_no_batch_is_larger_than_the_set(count):
-    images, points = for_images(count, 3, 32), for_points(count, 2)
-    for chosen in (images, points):
-        assert max(chosen["optim.batch_size"], chosen["sinkhorn.batch_size"]) <= count
-    assert images["nsf.coupling_batch"] == points["sinkhorn.batch_size"] == min(count, 1024)
-
-
-def test_pools_keep_their_total_and_their_memory():
-    assert [for_images(count, 3, 32)["pool.num_batches"] for count in (64, 200)] == [400, 200]
-    large = for_images(200, 3, 256)
-    values = 3 * 256**2
-    assert large["pool.num_batches"] * 128 * 3 * values <= 2**29 + 128 * 3 * values
-    assert large["nsf.starts"] * values <= 2**28
-    assert for_images(200, 3, 32)["nsf.starts"] == 65_536
-    assert for_points(2000, 5)["pool.num_batches"] == 100
-    assert for_points(2000, 5000)["pool.num_batches"] < 20
-
-
-def test_width_and_blur_of_points_grow_with_their_dimension():
-    chosen = [for_points(2000, dim) for dim in (1, 2, 16, 17, 128, 129)]
-    assert [one["model.mlp.width"] for one in chosen] == [256, 256, 256, 512, 512, 1024]
-    assert chosen[1]["sinkhorn.blur"] == pytest.approx(0.099)
-    assert chosen[4]["sinkhorn.blur"] == pytest.approx(8 * chosen[1]["sinkhorn.blur"], rel=0.01)
 
 
 def test_found_data_are_saved(images, points, tmp_path):
@@ -143,8 +135,8 @@ def test_files_and_flags_win(images, tmp_path):
     config = parsed("images", images, "--batch-size=5", "--data.size=16")
     assert config.nsgf.batch_size == config.nsf.batch_size == 5
     assert config.data.found["shape"] == [3, 16, 16]
-    config = parsed("images", images, "--model.unet.mult=[1,3]", "--nsf.batch_size=7")
-    assert (config.model.unet.mult, config.model.unet.attention) == ([1, 3], [16])
+    config = parsed("images", images, "--model.unet.channels=96", "--nsf.batch_size=7")
+    assert config.model.unet.channels == 96
     assert (config.nsf.batch_size, config.nsgf.batch_size) == (7, 20)
     file = tmp_path / "mine.yaml"
     file.write_text("exp: mine\ndata: {name: points}\noptim: {batch_size: 3}\n")
@@ -154,10 +146,18 @@ def test_files_and_flags_win(images, tmp_path):
     assert config.sinkhorn.batch_size == 40
 
 
-def test_nothing_is_chosen_that_would_have_no_effect(images):
-    config = parsed("images", images, "--method=nsgf++")
+@pytest.mark.parametrize("method", ["nsgf++", "otcfm", "onecall"])
+@pytest.mark.parametrize("exp", ["images", "points"])
+def test_nothing_is_chosen_that_would_have_no_effect(exp, method, images, points):
+    config = parsed(exp, images if exp == "images" else points, f"--method={method}")
     assert config.peer.coupling_batch is None
     assert (config.nsf.coupling_batch, config.nsf.starts) == (None, None)
+
+
+@pytest.mark.parametrize("method", ["nsgf++", "nsgf++h", "onecall"])
+def test_classes_need_no_further_flags(method, tmp_path):
+    place = write_images(tmp_path / "classes", 20, classes=2)
+    assert parsed("images", place, f"--method={method}", "--data.conditional=true").data.conditional
 
 
 def test_a_method_keeps_no_more_starts_than_fit(images):

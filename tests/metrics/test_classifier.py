@@ -21,7 +21,7 @@ def images() -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def labels() -> torch.Tensor:
-    return data_set("digits").labels(CONFIG)
+    return data_set("digits").labels(CONFIG, 1797)
 
 
 @pytest.fixture(scope="module")

@@ -59,13 +59,13 @@ def test_generator_trains_samples_and_evaluates(one_call):
 
 def test_residual_generator_adds_its_noise(one_call):
     """While it learns and while it is sampled; one cannot be taken for the other."""
-    config = replace(one_call, generator=replace(one_call.generator, residual=True))
+    config = replace(one_call, phases=["nsgf", "generator"])
     run = train(config)
     sampler, _ = load_sampler(config, run, CPU)
     network = load_network(get_phase("generator"), config, run, CPU).network
     noise = torch.randn(5, 2)
     assert torch.equal(sampler(noise).x, noise + network(noise, torch.zeros(5)))
-    with pytest.raises(UserError, match=r"generator\.residual: the checkpoint has True"):
+    with pytest.raises(UserError, match="phases: the checkpoint has"):
         load_sampler(one_call, run, CPU)
     batch = task_of(config).batch(*task_of(config).draw(range(16)))
     own = task_of(config).loss(lambda x, t: 0.5 * x, batch)
@@ -166,7 +166,7 @@ def test_transport_stays_within_the_classes(told):
 
 
 def test_it_begins_as_the_velocity_of_its_own_run(one_call):
-    generator = replace(one_call.generator, init="nsgf", iterations=0, residual=True)
+    generator = replace(one_call.generator, iterations=0)
     config = replace(one_call, phases=["nsgf", "generator"], generator=generator)
     run = train(config)
     velocity = checkpoint.load(run.checkpoint_file("nsgf"))["ema"]

@@ -15,7 +15,7 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sinkhorn import build_solver
-from nsgf.sinkhorn.schedule import step_sizes
+from nsgf.sinkhorn.base import step_sizes
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped

@@ -204,7 +204,7 @@ def test_flows_are_on_the_disk_before_the_header_that_lists_them(disk, folder, m
 
 @pytest.mark.parametrize("taken", [True, False])
 def test_space_is_checked_before_anything_is_written(disk, folder, monkeypatch, taken):
-    """An interrupted pool has taken its space; going on needs no more."""
+    """An interrupted pool has taken its space; continuing needs no more."""
     if taken:
         interrupt(disk, folder)
     monkeypatch.setattr("nsgf.pool.plan.free_disk_bytes", lambda _: 0 if taken else 500)

@@ -54,7 +54,8 @@ def test_hangup_that_nohup_ignores_stays_ignored():
 def test_second_ctrl_c_interrupts():
     request = StopRequest()
     with request.listening():
-        signal.raise_signal(signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 

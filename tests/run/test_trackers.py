@@ -169,6 +169,7 @@ def test_resumed_run_is_the_same_wandb_run(tiny, wandb, monkeypatch):
     assert (first["name"], first["group"], first["project"]) == (run.path.name, "2d", "the-project")
     assert first["config"]["nsgf"]["iterations"] == 12
     assert first["dir"] == str(run.path)
+    assert first["resume"] == "allow"
     assert wandb.exit_codes == [0, 0]
     assert (run.path / "log.txt").read_text().count("W&B: https://wandb.ai/x") == 2
 

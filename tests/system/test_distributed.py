@@ -30,7 +30,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
-from nsgf.sinkhorn.schedule import time_step
+from nsgf.sinkhorn.base import time_step
 from nsgf.system.distributed import World, is_launched, join
 from nsgf.system.errors import UserError
 from nsgf.training.precision import Forward

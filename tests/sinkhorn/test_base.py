@@ -6,7 +6,7 @@ import torch
 from nsgf.config.schema import Config, FlowConfig, SamplingConfig, SinkhornConfig
 from nsgf.data import Data
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
-from nsgf.sinkhorn.schedule import flow_time, step_sizes, time_step
+from nsgf.sinkhorn.base import flow_time, step_sizes, time_step
 from tests.pool.conftest import build
 from tests.sinkhorn.reference import AssignmentSolver
 
