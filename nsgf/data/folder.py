@@ -109,7 +109,6 @@ def image_set(config: DataConfig) -> ImageSet:
         # about as many updates as for the shipped sets, whatever the number of images
         classifier_epochs=max(4, min(30, 400_000 // found.samples)),
         uses=frozenset({"path", "size", "flip"}),
-        files="images",
     )
 
 

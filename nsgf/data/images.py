@@ -38,8 +38,6 @@ class ImageSet:
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Settings of the section ``data`` that have an effect, besides ``name``; ``root`` if the set
     reads files, ``download`` if they can be fetched."""
-    files: str = "its files"
-    """What ``data.root`` or ``data.path`` must hold, for messages."""
 
     def images(self, config: DataConfig) -> Tensor:
         """Return the training images.  uint8, (N, C, H, W)
@@ -50,11 +48,8 @@ class ImageSet:
         with self._in_one_line(config):
             images = self.read_images(config)
             if images.shape[1:] != self.shape or images.dtype != torch.uint8 or not len(images):
-                shape = ", ".join(map(str, self.shape))
-                raise ValueError(
-                    f"images {tuple(images.shape)} of {images.dtype}, must be (N, {shape}) of "
-                    "torch.uint8"
-                )
+                found = f"{tuple(images.shape)} of {images.dtype}"
+                raise ValueError(f"images {found}, must be (N, {self.shape}) of torch.uint8")
         return images
 
     def labels(self, config: DataConfig, count: int) -> Tensor:
@@ -83,16 +78,10 @@ class ImageSet:
         except UserError:
             raise
         except Exception as error:  # torchvision raises many types for damaged files
-            key = "path" if "path" in self.uses else "root"
-            value = getattr(config, key)
-            remedies = [f"put {self.files} there", f"name another folder with --data.{key} DIR"]
-            if "download" in self.uses and not config.download:
-                remedies.append("allow the download with --data.download true")
-            if "fake" in self.uses:
-                remedies.append("use --fake-data, or your own images with --exp images")
             raise UserError(
-                f"data.{key} = {value}: no usable {self.name} ({one_line(error)}); "
-                + ", or ".join(remedies)
+                f"data.root = {config.root}: no usable {self.name} ({one_line(error)}); put its "
+                "published files there, say --data.root DIR or --data.download true, use "
+                "--fake-data, or your own images with --exp images"
             ) from error
 
 
@@ -159,7 +148,6 @@ IMAGE_SETS = (
         read_labels=lambda config: _mnist(config).targets,
         classifier_epochs=4,
         uses=frozenset({"root", "download", "fake", "flip"}),
-        files="torchvision's mnist files",
     ),
     ImageSet(
         name="cifar10",
@@ -167,6 +155,5 @@ IMAGE_SETS = (
         read_images=lambda config: torch.from_numpy(_cifar10(config).data).permute(0, 3, 1, 2),
         read_labels=lambda config: torch.tensor(_cifar10(config).targets),
         uses=frozenset({"root", "download", "fake", "flip"}),
-        files="the published cifar10 files (their md5 sums are compared, others are not replaced)",
     ),
 )

@@ -74,69 +74,111 @@ def evaluate_run(
     calls = "an NFE that depends on them" if nfe is None else f"NFE {nfe}"
     log(f"evaluate: {evaluation.num_samples} samples at {calls}")
     drawn = batch_folder(folder / "samples", sampler, device, _floats(config))
-    data: Data | None = None
-    network: Inception | str = ""
-    if world.is_main:  # both are refused before sampling
-        data, network = Data(config.data, config.seed), _inception(config)
+    measures = Measures(config, device, log) if world.is_main else None
     samples = _samples(config, sampler, device, drawn, world)
     file = folder / "metrics.json"
-    if data is None:
+    if measures is None:
         return file, {}
     if not all(part.finite for part in samples):
         raise UserError(f"the samples of {run.path} are not finite: its training has diverged")
     metrics = _description(config, sampler, progress, samples, device)
-    for part in _measures(config, data, samples, device, log, network):
+    for part in measures.parts(samples):
         metrics |= part
         _write(file, metrics)
-    if evaluation.inception and isinstance(network, str):
+    if evaluation.inception and isinstance(measures.network, UserError):
         log("samples are kept: the same command measures what was left out")
     else:
         shutil.rmtree(drawn, ignore_errors=True)
     return file, metrics
 
 
-def _inception(config: Config) -> Inception | str:
-    """Return the network whose features are compared, or why there is none.
+class Measures:
+    """The measures of a run's samples."""
 
-    Raises:
-        UserError: the given weights file is missing or damaged.
-    """
-    weights = config.evaluation.inception_weights
-    if not config.evaluation.inception:
-        return "evaluation.inception is false"
-    try:
-        return Inception(None if weights is None else Path(weights))
-    except UserError as error:
-        if weights is not None:
-            raise
-        return str(error)
+    def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
+        """Load the data, and Inception's network if its features are compared.
 
+        Raises:
+            UserError: data or a given weights file are missing or damaged.
+        """
+        self._config, self._device, self._log = config, device, log
+        self._data = Data(config.data, config.seed)
+        self.network: Inception | UserError = UserError("evaluation.inception is false")
+        """The network, or why there is none."""
+        if config.evaluation.inception:
+            weights = config.evaluation.inception_weights
+            try:
+                self.network = Inception(None if weights is None else Path(weights))
+            except UserError as error:
+                if weights is not None:
+                    raise
+                self.network = error
 
-def _measures(
-    config: Config,
-    data: Data,
-    samples: list[Samples],
-    device: torch.device,
-    log: Callable[[str], None],
-    network: Inception | str,
-) -> Iterator[dict[str, Any]]:
-    """Yield the measures part by part; for groups that cannot be had, why they are left out."""
-    yield _w2_metrics(config, data, [part.x for part in samples]) | {"versions": versions()}
-    pixels = samples[0].pixels
-    if data.images is None or pixels is None:
-        return
-    yield _nearest_metrics(data, samples[0].x)
-    given = (config, data.images, pixels, device, log)
-    yield _or_reason("classifier", _classifier_metrics, *given)
-    yield _or_reason("inception", _inception_metrics, *given, network)
+    def parts(self, samples: list[Samples]) -> Iterator[dict[str, Any]]:
+        """Yield the measures part by part; for groups that cannot be had, why they are left out."""
+        yield self.w2_and_floor([part.x for part in samples]) | {"versions": versions()}
+        images, pixels = self._data.images, samples[0].pixels
+        if images is None or pixels is None:
+            return
+        yield self._nearest(samples[0].x, len(images))
+        for name, measure in (("classifier", self._classifier), ("inception", self._inception)):
+            try:
+                yield measure(images, pixels)
+            except UserError as error:
+                yield {name: f"left out: {error}"}
 
+    def w2_and_floor(self, samples: list[Tensor]) -> dict[str, Any]:
+        """Return exact W2 to fresh target samples, and its floor, over the repetitions."""
+        data, distances, floors = self._data, [], []
+        n = data.at_most_half(min(self._config.evaluation.w2_samples, len(samples[0])))
+        for repeat, part in enumerate(track(samples, "W2", "repeat")):
+            own = data.in_units(part[:n])
+            distances.append(w2(own, data.reference("evaluate", str(repeat)).sample(n)))
+            floors.append(w2_floor(data.reference("floor", str(repeat)), n))
+        return {
+            "w2": float(np.mean(distances)),
+            "w2_std": float(np.std(distances)),
+            "w2_floor": float(np.mean(floors)),
+            "w2_floor_std": float(np.std(floors)),
+            "w2_samples": n,
+            "repeats": len(distances),
+        }
 
-def _or_reason(name: str, measure: Callable[..., dict[str, Any]], *given: Any) -> dict[str, Any]:
-    """Return a group of measures, or why it is left out."""
-    try:
-        return measure(*given)
-    except UserError as error:
-        return {name: f"left out: {error}"}
+    def _nearest(self, samples: Tensor, count: int) -> dict[str, float]:
+        """Return the mean distance of the first NEAREST samples (N, C, H, W) to the nearest of
+        ``count`` real images, at most NEAREST, and that of these images among themselves."""
+        real = self._data.target("nearest").sample(min(count, NEAREST))
+        return {
+            "nearest_real": nearest_distance(samples[:NEAREST], real),
+            "nearest_real_among_real": nearest_distance(real, real, skip_self=True),
+        }
+
+    def _classifier(self, images: Tensor, pixels: Tensor) -> dict[str, Any]:
+        """Compare samples with real images, both uint8, (N, C, H, W)."""
+        config = self._config
+        if not config.evaluation.classifier:
+            raise UserError("evaluation.classifier is false")
+        folder = Path(config.out_dir)
+        classifier = ClassifierMetrics(config.data, images, folder, self._device, self._log)
+        floor = classifier.floor(len(pixels))
+        return {
+            **classifier.measure(pixels),
+            **{f"{name}_floor": value for name, value in floor.items()},
+            "classifier_accuracy": classifier.accuracy,
+            "classifier_samples": classifier.used(len(pixels)),
+            "classifier_reference": f"{classifier.reference_size} images of {config.data.name} "
+            "train, features of a small CNN trained on that set: not Inception FID",
+        }
+
+    def _inception(self, images: Tensor, pixels: Tensor) -> dict[str, Any]:
+        """Compare samples with real images, both uint8, (N, C, H, W)."""
+        if isinstance(self.network, UserError):
+            raise self.network
+        config = self._config
+        name = config.data.name + (" random stand-in" if config.data.fake else "")
+        reference = Reference(images, name, Path(config.out_dir).expanduser() / ".fidelity")
+        size = config.sampling.batch_size
+        return inception_metrics(pixels, reference, self.network, self._device, size, self._log)
 
 
 def report(metrics: dict[str, Any]) -> list[str]:
@@ -154,57 +196,6 @@ def _in_words(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_in_words(part)}" for key, part in value.items())
     return str(value)
-
-
-def _nearest_metrics(data: Data, samples: Tensor) -> dict[str, float]:
-    """Return the mean distance of the first NEAREST samples (N, C, H, W) to their nearest real
-    images, and that of real images among themselves."""
-    assert data.count is not None
-    real = data.target("nearest").sample(min(data.count, NEAREST))
-    return {
-        "nearest_real": nearest_distance(samples[:NEAREST], real),
-        "nearest_real_among_real": nearest_distance(real, real, skip_self=True),
-    }
-
-
-def _classifier_metrics(
-    config: Config, images: Tensor, pixels: Tensor, device: torch.device, log: Callable[[str], None]
-) -> dict[str, Any]:
-    """Return the classifier's measures of ``pixels`` against ``images``, both uint8, (N, C, H, W).
-
-    Raises:
-        UserError: they are switched off, or cannot be had.
-    """
-    if not config.evaluation.classifier:
-        raise UserError("evaluation.classifier is false")
-    classifier = ClassifierMetrics(config.data, images, Path(config.out_dir), device, log)
-    floor = classifier.floor(len(pixels))
-    return {
-        **classifier.measure(pixels),
-        **{f"{name}_floor": value for name, value in floor.items()},
-        "classifier_accuracy": classifier.accuracy,
-        "classifier_samples": classifier.used(len(pixels)),
-        "classifier_reference": f"{classifier.reference_size} images of {config.data.name} train, "
-        "features of a small CNN trained on that set: not Inception FID",
-    }
-
-
-def _inception_metrics(
-    config: Config,
-    images: Tensor,
-    pixels: Tensor,
-    device: torch.device,
-    log: Callable[[str], None],
-    network: Inception | str,
-) -> dict[str, Any]:
-    """Return FID, Inception score, KID, precision and recall. Arguments and errors as of
-    :func:`_classifier_metrics`; ``network`` may be why there is none."""
-    if isinstance(network, str):
-        raise UserError(network)
-    name = config.data.name + (" random stand-in" if config.data.fake else "")
-    reference = Reference(images, name, Path(config.out_dir).expanduser() / ".fidelity")
-    size = config.sampling.batch_size
-    return inception_metrics(pixels, reference, network, device, size, log)
 
 
 def _description(
@@ -254,24 +245,6 @@ def _floats(config: Config) -> int | None:
     if not is_image_set(config.data.name):
         return None
     return max(config.evaluation.w2_samples, NEAREST)
-
-
-def _w2_metrics(config: Config, data: Data, samples: list[Tensor]) -> dict[str, Any]:
-    """Return exact W2 to fresh target samples, and its floor, over the repetitions."""
-    n = data.at_most_half(min(config.evaluation.w2_samples, len(samples[0])))
-    distances, floors = [], []
-    for repeat, part in enumerate(track(samples, "W2", "repeat")):
-        own = data.in_units(part[:n])
-        distances.append(w2(own, data.reference("evaluate", str(repeat)).sample(n)))
-        floors.append(w2_floor(data.reference("floor", str(repeat)), n))
-    return {
-        "w2": float(np.mean(distances)),
-        "w2_std": float(np.std(distances)),
-        "w2_floor": float(np.mean(floors)),
-        "w2_floor_std": float(np.std(floors)),
-        "w2_samples": n,
-        "repeats": len(distances),
-    }
 
 
 def _write(file: Path, metrics: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def test_an_own_set_needs_only_its_record(own, monkeypatch):
 @pytest.mark.parametrize("shape", [(0, 1, 4, 4), (3, 2, 4, 4), (3, 4, 4), None])
 def test_images_of_another_shape_or_type_are_refused(own, shape):
     images = torch.zeros(shape, dtype=torch.uint8) if shape else torch.zeros(3, 1, 4, 4)
-    with pytest.raises(UserError, match=r"must be \(N, 1, 4, 4\) of torch\.uint8"):
+    with pytest.raises(UserError, match=r"must be .* of torch\.uint8"):
         replace(own, read_images=lambda config: images).images(DataConfig())
 
 

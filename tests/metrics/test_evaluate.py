@@ -187,7 +187,8 @@ def test_classifier_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatc
 def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch, tmp_path):
     """Their spread would be that of nothing."""
     config = small
-    data, compared, cpu = Data(config.data, 0), [], torch.device("cpu")
+    compared, cpu = [], torch.device("cpu")
+    measures = evaluate.Measures(config, cpu, print)
     monkeypatch.setattr(
         evaluate, "generate", lambda _, source, n, *__, **how: Samples(source.sample(n), 1)
     )
@@ -200,7 +201,7 @@ def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch, tmp_pat
 
     monkeypatch.setattr(evaluate, "w2", watch)
     monkeypatch.setattr(evaluate, "w2_floor", lambda target, n: watch(target.sample(n), drawn[0]))
-    evaluate._w2_metrics(config, data, drawn)
+    measures.w2_and_floor(drawn)
     assert len(drawn) == 3
     assert len(compared) == 6
     clouds = [*drawn, *(y for _, y in compared[::2]), *(x for x, _ in compared[1::2])]
@@ -291,7 +292,8 @@ def test_own_points_are_measured_in_their_units_by_halves(own_data, monkeypatch)
     for module in (evaluate, distances):
         monkeypatch.setattr(module, "w2", lambda x, y: compared.append((x, y)) or 1.0)
     samples = torch.randn(100, 3)
-    measured = evaluate._w2_metrics(config, data, [samples, samples + 1, samples + 2])
+    measures = evaluate.Measures(config, torch.device("cpu"), print)
+    measured = measures.w2_and_floor([samples, samples + 1, samples + 2])
     assert measured["w2_samples"] == 20  # of 40
     rows = {tuple(row) for row in data.points.tolist()}
     own, floors = compared[0::2], compared[1::2]
