@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import nsgf
 from nsgf import UserError, cli
 from nsgf.config.files import build, drop_machine_settings, merged, nested
-from nsgf.config.leaves import is_path, leaves, plain_type
+from nsgf.config.leaves import leaves
 from nsgf.config.schema import Config, TrackingConfig
 from nsgf.experiment import train
 from nsgf.report import page
@@ -81,8 +81,8 @@ TEXTS = {"exp", "method", "device"}
 def test_no_path_of_the_machine_leaves(small, small_run, target, tmp_path, monkeypatch):
     """Neither settings nor the log nor measures bring one into an export, its card or a page."""
     home = tmp_path / "Jane Doe"
-    texts = {key for key, _, item in leaves(small) if plain_type(item) in (str, str | None)}
-    paths = {key: f"{home}/{key}" for key, _, item in leaves(small) if is_path(item)}
+    texts = {key for key, _, item in leaves(small) if item.kind in (str, str | None)}
+    paths = {key: f"{home}/{key}" for key, _, item in leaves(small) if item.is_path}
     assert texts - set(paths) == TEXTS
     config = build(Config, merged(asdict(small), nested(paths)))
     config = replace(config, device="cpu", tracking=TrackingConfig("wandb"))
