@@ -28,7 +28,7 @@ SMALL = {
 
 
 def test_import_loads_nothing_that_takes_long():
-    code = "import sys, nsgf; nsgf.UserError, nsgf.__version__; print(*sys.modules)"
+    code = "import sys, nsgf, nsgf.__main__; nsgf.UserError, nsgf.__version__; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "nsgf" in loaded

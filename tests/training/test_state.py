@@ -17,20 +17,16 @@ from nsgf.training.state import PendingStats, StepStats, TrainState, ema_decay, 
 from nsgf.training.task import Batch
 from tests.conftest import shipped
 from tests.run.test_checkpoint import START
-from tests.training.toys import CPU, Quadratic, Updates, fails_at, weight
+from tests.training.toys import CPU, OutOfMemory, Quadratic, Updates, fails_at, weight
 
 
 def optim(**changes) -> OptimConfig:
     return replace(OptimConfig(iterations=40, batch_size=8, lr=0.1, ema_decay=0.9), **changes)
 
 
-def test_learning_rate_warms_up_then_stays():
-    config = optim(warmup_steps=4)
-    factors = [lr_factor(step, config) for step in range(6)]
+def test_learning_rate_warms_up_and_follows_half_a_cosine():
+    factors = [lr_factor(step, optim(warmup_steps=4)) for step in range(6)]
     assert factors == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-def test_learning_rate_follows_half_a_cosine():
     config = optim(iterations=100, schedule="cosine")
     factors = [lr_factor(step, config) for step in (0, 25, 50, 75, 100)]
     expected = [0.5 * (1 + math.cos(math.pi * share)) for share in (0, 0.25, 0.5, 0.75, 1)]
@@ -52,14 +48,6 @@ def test_updates_move_by_the_learning_rate_and_its_warmup():
     assert moved == pytest.approx([0.0025, 0.005, 0.0075, 0.01], rel=0.05)
 
 
-def test_gradients_do_not_add_up_over_updates():
-    trainer = Quadratic()
-    updates = Updates(trainer, optim(clip_norm=None))
-    norms = [updates.update().norm for _ in range(3)]
-    assert norms[-1] < 7.0
-    assert norms[-1] == pytest.approx(abs(trainer.model.weight.grad.item()))
-
-
 def test_average_follows_the_weights_with_its_decay():
     trainer = Quadratic()
     updates = Updates(trainer, optim(ema_decay=0.25))
@@ -79,42 +67,33 @@ def test_interrupted_training_equals_uninterrupted(tiny, stop):
     def fresh():
         return Updates(Quadratic(dropout=0.5), optim(schedule="cosine", warmup_steps=3))
 
-    whole = fresh()
-    saved = None
-    for step in range(12):
+    whole, file = fresh(), RunFolder.create(tiny).checkpoint_file("nsgf")
+    while whole.state.step < 12:
         whole.update()
-        if step + 1 == stop:
-            file = RunFolder.create(tiny).checkpoint_file("nsgf")
+        if whole.state.step == stop:
             checkpoint.save(file, {**START, **whole.state.state_dict()})
-            saved = checkpoint.load(file)
     torch.manual_seed(8)  # whatever else drew random numbers in between
     resumed = fresh()
-    resumed.state.load_state_dict(saved)
+    resumed.state.load_state_dict(checkpoint.load(file))
     assert resumed.state.step == stop
     while resumed.state.step < 12:
         resumed.update()
     assert weight(whole.trainer) == weight(resumed.trainer)
     assert torch.equal(whole.state.ema.weight, resumed.state.ema.weight)
-    assert whole.state.adam.state_dict()["state"][0]["exp_avg_sq"].equal(
-        resumed.state.adam.state_dict()["state"][0]["exp_avg_sq"]
-    )
+    moments = [one.state.adam.state_dict()["state"][0]["exp_avg_sq"] for one in (whole, resumed)]
+    assert torch.equal(*moments)
 
 
-def unet_case(size: int = 13):
-    """A small UNet with weights that matter everywhere, and a batch for it."""
+def updated(accumulate: int, precision: str = "fp32", updates: int = 2):
+    """How far weights and average of a UNet moved on one batch of 13, readings, and the state."""
     flags = ("--model.unet.mult=[1]", "--model.unet.dropout=0")
     model = new_network(get_phase("nsgf"), shipped("digits", *flags), CPU)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in model.parameters():  # weights that matter everywhere
             parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
-    x, v = (torch.randn(size, 1, 8, 8, generator=generator) for _ in range(2))
-    return model, Batch((x, torch.rand(size, generator=generator)), v)
-
-
-def updated(accumulate: int, precision: str = "fp32", updates: int = 2):
-    """How far weights and average of a UNet moved on one batch, readings, and the state."""
-    model, batch = unet_case()
+    x, v = (torch.randn(13, 1, 8, 8, generator=generator) for _ in range(2))
+    batch = Batch((x, torch.rand(13, generator=generator)), v)
     vector = torch.nn.utils.parameters_to_vector
     before = vector(model.parameters()).detach()
     forward = Forward(model, TrainConfig(precision=precision), CPU, World())
@@ -180,14 +159,13 @@ def test_update_that_is_not_finite_changes_nothing(value, precision, fused, monk
     updates = Updates(trainer, optim(clip_norm=0.5), precision=precision)
     for _ in range(3):
         updates.update()
-    before = copy.deepcopy(updates.state.adam.state_dict()["state"])
-    weights = weight(trainer)
+    adam = updates.state.adam
+    before, weights = copy.deepcopy(adam.state_dict()["state"][0]), weight(trainer)
     trainer.model.fault = fails_at(4, value=value)
-    reading = updates.update()
-    assert not reading.is_finite
+    assert not updates.update().is_finite
     assert weight(trainer) == weights
-    after = updates.state.adam.state_dict()["state"]
-    assert all(torch.equal(before[0][key], after[0][key]) for key in before[0])
+    after = adam.state_dict()["state"][0]
+    assert all(torch.equal(before[key], after[key]) for key in before)
     assert updates.state.step == 4
     assert updates.update().is_finite
     assert weight(trainer) != weights
@@ -197,10 +175,9 @@ def test_update_that_is_not_finite_changes_nothing(value, precision, fused, monk
 @pytest.mark.parametrize("fused", [True, False])
 def test_run_may_go_on_on_a_device_with_another_adam(fused, monkeypatch, tmp_path):
     """A checkpoint has the settings of the Adam that wrote it, and torch takes them over."""
-    whole, halves = Quadratic(), [Quadratic(), Quadratic()]
-    updates = Updates(whole, optim())
+    halves, whole = [Quadratic(), Quadratic()], Updates(Quadratic(), optim())
     for _ in range(6):
-        updates.update()
+        whole.update()
     for half, is_fused in zip(halves, (fused, not fused), strict=True):
         monkeypatch.setattr("nsgf.training.state.FUSED", ("cpu",) if is_fused else ())
         updates = Updates(half, optim())
@@ -209,18 +186,16 @@ def test_run_may_go_on_on_a_device_with_another_adam(fused, monkeypatch, tmp_pat
         for _ in range(3):
             updates.update()
         checkpoint.save(tmp_path / "half", {**START, **updates.state.state_dict()})
-    assert weight(halves[1]) == pytest.approx(weight(whole), rel=1e-5)
     halves[1].model.fault = lambda answer, call: answer * math.nan
     assert not updates.update().is_finite
-    assert weight(halves[1]) == pytest.approx(weight(whole), rel=1e-5)
+    assert weight(halves[1]) == pytest.approx(weight(whole.trainer), rel=1e-5)
 
 
 def test_infinite_loss_with_a_finite_gradient_is_skipped_too():
     """Differences of 1e20 have a square beyond float32, their gradient is not."""
     trainer = Quadratic()
-    updates = Updates(trainer, optim(clip_norm=None))
     trainer.model.fault = lambda answer, call: answer + 1e20
-    reading = updates.update()
+    reading = Updates(trainer, optim(clip_norm=None)).update()
     assert reading.loss == math.inf
     assert math.isfinite(reading.norm)
     assert weight(trainer) == 0.0
@@ -266,20 +241,6 @@ def test_updates_on_a_card_and_those_that_are_skipped(precision):
     assert weight(trainer) > before
 
 
-class OutOfMemory(Quadratic):
-    """A card for four samples at a time."""
-
-    def __init__(self, room: int = 4) -> None:
-        super().__init__()
-        self.model.fault = self._fault
-        self.room = room
-
-    def _fault(self, answer, call):
-        if len(answer) > self.room:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return answer
-
-
 def test_out_of_memory_halves_the_parts_and_keeps_the_update(monkeypatch):
     emptied: list[int] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
@@ -308,12 +269,10 @@ def test_dropout_differs_between_updates_and_repeats_with_the_step():
         trainer = Quadratic(dropout=0.5)
         trainer.model.fault = lambda answer, call: masks.append(answer.detach() == 0) or answer
         updates = Updates(trainer, optim(batch_size=64))
-        with torch.no_grad():
-            trainer.model.weight.fill_(1.0)
+        trainer.model.weight.data.fill_(1.0)
         updates.update()
         updates.update()
-    assert torch.equal(masks[0], masks[2])
-    assert torch.equal(masks[1], masks[3])
+    assert torch.equal(torch.stack(masks[:2]), torch.stack(masks[2:]))
     assert not torch.equal(masks[0], masks[1])
 
 
@@ -340,24 +299,21 @@ def test_loss_is_the_one_that_was_given(accumulate):
     assert state.update(trainer.batch(*trainer.draw(range(8)))).read().norm == pytest.approx(1)
 
 
-def test_stats_are_read_averaged_and_checked():
-    pending = PendingStats(7, torch.tensor(0.5), torch.tensor(2.0))
-    assert (pending.step, pending.read()) == (7, StepStats(0.5, 2.0))
+def test_stats_are_averaged_and_checked():
     assert StepStats.mean([StepStats(1.0, 2.0), StepStats(3.0, 6.0)]) == StepStats(2.0, 4.0)
-    assert StepStats(1.0, 2.0).is_finite
-    for bad in (math.nan, math.inf, -math.inf):
-        assert not StepStats(bad, 1.0).is_finite
-        assert not StepStats(1.0, bad).is_finite
+    assert not StepStats(math.inf, 1.0).is_finite
+    assert not StepStats(1.0, math.nan).is_finite
 
 
 def test_copy_is_awaited_where_nothing_says_when_it_arrives(monkeypatch):
     """Only cards have their event."""
-    asked, to = [], torch.Tensor.to
+    waits, to = [], torch.Tensor.to
 
     def spy(tensor, *args, **kwargs):
-        asked.append(kwargs["non_blocking"])
+        waits.append(not kwargs["non_blocking"])
         return to(tensor, *args, **kwargs)
 
     monkeypatch.setattr(torch.Tensor, "to", spy)
-    PendingStats(1, torch.tensor(0.5), torch.tensor(2.0))
-    assert asked == [False]
+    pending = PendingStats(7, torch.tensor(0.5), torch.tensor(2.0))
+    assert waits == [True]
+    assert (pending.step, pending.read()) == (7, StepStats(0.5, 2.0))

@@ -75,3 +75,17 @@ class Updates:
         size = self.state.config.batch_size
         positions = range(self.state.step * size, (self.state.step + 1) * size)
         return self.state.update(self.trainer.batch(*self.trainer.draw(positions))).read()
+
+
+class OutOfMemory(Quadratic):
+    """A card for ``room`` samples at a time."""
+
+    def __init__(self, room: int = 4) -> None:
+        super().__init__()
+        self.model.fault = self._fault
+        self.room = room
+
+    def _fault(self, answer: Tensor, call: int) -> Tensor:
+        if len(answer) > self.room:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return answer
