@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from nsgf.config.describe import yaml_words
 from nsgf.config.files import Content, nested
-from nsgf.config.leaves import is_path, leaves, plain_type, range_of
+from nsgf.config.leaves import leaves
 from nsgf.config.schema import FAMILIES, ONE_CALL, PHASES, Config, DataConfig
 from nsgf.data import DATA_SETS, NOISE, ImageSet, data_classes, data_shape, target_set
 from nsgf.models.unet import GROUPS
@@ -50,15 +50,14 @@ def _refuse(config: Config, rules: Iterable[Rule], problems: Iterable[str] = ())
 
 def _value_rules(config: Config) -> Iterator[Rule]:
     for key, value, item in leaves(config):
-        allowed = range_of(item)
         # the parser lets null through for every type
-        yield value is None and NoneType not in get_args(plain_type(item)), key, "must have a value"
+        yield value is None and NoneType not in get_args(item.kind), key, "must have a value"
         for number in value if isinstance(value, list) else [value]:
-            if allowed and isinstance(number, int | float):
-                yield number not in allowed, key, f"must be {allowed}"
+            if item.range and isinstance(number, int | float) and number not in item.range:
+                yield True, key, f"must be {item.range}"
         if isinstance(value, str):
             yield not value.isprintable(), key, "must be printable characters"
-        if is_path(item) and value is not None:
+        if item.is_path and value is not None:
             yield not _is_path(value), key, "must be a path, ~NAME of a known user"
     name = "must be 1 to 100 letters, digits, '-' and '_'"
     yield config.exp is not None and not EXP.fullmatch(config.exp), "exp", name

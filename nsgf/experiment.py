@@ -8,6 +8,7 @@ Phases share data and settings; what one learns reaches the next through its che
 methods that NSGF is compared with are phases too (:mod:`nsgf.phases`).
 """
 
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from nsgf.data import Data
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import count_weights
 from nsgf.phases.resume import finish_restart, pending_phases, restart
-from nsgf.report.preview import show_preview
+from nsgf.report.samples import show_preview
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import interrupted_message
 from nsgf.run.folder import RunFolder, earlier
@@ -82,10 +83,13 @@ def train_phase(phase: Phase, session: Session, data: Data) -> None:
     file, log = session.run.checkpoint_file(phase.name), session.log
     session.world.wait()  # until the first process has written and moved its files
     try:
-        fit(phase.name, phase.task(session, data), session)  # task and data are freed here
+        started = time.perf_counter()
+        task = phase.task(session, data)
+        fit(phase.name, task, session, prepare_seconds=time.perf_counter() - started)
     except KeyboardInterrupt:  # a second Ctrl-C
         log.write(interrupted_message(file, phase.name))
         raise
+    del task  # and its data
     phase.clean(session)
     release_memory(session.device)
     log.sort(session.config.phases)

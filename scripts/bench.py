@@ -41,7 +41,7 @@ from nsgf.phases import get_phase
 from nsgf.plots.samples import save_figure
 from nsgf.pool import build_batch, pool_bytes
 from nsgf.pool.build import Simulation
-from nsgf.report.quality import draw_quality
+from nsgf.report.comparison import draw_quality
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session

@@ -314,7 +314,7 @@ def _contents(out: Path) -> dict[Path, Any]:
 
 
 def _json(file: Path) -> Any:
-    only_times = file.name in ("versions.json", "train_seconds.json")
+    only_times = file.name == "versions.json"
     return None if only_times else json.loads(file.read_text())
 
 

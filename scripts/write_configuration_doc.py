@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nsgf.cli.flags import OF_SAMPLING, SHORT_FLAGS, SMOKE
 from nsgf.config.describe import allowed_words, meanings, yaml_words
-from nsgf.config.leaves import Leaf, is_free, leaves
+from nsgf.config.leaves import Leaf, leaves
 from nsgf.config.schema import FAMILIES, OF_PHASES, Settings
 from nsgf.phases import get_phases
 
@@ -75,14 +75,14 @@ _TABLE = ["| Key | Allowed | Default | Meaning | On resume |", "| --- | --- | --
 
 def _row(leaf: Leaf, meaning: str) -> str:
     default = f"`{yaml_words(leaf.value)}`"
-    cells = [f"`{leaf.key}`", allowed_words(leaf.field), default, meaning, on_resume(leaf)]
+    cells = [f"`{leaf.key}`", allowed_words(leaf.setting), default, meaning, on_resume(leaf)]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def on_resume(leaf: Leaf) -> str:
     """Whether a setting may change when a run is resumed."""
     section, _, name = leaf.key.partition(".")
-    if not is_free(leaf.field) and {section, leaf.key} & fixed_keys():
+    if not leaf.setting.is_free and {section, leaf.key} & fixed_keys():
         return "no"
     if section in ("optim", *OF_PHASES) and name != "iterations":
         return "after the phase"

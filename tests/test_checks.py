@@ -8,7 +8,7 @@ import pytest
 from nsgf.checks import check
 from nsgf.cli.arguments import parse
 from nsgf.config.files import build, merged, nested
-from nsgf.config.leaves import leaves, range_of
+from nsgf.config.leaves import leaves
 from nsgf.config.schema import Config
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
@@ -101,7 +101,7 @@ def test_counts_have_an_upper_bound():
     for key, value, item in leaves(Config()):
         for number in value if isinstance(value, list) else [value]:
             if isinstance(number, int) and not isinstance(number, bool):
-                assert range_of(item).maximum < 2**63, key
+                assert item.range.maximum < 2**63, key
     with pytest.raises(UserError, match=r"mlp\.width = 65537: must be >= 1 and <= 65536"):
         shipped("2d", "--model.mlp.width=65537")
     assert shipped("2d", f"--seed={2**63 - 1}").seed == 2**63 - 1

@@ -16,8 +16,7 @@ from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
 from nsgf.report import samples
-from nsgf.report.preview import preview_samples, save_preview
-from nsgf.report.samples import sample_run
+from nsgf.report.samples import preview_samples, sample_run, save_preview
 from nsgf.run import checkpoint
 from nsgf.sampling.generate import generate
 from nsgf.share.export import export_run

@@ -4,21 +4,18 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from nsgf.compare.measure import Yardstick
-from nsgf.compare.report import save_pictures, write_report
 from nsgf.compare.results import (
     FLOOR,
     Row,
-    add_train_seconds,
     counted_file,
     measure_file,
     read_measure,
     table_csv,
-    train_seconds,
 )
+from nsgf.compare.tables import save_pictures, write_report
 from nsgf.compare.trials import Comparison, Trial, at_nfe, count_updates, method_title, possible_nfe
 from nsgf.config.leaves import contradictions
 from nsgf.config.schema import Config, PhaseName
@@ -28,6 +25,7 @@ from nsgf.phases import get_phase, load_sampler
 from nsgf.run.checkpoint import good_header, restore_previous
 from nsgf.run.folder import RunFolder, check_links, write_text
 from nsgf.run.lock import WAIT_SECONDS, Busy, only_process, wait_for_lock
+from nsgf.run.log import read_costs
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import generate
 from nsgf.sampling.solvers import load_odeint
@@ -128,23 +126,14 @@ def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
 
 def check_trained(config: Config, run: RunFolder) -> None:
     """Raise UserError if a phase was trained with other settings."""
-    differences: list[str] = []
     for phase in filter(run.has_checkpoint, config.phases):
-        header = good_header(run.checkpoint_file(phase))
-        saved, follows = header["config"], get_phase(phase).follows
-        differences += contradictions(saved, config, follows, running=phase)
-        wanted: int = getattr(config, phase).iterations
-        for key, before, now in (
-            (f"{phase}.iterations", saved[phase].get("iterations"), wanted),
-            ("train.precision", header.get("precision"), config.train.precision),
-        ):
-            if before != now:
-                differences.append(f"{key}: the checkpoint has {before}, this command {now}")
-    if differences:
-        raise UserError(
-            f"{run.path} was trained with other settings ({'; '.join(differences)}); "
-            "remove it, or name another --out-dir"
-        )
+        saved = good_header(run.checkpoint_file(phase))["config"]
+        frozen = [*get_phase(phase).follows, phase, "train.precision"]
+        if texts := contradictions(saved, config, frozen):
+            raise UserError(
+                f"{run.path} was trained with other settings ({'; '.join(texts)}); "
+                "remove it, or name another --out-dir"
+            )
 
 
 def is_measured(comparison: Comparison, trial: Trial) -> bool:
@@ -196,8 +185,8 @@ class Work:
                 self._log(f"compare: {title}, {trial.target}, seed {trial.seed}")
                 for phase in config.phases:
                     restore_previous(run.checkpoint_file(phase), self._log)
-            for count in range(1, len(config.phases) + 1):
-                self._train(replace(config, phases=config.phases[:count]), run)
+            if not all(is_trained(config, run, phase) for phase in config.phases):
+                train(config, run, stop=self._stop)
             with only_process(run.path):
                 for (nfe, draw), file in measure_files(self._comparison, trial).items():
                     if not read_measure(file):
@@ -206,20 +195,6 @@ class Work:
         except Busy:
             return False
         return True
-
-    def _train(self, config: Config, run: RunFolder) -> None:
-        """Train the last phase of the configuration; the others are finished."""
-        phase = config.phases[-1]
-        if is_trained(config, run, phase):
-            return
-        resumed, started = run.checkpoint_file(phase).exists(), time.perf_counter()
-        try:
-            train(config, run, stop=self._stop)
-        finally:
-            seconds = time.perf_counter() - started
-            # another process may have the folder by now; its error must not hide one from here
-            with suppress(Busy), only_process(run.path):
-                add_train_seconds(run, phase, seconds, resumed)
 
     def _measure(self, trial: Trial, config: Config, run: RunFolder, nfe: int, draw: int) -> Row:
         """Sample with ``nfe`` network calls for each sample and measure the samples. All methods
@@ -235,7 +210,8 @@ class Work:
             values = yardstick.measure(samples.x, config.seed, draw)
         texts = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         self._log(f"compare: NFE {samples.nfe:g}: {texts}")
-        training = round(train_seconds(run, config.phases), 1)
+        costs = read_costs(run.path)
+        training = round(sum(costs[phase].seconds for phase in config.phases if phase in costs), 1)
         place = (trial.target, trial.method, trial.seed, draw, nfe)
         return Row(*place, samples.nfe, count_updates(config), training, seconds, values)
 

@@ -1,4 +1,4 @@
-"""Results of a comparison: files of measures, times of training, and the table of all.
+"""Results of a comparison: files of measures, and the table of all.
 
 A measure is a line of ``table.csv``, and has a file of its own of the same form: in the run folder
 of its trial, or in the folder of its target for a floor, the measure of samples of the target
@@ -15,17 +15,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nsgf.compare.trials import at_nfe
-from nsgf.config.schema import Config, PhaseName
-from nsgf.run.folder import RunFolder, write_text
+from nsgf.config.schema import Config
 from nsgf.system.errors import UserError, cause
-from nsgf.system.json_reader import read_object
 
 FORMAT = 2
 """Raised when a measure of the same name is computed in another way."""
 FLOOR = "floor"
 """Stands for the method in rows of floors."""
-SECONDS = "train_seconds.json"
-"""File of a run folder, seconds by phase."""
 
 
 class Row(NamedTuple):
@@ -110,18 +106,3 @@ def read_measure(file: Path) -> Row | None:
     except (UserError, ValueError):  # there is no file, or it is damaged
         return None
     return row
-
-
-def train_seconds(run: RunFolder, phases: Sequence[PhaseName]) -> float:
-    """Return the seconds that training these phases took; 0 if one of them is not known."""
-    known = read_object(run.path / SECONDS)
-    return sum(known[phase] for phase in phases) if known.keys() >= set(phases) else 0.0
-
-
-def add_train_seconds(run: RunFolder, phase: PhaseName, seconds: float, resumed: bool) -> None:
-    """Add the time of a training session. The time of a resumed phase is not known if an earlier
-    session was killed before it was added."""
-    known = read_object(run.path / SECONDS)
-    if not resumed or phase in known:
-        known[phase] = known.get(phase, 0.0) + seconds
-        write_text(run.path / SECONDS, json.dumps(known) + "\n")

@@ -3,14 +3,14 @@
 import ast
 import inspect
 import json
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from nsgf.config import schema
-from nsgf.config.leaves import MANY, plain_type, range_of
+from nsgf.config.leaves import MANY, Setting
 
 NAMES: dict[Any, str] = {
     **{int: "an integer", float: "a number", bool: "true or false", str: "a text"},
@@ -55,11 +55,10 @@ def _docs() -> dict[str, dict[str, str]]:
     }
 
 
-def allowed_words(item: "Field[Any]") -> str:
+def allowed_words(item: Setting) -> str:
     """Return the type and the range of a setting: ``a number, > 0``."""
-    allowed = range_of(item)
-    bounds = f", {allowed}".removesuffix(f" and <= {MANY}") if allowed else ""
-    return type_words(plain_type(item)) + bounds
+    bounds = f", {item.range}".removesuffix(f" and <= {MANY}") if item.range else ""
+    return type_words(item.kind) + bounds
 
 
 def type_words(kind: Any) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from nsgf.config.leaves import default_of, is_path, leaves
+from nsgf.config.leaves import leaves
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import OF_PHASES, Config, TrackingConfig
 from nsgf.config.yaml_loader import load_yaml
@@ -183,7 +183,7 @@ def inherited(content: Content) -> Content:
 
 def drop_machine_settings(config: Config) -> Config:
     """Return the settings without what they say of the machine and its user, to be shared."""
-    paths = {key: default_of(item) for key, _, item in leaves(config) if is_path(item)}
+    paths = {key: item.default for key, _, item in leaves(config) if item.is_path}
     usual = build(Config, merged(asdict(config), nested(paths)))
     return replace(usual, device=Config.device, tracking=TrackingConfig())
 

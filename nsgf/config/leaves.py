@@ -4,8 +4,9 @@ Ranges and marks stand in the annotation, ``iterations: Annotated[int, Range(0)]
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, get_args
 
@@ -39,29 +40,58 @@ class Range:
         return " and ".join(f"{sign} {bound}" for sign, bound in bounds if math.isfinite(bound))
 
 
+class Setting(NamedTuple):
+    """What the schema says of a setting."""
+
+    kind: Any
+    """Its type, without annotations."""
+    default: Any
+    range: Range | None
+    is_free: bool
+    """Whether it may change on resume although its section may not."""
+    is_path: bool
+    """Whether it names a file or a folder of this machine."""
+
+
 class Leaf(NamedTuple):
     """A setting of a configuration."""
 
     key: str
     """Dotted, as in a flag."""
     value: Any
-    field: "dataclasses.Field[Any]"
-    """Its type, default and annotations."""
+    setting: Setting
 
 
-def leaves(node: Any, prefix: str = "") -> Iterator[Leaf]:
-    """Yield every setting of a configuration, or of a section of it.
+def leaves(node: Any, prefix: str = "") -> list[Leaf]:
+    """Return every setting of a configuration, or of a section of it.
 
     Args:
         node: a dataclass of the schema.
         prefix: goes before each key, ``model.`` for that section.
     """
-    for item in dataclasses.fields(node):
-        value = getattr(node, item.name)
+    found = []
+    for name, setting in settings_of(node.__class__).items():
+        value = getattr(node, name)
         if dataclasses.is_dataclass(value):
-            yield from leaves(value, f"{prefix}{item.name}.")
+            found += leaves(value, f"{prefix}{name}.")
         else:
-            yield Leaf(f"{prefix}{item.name}", value, item)
+            found.append(Leaf(f"{prefix}{name}", value, setting))
+    return found
+
+
+@functools.cache
+def settings_of(schema: type) -> dict[str, Setting]:
+    """Return the settings and sections of a dataclass of the schema by name."""
+    found = {}
+    for item in dataclasses.fields(schema):
+        notes = getattr(item.type, "__metadata__", ())
+        kind = get_args(item.type)[0] if notes else item.type
+        factory = item.default_factory
+        default = item.default if factory is dataclasses.MISSING else factory()
+        allowed = next((note for note in notes if isinstance(note, Range)), None)
+        is_free, is_path = FREE_ON_RESUME in notes, MACHINE_PATH in notes
+        found[item.name] = Setting(kind, default, allowed, is_free, is_path)
+    return found
 
 
 def fixed_values(config: Any, sections: tuple[str, ...]) -> dict[str, Any]:
@@ -69,7 +99,7 @@ def fixed_values(config: Any, sections: tuple[str, ...]) -> dict[str, Any]:
     return {
         key: value
         for key, value, item in leaves(config)
-        if key.partition(".")[0] in sections and not is_free(item)
+        if key.partition(".")[0] in sections and not item.is_free
     }
 
 
@@ -93,8 +123,8 @@ def contradictions(
         section, _, name = key.partition(".")
         is_frozen = section in frozen or key in frozen
         is_frozen |= section == running and name != "iterations"
-        before = _lookup(saved, key, default_of(item))
-        if is_frozen and not is_free(item) and before != value:
+        before = _lookup(saved, key, item.default)
+        if is_frozen and not item.is_free and before != value:
             texts.append(f"{key}: the checkpoint has {before}, this command {value}")
     return texts
 
@@ -106,32 +136,3 @@ def _lookup(node: Any, key: str, default: Any) -> Any:
             return default
         node = node[part]
     return node
-
-
-def range_of(item: "dataclasses.Field[Any]") -> Range | None:
-    """Return the range in a setting's annotation, if it has one."""
-    return next((note for note in _notes(item) if isinstance(note, Range)), None)
-
-
-def is_free(item: "dataclasses.Field[Any]") -> bool:
-    """Whether a setting may change on resume although its section may not."""
-    return FREE_ON_RESUME in _notes(item)
-
-
-def is_path(item: "dataclasses.Field[Any]") -> bool:
-    """Whether a setting names a file or a folder of this machine."""
-    return MACHINE_PATH in _notes(item)
-
-
-def plain_type(item: "dataclasses.Field[Any]") -> Any:
-    """Return a setting's type without its annotations."""
-    return get_args(item.type)[0] if _notes(item) else item.type
-
-
-def default_of(item: "dataclasses.Field[Any]") -> Any:
-    """Return the default value of a setting."""
-    return item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-
-
-def _notes(item: "dataclasses.Field[Any]") -> tuple[Any, ...]:
-    return getattr(item.type, "__metadata__", ())

@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser, set_loader
 from yaml import YAMLError
 
 from nsgf.config.describe import meanings, type_words, yaml_words
-from nsgf.config.leaves import leaves, plain_type
+from nsgf.config.leaves import leaves
 from nsgf.config.schema import OF_PHASES, Settings
 from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError
@@ -141,7 +141,7 @@ def add_settings(parser: Parser) -> Any:
         extra: Any = {"nargs": "?", "const": True} if key == "smoke" else {}
         action = groups[section].add_argument(
             f"--{key}",
-            type=plain_type(item),
+            type=item.kind,
             metavar=yaml_words(default),
             help=_brief(words[key], 60) if key in words else argparse.SUPPRESS,
             **extra,

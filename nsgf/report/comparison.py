@@ -1,23 +1,41 @@
 """The page about a comparison, finished or not."""
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
 
-from nsgf.compare.report import SETTINGS, TABLE, settings_text
-from nsgf.compare.results import Row, read_rows
-from nsgf.compare.tables import COST_LEGEND, LEGEND, all_tables, methods_of
-from nsgf.compare.trials import Comparison, method_title, possible_nfe
+from nsgf.compare.results import FLOOR, Row, read_rows
+from nsgf.compare.tables import (
+    COST_LEGEND,
+    LEGEND,
+    SETTINGS,
+    TABLE,
+    all_tables,
+    by_seed,
+    columns_of,
+    is_better_higher,
+    methods_of,
+    settings_text,
+    values,
+)
+from nsgf.compare.trials import TITLES, Comparison, method_title
 from nsgf.config.files import build, drop_machine_settings, merged, read_settings, with_method
 from nsgf.config.schema import Config
+from nsgf.plots.figures import choose_scale
+from nsgf.plots.samples import new_figure
 from nsgf.report.drawing import Album
 from nsgf.report.page import write_page
-from nsgf.report.quality import draw_quality
 from nsgf.report.records import updates_done
 from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.system.errors import UserError
 from nsgf.system.json_reader import read_object
-from nsgf.system.output import show
+
+MARKERS = "osD^vP*X<>"
+APART = 1.03
+"""Factor between the positions of two methods at the same NFE, which keeps error bars apart."""
 
 
 def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str]:
@@ -39,43 +57,32 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
             written.
     """
     rows, comparison = measured_rows(folder), stored_comparison(folder)
-    config, targets = comparison.config, list(dict.fromkeys(row.target for row in rows))
-    measures, differences, costs = all_tables(rows)
+    targets = list(dict.fromkeys(row.target for row in rows))
     home = results_folder(Config(out_dir=out_dir), RunFolder(folder))
-    album, left_out = Album(home / "report", kind), []
-    album.draw(
-        "quality",
-        draw_quality(rows),
-        "At equal NFE",
-        "Means over training runs with their standard deviation, at one NFE beside each other; "
-        "dashed: what other samples of the data itself score.",
-        is_broad=True,
-    )
+    album = Album(home / "report", kind)
+    text = "Means over training runs and their standard deviation; dashed: samples of the data."
+    album.draw("quality", draw_quality(rows), "At equal NFE", text)
     for name in targets:
         if (folder / f"{name}.png").exists():
-            album.add(folder / f"{name}.png", name, "First seed, none chosen.", is_broad=True)
-        else:
-            left_out.append(f"{name}: no picture of samples yet; a comparison ends with it")
-            show(f"report: {left_out[-1]}")
+            album.add(folder / f"{name}.png", name, "First seed, none chosen.")
+    runs = [file.parent for file in sorted(folder.glob("*/*/config.yaml"))]
     shared = {name: drop_machine_settings(own) for name, own in comparison.methods.items()}
+    settings = Comparison(drop_machine_settings(comparison.config), shared)
     file = write_page(
         home,
         "comparison",
         title=f"Comparison: {folder.resolve().name.removeprefix('compare-')}",
-        smoke=config.smoke,
-        config=config,
+        config=comparison.config,
         targets=targets,
         methods=[method_title(method) for method in methods_of(rows)],
-        measures=measures,
-        differences=differences,
-        costs=costs,
-        legend=LEGEND,
-        cost_legend=COST_LEGEND,
+        tables=all_tables(rows),
+        legends=(LEGEND, COST_LEGEND),
         pictures=album.pictures,
-        left_out=left_out,
         place=shlex.quote(folder.resolve().name),
-        trials=trial_rows(folder, comparison, rows),
-        settings=settings_text(Comparison(drop_machine_settings(config), shared)),
+        updates=[updates_done(RunFolder(run)) for run in runs],
+        versions=[read_object(run / "versions.json") for run in runs],
+        runs=[str(run.relative_to(folder)) for run in runs],
+        settings=settings_text(settings),
     )
     return [file, *album.files]
 
@@ -108,20 +115,47 @@ def stored_comparison(folder: Path) -> Comparison:
     return Comparison(methods[0], {method.method: method for method in methods})
 
 
-def trial_rows(folder: Path, comparison: Comparison, rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Return run, measures, updates, commit, machine and version of torch of each trial."""
-    done = {(row.target, row.method, row.seed, row.nfe, row.draw) for row in rows}
-    draws, lines = range(comparison.config.compare.draws), list[tuple[str, ...]]()
-    for trial in comparison.trials():
-        counts = possible_nfe(comparison.methods[trial.method])
-        wanted = {(*trial, nfe, draw) for nfe in counts for draw in draws}
-        measures = f"{method_title(trial.method)}: {len(wanted & done)} of {len(wanted)}"
-        place = comparison.trial_place(trial)
-        run, versions = RunFolder(folder / place), read_object(folder / place / "versions.json")
-        updates = updates_done(run) if run.config_file.exists() else "not begun"
-        machine, commit = versions.get("machine"), str(versions.get("commit") or "")[:10]
-        parts = machine.items() if isinstance(machine, dict) else ()
-        where = ", ".join(f"{name} {value}" for name, value in parts if value)
-        torch = str(versions.get("torch", ""))
-        lines.append((str(place), measures, updates, commit, where, torch))
-    return lines
+def draw_quality(rows: Sequence[Row]) -> Any:
+    """Draw the measures of a comparison against NFE: targets down, measures across, a line for
+    each method with its standard deviation over seeds, the floor dashed."""
+    targets, metrics = list(dict.fromkeys(row.target for row in rows)), list(rows[0].values)
+    figure = new_figure(3.4 * len(metrics), 3.0 * len(targets) + 0.4)
+    axes = figure.subplots(len(targets), len(metrics), squeeze=False)
+    for target, panels in zip(targets, axes, strict=True):
+        for metric, panel in zip(metrics, panels, strict=True):
+            _draw_measure(panel, rows, target, metric)
+            panel.set_title(metric if len(targets) == 1 else f"{target}: {metric}", fontsize=11)
+            wanted = "higher" if is_better_higher(metric) else "lower"
+            panel.set_ylabel(f"{wanted} is better")
+    for panel in axes[-1]:
+        panel.set_xlabel("NFE (network calls a sample)")
+    handles, names = axes[0][0].get_legend_handles_labels()
+    columns = min(2 * len(metrics), len(names))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns)
+    return figure
+
+
+def _draw_measure(panel: Any, rows: Sequence[Row], target: str, metric: str) -> None:
+    """Draw one measure of one target; diverged samples leave a gap."""
+    shown: list[float] = []
+    methods, counts = methods_of(rows), list(dict.fromkeys(nfe for _, nfe in columns_of(rows)))
+    known = list(TITLES)
+    for number, method in enumerate(methods):
+        cells = [by_seed(values(rows, metric, target, nfe, method)) for nfe in counts]
+        found = [own if own and all(map(math.isfinite, own)) else [math.nan] for own in cells]
+        means = [mean(own) for own in found]
+        spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
+        place = known.index(method) if method in known else len(known) + number
+        how = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)], "markersize": 4}
+        x = [nfe * APART ** (number - (len(methods) - 1) / 2) for nfe in counts]
+        panel.errorbar(x, means, spreads, label=method_title(method), capsize=2, **how)
+        shown += [value for value in means if math.isfinite(value)]
+    if floors := by_seed(values(rows, metric, target, None, FLOOR)):
+        panel.axhline(mean(floors), color="0.3", linestyle="--", linewidth=1, label=FLOOR)
+        shown.append(mean(floors))
+    panel.set_xscale("log")
+    panel.set_xticks(counts, [str(nfe) for nfe in counts])
+    panel.minorticks_off()
+    if not is_better_higher(metric):
+        choose_scale(panel, shown)
+    panel.grid(alpha=0.3)

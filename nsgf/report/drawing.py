@@ -24,7 +24,7 @@ from nsgf.plots.figures import (
     save_animation,
 )
 from nsgf.plots.samples import draw_image_path, draw_points, save_figure
-from nsgf.report.preview import count_samples
+from nsgf.report.samples import count_samples
 from nsgf.run.folder import RunFolder, writable
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_solver
@@ -49,19 +49,18 @@ class Album:
         self.pictures: list[dict[str, Any]] = []
         self.files: list[str] = []
 
-    def draw(self, name: str, figure: Any, title: str, text: str, is_broad: bool = False) -> None:
+    def draw(self, name: str, figure: Any, title: str, text: str) -> None:
         """Write a figure to ``NAME.png`` and ``NAME.KIND``, and add it."""
         for kind in self._kinds:
             save_figure(figure, self.folder / f"{name}.{kind}")
-        self.add(self.folder / f"{name}.png", title, text, is_broad)
+        self.add(self.folder / f"{name}.png", title, text)
         self.files += [str(self.folder / f"{name}.{kind}") for kind in self._kinds if kind != "png"]
 
-    def add(self, file: Path, title: str, text: str, is_broad: bool = False) -> None:
-        """Add a picture that exists; a narrow screen scrolls it if it is broad."""
+    def add(self, file: Path, title: str, text: str) -> None:
+        """Add a picture that exists."""
         kind, content = mimetypes.guess_type(file.name)[0], base64.b64encode(file.read_bytes())
         source = f"data:{kind};base64,{content.decode()}"
-        picture = {"title": title, "text": text, "source": source, "is_broad": is_broad}
-        self.pictures.append(picture)
+        self.pictures.append({"title": title, "text": text, "source": source})
         self.files.append(str(file))
 
 

@@ -11,9 +11,10 @@ from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.plots.figures import draw_curves
 from nsgf.report.drawing import Album, draw_samples
-from nsgf.report.records import costs, curves, log_lines
+from nsgf.report.records import curves, log_lines
 from nsgf.run.checkpoint import good_header
 from nsgf.run.folder import RunFolder, dump_config, phase_stem, replacing, results_folder
+from nsgf.run.log import read_costs
 from nsgf.system.errors import UserError, shorten_paths
 from nsgf.system.hardware import format_bytes, pick_device
 from nsgf.system.json_reader import read_object
@@ -67,27 +68,27 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     """
     check(config)
     phases, home = phase_rows(config, run), results_folder(config, run)
-    album, left_out = Album(home / "report", kind), list[str]()
+    album, missing = Album(home / "report", kind), ""
     try:
         _draw_pictures(config, run, album)
     except UserError as error:
-        left_out.append(f"the rest of the pictures is left out: {error}")
-        show(f"report: {left_out[0]}")
-    measures = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
+        missing = f"other pictures are left out: {error}"
+        show(f"report: {missing}")
+    metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
     file = write_page(
         home,
         "run",
         title=f"{config.exp}: {run.path.name}",
-        smoke=config.smoke,
+        config=config,
         phases=phases,
         pictures=album.pictures,
-        left_out=left_out,
-        outdated=outdated(phases, measures),
-        measures=measure_rows(config, measures),
-        described=json.dumps(measures, indent=2, ensure_ascii=False),
+        missing=missing,
+        measures=measure_rows(config, metrics),
+        metrics=metrics,
+        described=json.dumps(metrics, indent=2, ensure_ascii=False),
         place=shlex.quote(run.path.resolve().name),
         log=log_lines(run),
-        config=dump_config(drop_machine_settings(config)),
+        settings=dump_config(drop_machine_settings(config)),
         versions=json.dumps(read_object(run.path / "versions.json"), indent=2),
     )
     return [file, *album.files]
@@ -103,7 +104,7 @@ def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
     if not trained:
         raise UserError(f"{run.path}: nothing is trained yet, so there is nothing to report")
     rows: list[tuple[str, ...]] = []
-    taken, logged = costs(run), curves(run)
+    taken, logged = read_costs(run.path), curves(run)
     for phase in config.phases:
         step = good_header(run.checkpoint_file(phase))["step"] if phase in trained else 0
         loss = f"{logged[phase][-1][1]:.4g}" if phase in logged else ""
@@ -130,13 +131,12 @@ def _draw_pictures(config: Config, run: RunFolder, album: Album) -> None:
 def measure_rows(config: Config, metrics: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return name, value, floor and the paper's figure of each measure of ``nsgf evaluate``."""
     rows: list[tuple[str, ...]] = []
-    floors = {FLOORS.get(name, f"{name}_floor") for name in metrics}
+    floors = {name: FLOORS.get(name, f"{name}_floor") for name in metrics}
+    hidden, numbers = set(floors.values()), ("_std", *DESCRIPTIONS)
     for name, value in metrics.items():
-        if not isinstance(value, float) or name in floors or name.endswith(("_std", *DESCRIPTIONS)):
-            continue
-        floor = _spread(metrics, FLOORS.get(name, f"{name}_floor"))
-        reported = "" if config.data.fake else REPORTED.get((config.data.name, name), "")
-        rows.append((name, _spread(metrics, name), floor, reported))
+        if isinstance(value, float) and name not in hidden and not name.endswith(numbers):
+            reported = "" if config.data.fake else REPORTED.get((config.data.name, name), "")
+            rows.append((name, _spread(metrics, name), _spread(metrics, floors[name]), reported))
     return rows
 
 
@@ -146,11 +146,3 @@ def _spread(metrics: dict[str, Any], name: str) -> str:
     if not isinstance(value, float):
         return ""
     return f"{value:.4g}" + (f" ± {spread:.2g}" if isinstance(spread, float) and spread else "")
-
-
-def outdated(phases: list[tuple[str, ...]], metrics: dict[str, Any]) -> str:
-    """Return the updates of the measured weights if the weights now have others; else nothing."""
-    now, then = {name: updates for name, updates, *_ in phases}, metrics.get("updates")
-    if not isinstance(then, dict) or all(now.get(phase) == done for phase, done in then.items()):
-        return ""
-    return ", ".join(f"{phase} {done}" for phase, done in then.items())

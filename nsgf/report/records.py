@@ -1,13 +1,13 @@
 """What the files of run folders say: curves, costs, log, progress; the list of runs."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 from nsgf.config.files import read_settings
 from nsgf.config.schema import Config
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import good_header
 from nsgf.run.folder import RunFolder, check_links
+from nsgf.run.log import read_costs
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import format_bytes, format_hours
 from nsgf.system.json_reader import read_lines
@@ -16,35 +16,12 @@ LOG_LINES = 400
 """Number of lines at the end of the log that are shown."""
 
 
-class Cost(NamedTuple):
-    """Time and memory of a phase, from ``costs.jsonl``."""
-
-    seconds: float
-    """Seconds of its updates."""
-    peak_memory: int
-    """Peak memory in bytes."""
-
-
 def curves(run: RunFolder) -> dict[str, Curve]:
     """Return the curves by phase, in the order in which the phases were trained."""
     found: dict[str, Curve] = {}
     kinds = {"phase": str, "step": int, "loss": float, "grad_norm": float}
     for phase, step, loss, norm in read_lines(run.path / "metrics.jsonl", **kinds):
         found.setdefault(phase, []).append((step, loss, norm))
-    return found
-
-
-def costs(run: RunFolder) -> dict[str, Cost]:
-    """Return the costs by phase; a line's speed covers the updates since the line before."""
-    found: dict[str, Cost] = {}
-    steps: dict[str, int] = {}
-    kinds = {"phase": str, "step": int, "steps_per_second": float, "peak_memory": int}
-    for phase, step, speed, peak in read_lines(run.path / "costs.jsonl", **kinds):
-        if speed <= 0:
-            continue
-        seconds, before = (step - steps.get(phase, 0)) / speed, found.get(phase, Cost(0.0, 0))
-        found[phase] = Cost(before.seconds + seconds, max(peak, before.peak_memory))
-        steps[phase] = step
     return found
 
 
@@ -93,7 +70,7 @@ def _row(run: RunFolder) -> tuple[str, ...]:
     try:
         check_links(run.path)
         loss = [f"{curve[-1][1]:.4g}" for curve in curves(run).values()][-1:]
-        taken = sum(cost.seconds for cost in costs(run).values())
+        taken = sum(cost.seconds for cost in read_costs(run.path).values())
         size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
         time = format_hours(taken) if taken else ""
         return (run.path.name, updates_done(run), "".join(loss), time, format_bytes(size))

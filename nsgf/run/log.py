@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsgf.run.folder import append_text, write_text
 from nsgf.run.progress import Progress, is_terminal
 from nsgf.run.stop import Stopped
 from nsgf.run.trackers import Tracker
 from nsgf.system.errors import one_line, printable
-from nsgf.system.json_reader import fields, parse_object
+from nsgf.system.json_reader import fields, parse_object, read_lines
 from nsgf.system.output import show
 
 
@@ -108,6 +108,32 @@ class RunLog:
             if not is_last:
                 with suppress(Exception):  # release its threads and files
                     failed.close(failed=True)
+
+
+class Cost(NamedTuple):
+    """Time and memory of a phase, from ``costs.jsonl``."""
+
+    seconds: float
+    """Seconds of its preparation, as of the pool, and of its updates."""
+    peak_memory: int
+    """Peak memory in bytes."""
+
+
+def read_costs(folder: Path) -> dict[str, Cost]:
+    """Return the costs by phase; a line's speed covers the updates since the line before."""
+    found: dict[str, Cost] = {}
+    steps: dict[str, int] = {}
+    kinds = {"phase": str, "step": int, "steps_per_second": float, "peak_memory": int}
+    for phase, step, speed, peak in read_lines(folder / "costs.jsonl", **kinds):
+        if speed <= 0:
+            continue
+        seconds, before = (step - steps.get(phase, 0)) / speed, found.get(phase, Cost(0.0, 0))
+        found[phase] = Cost(before.seconds + seconds, max(peak, before.peak_memory))
+        steps[phase] = step
+    for phase, seconds in read_lines(folder / "costs.jsonl", phase=str, prepare_seconds=float):
+        if phase in found:
+            found[phase] = found[phase]._replace(seconds=found[phase].seconds + seconds)
+    return found
 
 
 def _is_after(line: str, phase: str, step: int) -> bool:

@@ -36,6 +36,8 @@ def cause(error: OSError) -> str:
 
 def printable(text: str) -> str:
     """Return a text with all characters escaped but line ends and printable ones."""
+    if text.replace("\n", "").isprintable():
+        return text
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )

@@ -35,6 +35,7 @@ def fit(
     session: Session,
     *,
     now: Callable[[], float] = time.monotonic,
+    prepare_seconds: float = 0.0,
 ) -> None:
     """Train one phase to its last update and save its checkpoint in the run folder.
 
@@ -45,6 +46,7 @@ def fit(
         task: network, batches and loss.
         session: configuration, run folder, log, device and processes.
         now: a clock in seconds that never goes backwards.
+        prepare_seconds: time that the task has taken before its first update, for its costs.
 
     Raises:
         Stopped: ``session.stop`` ended training before the last update; a checkpoint is saved.
@@ -69,7 +71,7 @@ def fit(
             world=world,
         )
         try:
-            PhaseLoop(phase, state, batches, session, now).run()
+            PhaseLoop(phase, state, batches, session, now, prepare_seconds).run()
         finally:
             for line in task.remarks():
                 session.log.write(f"{phase}: {line}")
@@ -86,6 +88,7 @@ class PhaseLoop:
         batches: Batches,
         session: Session,
         now: Callable[[], float],
+        prepare_seconds: float = 0.0,
     ) -> None:
         self.name, self.state, self.batches, self.session = name, state, batches, session
         self.config, self.optim = session.config.train, state.config
@@ -96,6 +99,7 @@ class PhaseLoop:
         self.skipped_in_a_row = 0
         self.mean_loss: float | None = None
         self.now, self.saved_at = now, now()
+        self.prepare_seconds = prepare_seconds
         self.saved_step: int | None = None
 
     def run(self) -> None:
@@ -221,7 +225,9 @@ class PhaseLoop:
             step=step,
             steps_per_second=round((step - last_step) / (now - last), 3),
             peak_memory=peak_memory(self.session.device),
+            prepare_seconds=round(self.prepare_seconds, 3),
         )
+        self.prepare_seconds = 0.0
 
     def _resume(self) -> None:
         """Continue from the checkpoint, if there is one."""

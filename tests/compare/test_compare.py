@@ -1,6 +1,7 @@
 """Small comparisons from end to end: trained once, measured once, left to others, reported."""
 
 import copy
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,9 @@ from nsgf.cli import main
 from nsgf.compare import compare as engine
 from nsgf.compare import measure
 from nsgf.compare.compare import Work, compare, comparison_plan
-from nsgf.compare.report import save_pictures
-from nsgf.compare.results import read_rows, train_seconds
+from nsgf.compare.results import read_rows
+from nsgf.compare.tables import save_pictures
 from nsgf.compare.trials import TITLES, Comparison
-from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
@@ -131,26 +131,6 @@ def test_floor_belongs_to_its_seed_draw_and_sample_counts(tmp_path):
     assert len(set(floors)) == 8
 
 
-def test_cell_of_another_process_is_left_to_it(comparison):
-    work = Work(comparison, StopRequest(), lambda _: None)
-    trial = first_trial(comparison)
-    folder = comparison.trial_folder(trial)
-    folder.mkdir(parents=True)
-    with only_process(folder):
-        assert not work.finish(trial)
-    assert work.finish(trial)
-
-
-def test_time_of_training_is_each_methods_own(finished_once):
-    """1-RF and 2-RF share a folder; what reflow takes is not 1-RF's."""
-    comparison = finished_once[0]
-    run = RunFolder(comparison.trial_folder(list(comparison.trials())[-1]))
-    first, both = train_seconds(run, ["peer"]), train_seconds(run, ["peer", "reflow"])
-    assert 0 < first < both
-    rows = read_rows(finished_once[1][1])
-    assert {row.train_seconds for row in rows if row.method == "2rf"} == {round(both, 1)}
-
-
 def test_damaged_measure_is_measured_again(finished):
     table = (finished.folder / "table.md").read_text().splitlines()[:6]
     for file in finished.folder.glob("*/**/*.csv"):
@@ -235,27 +215,6 @@ def test_cells_of_other_settings_are_refused_before_any_work(
         run(moons(tmp_path, flag))
 
 
-def test_damaged_checkpoint_is_no_other_setting(finished):
-    """Training mends it from the one before; a comparison must not ask to throw it away."""
-    for trial in finished.trials():
-        for file in (finished.trial_folder(trial) / "checkpoints").glob("*.earlier.pt"):
-            newest = file.with_name(file.name.replace(".earlier", ""))
-            newest.write_bytes(newest.read_bytes()[:-200])
-            comparison_plan(finished)
-            return
-    raise AssertionError("no earlier checkpoint")
-
-
-def test_missing_torchcfm_is_said_before_any_work(comparison, monkeypatch, tmp_path):
-    def missing():
-        raise UserError("needs torchcfm")
-
-    monkeypatch.setattr("nsgf.phases.flow_matching.check_installed", missing)
-    with pytest.raises(UserError, match="torchcfm"):
-        run(comparison)
-    assert not list(tmp_path.iterdir())
-
-
 def test_tables_are_written_after_each_trial(tmp_path, monkeypatch):
     """A comparison that runs for days, or is killed, can be looked at, with its floors."""
     few = moons(tmp_path, "--compare.methods=[nsgf,1rf]", "--compare.nfe=[2]")
@@ -273,36 +232,6 @@ def test_tables_are_written_after_each_trial(tmp_path, monkeypatch):
     assert len(seen) == 2
 
 
-@pytest.mark.parametrize(
-    ("flags", "key"),
-    [
-        (["--compare.methods=[]"], "compare.methods"),
-        (["--num-samples=1"], "evaluation.num_samples"),
-        (["--compare.updates=[2]", "--compare.methods=[nsgf++]"], "compare.updates"),
-        (["--compare.nfe=[2]", "--compare.methods=[onecall,nsgf++]"], "compare.nfe"),
-        (["--compare.updates=[5,5,5,0,5,5]"], "compare.updates"),
-        (["--compare.methods=[nsgf,own]"], "method"),
-    ],
-)
-def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, key):
-    words = ["compare", "--exp", "2d", "--smoke", "--out-dir", str(tmp_path), *flags]
-    assert main(words) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"nsgf: error: {key}")
-    assert error.count("\n") == 1
-    assert not list(tmp_path.glob("*/*/*/checkpoints/*"))
-
-
-@pytest.mark.parametrize("place", ["moons/nsgf-seed0/checkpoints", "moons/measure.csv", "lock"])
-def test_links_out_of_a_comparison_are_refused(place, comparison, tmp_path):
-    path = comparison.folder / place
-    path.parent.mkdir(parents=True)
-    (tmp_path / "outside").mkdir()
-    path.symlink_to(tmp_path / "outside")
-    with pytest.raises(UserError, match="is a link out of that folder"):
-        run(comparison)
-
-
 @pytest.mark.e2e
 def test_two_workers_compare_what_one_does(comparison, finished_once):
     """The same measures, told once."""
@@ -318,3 +247,64 @@ def test_two_workers_compare_what_one_does(comparison, finished_once):
     assert measures(comparison) == measures(finished_once[0])
     assert done.stdout.count("table.csv") == done.stdout.count("| cost |") == 1
     assert done.stdout.count("trials: 4, measured: 0") == 1
+
+
+def test_cell_of_another_process_is_left_to_it(finished):
+    (measure := next(finished.folder.glob("moons/nsgf-seed0/*.csv"))).unlink()
+    work, trial = Work(finished, StopRequest(), lambda _: None), next(finished.trials())
+    with only_process(finished.trial_folder(trial)):
+        assert not work.finish(trial)
+    assert work.finish(trial)
+    assert measure.exists()
+
+
+def test_time_of_training_is_each_methods_own(finished):
+    """1-RF and 2-RF share a folder; what reflow takes is not 1-RF's."""
+    pool = [json.loads(line) for line in next(finished.folder.glob("moons/nsgf-*/costs.*")).open()]
+    assert [line["prepare_seconds"] > 0 for line in pool] == [True, *[False] * (len(pool) - 1)]
+    folder = finished.folder / "moons/rf-seed0"
+    costs = {"steps_per_second": 1.0, "peak_memory": 1}
+    lines = [
+        {"phase": phase, "step": 5, "prepare_seconds": seconds, **costs}
+        for phase, seconds in (("peer", 0.0), ("reflow", 10.0))
+    ]
+    (folder / "costs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    for file in folder.glob("*.csv"):
+        file.unlink()
+    seconds = {row.method: row.train_seconds for row in read_rows(run(finished)[0][1])}
+    assert (seconds["1rf"], seconds["2rf"]) == (5, 20)
+
+
+def test_damaged_checkpoint_is_no_other_setting(finished):
+    """Training restores the one before; a comparison must not ask to throw it away."""
+    before = next(finished.folder.glob("*/*/checkpoints/*.earlier.pt"))
+    newest = before.with_name(before.name.replace(".earlier", ""))
+    newest.write_bytes(newest.read_bytes()[:-200])
+    comparison_plan(finished)
+
+
+def test_links_out_of_a_comparison_are_refused(comparison, tmp_path):
+    path = comparison.folder / "moons/nsgf-seed0/checkpoints"
+    path.parent.mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    path.symlink_to(tmp_path / "outside")
+    with pytest.raises(UserError, match="is a link out of that folder"):
+        run(comparison)
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        (["--num-samples=1"], "evaluation.num_samples"),
+        (["--compare.updates=[2]", "--compare.methods=[nsgf++]"], "compare.updates"),
+        (["--compare.nfe=[2]", "--compare.methods=[onecall,nsgf++]"], "compare.nfe"),
+        (["--compare.methods=[nsgf,own]"], "method"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(tmp_path, capsys, flags, key):
+    words = ["compare", "--exp", "2d", "--smoke", "--out-dir", str(tmp_path), *flags]
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"nsgf: error: {key}")
+    assert error.count("\n") == 1
+    assert not list(tmp_path.glob("*/*/*/checkpoints/*"))

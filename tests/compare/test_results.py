@@ -2,16 +2,7 @@ import math
 
 import pytest
 
-from nsgf.compare.results import (
-    FLOOR,
-    Row,
-    add_train_seconds,
-    read_measure,
-    read_rows,
-    table_csv,
-    train_seconds,
-)
-from nsgf.run.folder import RunFolder
+from nsgf.compare.results import FLOOR, Row, read_measure, read_rows, table_csv
 from nsgf.system.errors import UserError
 from tests.compare.table_rows import ROWS
 
@@ -57,15 +48,3 @@ def test_other_tables_are_refused(tmp_path, before, after):
             read_rows(file)
     file.unlink()
     assert read_measure(file) is None
-
-
-def test_unknown_training_time_is_not_guessed(tmp_path):
-    """A session that was killed has counted nothing; the next one knows only its own share."""
-    run = RunFolder(tmp_path)
-    add_train_seconds(run, "peer", 3.0, resumed=True)
-    add_train_seconds(run, "reflow", 5.0, resumed=False)
-    add_train_seconds(run, "reflow", 2.0, resumed=True)
-    assert train_seconds(run, ["peer", "reflow"]) == 0
-    assert train_seconds(run, ["reflow"]) == 7
-    (tmp_path / "train_seconds.json").write_text('{"reflow"')
-    assert train_seconds(run, ["reflow"]) == 0

@@ -3,9 +3,8 @@ import math
 import pytest
 
 from nsgf.cli.arguments import parse
-from nsgf.compare.report import write_report
 from nsgf.compare.results import FLOOR
-from nsgf.compare.tables import latex, markdown, measure_table, verdict
+from nsgf.compare.tables import latex, markdown, measure_table, verdict, write_report
 from nsgf.compare.trials import Comparison
 from nsgf.report.comparison import stored_comparison
 from tests.compare.table_rows import ROWS, in_folder, row

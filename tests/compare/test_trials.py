@@ -48,28 +48,6 @@ def test_trials_are_computed_in_precisions_that_are_named(tmp_path):
     assert len(files) == 2
 
 
-def test_a_set_with_an_underscore_is_configured_under_its_whole_name(monkeypatch):
-    monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
-    comparison = compared("2d", "--compare.targets=[]", "--compare.methods=[nsgf]")
-    trial = Trial("pin_wheel", "nsgf", 0)
-    own = comparison.trial_config(trial)
-    assert (own.data.name, own.data.source) == ("pin_wheel", "gaussian")
-    assert comparison.trial_folder(trial) == comparison.folder / "pin_wheel/nsgf-seed0"
-
-
-def test_a_smoke_comparison_has_a_folder_of_its_own():
-    assert compared("2d", "--compare.methods=[nsgf]").folder.name == "compare-2d"
-    assert compared("2d", "--compare.methods=[nsgf]", "--smoke").folder.name == "compare-2d-smoke"
-
-
-def test_without_targets_the_data_section_is_compared():
-    flags = ("--compare.methods=[nsgf]", "--dataset=moons", "--data.source=8gaussians")
-    comparison = compared("2d", *flags, "--compare.targets=[]")
-    assert {trial.target for trial in comparison.trials()} == {"8gaussians_moons"}
-    config = comparison.trial_config(Trial("8gaussians_moons", "nsgf", 1))
-    assert (config.data.source, config.data.name, config.seed) == ("8gaussians", "moons", 1)
-
-
 @pytest.mark.parametrize(
     ("exp", "updates"), [("2d", 20_000), ("digits", 1800), ("mnist", 200_000), ("cifar10", 80_000)]
 )
@@ -80,29 +58,6 @@ def test_all_methods_have_the_same_number_of_updates_and_batch(exp, updates):
     for own in comparison.methods.values():
         assert count_updates(own) == updates
         assert {getattr(own, phase).batch_size for phase in own.phases} == {own.peer.batch_size}
-
-
-def test_noise_of_the_peers_is_that_of_their_authors_examples():
-    for method, points, images in (
-        ("icfm", 0.1, 0),
-        ("otcfm", 0.1, 0),
-        ("sbcfm", 0.5, 0.5),
-        ("1rf", 0, 0),
-    ):
-        assert one_trial("2d", method).peer.sigma == points
-        assert one_trial("digits", method).peer.sigma == images
-
-
-def test_methods_differ_in_what_their_files_say():
-    own = {name: one_trial("digits", name) for name in ("otcfm", "otcfm+", "nsgf++", "nsgf++h")}
-    assert own["otcfm"].peer.coupling_batch is None
-    assert own["otcfm+"].peer.coupling_batch == own["nsgf++h"].nsf.coupling_batch == 1024
-    assert own["otcfm+"].peer.method == "otcfm"
-    paper, handed = own["nsgf++"], own["nsgf++h"]
-    assert (paper.nsf.source, paper.nsf.coupling, paper.flow.steps) == ("prior", "independent", 5)
-    assert handed.phases == ["nsgf", "nsf"]
-    assert (handed.nsf.source, handed.nsf.init, handed.nsf.coupling) == ("nsgf", "nsgf", "ot")
-    assert handed.flow.steps == 2
 
 
 @pytest.mark.parametrize("method", ["nsgf++h", "nsgf++", "otcfm", "onecall"])
@@ -125,33 +80,6 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
     own = comparison.trial_config(Trial("digits", "mine", 0))
     assert (own.phases, own.flow.steps, own.nsf.source) == (["nsgf", "nsf"], 3, "nsgf")
     assert comparison.trial_place(Trial("digits", "mine", 4)).name == "mine-seed4"
-
-
-def test_updates_of_each_method_are_shared_among_its_networks():
-    """2-RF too, which then has a 1-RF of its own."""
-    methods = "--compare.methods=[nsgf++,otcfm,1rf,2rf]"
-    comparison = compared("2d", methods, "--compare.updates=[300,700,500,900]")
-    shares = {
-        name: [getattr(own, phase).iterations for phase in own.phases]
-        for name, own in comparison.methods.items()
-    }
-    assert shares == {"nsgf++": [100] * 3, "otcfm": [700], "1rf": [500], "2rf": [450, 450]}
-    places = [comparison.trial_place(Trial("moons", name, 2)) for name in ("1rf", "2rf")]
-    assert [place.name for place in places] == ["1rf-seed2", "2rf-seed2"]
-    same = compared("2d", methods, "--compare.updates=[600]")
-    assert {count_updates(own) for own in same.methods.values()} == {600}
-    for wrong in ("[2,700,500,900]", "[1,2]"):
-        with pytest.raises(UserError, match=r"compare\.updates"):
-            compared("2d", methods, f"--compare.updates={wrong}")
-
-
-def test_2rf_continues_in_the_folder_of_1rf():
-    comparison = compared("2d", "--compare.methods=[1rf,2rf]", "--reflow.iterations=10000")
-    own = comparison.methods["2rf"]
-    assert [own.peer.iterations, own.reflow.iterations] == [20_000, 10_000]
-    places = [comparison.trial_place(Trial("moons", name, 2)) for name in ("1rf", "2rf")]
-    assert places[0] == places[1]
-    assert places[0].name == "rf-seed2"
 
 
 def expected_nfe(config) -> int | None:
@@ -193,3 +121,57 @@ def test_few_calls_are_made_or_not_asked_for(method, least, solver):
     elif solver == "heun":
         assert made[least] == least
         assert all(made[nfe] in (nfe, nfe - 1) for nfe in made)
+
+
+def test_a_set_with_an_underscore_is_configured_under_its_whole_name(monkeypatch):
+    monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
+    comparison = compared("2d", "--compare.targets=[]", "--compare.methods=[nsgf]", "--smoke")
+    trial = Trial("pin_wheel", "nsgf", 0)
+    own = comparison.trial_config(trial)
+    assert (own.data.name, own.data.source) == ("pin_wheel", "gaussian")
+    assert comparison.trial_folder(trial).parts[-3:] == (
+        *("compare-2d-smoke", "pin_wheel", "nsgf-seed0"),
+    )
+
+
+def test_without_targets_the_data_section_is_compared():
+    flags = ("--compare.methods=[nsgf]", "--dataset=moons", "--data.source=8gaussians")
+    (trial, *_) = compared("2d", *flags, "--compare.targets=[]").trials()
+    assert trial.target == "8gaussians_moons"
+    own = compared("2d", *flags).trial_config(trial)
+    assert (own.data.source, own.data.name) == ("8gaussians", "moons")
+
+
+def test_methods_differ_in_what_their_files_say():
+    digits = {name: one_trial("digits", name) for name in ("otcfm+", "sbcfm", "nsgf++", "nsgf++h")}
+    paper, handed = digits["nsgf++"], digits["nsgf++h"]
+    assert (paper.nsf.source, paper.nsf.coupling, paper.flow.steps) == ("prior", "independent", 5)
+    assert (handed.nsf.source, handed.nsf.init, handed.nsf.coupling) == ("nsgf", "nsgf", "ot")
+    assert (handed.phases, handed.flow.steps) == (["nsgf", "nsf"], 2)
+    assert digits["otcfm+"].peer.coupling_batch == handed.nsf.coupling_batch == 1024
+    assert digits["sbcfm"].peer.sigma == one_trial("2d", "sbcfm").peer.sigma == 0.5
+    assert [one_trial(exp, "otcfm").peer.sigma for exp in ("2d", "digits")] == [0.1, 0]
+
+
+@pytest.mark.parametrize(
+    ("updates", "shares", "places"),
+    [
+        ("[300,500,900]", ([100] * 3, [500], [621, 279]), ("1rf-seed2", "2rf-seed2")),
+        ("[600]", ([200] * 3, [600], [414, 186]), ("1rf-seed2", "2rf-seed2")),
+        ("[]", ([6667, 6667, 6666], [20_000], [20_000, 9_000]), ("rf-seed2", "rf-seed2")),
+    ],
+)
+def test_updates_of_each_method_are_shared_among_its_networks(updates, shares, places):
+    """Without ``compare.updates`` 2-RF continues in the folder of 1-RF."""
+    flags = ("--compare.methods=[nsgf++,1rf,2rf]", "--reflow.iterations=9000")
+    comparison = compared("2d", *flags, f"--compare.updates={updates}")
+    for own, expected in zip(comparison.methods.values(), shares, strict=True):
+        assert [getattr(own, phase).iterations for phase in own.phases] == expected
+    for name, place in zip(("1rf", "2rf"), places, strict=True):
+        assert comparison.trial_place(Trial("moons", name, 2)).name == place
+
+
+@pytest.mark.parametrize("wrong", ["[2,700,500]", "[1,2]"])
+def test_updates_that_fit_no_method_are_refused(wrong):
+    with pytest.raises(UserError, match=r"compare\.updates"):
+        compared("2d", "--compare.methods=[nsgf++,otcfm,1rf]", f"--compare.updates={wrong}")

@@ -2,7 +2,7 @@ from dataclasses import asdict
 
 import pytest
 
-from nsgf.config.leaves import Range, contradictions, is_free, leaves
+from nsgf.config.leaves import Range, contradictions, leaves
 from nsgf.config.schema import Config
 from nsgf.phases import get_phase
 from nsgf.phases.base import FREE_IN_SAMPLING
@@ -78,7 +78,7 @@ def test_settings_that_a_checkpoint_lacks_had_their_defaults():
 
 
 def test_leaves_that_may_change_are_marked_in_the_schema():
-    free = {key for key, _, item in leaves(Config()) if is_free(item)}
+    free = {key for key, _, item in leaves(Config()) if item.is_free}
     assert free == {
         *("data.root", "data.path", "data.download"),
         *("pool.storage", "pool.build_batch", "model.checkpoint_activations"),

@@ -1,38 +1,29 @@
-import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from nsgf.cli import main
-from nsgf.compare.report import write_report
-from nsgf.compare.results import Row
-from nsgf.report.comparison import (
-    measured_rows,
-    report_comparison,
-    stored_comparison,
-    trial_rows,
-)
+from nsgf.compare.results import FLOOR, Row
+from nsgf.compare.tables import write_report
+from nsgf.report.comparison import draw_quality, measured_rows, report_comparison
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
-from tests.compare.table_rows import COMPARISON, ROWS, in_folder
+from tests.compare.table_rows import COMPARISON, ROWS, in_folder, row
 from tests.report.test_page import Page
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """What a comparison of two methods on moons leaves: tables, settings, picture, a trial."""
-    return left(tmp_path, ROWS)
-
-
-def left(out_dir: Path, rows: list[Row]) -> Path:
-    comparison = in_folder(COMPARISON, out_dir)
-    folder = comparison.folder
-    run = RunFolder.prepare(folder / "moons" / "icfm-seed2")
+    """A comparison of two methods on moons: tables, settings, picture, a trial."""
+    comparison = in_folder(COMPARISON, tmp_path)
+    run = RunFolder.prepare(comparison.folder / "moons" / "icfm-seed2")
     run.write_config(comparison.methods["icfm"])
-    write_report(comparison, rows)
-    Image.new("RGB", (8, 8)).save(folder / "moons.png")
-    return folder
+    write_report(comparison, ROWS)
+    Image.new("RGB", (8, 8)).save(comparison.folder / "moons.png")
+    return comparison.folder
 
 
 def test_command_writes_a_page_with_everything_in_it(folder, capsys):
@@ -53,29 +44,17 @@ def test_command_writes_a_page_with_everything_in_it(folder, capsys):
     assert str(folder.parent) not in page.text
 
 
-def test_trials_tell_what_is_measured_and_where_they_were_trained(tmp_path):
-    folder = left(tmp_path, ROWS[:4])
-    file = folder / "moons" / "icfm-seed2" / "versions.json"
-    machine = {"cards": ["Tesla <T4>"], "cores": 2}
-    file.write_text(json.dumps({"commit": "0123456789abcdef-dirty", "machine": machine}))
-    rows = {row[0]: row for row in trial_rows(folder, stored_comparison(folder), ROWS[:4])}
-    assert rows["moons/nsgf-seed1"][1:3] == ("NSGF: 1 of 1", "not begun")
-    last = ("I-CFM: 0 of 1", "peer 0/20000", "0123456789", "cards ['Tesla <T4>'], cores 2", "")
-    assert rows["moons/icfm-seed2"][1:] == last
-    assert "Tesla <T4>" in Page(Path(report_comparison(folder, str(tmp_path))[0])).text
-    file.write_text('{"machine": 3}')
-    assert len(trial_rows(folder, stored_comparison(folder), ROWS)) == 6
-
-
 def test_settings_of_another_machine_are_no_obstacle(folder):
     """A page may be made where there is no card, and no half precision."""
     file = folder / "comparison.yaml"
     text = file.read_text().replace("device: auto", "device: cuda:7")
     file.write_text(text.replace("precision: auto", "precision: fp16"))
-    assert text != file.read_text()
     (folder / "moons.png").unlink()
+    (folder / "moons/icfm-seed2/versions.json").write_text('{"commit": "<b>0123"}')
     page = Page(Path(report_comparison(folder, str(folder.parent))[0]))
-    assert "no picture of samples yet" in page.text
+    assert "moons/icfm-seed2" in page.text
+    assert "peer 0/20000" in page.text
+    assert "<b>0123" in page.text
 
 
 def test_page_may_be_written_elsewhere(folder, tmp_path):
@@ -116,3 +95,73 @@ def test_command_refuses_in_one_line(folder, capsys, flags, key):
     said = capsys.readouterr().err
     assert key in said
     assert said.count("\n") == 1
+
+
+def shown(rows: list[Row]) -> list:
+    """The panels of the figure about these measures."""
+    return draw_quality(rows).axes
+
+
+def line(panel, title: str) -> tuple[np.ndarray, np.ndarray]:
+    """NFE and means of a method."""
+    found = next(one for one in panel.containers if one.get_label() == title)
+    x, y = found[0].get_xdata(), found[0].get_ydata()
+    return np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+
+
+def spreads(panel, title: str) -> list[float]:
+    """Halves of the error bars of a method."""
+    found = next(one for one in panel.containers if one.get_label() == title)
+    heights = [np.ptp(path.vertices[:, 1]) for path in found[2][0].get_paths()]
+    return [float(height) / 2 for height in heights]
+
+
+MEASURES = [
+    *(row("nsgf", seed, w2, 2) for seed, w2 in enumerate([1.0, 2.0, 3.0])),
+    *(row("nsgf", seed, w2, 10) for seed, w2 in enumerate([0.1, 0.2, 0.3])),
+    *(row("icfm", seed, 9.0, 2) for seed in range(3)),
+    *(row("icfm", 0, w2, 10, draw) for draw, w2 in enumerate([0.5, 0.7])),
+    *(row(FLOOR, seed, 0.05, None) for seed in range(3)),
+]
+
+
+def test_lines_are_means_with_the_spread_over_seeds():
+    moved = [item._replace(target="scurve", values={"w2": 7.0}) for item in MEASURES]
+    panel, below = shown([*MEASURES, *moved])
+    assert [panel.get_title(), below.get_title()] == ["moons: w2", "scurve: w2"]
+    dashed = [one for one in panel.lines if one.get_linestyle() == "--"]
+    assert [set(one.get_ydata()) for one in dashed] == [{0.05}]
+    x, means = line(panel, "NSGF")
+    np.testing.assert_allclose(x, [2, 10], rtol=0.05)
+    assert (x < line(panel, "I-CFM")[0]).all()  # beside each other
+    np.testing.assert_allclose(means, [2.0, 0.2])
+    np.testing.assert_allclose(spreads(panel, "NSGF"), [1.0, 0.1])
+    _, means = line(panel, "I-CFM")
+    np.testing.assert_allclose(means, [9.0, 0.6])
+    np.testing.assert_allclose(spreads(panel, "I-CFM"), [0.0, np.std([0.5, 0.7], ddof=1)])
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "scale"),
+    [
+        ("w2", [0.1, 1.0], "log"),
+        ("w2", [0.5, 1.0], "linear"),
+        ("1000 energy", [-0.1, 5.0], "linear"),
+        ("classifier_recall", [0.1, 1.0], "linear"),
+    ],
+)
+def test_distances_of_a_large_range_are_logarithmic(metric, values, scale):
+    rows = [row("nsgf", 0, value, nfe) for value, nfe in zip(values, (2, 10), strict=True)]
+    named = [item._replace(values={metric: item.values["w2"]}) for item in rows]
+    (panel,) = shown(named)
+    assert panel.get_yscale() == scale
+    wanted = "higher" if metric == "classifier_recall" else "lower"
+    assert panel.get_ylabel() == f"{wanted} is better"
+
+
+def test_samples_that_diverged_leave_a_gap():
+    rows = [row("nsgf", 0, math.inf, 2), row("nsgf", 0, 0.5, 10), row("icfm", 0, 0.4, 10)]
+    (panel,) = shown(rows)
+    assert np.isnan(line(panel, "NSGF")[1]).tolist() == [True, False]
+    assert np.isnan(line(panel, "I-CFM")[1]).tolist() == [True, False]
+    draw_quality(rows[:1]).canvas.draw()

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from nsgf.cli import main
-from nsgf.report.page import measure_rows, outdated, phase_rows, report_run
+from nsgf.report.page import measure_rows, phase_rows, report_run
 from nsgf.run.checkpoint import load, save
 from nsgf.run.folder import earlier
 from nsgf.system.errors import UserError
@@ -67,10 +67,13 @@ def test_what_files_say_is_no_html(small, small_run):
     """A batch of samples is no larger than ``sampling.batch_size``."""
     with (small_run.path / "log.txt").open("a") as log:
         log.write("nsgf: step 3 skipped, <script>alert(1)</script>\n")
-    (small_run.path / "metrics.json").write_text(json.dumps({"exp": "<b>", "w2": 1.0}))
+    (small_run.path / "metrics.json").write_text(
+        json.dumps({"exp": "<b>", "w2": 1.0, "updates": {"nsgf": "5 of 12"}})
+    )
     few = replace(small, sampling=replace(small.sampling, batch_size=7))
     text = Path(report_run(few, small_run)[0]).read_text()
     assert "7 samples, 8 network calls each" in text
+    assert "Measured after updates: nsgf 5 of 12." in text
     assert "<script>" not in text
     assert "<b>" not in text
     assert "&lt;script&gt;alert(1)" in text
@@ -92,12 +95,6 @@ def test_measures_stand_beside_floors_and_what_is_reported():
 def test_measures_that_were_not_finite_are_left_empty():
     metrics = {"fid": 1.5, "fid_floor": None, "w2": None, "w2_std": "x", "kid": 0.5, "kid_std": "x"}
     assert measure_rows(shipped("2d"), metrics) == [("fid", "1.5", "", ""), ("kid", "0.5", "", "")]
-
-
-def test_measures_of_other_weights_are_marked(small, small_run):
-    rows, updates = phase_rows(small, small_run), {"nsgf": "5 of 12", "nsf": "12 of 12"}
-    assert outdated(rows, {"updates": updates}) == "nsgf 5 of 12, nsf 12 of 12"
-    assert outdated(rows, {"updates": {"nsgf": "12 of 12"}}) == outdated(rows, {}) == ""
 
 
 def test_page_of_a_run_that_diverged_says_so(small, small_run):

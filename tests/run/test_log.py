@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nsgf.run.log import RunLog
+from nsgf.run.log import Cost, RunLog, read_costs
 from nsgf.run.stop import Stopped
 
 
@@ -139,3 +139,19 @@ def test_control_characters_and_line_ends_are_escaped_in_the_log(tmp_path):
     RunLog(tmp_path).write("a \x1b[31m b\n2026-01-01 00:00:00 nsgf: done")
     (line,) = (tmp_path / "log.txt").read_text().splitlines()
     assert line.endswith(" a \\x1b[31m b\\n2026-01-01 00:00:00 nsgf: done")
+
+
+def test_costs_are_preparation_and_updates(tmp_path):
+    """A line's speed holds since the line before; lines that are no records are skipped."""
+    log = RunLog(tmp_path)
+    for step, speed, peak, prepare in ((10, 5.0, 100, 7.0), (40, 10.0, 300, 0.0), (50, 10, 200, 0)):
+        log.record_cost(
+            phase="nsgf",
+            step=step,
+            steps_per_second=speed,
+            peak_memory=peak,
+            prepare_seconds=prepare,
+        )
+    with (tmp_path / "costs.jsonl").open("a") as file:
+        file.write('{"phase": "nsgf", "step": 9, "steps_per_second": 0, "peak_memory": 900}\n{"ph')
+    assert read_costs(tmp_path) == {"nsgf": Cost(7.0 + 2.0 + 3.0 + 1.0, 300)}

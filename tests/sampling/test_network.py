@@ -14,8 +14,7 @@ from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
 from nsgf.phases.lines import trained_steps
-from nsgf.report.preview import preview_samples
-from nsgf.report.samples import sample_run
+from nsgf.report.samples import preview_samples, sample_run
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session

@@ -30,58 +30,46 @@ def with_measures(run: RunFolder, **changes: object) -> RunFolder:
     return run
 
 
-def test_measures_of_the_same_weights_are_told(small, small_run):
-    text = card(small, with_measures(small_run), UPDATES, [])
+def test_measures_of_the_same_weights_are_shown(small, small_run):
+    """A text of the file stays in its line."""
+    text = card(small, with_measures(small_run, w2_x="x\n\n# Title\x1b[1m"), UPDATES, [])
     (model,) = front_matter(text)["model-index"]
     (result,) = model["results"]
     assert result["metrics"] == [{"type": "w2", "value": 0.25}]
     assert "    w2       0.25\n" in text
-
-
-@pytest.mark.parametrize(
-    "changes", [{"updates": {"nsgf": "6 of 12"}}, {"updates": {}}, {"updates": 3}]
-)
-def test_measures_of_other_weights_are_not(small, small_run, changes):
-    text = card(small, with_measures(small_run, **changes), UPDATES, [])
-    assert "model-index" not in front_matter(text)
-    assert "Not measured with these weights" in text
-
-
-@pytest.mark.parametrize(
-    ("measured", "is_same"), [({"guidance": 2.0}, True), ({"guidance": 1.0}, False), ({}, False)]
-)
-def test_measures_with_classes_are_those_of_their_guidance(small_run, measured, is_same):
-    config = shipped("digits/onecall", *CLASSES, "--sampling.guidance=2")
-    updates = {"generator": "12 of 12"}
-    text = card(config, with_measures(small_run, updates=updates, **measured), updates, [])
-    assert ("    guidance  2\n" in text) == is_same
-    assert ("Not measured with these weights" in text) != is_same
-
-
-def test_words_of_a_file_stay_in_their_line(small, small_run):
-    text = card(small, with_measures(small_run, nfe="x\n\n# Title\x1b[1m"), UPDATES, [])
     assert "\n# Title" not in text
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({"guidance": 2.0}, True),
+        ({"guidance": 1.0}, False),
+        ({}, False),
+        ({"guidance": 2.0, "updates": {"generator": "6 of 12"}}, False),
+        ({"guidance": 2.0, "updates": 3}, False),
+    ],
+)
+def test_measures_of_other_weights_or_guidance_are_not(small_run, changes, is_same):
+    config = shipped("digits/onecall", *CLASSES, "--sampling.guidance=2")
+    updates = {"generator": "12 of 12"}
+    text = card(config, with_measures(small_run, **{"updates": updates, **changes}), updates, [])
+    assert ("model-index" in front_matter(text)) == is_same
+    assert ("Not measured with these weights" in text) != is_same
+
+
 def test_the_card_says_what_was_trained(small, small_run):
     text = card(small, small_run, UPDATES, ["grid.png"])
-    for words in (
-        "| nsf | 12 of 12 | 16 | 0.001 |",
-        "![grid.png](grid.png)",
-        "`8gaussians`, made from `gaussian` samples",
-        "(64, 2), points",
-        "Sinkhorn flow: blur",
-    ):
+    for words in ("| nsf | 12 of 12 | 16 | 0.001 |", "![grid.png](grid.png)", "(64, 2), points"):
         assert words in text
     assert front_matter(text)["license"] == "mit"
     assert "pipeline_tag" not in front_matter(text)
     peer = replace(small, phases=["peer"], smoke=True)
     other = card(replace(peer, data=replace(peer.data, fake=True)), small_run, {}, [])
-    for words in ("**smoke run**", "**random**", "`icfm`, compared with", "8gaussians by `icfm`\n"):
+    for words in ("**smoke run**", "**random**", "`icfm`"):
         assert words in other
         assert words not in text
-    assert "Sinkhorn flow:" not in other
 
 
 def test_images_have_a_task_a_shape_and_calls(small_run):
@@ -96,23 +84,15 @@ def test_images_have_a_task_a_shape_and_calls(small_run):
 def test_generator_is_described_as_it_was_trained(small_run):
     flags = ("--generator.blurs=[1,0.25]", *CLASSES, "--sampling.guidance=2")
     text = card(shipped("digits/onecall", *flags), small_run, {"generator": "2 of 2"}, [])
-    for words in (
-        "# digits: digits with one network call\n",
-        "Method: a generator that is called once",
-        "blur 1.0, 0.25 (relative to the mean cost), 22 samples",
-        "run.sample(64, seed=0, label=0)  # of class 0, of 0 to 9\n",
-        "told one of 10 classes, guidance 2.",
-    ):
+    for words in ("blur 1.0, 0.25 ", "22 samples", "seed=0, label=0)", "10 classes, guidance 2."):
         assert words in text
-    for untrue in ("icfm", "compared with", "particles", "nfe="):
+    for untrue in ("icfm", "particles", "nfe="):
         assert untrue not in text
     both = {"nsgf": "2 of 2", "generator": "2 of 2"}
     text = card(shipped("2d/onecall+"), small_run, both, [])
-    assert "| generator | 2 of 2 | 512 | 0.001 |" in text
-    assert "blur 0.25, 1024 particles, 1024 targets, 10 steps.\nSinkhorn flow of gen" in text
+    assert "blur 0.25, 1024 particles, 1024 targets, 10 steps." in text
     assert "blur 0.1 (relative to the mean cost), 512 samples, 512 targets." in text
-    for untrue in ("label=", "classes"):
-        assert untrue not in text
+    assert "label=" not in text
 
 
 def test_pictures_of_the_command_come_before_the_last_phase_s(small_run, tmp_path):
