@@ -269,19 +269,3 @@ def test_blur_too_small_for_float32_is_refused():
         solver(blur=1e-4).flows(x, y, [0.5] * 2)
     with pytest.raises(ValueError, match="reaches nan"):
         solver().flows(x, y, [3e38] * 3)
-
-
-@pytest.mark.parametrize(
-    ("omega", "rate", "raised"),
-    [
-        (1.0, 0.25, 2 / (1 + 0.75**0.5)),  # plain updates: Young's formula for their own rate
-        (1.0, 0.04, 1.0),  # faster than over-relaxation would be
-        (1.5, 0.53, 1.5),  # as fast as this omega allows
-        (1.9, 0.999, 1.95),  # beyond it rounding undoes what is gained
-        (1.9, 2.0, 1.95),  # the error grew
-    ],
-)
-def test_over_relaxation_by_youngs_formula(omega, rate, raised):
-    decrease = torch.tensor([[rate**batched.UPDATES]], dtype=torch.float64)
-    found = batched._raised(torch.tensor([[omega]], dtype=torch.float64), decrease)
-    assert float(found) == pytest.approx(raised, rel=1e-6)
