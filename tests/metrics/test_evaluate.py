@@ -14,7 +14,7 @@ from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
-from tests.metrics.test_inception_cache import Tiny
+from tests.metrics.test_inception import Tiny
 
 
 def test_evaluation_of_points(small, small_run):
