@@ -42,8 +42,8 @@ from nsgf.system.hardware import (
 from nsgf.training.loop import fit
 from nsgf.training.precision import compiled_folder, pick_precision, prepare_environment
 
-COPIES = 4
-"""Values that a checkpoint keeps per weight, in float32: weight, average, Adam's two moments."""
+WEIGHT_BYTES = 16
+"""Bytes of a checkpoint per weight: weight, average and Adam's two moments, in float32."""
 
 
 def train(
@@ -217,9 +217,8 @@ def check_space(
     run: RunFolder,
     restarts: Collection[PhaseName] = (),
 ) -> None:
-    """Raise UserError if the disk would be full before the end of a run.
-
-    Each phase keeps two checkpoints, and one more while it is written.
+    """Raise UserError if the disk would be full before the end of a run. Each phase keeps two
+    checkpoints, and one more while it is written.
 
     Args:
         weights: their number for each phase that is not finished.
@@ -227,12 +226,12 @@ def check_space(
         run: its folder, also one that does not exist yet.
         restarts: phases whose newest checkpoint is set aside, and so keeps its room.
     """
-    sizes = {phase: 4 * COPIES * count for phase, count in weights.items()}
-    newest = {phase: run.checkpoint_file(phase) for phase in sizes}
-    files = [earlier(file) for file in newest.values()]
-    files += [file for phase, file in newest.items() if phase not in restarts]
-    taken = sum(file.stat().st_size for file in files if file.exists())
-    needed = pool + max(0, 2 * sum(sizes.values()) + max(sizes.values(), default=0) - taken)
+    needed = WEIGHT_BYTES * (2 * sum(weights.values()) + max(weights.values(), default=0))
+    for phase in weights:
+        newest = run.checkpoint_file(phase)
+        files = [earlier(newest)] if phase in restarts else [newest, earlier(newest)]
+        needed -= sum(file.stat().st_size for file in files if file.exists())
+    needed = pool + max(0, needed)
     available = free_disk_bytes(run.path)
     if needed > available:
         raise UserError(

@@ -3,13 +3,13 @@
 import re
 import subprocess
 import sys
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import nsgf
 from nsgf import UserError
@@ -79,10 +79,8 @@ def test_calls_are_shared_as_in_the_comparison(small_run, nfe, steps, straight):
     """One for the predictor, at most T = 3 and half of the others for NSGF."""
     run = nsgf.load(small_run.path)
     config = run.config
-    by_hand = nsgf.load(
-        small_run.path,
-        overrides={"sampling.nsgf_steps": steps, "sampling.straight_steps": straight},
-    )
+    settings = {"sampling.nsgf_steps": steps, "sampling.straight_steps": straight}
+    by_hand = nsgf.load(small_run.path, overrides=settings)
     assert by_hand.sampler(torch.randn(2, 2)).nfe == nfe
     assert torch.equal(run.sample(8, nfe=nfe), by_hand.sample(8))
     assert run.config == config
@@ -104,7 +102,6 @@ def test_networks_can_be_called(small_run):
     assert run.networks["nsgf"](x, t).shape == (5, 2)
     assert run.networks["predictor"](x).shape == (5,)
     for network in run.networks.values():
-        assert isinstance(network, nn.Module)
         assert not network.training
         assert not any(part.requires_grad for part in network.parameters())
 
@@ -127,11 +124,6 @@ def test_networks_can_be_called(small_run):
 def test_wrong_settings_are_refused(small_run, overrides, how, key):
     with pytest.raises(UserError, match=re.escape(key)):
         nsgf.load(small_run.path, overrides=overrides).sample(**how)
-
-
-def test_folder_without_a_run_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"config\.yaml"):
-        nsgf.load(tmp_path / "nowhere")
 
 
 def test_training_in_a_program(tmp_path, capsys):
@@ -181,20 +173,16 @@ def test_lines_of_the_readme_run(tmp_path, monkeypatch):
     text = (Path(__file__).parents[1] / "README.md").read_text()
     blocks = re.findall(r"(?:^    .*\n|^\n)+", text, re.MULTILINE)
     (code,) = (block for block in blocks if "import nsgf\n" in block)
-    lines = "\n".join(line[4:] for line in code.splitlines())
+    lines, real = textwrap.dedent(code), nsgf.train
     assert "nsgf.train(" in lines
     assert "nsgf.load(" in lines
     small = {key: value for key, value in SMALL.items() if not key.startswith("sinkhorn")}
-    real = nsgf.train
+
+    def train(*words, overrides=None, **how):
+        return real(*words, **how, overrides={**(overrides or {}), "nsgf.iterations": 4, **small})
+
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        nsgf,
-        "train",
-        lambda *words, overrides=None, **how: real(
-            *words, **how, overrides={**(overrides or {}), "nsgf.iterations": 4, **small}
-        ),
-        raising=False,
-    )
+    monkeypatch.setattr(nsgf, "train", train, raising=False)
     made = real("2d", overrides={**SMALL, "phases": ["nsgf"]}, quiet=True)
     names = {"x": torch.randn(20, 2), "y": torch.randn(20, 2) + 1}
     exec(re.sub(r'"runs/[^"]*\.\.\."', repr(str(made.path)), lines), names)

@@ -16,7 +16,7 @@ from tests.pool.conftest import CPU, with_pool
 
 
 def test_a_checkpoint_has_about_the_bytes_that_are_asked_for(tiny, tiny_run):
-    expected = 4 * experiment.COPIES * count_weights(get_phase("nsgf"), tiny)
+    expected = experiment.WEIGHT_BYTES * count_weights(get_phase("nsgf"), tiny)
     size = tiny_run.checkpoint_file("nsgf").stat().st_size
     assert expected < size < expected + 20_000
 

@@ -28,7 +28,7 @@ from nsgf.run.lock import WAIT_SECONDS, Busy, only_process, wait_for_lock
 from nsgf.run.log import read_costs
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import generate
-from nsgf.sampling.solvers import check_solver
+from nsgf.sampling.solvers import load_odeint
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show
@@ -98,7 +98,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     if not todo:
         nfe = config.compare.nfe
         raise UserError(f"compare.nfe = {nfe}: no method can be sampled with any of these calls")
-    check_solver(config.sampling)
+    load_odeint(config.sampling.solver)
     check_links(comparison.folder)
     for trial in todo:
         check_trained(comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial)))

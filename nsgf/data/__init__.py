@@ -14,16 +14,7 @@ from torch import Tensor
 from nsgf.config.schema import DataConfig
 from nsgf.data.folder import image_set, inspect_images
 from nsgf.data.images import IMAGE_SETS, ImageSet
-from nsgf.data.own import (
-    Inspection,
-    TableSet,
-    in_units,
-    inspect_points,
-    read_found,
-    read_points,
-    standardised,
-    table_set,
-)
+from nsgf.data.own import Inspection, TableSet, inspect_points, read_found, read_points
 from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
 from nsgf.data.samplers import (
     ClassSampler,
@@ -43,16 +34,11 @@ __all__ += ["class_labels", "in_units"]
 
 DATA_SETS: dict[str, PointSet | ImageSet] = {one.name: one for one in (*POINT_SETS, *IMAGE_SETS)}
 """The shipped data sets by ``data.name``."""
-OWN_SETS: dict[str, Callable[[DataConfig], ImageSet | TableSet]] = {
-    "images": image_set,
-    "points": table_set,
-}
-"""Functions that make the record of a user's own data, by ``data.name``."""
 INSPECTORS: dict[str, Callable[[DataConfig], Inspection]] = {
     "images": inspect_images,
     "points": inspect_points,
 }
-"""Functions that fill ``data.found``, by ``data.name``."""
+"""Functions that fill ``data.found`` of a user's own data, by ``data.name``."""
 NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
 DEVICE_SHARE = 0.1
@@ -76,12 +62,14 @@ def target_set(config: DataConfig) -> PointSet | ImageSet | TableSet:
     Raises:
         UserError: there is none of this name, or own data were not inspected.
     """
-    return OWN_SETS[config.name](config) if config.name in OWN_SETS else data_set(config.name)
+    if config.name == "images":
+        return image_set(config)
+    return TableSet(read_found(config)) if config.name == "points" else data_set(config.name)
 
 
 def is_image_set(name: str) -> bool:
     """Whether the set holds images; else points."""
-    return name == "images" if name in OWN_SETS else isinstance(data_set(name), ImageSet)
+    return name == "images" if name in INSPECTORS else isinstance(data_set(name), ImageSet)
 
 
 def data_shape(config: DataConfig) -> tuple[int, ...]:
@@ -99,6 +87,15 @@ def data_classes(config: DataConfig) -> int:
 def shape_and_classes(config: DataConfig) -> tuple[tuple[int, ...], int]:
     """Return :func:`data_shape` and :func:`data_classes`, which determine the networks."""
     return data_shape(config), data_classes(config)
+
+
+def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
+    """Return samples of networks in the units of the data; images are clamped to [-1, 1], unless
+    ``raw``.  (N, *shape)"""
+    target = target_set(config)
+    if isinstance(target, TableSet):
+        return target.in_units(samples)
+    return samples.clamp(-1, 1) if samples.ndim == 4 and not raw else samples
 
 
 class Data:
@@ -122,7 +119,7 @@ class Data:
         self._labels: Tensor | None = None
         if isinstance(self._target, TableSet):
             self.points = read_points(config)
-            self._rows = standardised(config, self.points)
+            self._rows = self._target.standardised(self.points)
         elif isinstance(self._target, ImageSet):
             if config.fake:
                 self.images = self._target.fake_images(make_generator(seed, "fake"))
@@ -205,7 +202,8 @@ class Data:
     @property
     def axes(self) -> tuple[str, ...] | None:
         """Names of the coordinates of own points; None for other sets."""
-        return None if self.points is None else tuple(read_found(self._config).names or ())
+        target = self._target
+        return tuple(target.found.names or ()) if isinstance(target, TableSet) else None
 
 
 def fits_beside_training(images: Tensor, device: torch.device) -> bool:

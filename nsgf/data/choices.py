@@ -51,7 +51,7 @@ def with_own_data(
     Raises:
         UserError: ``data.path`` is missing, or what is there cannot be trained on.
     """
-    if is_new and {"path", "size"} & set(flags.get("data", {})):
+    if is_new and {"name", "path", "size"} & set(flags.get("data", {})):
         own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
         base = {**base, "data": own}
     name = merged(base, flags).get("data", {}).get("name")

@@ -94,7 +94,7 @@ def image_set(config: DataConfig) -> ImageSet:
     """Return the record of the images of ``data.path``, which follows from ``data.found``.
 
     Raises:
-        UserError: ``data.found`` is empty or wrong, or contradicts the settings.
+        UserError: ``data.found`` is empty, or ``data.size`` is another one.
     """
     found = read_found(config)
     channels, height, width = found.shape

@@ -9,7 +9,7 @@ import csv
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -52,20 +52,13 @@ def read_found(config: DataConfig) -> Found:
     """Return what was found at ``data.path`` when the run was begun.
 
     Raises:
-        UserError: ``data.found`` is empty, or belongs to other data.
+        UserError: ``data.found`` is empty.
     """
     if not config.found:
         raise UserError(
             f"data.path = {config.path}: name the {config.name} to train on with --data.path"
         )
-    try:
-        found = Found(**config.found)
-        is_valid = len(found.shape) == (3 if config.name == "images" else 1)
-    except TypeError:
-        is_valid = False
-    if not is_valid:
-        raise UserError(f"data.found: cannot be that of {config.name}; train a new run")
-    return found
+    return Found(**config.found)
 
 
 def check_same_data(config: DataConfig, is_same: bool) -> None:
@@ -86,23 +79,29 @@ def data_path(config: DataConfig) -> Path:
 
 @dataclass(frozen=True)
 class TableSet:
-    """The points of a file."""
+    """The points of a file. Networks see them with mean 0 and standard deviation 1 in each
+    coordinate."""
 
-    shape: tuple[int, ...]
-    """(D,)."""
-    name: str = "points"
+    found: Found
+    name: ClassVar[str] = "points"
     """``data.name``."""
-    uses: frozenset[str] = frozenset({"path"})
+    uses: ClassVar[frozenset[str]] = frozenset({"path"})
     """Settings of the section ``data`` that have an effect, besides ``name``."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(D,)."""
+        return tuple(self.found.shape)
 
-def table_set(config: DataConfig) -> TableSet:
-    """Return the record of the points of ``data.path``, which follows from ``data.found``.
+    def standardised(self, points: Tensor) -> Tensor:
+        """Return points of the file as networks see them.  (N, D), float64 -> float32"""
+        mean, scale = points.new_tensor(self.found.mean), points.new_tensor(self.found.scale)
+        return ((points - mean) / scale).float()
 
-    Raises:
-        UserError: ``data.found`` is empty or wrong.
-    """
-    return TableSet(tuple(read_found(config).shape))
+    def in_units(self, samples: Tensor) -> Tensor:
+        """Return samples of networks in the units of the file.  (N, D) -> float64"""
+        wide = samples.double()
+        return wide * wide.new_tensor(self.found.scale) + wide.new_tensor(self.found.mean)
 
 
 def inspect_points(config: DataConfig) -> Inspection:
@@ -134,28 +133,6 @@ def _checksum(values: np.ndarray) -> str:
     digest = hashlib.sha256(repr(values.shape).encode())
     digest.update(np.ascontiguousarray(values, "<f8").tobytes())
     return digest.hexdigest()[:12]
-
-
-def standardised(config: DataConfig, points: Tensor) -> Tensor:
-    """Return own points with mean 0 and standard deviation 1 in each coordinate, as networks see
-    them.  (N, D), float64 -> float32
-    """
-    found = read_found(config)
-    mean, scale = points.new_tensor(found.mean), points.new_tensor(found.scale)
-    return ((points - mean) / scale).float()
-
-
-def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tensor:
-    """Return samples of networks in the units of the data.  (N, *shape)
-
-    Own points are scaled back and become float64. Images are clamped to [-1, 1], unless ``raw``.
-    """
-    if samples.ndim == 4 and not raw:
-        return samples.clamp(-1, 1)
-    if config.name != "points":
-        return samples
-    found, wide = read_found(config), samples.double()
-    return wide * wide.new_tensor(found.scale) + wide.new_tensor(found.mean)
 
 
 def read_table(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:

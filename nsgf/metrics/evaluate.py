@@ -21,7 +21,7 @@ from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, check_links, results_folder, writable, write_text
 from nsgf.run.progress import track
 from nsgf.sampling.generate import batch_folder, generate
-from nsgf.sampling.sampler import FlowSampler, Samples
+from nsgf.sampling.sampler import FlowSampler, Samples, StraightFlow
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device, versions
@@ -217,7 +217,7 @@ def _description(
         "expected_nfe": sampler.expected_nfe,
         "nfe": float(np.mean([part.nfe for part in samples])),
     }
-    if sampler.has_straight_flow:
+    if any(isinstance(leg, StraightFlow) for leg in sampler.legs):
         description["solver"] = config.sampling.solver
     if config.data.conditional:
         description["guidance"] = config.sampling.guidance

@@ -18,14 +18,7 @@ from torch import Tensor
 
 from nsgf.config.schema import Config, SamplingConfig
 from nsgf.data import class_labels, data_classes
-from nsgf.sampling.solvers import (
-    SOLVERS,
-    Observer,
-    Velocity,
-    check_solver,
-    expected_calls,
-    integrate,
-)
+from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, integrate, load_odeint
 from nsgf.sinkhorn.base import flow_time
 from nsgf.system.errors import UserError
 
@@ -148,7 +141,7 @@ class StraightFlow(Leg):
             UserError: the solver needs torchdiffeq, which is missing.
         """
         super().__init__(config, network)
-        check_solver(config.sampling)
+        load_odeint(config.sampling.solver)
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x, velocity = samples.x, self.velocity(samples.labels)
@@ -157,8 +150,10 @@ class StraightFlow(Leg):
 
     @property
     def expected_calls(self) -> int | None:
-        calls = expected_calls(self.config.sampling)
-        return None if calls is None else calls_per_velocity(self.config) * calls
+        sampling, per_step = self.config.sampling, SOLVERS[self.config.sampling.solver]
+        if per_step is None or sampling.omega is not None:
+            return None
+        return calls_per_velocity(self.config) * per_step * sampling.straight_steps
 
 
 class OneCall(Leg):
@@ -197,7 +192,7 @@ class FlowSampler:
         if labels is None:
             labels = self.labels(range(len(x)))
         else:
-            labels = checked_labels(self.config, labels, len(x))
+            labels = _checked_labels(self.config, labels, len(x))
         labels = None if labels is None else labels.to(x.device)
         samples, before = Samples(x=x, nfe=0, labels=labels), self._evaluations()
         if keep_path:
@@ -233,11 +228,6 @@ class FlowSampler:
         return self.legs[0].config
 
     @property
-    def has_straight_flow(self) -> bool:
-        """Whether ``sampling.solver`` and its settings are used."""
-        return any(isinstance(leg, StraightFlow) for leg in self.legs)
-
-    @property
     def expected_nfe(self) -> int | None:
         """Number of network calls for each sample that the settings imply; None if it depends on
         the samples (dopri5, ``omega``)."""
@@ -248,13 +238,8 @@ class FlowSampler:
         return sum(leg.evaluations for leg in self.legs)
 
 
-def checked_labels(config: Config, labels: Tensor, count: int) -> Tensor:
-    """Return a caller's classes of ``count`` samples as int64, (count,).
-
-    Raises:
-        UserError: the networks are given no classes, or these are not ``count`` whole numbers in
-            [0, K - 1].
-    """
+def _checked_labels(config: Config, labels: Tensor, count: int) -> Tensor:
+    """Return a caller's classes of ``count`` samples as int64, (count,), or raise UserError."""
     classes, labels = data_classes(config.data), torch.as_tensor(labels)
     if not classes:
         raise UserError("labels: have no effect without data.conditional; leave them out")

@@ -25,19 +25,22 @@ MAX_STEPS = 1000
 """Largest number of dopri5 steps of a batch; a trained straight flow takes tens."""
 
 
-def check_solver(config: SamplingConfig) -> None:
-    """Raise UserError if the solver needs torchdiffeq and it is missing."""
-    if config.solver != "euler":
-        _load_odeint(config.solver)
+def load_odeint(solver: str) -> Callable[..., Tensor] | None:
+    """Return torchdiffeq's function, or None for euler, whose steps are written here.
 
-
-def expected_calls(config: SamplingConfig) -> int | None:
-    """Return the network calls of :func:`integrate` for each sample; None where they depend on the
-    samples (dopri5, ``omega``)."""
-    per_step = SOLVERS[config.solver]
-    if per_step is None or config.omega is not None:
+    Raises:
+        UserError: torchdiffeq is needed and missing.
+    """
+    if solver == "euler":
         return None
-    return per_step * config.straight_steps
+    try:
+        from torchdiffeq import odeint
+    except ImportError as error:
+        raise UserError(
+            f"sampling.solver = {solver}: needs torchdiffeq 0.2.5 or newer (pip install "
+            "torchdiffeq), or say --sampling.solver euler"
+        ) from error
+    return odeint
 
 
 def integrate(
@@ -67,11 +70,13 @@ def integrate(
         The states at time 1, (B, *shape).
 
     Raises:
-        UserError: torchdiffeq is needed and missing, or dopri5 cannot reach its tolerance.
+        UserError: torchdiffeq is missing, or dopri5 cannot reach its tolerance.
     """
-    method = _euler if config.solver == "euler" else _odeint
+    odeint = load_odeint(config.solver)
     with torch.no_grad():
-        return method(velocity, x, start, config, observe)
+        if odeint is None:
+            return _euler(velocity, x, start, config, observe)
+        return _solve(odeint, velocity, x, start, config, observe)
 
 
 def _euler(
@@ -96,11 +101,16 @@ def _euler(
     return x
 
 
-def _odeint(
-    velocity: Velocity, x: Tensor, start: Tensor, config: SamplingConfig, observe: Observer | None
+def _solve(
+    odeint: Callable[..., Any],
+    velocity: Velocity,
+    x: Tensor,
+    start: Tensor,
+    config: SamplingConfig,
+    observe: Observer | None,
 ) -> Tensor:
     """Solve with torchdiffeq over s from 0 to 1 for all samples: t = start + s (1 - start)."""
-    odeint, span = _load_odeint(config.solver), 1 - start
+    span = 1 - start
     factor = span.view(-1, *[1] * (x.ndim - 1))
 
     def slope(s: Tensor, state: Tensor) -> Tensor:
@@ -128,15 +138,3 @@ def _odeint(
         for state in states[1:]:
             observe(state)
     return states[-1]
-
-
-def _load_odeint(solver: str) -> Callable[..., Tensor]:
-    """Return torchdiffeq's function, or raise UserError."""
-    try:
-        from torchdiffeq import odeint
-    except ImportError as error:
-        raise UserError(
-            f"sampling.solver = {solver}: needs torchdiffeq 0.2.5 or newer (pip install "
-            "torchdiffeq), or say --sampling.solver euler"
-        ) from error
-    return odeint

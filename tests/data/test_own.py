@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import INSPECTORS, OWN_SETS, Data, is_image_set, target_set
+from nsgf.data import INSPECTORS, Data, is_image_set, target_set
 from nsgf.data.own import inspect_points, read_points, read_table
 from nsgf.system.errors import UserError
 from tests.data.own_files import own_points, write_images, write_points
@@ -70,17 +70,10 @@ def test_large_numbers_keep_their_differences(tmp_path):
     assert float((back - real).abs().max()) < 1e-3
 
 
-@pytest.mark.parametrize("name", OWN_SETS)
+@pytest.mark.parametrize("name", INSPECTORS)
 def test_data_that_were_not_inspected_are_refused(name):
     with pytest.raises(UserError, match=rf"data\.path = x: .*{name}"):
         Data(DataConfig(name=name, path="x"), seed=0)
-
-
-@pytest.mark.parametrize("change", [{"shape": [8]}, {"unknown": 1}, {"shape": [3, 16, 16]}])
-def test_found_images_that_contradict_the_settings_are_refused(change):
-    found = {"samples": 20, "shape": [3, 8, 8], "checksum": "x", **change}
-    with pytest.raises(UserError, match=r"data\.(found|size)"):
-        target_set(DataConfig(name="images", path="x", size=8, found=found))
 
 
 # --- files of points ---

@@ -11,7 +11,6 @@ from nsgf.data import (
     DATA_SETS,
     INSPECTORS,
     NOISE,
-    OWN_SETS,
     Data,
     ImageSet,
     PointSet,
@@ -27,8 +26,7 @@ from nsgf.system.errors import UserError
 
 def test_configuration_and_records_name_the_same_sets():
     hints = get_type_hints(DataConfig)
-    assert set(get_args(hints["name"])) == {*DATA_SETS, *OWN_SETS}
-    assert set(OWN_SETS) == set(INSPECTORS)
+    assert set(get_args(hints["name"])) == {*DATA_SETS, *INSPECTORS}
     points = {name: one for name, one in DATA_SETS.items() if isinstance(one, PointSet)}
     sources = {name for name, one in points.items() if one.is_source}
     assert set(get_args(hints["source"])) == {NOISE, *sources}

@@ -1,9 +1,7 @@
-from dataclasses import replace
-
 import pytest
 import torch
 
-from nsgf.config.schema import Config, FlowConfig, SamplingConfig, SinkhornConfig
+from nsgf.config.schema import Config, FlowConfig, PoolConfig, SinkhornConfig
 from nsgf.data import Data
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn.base import flow_time, step_sizes, time_step
@@ -13,14 +11,13 @@ from tests.sinkhorn.reference import AssignmentSolver
 HARMONIC = FlowConfig(steps=4, schedule="harmonic", eta=0.7)
 
 
-def test_step_sizes():
-    assert step_sizes(HARMONIC) == [1 / 4, 1 / 3, 1 / 2, 1]
-    assert step_sizes(FlowConfig(steps=3, eta=0.2)) == [0.2, 0.2, 0.2]
-
-
-@pytest.mark.parametrize("flow", [HARMONIC, FlowConfig(steps=5, eta=0.3)])
-def test_steps_of_the_clock_make_up_the_flow(flow):
-    assert flow.steps * time_step(flow) == pytest.approx(flow_time(flow))
+@pytest.mark.parametrize(
+    ("flow", "sizes", "time"),
+    [(HARMONIC, [1 / 4, 1 / 3, 1 / 2, 1], 1), (FlowConfig(steps=3, eta=0.2), [0.2] * 3, 0.6)],
+)
+def test_step_sizes_and_the_clock(flow, sizes, time):
+    assert step_sizes(flow) == sizes
+    assert flow.steps * time_step(flow) == pytest.approx(flow_time(flow)) == pytest.approx(time)
 
 
 def test_harmonic_particles_arrive_at_constant_speed():
@@ -38,21 +35,12 @@ def test_harmonic_particles_arrive_at_constant_speed():
 
 def test_harmonic_pool_and_sampler_use_one_clock():
     """A sampler that follows a flow's own velocities ends where the flow does."""
-    config = replace(
-        Config(phases=["nsgf"]),
-        flow=HARMONIC,
-        sinkhorn=SinkhornConfig(batch_size=1),
-        sampling=SamplingConfig(),
-    )
-    config.pool.num_batches = 1
+    one = {"sinkhorn": SinkhornConfig(batch_size=1), "pool": PoolConfig(num_batches=1)}
+    config = Config(phases=["nsgf"], flow=HARMONIC, **one)
     data = Data(config.data, 0)
     start, end = data.source("p").at(range(1)), data.target("p").at(range(1))
     pool = build(config, solver=AssignmentSolver(config.sinkhorn))
     pairs = pool.pairs(torch.arange(4))
     assert torch.allclose(pairs.v, (end - start).expand(4, 2), atol=1e-4)
-
-    class Constant(torch.nn.Module):
-        def forward(self, x, t):
-            return pairs.v[:1].expand_as(x)
-
-    assert torch.allclose(FlowSampler([NSGFSteps(config, Constant())])(start).x, end, atol=1e-4)
+    sampler = FlowSampler([NSGFSteps(config, lambda x, t: pairs.v[:1].expand_as(x))])
+    assert torch.allclose(sampler(start).x, end, atol=1e-4)

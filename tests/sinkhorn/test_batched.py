@@ -241,16 +241,13 @@ def test_every_solve_ends_whatever_rounding_allows(n, blur, tolerance, monkeypat
 
 
 def test_an_error_of_the_self_term_alone_is_not_converged(monkeypatch):
-    """More updates of P cannot mend it: the solve ends, and says so."""
+    """More updates of P cannot change it: the solve ends, and says so."""
     x, y = points(2, 32)
     expected = solver().solve(x, y)
     monkeypatch.setattr(batched, "SELF_UPDATES", 2)
-    flows = solver()
-    solution = flows.solve(x, y)
+    solution = solver().solve(x, y)
     assert not solution.converged.any()
     assert (solution.error > 3 * DEFAULT.tolerance).all()
-    assert flows.report.unconverged == 2
-    assert flows.report.worst_error == float(solution.error.max())
     assert (solution.iterations <= expected.iterations + 2 * batched.UPDATES).all()
 
 

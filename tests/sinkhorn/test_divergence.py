@@ -1,5 +1,5 @@
-"""The divergence and its velocity as functions: gradients, shapes, refusals. Values are compared in
-``test_geometries``."""
+"""The divergence and its velocity as functions: gradients, shapes, refusals. ``test_geometries``
+compares both with float64."""
 
 import warnings
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from nsgf import UserError, sinkhorn_divergence, sinkhorn_velocity
-from tests.sinkhorn import reference
 
 BLUR = 0.5
 
@@ -30,27 +29,6 @@ def test_gradient_is_the_velocity_of_each_side():
     assert not v_x.requires_grad
     torch.testing.assert_close(-40 * x.grad, v_x)
     torch.testing.assert_close(-60 * y.grad, v_y, rtol=0, atol=5e-3)
-    torch.testing.assert_close(
-        (-60 * y.grad[1]).double(),
-        reference.velocity(y[1].detach(), x[1].detach(), BLUR),
-        rtol=0,
-        atol=5e-3,
-    )
-
-
-@pytest.mark.parametrize("moved", [0, 1], ids=["x", "y"])
-def test_gradient_is_the_slope_of_the_value(moved):
-    clouds = [z.requires_grad_() for z in pair()]
-    direction = cloud(*clouds[moved].shape, seed=7)
-    (gradient,) = torch.autograd.grad(sinkhorn_divergence(*clouds, BLUR), clouds[moved])
-
-    def value(step: float) -> float:
-        shifted = [z.detach() for z in clouds]
-        shifted[moved] = shifted[moved] + step * direction
-        return float(sinkhorn_divergence(*shifted, BLUR, tolerance=1e-5))
-
-    slope = (value(0.02) - value(-0.02)) / 0.04
-    assert float((gradient * direction).sum()) == pytest.approx(slope, rel=0.01)
 
 
 def test_gradient_follows_what_is_done_with_the_values():
@@ -84,9 +62,8 @@ def test_several_problems_are_solved_like_each_alone(shape):
     values, v = sinkhorn_divergence(x, y), sinkhorn_velocity(x, y)
     assert values.shape == (3,)
     assert v.shape == x.shape
-    for one in range(3):
-        assert float(sinkhorn_divergence(x[one], y[one])) == pytest.approx(float(values[one]))
-        torch.testing.assert_close(sinkhorn_velocity(x[one], y[one]), v[one])
+    torch.testing.assert_close(sinkhorn_divergence(x[1], y[1]), values[1])
+    torch.testing.assert_close(sinkhorn_velocity(x[1], y[1]), v[1])
 
 
 @pytest.mark.parametrize(
