@@ -90,7 +90,7 @@ def test_measures_and_previews_have_all_classes(told_run, monkeypatch):
     assert drawn[0].labels.tolist() == [i % 10 for i in range(24)]  # in batches of 8
     assert measures["nfe"] == measures["expected_nfe"] == 2
     assert measures["guidance"] == 2
-    with pytest.raises(UserError, match=r"sampling\.label = 3: evaluate measures all classes"):
+    with pytest.raises(UserError, match=r"^sampling\.label = 3: "):
         evaluate_run(sampled(config, label=3), run)
     data, phase = Data(config.data, config.seed), get_phase("generator")
     assert save_preview(config, run, phase, data, CPU).is_file()

@@ -7,12 +7,11 @@ torchvision's ImageFolder; images may also lie deeper, or all in the folder itse
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from glob import glob
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from nsgf.data.own import LEAST, Found, Inspection, check_same_data, data_path, 
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import available_bytes, format_bytes
 
+T = TypeVar("T")
 LEAST_OF_CLASS = 10
 """Smallest number of images in each class that a classifier is trained on."""
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
@@ -63,13 +63,10 @@ def inspect_images(config: DataConfig) -> Inspection:
     Raises:
         UserError: there is no such folder, or a file in it is not an image or cannot be opened.
     """
-    root, digest, is_grey = data_path(config), hashlib.sha256(), True
+    root, digest, size = data_path(config), hashlib.sha256(), config.size or 32
     files = find_images(root)
-    for file in files:
-        with _naming(root, file):
-            is_grey &= _opened(root, file, digest).mode[0] in GREY
-    size = config.size or 32
-    shape = [1 if is_grey else 3, size, size]
+    modes = set(_each(root, files, digest, lambda image: image.mode[0]))
+    shape = [1 if modes <= set(GREY) else 3, size, size]
     counts = Counter(_class_names(files))
     has_classes = len(counts) > 1 and min(counts.values()) >= LEAST_OF_CLASS
     notes = (
@@ -127,9 +124,9 @@ def read_images(config: DataConfig) -> Tensor:
             f"memory, {format_bytes(free)} are free; use a smaller --data.size"
         )
     images = torch.empty(len(files), *found.shape, dtype=torch.uint8)
-    for image, file in zip(images, files, strict=True):
-        with _naming(root, file):
-            image.copy_(_pixels(_opened(root, file, digest), found.shape))
+    decoded = _each(root, files, digest, lambda image: _pixels(image, found.shape))
+    for image, pixels in zip(images, decoded, strict=True):
+        image.copy_(pixels)
     check_same_data(config, digest.hexdigest()[:12] == found.checksum)
     return images
 
@@ -141,27 +138,28 @@ def read_labels(config: DataConfig) -> Tensor:
     return torch.from_numpy(numbers)
 
 
-@contextmanager
-def _naming(root: Path, file: Path) -> Iterator[None]:
-    """Raise UserError that names the file in place of Pillow's many types of errors."""
-    try:
-        yield
-    except Exception as error:
-        raise UserError(
-            f"data.path = {root}: {file} cannot be read as one of {', '.join(FORMATS)} "
-            f"({one_line(error)}); remove it, or save it anew"
-        ) from error
+def _each(root: Path, files: list[Path], digest: Any, read: Callable[[Any], T]) -> Iterator[T]:
+    """Yield ``read`` of Pillow's image of each file, which is not decoded yet, and add the names
+    and contents of the files to a digest.
 
-
-def _opened(root: Path, file: Path, digest: Any) -> Any:
-    """Return Pillow's image, not decoded yet, and add name and content of the file to a digest."""
+    Raises:
+        UserError: a file is not an image, or cannot be read; names it.
+    """
     from PIL import Image
 
-    content = (root / file).read_bytes()
-    name = file.as_posix().encode("utf-8", "surrogateescape")
-    digest.update(b"%d %s %d " % (len(name), name, len(content)))
-    digest.update(content)
-    return Image.open(BytesIO(content), formats=FORMATS)
+    for file in files:
+        try:
+            content = (root / file).read_bytes()
+            name = file.as_posix().encode("utf-8", "surrogateescape")
+            digest.update(b"%d %s %d " % (len(name), name, len(content)))
+            digest.update(content)
+            value = read(Image.open(BytesIO(content), formats=FORMATS))
+        except Exception as error:  # Pillow raises many types
+            raise UserError(
+                f"data.path = {root}: {file} cannot be read as one of {', '.join(FORMATS)} "
+                f"({one_line(error)}); remove it, or save it anew"
+            ) from error
+        yield value
 
 
 def _pixels(image: Any, shape: list[int]) -> Tensor:

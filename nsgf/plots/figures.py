@@ -18,6 +18,8 @@ from nsgf.sampling.sampler import Samples
 
 LARGE_RANGE = 5
 """Ratio of largest to smallest value above which an axis is logarithmic."""
+FEW_POINTS = 50
+"""Number of points below which a curve has markers: a single point has no line."""
 ARROWS = 256
 """Largest number of arrows of a field."""
 FRAME, PAUSE = 250, 1500
@@ -38,7 +40,8 @@ def draw_curves(curves: Mapping[str, Curve]) -> Any:
     for column, (phase, curve) in zip(axes.T, curves.items(), strict=True):
         steps, *both = zip(*curve, strict=True)
         for panel, values in zip(column, both, strict=True):
-            panel.plot(steps, values, linewidth=1, color="tab:blue")
+            marker = "." if len(values) < FEW_POINTS else None
+            panel.plot(steps, values, linewidth=1, marker=marker, color="tab:blue")
             panel.grid(alpha=0.3)
             choose_scale(panel, values)
         column[0].set_title(phase)

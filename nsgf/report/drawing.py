@@ -23,8 +23,8 @@ from nsgf.plots.figures import (
     draw_neighbours,
     save_animation,
 )
-from nsgf.plots.samples import draw_image_path, draw_points, save_figure
-from nsgf.report.samples import count_samples
+from nsgf.plots.samples import save_figure
+from nsgf.report.samples import count_samples, draw_path
 from nsgf.run.folder import RunFolder, writable
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_solver
@@ -80,13 +80,7 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
     calls = f"{count} samples, {samples.nfe:g} network calls each."
-    shown = replace(samples, path=[data.in_units(state) for state in samples.path])
-    if data.images is None:
-        target = data.reference("report").sample(count)
-        figure = draw_points(shown.path, target, f"NFE {samples.nfe:g}", data.axes)
-    else:
-        figure = draw_image_path(samples)
-    album.draw("way", figure, "The way of a batch", calls)
+    album.draw("way", draw_path(samples, data, "report"), "The way of a batch", calls)
     if data.images is not None:
         nearest = nearest_images(samples.x[:NEIGHBOURS], data.images, flip=config.data.flip)
         album.draw(
@@ -105,7 +99,8 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
         )
     if data.images is not None or in_plane:
         file = album.folder / "way.gif"
-        save_animation(shown, file, data.axes)
+        shown = [data.in_units(state) for state in samples.path]
+        save_animation(replace(samples, path=shown), file, data.axes)
         album.add(file, "The same, moving", "v: NSGF steps; u: straight.")
     if samples.tau is not None:
         figure = draw_entry_times(samples.tau.cpu())

@@ -11,8 +11,7 @@ from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.plots.figures import draw_curves
 from nsgf.report.drawing import Album, draw_samples
-from nsgf.report.records import curves, log_lines
-from nsgf.run.checkpoint import good_header
+from nsgf.report.records import curves, log_lines, trained_updates
 from nsgf.run.folder import RunFolder, dump_config, phase_stem, replacing, results_folder
 from nsgf.run.log import read_costs
 from nsgf.system.errors import UserError, shorten_paths
@@ -95,23 +94,20 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
 
 
 def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
-    """Return name, updates, last loss, time of updates and peak memory of each phase.
+    """Return name, updates, last loss, time and peak memory of each phase.
 
     Raises:
         UserError: none has a checkpoint.
     """
-    trained = list(filter(run.has_checkpoint, config.phases))
-    if not trained:
+    if not any(map(run.has_checkpoint, config.phases)):
         raise UserError(f"{run.path}: nothing is trained yet, so there is nothing to report")
     rows: list[tuple[str, ...]] = []
-    taken, logged = read_costs(run.path), curves(run)
+    costs, logged = read_costs(run.path), curves(run)
     for phase in config.phases:
-        step = good_header(run.checkpoint_file(phase))["step"] if phase in trained else 0
+        updates = f"{trained_updates(run, phase)} of {getattr(config, phase).iterations}"
         loss = f"{logged[phase][-1][1]:.4g}" if phase in logged else ""
-        cost = taken.get(phase)
-        time = f"{cost.seconds:.0f} s" if cost else ""
-        memory = format_bytes(cost.peak_memory) if cost and cost.peak_memory else ""
-        updates = f"{step} of {getattr(config, phase).iterations}"
+        time = f"{costs[phase].seconds:.0f} s" if phase in costs else ""
+        memory = format_bytes(costs[phase].peak_memory) if phase in costs else ""
         rows.append((phase, updates, loss, time, memory))
     return rows
 

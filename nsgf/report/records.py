@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from nsgf.config.files import read_settings
-from nsgf.config.schema import Config
+from nsgf.config.files import build, read_settings
+from nsgf.config.schema import Config, PhaseName
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import good_header
 from nsgf.run.folder import RunFolder, check_links
@@ -33,18 +33,23 @@ def log_lines(run: RunFolder) -> list[str]:
 
 def updates_done(run: RunFolder) -> str:
     """Return ``nsgf 150/150, nsf 20/400`` for the phases of a run, or why they cannot be read."""
-    usual, parts = Config(), []
     try:
-        saved = read_settings(run.config_file)
-        for phase in saved.get("phases", usual.phases):
-            planned = saved.get(phase, {}).get("iterations", getattr(usual, phase).iterations)
-            done = 0
-            if run.has_checkpoint(phase):
-                done = good_header(run.checkpoint_file(phase))["step"]
-            parts.append(f"{phase} {done}/{planned}")
-    except (UserError, AttributeError, TypeError) as error:
+        config = build(Config, read_settings(run.config_file))
+        parts = [
+            f"{phase} {trained_updates(run, phase)}/{getattr(config, phase).iterations}"
+            for phase in config.phases
+        ]
+    except UserError as error:
         return f"cannot be read: {error}"[:60]
     return ", ".join(parts)
+
+
+def trained_updates(run: RunFolder, phase: PhaseName) -> int:
+    """Return the number of updates in a phase's checkpoint, 0 if there is none."""
+    if not run.has_checkpoint(phase):
+        return 0
+    step: int = good_header(run.checkpoint_file(phase))["step"]
+    return step
 
 
 def run_table(folder: Path) -> list[str]:

@@ -76,19 +76,23 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
     shown = POINT_SAMPLES if data else PATH_SAMPLES
     start = build_source(config.data, config.seed, "path").sample(shown).to(device)
     path = sampler(start, keep_path=True)
+    save_figure(draw_path(path, data, "path"), trajectory)
     files = [arrays, trajectory]
-    if data:
-        target = data.reference("path").sample(POINT_SAMPLES)
-        states = [data.in_units(state.cpu()) for state in path.path]
-        figure = draw_points(states, target, f"NFE {samples.nfe:g}", data.axes)
-    else:
+    if not data:
         files.insert(1, grid)
         _save_grid(config, samples, grid)
-        figure = draw_image_path(path)
-    save_figure(figure, trajectory)
     networks = ", ".join(f"{phase} {progress}" for phase, progress in updates.items())
     count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, after updates: {networks}"
     return [count, *map(str, files)]
+
+
+def draw_path(samples: Samples, data: Data | None, stream: str) -> Any:
+    """Draw the path of images, or that of points beside as many of the target."""
+    if data is None or data.images is not None:
+        return draw_image_path(samples)
+    states = [data.in_units(state.cpu()) for state in samples.path]
+    target = data.reference(stream).sample(len(samples.x))
+    return draw_points(states, target, f"NFE {samples.nfe:g}", data.axes)
 
 
 def _save_grid(config: Config, samples: Samples, file: Path) -> None:

@@ -1,7 +1,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from nsgf.compare.results import measure_file
 from nsgf.compare.trials import (
@@ -13,8 +12,6 @@ from nsgf.compare.trials import (
 from nsgf.config.schema import Config
 from nsgf.data import DATA_SETS, PointSet
 from nsgf.data.points import moons
-from nsgf.phases import get_phases
-from nsgf.sampling.sampler import EntryTimes, FlowSampler, NSGFSteps
 from nsgf.system.errors import UserError
 from tests.conftest import compared, shipped
 
@@ -82,47 +79,6 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
     assert comparison.trial_place(Trial("digits", "mine", 4)).name == "mine-seed4"
 
 
-def expected_nfe(config) -> int | None:
-    """Of all networks of a trial, in the order in which a sample meets them."""
-    legs = [phase.leg(config, torch.nn.Identity()) for phase in get_phases(config.phases)]
-    order = (NSGFSteps, EntryTimes)
-    return FlowSampler(
-        [leg for leg in legs if isinstance(leg, order)]
-        + [leg for leg in legs if not isinstance(leg, order)]
-    ).expected_nfe
-
-
-def test_nsgf_plus_plus_splits_a_few_calls_evenly():
-    config = one_trial("digits", "nsgf++")
-    few, many = at_nfe(config, 5).sampling, at_nfe(config, 60).sampling
-    assert (few.nsgf_steps, few.straight_steps) == (2, 2)
-    assert (many.nsgf_steps, many.straight_steps) == (5, 54)
-    fixed = one_trial("digits", "nsgf++", "--sampling.tau=0.5", "--compare.nfe=[1,2,3]")
-    assert at_nfe(fixed, 5).sampling.straight_steps == 3
-    assert possible_nfe(fixed) == [2, 3]
-    heun = replace(config, sampling=replace(config.sampling, solver="heun"))
-    assert at_nfe(heun, 20).sampling.straight_steps == 7
-
-
-@pytest.mark.parametrize("solver", ["euler", "heun", "dopri5"])
-@pytest.mark.parametrize(
-    ("method", "least"),
-    [("nsgf", 1), ("nsgf++", 3), ("nsgf++h", 2), ("icfm", 1), ("otcfm+", 1), ("1rf", 1)],
-)
-def test_few_calls_are_made_or_not_asked_for(method, least, solver):
-    """A step of Heun's takes one more; no method makes more calls than it was asked for."""
-    flags = ("--compare.nfe=[1,2,3,4,20,60]", f"--sampling.solver={solver}")
-    config = one_trial("digits", method, *flags)
-    least += solver == "heun" and method != "nsgf"
-    assert possible_nfe(config) == [nfe for nfe in (1, 2, 3, 4, 20, 60) if nfe >= least]
-    made = {nfe: expected_nfe(at_nfe(config, nfe)) for nfe in possible_nfe(config)}
-    if solver == "euler":
-        assert made == {nfe: nfe for nfe in made}
-    elif solver == "heun":
-        assert made[least] == least
-        assert all(made[nfe] in (nfe, nfe - 1) for nfe in made)
-
-
 def test_a_set_with_an_underscore_is_configured_under_its_whole_name(monkeypatch):
     monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
     comparison = compared("2d", "--compare.targets=[]", "--compare.methods=[nsgf]", "--smoke")
@@ -175,3 +131,21 @@ def test_updates_of_each_method_are_shared_among_its_networks(updates, shares, p
 def test_updates_that_fit_no_method_are_refused(wrong):
     with pytest.raises(UserError, match=r"compare\.updates"):
         compared("2d", "--compare.methods=[nsgf++,otcfm,1rf]", f"--compare.updates={wrong}")
+
+
+@pytest.mark.parametrize(
+    ("method", "flag", "possible"),
+    [
+        ("nsgf", "", [1, 2, 3, 20]),
+        ("nsgf++", "", [3, 20]),
+        ("nsgf++", "--sampling.tau=0.5", [2, 3, 20]),
+        ("nsgf++h", "--sampling.solver=heun", [3, 20]),
+        ("onecall", "", [1]),
+    ],
+)
+def test_methods_are_sampled_with_the_calls_that_they_can_make(method, flag, possible):
+    config = one_trial("digits", method, "--compare.nfe=[1,2,3,20]", *flag.split())
+    assert possible_nfe(config) == possible
+    steps = {nfe: at_nfe(config, nfe).sampling.nsgf_steps for nfe in possible}
+    if method == "nsgf++" and not flag:
+        assert steps == {3: 1, 20: 5}

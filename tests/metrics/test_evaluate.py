@@ -14,7 +14,7 @@ from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
-from tests.metrics.test_inception_cache import Tiny
+from tests.metrics.test_inception import Tiny
 
 
 def test_evaluation_of_points(small, small_run):
@@ -99,14 +99,6 @@ def test_unusable_caches_are_refused_before_sampling(name, digits_run, monkeypat
     assert victim.read_text() == "precious"
 
 
-def test_evaluation_of_images(digits_run):
-    config, run = digits_run
-    _, found = evaluate_run(config, run)
-    assert found["w2"] > found["w2_floor"] > 0
-    assert found["nearest_real"] > found["nearest_real_among_real"] > 1.5
-    assert found["inception"] == "left out: evaluation.inception is false"
-
-
 @pytest.mark.parametrize("wrong", ["data", "weights"])
 def test_missing_data_and_weights_are_noticed_before_sampling(wrong, digits_run, monkeypatch):
     config, run = digits_run
@@ -122,18 +114,23 @@ def test_missing_data_and_weights_are_noticed_before_sampling(wrong, digits_run,
         evaluate_run(replace(config, evaluation=evaluation), run)
 
 
-def test_inception_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatch):
+def test_measures_that_cannot_be_had_are_stated(digits_run, monkeypatch):
     config, run = digits_run
+    _, found = evaluate_run(config, run)
+    for name in ("classifier", "inception"):
+        assert found[name] == f"left out: evaluation.{name} is false"
 
     def unreachable(*_):
         raise UserError("no route to host")
 
     monkeypatch.setattr("nsgf.metrics.evaluate.Inception", unreachable)
-    evaluation = replace(config.evaluation, inception=True)
+    monkeypatch.setitem(sys.modules, "torch_fidelity", None)
+    evaluation = replace(config.evaluation, inception=True, classifier=True)
     file, found = evaluate_run(replace(config, evaluation=evaluation), run)
     assert found["inception"] == "left out: no route to host"
-    assert json.loads(file.read_text())["w2"] == found["w2"]
-    assert "fid" not in found
+    assert found["classifier"].startswith("left out: evaluation.classifier = true: needs torch-fid")
+    assert json.loads(file.read_text())["w2"] == found["w2"] > 0
+    assert not {"fid", "classifier_fid"} & set(found)
 
 
 def test_inception_metrics_and_their_conditions(digits_run, monkeypatch):
@@ -144,6 +141,8 @@ def test_inception_metrics_and_their_conditions(digits_run, monkeypatch):
     said: list[str] = []
     file, found = evaluate_run(config, run, said.append)
     assert json.loads(file.read_text()) == found
+    assert found["w2"] > found["w2_floor"] > 0
+    assert found["nearest_real"] > found["nearest_real_among_real"] > 1.5
     assert found["fid"] > 0
     assert found.keys() >= {"inception_score", "kid", "kid_std", "precision", "recall"}
     assert found["inception_samples"] == found["kid_subset_size"] == 16
@@ -170,18 +169,6 @@ def test_classifier_metrics_are_beside_their_floor(digits_run, monkeypatch):
     again = evaluate_run(config, run, said.append)[1]
     assert again == found
     assert len(said) == 3
-
-
-def test_classifier_metrics_that_cannot_be_had_are_stated(digits_run, monkeypatch):
-    config, run = digits_run
-    evaluate = replace(config.evaluation, classifier=True)
-    _, found = evaluate_run(config, run)
-    assert found["classifier"] == "left out: evaluation.classifier is false"
-    monkeypatch.setitem(sys.modules, "torch_fidelity", None)
-    _, found = evaluate_run(replace(config, evaluation=evaluate), run)
-    assert found["classifier"].startswith("left out: evaluation.classifier = true: needs torch-fid")
-    assert found["w2"] > 0
-    assert "classifier_fid" not in found
 
 
 def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch, tmp_path):

@@ -11,10 +11,14 @@ from PIL import Image
 from nsgf.metrics import inception
 from nsgf.metrics.inception import PUBLISHED, Inception, Reference, inception_metrics
 from nsgf.system.errors import UserError
-from tests.metrics.test_inception_cache import images
 from tests.run.test_checkpoint import Malicious
 
 CPU = torch.device("cpu")
+
+
+def images(n: int, low: int, high: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(low, high, (n, 1, 28, 28), dtype=torch.uint8, generator=generator)
 
 
 @pytest.fixture(scope="module")
@@ -151,14 +155,6 @@ def test_published_weights_are_downloaded_once_and_compared(loads, tmp_path, mon
     assert len(loads) == 1
 
 
-def test_weights_file_cannot_execute_code(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    torch.save({"x": Malicious()}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match="no usable Inception weights"):
-        Inception(Path("w.pth"))
-    assert not (tmp_path / "executed").exists()
-
-
 def test_no_network_ends_in_one_line(monkeypatch, tmp_path):
     def unreachable(*_, **__):
         raise OSError("no route to host")
@@ -169,12 +165,108 @@ def test_no_network_ends_in_one_line(monkeypatch, tmp_path):
         Inception()
 
 
-@pytest.mark.parametrize("kind", ["missing", "damaged", "another network's"])
-def test_unusable_weights_end_in_one_line(kind, tmp_path):
+@pytest.mark.parametrize("kind", ["missing", "damaged", "another network's", "hostile"])
+def test_weights_files_end_in_one_line_and_execute_nothing(kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     if kind == "damaged":
         (tmp_path / "w.pth").write_bytes(b"no weights")
     elif kind == "another network's":
         torch.save({"x": torch.ones(2)}, tmp_path / "w.pth")
+    elif kind == "hostile":
+        torch.save({"x": Malicious()}, tmp_path / "w.pth")
     with pytest.raises(UserError, match=r"^evaluation\.inception_weights = .*w\.pth") as caught:
         Inception(tmp_path / "w.pth")
     assert "\n" not in str(caught.value)
+    assert not (tmp_path / "executed").exists()
+
+
+# --- kept features of real images, with a small network in Inception's place ---
+
+
+class Tiny(Inception):
+    """Means of rows as features, and means of columns as logits."""
+
+    version = "0.4.0"
+
+    def __init__(self, weights: str | None = None) -> None:
+        weights = weights or "a"
+        self.name, self.sha256, self.read = f"w.pth, sha256 {weights}...", weights * 64, []
+        """``read``: first values of the images that were."""
+
+    def features(self, images, title, device, batch_size):
+        self.read.append(int(images.flatten()[0]))
+        x = images.float().expand(-1, 3, -1, -1)
+        return x.mean((1, 2)), x.mean((1, 3))
+
+
+class Case:
+    """20 samples against 30 real images that begin with the value 7."""
+
+    def __init__(self, cache: Path) -> None:
+        self.samples = images(20, 0, 256)
+        real = images(30, 50, 200, seed=1)
+        real[0, 0, 0, 0] = 7
+        self.reference = Reference(real, "mnist", cache)
+        self.said: list[str] = []
+
+    def measure(self, network=None, samples=None, reference=None):
+        self.said.clear()
+        chosen = self.samples if samples is None else samples
+        network, reference = network or Tiny(), reference or self.reference
+        return inception_metrics(chosen, reference, network, CPU, 8, self.said.append)
+
+    def file(self) -> Path:
+        (file,) = self.reference.cache.iterdir()
+        return file
+
+
+@pytest.fixture
+def case(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cache").mkdir()
+    yield Case(tmp_path / "cache")
+    assert not Path("executed").exists()
+
+
+def test_real_images_go_through_the_network_once(case):
+    network = Tiny()
+    first = case.measure(network)
+    assert network.read[0] == 7
+    assert len(case.said) == 1
+    network.read.clear()
+    assert case.measure(network) == first
+    assert len(network.read) == 1
+    assert 7 not in network.read
+    assert case.said == []
+    other = case.measure(samples=case.reference.images[:20].clone() // 2)
+    assert other["fid"] != first["fid"]
+    assert other["inception_reference"] == first["inception_reference"]
+    assert case.file()
+
+
+def test_each_change_of_the_features_changes_the_file(case, monkeypatch):
+    real = case.reference.images
+    case.measure()
+    case.measure(Tiny("b"))
+    for other in (real[:29], real.flip(-1)):
+        case.measure(reference=Reference(other, "mnist", case.reference.cache))
+    case.measure(reference=Reference(real, "mnist random", case.reference.cache))
+    monkeypatch.setattr(Tiny, "version", "0.9.9")
+    case.measure()
+    assert len(list(case.reference.cache.iterdir())) == 6
+
+
+BAD = [
+    Malicious(),
+    torch.ones(29, 28),
+    torch.ones(30, 28, dtype=torch.float64),
+    torch.ones(30),
+]
+
+
+@pytest.mark.parametrize("content", BAD)
+def test_bad_files_are_computed_again(content, case):
+    good = case.measure()
+    torch.save(content, case.file())
+    assert case.measure() == good
+    assert "computed again" in case.said[0]
