@@ -30,7 +30,8 @@ def check(config: Config) -> None:
     rules = [*_general_rules(config), *_data_rules(config), *_class_rules(config)]
     if isinstance(target_set(config.data), ImageSet):
         rules += _network_rules(config)
-    problems = group_problems(config) if ONE_CALL[-1] in config.phases else []
+    has_groups = ONE_CALL[-1] in config.phases and groups_of(config) > 1
+    problems = group_problems(config) if has_groups else []
     _refuse(config, rules, problems)
 
 

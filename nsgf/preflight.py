@@ -1,6 +1,7 @@
 """Measure what training would take on this machine, with a few updates of each phase."""
 
 import math
+import os
 import shutil
 import tempfile
 import time
@@ -17,7 +18,7 @@ from nsgf.data import Data
 from nsgf.experiment import load_data, training_plan
 from nsgf.phases import Phase, get_phases
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import RunFolder, is_running
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError, cause
@@ -108,10 +109,11 @@ def _trial_folder(out_dir: Path) -> "tempfile.TemporaryDirectory[str]":
     place = out_dir.expanduser().absolute()
     while not place.exists():
         place = place.parent
-    for left in place.glob(f"{PREFIX}*"):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
+    for left in place.glob(f"{PREFIX}*"):
+        if not is_running(left.name.removeprefix(PREFIX).partition("-")[0]):
+            shutil.rmtree(left, ignore_errors=True)
     try:
-        return tempfile.TemporaryDirectory(prefix=PREFIX, dir=place)
+        return tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", dir=place)
     except OSError as error:
         raise UserError(
             f"out_dir: {place} cannot be written ({cause(error)}); name another folder with "

@@ -27,7 +27,7 @@ from nsgf.config.files import (
     with_method,
 )
 from nsgf.config.schema import Config
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, cause
 
 if TYPE_CHECKING:
     from nsgf.run.folder import RunFolder
@@ -61,8 +61,14 @@ class Request:
     """Words behind the command."""
 
 
-RECIPES = {"paper": "nsgf++", "onecall": "onecall"}
-"""Methods by the last part of an experiment's earlier name, as in ``digits-paper``."""
+EARLIER = {
+    "digits-paper": "digits --method nsgf++",
+    "mnist-paper": "mnist --method nsgf++",
+    "digits-onecall": "digits --method onecall",
+    "mnist-onecall": "mnist --method onecall",
+    "2d-onecall": "2d --method onecall+",
+}
+"""What earlier names of experiments are now."""
 
 
 def parse(argv: list[str]) -> Request:
@@ -97,7 +103,10 @@ def request(command: str, control: Content, settings: Mapping[str, Any]) -> Requ
     Raises:
         UserError: as :func:`parse`.
     """
-    return _request(command, control, given(settings))
+    try:
+        return _request(command, control, given(settings))
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be used: {cause(error)}") from error
 
 
 def _request(
@@ -214,9 +223,8 @@ def _file(control: Content, flags: Content) -> Path | None:
     if exp is None or "run" in control:
         return None
     if exp not in experiments():
-        name, _, recipe = exp.rpartition("-")
-        if name in experiments() and recipe in RECIPES:
-            raise UserError(f"exp = {exp}: is now --exp {name} --method {RECIPES[recipe]}")
+        if exp in EARLIER:
+            raise UserError(f"exp = {exp}: is now --exp {EARLIER[exp]}")
         names = ", ".join(experiments())
         raise UserError(f"exp = {exp}: must be one of {names}, or use --config")
     return config_folder() / f"{exp}.yaml"

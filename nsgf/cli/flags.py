@@ -54,7 +54,7 @@ SMOKE: dict[str, Any] = {
     **dict.fromkeys(_of_all_phases("iterations"), 5),
     **dict.fromkeys(_of_all_phases("batch_size"), 4),
     **{"pool.num_batches": 2, "sinkhorn.batch_size": 8, "sinkhorn.target_batch": None},
-    **{"nsf.coupling_batch": None, "peer.coupling_batch": None},
+    "nsf.coupling_batch": None,
     **{"train.accumulate": 1, "compare.updates": []},
     **{"train.log_every": 1, "train.checkpoint_every": 3},
     **{"sampling.num_samples": 4, "sampling.straight_steps": 2, "evaluation.num_samples": 4},

@@ -16,12 +16,12 @@ from nsgf.config.schema import OF_PHASES, Settings
 from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError
 
-REMOVED: dict[str, Any] = {
-    "model.mlp.depth": 3,
-    "generator.init": "random",
-    "generator.residual": False,
+REMOVED: dict[str, tuple[Any, ...]] = {
+    "model.mlp.depth": (3,),
+    "generator.init": ("random", "nsgf"),
+    "generator.residual": (False, True),
 }
-"""Settings that runs of earlier versions still have, with the value that now always holds."""
+"""Settings that runs of earlier versions still have, with the values that are read."""
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
 
 
@@ -82,6 +82,9 @@ class Parser(ArgumentParser):
         Raises:
             UserError: an unknown or removed key, or a value of a wrong type.
         """
+        old = content.get("generator")
+        if isinstance(old, dict) and old.get("residual") and old.get("init") == "random":
+            raise UserError("generator.residual = true: was removed, and needs phase nsgf")
         try:
             result: dict[str, Any] = self.parse_object(self._known(content)).as_dict()
         except OverflowError as error:
@@ -103,9 +106,9 @@ class Parser(ArgumentParser):
                 known[name] = self._known(value, f"{key}.")
             elif key not in REMOVED:
                 self._unknown(key)
-            elif value != REMOVED[key]:
-                always = yaml_words(REMOVED[key])
-                raise UserError(f"{key} = {value}: was removed, and is always {always}")
+            elif value not in REMOVED[key]:
+                allowed = " or ".join(map(yaml_words, REMOVED[key]))
+                raise UserError(f"{key} = {value}: was removed; it must be {allowed}")
         return known
 
     def _unknown(self, name: str) -> NoReturn:
@@ -116,7 +119,12 @@ class Parser(ArgumentParser):
             raise UserError(f"{name} is a section; set its keys, as in {name}.KEY")
         if key in REMOVED:
             raise UserError(f"{name}: was removed; leave it out")
-        shown = [other for other in known if known[other].help != argparse.SUPPRESS]
+        shown = [
+            other
+            for other in known
+            if known[other].help != argparse.SUPPRESS
+            and (self.prog == "nsgf compare" or not other.startswith("compare."))
+        ]
         nearest = [other for other in shown if other.endswith(f".{key}")]
         for among in (shown, known):
             nearest = nearest or difflib.get_close_matches(key, among, 1)
@@ -142,7 +150,7 @@ def add_settings(parser: Parser) -> Any:
         action = groups[section].add_argument(
             f"--{key}",
             type=item.kind,
-            metavar=yaml_words(default),
+            metavar=yaml_words(default) or "NAME",
             help=_brief(words[key], 60) if key in words else argparse.SUPPRESS,
             **extra,
         )

@@ -263,7 +263,7 @@ class SamplingConfig:
     """Sampling (Algorithms 2 and 4)."""
 
     num_samples: Annotated[int, Range(1)] = 64
-    """Samples that `nsgf sample` draws."""
+    """Samples to draw; --num-samples also sets how many are measured."""
     batch_size: Annotated[int, Range(1)] = 256
     """Samples that go through the networks together; halved if the card is full."""
     label: Annotated[int | None, Range(0)] = None

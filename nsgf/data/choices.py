@@ -9,6 +9,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
+from nsgf.config.describe import yaml_words
 from nsgf.config.files import Content, build, inherited, merged, nested
 from nsgf.config.schema import Config
 from nsgf.data import INSPECTORS
@@ -68,8 +69,8 @@ def with_own_data(
     if name == "images":
         data["size"] = found.shape[1]
     below = merged(merged(method, inherited(nested(chosen))), base)
-    shown = ", ".join(f"{key} {value}" for key, value in chosen.items())
-    notes += (f"chosen for them: {shown}; settings of your own win",)
+    shown = ", ".join(f"{key} {yaml_words(value)}" for key, value in chosen.items())
+    notes += (f"chosen for them: {shown}; your own settings and --smoke win",)
     return below, merged(flags, {"data": data}), notes
 
 

@@ -156,6 +156,8 @@ def read_table(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
                 "each point, a column for each coordinate"
             )
         names = names or tuple(f"coordinate {number + 1}" for number in range(values.shape[1]))
+        if len(names) != values.shape[1]:
+            raise ValueError(f"{len(names)} names for {values.shape[1]} columns")
         _check_values(values, names)
     except Exception as error:  # numpy raises many types for damaged and foreign files
         raise UserError(f"data.path = {file}: {one_line(error)}") from error
@@ -175,7 +177,11 @@ def _read_csv(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     (row,) = csv.reader(lines[:1], delimiter=separator)
     names = () if any(map(_is_number, row)) else tuple(map(one_line, row))
     body = lines[1:] if names else lines
-    return np.loadtxt(body, delimiter=separator, quotechar='"', comments=None, ndmin=2), names
+    try:
+        values = np.loadtxt(body, delimiter=separator, quotechar='"', comments=None, ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{error} Numbers have a decimal point: 0.5") from error
+    return values, names
 
 
 def _is_number(text: str) -> bool:

@@ -26,7 +26,7 @@ from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Precision, kept_precision
 from nsgf.training.task import Task
 
-FREE_IN_SAMPLING = {"seed", "sinkhorn", "sinkhorn.tolerance", "pool"}
+FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
 """Settings that training samples follow from and sampling does not read."""
 
 

@@ -22,9 +22,9 @@ def pending_phases(
     Args:
         config: the experiment.
         run: the run folder.
-        first: start with this phase. Those before must be finished. From it on, a finished phase
-            starts anew, and so does one whose samples come from a phase that is trained too;
-            others continue.
+        first: start with this phase. Those before must be finished. From ``first`` on, finished
+            phases start again. So do unfinished phases that learned from a phase which is trained
+            now. Other unfinished phases continue.
 
     Raises:
         UserError: a checkpoint contradicts the configuration, or a phase before ``first`` is not

@@ -63,7 +63,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
     text = "Means over training runs and their standard deviation; dashed: samples of the data."
     album.draw("quality", draw_quality(rows), "At equal NFE", text)
     for name in targets:
-        if (folder / f"{name}.png").exists():
+        if Path(name).name == name and (folder / f"{name}.png").exists():
             album.add(folder / f"{name}.png", name, "First seed, none chosen.")
     runs = [file.parent for file in sorted(folder.glob("*/*/config.yaml"))]
     shared = {name: drop_machine_settings(own) for name, own in comparison.methods.items()}
@@ -110,7 +110,9 @@ def stored_comparison(folder: Path) -> Comparison:
         UserError: its settings cannot be read.
     """
     content = read_settings(folder / SETTINGS)
-    names = content["compare"]["methods"]
+    names = content.get("compare", {}).get("methods")
+    if not names:
+        raise UserError(f"compare = {folder}: its {SETTINGS} names no methods")
     methods = [build(Config, merged(*with_method(content, name))) for name in names]
     return Comparison(methods[0], {method.method: method for method in methods})
 

@@ -40,7 +40,7 @@ def updates_done(run: RunFolder) -> str:
             for phase in config.phases
         ]
     except UserError as error:
-        return f"cannot be read: {error}"[:60]
+        return f"cannot be read: {error}"
     return ", ".join(parts)
 
 

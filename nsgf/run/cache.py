@@ -43,8 +43,11 @@ def load_or_compute(
         except Exception as error:  # torch raises many types for damaged and foreign files
             log(f"{file} cannot be used ({one_line(error)[:100]}); it is computed again")
     content = compute()
-    with replacing(file) as stream:
-        torch.save(content, stream)
+    try:
+        with replacing(file) as stream:
+            torch.save(content, stream)
+    except (OSError, RuntimeError) as error:  # torch hides a full disk behind an error of its own
+        log(f"{file} cannot be kept ({one_line(error)[:100]})")
     return check(content)
 
 

@@ -164,6 +164,8 @@ def _reading(file: Path) -> Iterator[BinaryIO]:
 def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
     """Return the header and the content's checksum; the stream is then at the content."""
     lead = stream.read(len(_lead(b"", 0, 0)))
+    if lead.startswith(b"PK"):  # a bare file of torch.save
+        raise UserError(f"checkpoint {file} has format 2 or older; use the version that wrote it")
     try:
         words = lead.removeprefix(MAGIC).split()
         if lead.startswith(MAGIC) and int(words[0]) > FORMAT:

@@ -244,14 +244,18 @@ def _temporary(file: Path) -> Iterator[Path]:
     """
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
-        process = left.suffixes[-2][1:]
-        if left == partial or not (process.isdecimal() and psutil.pid_exists(int(process))):
+        if left == partial or not is_running(left.suffixes[-2][1:]):
             left.unlink(missing_ok=True)
     try:
         with _naming(file):
             yield partial
     finally:
         partial.unlink(missing_ok=True)
+
+
+def is_running(process: str) -> bool:
+    """Whether a text is the number of a process that exists."""
+    return process.isdecimal() and len(process) < 10 and psutil.pid_exists(int(process))
 
 
 def sync_folder(folder: Path) -> None:

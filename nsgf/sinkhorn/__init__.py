@@ -1,7 +1,7 @@
 """The velocity of the Sinkhorn gradient flow on empirical measures, and the flow itself.
 
-``base`` states the conventions, ``batched`` is the solver of every shipped configuration,
-``geomloss`` the reference by automatic differentiation, ``schedule`` the step sizes.
+``base`` states the conventions and the step sizes, ``batched`` is the solver of every shipped
+configuration, ``geomloss`` the reference by automatic differentiation.
 """
 
 from nsgf.config.schema import SinkhornConfig

@@ -49,12 +49,20 @@ def test_values_of_a_file_get_their_type():
 @pytest.mark.parametrize("key", REMOVED)
 def test_removed_settings_are_read_with_the_value_that_holds_and_refused_with_another(key):
     """Run folders of earlier versions name them."""
-    old = {"exp": "2d", **nested({key: REMOVED[key]})}
+    old = {"exp": "2d", **nested({key: REMOVED[key][0]})}
     assert settings_parser().checked(old) == {"exp": "2d"}
     with pytest.raises(UserError, match=rf"^{key} = other: "):
         settings_parser().checked({"exp": "2d", **nested({key: "other"})})
     with pytest.raises(UserError, match=rf"^--{key}: was removed"):
         settings_parser().given([f"--{key}=other"])
+
+
+def test_generators_of_earlier_runs_are_read_unless_they_would_be_sampled_otherwise():
+    old = {"exp": "2d", "generator": {"init": "nsgf", "residual": True}}
+    assert settings_parser().checked(old) == {"exp": "2d"}
+    old["generator"]["init"] = "random"
+    with pytest.raises(UserError, match=r"generator\.residual"):
+        settings_parser().checked(old)
 
 
 def test_nested_settings():

@@ -57,6 +57,13 @@ def test_settings_of_another_machine_are_no_obstacle(folder):
     assert "<b>0123" in page.text
 
 
+def test_page_shows_no_picture_from_elsewhere(folder, tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    file = folder / "table.csv"
+    file.write_text(file.read_text().replace("moons", str(tmp_path / "secret")))
+    assert len(Page(Path(report_comparison(folder, str(folder.parent))[0])).links) == 1
+
+
 def test_page_may_be_written_elsewhere(folder, tmp_path):
     files = report_comparison(folder, str(tmp_path / "pages"))
     assert files[0] == str(tmp_path / "pages" / "compare-2d" / "report.html")

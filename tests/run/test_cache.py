@@ -43,6 +43,22 @@ def test_value_is_computed_once(kept):
     assert kept.said == []
 
 
+@pytest.mark.parametrize("error", [OSError(28, "disk full"), RuntimeError("disk full")])
+def test_value_that_cannot_be_kept_is_used(error, tmp_path, monkeypatch):
+    kept = Kept(tmp_path)
+    monkeypatch.setattr(torch, "save", failing(error))
+    assert kept.get() == kept.value.tolist()
+    assert "disk full" in kept.said[0]
+    assert not kept.file.exists()
+
+
+def failing(error: Exception):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
 @pytest.mark.parametrize("kind", [*WEIGHTS, "empty", "flipped bit"])
 def test_bad_files_are_computed_again_and_replaced(kind, kept):
     content = bytearray(kept.file.read_bytes())

@@ -230,6 +230,7 @@ MEMORY = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 9 b
     ("spoil", "words"),
     [
         (newer, "newer format 4, this program reads 3"),
+        (lambda _, file: torch.save(START, file), "format 2 or older"),
         (failing(Path, "open", IO), "cannot be read .*Input/output"),
         (failing(checkpoint, "_checksum", IO), "cannot be read .*Input/output"),
         (failing(torch, "load", IO), "cannot be read .*Input/output"),

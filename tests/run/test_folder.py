@@ -93,7 +93,9 @@ def test_two_processes_may_write_the_same_file_at_once(tmp_path, monkeypatch):
 def test_temporary_files_of_ended_processes_are_removed(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    for name in [f"a.txt.{process}.partial" for process in (ended.pid, os.getpid(), "x", "1")]:
+    for name in [
+        f"a.txt.{process}.partial" for process in (ended.pid, os.getpid(), "x", "1", 10**20)
+    ]:
         (tmp_path / name).touch()
     (tmp_path / "other.txt.x.partial").touch()
     write_text(tmp_path / "a.txt", "whole")
