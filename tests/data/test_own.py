@@ -121,10 +121,6 @@ def test_a_first_line_of_names_is_no_point(separator, tmp_path):
     assert read_table(write_csv(tmp_path / "z.csv", *map(str, range(20))))[0].shape == (20, 1)
 
 
-def test_a_title_is_no_line_of_names(tmp_path):
-    assert "1 names for 2 columns" in refused(write_csv(tmp_path / "x.csv", "title", *ROWS))
-
-
 def test_names_cannot_command_the_terminal(tmp_path):
     """matplotlib prints the characters of a name for which its font has no picture."""
     file = write_csv(tmp_path / "x.csv", "\x1b]0;title\x07height,\x9b2Jweight", *ROWS)
@@ -155,6 +151,7 @@ WRONG_LINES = {
     "few": (ROWS[:15], "16"),
     "few after names": (["a,b", *ROWS[:15]], "16"),
     "one name": (["1,b", *ROWS], "'b'"),
+    "title": (["title", *ROWS], "1 names for 2 columns"),
 }
 
 

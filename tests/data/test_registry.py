@@ -20,7 +20,6 @@ from nsgf.data import (
     fits_beside_training,
     is_image_set,
 )
-from nsgf.data.points import moons
 from nsgf.system.errors import UserError
 
 
@@ -63,14 +62,6 @@ def own(monkeypatch) -> ImageSet:
     record = ImageSet("own_set", (1, 4, 4), read_images=lambda config: images)
     monkeypatch.setitem(DATA_SETS, "own_set", record)
     return record
-
-
-def test_an_own_set_needs_only_its_record(own, monkeypatch):
-    monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
-    for name, shape in (("own_set", (1, 4, 4)), ("pin_wheel", (2,))):
-        data = Data(DataConfig(name=name), seed=0)
-        assert data.shape == shape
-        assert data.target("x").sample(5).shape == data.source("x").sample(5).shape == (5, *shape)
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 4, 4), (3, 2, 4, 4), (3, 4, 4), None])

@@ -73,19 +73,6 @@ def test_residual_generator_adds_its_noise(one_call):
     assert float(own) == pytest.approx(float(whole))
 
 
-def test_it_learns_to_be_where_data_are(one_call):
-    """From noise around the origin to eight modes on a ring of radius 5, and to each of them."""
-    generator = replace(one_call.generator, iterations=300, batch_size=128, lr=3e-3)
-    mlp = replace(one_call.model.mlp, width=64)
-    config = replace(one_call, generator=generator, model=replace(one_call.model, mlp=mlp))
-    run = train(config)
-    sampler, _ = load_sampler(config, run, CPU)
-    data = Data(config.data, 7)
-    made, real = sampler(data.source("x").sample(512)).x, data.target("y").sample(512)
-    assert (torch.cdist(made, real).amin(1).mean()) < 2  # 3.5 untrained
-    assert (torch.cdist(real, made).amin(1).mean()) < 2
-
-
 def test_loss_pulls_samples_along_their_velocity(one_call):
     task = task_of(one_call)
     batch = task.batch(*task.draw(range(16)))

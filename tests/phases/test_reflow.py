@@ -59,15 +59,6 @@ def test_reflow_goes_on_in_the_run_of_its_teacher(peer):
         assert torch.equal(start[name], value)
 
 
-def test_interrupted_peer_ends_as_one_that_was_not(peer):
-    """The matcher's own draws follow from seed and position too."""
-    own = replace(peer.peer, method="otcfm", sigma=0.1, schedule="constant")
-    config = replace(peer, phases=["peer"], peer=own)
-    half = train(config, train(replace(config, peer=replace(own, iterations=5))))
-    ends = [checkpoint.load(run.checkpoint_file("peer"))["model"] for run in (half, train(config))]
-    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
-
-
 def test_run_of_a_peer_follows_its_method_and_not_the_flow(peer):
     alone = replace(peer, phases=["peer"])
     run = train(alone)

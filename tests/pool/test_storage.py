@@ -140,15 +140,6 @@ def test_setting_that_a_header_lacks_had_its_default(disk, folder, lacking):
     assert solver.calls == [2, 2, 1]
 
 
-def test_pool_in_memory_keeps_its_type_and_the_flows_that_fit_a_card(config, folder):
-    build(with_pool(config, dtype="float16"), folder)
-    settings = {**header(folder)["settings"], "pool.dtype": "float16"}
-    edit_header(folder, settings=settings, limits=[[0, 3]])
-    solver = HalfWay()
-    assert build(with_pool(config, build_batch=7), folder, solver)._positions.dtype == torch.float16
-    assert solver.calls == [3, 3, 1]
-
-
 @pytest.mark.parametrize("position", [0, 100, 511])
 def test_flipped_bit_of_an_unfinished_file_is_found(disk, folder, position):
     interrupt(disk, folder, after=2)
@@ -232,14 +223,3 @@ def test_folder_that_cannot_be_made_is_a_user_error(disk, tmp_path, storage):
     (tmp_path / "pool").write_text("")
     with pytest.raises(UserError, match=rf"pool\.storage = {storage}.*cannot be written"):
         build(with_pool(disk, storage=storage), tmp_path / "pool")
-
-
-def test_header_that_the_system_refuses_to_read_is_no_damaged_one(tmp_path, monkeypatch):
-    (tmp_path / "header.json").write_text("{}")
-
-    def refuses(*_, **__):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(files.Path, "read_bytes", refuses)
-    with pytest.raises(UserError, match=r"cannot be read \(Input/output error\)$"):
-        files.read_header(tmp_path)
