@@ -16,7 +16,7 @@ from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
 from nsgf.report import samples
-from nsgf.report.samples import preview_samples, sample_run, save_preview
+from nsgf.report.samples import preview_samples, sample_run
 from nsgf.run import checkpoint
 from nsgf.sampling.generate import generate
 from nsgf.share.export import export_run
@@ -93,7 +93,6 @@ def test_measures_and_previews_have_all_classes(told_run, monkeypatch):
     with pytest.raises(UserError, match=r"^sampling\.label = 3: "):
         evaluate_run(sampled(config, label=3), run)
     data, phase = Data(config.data, config.seed), get_phase("generator")
-    assert save_preview(config, run, phase, data, CPU).is_file()
     many = sampled(config, num_samples=16)
     parts = preview_samples(many, run, phase, data, CPU)
     whole = preview_samples(sampled(many, batch_size=16), run, phase, data, CPU)

@@ -15,7 +15,7 @@ from nsgf.compare.trials import Comparison, Trial, at_nfe, method_title, possibl
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import Data
 from nsgf.phases import load_sampler
-from nsgf.plots.samples import draw_image_table, draw_point_table, save_figure
+from nsgf.plots.samples import draw_table, save_figure
 from nsgf.run.folder import RunFolder, write_text
 from nsgf.sampling.sampler import Samples
 
@@ -264,11 +264,6 @@ def _save_picture(comparison: Comparison, target: str, device: torch.device) -> 
             path = [data.in_units(state) for state in samples.path]
             own[nfe] = replace(samples, x=path[-1], path=path)
     title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"
-    real = data.reference("picture")
-    if data.images is None:
-        figure = draw_point_table(drawn, real.sample(count), title, data.axes)
-    else:
-        columns = {nfe for own in drawn.values() for nfe in own}
-        figure = draw_image_table(drawn, real.sample(count * len(columns)), title)
-    save_figure(figure, file, dpi=90)
+    real = data.reference("picture").sample(count)
+    save_figure(draw_table(drawn, real, title, data.axes), file, dpi=90)
     return file

@@ -123,8 +123,8 @@ def draw_points(
     left, right = figure.subplots(1, 2, sharex=True, sharey=not on_line)
     _show_path(left, path)
     if on_line:
-        _show_points(right, path[-1], target, "tab:red", "samples")
-    _show_points(right, target, target, "tab:green", "target")
+        _show_samples(right, path[-1], target, "tab:red", "samples")
+    _show_samples(right, target, target, "tab:green", "target")
     for panel, words in ((left, title), (right, "target")):
         panel.set_title(words)
         panel.legend(loc="upper right")
@@ -155,82 +155,51 @@ def point_box(*points: Tensor) -> tuple[list[float], list[float]]:
     return (low - margin).tolist(), (high + margin).tolist()
 
 
-def draw_point_table(
+def draw_table(
     drawn: Drawn, target: Tensor, title: str, axes: tuple[str, ...] | None = None
 ) -> Any:
-    """Draw a table of scatter plots: methods across; below each the path at its smallest NFE, then
-    the samples at each NFE. Panels show the box around the source and the target.
+    """Draw a table of samples: methods across, NFE down, the target at the right. Of points the
+    first row has the paths at the smallest NFE, and panels show the box around source and target.
 
     Args:
-        drawn: samples with paths of (N, D) states.
-        target: samples of mu*, (M, D), shown in a column of their own.
+        drawn: images (N, C, H, W) in [-1, 1], or points with paths of (N, D) states.
+        target: samples of mu*, (M, *shape).
         title: above all.
         axes: names of the coordinates, as of :func:`draw_points`.
     """
-    counts, on_line = _all_nfe(drawn), target.shape[1] == 1
-    paths = {name: samples[min(samples)].path for name, samples in drawn.items()}
-    low, high = point_box(target.cpu(), next(iter(paths.values()))[0].cpu().to(target))
-    same_scale = axes is None and not on_line
-    shape = (high[1] - low[1]) / (high[0] - low[0]) if same_scale else 1.0
-    rows, columns = len(counts) + 1, len(drawn) + 1
-    figure, letters = _titled_figure(title, 2.2 * columns, 0.6 + 2.2 * shape * rows)
-    panels = figure.subplots(rows, columns, sharex=True, sharey=not on_line, squeeze=False)
-    panels[0][0].set_xlim(low[0], high[0])
-    if not on_line:
-        panels[0][0].set_ylim(low[1], high[1])
-    for number, (name, samples) in enumerate(drawn.items()):
-        panels[0][number].set_title(name, **letters)
-        _show_path(panels[0][number], [state[:MAX_PATHS].cpu() for state in paths[name]])
-        for panel, nfe in zip(panels[1:, number], counts, strict=True):
+    counts = sorted({nfe for samples in drawn.values() for nfe in samples})
+    is_image, on_line = target.ndim == 4, target.shape[1:] == (1,)
+    same_scale, shape = axes is None and not on_line, 1.0
+    if not is_image:
+        start = next(iter(next(iter(drawn.values())).values())).path[0]
+        low, high = point_box(target.cpu(), start.cpu().to(target))
+        shape = (high[1] - low[1]) / (high[0] - low[0]) if same_scale else 1.0
+    names = [*([] if is_image else ["path, least NFE"]), *(f"NFE {nfe}" for nfe in counts)]
+    width = 2.2 * (len(drawn) + 1)
+    figure = new_figure(width, 0.9 + 2.2 * shape * len(names))
+    letters = {"fontsize": max(MIN_LETTERS, width)}
+    figure.suptitle(title, **letters)
+    how = {"aspect": "equal" if same_scale else "auto"}
+    share = {"sharex": True, "sharey": not on_line, "squeeze": False}
+    panels = figure.subplots(len(names), len(drawn) + 1, subplot_kw=how, **share)
+    for column, (name, samples) in zip(panels.T, drawn.items(), strict=False):
+        column[0].set_title(name, **letters)
+        if not is_image:
+            _show_path(column[0], [x[:MAX_PATHS].cpu() for x in samples[min(samples)].path])
+        for panel, nfe in zip(column[-len(counts) :], counts, strict=True):
             if nfe in samples:
-                _show_points(panel, samples[nfe].x.cpu(), target, "tab:red")
+                _show_samples(panel, samples[nfe].x.cpu(), target, "tab:red")
     panels[0][-1].set_title("target", **letters)
-    _show_points(panels[0][-1], target, target, "tab:green")
-    row_names = ["path, least NFE", *(f"NFE {nfe}" for nfe in counts)]
-    for panel, words in zip(panels[:, 0], row_names, strict=True):
-        panel.set_ylabel(words, **letters)
+    _show_samples(panels[0][-1], target, target, "tab:green")
+    for panel, text in zip(panels[:, 0], names, strict=True):
+        panel.set_ylabel(text, **letters)
     for panel in panels[1:, -1]:
         panel.set_axis_off()
-    for panel in panels.flat if same_scale else ():
-        panel.set_aspect("equal")
+    if not is_image:
+        panels[0][0].set_xlim(low[0], high[0])
+    if not is_image and not on_line:
+        panels[0][0].set_ylim(low[1], high[1])
     return figure
-
-
-def draw_image_table(drawn: Drawn, target: Tensor, title: str) -> Any:
-    """Draw a table of image grids: methods down, NFE across, real images in the last row.
-
-    Args:
-        drawn: images (N, C, H, W) in [-1, 1].
-        target: real images, (M, C, H, W) in [-1, 1], shared among the columns.
-        title: above all.
-    """
-    counts, rows = _all_nfe(drawn), len(drawn) + 1
-    figure, letters = _titled_figure(title, 2.2 * len(counts), 0.2 + 2.2 * rows)
-    axes = figure.subplots(rows, len(counts), squeeze=False)
-    for panels, (name, samples) in zip(axes, drawn.items(), strict=False):
-        panels[0].set_ylabel(name, **letters)
-        for panel, nfe in zip(panels, counts, strict=True):
-            if nfe in samples:
-                show_grid(panel, samples[nfe].x)
-            else:
-                panel.set(xticks=[], yticks=[], frame_on=False)
-    axes[-1][0].set_ylabel("real", **letters)
-    for column, nfe, real in zip(axes.T, counts, target.tensor_split(len(counts)), strict=True):
-        column[0].set_title(f"NFE {nfe}", **letters)
-        show_grid(column[-1], real)
-    return figure
-
-
-def _titled_figure(title: str, width: float, height: float) -> tuple[Any, dict[str, Any]]:
-    """Return an empty figure of this height below its title, and the size of its letters."""
-    figure, letters = new_figure(width, height + 0.3), {"fontsize": max(MIN_LETTERS, width)}
-    figure.suptitle(title, **letters)
-    return figure, letters
-
-
-def _all_nfe(drawn: Drawn) -> list[int]:
-    """Return the NFE that at least one method has, in ascending order."""
-    return sorted({nfe for samples in drawn.values() for nfe in samples})
 
 
 def _show_path(panel: Any, path: list[Tensor]) -> None:
@@ -248,11 +217,13 @@ def _show_path(panel: Any, path: list[Tensor]) -> None:
     panel.scatter(*states[:, -1].T, s=3, color="tab:red", label="samples", zorder=3)
 
 
-def _show_points(panel: Any, x: Tensor, target: Tensor, color: str, label: str = "") -> None:
-    """Draw points (N, D) by their first two coordinates, larger if they have a label; of points on
-    a line the share in each of the target's bins."""
+def _show_samples(panel: Any, x: Tensor, target: Tensor, color: str, label: str = "") -> None:
+    """Draw images (N, C, H, W) as a grid, or points (N, D) by their first two coordinates, larger
+    if they have a label; of points on a line the share in each of the target's bins."""
     how = {"color": color, "label": label}
-    if x.shape[1] > 1:
+    if x.ndim == 4:
+        show_grid(panel, x)
+    elif x.shape[1] > 1:
         panel.scatter(*x[:, :2].numpy().T, s=3 if label else 1, **how)
     else:
         bins = np.histogram_bin_edges(target[:, 0].numpy(), bins=BINS)

@@ -124,44 +124,32 @@ def _in_name(value: Any) -> str:
 
 
 def show_preview(session: Session, data: Data, phase: Phase) -> None:
-    """Draw ``samples/phaseN_PHASE.png`` if ``train.preview`` is on. What fails is a line of the
-    log, since training goes on without a picture."""
-    config, run, log = session.config, session.run, session.log
-    wanted = config.train.preview and session.stop.reason is None
+    """Draw samples beside as many of the target into ``samples/phaseN_PHASE.png`` if
+    ``train.preview`` is on. What fails is a line of the log: training goes on without a picture.
+
+    All phases start from the same noise, so their pictures can be compared. The samplers have
+    random streams of their own: training draws the same numbers with and without previews.
+    """
+    run, log = session.run, session.log
+    wanted = session.config.train.preview and session.stop.reason is None
     if not (wanted and session.world.is_main):
         return
+    file, title = run.samples / f"{phase_stem(phase.name)}.png", f"samples after phase {phase.name}"
     try:
-        file = save_preview(config, run, phase, data, session.device)
+        run.samples.mkdir(exist_ok=True)
+        x = preview_samples(session.config, run, phase, data, session.device)
+        target = data.reference("preview").sample(len(x))
+        if data.images is None:
+            figure = draw_points([data.in_units(x)], target, title, data.axes)
+        else:
+            figure = compare_images(x, target, title)
+        save_figure(figure, file)
+        release_memory(session.device)
     except Exception as error:
         log.write(f"{phase.name}: no picture of samples ({one_line(error)})")
         return
     log.write(f"{phase.name}: picture of samples, {file}")
     log.picture(f"{phase.name}/samples", file)
-
-
-def save_preview(
-    config: Config, run: RunFolder, phase: Phase, data: Data, device: torch.device
-) -> Path:
-    """Draw samples beside as many of the target, and return the file.
-
-    All phases start from the same noise, so their pictures can be compared. The samplers have
-    random streams of their own: training draws the same numbers with and without previews.
-
-    Raises:
-        UserError: a checkpoint is missing.
-        OSError: the picture cannot be written.
-    """
-    file = run.samples / f"{phase_stem(phase.name)}.png"
-    run.samples.mkdir(exist_ok=True)
-    x = preview_samples(config, run, phase, data, device)
-    target, title = data.reference("preview").sample(len(x)), f"samples after phase {phase.name}"
-    if data.images is None:
-        figure = draw_points([data.in_units(x)], target, title, data.axes)
-    else:
-        figure = compare_images(x, target, title)
-    save_figure(figure, file)
-    release_memory(device)
-    return file
 
 
 def preview_samples(

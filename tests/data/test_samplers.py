@@ -65,22 +65,6 @@ def test_position_is_the_whole_state(make):
     assert torch.equal(other.sample(20), whole[30:50])
 
 
-def test_flip_mirrors_about_half_left_to_right_only():
-    image = torch.tensor([[0, 255], [51, 204]], dtype=torch.uint8).view(1, 1, 2, 2)
-    plain = ImageSampler(image, 0).sample(1)[0]
-    batch = ImageSampler(image.expand(400, -1, -1, -1), 0, flip=True).sample(400)
-    mirrored = (batch == plain.flip(-1)).flatten(1).all(1)
-    assert ((batch == plain).flatten(1).all(1) ^ mirrored).all()
-    assert 150 < int(mirrored.sum()) < 250
-    still = ImageSampler(image.expand(400, -1, -1, -1), 0).sample(400)
-    assert (still == plain).all()
-
-
-def test_zero_samples_are_refused():
-    with pytest.raises(ValueError, match="one or more"):
-        ImageSampler(numbered(3), 0).sample(0)
-
-
 @pytest.mark.parametrize(("law", "low", "high"), [(Times(), 0, 1), (RandomIndices(), 0, 2**62)])
 def test_times_and_indices_fill_their_range(law, low, high):
     draws = PointSampler(law, seed=1).sample(4000).double()

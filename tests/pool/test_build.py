@@ -7,11 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsgf.config.schema import Config
 from nsgf.data import Data
-from nsgf.experiment import train
 from nsgf.pool import build_pool, pool_folder
-from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sinkhorn import build_solver
@@ -20,50 +17,22 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.pool.conftest import CPU, HalfWay, Killed, Lines, build, with_pool
-from tests.training.test_prefetch import threads
 
 
-@pytest.mark.parametrize("name", ["2d", "digits"])
-def test_built_pool_holds_the_flows_of_its_samplers(name):
+@pytest.mark.parametrize(("name", "targets"), [("2d", None), ("digits", None), ("2d", 12)])
+def test_built_pool_holds_the_flows_of_its_samplers(name, targets):
     config = shipped(name, "--pool-batches=3", "--sinkhorn-batch=8", "--steps=2")
+    sinkhorn = replace(config.sinkhorn, target_batch=targets)
+    config = with_pool(replace(config, sinkhorn=sinkhorn), build_batch=2)
     data, solver = Data(config.data, 0), build_solver(config.sinkhorn)
     pool = build(config, solver=solver)
     source, target = data.source("p"), data.target("p")
     for batch in range(3):
-        x, y = source.sample(8), target.sample(8)
+        x, y = source.sample(8), target.sample(targets or 8)
         expected = solver.flows(x[None], y[None], step_sizes(config.flow))[0]
         stored = pool._positions[8 * batch : 8 * batch + 8]
         torch.testing.assert_close(stored, expected, rtol=1e-4, atol=1e-4)
         assert torch.equal(stored[:, 0], x)
-
-
-def against(config: Config, targets: int) -> Config:
-    return replace(config, sinkhorn=replace(config.sinkhorn, target_batch=targets))
-
-
-class Seen(HalfWay):
-    """Keeps the clouds that it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.particles: list[Tensor] = []
-        self.targets: list[Tensor] = []
-
-    def flows(self, x: Tensor, y: Tensor, etas: list[float]) -> Tensor:
-        self.particles += x
-        self.targets += y
-        return super().flows(x, y[:, : x.shape[1]], etas)
-
-
-@pytest.mark.parametrize("together", [1, 3])
-def test_each_flow_meets_its_own_part_of_the_targets(config, together):
-    """12 of them, for 8 particles, which stay those of a flow against 8."""
-    seen, data = Seen(), Data(config.data, config.seed)
-    pool = build(with_pool(against(config, 12), build_batch=together), solver=seen)
-    assert torch.equal(torch.cat(seen.targets), data.target("p").sample(7 * 12))
-    assert {len(targets) for targets in seen.targets} == {12}
-    assert torch.equal(torch.cat(seen.particles), data.source("p").sample(7 * 8))
-    assert torch.equal(pool._positions[:, 0], torch.cat(seen.particles))
 
 
 @pytest.mark.parametrize("together", [1, 2, 3, 7, 50, "auto"])
@@ -93,15 +62,6 @@ def test_pool_built_on_cuda_is_the_same(config, dtype):
     torch.testing.assert_close(pool._positions, build(chosen)._positions)
 
 
-def test_every_flow_is_seeded_by_its_number(config):
-    """A pool of fewer flows is the beginning of a larger one; no two flows are alike."""
-    large = build(config)._positions.view(7, 8, 3, 2)
-    small = build(with_pool(config, num_batches=5))._positions.view(5, 8, 3, 2)
-    assert torch.equal(large[:5], small)
-    for part in (large[:, :, 0], large[:, :, 2]):
-        assert len(part.flatten(1).unique(dim=0)) == 7
-
-
 class Apart(World):
     """One of several processes, which agree without asking each other."""
 
@@ -125,14 +85,6 @@ def test_processes_build_different_parts_of_one_pool(config, tmp_path, storage):
     assert [solver.calls for solver in solvers] == [[2, 1], [2, 2]]
     whole = torch.cat([part._positions for part in parts])
     assert torch.equal(whole, build(config)._positions)
-
-
-def test_report_always_shows_what_did_not_converge(config):
-    solver, said = HalfWay(), []
-    solver.report.worst_error = 0.5
-    solver.unconverged = 2
-    build(with_pool(config, build_batch=3), None, solver, said)
-    assert re.match(r"pool: 7 flows in .* s, .* flows/s, 3 at a time; 14 .* 6 cut off$", said[-1])
 
 
 # --- a full card ---------------------------------------------------------------------------------
@@ -202,39 +154,3 @@ def test_full_card_of_one_process_delays_the_other_only_by_its_flows(config, tmp
         parts = list(threads.map(part, range(2)))
     assert torch.equal(torch.cat(parts), build(config)._positions)
     assert len(solvers[0].calls) > len(solvers[1].calls) == 1
-
-
-# --- inside an experiment -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("storage", "rebuilt"), [("disk", []), ("memory", [4])])
-def test_run_resumed_inside_phase_1_reuses_the_pool_on_disk(
-    tiny, trained_once, storage, rebuilt, monkeypatch
-):
-    """And ends where an uninterrupted run in memory does."""
-    config = replace(with_pool(tiny, storage=storage), phases=["nsgf"])
-    solvers, real_save = [], checkpoint.save
-
-    def make(config):
-        solvers.append(build_solver(config))
-        return solvers[-1]
-
-    def dying_save(file, payload):
-        real_save(file, payload)
-        raise Killed
-
-    monkeypatch.setattr("nsgf.pool.build.build_solver", make)
-    run = RunFolder.create(config)
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save", dying_save)
-        with pytest.raises(Killed):
-            train(config, run)
-    assert threads() == 0  # one reads ahead from the disk, and ends with the phase
-    train(config, run)
-    assert [solver.report.flows for solver in solvers] == [4, *rebuilt]
-    ends = [
-        checkpoint.load(one.checkpoint_file("nsgf"))["model"]
-        for one in (run, RunFolder(trained_once))
-    ]
-    for name, value in ends[0].items():
-        assert torch.equal(value, ends[1][name])

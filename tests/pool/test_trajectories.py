@@ -32,14 +32,6 @@ def test_pairs_are_position_velocity_and_time(dtype):
     assert set((batch.x.squeeze(1) // 100).long().tolist()) == set(range(6))
 
 
-def test_all_pairs_are_equally_likely():
-    x = counting_pool().pairs(indices(24_000)).x.squeeze(1)
-    counts = x.unique(return_counts=True)[1]
-    assert len(counts) == 24
-    assert counts.min() > 850
-    assert counts.max() < 1150
-
-
 def test_indices_modulo_the_number_of_pairs_choose_them():
     pool = counting_pool()
     chosen = torch.tensor([0, 24, 5, 29, 23, 2**61 // 24 * 24])

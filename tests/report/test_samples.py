@@ -217,7 +217,7 @@ def test_picture_that_fails_is_one_line(pictured_config, monkeypatch):
     def broken(*_):
         raise RuntimeError("no\nmemory")
 
-    monkeypatch.setattr("nsgf.report.samples.save_preview", broken)
+    monkeypatch.setattr("nsgf.report.samples.preview_samples", broken)
     run = train(pictured_config)
     log = (run.path / "log.txt").read_text()
     assert log.count("no picture of samples (no memory)") == 3

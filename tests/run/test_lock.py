@@ -67,12 +67,6 @@ def test_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
         assert f"process {holder.pid} " not in (tmp_path / "lock.owner").read_text()
 
 
-def test_lock_is_free_again_after_an_error(tmp_path):
-    for _ in range(2):
-        with pytest.raises(KeyError), only_process(tmp_path):
-            raise KeyError
-
-
 def test_training_holds_its_run_folder(tiny, tiny_run):
     with only_process(tiny_run.path), pytest.raises(UserError, match="works on it"):
         train(tiny, tiny_run)

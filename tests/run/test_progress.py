@@ -1,57 +1,37 @@
 import io
 
-import pytest
-
 from nsgf.run import progress
 from nsgf.run.progress import Progress, track
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def work(clock: Clock, seconds: list[float], said: list[str], **settings) -> None:
-    """A unit of work after each of these times."""
-    settings = {"line": said.append, "clock": clock, **settings}
+def work(seconds: list[float], **settings) -> list[str]:
+    """The lines of a work that does one unit after each of these times."""
+    now, said = [0.0], []
+    settings = {"line": said.append, "clock": lambda: now[0], **settings}
     with Progress("pool", 100, "flow", **settings) as bar:
         for each in seconds:
-            clock.seconds += each
+            now[0] += each
             bar.update(10)
+    return said
 
 
-def test_a_line_for_the_first_unit_then_every_half_minute_with_speed_and_time_left(clock):
-    said: list[str] = []
-    work(clock, [1] + [10] * 7, said)
-    assert said == [
+def test_a_line_for_the_first_unit_then_every_half_minute_with_speed_and_time_left():
+    assert work([1, *[10] * 5, 20, 20, 5]) == [
         "pool: flow 10 of 100",
         "pool: flow 40 of 100, 1/s, 1.0 min left",
-        "pool: flow 70 of 100, 1/s, 30.0 s left",
-        "pool: flow 80 of 100, 1/s, 20.0 s left",
+        "pool: flow 70 of 100, 0.75/s, 40.0 s left",
+        "pool: flow 90 of 100, 0.8/s, 12.5 s left",
     ]
 
 
-def test_speed_is_measured_since_the_line_before_or_the_start(clock, capsys):
-    said: list[str] = []
-    work(clock, [1, 30, 60], said)
-    assert [line.split(", ")[1] for line in said[1:]] == ["0.333/s", "0.167/s"]
-    work(clock, [30], [], line=None, done=50)
+def test_speed_is_measured_since_the_line_before_or_the_start(capsys):
+    work([30], line=None, done=50)
     assert capsys.readouterr().err == "pool: flow 60 of 100, 0.333/s, 2.0 min left\n"
 
 
-def test_short_work_has_its_first_and_last_line_only_in_a_log(clock, capsys):
-    said: list[str] = []
-    work(clock, [1, 1, 1], said)
-    assert said == ["pool: flow 10 of 100", "pool: flow 30 of 100, 10/s, 7.0 s left"]
-    work(clock, [1, 1], said, line=None)
+def test_short_work_has_its_first_and_last_line_only_in_a_log(capsys):
+    assert work([1, 1, 1]) == ["pool: flow 10 of 100", "pool: flow 30 of 100, 10/s, 7.0 s left"]
+    work([1, 1], line=None)
     assert capsys.readouterr().err == ""
 
 
@@ -60,10 +40,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_bars_are_for_terminals_only(clock, monkeypatch):
+def test_bars_are_for_terminals_only(monkeypatch):
     for stream, drawn in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr("sys.stderr", stream)
-        work(clock, [100], [])
+        work([100])
         assert ("pool:  10%" in stream.getvalue()) == drawn
 
 
@@ -75,12 +55,10 @@ def test_without_a_log_lines_go_to_stderr_where_there_is_no_bar(monkeypatch):
         assert stream.getvalue().count("W2: draw") == expected
 
 
-def test_terminal_that_goes_away_does_not_end_the_work(clock, monkeypatch):
+def test_terminal_that_goes_away_does_not_end_the_work(monkeypatch):
     class Gone(Terminal):
         def write(self, text: str) -> int:
             raise OSError(5, "Input/output error")
 
-    said: list[str] = []
     monkeypatch.setattr("sys.stderr", Gone())
-    work(clock, [100, 100], said)
-    assert len(said) == 2
+    assert len(work([100, 100])) == 2

@@ -23,38 +23,220 @@ pinned memory which is still being copied.
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.system.pretended_books import (
-    CARD,
-    CPU,
-    Card,
-    Event,
-    MixedDevices,
-    Stream,
-    site,
-    tensors_in,
-)
+CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+class MixedDevices(RuntimeError):
+    """Stands for CUDA's "Expected all tensors to be on the same device"."""
+
+
+class StreamRace(RuntimeError):
+    """Memory is used before it is written, or may be written while it is used."""
+
+
+class Stream:
+    """Stands for torch.cuda.Stream: counts its launches, and knows which launches of other streams
+    end before its own next one begins."""
+
+    def __init__(self, card: "Card", *_: object) -> None:
+        self.card, self.clock = card, 0
+        self.seen: Counter[Stream] = Counter()
+
+    def state(self) -> "Counter[Stream]":
+        return self.seen | Counter({self: self.clock})
+
+    def record_event(self) -> "Event":
+        event = Event(self.card)
+        event.record(self)
+        return event
+
+    def wait_event(self, event: "Event") -> None:
+        self.seen |= event.state
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.seen |= other.state()
+
+
+class Event:
+    """Stands for torch.cuda.Event."""
+
+    def __init__(self, card: "Card") -> None:
+        self.card = card
+
+    def record(self, stream: Stream) -> None:
+        self.state = stream.state()
+
+    def synchronize(self) -> None:
+        self.card.wait("event", self.state)
+
+
+@dataclass
+class Memory:
+    """A piece of the card's memory."""
+
+    storage: StorageWeakRef
+    """Keeps the storage's address from being another's, but not its content."""
+    home: Stream
+    """Where it is allocated, and used again once it is given back."""
+    maker: Stream
+    made: int
+    users: "Counter[Stream]" = field(default_factory=Counter)
+    """Last use by streams other than its home, unless recorded."""
+    recorded: set[Stream] = field(default_factory=set)
+
+
+class Card:
+    """Memory, streams and faults of the pretended card, and how often the host waited."""
+
+    def __init__(self) -> None:
+        self.faults: list[Exception] = []
+        self.lock = threading.RLock()
+        self.default_stream = Stream(self)
+        self._done: Counter[Stream] = Counter()
+        """Launches whose end the host has waited for."""
+        self._memory: dict[int, Memory] = {}
+        self._lent: dict[int, Memory] = {}
+        """Memory that streams other than its home have used."""
+        self._pinned: dict[int, StorageWeakRef] = {}
+        self.arriving: dict[int, tuple[Stream, int]] = {}
+        """Main memory that the card is still writing."""
+        self._of_thread = threading.local()
+
+    @property
+    def waits(self) -> "Counter[str]":
+        """Waits of this thread, by kind."""
+        return self._of_thread.__dict__.setdefault("waits", Counter())
+
+    @contextmanager
+    def counted(self, owner: Any, name: str) -> Iterator[SimpleNamespace]:
+        """Count the ``calls`` of a function, and the ``waits`` inside it of the calling thread."""
+        real, total = getattr(owner, name), SimpleNamespace(calls=0, waits=Counter())
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            before = self.waits.copy()
+            try:
+                return real(*args, **kwargs)
+            finally:
+                total.calls += 1
+                total.waits += self.waits - before
+
+        with patch.object(owner, name, function):
+            yield total
+
+    def wait(self, kind: str, state: "Counter[Stream] | None" = None) -> None:
+        """The host waits for what is launched, or for ``state``."""
+        self._done |= self.stream.state() if state is None else state
+        self.waits[kind] += 1
+
+    def fault(self, error: Exception) -> None:
+        self.faults.append(error)
+        raise error
+
+    @property
+    def stream(self) -> Stream:
+        """The current one of this thread."""
+        return self._of_thread.__dict__.get("stream", self.default_stream)
+
+    @contextmanager
+    def use(self, stream: Stream | None) -> Iterator[None]:
+        """In place of torch.cuda.stream."""
+        before, self._of_thread.stream = self.stream, stream or self.stream
+        try:
+            yield
+        finally:
+            self._of_thread.stream = before
+
+    def launch(self, name: str, *read: Tensor) -> None:
+        """An operation on the current stream, of which ``read`` are the inputs."""
+        stream = self.stream
+        stream.clock += 1
+        for key in filter(self._memory.__contains__, map(key_of, read)):
+            memory = self._memory[key]
+            if not self._is_done(memory.maker, memory.made, stream):
+                self.fault(StreamRace(f"{name}: made on another stream, not waited for"))
+            if stream is not memory.home and stream not in memory.recorded:
+                memory.users[stream] = stream.clock
+                self._lent[key] = memory
+        for key, memory in list(self._lent.items()):
+            if memory.storage.expired():
+                del self._lent[key]
+                if not all(self._is_done(*use, memory.home) for use in memory.users.items()):
+                    self.fault(StreamRace("memory was given back without record_stream"))
+
+    def _is_done(self, stream: Stream, clock: int, before: Stream) -> bool:
+        """Whether a launch of ``stream`` ends before the next one of ``before`` begins."""
+        return stream is before or clock <= max(before.seen[stream], self._done[stream])
+
+    def record_stream(self, tensor: Tensor, stream: Stream) -> None:
+        memory = self._memory[key_of(tensor)]
+        memory.recorded.add(stream)
+        memory.users.pop(stream, None)
+
+    def has(self, tensor: Tensor) -> bool:
+        return tensor.layout is torch.strided and key_of(tensor) in self._memory
+
+    def take(self, value: Any) -> Any:
+        """The tensors in ``value`` are now written by the current stream."""
+        for tensor in tensors_in((value,)):
+            key, stream = key_of(tensor), self.stream
+            if (memory := self._memory.get(key)) is None:
+                self._memory[key] = Memory(_weak(tensor), stream, stream, stream.clock)
+            else:
+                memory.maker, memory.made = stream, stream.clock
+        return value
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        self._pinned[key_of(tensor)] = _weak(tensor)
+        return tensor
+
+    def bring(self, copy: Tensor, source: Tensor, *, blocking: bool) -> Tensor:
+        """A copy between main memory and the card; who waits for it."""
+        down = self.has(source)
+        self.launch("copy", source)
+        if blocking or key_of(copy if down else source) not in self._pinned:
+            self.wait("to host" if down else "to card")
+        elif down:
+            self.arriving[key_of(copy)] = (self.stream, self.stream.clock)
+        return copy if down else self.take(copy)
+
+    def check_arrived(self, tensor: Tensor) -> None:
+        """Of a tensor in main memory that is read."""
+        stream, clock = self.arriving.pop(key_of(tensor), (self.stream, 0))
+        if clock > self._done[stream]:
+            self.fault(StreamRace("read before it has arrived"))
+
+
+def key_of(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _weak(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
+
 
 aten = torch.ops.aten
-
-INDEXED = {
-    aten.index.Tensor,
-    aten._unsafe_index.Tensor,
-    aten.index_put.default,
-    aten.index_put_.default,
-    aten._index_put_impl_.default,
-}
-"""Take indices from main memory too; of a mask the host waits for the number of ones."""
 SIZED = {
     aten.nonzero.default,
     aten.masked_select.default,
@@ -66,6 +248,8 @@ SIZED = {
 READ = {aten._local_scalar_dense.default, aten.equal.default}
 """Their results are numbers of the host's."""
 NO_KERNEL = {"detach", "alias", "set_", "resize_"}
+INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
+"""Take indices from main memory too; of a mask the host waits for the number of ones."""
 
 
 class _Operations(TorchDispatchMode):
@@ -90,10 +274,14 @@ class _Operations(TorchDispatchMode):
                 out = func(*args, **kwargs)
                 card.bring(args[0], args[1], blocking=not non_blocking)
                 return out
-            if func in INDEXED:
-                self._check_indices(func, *args[:3])
-            elif len(mine) < len(inputs):
-                self._check_devices(func, name, inputs)
+            if name in INDEXED:
+                inputs = self._without_indices(*args[:3])
+            # what works value by value takes numbers along from main memory
+            takes = torch.Tag.pointwise in func.tags or name.startswith("_foreach")
+            takes |= name in INDEXED and card.has(args[0])
+            if not all(card.has(one) or (takes and one.ndim == 0) for one in inputs):
+                places = [(tuple(tensor.shape), card.has(tensor)) for tensor in inputs]
+                card.fault(MixedDevices(f"{name}: tensors (shape, on the card) {places}"))
             out = func(*args, **kwargs)
             if name not in NO_KERNEL and not _is_view(func):
                 card.launch(name, *mine)
@@ -103,26 +291,14 @@ class _Operations(TorchDispatchMode):
                 card.take(out)
             return out
 
-    def _check_indices(self, func: Any, x: Tensor, indices: Any, values: Any = None) -> None:
-        card = self.card
-        indices = [index for index in indices if index is not None]
-        if not card.has(x):
-            card.fault(MixedDevices(f"{func}: of a tensor in main memory; {site()}"))
-        if values is not None and not card.has(values) and values.ndim:
-            card.fault(MixedDevices(f"{func}: values in main memory; {site()}"))
-        for index in indices:
-            if not card.has(index):
-                card.wait("index to card")
-            elif index.dtype is torch.bool and (values is None or values.ndim):
-                card.wait("mask")
-
-    def _check_devices(self, func: Any, name: str, inputs: list[Tensor]) -> None:
-        """Numbers in main memory are taken along by what works value by value."""
-        strangers = [tensor for tensor in inputs if not self.card.has(tensor)]
-        takes = torch.Tag.pointwise in func.tags or name.startswith("_foreach")
-        if not (takes and all(tensor.ndim == 0 for tensor in strangers)):
-            shapes = [(tuple(tensor.shape), str(self.card.device(tensor))) for tensor in inputs]
-            self.card.fault(MixedDevices(f"{name}: {shapes}; {site()}"))
+    def _without_indices(self, x: Tensor, indices: Any, values: Any = None) -> list[Tensor]:
+        """``x`` and ``values``, once the host has waited for the indices and masks."""
+        for index in tensors_in(indices):
+            if not self.card.has(index) or (
+                index.dtype is torch.bool and (values is None or values.ndim)
+            ):
+                self.card.wait("index")
+        return [x] if values is None else [x, values]
 
 
 @functools.cache
@@ -149,7 +325,7 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         kwargs = {**kwargs, "device": "cpu"}
         if "generator" in kwargs:
-            self.card.fault(MixedDevices(f"{func.__name__}: a generator of the CPU's; {site()}"))
+            self.card.fault(MixedDevices(f"{func.__name__}: a generator of the CPU's"))
         if func in (torch.tensor, torch.as_tensor):
             return _to(self.card, Tensor.to, func(*args, **kwargs), CARD)
         self.operations.creating = True
@@ -174,9 +350,9 @@ def _to(card: Card, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return card.bring(result, x, blocking=not non_blocking)
 
 
-def _no_array(card: Card, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _array(card: Card, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if card.has(x):
-        card.fault(MixedDevices(f"can't convert cuda:0 device type tensor to numpy; {site()}"))
+        card.fault(MixedDevices("can't convert cuda:0 device type tensor to numpy"))
     card.check_arrived(x)
     return func(x, *args, **kwargs)
 
@@ -193,14 +369,24 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     Tensor.is_cuda.__get__: lambda card, func, x: card.has(x),
     Tensor.to: _to,
     Tensor.type_as: lambda card, func, x, other: _to(
-        card, Tensor.to, x, card.device(other), other.dtype
+        card, Tensor.to, x, CARD if card.has(other) else CPU, other.dtype
     ),
     Tensor.cpu: lambda card, func, x: _to(card, Tensor.to, x, CPU),
     Tensor.pin_memory: lambda card, func, x: card.pin(x.clone()),
-    Tensor.numpy: _no_array,
-    Tensor.__array__: _no_array,
+    Tensor.numpy: _array,
+    Tensor.__array__: _array,
     Tensor.tolist: _to_list,
 }
+
+
+class _Autocast(torch.amp.autocast_mode.autocast):
+    """CUDA's becomes the CPU's in bfloat16: its float16 is ten times slower."""
+
+    def __init__(self, device_type: str, dtype: Any = None, enabled: bool = True) -> None:
+        on_card = device_type == "cuda"
+        super().__init__(
+            "cpu" if on_card else device_type, torch.bfloat16 if on_card else dtype, enabled
+        )
 
 
 @contextmanager
@@ -211,7 +397,7 @@ def pretended_card(capability: tuple[int, int] = (9, 0)) -> Iterator[Card]:
     Raises:
         MixedDevices, StreamRace: at the fault, and at the end where something caught it there.
     """
-    card = Card(capability)
+    card = Card()
     entered = threading.local()
 
     def enter_modes(_: object = None) -> None:
@@ -221,9 +407,8 @@ def pretended_card(capability: tuple[int, int] = (9, 0)) -> Iterator[Card]:
             entered.stack.enter_context(_Functions(card, operations))
 
     with ExitStack() as patches:
-        for owner, replaced in _replacements(card, enter_modes):
-            for name, value in replaced.items():
-                patches.enter_context(patch.object(owner, name, value, create=True))
+        for owner, replaced in _replacements(card, capability, enter_modes).items():
+            patches.enter_context(patch.multiple(owner, create=True, **replaced))
         enter_modes()
         try:
             yield card
@@ -233,19 +418,12 @@ def pretended_card(capability: tuple[int, int] = (9, 0)) -> Iterator[Card]:
         raise card.faults[0]
 
 
-def _replacements(card: Card, enter_modes: Callable[..., None]) -> list[tuple[Any, dict[str, Any]]]:
+def _replacements(
+    card: Card, capability: tuple[int, int], enter_modes: Callable[..., None]
+) -> dict[Any, dict[str, Any]]:
     """What of torch's speaks to the driver, by its owner."""
     group = torch._C._group_tensors_by_device_and_dtype
     about = SimpleNamespace(name="Pretended card", total_memory=16 << 30, multi_processor_count=40)
-
-    class Autocast(torch.amp.autocast_mode.autocast):
-        """CUDA's becomes the CPU's in bfloat16: its float16 is ten times slower."""
-
-        def __init__(self, device_type: str, dtype: Any = None, enabled: bool = True) -> None:
-            on_card = device_type == "cuda"
-            super().__init__(
-                "cpu" if on_card else device_type, torch.bfloat16 if on_card else dtype, enabled
-            )
 
     def grouped(lists: Any, with_indices: bool = False) -> Any:
         return {
@@ -253,33 +431,36 @@ def _replacements(card: Card, enter_modes: Callable[..., None]) -> list[tuple[An
             for (device, dtype), (values, indices) in group(lists, with_indices).items()
         }
 
+    def answers(value: Any) -> Callable[..., Any]:
+        return lambda *_, **__: value
+
     cuda = {
-        "is_available": lambda: True,
-        "_lazy_init": lambda: None,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
+        "is_available": answers(True),
+        "_lazy_init": answers(None),
+        "device_count": answers(1),
+        "current_device": answers(0),
         "set_device": enter_modes,
-        "get_device_capability": lambda device=None: card.capability,
-        "get_device_name": lambda device=None: about.name,
+        "get_device_capability": answers(capability),
+        "get_device_name": answers(about.name),
         "synchronize": lambda device=None: card.wait("device"),
-        "get_device_properties": lambda device=None: about,
-        "mem_get_info": lambda device=None: (about.total_memory, about.total_memory),
-        "empty_cache": lambda: None,
-        "reset_peak_memory_stats": lambda device=None: None,
-        "max_memory_allocated": lambda device=None: 0,
-        "is_current_stream_capturing": lambda: False,
+        "get_device_properties": answers(about),
+        "mem_get_info": answers((about.total_memory, about.total_memory)),
+        "empty_cache": answers(None),
+        "reset_peak_memory_stats": answers(None),
+        "max_memory_allocated": answers(0),
+        "is_current_stream_capturing": answers(False),
         "Stream": functools.partial(Stream, card),
         "Event": functools.partial(Event, card),
         "current_stream": lambda device=None: card.stream,
         "stream": card.use,
         "default_generators": (torch.Generator(),),
-        "manual_seed_all": lambda seed: None,
+        "manual_seed_all": answers(None),
     }
     checks = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
-    return [
-        (torch.cuda, cuda),
-        (torch, {"autocast": Autocast}),
-        (Tensor, {"record_stream": lambda tensor, stream: card.record_stream(tensor, stream)}),
-        (torch.optim.Optimizer, dict.fromkeys(checks, lambda self: None)),
-        (torch._C, {"_group_tensors_by_device_and_dtype": grouped}),
-    ]
+    return {
+        torch.cuda: cuda,
+        torch: {"autocast": _Autocast},
+        Tensor: {"record_stream": lambda tensor, stream: card.record_stream(tensor, stream)},
+        torch.optim.Optimizer: dict.fromkeys(checks, answers(None)),
+        torch._C: {"_group_tensors_by_device_and_dtype": grouped},
+    }

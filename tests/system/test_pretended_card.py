@@ -1,7 +1,6 @@
 """The CUDA paths on a pretended card, and faults that the pretended card must find."""
 
 import threading
-from collections import Counter
 from contextlib import closing
 
 import pytest
@@ -20,16 +19,18 @@ from nsgf.training.precision import Forward
 from nsgf.training.prefetch import Batches
 from nsgf.training.state import PendingStats, TrainState
 from nsgf.training.task import squared_error
-from tests.system.pretended_books import CARD, Card, Event, MixedDevices, StreamRace
-from tests.system.pretended_card import pretended_card
+from tests.system.pretended_card import (
+    CARD,
+    Card,
+    Event,
+    MixedDevices,
+    StreamRace,
+    pretended_card,
+)
 from tests.training.toys import Quadratic
 
 TURING, HOPPER = (7, 5), (9, 0)
 """Capabilities of cards that train in fp16 and in bf16."""
-
-
-def waits(counts: Counter[str]) -> Counter[str]:
-    return Counter({what: count for what, count in counts.items() if what.startswith("wait")})
 
 
 def keeps_the_rules(capability: tuple[int, int], *commands: list[str]) -> None:
@@ -44,10 +45,10 @@ def keeps_the_rules(capability: tuple[int, int], *commands: list[str]) -> None:
     ):
         for command in commands:
             assert main(command) == 0
-    assert updates["calls"] == outcomes["calls"] > 0
-    assert not waits(updates)
-    assert waits(outcomes) == {"wait: event": outcomes["calls"]}
-    assert not waits(first_leg + last_leg)
+    assert updates.calls == outcomes.calls > 0
+    assert not updates.waits
+    assert outcomes.waits == {"event": outcomes.calls}
+    assert not first_leg.waits + last_leg.waits
 
 
 @pytest.mark.e2e
@@ -81,8 +82,8 @@ def test_generator_mixes_no_devices(exp, card, method, tmp_path):
     with pretended_card(card) as pretended, pretended.counted(OneCall, "carry") as leg:
         assert main(["train", *where, *flags]) == 0
         assert main(["sample", *where]) == 0
-    assert leg["calls"] > 0
-    assert not waits(leg)
+    assert leg.calls > 0
+    assert not leg.waits
 
 
 @pytest.mark.e2e
@@ -112,14 +113,14 @@ def test_a_round_of_omega_steps_is_waited_for_once(card):
             SamplingConfig(omega=0.25),
         )
     assert x.device == CARD
-    assert waits(counts) == {"wait: number": 1, "wait: size": 4}
+    assert counts.waits == {"number": 1, "size": 4}
 
 
 def test_weights_are_looked_through_in_one_wait(card):
     state = {name: torch.ones(3).to(CARD) for name in "abcd"}
-    before = card.counts.copy()
+    before = card.waits.copy()
     assert is_finite(state)
-    assert waits(card.counts - before) == {"wait: number": 1}
+    assert card.waits - before == {"number": 1}
 
 
 def test_waits_of_a_flow_step_do_not_grow_with_the_flows(card):
@@ -134,10 +135,10 @@ def test_waits_of_a_flow_step_do_not_grow_with_the_flows(card):
         ):
             x = cloud.expand(flows, -1, -1)
             solver.flows(x, 3 + x.square(), [0.5, 0.5])
-        found.append(waits(counts))
+        found.append(counts.waits)
     assert found[0] == found[1]
-    assert found[0]["wait: to host"] == 2  # the report of a step, at once
-    assert sum(found[1].values()) < 3.5 * turns["calls"]
+    assert found[0]["to host"] == 2  # the report of a step, at once
+    assert sum(found[1].values()) < 3.5 * turns.calls
 
 
 # --- faults that must be found ---
@@ -205,7 +206,7 @@ def test_a_second_wait_in_an_update_is_found(card):
 
     with card.counted(TrainState, "update") as updates:
         AnyTask().train(curious)
-    assert waits(updates) == {"wait: number": 3}
+    assert updates.waits == {"number": 3}
 
 
 @pytest.mark.parametrize(
