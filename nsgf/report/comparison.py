@@ -65,7 +65,11 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
     for name in targets:
         if Path(name).name == name and (folder / f"{name}.png").exists():
             album.add(folder / f"{name}.png", name, "First seed, none chosen.")
-    runs = [file.parent for file in sorted(folder.glob("*/*/config.yaml"))]
+    runs = []
+    for place in (file.parent for file in sorted(folder.glob("*/*/config.yaml"))):
+        made = read_object(place / "versions.json")
+        about = [made.get(name, "") for name in ("commit", "torch")]
+        runs.append((str(place.relative_to(folder)), updates_done(RunFolder(place)), *about))
     shared = {name: drop_machine_settings(own) for name, own in comparison.methods.items()}
     settings = Comparison(drop_machine_settings(comparison.config), shared)
     file = write_page(
@@ -79,9 +83,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         legends=(LEGEND, COST_LEGEND),
         pictures=album.pictures,
         place=shlex.quote(folder.resolve().name),
-        updates=[updates_done(RunFolder(run)) for run in runs],
-        versions=[read_object(run / "versions.json") for run in runs],
-        runs=[str(run.relative_to(folder)) for run in runs],
+        runs=runs,
         settings=settings_text(settings),
     )
     return [file, *album.files]

@@ -210,6 +210,7 @@ WRONG = [  # command, flags, words of the message
     ("export", "--run x", "--to DIR"),
     ("export", "--run x --to y --model.mlp.width=3", "model: has no effect on export"),
     ("report", "--compare x --seed=3", "seed: has no effect on report --compare"),
+    ("report", "--compare x --run y", "run: has no effect on report --compare"),
     ("list", "--seed=3", "seed: has no effect on list"),
     ("paint", "", "unknown command 'paint'"),
 ]

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from nsgf.cli import main
-from nsgf.compare.results import FLOOR, Row
+from nsgf.compare.results import FLOOR
 from nsgf.compare.tables import write_report
 from nsgf.report.comparison import draw_quality, measured_rows, report_comparison
 from nsgf.run.folder import RunFolder
@@ -89,26 +89,6 @@ def test_folder_that_leads_out_of_itself_is_refused(folder, tmp_path):
         measured_rows(folder)
 
 
-@pytest.mark.parametrize(
-    ("flags", "key"),
-    [
-        ("report --compare DIR --run DIR", "run: has no effect on report --compare"),
-        ("report --compare DIR --seed 3", "seed: has no effect on report --compare"),
-        ("sample --compare DIR", "--compare"),
-    ],
-)
-def test_command_refuses_in_one_line(folder, capsys, flags, key):
-    assert main(flags.replace("DIR", str(folder)).split()) == 2
-    said = capsys.readouterr().err
-    assert key in said
-    assert said.count("\n") == 1
-
-
-def shown(rows: list[Row]) -> list:
-    """The panels of the figure about these measures."""
-    return draw_quality(rows).axes
-
-
 def line(panel, title: str) -> tuple[np.ndarray, np.ndarray]:
     """NFE and means of a method."""
     found = next(one for one in panel.containers if one.get_label() == title)
@@ -134,7 +114,7 @@ MEASURES = [
 
 def test_lines_are_means_with_the_spread_over_seeds():
     moved = [item._replace(target="scurve", values={"w2": 7.0}) for item in MEASURES]
-    panel, below = shown([*MEASURES, *moved])
+    panel, below = draw_quality([*MEASURES, *moved]).axes
     assert [panel.get_title(), below.get_title()] == ["moons: w2", "scurve: w2"]
     dashed = [one for one in panel.lines if one.get_linestyle() == "--"]
     assert [set(one.get_ydata()) for one in dashed] == [{0.05}]
@@ -160,15 +140,13 @@ def test_lines_are_means_with_the_spread_over_seeds():
 def test_distances_of_a_large_range_are_logarithmic(metric, values, scale):
     rows = [row("nsgf", 0, value, nfe) for value, nfe in zip(values, (2, 10), strict=True)]
     named = [item._replace(values={metric: item.values["w2"]}) for item in rows]
-    (panel,) = shown(named)
+    (panel,) = draw_quality(named).axes
     assert panel.get_yscale() == scale
-    wanted = "higher" if metric == "classifier_recall" else "lower"
-    assert panel.get_ylabel() == f"{wanted} is better"
 
 
 def test_samples_that_diverged_leave_a_gap():
     rows = [row("nsgf", 0, math.inf, 2), row("nsgf", 0, 0.5, 10), row("icfm", 0, 0.4, 10)]
-    (panel,) = shown(rows)
+    (panel,) = draw_quality(rows).axes
     assert np.isnan(line(panel, "NSGF")[1]).tolist() == [True, False]
     assert np.isnan(line(panel, "I-CFM")[1]).tolist() == [True, False]
     draw_quality(rows[:1]).canvas.draw()
