@@ -147,10 +147,8 @@ def test_bytes_and_unit_range_are_inverse():
 
 @pytest.mark.parametrize("kind", IMAGE_SETS, ids=lambda kind: kind.name)
 def test_fake_data_have_the_shape_of_the_real_set_and_follow_the_seed(kind, tmp_path):
-    config, drawn = DataConfig(name=kind.name, root=str(tmp_path), fake=True), []
-    for seed in (0, 0, 1):
-        torch.manual_seed(len(drawn))
-        drawn.append(Data(config, seed))
+    config = DataConfig(name=kind.name, root=str(tmp_path), fake=True)
+    drawn = [Data(config, seed) for seed in (0, 0, 1)]
     assert torch.equal(drawn[0].images, drawn[1].images)
     assert not torch.equal(drawn[0].images, drawn[2].images)
     batch = drawn[0].target("x").sample(5)

@@ -15,7 +15,6 @@ from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
-from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -57,16 +56,6 @@ def test_reflow_goes_on_in_the_run_of_its_teacher(peer):
     for name, value in before["ema"].items():
         assert torch.equal(after["ema"][name], value)
         assert torch.equal(start[name], value)
-
-
-def test_run_of_a_peer_follows_its_method_and_not_the_flow(peer):
-    alone = replace(peer, phases=["peer"])
-    run = train(alone)
-    with pytest.raises(UserError, match=r"peer\.method: the checkpoint has rf, this command icfm"):
-        train(replace(alone, peer=replace(peer.peer, method="icfm")), run)
-    other = replace(alone, flow=replace(peer.flow, steps=2))
-    train(other, run)
-    load_sampler(other, run, CPU)
 
 
 def test_peers_have_the_settings_of_the_velocity_network():

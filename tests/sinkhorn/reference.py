@@ -8,18 +8,7 @@ need thousands. One pair of clouds at a time, for up to a few hundred points.
 import math
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
-
-from nsgf.sinkhorn.geomloss import GeomlossSolver
-
-
-class AssignmentSolver(GeomlossSolver):
-    """The limit blur -> 0: v_i = y_sigma(i) - x_i, sigma the permutation of least total cost."""
-
-    def _solve(self, x: Tensor, y: Tensor) -> Tensor:
-        _, sigma = linear_sum_assignment(torch.cdist(x, y).square().numpy())  # rows in order
-        return y[torch.as_tensor(sigma)] - x
 
 
 def velocity(x: Tensor, y: Tensor, blur: float) -> Tensor:

@@ -6,7 +6,6 @@ from nsgf.data import Data
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn.base import flow_time, step_sizes, time_step
 from tests.pool.conftest import build
-from tests.sinkhorn.reference import AssignmentSolver
 
 HARMONIC = FlowConfig(steps=4, schedule="harmonic", eta=0.7)
 
@@ -20,27 +19,13 @@ def test_step_sizes_and_the_clock(flow, sizes, time):
     assert flow.steps * time_step(flow) == pytest.approx(flow_time(flow)) == pytest.approx(time)
 
 
-def test_harmonic_particles_arrive_at_constant_speed():
-    """Exact transport: X^t = (1 - t/T) X^0 + t/T Y, and the network's velocity is Y - X^0."""
-    solver = AssignmentSolver(SinkhornConfig())
-    x = torch.randn(1, 16, 2, generator=torch.Generator().manual_seed(0))
-    y = torch.randn(1, 16, 2, generator=torch.Generator().manual_seed(1)) + 3
-    positions = solver.flows(x, y, step_sizes(HARMONIC))[0]
-    end = positions[:, 4]
-    assert torch.allclose(end.sort(0).values, y[0].sort(0).values, atol=1e-5)
-    for t in range(4):
-        expected = (1 - t / 4) * x[0] + t / 4 * end
-        assert torch.allclose(positions[:, t], expected, atol=1e-5)
-
-
 def test_harmonic_pool_and_sampler_use_one_clock():
     """A sampler that follows a flow's own velocities ends where the flow does."""
     one = {"sinkhorn": SinkhornConfig(batch_size=1), "pool": PoolConfig(num_batches=1)}
     config = Config(phases=["nsgf"], flow=HARMONIC, **one)
     data = Data(config.data, 0)
     start, end = data.source("p").at(range(1)), data.target("p").at(range(1))
-    pool = build(config, solver=AssignmentSolver(config.sinkhorn))
-    pairs = pool.pairs(torch.arange(4))
+    pairs = build(config).pairs(torch.arange(4))
     assert torch.allclose(pairs.v, (end - start).expand(4, 2), atol=1e-4)
     sampler = FlowSampler([NSGFSteps(config, lambda x, t: pairs.v[:1].expand_as(x))])
     assert torch.allclose(sampler(start).x, end, atol=1e-4)

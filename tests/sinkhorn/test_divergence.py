@@ -56,7 +56,7 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(sinkhorn_divergence(x, y), x, create_graph=True)
 
 
-@pytest.mark.parametrize("shape", [(2,), (1, 4, 4)], ids=["points", "images"])
+@pytest.mark.parametrize("shape", [(2,), (1, 4, 4)])
 def test_several_problems_are_solved_like_each_alone(shape):
     x, y = cloud(3, 20, *shape), cloud(3, 30, *shape, seed=1) + 1
     values, v = sinkhorn_divergence(x, y), sinkhorn_velocity(x, y)
@@ -66,16 +66,12 @@ def test_several_problems_are_solved_like_each_alone(shape):
     torch.testing.assert_close(sinkhorn_velocity(x[1], y[1]), v[1])
 
 
-@pytest.mark.parametrize(
-    ("kind", "of_value"),
-    [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)],
-    ids=["float64", "bfloat16"],
-)
-def test_types_come_back(kind, of_value):
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_types_come_back(kind):
     x, y = (z.to(kind).requires_grad_() for z in pair())
     value = sinkhorn_divergence(x, y)
     value.backward()
-    assert value.dtype == of_value
+    assert value.dtype == (torch.float32 if kind == torch.bfloat16 else kind)
     assert x.grad.dtype == y.grad.dtype == sinkhorn_velocity(x, y).dtype == kind
 
 
