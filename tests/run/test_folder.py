@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,14 +28,9 @@ def test_run_folder_holds_configuration_and_versions(tiny):
 
 def test_clock_that_went_back_leaves_the_new_run_the_newest(tiny, monkeypatch):
     """Also of two runs that began in the same second."""
-
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return datetime(2099, 1, 2, 3, 4, 5)
-
+    later = Mock(now=lambda: datetime(2099, 1, 2, 3, 4, 5))
     with monkeypatch.context() as patch:
-        patch.setattr("nsgf.run.folder.datetime", Later)
+        patch.setattr("nsgf.run.folder.datetime", later)
         RunFolder.create(tiny)
     runs = [RunFolder.create(tiny) for _ in range(2)]
     expected = ["2d-20990102_030405_2", "2d-20990102_030405_3"]

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -81,10 +82,7 @@ def test_worker_whose_launcher_was_killed_ends(monkeypatch):
 
 
 def test_request_without_a_reader_is_one_too(monkeypatch):
-    def refuses(*_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "write", refuses)
+    monkeypatch.setattr(os, "write", Mock(side_effect=OSError(5, "Input/output error")))
     request = StopRequest()
     request._take(signal.SIGHUP, None)
     assert request.reason == "SIGHUP"
