@@ -7,14 +7,10 @@ from nsgf.data import ImageSampler, PointSampler, RandomIndices, RowSampler, Tim
 from nsgf.data.points import Gaussian
 from nsgf.data.samplers import BLOCK
 
+IMAGES = torch.arange(160).to(torch.uint8).view(40, 1, 2, 2)
 STREAMS = [
-    pytest.param(lambda seed=3: PointSampler(Gaussian((2,)), seed), id="points"),
-    pytest.param(
-        lambda seed=3: ImageSampler(
-            torch.arange(160).to(torch.uint8).view(40, 1, 2, 2), seed, flip=True
-        ),
-        id="images",
-    ),
+    lambda seed=3: PointSampler(Gaussian((2,)), seed),
+    lambda seed=3: ImageSampler(IMAGES, seed, flip=True),
 ]
 
 
