@@ -64,9 +64,8 @@ def test_image_path_has_a_row_for_each_sample_and_a_column_for_each_state():
     labels = [label.get_text() for label in panel.get_xticklabels()]
     assert labels == ["start", "v 1/2", "v 2/2", "u 1/3", "u 2/3", "u 3/3"]
     assert panel.images[0].get_array().shape[0] == 9 * ROWS + 1
-    assert [line.get_xdata()[0] for line in panel.lines] == [
-        3 * 9
-    ]  # where the straight flow begins
+    (begin,) = panel.lines  # of the straight flow
+    assert begin.get_xdata()[0] == 3 * 9
     assert not draw_image_path(image_path(0, 3)).axes[0].lines
 
 
