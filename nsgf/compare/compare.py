@@ -7,14 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nsgf.compare.measure import Yardstick
-from nsgf.compare.results import (
-    FLOOR,
-    Row,
-    counted_file,
-    measure_file,
-    read_measure,
-    table_csv,
-)
+from nsgf.compare.results import FLOOR, Row, counted_file, measure_file, read_measure, table_csv
 from nsgf.compare.tables import save_pictures, write_report
 from nsgf.compare.trials import Comparison, Trial, at_nfe, count_updates, method_title, possible_nfe
 from nsgf.config.leaves import contradictions

@@ -16,13 +16,7 @@ from nsgf.config.schema import Config
 from nsgf.data import Data
 from nsgf.data.images import to_unit_range
 from nsgf.phases import load_sampler
-from nsgf.plots.figures import (
-    Field,
-    draw_entry_times,
-    draw_fields,
-    draw_neighbours,
-    save_animation,
-)
+from nsgf.plots.figures import Field, draw_entry_times, draw_fields, draw_neighbours, save_animation
 from nsgf.plots.samples import save_figure
 from nsgf.report.samples import count_samples, draw_path
 from nsgf.run.folder import RunFolder, writable

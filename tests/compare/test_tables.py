@@ -4,14 +4,7 @@ import pytest
 
 from nsgf.cli.arguments import parse
 from nsgf.compare.results import FLOOR, Row
-from nsgf.compare.tables import (
-    cost_table,
-    latex,
-    markdown,
-    measure_table,
-    verdict,
-    write_report,
-)
+from nsgf.compare.tables import cost_table, latex, markdown, measure_table, verdict, write_report
 from nsgf.compare.trials import Comparison
 from nsgf.report.comparison import stored_comparison
 from tests.compare.table_rows import ROWS, in_folder, row

@@ -3,12 +3,7 @@ from dataclasses import replace
 import pytest
 
 from nsgf.compare.results import measure_file
-from nsgf.compare.trials import (
-    Trial,
-    at_nfe,
-    count_updates,
-    possible_nfe,
-)
+from nsgf.compare.trials import Trial, at_nfe, count_updates, possible_nfe
 from nsgf.config.schema import Config
 from nsgf.data import DATA_SETS, PointSet
 from nsgf.data.points import moons

@@ -1,22 +1,19 @@
 import re
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from threading import Barrier
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from nsgf.data import Data
-from nsgf.pool import build_pool, pool_folder
+from nsgf.pool import pool_folder
 from nsgf.run.folder import RunFolder
-from nsgf.run.session import Session
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import step_sizes
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
-from tests.pool.conftest import CPU, HalfWay, Killed, Lines, build, with_pool
+from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
 
 
 @pytest.mark.parametrize(("name", "targets"), [("2d", None), ("digits", None), ("2d", 12)])
@@ -125,32 +122,25 @@ def test_pool_that_goes_on_takes_the_flows_together_that_it_took(config, tmp_pat
     assert again.calls == {"memory": [3, 1, 1, 1, 1], "disk": [1, 1, 1]}[storage]
 
 
-class Meeting(World):
-    """One of two processes, here threads, which wait for each other at each question."""
+@dataclass(frozen=True)
+class Rounds(Apart):
+    """One of two processes, with the answers of the other and its own."""
 
-    flags, barrier = [False, False], Barrier(2, timeout=10)
-
-    def agree(self, value):
-        return value
+    others: Iterator[bool] = field(default_factory=lambda: iter(()))
+    flags: list[bool] = field(default_factory=list)
 
     def any(self, flag):
-        self.flags[self.rank] = flag
-        self.barrier.wait()
-        answer = any(self.flags)
-        self.barrier.wait()
-        return answer
+        self.flags.append(flag)
+        return next(self.others, False) or flag
 
 
-def test_full_card_of_one_process_delays_the_other_only_by_its_flows(config, tmp_path, monkeypatch):
-    solvers = [HalfWay(room=1), HalfWay()]
-    monkeypatch.setattr("nsgf.pool.build.build_solver", lambda _: left.pop())
-    left, data = list(solvers), Data(config.data, config.seed)
-
-    def part(rank: int) -> Tensor:
-        session = Session(config, RunFolder(tmp_path), Lines(tmp_path, []), CPU, Meeting(rank, 2))
-        return build_pool(session, data.source("p"), data.target("p"))._positions
-
-    with ThreadPoolExecutor(2) as threads:
-        parts = list(threads.map(part, range(2)))
-    assert torch.equal(torch.cat(parts), build(config)._positions)
-    assert len(solvers[0].calls) > len(solvers[1].calls) == 1
+def test_full_card_of_one_process_delays_the_other_only_by_its_flows(config):
+    """Both ask each other twice for each try, also for one that did not fit."""
+    full, tries = Rounds(1, 2), HalfWay(room=1)
+    build(config, solver=tries, world=full)
+    assert tries.calls == [4, 2, 1, 1, 1, 1]
+    done, own = Rounds(0, 2, others=iter(full.flags)), HalfWay()
+    part = build(config, solver=own, world=done)
+    assert own.calls == [3]
+    assert torch.equal(part._positions, build(config)._positions[: 3 * 8])
+    assert len(done.flags) == len(full.flags) == 3 + 2 * 6

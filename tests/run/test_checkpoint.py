@@ -7,7 +7,7 @@ import stat
 import zipfile
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -75,11 +75,9 @@ def test_payload_comes_back_and_its_header_without_the_weights(tmp_path, monkeyp
 
 @pytest.mark.parametrize("links", [True, False])
 def test_the_last_two_are_kept(pair, links, monkeypatch):
-    def refuses(*_):
-        raise OSError(errno.EPERM, "no links here")
-
     if not links:
-        monkeypatch.setattr(os, "link", refuses)
+        refused = OSError(errno.EPERM, "no links here")
+        monkeypatch.setattr(os, "link", Mock(side_effect=refused))
     checkpoint.save(pair, {**START, "step": 3})
     assert checkpoint.load(pair)["step"] == 3
     assert checkpoint.load(earlier(pair))["step"] == 2
@@ -96,12 +94,9 @@ def test_the_last_two_are_kept(pair, links, monkeypatch):
 def test_failed_write_keeps_the_checkpoints_before(pair, error, expected, words, monkeypatch):
     """Torch hides the error behind one of its own, e.g. ``unexpected pos 704 vs 598``."""
 
-    def fail(data: bytes) -> None:
-        raise error
-
     def writing(payload, stream, torch_save=torch.save):
         stream.write(b"half")
-        torch_save(payload, SimpleNamespace(write=fail, flush=stream.flush))
+        torch_save(payload, Mock(**{"write.side_effect": error}))
 
     monkeypatch.setattr(torch, "save", writing)
     with pytest.raises(expected, match=words):
@@ -216,10 +211,7 @@ def newer(patch, file: Path) -> None:
 
 
 def failing(owner, name: str, error: Exception):
-    def fail(*_, **__):
-        raise error
-
-    return lambda patch, file: patch.setattr(owner, name, fail)
+    return lambda patch, file: patch.setattr(owner, name, Mock(side_effect=error))
 
 
 IO = OSError(errno.EIO, "Input/output error")

@@ -4,9 +4,12 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,14 +30,9 @@ def test_run_folder_holds_configuration_and_versions(tiny):
 
 def test_clock_that_went_back_leaves_the_new_run_the_newest(tiny, monkeypatch):
     """Also of two runs that began in the same second."""
-
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return datetime(2099, 1, 2, 3, 4, 5)
-
+    later = Mock(now=lambda: datetime(2099, 1, 2, 3, 4, 5))
     with monkeypatch.context() as patch:
-        patch.setattr("nsgf.run.folder.datetime", Later)
+        patch.setattr("nsgf.run.folder.datetime", later)
         RunFolder.create(tiny)
     runs = [RunFolder.create(tiny) for _ in range(2)]
     expected = ["2d-20990102_030405_2", "2d-20990102_030405_3"]
@@ -138,14 +136,21 @@ def test_files_may_vanish_while_links_are_searched(tmp_path, monkeypatch):
     check_links(tmp_path)
 
 
-@pytest.mark.parametrize("write", [write_text, append_text])
-def test_error_of_a_file_that_grows_too_large_names_it(tmp_path, write):
-    """As on a full disk: the system itself names no file then."""
-    file, (soft, hard) = tmp_path / "log.txt", resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+@contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """A real limit of the operating system on the size of files; as a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            write(file, "x" * 1000)
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("write", [write_text, append_text])
+def test_error_of_a_file_that_grows_too_large_names_it(tmp_path, write):
+    """The system itself names no file then."""
+    file = tmp_path / "log.txt"
+    with files_up_to(100), pytest.raises(OSError, match="File too large") as caught:
+        write(file, "x" * 1000)
     assert caught.value.filename == str(file)

@@ -1,4 +1,5 @@
 import io
+from unittest.mock import Mock
 
 from nsgf.run import progress
 from nsgf.run.progress import Progress, track
@@ -56,9 +57,7 @@ def test_without_a_log_lines_go_to_stderr_where_there_is_no_bar(monkeypatch):
 
 
 def test_terminal_that_goes_away_does_not_end_the_work(monkeypatch):
-    class Gone(Terminal):
-        def write(self, text: str) -> int:
-            raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("sys.stderr", Gone())
+    stream = Terminal()
+    stream.write = Mock(side_effect=OSError(5, "Input/output error"))
+    monkeypatch.setattr("sys.stderr", stream)
     assert len(work([100, 100])) == 2

@@ -1,8 +1,6 @@
 """A run folder that is damaged, moved or killed between and during sessions."""
 
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,6 +17,7 @@ from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, earlier
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import CPU
+from tests.run.test_folder import files_up_to
 from tests.test_experiment import assert_equal
 
 
@@ -82,24 +81,14 @@ def test_run_folder_may_be_moved(tiny, tiny_run, tmp_path):
     assert (moved.samples / "samples.npz").exists()
 
 
-@pytest.mark.e2e
-def test_full_disk_is_one_line_and_the_checkpoint_before_is_kept(tiny_run):
-    """A real limit of the operating system on the size of files."""
+def test_full_disk_is_one_line_and_the_checkpoint_before_is_kept(tiny_run, capsys):
     file = tiny_run.checkpoint_file("predictor")
     before = file.read_bytes()
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, len(before) // 2))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
     resumed = ["train", "--run", str(tiny_run.path), "--resume", "--predictor.iterations=20"]
-    command = [sys.executable, "-m", "nsgf", *resumed]
-    done = subprocess.run(
-        command, preexec_fn=limit, capture_output=True, text=True, check=False, timeout=100
-    )
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1].startswith(f"nsgf: error: checkpoint {file} cannot be")
-    assert "Traceback" not in done.stderr
+    with files_up_to(len(before) // 2):
+        assert main(resumed) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"nsgf: error: checkpoint {file} cannot be")
     assert file.read_bytes() == before
     assert not list(file.parent.glob("*.partial"))
     assert main(resumed) == 0

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -81,10 +82,7 @@ def test_worker_whose_launcher_was_killed_ends(monkeypatch):
 
 
 def test_request_without_a_reader_is_one_too(monkeypatch):
-    def refuses(*_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "write", refuses)
+    monkeypatch.setattr(os, "write", Mock(side_effect=OSError(5, "Input/output error")))
     request = StopRequest()
     request._take(signal.SIGHUP, None)
     assert request.reason == "SIGHUP"
@@ -143,13 +141,12 @@ def test_stopped_run_says_the_command_that_goes_on_and_it_does(tmp_path, number,
     assert f"nsgf: continues after step {step} of {step + 3}" in capsys.readouterr().out
 
 
-@pytest.mark.e2e
-def test_time_limit_ends_a_run_with_exit_code_0(tmp_path):
-    command = [*COMMAND, "--out-dir", str(tmp_path), "--max-hours", "1e-9"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "stopped (train.max_hours = 1e-09 is over), pool: nothing kept" in done.stdout
+def test_time_limit_ends_a_run_with_exit_code_0(tmp_path, capsys):
+    assert main([*COMMAND[3:], f"--out-dir={tmp_path}", "--max-hours=1e-9"]) == 0
+    said = capsys.readouterr().out
+    assert "stopped (train.max_hours = 1e-09 is over), pool: nothing kept" in said
     [run] = tmp_path.iterdir()
-    assert f"    python -m nsgf train --run {run} --resume\n" in done.stdout
+    assert f"    python -m nsgf train --run {run} --resume\n" in said
 
 
 @pytest.mark.e2e

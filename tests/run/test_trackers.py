@@ -6,8 +6,8 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import DEFAULT, Mock, call
 
 import pytest
 
@@ -98,45 +98,11 @@ def test_resumed_run_shows_each_step_once(tiny):
 # --- W&B ----------------------------------------------------------------------------------------
 
 
-class StandIn:
-    """A module ``wandb`` that notes its calls; ``failing`` modes raise."""
-
-    def __init__(self) -> None:
-        self.failing: list[str] = []
-        self.begun: list[dict[str, Any]] = []
-        self.logged: list[dict[str, Any]] = []
-        self.axes: dict[str, str | None] = {}
-        self.exit_codes: list[int] = []
-        self.teardowns = 0
-
-    def setup(self, settings: Any) -> None:
-        assert settings["silent"]
-
-    def Settings(self, **settings: Any) -> dict[str, Any]:
-        return settings
-
-    def Image(self, file: str) -> str:
-        return f"image {file}"
-
-    def teardown(self) -> None:
-        self.teardowns += 1
-
-    def init(self, **settings: Any) -> Any:
-        self.begun.append(settings)
-        if settings["mode"] in self.failing:
-            raise ConnectionError("no way\nout")
-        return SimpleNamespace(
-            url="https://wandb.ai/x",
-            dir=f"{settings['dir']}/wandb/offline-run-1/files",
-            log=self.logged.append,
-            define_metric=lambda name, step_metric=None: self.axes.update({name: step_metric}),
-            finish=lambda exit_code: self.exit_codes.append(exit_code),
-        )
-
-
 @pytest.fixture
-def wandb(monkeypatch) -> StandIn:
-    module = StandIn()
+def wandb(monkeypatch) -> Mock:
+    """A module ``wandb`` that notes its calls."""
+    run = Mock(url="https://wandb.ai/x", dir="wandb/offline-run-1/files")
+    module = Mock(Settings=dict, Image="image {}".format, **{"init.return_value": run})
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 
@@ -146,29 +112,32 @@ def test_resumed_run_is_the_same_wandb_run(tiny, wandb, monkeypatch):
     config = tracked(tiny, "wandb")
     run = train(replace(config, phases=["nsgf"]))
     train(config, run)
-    first, second = wandb.begun
+    first, second = (begun.kwargs for begun in wandb.init.call_args_list)
+    wandb.setup.assert_called_with(settings={"silent": True})
     assert first["id"] == second["id"] == (run.path / "wandb_id.txt").read_text().strip()
     assert (first["name"], first["group"], first["project"]) == (run.path.name, "2d", "the-project")
     assert first["config"]["nsgf"]["iterations"] == 12
     assert first["dir"] == str(run.path)
     assert first["resume"] == "allow"
-    assert wandb.exit_codes == [0, 0]
+    assert wandb.init.return_value.finish.call_args_list == [call(exit_code=0)] * 2
     assert (run.path / "log.txt").read_text().count("W&B: https://wandb.ai/x") == 2
 
 
 def test_wandb_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
     config = tracked(tiny, "wandb-offline")
     run = train(replace(config, train=replace(config.train, preview=True)))
+    noted = wandb.init.return_value
+    logged = [each.args[0] for each in noted.log.call_args_list]
     for phase in PHASES:
         expected = records(run.path / "metrics.jsonl", phase)
-        rows = [row for row in wandb.logged if f"{phase}/loss" in row]
+        rows = [row for row in logged if f"{phase}/loss" in row]
         for key in ("step", "loss", "grad_norm", "lr"):
             assert [row[f"{phase}/{key}"] for row in rows] == [line[key] for line in expected]
-        [picture] = [row[f"{phase}/samples"] for row in wandb.logged if f"{phase}/samples" in row]
+        [picture] = [row[f"{phase}/samples"] for row in logged if f"{phase}/samples" in row]
         assert picture.startswith("image ")
     for phase in (*PHASES, *PEER_PHASES):
-        assert wandb.axes[f"{phase}/*"] == f"{phase}/step"
-    assert not any("phase" in row for row in wandb.logged)
+        noted.define_metric.assert_any_call(f"{phase}/*", step_metric=f"{phase}/step")
+    assert not any("phase" in row for row in logged)
 
 
 def test_runs_of_a_comparison_have_different_names(tiny, tmp_path):
@@ -179,25 +148,26 @@ def test_runs_of_a_comparison_have_different_names(tiny, tmp_path):
 
 def test_run_that_ends_by_an_error_is_a_failed_one(tiny, wandb):
     open_tracker(tracked(tiny, "wandb-offline"), RunFolder.create(tiny), print).close(True)
-    assert wandb.exit_codes == [1]
+    wandb.init.return_value.finish.assert_called_once_with(exit_code=1)
 
 
 @pytest.mark.parametrize(
-    ("mode", "failing", "line"),
+    ("mode", "failures", "line"),
     [
-        ("wandb", ["online"], "W&B: not online (no way out), kept offline; upload it with: wandb"),
-        ("wandb", ["online", "offline"], "W&B: not online (no way out), not used (no way out)"),
-        ("wandb-offline", ["offline"], "W&B: not used (no way out)"),
+        ("wandb", 1, "W&B: not online (no way out), kept offline; upload it with: wandb"),
+        ("wandb", 2, "W&B: not online (no way out), not used (no way out)"),
+        ("wandb-offline", 1, "W&B: not used (no way out)"),
     ],
 )
-def test_wandb_that_fails_is_one_line(tiny, wandb, mode, failing, line):
-    wandb.failing, lines = failing, []
+def test_wandb_that_fails_is_one_line(tiny, wandb, mode, failures, line):
+    wandb.init.side_effect, lines = [ConnectionError("no way\nout")] * failures + [DEFAULT], []
     tracker = open_tracker(tracked(tiny, mode), RunFolder.create(tiny), lines.append)
     assert len(lines) == 1
     assert lines[0].startswith(line)
-    assert (tracker is None) == ("offline" in failing)
-    assert wandb.teardowns == (mode == "wandb")
-    assert wandb.begun[0]["settings"]["init_timeout"] <= 15
+    assert (tracker is None) == ("not used" in line)
+    assert wandb.teardown.called == (mode == "wandb")
+    assert wandb.init.call_args.kwargs["mode"] == "offline"
+    assert wandb.init.call_args.kwargs["settings"]["init_timeout"] <= 15
 
 
 @pytest.mark.parametrize("folder", ["wandb", ".wandb"])
@@ -210,7 +180,7 @@ def test_settings_in_the_working_directory_choose_no_server(
     Path(folder, "settings").write_text("[default]\nbase_url = http://elsewhere.example\n")
     lines: list[str] = []
     assert open_tracker(tracked(tiny, "wandb"), RunFolder.create(tiny), lines.append) is None
-    assert wandb.begun == []
+    wandb.init.assert_not_called()
     assert str(tmp_path / folder / "settings") in lines[0]
 
 

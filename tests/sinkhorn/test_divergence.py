@@ -100,7 +100,7 @@ def test_what_is_cut_off_warns(function):
         ({"tolerance": float("nan")}, "tolerance = nan: must be > 0"),
         ({"max_iterations": 0}, "max_iterations = 0: must be > 0"),
         ({"blur": 1e-5}, "blur = 1e-05: must be between"),
-        ({"blur": 1e3}, "blur = 1000.0: must be between"),
+        ({"blur": 120.0}, "blur = 120.0: must be between"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(function, change, words):

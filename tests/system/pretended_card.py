@@ -350,18 +350,13 @@ def _to(card: Card, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return card.bring(result, x, blocking=not non_blocking)
 
 
-def _array(card: Card, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _read(card: Card, func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if card.has(x):
-        card.fault(MixedDevices("can't convert cuda:0 device type tensor to numpy"))
-    card.check_arrived(x)
-    return func(x, *args, **kwargs)
-
-
-def _to_list(card: Card, func: Any, x: Tensor) -> Any:
-    if card.has(x):
+        if func is not Tensor.tolist:
+            card.fault(MixedDevices("can't convert cuda:0 device type tensor to numpy"))
         card.wait("to host")
     card.check_arrived(x)
-    return func(x)
+    return func(x, *args, **kwargs)
 
 
 _ANSWERS: dict[Any, Callable[..., Any]] = {
@@ -373,9 +368,7 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
     ),
     Tensor.cpu: lambda card, func, x: _to(card, Tensor.to, x, CPU),
     Tensor.pin_memory: lambda card, func, x: card.pin(x.clone()),
-    Tensor.numpy: _array,
-    Tensor.__array__: _array,
-    Tensor.tolist: _to_list,
+    **dict.fromkeys((Tensor.numpy, Tensor.__array__, Tensor.tolist), _read),
 }
 
 
