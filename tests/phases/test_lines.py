@@ -142,14 +142,10 @@ def test_steps_are_told_the_class_of_each_start(kept):
     assert torch.equal(starts[:, 0].int(), class_labels(range(250, 950), 3))
 
 
-@pytest.mark.parametrize(
-    ("coupling", "within", "group"),
-    [("independent", None, None), ("ot", None, 8), ("ot", 32, 32)],
-)
-def test_lines_of_a_phase_are_paired_within_the_configured_group(
-    tiny, tiny_run, coupling, within, group
-):
-    """Of nothing else said, within a batch."""
+@pytest.mark.parametrize("case", [("independent", None, None), ("ot", None, 8), ("ot", 32, 32)])
+def test_lines_of_a_phase_are_paired_within_the_configured_group(tiny, tiny_run, case):
+    """If no group is set, within a batch."""
+    coupling, within, group = case
     nsf = replace(tiny.nsf, batch_size=8, coupling=coupling, coupling_batch=within)
     config = replace(tiny, nsf=nsf)
     session = Session(config, tiny_run, RunLog(tiny_run.path), CPU)

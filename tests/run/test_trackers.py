@@ -171,17 +171,15 @@ def test_wandb_that_fails_is_one_line(tiny, wandb, mode, failures, line):
 
 
 @pytest.mark.parametrize("folder", ["wandb", ".wandb"])
-def test_settings_in_the_working_directory_choose_no_server(
-    folder, tiny, wandb, tmp_path, monkeypatch
-):
+def test_settings_in_the_working_directory_choose_no_server(folder, tiny, wandb, monkeypatch):
     """They may lie in a run folder that somebody else has made."""
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(RunFolder.create(tiny).path)
     Path(folder).mkdir()
     Path(folder, "settings").write_text("[default]\nbase_url = http://elsewhere.example\n")
     lines: list[str] = []
     assert open_tracker(tracked(tiny, "wandb"), RunFolder.create(tiny), lines.append) is None
     wandb.init.assert_not_called()
-    assert str(tmp_path / folder / "settings") in lines[0]
+    assert str(Path(folder, "settings").absolute()) in lines[0]
 
 
 @pytest.mark.parametrize("content", ["../../x", "", "a b", "a\nb", "x" * 99, "/tmp", "\x00"])

@@ -18,24 +18,14 @@ import torch
 
 from nsgf.cli import main
 from nsgf.cli.commands import _resume_command
-from nsgf.config.schema import TrainConfig
-from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
-from nsgf.phases.nsgf import NSGFTask
-from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import only_process
-from nsgf.run.log import RunLog
-from nsgf.run.session import Session
-from nsgf.sinkhorn.base import time_step
 from nsgf.system.distributed import World, is_launched, join
 from nsgf.system.errors import UserError
-from nsgf.training.precision import Forward
-from nsgf.training.state import TrainState
-from nsgf.training.task import Batch
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -160,14 +150,10 @@ def runs(tmp_path_factory) -> dict[int, RunFolder]:
     return {size: only_run(folder) for size, folder in folders.items()}
 
 
-def fresh(phase: str) -> torch.nn.Module:
-    """The phase's network as training begins with it."""
-    return new_network(get_phase(phase), shipped("2d", *FLAGS[1:]), CPU)
-
-
 def moved(run: RunFolder, phase: str, part: str = "model") -> torch.Tensor:
     """How far a phase's weights went from their start, as one vector."""
-    payload, start = checkpoint.load(run.checkpoint_file(phase)), fresh(phase).state_dict()
+    payload = checkpoint.load(run.checkpoint_file(phase))
+    start = new_network(get_phase(phase), shipped("2d", *FLAGS[1:]), CPU).state_dict()
     return torch.cat([(payload[part][key] - start[key]).flatten() for key in start])
 
 
@@ -199,31 +185,6 @@ def test_losses_and_records_are_those_of_one_process(runs):
     log = (runs[2].path / "log.txt").read_text()
     assert "2 processes" in log
     assert log.count("nsgf: done") == 1
-
-
-@pytest.mark.e2e
-def test_each_process_samples_its_own_part_of_the_pool(runs, tmp_path):
-    """Phase 1 by hand: five flows are two and three; both parts' samples make the batch."""
-    config = shipped("2d", *FLAGS[1:])
-    data = Data(config.data, 0)
-    run = RunFolder(tmp_path)
-    session = Session(config, run, RunLog(run.path, quiet=True), CPU)
-    whole = build_pool(session, data.source("pool"), data.target("pool"))
-    parts = []
-    for rank, flows in enumerate((slice(0, 2 * 16), slice(2 * 16, 5 * 16))):
-        own = whole._positions[flows].clone()
-        pool = TrajectoryPool(own, time_step(config.flow), filled=len(own))
-        task = NSGFTask(torch.nn.Identity(), pool, 0)
-        shares = [World(rank, 2).share(range(17 * step, 17 * step + 17)) for step in range(3)]
-        parts.append([task.batch(*task.draw(share)) for share in shares])
-    model = fresh("nsgf")
-    start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    state = TrainState(Forward(model, TrainConfig(), CPU, World()), config.nsgf)
-    for first, second in zip(*parts, strict=True):
-        inputs = tuple(map(torch.cat, zip(first.inputs, second.inputs, strict=True)))
-        state.update(Batch(inputs, torch.cat([first.target, second.target])))
-    expected = torch.nn.utils.parameters_to_vector(model.parameters()).detach() - start
-    assert_close(expected, moved(runs[2], "nsgf"))
 
 
 @pytest.mark.e2e
