@@ -28,6 +28,8 @@ def test_a_line_for_the_first_unit_then_every_half_minute_with_speed_and_time_le
 def test_speed_is_measured_since_the_line_before_or_the_start(capsys):
     work([30], line=None, done=50)
     assert capsys.readouterr().err == "pool: flow 60 of 100, 0.333/s, 2.0 min left\n"
+    work([30, 1], line=None, done=80)
+    assert capsys.readouterr().err.splitlines()[1:] == ["pool: flow 100 of 100, 10/s"]
 
 
 def test_short_work_has_its_first_and_last_line_only_in_a_log(capsys):
