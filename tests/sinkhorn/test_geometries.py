@@ -1,4 +1,4 @@
-"""Value and velocity of unusual clouds at small and large blurs: within 1 % of float64.
+"""Value and velocity of unusual clouds at small and large blurs: within 1 % of float64, or refused.
 
 Blurs are in units of the diagonal of the box around both clouds.
 """
@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsgf import sinkhorn_divergence, sinkhorn_velocity
+from nsgf import UserError, sinkhorn_divergence, sinkhorn_velocity
 from tests.sinkhorn import reference
 
-BLURS = [0.01, 0.03, 0.1, 0.3, 1.0, 9.9]
+BLURS = [0.01, 0.03, 0.1, 0.3, 1.0, 9.0, 30.0]
+LARGEST = 10.0
 ALMOST_EQUAL = ["equal", "permuted", "moved-by-a-thousandth", "moved-by-a-hundredth"]
 """Geometries with so small a velocity or value that rounding counts: errors may be absolute."""
 
@@ -27,10 +28,10 @@ def circle(n: int) -> Tensor:
     return torch.stack([angle.cos(), angle.sin()], 1)
 
 
-def clusters(left: int, seed: int) -> Tensor:
-    """Two small clusters on a line, far apart, of 12 points together."""
-    points = 0.1 * noise(12, 2, seed=seed)
-    points[:, 0] += torch.tensor([-5.0] * left + [5.0] * (12 - left))
+def clusters(left: int, right: int, seed: int) -> Tensor:
+    """Two small clusters on a line, far apart."""
+    points = 0.1 * noise(left + right, 2, seed=seed)
+    points[:, 0] += torch.tensor([-5.0] * left + [5.0] * right)
     return points
 
 
@@ -40,12 +41,18 @@ def geometries() -> dict[str, tuple[Tensor, Tensor]]:
     flat = torch.stack([line, 0 * line], 1)
     grid = torch.cartesian_prod(*2 * [torch.arange(3, dtype=torch.float64)])
     outlier = torch.cat([x[:11], torch.full((1, 2), 1000.0)])
+    wide = noise(12, 784)
     thin = torch.tensor([1.0, 1e-4])
+    signs = [noise(12, 64, seed=seed).sign() for seed in (0, 1)]
     return {
         "same-law": (x, y),
+        "wider": (x, 2 * y),
         "shifted": (x, y + 3),
         "far-apart": (x, y + 100),
         "translated": (x, x + torch.tensor([1.5, -2.0])),
+        "scaled": (x, 1.5 * x),
+        "mirrored": (x, -x),
+        "moved-by-a-tenth": (x, x + 0.1 * y),
         "moved-by-a-hundredth": (x, x + 0.01 * y),
         "moved-by-a-thousandth": (x, x + 0.001 * y),
         "permuted": (x, x.flip(0)),
@@ -53,6 +60,7 @@ def geometries() -> dict[str, tuple[Tensor, Tensor]]:
         "single-points": (x[:1], y[:1]),
         "one-to-many": (x[:1], y),
         "many-to-one": (x, y[:1]),
+        "two-to-two": (x[:2], y[:2]),
         "few-to-many": (noise(3, 2), noise(40, 2, seed=1)),
         "many-to-few": (noise(40, 2), noise(3, 2, seed=1)),
         "repeated-particles": (x[:4].repeat(3, 1), y),
@@ -60,18 +68,23 @@ def geometries() -> dict[str, tuple[Tensor, Tensor]]:
         "all-in-one-point": (torch.zeros_like(x), y),
         "collinear": (flat, flat + torch.tensor([0.1, 0.0])),
         "collinear-crossed": (flat, flat.flip(1)),
+        "collinear-wider": (flat, 2 * flat),
         "one-dimension": (x[:, :1], y[:, :1]),
         "grid": (grid, grid + 0.5),
+        "grid-scaled": (grid, 2 * grid),
         "rings": (circle(12), 2 * circle(12)),
-        "clusters-of-other-sizes": (clusters(3, 2), clusters(9, 3)),
+        "clusters": (clusters(6, 6, 2), clusters(6, 6, 3)),
+        "clusters-of-other-sizes": (clusters(3, 9, 2), clusters(9, 3, 3)),
+        "cluster-splits": (0.1 * x, clusters(6, 6, 3)),
         "outlier": (outlier, y),
         "thin": (x * thin, y * thin),
         "scale-1e-20": (1e-20 * x, 1e-20 * (y + 0.5)),
         "scale-1e4": (1e4 * x, 1e4 * (y + 0.5)),
         "offset-1e9": (1e9 + 0.01 * x, 1e9 + 1 + 0.01 * y),
-        "images": (noise(12, 784), noise(12, 784, seed=1).tanh()),
+        "images": (wide, noise(12, 784, seed=1).tanh()),
+        "images-moved-by-a-hundredth": (wide, wide + 0.01 * noise(12, 784, seed=1)),
         "heavy-tails": (x**3, y**3),
-        "black-and-white": (noise(12, 64).sign(), noise(12, 64, seed=1).sign()),
+        "black-and-white": (signs[0], signs[1]),
     }
 
 
@@ -81,11 +94,16 @@ GEOMETRIES = geometries()
 @pytest.mark.parametrize("name", GEOMETRIES)
 @pytest.mark.parametrize("blur", BLURS)
 @pytest.mark.filterwarnings("error")
-def test_value_and_velocity_are_within_one_percent(name, blur):
+def test_value_and_velocity_are_within_one_percent_or_refused(name, blur):
     x, y = GEOMETRIES[name]
     origin = y.mean(0)
     both = torch.cat([x, y]) - origin
     size = float((both.amax(0) - both.amin(0)).norm())
+    if blur > LARGEST:
+        for function in (sinkhorn_velocity, sinkhorn_divergence):
+            with pytest.raises(UserError, match="blur"):
+                function(x, y, blur * size)
+        return
     v = sinkhorn_velocity(x, y, blur * size) / size
     value = float(sinkhorn_divergence(x, y, blur * size)) / size**2
     in_sizes = (x - origin) / size, (y - origin) / size
