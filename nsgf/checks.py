@@ -10,7 +10,7 @@ from typing import Any, get_args
 from nsgf.config.describe import yaml_words
 from nsgf.config.files import Content, nested
 from nsgf.config.leaves import leaves
-from nsgf.config.schema import FAMILIES, ONE_CALL, PHASES, Config, DataConfig
+from nsgf.config.schema import FAMILIES, OF_PHASES, ONE_CALL, PHASES, Config, DataConfig
 from nsgf.data import DATA_SETS, NOISE, ImageSet, data_classes, data_shape, target_set
 from nsgf.models.unet import GROUPS
 from nsgf.phases import get_phases
@@ -42,11 +42,17 @@ def check_values(config: Config) -> None:
 
 def _refuse(config: Config, rules: Iterable[Rule], problems: Iterable[str] = ()) -> None:
     values = {key: value for key, value, _ in leaves(config)}
-    wrong = [
-        f"{key} = {yaml_words(values[key])}: {must}" for is_wrong, key, must in rules if is_wrong
+    wrong = [(key.partition("."), must) for is_wrong, key, must in rules if is_wrong]
+    phases = config.phases or ()
+    trained = {name for (section, _, name), _ in wrong if section in phases}
+    untrained = {*OF_PHASES} - {*phases}  # --lr sets those too: they are named only by themselves
+    lines = [
+        f"{''.join(key)} = {yaml_words(values[''.join(key)])}: {must}"
+        for key, must in wrong
+        if key[0] not in untrained or key[2] not in trained
     ]
-    if wrong := [*wrong, *problems]:
-        raise UserError("; ".join(wrong))
+    if lines := [*lines, *problems]:
+        raise UserError("; ".join(lines))
 
 
 def _value_rules(config: Config) -> Iterator[Rule]:

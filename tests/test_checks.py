@@ -172,6 +172,15 @@ def test_entries_refuse_what_is_not_valid_before_they_do_anything(entry, tiny, t
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_setting_of_all_phases_is_named_for_those_that_are_trained():
+    with pytest.raises(UserError) as caught:
+        parse(["train", "--exp=digits", "--lr=5"])
+    assert [part.partition(" ")[0] for part in str(caught.value).split("; ")] == [
+        "nsgf.lr",
+        "nsf.lr",
+    ]
+
+
 def test_settings_of_a_file_are_fitted_to_classes_with_a_line(tmp_path):
     """Of shipped files and of own images; flags of the command line stay."""
     request = parse(["train", "--exp=digits", ON])

@@ -114,6 +114,7 @@ def test_weights_that_are_none(exported, content):
         (lambda state, key: state.update(x=state[key] + 1), "x is"),
         (lambda state, key: state.update({key: state[key][:1] + 0}), "does not fit the network"),
         (lambda state, key: state.update({key: state[key].double()}), "float64, not"),
+        (lambda state, key: state.update({key: state[key].to(torch.float8_e4m3fn)}), "float8"),
         (lambda state, key: state[key].view(-1)[0].fill_(torch.nan), "not finite"),
     ],
 )
