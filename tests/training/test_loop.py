@@ -1,4 +1,5 @@
 import gc
+import itertools
 import json
 import math
 import os
@@ -68,6 +69,15 @@ def test_records_and_batches_count_updates(tiny):
     assert all(cost["peak_memory"] > 10**7 and cost["steps_per_second"] > 0 for cost in costs)
     assert saved(run)["step"] == 10
     assert re.search(r"nsgf: peak memory \d", log(run))
+
+
+def test_speed_is_updates_by_seconds(tiny, monkeypatch):
+    """The clock is read for each record."""
+    ticks = itertools.count()
+    monkeypatch.setattr("nsgf.training.loop.time.perf_counter", lambda: 0.25 * next(ticks))
+    run = run_fit(tiny, Quadratic(), iterations=8)
+    speeds = [cost["steps_per_second"] for cost in records(run, "costs")]
+    assert speeds == [16.0, 16.0]
 
 
 def test_logged_loss_is_the_mean_of_the_window(tiny):
