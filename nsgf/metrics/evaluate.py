@@ -145,8 +145,9 @@ class Measures:
         }
 
     def _nearest(self, samples: Tensor, count: int) -> dict[str, float]:
-        """Return the mean distance of the first NEAREST samples (N, C, H, W) to the nearest of
-        ``count`` real images, at most NEAREST, and that of these images among themselves."""
+        """Return the mean distance of samples (N, C, H, W) to their nearest real image, and of real
+        images to their nearest other one. Use ``count`` real images, and at most NEAREST of each
+        kind."""
         real = self._data.target("nearest").sample(min(count, NEAREST))
         return {
             "nearest_real": nearest_distance(samples[:NEAREST], real),

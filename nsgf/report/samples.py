@@ -87,7 +87,7 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
 
 
 def draw_path(samples: Samples, data: Data | None, stream: str) -> Any:
-    """Draw the path of images, or that of points beside as many of the target."""
+    """Draw the path of the samples; for points also draw as many points of the target."""
     if data is None or data.images is not None:
         return draw_image_path(samples)
     states = [data.in_units(state.cpu()) for state in samples.path]
@@ -125,7 +125,7 @@ def _in_name(value: Any) -> str:
 
 def show_preview(session: Session, data: Data, phase: Phase) -> None:
     """Draw samples beside as many of the target into ``samples/phaseN_PHASE.png`` if
-    ``train.preview`` is on. What fails is a line of the log: training goes on without a picture.
+    ``train.preview`` is on. If this fails, log a line and continue without a picture.
 
     All phases start from the same noise, so their pictures can be compared. The samplers have
     random streams of their own: training draws the same numbers with and without previews.

@@ -42,7 +42,7 @@ def fit(
     Training resumes from the phase's checkpoint if there is one.
 
     Args:
-        phase: the phase; its name is also that of its settings, checkpoint and records.
+        phase: name of the phase, and of its settings, checkpoint and records.
         task: network, batches and loss.
         session: configuration, run folder, log, device and processes.
         now: a clock in seconds that never goes backwards.
