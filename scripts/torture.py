@@ -35,7 +35,7 @@ from matplotlib.image import imread
 
 from nsgf.cli import main as nsgf
 from nsgf.cli.arguments import parse
-from nsgf.compare.results import read_rows
+from nsgf.comparison.results import read_rows
 from nsgf.run.checkpoint import load
 
 PLUS_PLUS = "--phases=[nsgf,nsf,predictor]"
@@ -133,7 +133,7 @@ def _get_ready_to_fork() -> None:
     """Import now what takes most of a small command's time. Nothing here may start a thread or
     train: torch cannot train in a child of a process that did."""
     for module in (
-        *("nsgf.experiment", "nsgf.metrics.evaluate", "nsgf.compare.compare", "torch._dynamo"),
+        *("nsgf.experiment", "nsgf.metrics.evaluate", "nsgf.comparison.compare", "torch._dynamo"),
         *("torch.testing", "sklearn.datasets", "ot", "matplotlib.backends.backend_agg"),
     ):
         importlib.import_module(module)

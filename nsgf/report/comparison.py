@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from nsgf.compare.results import FLOOR, Row, read_rows
-from nsgf.compare.tables import (
+from nsgf.comparison.results import FLOOR, Row, read_rows
+from nsgf.comparison.tables import (
     COST_LEGEND,
     LEGEND,
     SETTINGS,
@@ -21,7 +21,7 @@ from nsgf.compare.tables import (
     settings_text,
     values,
 )
-from nsgf.compare.trials import TITLES, Comparison, method_title
+from nsgf.comparison.trials import TITLES, Comparison, method_title
 from nsgf.config.files import build, drop_machine_settings, merged, read_settings, with_method
 from nsgf.config.schema import Config
 from nsgf.plots.figures import choose_scale

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from nsgf.cli import main
-from nsgf.compare import compare as engine
-from nsgf.compare import measure
-from nsgf.compare.compare import Work, compare, comparison_plan
-from nsgf.compare.results import read_rows
-from nsgf.compare.tables import save_pictures
-from nsgf.compare.trials import TITLES, Comparison
+from nsgf.comparison import compare as engine
+from nsgf.comparison import measure
+from nsgf.comparison.compare import Work, compare, comparison_plan
+from nsgf.comparison.results import read_rows
+from nsgf.comparison.tables import save_pictures
+from nsgf.comparison.trials import TITLES, Comparison
 from nsgf.run.lock import only_process
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
-from tests.compare.table_rows import in_folder
+from tests.comparison.table_rows import in_folder
 from tests.conftest import compared
 from tests.system.test_distributed import torchrun
 

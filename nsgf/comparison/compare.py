@@ -6,10 +6,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from nsgf.compare.measure import Yardstick
-from nsgf.compare.results import FLOOR, Row, counted_file, measure_file, read_measure, table_csv
-from nsgf.compare.tables import save_pictures, write_report
-from nsgf.compare.trials import Comparison, Trial, at_nfe, count_updates, method_title, possible_nfe
+from nsgf.comparison.measure import Yardstick
+from nsgf.comparison.results import FLOOR, Row, counted_file, measure_file, read_measure, table_csv
+from nsgf.comparison.tables import save_pictures, write_report
+from nsgf.comparison.trials import (
+    Comparison,
+    Trial,
+    at_nfe,
+    count_updates,
+    method_title,
+    possible_nfe,
+)
 from nsgf.config.leaves import contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source
