@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import example, parse_settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nsgf.checks import check
@@ -39,7 +39,7 @@ def test_parameters_are_counted():
     assert count_parameters(torch.nn.Linear(3, 4)) == 16
 
 
-@parse_settings(
+@given(
     name=st.sampled_from(["digits", "mnist", "cifar10"]),
     mult=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     attended=st.lists(st.integers(0, 3), max_size=1),
