@@ -29,7 +29,7 @@ from nsgf.sampling.sampler import OneCall
 from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.training.task import Answer, Batch, Task
+from nsgf.training.task import Batch, NetworkCall, Task
 
 
 class GeneratorTask(Task):
@@ -58,7 +58,7 @@ class GeneratorTask(Task):
         noise, real, *labels = drawn
         return Batch((noise, torch.zeros(len(noise), device=noise.device), *labels), real)
 
-    def loss(self, forward: Answer, batch: Batch) -> Tensor:
+    def loss(self, forward: NetworkCall, batch: Batch) -> Tensor:
         """Return |V|^2 / 2 relative to the mean cost between generated and real samples; nan if
         samples are not finite. A step along V needs no length of its own: Adam divides by the size
         of gradients.

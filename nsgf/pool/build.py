@@ -82,7 +82,8 @@ class Simulation:
         (k + 1) m - 1, so any part of the pool can be built again.
 
         Raises:
-            UserError: the solver refuses the clouds, e.g. because the blur is too small for float32.
+            UserError: the solver refuses the clouds, e.g. because the blur is too small for
+                float32.
         """
         sinkhorn, flow = self.config.sinkhorn, self.config.flow
         clouds = []

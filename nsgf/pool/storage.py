@@ -3,8 +3,8 @@
     pool/positions.bin   (flow, particle, time, *shape), the bytes of the tensor
     pool/header.json     format, settings that determine the values, one checksum per flow
 
-The header is replaced as a whole, after the flows that it lists are on the disk. So the listed flows
-are complete even if the process is killed.
+The header is replaced as a whole, after the flows that it lists are on the disk. So the listed
+flows are complete even if the process is killed.
 """
 
 import json
@@ -44,7 +44,8 @@ class Header:
     settings: dict[str, Any]
     """All settings that determine the values, by dotted key."""
     limits: list[Any] = field(default_factory=list)
-    """Pairs (k, n): after a card was full, from flow k on, at most n flows were computed together."""
+    """Pairs (k, n): after a card was full, from flow k on, at most n flows were computed
+    together."""
     checksums: list[str] = field(default_factory=list)
     """Checksums of the finished flows; always empty for a pool in memory."""
     format: int = FORMAT

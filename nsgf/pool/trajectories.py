@@ -1,8 +1,8 @@
 """The pool in memory: allocated once and filled in place.
 
 The pool stores positions only. The paper's pair (x, v) is X^t and (X^{t+1} - X^t) / h, so T + 1
-positions give T pairs, in about half the memory. h is the length of a step on the velocity network's
-clock (:mod:`nsgf.sinkhorn.base`): eta for constant steps.
+positions give T pairs, in about half the memory. h is the length of a step on the velocity
+network's clock (:mod:`nsgf.sinkhorn.base`): eta for constant steps.
 
 Shapes: F trajectories (n of each flow), T flow steps, B pairs.
 """

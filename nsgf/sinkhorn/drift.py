@@ -3,9 +3,9 @@
     V(x) = T(x -> y) - T(x -> x')
 
 T are barycentric maps of entropic plans: from generated samples x to real samples y, and to
-generated samples x' from other noise. The plan from x to itself would mostly pair each particle with
-itself, so T(x -> x) would be x, and V would pull particles to local means of the data. y and x' are
-both independent of x; the errors of the two maps are alike and cancel.
+generated samples x' from other noise. The plan from x to itself would mostly pair each particle
+with itself, so T(x -> x) would be x, and V would pull particles to local means of the data. y and
+x' are both independent of x; the errors of the two maps are alike and cancel.
 
 Shapes: B problems, N generated samples, M real samples, *shape one sample.
 """
@@ -24,8 +24,8 @@ from nsgf.sinkhorn.batched import BatchedSolver
 class Drift:
     """Compute V for B independent problems; each half of the samples is the x' of the other half.
 
-    The unit of the blurs is the root of the mean cost between x and y, which changes while a network
-    learns. V is averaged over the blurs.
+    The unit of the blurs is the root of the mean cost between x and y, which changes while a
+    network learns. V is averaged over the blurs.
     """
 
     def __init__(self, blurs: Sequence[float], tolerance: float) -> None:

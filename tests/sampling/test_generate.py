@@ -119,7 +119,7 @@ def test_batches_of_other_noise_settings_or_weights_are_drawn_again(
 def test_full_disk_does_not_end_sampling(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert drawn(tmp_path / "file" / "in it")[1] == [8, 8, 4]
-    assert capsys.readouterr().out.count("samples are not kept for an interruption") == 1
+    assert capsys.readouterr().out.count("an interruption would lose all samples") == 1
 
 
 def test_folder_follows_only_from_settings_and_device(small, small_run, tmp_path):
