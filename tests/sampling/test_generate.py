@@ -166,9 +166,9 @@ def test_processes_end_one_batch_after_torchrun_at_most(monkeypatch, tmp_path):
 
     class Last(Copies):
         def __call__(self, x, labels=None):
-            stop.reason = "torchrun is gone"
+            stop.reason = "torchrun has ended"
             return super().__call__(x, labels)
 
-    with pytest.raises(UserError, match="torchrun is gone; give the command again"):
+    with pytest.raises(UserError, match="torchrun has ended; give the command again"):
         drawn(tmp_path, Last(), world=World(0, 2))
     assert [file.name for file in tmp_path.iterdir()] == ["0.npz"]
