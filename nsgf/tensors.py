@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from nsgf.data.arrays import class_numbers, image_bytes
-from nsgf.run.folder import replacing, writable
+from nsgf.run.folder import ensure_writable, replacing
 from nsgf.system.errors import UserError, one_line
 
 Samples = Tensor | ArrayLike | Dataset[Any]
@@ -34,7 +34,7 @@ def stored(data: Samples, labels: ArrayLike | None, folder: Path) -> Iterator[di
     for name, array in arrays.items():
         digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
     name = next(iter(arrays))
-    file = writable(folder.absolute()) / f"{name}-{digest.hexdigest()[:12]}.npz"
+    file = ensure_writable(folder.absolute()) / f"{name}-{digest.hexdigest()[:12]}.npz"
     if is_new := not file.exists():
         with replacing(file) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
