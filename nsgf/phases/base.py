@@ -142,6 +142,14 @@ def filled_network(phase: Phase, config: Config, state: Any, device: torch.devic
     return model.to(device).eval().requires_grad_(False)
 
 
+class SharedRun(RunFolder, ABC):
+    """A folder of networks without checkpoints, which is only read."""
+
+    @abstractmethod
+    def load(self, phase: Phase, config: Config, device: torch.device) -> Trained:
+        """Return what :func:`load_network` returns."""
+
+
 def load_network(phase: Phase, config: Config, run: RunFolder, device: torch.device) -> Trained:
     """Return a phase's trained network with its averaged weights, in eval mode and without
     gradients.
@@ -149,6 +157,8 @@ def load_network(phase: Phase, config: Config, run: RunFolder, device: torch.dev
     Raises:
         UserError: there is no checkpoint, or one of other settings or another architecture.
     """
+    if isinstance(run, SharedRun):
+        return run.load(phase, config, device)
     file = run.checkpoint_file(phase.name)
     try:
         payload, remark = checkpoint.load_good(file)
