@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.checks import check, expanded
+from nsgf.checks import check, expand_path
 from nsgf.config.files import build
 from nsgf.config.schema import Config
 from nsgf.data import (
@@ -27,10 +27,10 @@ from nsgf.phases import Phase, called_legs, load_sampler, previewed_phases
 from nsgf.plots.samples import compare_images, draw_image_path, draw_points, save_figure, save_grid
 from nsgf.run.folder import (
     RunFolder,
+    ensure_writable,
     phase_stem,
     replacing,
     results_folder,
-    writable,
     write_text,
 )
 from nsgf.run.session import Session
@@ -86,7 +86,7 @@ def sample_run(
     check(config)
     world = world or World()
     place = _output(out, config) if out else None
-    folder = place or writable(results_folder(config, run) / "samples")
+    folder = place or ensure_writable(results_folder(config, run) / "samples")
     device = pick_device(config.device, world.card)
     sampler, updates = load_sampler(config, run, device)
     has_data = not (place or is_image_set(config.data.name))
@@ -123,14 +123,14 @@ def _output(out: str, config: Config) -> Path:
     Raises:
         UserError: it exists, is of no kind for these samples, or cannot be written.
     """
-    path = expanded("out", out)
+    path = expand_path("out", out)
     is_folder = out.endswith("/") or path.is_dir() or not path.suffix
     kinds = ("FILE.npz", "DIR/") if is_image_set(config.data.name) else ("FILE.npz", "FILE.csv")
     if ("DIR/" if is_folder else f"FILE{path.suffix}") not in kinds:
         raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UserError(f"out = {out}: exists; name a new one, or remove it")
-    writable(path if is_folder else path.parent)
+    ensure_writable(path if is_folder else path.parent)
     return path
 
 

@@ -284,7 +284,7 @@ def possible_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> tuple
 
 
 def choose_calls(config: Config, legs: Sequence[type[Leg]], nfe: int) -> Config:
-    """Return :func:`at_calls` for a number of network calls that a user gives.
+    """Return :func:`limit_calls` for a number of network calls that a user gives.
 
     Raises:
         UserError: it is too small, or the settings of sampling do not allow to choose it.
@@ -296,10 +296,10 @@ def choose_calls(config: Config, legs: Sequence[type[Leg]], nfe: int) -> Config:
         raise UserError(f"nfe = {nfe}: sampling.solver = dopri5 chooses its calls; omit nfe")
     if calls_per_velocity(config) > 1:
         raise UserError(f"nfe = {nfe}: sampling.guidance doubles the calls; omit nfe")
-    return at_calls(config, legs, nfe)
+    return limit_calls(config, legs, nfe)
 
 
-def at_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
+def limit_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
     """Return the settings of sampling with this number of network calls, or the nearest below it.
 
     NSGF++ spends one on the predictor, at most T and at most half of the others on the NSGF steps,

@@ -21,16 +21,16 @@ from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.config.files import Content, build, drop_machine_settings, pretrained_runs, read_plain
-from nsgf.config.leaves import contradictions
+from nsgf.config.leaves import find_contradictions
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import shape_and_classes
-from nsgf.phases import Phase, Trained
-from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, filled_network
-from nsgf.run.checkpoint import is_finite, newer_format
+from nsgf.phases import Phase, TrainedNetwork
+from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, restored_network
+from nsgf.run.checkpoint import is_finite, newer_format_error
 from nsgf.run.folder import RunFolder, check_links, phase_stem
 from nsgf.system.errors import UserError, cause, one_line
-from nsgf.training.precision import kept_precision
+from nsgf.training.precision import supported_precision
 
 FORMAT = 1
 MARK = "nsgf_export"
@@ -95,7 +95,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     if type(its) is not int:
         raise UserError(f"{folder}: no exported run (its {CONFIG_FILE} has no {MARK})")
     if its > FORMAT:
-        raise newer_format(str(file), its, FORMAT)
+        raise newer_format_error(str(file), its, FORMAT)
     if not all(isinstance(content.get(key), dict) for key in ("settings", "updates", "files")):
         raise UserError(f"{file} is damaged: it must have settings, updates and files")
     return content
@@ -113,7 +113,7 @@ class ExportedRun(SharedRun):
         super().__init__(folder)
         index = read_index(folder)
         try:
-            saved = build(Config, settings_parser().checked(index["settings"]))
+            saved = build(Config, settings_parser().check_types(index["settings"]))
             check(saved)
         except UserError as error:
             raise UserError(f"{folder / CONFIG_FILE}: {error}") from error
@@ -131,14 +131,14 @@ class ExportedRun(SharedRun):
         """Whether the weights of a phase belong to it."""
         return weights_file(phase) in self._sums
 
-    def load(self, phase: Phase, config: Config, device: torch.device) -> Trained:
+    def load(self, phase: Phase, config: Config, device: torch.device) -> TrainedNetwork:
         """Return the network of a phase in float32, in eval mode and without gradients.
 
         Raises:
             UserError: its file is missing, damaged, or does not fit the settings.
         """
         file = self.path / weights_file(phase.name)
-        texts = contradictions(self._saved, config, set(phase.follows) - FREE_IN_SAMPLING)
+        texts = find_contradictions(self._saved, config, set(phase.follows) - FREE_IN_SAMPLING)
         if texts:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
         state = self._state(file)
@@ -153,9 +153,9 @@ class ExportedRun(SharedRun):
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the types: torch compares no 8-bit numbers
             raise UserError(f"{file}: has values that are not finite")
-        model = filled_network(phase, config, state, device)
-        precision = kept_precision(config.train.precision, device)
-        return Trained(model, str(self._updates.get(phase.name)), precision)
+        model = restored_network(phase, config, state, device)
+        precision = supported_precision(config.train.precision, device)
+        return TrainedNetwork(model, str(self._updates.get(phase.name)), precision)
 
     def _state(self, file: Path) -> dict[str, Tensor]:
         try:
