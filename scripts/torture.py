@@ -278,7 +278,7 @@ def _damage(out: Path, chance: random.Random) -> int:
     """Cut, empty, or flip a bit of the newest checkpoint that has an earlier one; the number of
     damaged files."""
     found = out.glob("*/checkpoints/phase*.earlier.pt")
-    newest = (file.with_name(file.name.replace(".earlier", "")) for file in found)
+    newest = (file.with_name(file.name.replace(".previous_file", "")) for file in found)
     files = [file for file in newest if file.exists() and file.stat().st_size]
     if not files:
         return 0
