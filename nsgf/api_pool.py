@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nsgf.checks import check
-from nsgf.config.files import build, given
+from nsgf.config.files import build, parse_settings
 from nsgf.config.schema import Config
 from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
 from nsgf.pool import PoolBatch, TrajectoryPool, build_batch, plan_pool
@@ -86,7 +86,7 @@ class SinkhornPool:
             "device": str(device),
         }
         try:
-            config = build(Config, given(settings))
+            config = build(Config, parse_settings(settings))
             check(config)
             self.device = pick_device(config.device)
             self._pool = _simulate(config, source, target, self.device)
