@@ -1,6 +1,7 @@
 """The commands and their flags."""
 
 import functools
+import re
 from typing import Any
 
 from jsonargparse import ArgumentParser
@@ -68,6 +69,18 @@ SMOKE: dict[str, Any] = {
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     """Return the short flags of a command, with the settings that each changes."""
     return {**SHORT_FLAGS, **(OF_SAMPLING if command in ON_SAMPLES else {})}
+
+
+def as_settings(message: str) -> str:
+    """Return a message for Python: with ``out_dir DIR`` in place of ``--out-dir DIR``."""
+
+    def named(flag: re.Match[str]) -> str:
+        if flag[0] not in ("--to", *command_parser("train").flags):
+            return flag[0]
+        keys = SHORT_FLAGS.get(flag[0], (flag[1].replace("-", "_"),))
+        return keys[0] if len(keys) < len(OF_PHASES) else keys[0].replace(OF_PHASES[0], "optim", 1)
+
+    return re.sub(r"(?<!\S)--([a-z][\w.-]*\w)", named, message)
 
 
 def comma_separated(text: str | list[str]) -> list[str]:
