@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import psutil
 
-from nsgf.config.files import read_plain
+from nsgf.config.files import Content, read_plain, read_settings
 from nsgf.config.schema import Config, PhaseName, family
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.system.errors import UserError, cause
@@ -28,6 +28,9 @@ from nsgf.system.hardware import provenance
 
 class RunFolder:
     """Paths of one run."""
+
+    results_name: str | None = None
+    """Folder in ``out_dir`` for results of a run that is only read; None: the run's own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,7 +46,15 @@ class RunFolder:
     def has_checkpoint(self, phase: PhaseName) -> bool:
         """Whether a phase has its newest checkpoint or the one before."""
         file = self.checkpoint_file(phase)
-        return file.exists() or earlier(file).exists()
+        return file.exists() or previous_file(file).exists()
+
+    def read_settings(self) -> Content:
+        """Return the run's saved settings, nested.
+
+        Raises:
+            UserError: they cannot be read, or are wrong.
+        """
+        return read_settings(self.config_file)
 
     @classmethod
     def create(cls, config: Config) -> "RunFolder":
@@ -83,23 +94,6 @@ class RunFolder:
         return cls(path)
 
     @classmethod
-    def open(cls, path: Path) -> "RunFolder":
-        """Return an existing run folder.
-
-        Raises:
-            UserError: there is no run at this path.
-        """
-        run = cls(path.expanduser())
-        if run.config_file.is_file():
-            return run
-        if (run.path / "config.json").is_file():
-            raise UserError(
-                f"run = {path}: an exported run, which commands do not take; use it from "
-                f"Python: nsgf.load({str(path)!r}).sample(64)"
-            )
-        raise UserError(f"run = {path}: no run folder (it has no config.yaml)")
-
-    @classmethod
     def newest(
         cls, out_dir: Path, exp: str, *, smoke: bool = False, method: str | None = None
     ) -> "RunFolder":
@@ -131,18 +125,18 @@ class RunFolder:
     def set_aside(self, phase: PhaseName) -> Path:
         """Rename a phase's checkpoint to the first free ``*.previousN.pt``."""
         file = self.checkpoint_file(phase)
-        earlier(file).unlink(missing_ok=True)  # it belongs to the one set aside
-        aside = file.replace(unused(file, "previous"))
+        previous_file(file).unlink(missing_ok=True)  # it belongs to the one set aside
+        aside = file.replace(unused_file(file, "previous"))
         sync_folder(file.parent)
         return aside
 
 
-def earlier(file: Path) -> Path:
+def previous_file(file: Path) -> Path:
     """Return the file of the checkpoint before the newest: ``phase2_nsf.earlier.pt``."""
     return file.with_suffix(".earlier.pt")
 
 
-def unused(file: Path, name: str) -> Path:
+def unused_file(file: Path, name: str) -> Path:
     """Return the first unused name of ``*.NAME1.pt``, ``*.NAME2.pt``, ... beside a checkpoint."""
     number = 1
     while (free := file.with_suffix(f".{name}{number}.pt")).exists():
@@ -163,13 +157,15 @@ def name_within(config: Config, run: RunFolder) -> str:
 
 def results_folder(config: Config, run: RunFolder) -> Path:
     """Return the folder for a run's results: its own, or ``OUT_DIR/RUN`` if ``out_dir`` is not the
-    folder that holds the run."""
+    folder that holds the run. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
     home, out = run.path.resolve(), Path(config.out_dir).expanduser()
+    if run.results_name:
+        return out / run.results_name
     parents = {home.parent, run.path.absolute().parent.resolve()}  # of a link and its target
     return run.path if out.resolve() in parents else out / home.name
 
 
-def writable(folder: Path) -> Path:
+def ensure_writable(folder: Path) -> Path:
     """Return a folder after a check that files can be written into it; make it if needed.
 
     Raises:
@@ -316,7 +312,7 @@ def drop_unsafe_settings(config: Config, run: RunFolder, given: set[str]) -> Con
         given: keys that this command sets, e.g. ``data.root``, ``data.download``,
             ``tracking.tracker``; ``out_dir`` where results may go elsewhere.
     """
-    if "out_dir" not in given:
+    if "out_dir" not in given and run.results_name is None:
         path = run.path if run.path.name not in ("", "..") else run.path.resolve()
         config = replace(config, out_dir=str(path.parent))
     if "tracking.tracker" not in given and config.tracking.tracker not in IN_FOLDER:
