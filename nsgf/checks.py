@@ -10,7 +10,15 @@ from typing import Any, get_args
 from nsgf.config.describe import format_value
 from nsgf.config.files import Content, nest_keys
 from nsgf.config.leaves import leaves
-from nsgf.config.schema import FAMILIES, OF_PHASES, ONE_CALL, PHASES, Config, DataConfig
+from nsgf.config.schema import (
+    FAMILIES,
+    OF_PHASES,
+    ONE_CALL,
+    PEER_PHASES,
+    PHASES,
+    Config,
+    DataConfig,
+)
 from nsgf.data import (
     DATA_SETS,
     NOISE,
@@ -197,7 +205,7 @@ def _class_rules(config: Config) -> Iterator[Rule]:
     wrong = PHASES[0] in config.phases and config.pool.num_batches < classes and not config.smoke
     yield wrong, "pool.num_batches", f"must be >= {classes}, a flow for each class"
     mixes = "must be null with data.conditional: its groups mix classes"
-    wrong = "peer" in config.phases and bool(config.peer.coupling_batch)
+    wrong = PEER_PHASES[0] in config.phases and bool(config.peer.coupling_batch)
     yield wrong, "peer.coupling_batch", mixes
     if PHASES[1] in config.phases:
         mixes = "must be independent with data.conditional: others mix classes"
@@ -215,7 +223,7 @@ def fit_to_classes(config: Config) -> tuple[Content, tuple[str, ...]]:
     if classes and PHASES[1] in config.phases:
         starts = nsf.starts and nearest_multiple(nsf.starts, classes)
         wanted = {"nsf.coupling": "independent", "nsf.coupling_batch": None, "nsf.starts": starts}
-    if classes and "peer" in config.phases:
+    if classes and PEER_PHASES[0] in config.phases:
         wanted = {"peer.coupling_batch": None}
     if classes and ONE_CALL[-1] in config.phases:
         unit = 2 * count_groups(config)
