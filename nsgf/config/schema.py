@@ -270,8 +270,9 @@ class SamplingConfig:
     """Number of samples to draw; --num-samples also sets evaluation.num_samples."""
     batch_size: Annotated[int, Range(1)] = 256
     """Number of samples in one network call; halved when the card's memory is full."""
-    label: Annotated[int | None, Range(0)] = None
-    """With data.conditional: class of all samples, from 0 on; null: class i mod K for sample i."""
+    label: Annotated[str | int | None, Range(0)] = None
+    """With data.conditional: name or number (from 0) of the class of all samples; null: class i mod
+    K for sample i."""
     guidance: Annotated[float, Range(0, 1000)] = 1.0
     """With data.conditional: weight w in a + w (b - a), where a is the network's output without the
     class and b with it (Ho and Salimans 2022). Values other than 1 call each network twice."""
