@@ -21,6 +21,7 @@ from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan
+from nsgf.metrics.names import name_of
 from nsgf.phases import get_phase, load_sampler
 from nsgf.run.checkpoint import read_good_header, restore_previous
 from nsgf.run.folder import RunFolder, check_links, write_text
@@ -62,7 +63,7 @@ def compare(
     for line in comparison_plan(comparison):
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
-    pending = [trial for trial in comparison.trials() if not is_measured(comparison, trial)]
+    pending = [trial for trial in comparison.trials() if not work.is_measured(trial)]
     while pending:
         left = []
         for trial in pending:
@@ -138,9 +139,9 @@ def check_trained(config: Config, run: RunFolder) -> None:
             )
 
 
-def is_measured(comparison: Comparison, trial: Trial) -> bool:
-    """Whether all measures of a trial are there."""
-    return all(map(read_measure, measure_files(comparison, trial).values()))
+def is_measured(comparison: Comparison, trial: Trial, names: list[str] | None = None) -> bool:
+    """Whether all measures of a trial are there, of these names if they are given."""
+    return all(read_measure(file, names) for file in measure_files(comparison, trial).values())
 
 
 def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int], Path]:
@@ -170,13 +171,17 @@ class Work:
                 config = comparison.trial_config(trial)
                 self._yardsticks[trial.target] = Yardstick(config, self.device, log)
 
+    def is_measured(self, trial: Trial) -> bool:
+        """Whether all measures of a trial are there."""
+        return is_measured(self._comparison, trial, self._yardsticks[trial.target].names)
+
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial, and return True; return False if another process works on it.
 
         Raises:
             Stopped: a stop was requested.
         """
-        if is_measured(self._comparison, trial):
+        if self.is_measured(trial):
             return True
         self.check_stop()
         config = self._comparison.trial_config(trial)
@@ -191,7 +196,7 @@ class Work:
                 train(config, run, stop=self._stop)
             with lock_folder(run.path):
                 for (nfe, draw), file in measure_files(self._comparison, trial).items():
-                    if not read_measure(file):
+                    if not read_measure(file, self._yardsticks[trial.target].names):
                         self.check_stop()
                         write_text(file, table_csv([self._measure(trial, config, run, nfe, draw)]))
         except Busy:
@@ -210,7 +215,7 @@ class Work:
         values = dict.fromkeys(yardstick.names, math.inf)
         if samples.finite:
             values = yardstick.measure(samples.x, config.seed, draw)
-        texts = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        texts = ", ".join(f"{name_of(name)} {value:.4g}" for name, value in values.items())
         self._log(f"compare: NFE {samples.nfe:g}: {texts}")
         costs = read_costs(run.path)
         training = round(sum(costs[phase].seconds for phase in config.phases if phase in costs), 1)
@@ -226,13 +231,18 @@ class Work:
         """Return all measures so far, and those of samples of the targets themselves, which are
         measured here, for each draw of a seed."""
         comparison = self._comparison
-        files = [measure_files(comparison, trial).values() for trial in comparison.trials()]
-        rows = [row for own in files for file in own if (row := read_measure(file))]
+        names = {target: own.names for target, own in self._yardsticks.items()}
+        rows = [
+            row
+            for trial in comparison.trials()
+            for file in measure_files(comparison, trial).values()
+            if (row := read_measure(file, names[trial.target]))
+        ]
         trials = {(row.target, row.seed, row.draw): row.method for row in rows}
         for (target, seed, draw), method in trials.items():
             config = comparison.trial_config(Trial(target, method, seed))
             file = counted_file(comparison.folder / target, FLOOR, config, draw)
-            if (row := read_measure(file)) is None:
+            if (row := read_measure(file, names[target])) is None:
                 values = self._yardsticks[target].floor(seed, draw)
                 row = Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values)
                 write_text(file, table_csv([row]))
