@@ -101,7 +101,8 @@ def compare(
             f"train.max_hours = {hours} is over, {stopped}; the same call continues"
         ) from stopped
     except UserError as error:
-        error.args = (as_settings(str(error)),)
+        words = as_settings(str(error)).replace("compare.methods", "against")
+        error.args = (re.sub(r"\bcompare\.(?=nfe|seeds)", "", words),)
         raise
     rows = read_rows(comparison.folder / TABLE)
     cells = [dict(zip(COLUMNS, row, strict=False)) | dict(row.values) for row in rows]
