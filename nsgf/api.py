@@ -8,7 +8,7 @@ Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,)
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from os import PathLike
@@ -26,20 +26,13 @@ from nsgf.cli.flags import as_settings
 from nsgf.config.files import build, merge_settings, parse_settings
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape, in_units
-from nsgf.phases import Phase, TrainedNetwork, get_phases, join_legs, sampled_phases
-from nsgf.phases.base import load_network
+from nsgf.phases import get_phases, load_sampler, sampled_phases
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import (
-    FlowSampler,
-    StraightFlow,
-    calls_per_velocity,
-    limit_calls,
-    possible_calls,
-)
-from nsgf.share.exported import ExportedRun, fetched, is_address, is_exported
+from nsgf.sampling.sampler import FlowSampler, choose_calls
+from nsgf.share.exported import find_folder, open_run
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
@@ -87,7 +80,7 @@ class Run:
         n: int,
         seed: int | None = None,
         *,
-        label: int | None = None,
+        label: str | int | None = None,
         nfe: int | None = None,
         batch_size: int | None = None,
         raw: bool = False,
@@ -99,8 +92,8 @@ class Run:
             n: number of samples.
             seed: of the samples of mu0; None: one from torch's global generator, so that
                 ``torch.manual_seed`` repeats the samples of a program.
-            label: class of all samples; needs a run with ``data.conditional``. None: use
-                ``sampling.label``, or each class in turn.
+            label: class of all samples, its name or its number; needs a run with
+                ``data.conditional``. None: use ``sampling.label``, or each class in turn.
             nfe: network calls for each sample, or the nearest possible number below, shared among
                 the networks as in a comparison; None: what the settings of sampling imply.
             batch_size: number of samples that go through the networks together, which changes only
@@ -123,25 +116,17 @@ class Run:
         given_changes = {key: value for key, value in changes.items() if value is not None}
         config = build(Config, merge_settings(asdict(self.config), parse_settings(given_changes)))
         check(config)
-        sampler = self.sampler.with_settings(config if nfe is None else self._at(config, nfe))
+        if nfe is not None:
+            config = choose_calls(
+                config, [phase.leg for phase in get_phases(list(self.networks))], nfe
+            )
+        sampler = self.sampler.with_settings(config)
         source, count = (
             build_source(config.data, config.seed, "sample"),
             config.sampling.num_samples,
         )
         samples = generate(sampler, source, count, self.device, progress=False)
         return in_units(config.data, samples.x, raw=raw)
-
-    def _at(self, config: Config, nfe: int) -> Config:
-        """Return the settings of sampling with ``nfe`` network calls."""
-        legs = [phase.leg for phase in get_phases(list(self.networks))]
-        least, _ = possible_calls(config.sampling, legs)
-        if not isinstance(nfe, int) or nfe < least:
-            raise UserError(f"nfe = {nfe!r}: must be a whole number >= {least} for this run")
-        if StraightFlow in legs and config.sampling.solver == "dopri5":
-            raise UserError(f"nfe = {nfe}: sampling.solver = dopri5 chooses its calls; omit nfe")
-        if calls_per_velocity(config) > 1:
-            raise UserError(f"nfe = {nfe}: sampling.guidance doubles the calls; omit nfe")
-        return limit_calls(config, legs, nfe)
 
 
 @_in_python_words()
@@ -154,8 +139,8 @@ def load(
     """Open a trained run for sampling. Nothing is written, and no code of the folder runs.
 
     Args:
-        path: a run folder, a folder that ``nsgf export`` wrote, or ``hf://OWNER/NAME[@REVISION]``
-            of the Hugging Face hub (extra ``hub``).
+        path: a run folder, a folder that ``nsgf export`` wrote, the name of a pretrained run
+            (``mnist``), or ``hf://OWNER/NAME[@REVISION]`` of the Hugging Face hub (extra ``hub``).
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``; None: as the run is configured.
         overrides: other settings by dotted key, as ``{"sampling.solver": "heun"}``.
 
@@ -165,28 +150,17 @@ def load(
     """
     settings = dict(overrides or {})
     settings |= {"device": str(device)} if device is not None else {}
-    is_on_hub = is_address(path)
-    folder = fetched(path) if is_on_hub else Path(os.fspath(path)).expanduser()
-    if is_on_hub or is_exported(folder):
-        exported = ExportedRun(folder, parse_settings(settings))
-        config, has_network = exported.config, exported.has
-        read: Callable[[Phase, torch.device], TrainedNetwork] = exported.load
-    else:
-        config, run = request("sample", {"run": str(folder)}, settings).config, RunFolder(folder)
-        has_network = run.has_checkpoint
-
-        def read(phase: Phase, device: torch.device) -> TrainedNetwork:
-            return load_network(phase, config, run, device)
-
+    run = open_run(find_folder(path))
+    config = request("sample", {"run": str(run.path)}, settings).config
     place = pick_device(config.device)
-    phases = sampled_phases(config, has_network)
-    sampler, progress = join_legs(config, phases, lambda phase: read(phase, place), place)
+    phases = sampled_phases(config, run.has_checkpoint)
+    sampler, progress = load_sampler(config, run, place, phases)
     networks = {
         phase.name: network
         for phase, leg in zip(phases, sampler.legs, strict=True)
         if isinstance(network := leg.network, InferenceNetwork)
     }
-    return Run(folder, config, place, progress, sampler, networks)
+    return Run(run.path, config, place, progress, sampler, networks)
 
 
 def _request(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config, SamplingConfig
-from nsgf.data import class_labels, data_classes
+from nsgf.data import class_labels, class_number, data_classes
 from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, integrate, load_odeint
 from nsgf.sinkhorn.base import flow_time
 from nsgf.system.errors import UserError
@@ -207,7 +207,8 @@ class FlowSampler:
     def labels(self, positions: range) -> Tensor | None:
         """Return the classes of the samples at these positions, int64, (n,): ``sampling.label``, or
         each class in turn; None if the networks are given no classes."""
-        classes, label = data_classes(self.config.data), self.config.sampling.label
+        classes = data_classes(self.config.data)
+        label = class_number(self.config.data, self.config.sampling.label)
         if not classes:
             return None
         if label is not None:
@@ -281,6 +282,22 @@ def possible_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> tuple
     step = SOLVERS[sampling.solver] or 1
     least = sum(step if leg is StraightFlow else 1 for leg in legs)
     return least, math.inf if {NSGFSteps, StraightFlow} & set(legs) else len(legs)
+
+
+def choose_calls(config: Config, legs: Sequence[type[Leg]], nfe: int) -> Config:
+    """Return :func:`limit_calls` for a number of network calls that a user gives.
+
+    Raises:
+        UserError: it is too small, or the settings of sampling do not allow to choose it.
+    """
+    least, _ = possible_calls(config.sampling, legs)
+    if not isinstance(nfe, int) or nfe < least:
+        raise UserError(f"nfe = {nfe!r}: must be a whole number >= {least} for this run")
+    if StraightFlow in legs and config.sampling.solver == "dopri5":
+        raise UserError(f"nfe = {nfe}: sampling.solver = dopri5 chooses its calls; omit nfe")
+    if calls_per_velocity(config) > 1:
+        raise UserError(f"nfe = {nfe}: sampling.guidance doubles the calls; omit nfe")
+    return limit_calls(config, legs, nfe)
 
 
 def limit_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from nsgf.config.schema import ONE_CALL, PEER_PHASES, Config
-from nsgf.data import data_classes, data_shape, is_image_set
+from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import report
 from nsgf.phases import Phase
 from nsgf.phases.generator import count_targets
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.sampling.sampler import calls_per_velocity
-from nsgf.system.errors import printable, shorten_paths
+from nsgf.system.errors import list_names, printable, shorten_paths
 from nsgf.system.json_reader import read_object
 from nsgf.version import __version__
 
@@ -40,7 +40,9 @@ def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[s
     return found
 
 
-def card(config: Config, run: RunFolder, updates: dict[str, str], pictures: list[str]) -> str:
+def card(
+    config: Config, run: RunFolder, updates: dict[str, str], pictures: list[str], half: bool = False
+) -> str:
     """Return the text of ``README.md``, with the hub's front matter.
 
     Args:
@@ -49,6 +51,7 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], pictures: list
             classes of the same guidance.
         updates: training progress, by phase.
         pictures: names of pictures beside it.
+        half: whether the weights are rounded to float16.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -62,10 +65,12 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], pictures: list
         is_one_call=last == ONE_CALL[-1],
         is_image=is_image_set(config.data.name),
         shape=data_shape(config.data),
-        classes=data_classes(config.data),
+        names=class_names(config.data),
+        listed=list_names(class_names(config.data)).replace("`", "'"),
         takes_calls=is_free and calls_per_velocity(config) == 1,
         targets=count_targets(config.generator),
         updates=updates,
+        half=half,
         pictures=pictures,
         numbers=[
             {"type": name, "value": measures[name]}
