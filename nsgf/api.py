@@ -8,7 +8,7 @@ Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,)
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from os import PathLike
@@ -26,9 +26,13 @@ from nsgf.cli.flags import as_settings
 from nsgf.config.files import build, merge_settings, parse_settings
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape, in_units
-from nsgf.phases import Phase, TrainedNetwork, get_phases, join_legs, sampled_phases
-from nsgf.phases.base import load_network
-from nsgf.run.folder import RunFolder
+from nsgf.inputs import Samples, check_network, class_name, stored
+from nsgf.metrics.evaluate import evaluate_run
+from nsgf.models import OwnNetwork
+from nsgf.phases import get_phases, join_legs, load_sampler, sampled_phases
+from nsgf.plots.samples import save_grid
+from nsgf.report.page import report_run
+from nsgf.run.folder import RunFolder, write_text
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork
@@ -39,11 +43,11 @@ from nsgf.sampling.sampler import (
     limit_calls,
     possible_calls,
 )
+from nsgf.share.export import export_run
 from nsgf.share.exported import ExportedRun, fetched, is_address, is_exported
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
-from nsgf.tensors import Samples, stored
 
 
 @contextmanager
@@ -75,6 +79,8 @@ class Run:
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
     """The networks that sampling calls, by phase, in eval mode and without gradients: velocities
     as (x, t), with classes as (x, t, labels), a time predictor as (x)."""
+    folder: RunFolder | None = field(default=None, repr=False)
+    """The run's files; None: the run was exported."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -131,6 +137,50 @@ class Run:
         samples = generate(sampler, source, count, self.device, progress=False)
         return in_units(config.data, samples.x, raw=raw)
 
+    @_in_python_words()
+    def evaluate(self) -> dict[str, Any]:
+        """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``.
+
+        Raises:
+            UserError: the run was exported, or as the command.
+        """
+        return evaluate_run(self.config, self._files("evaluate"))[1]
+
+    @_in_python_words()
+    def report(self, file: str | PathLike[str]) -> Path:
+        """Write the page of ``nsgf report``, which holds all that it shows; errors as for
+        :meth:`evaluate`."""
+        page, *_ = report_run(self.config, self._files("report"))
+        write_text(Path(file).expanduser(), Path(page).read_text("utf-8"))
+        return Path(file)
+
+    @_in_python_words()
+    def export(self, to: str | PathLike[str]) -> Path:
+        """Write the folder of ``nsgf export``, which must be new or empty; errors as for
+        :meth:`evaluate`."""
+        export_run(self.config, self._files("export"), Path(to))
+        return Path(to)
+
+    def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
+        """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square.
+
+        Raises:
+            UserError: they are no such images, or the file's name does not end in .png.
+        """
+        images, png = torch.as_tensor(samples), Path(file).expanduser()
+        if images.ndim != 4 or not images.is_floating_point():
+            given = f"{images.dtype} of shape {tuple(images.shape)}"
+            raise UserError(f"samples: {given}, must be floats (N, C, H, W) in [-1, 1]")
+        if png.suffix.lower() != ".png":
+            raise UserError(f"file = {file}: must end in .png")
+        save_grid(images, png)
+        return png
+
+    def _files(self, method: str) -> RunFolder:
+        if self.folder is None:
+            raise UserError(f"{method}: {self.path} is an exported run; it needs the run folder")
+        return self.folder
+
     def _at(self, config: Config, nfe: int) -> Config:
         """Return the settings of sampling with ``nfe`` network calls."""
         legs = [phase.leg for phase in get_phases(list(self.networks))]
@@ -149,6 +199,7 @@ def load(
     path: str | PathLike[str],
     *,
     device: str | torch.device | None = None,
+    network: OwnNetwork | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open a trained run for sampling. Nothing is written, and no code of the folder runs.
@@ -157,6 +208,7 @@ def load(
         path: a run folder, a folder that ``nsgf export`` wrote, or ``hf://OWNER/NAME[@REVISION]``
             of the Hugging Face hub (extra ``hub``).
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``; None: as the run is configured.
+        network: the one that the run was trained with, if that was yours; weights may be any.
         overrides: other settings by dotted key, as ``{"sampling.solver": "heun"}``.
 
     Raises:
@@ -165,28 +217,29 @@ def load(
     """
     settings = dict(overrides or {})
     settings |= {"device": str(device)} if device is not None else {}
-    is_on_hub = is_address(path)
+    settings |= {"model.network": class_name(network)} if network is not None else {}
+    is_on_hub, run = is_address(path), None
     folder = fetched(path) if is_on_hub else Path(os.fspath(path)).expanduser()
     if is_on_hub or is_exported(folder):
-        exported = ExportedRun(folder, parse_settings(settings))
+        exported = ExportedRun(folder, parse_settings(settings), network)
         config, has_network = exported.config, exported.has
-        read: Callable[[Phase, torch.device], TrainedNetwork] = exported.load
     else:
-        config, run = request("sample", {"run": str(folder)}, settings).config, RunFolder(folder)
+        config = request("sample", {"run": str(folder)}, settings).config
+        run = RunFolder(folder, network)
         has_network = run.has_checkpoint
-
-        def read(phase: Phase, device: torch.device) -> TrainedNetwork:
-            return load_network(phase, config, run, device)
-
-    place = pick_device(config.device)
-    phases = sampled_phases(config, has_network)
-    sampler, progress = join_legs(config, phases, lambda phase: read(phase, place), place)
+    place, phases = pick_device(config.device), sampled_phases(config, has_network)
+    if run:
+        sampler, progress = load_sampler(config, run, place, phases)
+    else:
+        sampler, progress = join_legs(
+            config, phases, lambda phase: exported.load(phase, place), place
+        )
     networks = {
-        phase.name: network
+        phase.name: leg.network
         for phase, leg in zip(phases, sampler.legs, strict=True)
-        if isinstance(network := leg.network, InferenceNetwork)
+        if isinstance(leg.network, InferenceNetwork)
     }
-    return Run(folder, config, place, progress, sampler, networks)
+    return Run(folder, config, place, progress, sampler, networks, run)
 
 
 def _request(
@@ -214,6 +267,7 @@ def train(
     *,
     data: Samples | None = None,
     labels: ArrayLike | None = None,
+    network: OwnNetwork | None = None,
     method: str | PathLike[str] | None = None,
     iterations: int | None = None,
     dataset: str | None = None,
@@ -238,6 +292,11 @@ def train(
             length, of such samples or of pairs (sample, label).
         labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is then
             true.
+        network: a module with forward(x, t), with classes forward(x, t, labels), that returns x's
+            shape: x (B, *shape), t (B,) in [0, 1), labels (B,) int32 or int64, 0 to K, K for no
+            class. Every velocity network of the run starts as a copy of it; it is not saved, so
+            that resuming and loading need it again. A function or class without arguments makes a
+            new one for each. None: the program's.
         method: as ``nsgf++h`` or ``otcfm``, or a YAML file; None: the experiment's own.
         iterations: updates of every phase.
         dataset: ``data.name``, as ``moons``.
@@ -261,6 +320,7 @@ def train(
         "out_dir": out_dir,
         "device": None if device is None else str(device),
         "seed": seed,
+        "model.network": None if network is None else class_name(network),
     }
     settings = {**(overrides or {}), **{k: v for k, v in named.items() if v is not None}}
     control = {"run": resume, "config": config}
@@ -274,13 +334,16 @@ def train(
     device = pick_device(wanted.config.device)
     cards = [device] if device.type == "cuda" else []
     with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
+        if network is not None:
+            check_network(network, wanted.config, device)
         for note in wanted.notes:
             show(as_settings(note))
         try:
-            run = experiment.train(wanted.config, run)
+            run = experiment.train(wanted.config, run, network=network)
         except Stopped as stopped:
+            own = "" if network is None else ", network=..."
             raise UserError(
                 f"train.max_hours = {wanted.config.train.max_hours} is over, {stopped}; continue "
-                f"with nsgf.train(resume={str(stopped.folder)!r})"
+                f"with nsgf.train(resume={str(stopped.folder)!r}{own})"
             ) from stopped
-    return load(run.path, device=device)
+    return load(run.path, device=device, network=network)

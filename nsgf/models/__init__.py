@@ -1,10 +1,22 @@
 """Networks for points and images."""
 
+import copy
+from collections.abc import Callable
+
 from torch import nn
 
 from nsgf.config.schema import ModelConfig
 from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
 from nsgf.models.unet import UNet
+
+OwnNetwork = nn.Module | Callable[[], nn.Module]
+"""A caller's network, x (B, *shape), t (B,) and with classes labels (B,), 0 to K, K for none, to
+(B, *shape), of which each phase trains a copy; or a function that makes one."""
+
+
+def make_own(own: OwnNetwork) -> nn.Module:
+    """Return a copy of a caller's network, or a new one."""
+    return copy.deepcopy(own) if isinstance(own, nn.Module) else own()
 
 
 def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
@@ -28,4 +40,4 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-__all__ = ["count_parameters", "time_network", "velocity_network"]
+__all__ = ["OwnNetwork", "count_parameters", "make_own", "time_network", "velocity_network"]

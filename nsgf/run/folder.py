@@ -22,6 +22,7 @@ import psutil
 from nsgf.config.files import read_plain
 from nsgf.config.schema import Config, PhaseName, family
 from nsgf.config.yaml_loader import dump_yaml
+from nsgf.models import OwnNetwork
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import provenance
 
@@ -29,8 +30,9 @@ from nsgf.system.hardware import provenance
 class RunFolder:
     """Paths of one run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, network: OwnNetwork | None = None) -> None:
+        """``network``: the caller's, which no file holds, for a run with ``model.network``."""
+        self.path, self.network = path, network
         self.config_file = path / "config.yaml"
         self.restart_file = path / "restart.json"
         self.pool = path / "pool"

@@ -73,7 +73,10 @@ def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
 def _write_weights(folder: Path, phase: Phase, config: Config, run: RunFolder) -> str:
     """Write the averaged weights of a phase, and return its progress."""
     trained = load_network(phase, config, run, torch.device("cpu"))
-    state = {name: part.contiguous() for name, part in trained.network.state_dict().items()}
+    state = {
+        name: part.clone(memory_format=torch.contiguous_format)
+        for name, part in trained.network.state_dict().items()
+    }
     with replacing(folder / weights_file(phase.name)) as stream:
         stream.write(save_tensors(state, {"format": "pt"}))
     return trained.progress

@@ -24,7 +24,7 @@ from nsgf.config.files import Content, build, merge_settings, read_plain
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import shape_and_classes
+from nsgf.models import OwnNetwork
 from nsgf.phases import Phase, TrainedNetwork
 from nsgf.phases.base import FREE_IN_SAMPLING, restored_network
 from nsgf.run.checkpoint import is_finite, newer_format_error
@@ -82,8 +82,9 @@ def read_index(folder: Path) -> dict[str, Any]:
 class ExportedRun:
     """An exported run whose settings are read, and whose weights are read when they are used."""
 
-    def __init__(self, folder: Path, above: Content) -> None:
-        """Read the run in this folder with settings ``above`` on top of its own.
+    def __init__(self, folder: Path, above: Content, own: OwnNetwork | None = None) -> None:
+        """Read the run in this folder with settings ``above`` on top of its own; ``own`` is the
+        caller's network, for a run with ``model.network``.
 
         Raises:
             UserError: it is damaged or foreign, or a setting is wrong.
@@ -97,7 +98,7 @@ class ExportedRun:
             raise UserError(f"{folder / CONFIG_FILE}: {error}") from error
         self.config = build(Config, merge_settings(below, above))
         check(self.config)
-        self._folder, self._saved = folder, asdict(saved)
+        self._folder, self._saved, self._own = folder, asdict(saved), own
         self._updates: dict[str, str] = index["updates"]
         self._sums: dict[str, str] = index["files"]
 
@@ -117,12 +118,12 @@ class ExportedRun:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
         state = self._state(file)
         with torch.device("meta"):  # a network that does not fit its file is never made
-            network = phase.network(self.config.model, *shape_and_classes(self.config.data))
+            network = phase.network(self.config, self._own)
         if problem := misfit(state, network.state_dict()):
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the types: torch compares no 8-bit numbers
             raise UserError(f"{file}: has values that are not finite")
-        model = restored_network(phase, self.config, state, device)
+        model = restored_network(phase, self.config, state, device, self._own)
         precision = supported_precision(self.config.train.precision, device)
         return TrainedNetwork(model, str(self._updates.get(phase.name)), precision)
 
