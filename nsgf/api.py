@@ -29,22 +29,16 @@ from nsgf.data import build_source, data_shape, in_units
 from nsgf.inputs import Samples, check_network, class_name, stored
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.models import OwnNetwork
-from nsgf.phases import get_phases, join_legs, load_sampler, sampled_phases
+from nsgf.phases import get_phases, load_sampler, sampled_phases
 from nsgf.plots.samples import save_grid
 from nsgf.report.page import report_run
 from nsgf.run.folder import RunFolder, write_text
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import (
-    FlowSampler,
-    StraightFlow,
-    calls_per_velocity,
-    limit_calls,
-    possible_calls,
-)
+from nsgf.sampling.sampler import FlowSampler, choose_calls
 from nsgf.share.export import export_run
-from nsgf.share.exported import ExportedRun, fetched, is_address, is_exported
+from nsgf.share.exported import find_folder, open_run
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
@@ -79,8 +73,8 @@ class Run:
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
     """The networks that sampling calls, by phase, in eval mode and without gradients: velocities
     as (x, t), with classes as (x, t, labels), a time predictor as (x)."""
-    folder: RunFolder | None = field(default=None, repr=False)
-    """The run's files; None: the run was exported."""
+    folder: RunFolder = field(repr=False)
+    """The run's files."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,7 +123,11 @@ class Run:
         given_changes = {key: value for key, value in changes.items() if value is not None}
         config = build(Config, merge_settings(asdict(self.config), parse_settings(given_changes)))
         check(config)
-        sampler = self.sampler.with_settings(config if nfe is None else self._at(config, nfe))
+        if nfe is not None:
+            config = choose_calls(
+                config, [phase.leg for phase in get_phases(list(self.networks))], nfe
+            )
+        sampler = self.sampler.with_settings(config)
         source, count = (
             build_source(config.data, config.seed, "sample"),
             config.sampling.num_samples,
@@ -142,15 +140,15 @@ class Run:
         """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``.
 
         Raises:
-            UserError: the run was exported, or as the command.
+            UserError: as the command.
         """
-        return evaluate_run(self.config, self._files("evaluate"))[1]
+        return evaluate_run(self.config, self.folder)[1]
 
     @_in_python_words()
     def report(self, file: str | PathLike[str]) -> Path:
         """Write the page of ``nsgf report``, which holds all that it shows; errors as for
         :meth:`evaluate`."""
-        page, *_ = report_run(self.config, self._files("report"))
+        page, *_ = report_run(self.config, self._checkpoints("report"))
         write_text(Path(file).expanduser(), Path(page).read_text("utf-8"))
         return Path(file)
 
@@ -158,7 +156,7 @@ class Run:
     def export(self, to: str | PathLike[str]) -> Path:
         """Write the folder of ``nsgf export``, which must be new or empty; errors as for
         :meth:`evaluate`."""
-        export_run(self.config, self._files("export"), Path(to))
+        export_run(self.config, self._checkpoints("export"), Path(to))
         return Path(to)
 
     def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
@@ -176,22 +174,11 @@ class Run:
         save_grid(images, png)
         return png
 
-    def _files(self, method: str) -> RunFolder:
-        if self.folder is None:
-            raise UserError(f"{method}: {self.path} is an exported run; it needs the run folder")
+    def _checkpoints(self, method: str) -> RunFolder:
+        """Return the run's files; raise UserError if it was exported."""
+        if self.folder.results_name:
+            raise UserError(f"{method}: {self.path} was exported; load its run folder instead")
         return self.folder
-
-    def _at(self, config: Config, nfe: int) -> Config:
-        """Return the settings of sampling with ``nfe`` network calls."""
-        legs = [phase.leg for phase in get_phases(list(self.networks))]
-        least, _ = possible_calls(config.sampling, legs)
-        if not isinstance(nfe, int) or nfe < least:
-            raise UserError(f"nfe = {nfe!r}: must be a whole number >= {least} for this run")
-        if StraightFlow in legs and config.sampling.solver == "dopri5":
-            raise UserError(f"nfe = {nfe}: sampling.solver = dopri5 chooses its calls; omit nfe")
-        if calls_per_velocity(config) > 1:
-            raise UserError(f"nfe = {nfe}: sampling.guidance doubles the calls; omit nfe")
-        return limit_calls(config, legs, nfe)
 
 
 @_in_python_words()
@@ -205,8 +192,8 @@ def load(
     """Open a trained run for sampling. Nothing is written, and no code of the folder runs.
 
     Args:
-        path: a run folder, a folder that ``nsgf export`` wrote, or ``hf://OWNER/NAME[@REVISION]``
-            of the Hugging Face hub (extra ``hub``).
+        path: a run folder, a folder that ``nsgf export`` wrote, the name of a pretrained run
+            (``mnist``), or ``hf://OWNER/NAME[@REVISION]`` of the Hugging Face hub (extra ``hub``).
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``; None: as the run is configured.
         network: the one that the run was trained with, if that was yours; weights may be any.
         overrides: other settings by dotted key, as ``{"sampling.solver": "heun"}``.
@@ -218,28 +205,18 @@ def load(
     settings = dict(overrides or {})
     settings |= {"device": str(device)} if device is not None else {}
     settings |= {"model.network": class_name(network)} if network is not None else {}
-    is_on_hub, run = is_address(path), None
-    folder = fetched(path) if is_on_hub else Path(os.fspath(path)).expanduser()
-    if is_on_hub or is_exported(folder):
-        exported = ExportedRun(folder, parse_settings(settings), network)
-        config, has_network = exported.config, exported.has
-    else:
-        config = request("sample", {"run": str(folder)}, settings).config
-        run = RunFolder(folder, network)
-        has_network = run.has_checkpoint
-    place, phases = pick_device(config.device), sampled_phases(config, has_network)
-    if run:
-        sampler, progress = load_sampler(config, run, place, phases)
-    else:
-        sampler, progress = join_legs(
-            config, phases, lambda phase: exported.load(phase, place), place
-        )
+    run = open_run(find_folder(path))
+    run.network = network
+    config = request("sample", {"run": str(run.path)}, settings).config
+    place = pick_device(config.device)
+    phases = sampled_phases(config, run.has_checkpoint)
+    sampler, progress = load_sampler(config, run, place, phases)
     networks = {
         phase.name: leg.network
         for phase, leg in zip(phases, sampler.legs, strict=True)
         if isinstance(leg.network, InferenceNetwork)
     }
-    return Run(folder, config, place, progress, sampler, networks, run)
+    return Run(run.path, config, place, progress, sampler, networks, run)
 
 
 def _request(

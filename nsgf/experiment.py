@@ -137,7 +137,8 @@ def open_run(
         if world.is_main and is_new:
             run = RunFolder.create(config)
             held.enter_context(lock_folder(run.path))
-        run = RunFolder(world.agree(run.path if run else Path()), network)
+        run = RunFolder(world.agree(run.path if run else Path()))
+        run.network = network
         if not run.path.is_dir():
             raise UserError(
                 f"out_dir: process {world.rank} does not see {run.path}, which the first one has; "
