@@ -28,11 +28,10 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape, in_units
 from nsgf.inputs import Samples, check_network, class_name, stored
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.models import OwnNetwork
 from nsgf.phases import get_phases, load_sampler, sampled_phases
 from nsgf.plots.samples import save_grid
 from nsgf.report.page import report_run
-from nsgf.run.folder import RunFolder, write_text
+from nsgf.run.folder import OwnNetwork, RunFolder, write_text
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork

@@ -18,14 +18,13 @@ import torch
 from nsgf.checks import check
 from nsgf.config.schema import Config, OptimConfig, PhaseName
 from nsgf.data import Data
-from nsgf.models import OwnNetwork
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import count_weights
 from nsgf.phases.resume import finish_restart, pending_phases, restart
 from nsgf.report.samples import show_preview
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import interrupted_message
-from nsgf.run.folder import RunFolder, previous_file
+from nsgf.run.folder import OwnNetwork, RunFolder, previous_file
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset, default_collate
 from nsgf.config.schema import Config
 from nsgf.data import shape_and_classes
 from nsgf.data.arrays import class_numbers, image_bytes
-from nsgf.models import OwnNetwork, count_parameters, make_own
-from nsgf.run.folder import ensure_writable, replacing
+from nsgf.models import count_parameters, make_own
+from nsgf.run.folder import OwnNetwork, ensure_writable, replacing
 from nsgf.system.errors import UserError, one_line
 
 Samples = Tensor | ArrayLike | Dataset[Any]

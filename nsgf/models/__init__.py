@@ -1,17 +1,13 @@
 """Networks for points and images."""
 
 import copy
-from collections.abc import Callable
 
 from torch import nn
 
 from nsgf.config.schema import ModelConfig
 from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
 from nsgf.models.unet import UNet
-
-OwnNetwork = nn.Module | Callable[[], nn.Module]
-"""A caller's network, x (B, *shape), t (B,) and with classes labels (B,), 0 to K, K for none, to
-(B, *shape), of which each phase trains a copy; or a function that makes one."""
+from nsgf.run.folder import OwnNetwork
 
 
 def make_own(own: OwnNetwork) -> nn.Module:
@@ -40,4 +36,4 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-__all__ = ["OwnNetwork", "count_parameters", "make_own", "time_network", "velocity_network"]
+__all__ = ["count_parameters", "make_own", "time_network", "velocity_network"]

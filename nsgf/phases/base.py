@@ -14,9 +14,9 @@ from nsgf.config.schema import (
     family,
 )
 from nsgf.data import Data, shape_and_classes
-from nsgf.models import OwnNetwork, count_parameters, make_own, velocity_network
+from nsgf.models import count_parameters, make_own, velocity_network
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import OwnNetwork, RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import Leg, StraightFlow
 from nsgf.system.distributed import World

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config
 from nsgf.data import Data, LabelDropout, PointSampler, Sampler, Times, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
-from nsgf.models import OwnNetwork, time_network
+from nsgf.models import time_network
 from nsgf.phases.base import Phase, PhasePlan, load_network, starting_network
 from nsgf.phases.coupling import Pairs
 from nsgf.phases.nsgf import NSGF
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import OwnNetwork, RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import EntryTimes, nsgf_steps

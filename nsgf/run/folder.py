@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -18,13 +18,17 @@ from tempfile import TemporaryFile
 from typing import BinaryIO
 
 import psutil
+from torch import nn
 
 from nsgf.config.files import Content, read_plain, read_settings
 from nsgf.config.schema import Config, PhaseName, family
 from nsgf.config.yaml_loader import dump_yaml
-from nsgf.models import OwnNetwork
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import provenance
+
+OwnNetwork = nn.Module | Callable[[], nn.Module]
+"""A caller's network, x (B, *shape), t (B,) and with classes labels (B,), 0 to K, K for none, to
+(B, *shape), of which each phase trains a copy; or a function that makes one."""
 
 
 class RunFolder:
