@@ -85,7 +85,7 @@ class Phase(ABC):
             return velocity_network(config.model, *shape_and_classes(config.data))
         if own is None:
             raise UserError(
-                f"model.network = {name}: is your class and not saved; use the run from Python with "
+                f"model.network = {name}: is your class and not saved; from Python, use "
                 f"nsgf.train(resume=FOLDER, network={name}()), or nsgf.load(FOLDER, network=...)"
             )
         return make_own(own)
