@@ -232,7 +232,7 @@ class TrainConfig:
     """Records, and how updates use the hardware, in all phases."""
 
     log_every: Annotated[int, Range(1)] = 100
-    """Updates between two lines of metrics.jsonl."""
+    """Most updates between two lines of metrics.jsonl; short phases have 50 lines."""
     checkpoint_every: Annotated[int, Range(1)] = 1000
     """Updates between two checkpoints inside a phase."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
