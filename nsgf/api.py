@@ -21,10 +21,10 @@ from torch import Tensor
 from nsgf import experiment
 from nsgf.checks import check
 from nsgf.cli.arguments import request
-from nsgf.config.files import build, given, merged
+from nsgf.config.files import build, merge_settings, parse_settings
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape, in_units
-from nsgf.phases import Phase, Trained, get_phases, join_legs, sampled_phases
+from nsgf.phases import Phase, TrainedNetwork, get_phases, join_legs, sampled_phases
 from nsgf.phases.base import load_network
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
@@ -33,8 +33,8 @@ from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import (
     FlowSampler,
     StraightFlow,
-    at_calls,
     calls_per_velocity,
+    limit_calls,
     possible_calls,
 )
 from nsgf.share.exported import ExportedRun, fetched, is_address, is_exported
@@ -105,7 +105,7 @@ class Run:
             "sampling.batch_size": batch_size,
         }
         given_changes = {key: value for key, value in changes.items() if value is not None}
-        config = build(Config, merged(asdict(self.config), given(given_changes)))
+        config = build(Config, merge_settings(asdict(self.config), parse_settings(given_changes)))
         check(config)
         sampler = self.sampler.with_settings(config if nfe is None else self._at(config, nfe))
         source, count = (
@@ -125,7 +125,7 @@ class Run:
             raise UserError(f"nfe = {nfe}: sampling.solver = dopri5 chooses its calls; omit nfe")
         if calls_per_velocity(config) > 1:
             raise UserError(f"nfe = {nfe}: sampling.guidance doubles the calls; omit nfe")
-        return at_calls(config, legs, nfe)
+        return limit_calls(config, legs, nfe)
 
 
 def load(
@@ -151,14 +151,14 @@ def load(
     is_on_hub = is_address(path)
     folder = fetched(path) if is_on_hub else Path(os.fspath(path)).expanduser()
     if is_on_hub or is_exported(folder):
-        exported = ExportedRun(folder, given(settings))
+        exported = ExportedRun(folder, parse_settings(settings))
         config, has_network = exported.config, exported.has
-        read: Callable[[Phase, torch.device], Trained] = exported.load
+        read: Callable[[Phase, torch.device], TrainedNetwork] = exported.load
     else:
         config, run = request("sample", {"run": str(folder)}, settings).config, RunFolder(folder)
         has_network = run.has_checkpoint
 
-        def read(phase: Phase, device: torch.device) -> Trained:
+        def read(phase: Phase, device: torch.device) -> TrainedNetwork:
             return load_network(phase, config, run, device)
 
     place = pick_device(config.device)

@@ -7,14 +7,14 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from nsgf.config.describe import yaml_words
-from nsgf.config.files import Content, nested
+from nsgf.config.describe import format_value
+from nsgf.config.files import Content, nest_keys
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import FAMILIES, OF_PHASES, ONE_CALL, PHASES, Config, DataConfig
 from nsgf.data import DATA_SETS, NOISE, ImageSet, data_classes, data_shape, target_set
 from nsgf.models.unet import GROUPS
 from nsgf.phases import get_phases
-from nsgf.phases.generator import group_problems, groups_of, nearest_multiple
+from nsgf.phases.generator import count_groups, group_problems, nearest_multiple
 from nsgf.system.errors import UserError
 
 EXP = re.compile(r"[\w-]{1,100}")
@@ -30,7 +30,7 @@ def check(config: Config) -> None:
     rules = [*_general_rules(config), *_data_rules(config), *_class_rules(config)]
     if isinstance(target_set(config.data), ImageSet):
         rules += _network_rules(config)
-    has_groups = ONE_CALL[-1] in config.phases and groups_of(config) > 1
+    has_groups = ONE_CALL[-1] in config.phases and count_groups(config) > 1
     problems = group_problems(config) if has_groups else []
     _refuse(config, rules, problems)
 
@@ -47,7 +47,7 @@ def _refuse(config: Config, rules: Iterable[Rule], problems: Iterable[str] = ())
     trained = {name for (section, _, name), _ in wrong if section in phases}
     untrained = {*OF_PHASES} - {*phases}  # --lr sets those too: they are named only by themselves
     lines = [
-        f"{''.join(key)} = {yaml_words(values[''.join(key)])}: {must}"
+        f"{''.join(key)} = {format_value(values[''.join(key)])}: {must}"
         for key, must in wrong
         if key[0] not in untrained or key[2] not in trained
     ]
@@ -77,7 +77,7 @@ def _is_path(text: str) -> bool:
         return False
 
 
-def expanded(key: str, path: str) -> Path:
+def expand_path(key: str, path: str) -> Path:
     """Return a user's path with ``~`` replaced by the home folder.
 
     Raises:
@@ -137,7 +137,7 @@ def _data_rules(config: Config) -> Iterator[Rule]:
     for name in ("root", "source", "fake", "flip", "path", "size"):
         usual = getattr(DataConfig(), name)
         useless = name not in target.uses and getattr(data, name) != usual
-        yield useless, f"data.{name}", f"must be {yaml_words(usual)} for {data.name}"
+        yield useless, f"data.{name}", f"must be {format_value(usual)} for {data.name}"
     is_image = isinstance(target, ImageSet)
     points = f"must be false for {data.name}, which are points"
     yield not is_image and config.evaluation.inception, "evaluation.inception", points
@@ -203,9 +203,9 @@ def fit_to_classes(config: Config) -> tuple[Content, tuple[str, ...]]:
         starts = nsf.starts and nearest_multiple(nsf.starts, classes)
         wanted = {"nsf.coupling": "independent", "nsf.coupling_batch": None, "nsf.starts": starts}
     if classes and ONE_CALL[-1] in config.phases:
-        unit = 2 * groups_of(config)
+        unit = 2 * count_groups(config)
         for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
             wanted[f"generator.{key}"] = count and nearest_multiple(count, unit)
     chosen = {k: wanted[k] for k, value, _ in leaves(config) if wanted.get(k, value) != value}
-    told = ", ".join(f"{key} {yaml_words(value)}" for key, value in chosen.items())
-    return nested(chosen), (f"chosen for {classes} classes: {told}",) if chosen else ()
+    told = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
+    return nest_keys(chosen), (f"chosen for {classes} classes: {told}",) if chosen else ()

@@ -24,8 +24,8 @@ from nsgf.phases.resume import finish_restart, pending_phases, restart
 from nsgf.report.samples import show_preview
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import interrupted_message
-from nsgf.run.folder import RunFolder, earlier
-from nsgf.run.lock import only_process
+from nsgf.run.folder import RunFolder, previous_file
+from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
@@ -115,7 +115,7 @@ def open_run(
     with ExitStack() as held:
         if run and world.is_main:
             try:
-                held.enter_context(only_process(run.path))
+                held.enter_context(lock_folder(run.path))
             except OSError as error:
                 raise UserError(
                     f"run = {run.path}: cannot be written ({cause(error)}); copy the run folder "
@@ -132,7 +132,7 @@ def open_run(
         is_new = run is None
         if world.is_main and is_new:
             run = RunFolder.create(config)
-            held.enter_context(only_process(run.path))
+            held.enter_context(lock_folder(run.path))
         run = RunFolder(world.agree(run.path if run else Path()))
         if not run.path.is_dir():
             raise UserError(
@@ -229,7 +229,7 @@ def check_space(
     needed = WEIGHT_BYTES * (2 * sum(weights.values()) + max(weights.values(), default=0))
     for phase in weights:
         newest = run.checkpoint_file(phase)
-        files = [earlier(newest)] if phase in restarts else [newest, earlier(newest)]
+        files = [previous_file(newest)] if phase in restarts else [newest, previous_file(newest)]
         needed -= sum(file.stat().st_size for file in files if file.exists())
     needed = pool + max(0, needed)
     available = free_disk_bytes(run.path)

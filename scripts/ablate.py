@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsgf.cli.arguments import parse
-from nsgf.compare.compare import compare, comparison_plan
-from nsgf.compare.results import Row, read_rows
-from nsgf.compare.tables import by_seed, spread
-from nsgf.compare.trials import Comparison
+from nsgf.comparison.compare import compare, comparison_plan
+from nsgf.comparison.results import Row, read_rows
+from nsgf.comparison.tables import by_seed, spread
+from nsgf.comparison.trials import Comparison
 from nsgf.run.folder import write_text
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError

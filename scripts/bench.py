@@ -32,8 +32,8 @@ import torch
 from torch import Tensor
 
 from nsgf.cli.arguments import parse
-from nsgf.compare.results import Row, read_rows
-from nsgf.compare.tables import latex, markdown
+from nsgf.comparison.results import Row, read_rows
+from nsgf.comparison.tables import latex, markdown
 from nsgf.config.schema import Config, DataConfig, SinkhornConfig
 from nsgf.data import Data, data_shape, is_image_set
 from nsgf.experiment import load_data

@@ -35,7 +35,7 @@ from matplotlib.image import imread
 
 from nsgf.cli import main as nsgf
 from nsgf.cli.arguments import parse
-from nsgf.compare.results import read_rows
+from nsgf.comparison.results import read_rows
 from nsgf.run.checkpoint import load
 
 PLUS_PLUS = "--phases=[nsgf,nsf,predictor]"
@@ -133,7 +133,7 @@ def _get_ready_to_fork() -> None:
     """Import now what takes most of a small command's time. Nothing here may start a thread or
     train: torch cannot train in a child of a process that did."""
     for module in (
-        *("nsgf.experiment", "nsgf.metrics.evaluate", "nsgf.compare.compare", "torch._dynamo"),
+        *("nsgf.experiment", "nsgf.metrics.evaluate", "nsgf.comparison.compare", "torch._dynamo"),
         *("torch.testing", "sklearn.datasets", "ot", "matplotlib.backends.backend_agg"),
     ):
         importlib.import_module(module)
@@ -278,7 +278,7 @@ def _damage(out: Path, chance: random.Random) -> int:
     """Cut, empty, or flip a bit of the newest checkpoint that has an earlier one; the number of
     damaged files."""
     found = out.glob("*/checkpoints/phase*.earlier.pt")
-    newest = (file.with_name(file.name.replace(".earlier", "")) for file in found)
+    newest = (file.with_name(file.name.replace(".previous_file", "")) for file in found)
     files = [file for file in newest if file.exists() and file.stat().st_size]
     if not files:
         return 0

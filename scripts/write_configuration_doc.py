@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 from nsgf.cli.flags import OF_SAMPLING, SHORT_FLAGS, SMOKE
-from nsgf.config.describe import allowed_words, meanings, yaml_words
+from nsgf.config.describe import describe_allowed, format_value, setting_descriptions
 from nsgf.config.leaves import Leaf, leaves
 from nsgf.config.schema import FAMILIES, OF_PHASES, Settings
 from nsgf.phases import get_phases
@@ -59,7 +59,7 @@ def document() -> str:
     settings = {leaf.key: leaf for leaf in leaves(Settings())}
     lines = [HEAD.format(phases=", ".join(OF_PHASES)), *_short_flags()]
     is_table = False
-    for key, meaning in meanings().items():
+    for key, meaning in setting_descriptions().items():
         if key in settings:
             lines += [] if is_table else ["", *_TABLE]
             lines.append(_row(settings[key], meaning))
@@ -74,8 +74,8 @@ _TABLE = ["| Key | Allowed | Default | Meaning | On resume |", "| --- | --- | --
 
 
 def _row(leaf: Leaf, meaning: str) -> str:
-    default = f"`{yaml_words(leaf.value)}`"
-    cells = [f"`{leaf.key}`", allowed_words(leaf.setting), default, meaning, on_resume(leaf)]
+    default = f"`{format_value(leaf.value)}`"
+    cells = [f"`{leaf.key}`", describe_allowed(leaf.setting), default, meaning, on_resume(leaf)]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
@@ -101,7 +101,7 @@ def _short_flags() -> list[str]:
         extra = f"; of `sample` and `evaluate`: {others}" if others else ""
         lines.append(f"| `{flag} X` | {', '.join(f'`{key}`' for key in keys)}{extra} |")
     lines.append("| `--fake-data` | `data.fake: true` |")
-    smoke = ", ".join(f"`{key}: {yaml_words(value)}`" for key, value in SMOKE.items())
+    smoke = ", ".join(f"`{key}: {format_value(value)}`" for key, value in SMOKE.items())
     lines.append(f"| `--smoke` | `smoke: true`, {smoke} |")
     return [
         *lines,

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from nsgf.cli import arguments as command_line
 from nsgf.cli.arguments import config_folder, parse
-from nsgf.compare.trials import Comparison
+from nsgf.comparison.trials import Comparison
 from nsgf.config.files import Content
 from nsgf.config.schema import Config
 from nsgf.experiment import train

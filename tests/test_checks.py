@@ -7,7 +7,7 @@ import pytest
 
 from nsgf.checks import check
 from nsgf.cli.arguments import parse
-from nsgf.config.files import build, merged, nested
+from nsgf.config.files import build, merge_settings, nest_keys
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import Config
 from nsgf.run.folder import RunFolder
@@ -150,7 +150,7 @@ def test_what_belongs_together_is_valid(exp, flags):
 )
 def test_wrong_settings_from_python_are_refused(exp, key, value):
     settings = {"sampling.solver": "heun", key: value}
-    config = build(Config, merged(asdict(shipped(exp)), nested(settings)))
+    config = build(Config, merge_settings(asdict(shipped(exp)), nest_keys(settings)))
     with pytest.raises(UserError, match=rf"^{re.escape(key)} = "):
         check(config)
 

@@ -9,7 +9,7 @@ import torch
 import nsgf
 from nsgf import UserError
 from nsgf.cli.arguments import parse
-from nsgf.compare.compare import comparison_plan
+from nsgf.comparison.compare import comparison_plan
 from nsgf.data import Data, build_source
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from nsgf import experiment
-from nsgf.config.files import build, given, merged
+from nsgf.config.files import build, merge_settings, parse_settings
 from nsgf.config.schema import Config
 from nsgf.experiment import train
 from nsgf.phases import get_phase, resume
 from nsgf.phases.base import load_network
-from nsgf.phases.lines import NSF, trained_steps
+from nsgf.phases.lines import NSF, load_nsgf_steps
 from nsgf.phases.resume import pending_phases
 from nsgf.pool import build_pool
 from nsgf.run import checkpoint
@@ -204,7 +204,7 @@ def _files(run: RunFolder) -> dict[str, Path]:
 def test_phases_two_and_three_must_share_their_lines_and_networks(
     tiny, tiny_run, key, value, found
 ):
-    longer = merged(asdict(tiny), given({key: value, "predictor.iterations": 20}))
+    longer = merge_settings(asdict(tiny), parse_settings({key: value, "predictor.iterations": 20}))
     with pytest.raises(UserError, match=rf"{re.escape(key)}: the checkpoint has {found}"):
         train(build(Config, longer), tiny_run)
 
@@ -236,7 +236,7 @@ def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, tiny_run):
     expected = x
     for step in range(3):
         expected = expected + tiny.flow.eta * network(expected, torch.full((5,), step / 3))
-    torch.testing.assert_close(trained_steps(lab)(x), expected)
+    torch.testing.assert_close(load_nsgf_steps(lab)(x), expected)
 
 
 def test_straight_flow_begins_with_the_averaged_weights_of_nsgf(tiny):

@@ -17,7 +17,7 @@ FILES = {
     ): file
     for file in sorted(ROOT.rglob("*.py"))
 }
-MAY_NAME_PHASES = ("nsgf.phases.", "nsgf.config.", "nsgf.compare.trials")
+MAY_NAME_PHASES = ("nsgf.phases.", "nsgf.config.", "nsgf.comparison.trials")
 """The phases themselves, the schema, and the list of methods that are compared."""
 NOT_A_PHASE = {"nsgf"}
 """Also the name of the package, of a command and of a method."""

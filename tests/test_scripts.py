@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nsgf.compare.results import read_rows
-from nsgf.compare.tables import latex
-from nsgf.compare.trials import count_updates
+from nsgf.comparison.results import read_rows
+from nsgf.comparison.tables import latex
+from nsgf.comparison.trials import count_updates
 from nsgf.config.schema import PHASES
 from tests.sinkhorn import reference
 

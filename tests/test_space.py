@@ -8,7 +8,7 @@ from nsgf import experiment
 from nsgf.experiment import check_space, training_plan
 from nsgf.phases import get_phase
 from nsgf.phases.base import count_weights
-from nsgf.run.folder import RunFolder, earlier
+from nsgf.run.folder import RunFolder, previous_file
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -43,7 +43,7 @@ def test_two_checkpoints_of_each_phase_one_more_and_the_pool_must_fit(tmp_path, 
 
 def test_checkpoints_that_are_there_need_no_more_room(tmp_path, fits):
     run = RunFolder(tmp_path)
-    for file in (run.checkpoint_file("nsf"), earlier(run.checkpoint_file("nsf"))):
+    for file in (run.checkpoint_file("nsf"), previous_file(run.checkpoint_file("nsf"))):
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(bytes(16_000))
     for needed, restarts in ((16_000, []), (32_000, ["nsf"])):  # one is only renamed

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from nsgf.cli.flags import COMMANDS, SMOKE, WITHOUT_RUN, command_parser, short_flags
 from nsgf.config.files import (
     Content,
+    apply_optim,
     build,
     config_folder,
     experiments,
-    given,
-    inherited,
-    merged,
-    nested,
+    merge_settings,
+    method_layers,
+    nest_keys,
+    parse_settings,
     read_settings,
-    with_method,
 )
 from nsgf.config.schema import Config
 from nsgf.system.errors import UserError, cause
@@ -81,13 +81,13 @@ def parse(argv: list[str]) -> Request:
         named = repr(argv[0]) if argv else "missing"
         raise UserError(f"unknown command {named}: must be one of {', '.join(COMMANDS)}")
     command, words = argv[0], argv[1:]
-    flags = command_parser(command).given(words)
+    flags = command_parser(command).parse_flags(words)
     control, short = flags.pop("control", {}), flags.pop("short", {})
     keys = short_flags(command)
     fanned_out = {key: value for flag, value in short.items() for key in keys[flag]}
-    settings = merged(nested(fanned_out), flags)
+    settings = merge_settings(nest_keys(fanned_out), flags)
     if command == "compare" and {"name", "source"} & set(settings.get("data", {})):
-        settings = merged({"compare": {"targets": []}}, settings)
+        settings = merge_settings({"compare": {"targets": []}}, settings)
     result = _request(command, control, settings, "--sinkhorn-batch" in short)
     return replace(result, words=tuple(words))
 
@@ -104,7 +104,7 @@ def request(command: str, control: Content, settings: Mapping[str, Any]) -> Requ
         UserError: as :func:`parse`.
     """
     try:
-        return _request(command, control, given(settings))
+        return _request(command, control, parse_settings(settings))
     except OSError as error:
         raise UserError(f"{error.filename} cannot be used: {cause(error)}") from error
 
@@ -112,12 +112,12 @@ def request(command: str, control: Content, settings: Mapping[str, Any]) -> Requ
 def _request(
     command: str, control: Content, flags: Content, smaller_batches: bool = False
 ) -> Request:
-    from nsgf.checks import expanded
+    from nsgf.checks import expand_path
 
-    flags = inherited(flags)  # --optim.KEY is a flag of every phase
+    flags = apply_optim(flags)  # --optim.KEY is a flag of every phase
     _check_allowed(command, control, flags)
     for key in {"run", "compare"} & set(control):
-        control = {**control, key: expanded(key, control[key])}
+        control = {**control, key: expand_path(key, control[key])}
     file = _file(control, flags)
     own = read_settings(file) if file else {}
     run = _find_run(command, control, flags, own)
@@ -168,15 +168,15 @@ def _configure(
     # loads torch: a typo need not wait for it
     from nsgf.checks import check, check_values, fit_to_classes
     from nsgf.data import target_set
-    from nsgf.data.choices import with_own_data
+    from nsgf.data.choices import choose_for_own_data
 
-    below, own = with_method(content, method) if run is None else (Content(), content)
-    base, flags, notes = with_own_data(below, own, flags, check_values, is_new=run is None)
-    smoke = nested(SMOKE) if flags.get("smoke") and not run else {}
-    config = build(Config, merged(base, smoke, flags))
+    below, own = method_layers(content, method) if run is None else (Content(), content)
+    base, flags, notes = choose_for_own_data(below, own, flags, check_values, is_new=run is None)
+    smoke = nest_keys(SMOKE) if flags.get("smoke") and not run else {}
+    config = build(Config, merge_settings(base, smoke, flags))
     if not run and (smoke or "conditional" in flags.get("data", {})):
         chosen, fitted = fit_to_classes(config)
-        config = build(Config, merged(base, smoke, chosen, flags))
+        config = build(Config, merge_settings(base, smoke, chosen, flags))
         notes += fitted
     if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
         planned = build(Config, base)
@@ -250,7 +250,7 @@ def _find_run(command: str, control: Content, flags: Content, own: Content) -> "
     elif not own:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
     else:
-        config = build(Config, merged(inherited(own), flags))
+        config = build(Config, merge_settings(apply_optim(own), flags))
         check_values(config)
         run = RunFolder.newest(
             Path(config.out_dir), config.exp, smoke=config.smoke, method=flags.get("method")
@@ -271,7 +271,7 @@ def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:
             raise UserError(f"{key} = {flags[key]}: {run.path} has {key} {saved.get(key)}")
     if flags.get("smoke") and not saved.get("smoke"):
         raise UserError(f"--smoke: {run.path} is no smoke run; leave it out, or train a new run")
-    return merged(inherited(saved), inherited(own))
+    return merge_settings(apply_optim(saved), apply_optim(own))
 
 
 def _without_unsafe_settings(

@@ -183,8 +183,8 @@ def _list(request: Request) -> list[str]:
 
 
 def _compare(request: Request) -> Iterator[str]:
-    from nsgf.compare.compare import compare
-    from nsgf.compare.trials import Comparison
+    from nsgf.comparison.compare import compare
+    from nsgf.comparison.trials import Comparison
     from nsgf.run.stop import Stopped, StopRequest
     from nsgf.system.distributed import take_card
 

@@ -18,7 +18,7 @@ NAMES: dict[Any, str] = {
 }
 
 
-def meanings(kind: Any = schema.Settings, prefix: str = "") -> dict[str, str]:
+def setting_descriptions(kind: Any = schema.Settings, prefix: str = "") -> dict[str, str]:
     """Return the docstrings of sections and settings by dotted key, in the order of the schema.
 
     The key of the configuration itself is empty. Settings that phases inherit stand once, in the
@@ -37,7 +37,7 @@ def meanings(kind: Any = schema.Settings, prefix: str = "") -> dict[str, str]:
             found |= {prefix + name: text for name, text in _docs()[base.__name__].items()}
     for item in fields(kind):
         if is_dataclass(item.type):
-            found |= meanings(item.type, f"{prefix}{item.name}.")
+            found |= setting_descriptions(item.type, f"{prefix}{item.name}.")
     return found
 
 
@@ -55,25 +55,25 @@ def _docs() -> dict[str, dict[str, str]]:
     }
 
 
-def allowed_words(item: Setting) -> str:
+def describe_allowed(item: Setting) -> str:
     """Return the type and the range of a setting: ``a number, > 0``."""
     bounds = f", {item.range}".removesuffix(f" and <= {MANY}") if item.range else ""
-    return type_words(item.kind) + bounds
+    return describe_type(item.kind) + bounds
 
 
-def type_words(kind: Any) -> str:
+def describe_type(kind: Any) -> str:
     """Return a type in words: ``a number or null``."""
     arguments = get_args(kind)
     if get_origin(kind) is Literal:
         values = ", ".join(map(str, arguments))
         return f"one of {values}" if len(arguments) > 1 else values
     if get_origin(kind) in (Union, UnionType):
-        return " or ".join(type_words(part) for part in arguments)
+        return " or ".join(describe_type(part) for part in arguments)
     if get_origin(kind) is list:
-        return f"a list, each {type_words(arguments[0])}"
+        return f"a list, each {describe_type(arguments[0])}"
     return NAMES[kind]
 
 
-def yaml_words(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a plain value as it stands in a file."""
     return json.dumps(value, ensure_ascii=False).replace('"', "")

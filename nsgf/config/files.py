@@ -54,7 +54,7 @@ def read_settings(file: Path) -> Content:
     """
     plain = read_plain(file)
     sections = plain.pop("methods", {})
-    content = settings_parser().checked(plain)
+    content = settings_parser().check_types(plain)
     if "exp" not in content:
         raise UserError(f"config {file}: must name its experiment, for example exp: {file.stem}")
     if not isinstance(sections, dict):
@@ -63,13 +63,13 @@ def read_settings(file: Path) -> Content:
         if not isinstance(section, dict):
             raise UserError(f"config {file}: methods.{name} = {section!r}: must be a section")
         try:
-            content.setdefault("methods", {})[str(name)] = settings_parser().checked(section)
+            content.setdefault("methods", {})[str(name)] = settings_parser().check_types(section)
         except UserError as error:
             raise UserError(f"methods.{name}.{error}") from error
     return content
 
 
-def with_method(content: Content, method: str | None = None) -> tuple[Content, Content]:
+def method_layers(content: Content, method: str | None = None) -> tuple[Content, Content]:
     """Return the settings of a method, and those of an experiment with its section for the method.
 
     Each phase has its own values in both; the experiment's win over the method's.
@@ -84,14 +84,14 @@ def with_method(content: Content, method: str | None = None) -> tuple[Content, C
     """
     wanted = method or content.get("method")
     if not wanted:
-        return {}, inherited(content)
+        return {}, apply_optim(content)
     name = Path(wanted).stem if wanted.endswith((".yaml", ".yml")) else wanted
     if "phases" in content and method and name != content.get("method"):
         own = content.get("method", "no method")
         raise UserError(f"method = {method}: must be {own}, for which the settings are complete")
-    base = merged(content, content.get("methods", {}).get(name, {}))
+    base = merge_settings(content, content.get("methods", {}).get(name, {}))
     below = _method_settings(wanted, has_phases="phases" in base)
-    return inherited(below), {**inherited(base), "method": name}
+    return apply_optim(below), {**apply_optim(base), "method": name}
 
 
 def _method_settings(method: str, *, has_phases: bool) -> Content:
@@ -113,7 +113,7 @@ def _method_settings(method: str, *, has_phases: bool) -> Content:
         raise UserError(
             f"method = {method}: must be one of {', '.join(names)}, or a YAML file{hint}"
         )
-    settings = settings_parser().checked(read_plain(file))
+    settings = settings_parser().check_types(read_plain(file))
     if "phases" not in settings:
         raise UserError(f"method {file}: must name its phases, for example phases: [nsgf]")
     return settings
@@ -138,7 +138,7 @@ def read_plain(file: Path) -> Content:
     return content
 
 
-def given(settings: Mapping[str, Any]) -> Content:
+def parse_settings(settings: Mapping[str, Any]) -> Content:
     """Return settings that are given by dotted key, nested, with values of the right types.
 
     Raises:
@@ -148,30 +148,30 @@ def given(settings: Mapping[str, Any]) -> Content:
         str(key): os.fspath(value) if isinstance(value, os.PathLike) else value
         for key, value in settings.items()
     }
-    return settings_parser().checked(nested(flat))
+    return settings_parser().check_types(nest_keys(flat))
 
 
-def nested(flat: Mapping[str, Any]) -> Content:
+def nest_keys(flat: Mapping[str, Any]) -> Content:
     """Turn ``{"nsgf.lr": 1}`` into ``{"nsgf": {"lr": 1}}``."""
     content: Content = {}
     for key, value in flat.items():
         for part in reversed(key.split(".")):
             value = {part: value}
-        content = merged(content, value)
+        content = merge_settings(content, value)
     return content
 
 
-def merged(*layers: Content) -> Content:
+def merge_settings(*layers: Content) -> Content:
     """Return settings with others laid over them, leaf by leaf; later layers win."""
     result: Content = {}
     for layer in layers:
         for key, value in layer.items():
             inside = isinstance(value, dict) and isinstance(result.get(key), dict)
-            result[key] = merged(result[key], value) if inside else value
+            result[key] = merge_settings(result[key], value) if inside else value
     return result
 
 
-def inherited(content: Content) -> Content:
+def apply_optim(content: Content) -> Content:
     """Return settings without ``optim``, whose values each phase has that does not set its own, and
     without the sections of ``methods``."""
     result = {key: value for key, value in content.items() if key != "methods"}
@@ -184,7 +184,7 @@ def inherited(content: Content) -> Content:
 def drop_machine_settings(config: Config) -> Config:
     """Return the settings without what they say of the machine and its user, to be shared."""
     paths = {key: item.default for key, _, item in leaves(config) if item.is_path}
-    usual = build(Config, merged(asdict(config), nested(paths)))
+    usual = build(Config, merge_settings(asdict(config), nest_keys(paths)))
     return replace(usual, device=Config.device, tracking=TrackingConfig())
 
 

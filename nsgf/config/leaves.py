@@ -103,7 +103,7 @@ def fixed_values(config: Any, sections: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def contradictions(
+def find_contradictions(
     saved: dict[str, Any], config: Any, frozen: Collection[str], running: str | None = None
 ) -> list[str]:
     """Return the settings of ``config`` that a run with the settings ``saved`` cannot take over.

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, set_loader
 from yaml import YAMLError
 
-from nsgf.config.describe import meanings, type_words, yaml_words
+from nsgf.config.describe import describe_type, format_value, setting_descriptions
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import OF_PHASES, Settings
 from nsgf.config.yaml_loader import load_yaml
@@ -55,10 +55,10 @@ class Parser(ArgumentParser):
         if not wrong:
             raise UserError(message.removeprefix("argument "))
         flag, action = next(pair for pair in self.flags.items() if pair[1].dest == wrong[1])
-        allowed = type_words(action._typehint)
+        allowed = describe_type(action._typehint)
         raise UserError(f"{flag.removeprefix('--')} = {wrong[2].strip()}: must be {allowed}")
 
-    def given(self, words: list[str]) -> dict[str, Any]:
+    def parse_flags(self, words: list[str]) -> dict[str, Any]:
         """Return what a command line sets, nested.
 
         Raises:
@@ -76,7 +76,7 @@ class Parser(ArgumentParser):
             raise UserError(f"a value of the command line cannot be read: {error}") from error
         return result
 
-    def checked(self, content: dict[str, Any]) -> dict[str, Any]:
+    def check_types(self, content: dict[str, Any]) -> dict[str, Any]:
         """Return the content of a file with values of the right types.
 
         Raises:
@@ -107,7 +107,7 @@ class Parser(ArgumentParser):
             elif key not in REMOVED:
                 self._unknown(key)
             elif value not in REMOVED[key]:
-                allowed = " or ".join(map(yaml_words, REMOVED[key]))
+                allowed = " or ".join(map(format_value, REMOVED[key]))
                 raise UserError(f"{key} = {value}: was removed; it must be {allowed}")
         return known
 
@@ -140,7 +140,7 @@ def add_settings(parser: Parser) -> Any:
 
     What phases inherit is left out of the help: it stands there once, at ``optim``.
     """
-    words, groups = meanings(), {}
+    words, groups = setting_descriptions(), {}
     for key, default, item in leaves(Settings()):
         section = key.rpartition(".")[0]
         if section not in groups:
@@ -150,7 +150,7 @@ def add_settings(parser: Parser) -> Any:
         action = groups[section].add_argument(
             f"--{key}",
             type=item.kind,
-            metavar=yaml_words(default) or "NAME",
+            metavar=format_value(default) or "NAME",
             help=_brief(words[key], 60) if key in words else argparse.SUPPRESS,
             **extra,
         )

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
-from nsgf.config.describe import yaml_words
-from nsgf.config.files import Content, build, inherited, merged, nested
+from nsgf.config.describe import format_value
+from nsgf.config.files import Content, apply_optim, build, merge_settings, nest_keys
 from nsgf.config.schema import Config
 from nsgf.data import INSPECTORS
 from nsgf.data.own import Found, read_found
@@ -26,7 +26,7 @@ OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
 """Settings that only some methods use; the rules lower a method's value and set no new one."""
 
 
-def with_own_data(
+def choose_for_own_data(
     method: Content,
     base: Content,
     flags: Content,
@@ -55,10 +55,10 @@ def with_own_data(
     if is_new and {"name", "path", "size"} & set(flags.get("data", {})):
         own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
         base = {**base, "data": own}
-    name = merged(base, flags).get("data", {}).get("name")
+    name = merge_settings(base, flags).get("data", {}).get("name")
     if name not in INSPECTORS or base.get("data", {}).get("found"):
-        return merged(method, base), flags, ()
-    config = build(Config, merged(merged(method, base), flags))
+        return merge_settings(method, base), flags, ()
+    config = build(Config, merge_settings(merge_settings(method, base), flags))
     check(config)
     if config.data.path is None:
         raise UserError(f"data.path = null: name the {name} to train on with --data.path")
@@ -68,10 +68,10 @@ def with_own_data(
     data: dict[str, Any] = {"found": found._asdict()}
     if name == "images":
         data["size"] = found.shape[1]
-    below = merged(merged(method, inherited(nested(chosen))), base)
-    shown = ", ".join(f"{key} {yaml_words(value)}" for key, value in chosen.items())
+    below = merge_settings(merge_settings(method, apply_optim(nest_keys(chosen))), base)
+    shown = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
     notes += (f"chosen for them: {shown}; your own settings and --smoke win",)
-    return below, merged(flags, {"data": data}), notes
+    return below, merge_settings(flags, {"data": data}), notes
 
 
 def _chosen(config: Config, found: Found) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.data import ImageSet, target_set
 from nsgf.data.images import to_bytes
 from nsgf.metrics.distances import compare_features, require_fidelity, require_neighbours
-from nsgf.models.small_classifier import SEED, obtain
+from nsgf.models.small_classifier import SEED, load_or_train
 from nsgf.system.errors import UserError
 from nsgf.system.output import show
 from nsgf.system.seeding import make_generator
@@ -59,7 +59,9 @@ class ClassifierMetrics:
         kind = target_set(config)
         assert isinstance(kind, ImageSet)
         folder = out_dir.expanduser() / ".classifiers"
-        self._trained = obtain(kind, images, kind.labels(config, len(images)), folder, device, log)
+        self._trained = load_or_train(
+            kind, images, kind.labels(config, len(images)), folder, device, log
+        )
         self._device = device
         order = torch.randperm(len(images), generator=make_generator(SEED, "classifier", "real"))
         size = min(MOST, len(images) // 2)

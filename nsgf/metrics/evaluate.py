@@ -18,8 +18,8 @@ from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.distances import nearest_distance, w2, w2_floor
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.phases import load_sampler
-from nsgf.run.folder import RunFolder, check_links, results_folder, writable, write_text
-from nsgf.run.progress import track
+from nsgf.run.folder import RunFolder, check_links, ensure_writable, results_folder, write_text
+from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import FlowSampler, Samples, StraightFlow
 from nsgf.system.distributed import World
@@ -65,9 +65,9 @@ def evaluate_run(
         raise UserError(f"sampling.label = {config.sampling.label}: must be null to measure a run")
     world = world or World()
     log = log if world.is_main else lambda _: None
-    folder, evaluation = writable(results_folder(config, run)), config.evaluation
+    folder, evaluation = ensure_writable(results_folder(config, run)), config.evaluation
     for name in [".classifiers"] * evaluation.classifier + [".fidelity"] * evaluation.inception:
-        check_links(writable(Path(config.out_dir).expanduser() / name))
+        check_links(ensure_writable(Path(config.out_dir).expanduser() / name))
     device = pick_device(config.device, world.card)
     sampler, progress = load_sampler(config, run, device)
     nfe = sampler.expected_nfe
@@ -131,7 +131,7 @@ class Measures:
         """Return exact W2 to fresh target samples, and its floor, over the repetitions."""
         data, distances, floors = self._data, [], []
         n = data.at_most_half(min(self._config.evaluation.w2_samples, len(samples[0])))
-        for repeat, part in enumerate(track(samples, "W2", "repeat")):
+        for repeat, part in enumerate(count_progress(samples, "W2", "repeat")):
             own = data.in_units(part[:n])
             distances.append(w2(own, data.reference("evaluate", str(repeat)).sample(n)))
             floors.append(w2_floor(data.reference("floor", str(repeat)), n))

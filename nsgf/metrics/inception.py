@@ -22,7 +22,7 @@ from nsgf.metrics.distances import (
     require_neighbours,
 )
 from nsgf.run.cache import fingerprint, load_or_compute
-from nsgf.run.progress import track
+from nsgf.run.progress import count_progress
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.output import show
 
@@ -75,7 +75,7 @@ class Inception:
         on the CPU. ``title`` names the images beside the progress."""
         network, found = self._network.to(device), []
         with torch.no_grad():
-            for part in track(images.split(batch_size), title, "batch"):
+            for part in count_progress(images.split(batch_size), title, "batch"):
                 colour = part.expand(-1, 3, -1, -1)
                 found.append([layer.cpu() for layer in network(colour.to(device))])
         features, logits = map(torch.cat, zip(*found, strict=True))

@@ -53,7 +53,7 @@ class SmallCNN(nn.Module):
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedClassifier:
     """A classifier in eval mode, without gradients."""
 
     network: SmallCNN
@@ -77,14 +77,14 @@ def split(count: int) -> tuple[Tensor, Tensor]:
     return order[:trained], order[trained:]
 
 
-def obtain(
+def load_or_train(
     kind: ImageSet,
     images: Tensor,
     labels: Tensor,
     folder: Path,
     device: torch.device,
     log: Callable[[str], None],
-) -> Trained:
+) -> TrainedClassifier:
     """Return the classifier of a data set, from its file, or trained now and kept there.
 
     The file serves all devices: distances that were taken on two of them are of one instrument.
@@ -111,7 +111,9 @@ def obtain(
         return load_or_compute(file, partial(_restored, kind, device), compute, log)
 
 
-def train(kind: ImageSet, images: Tensor, labels: Tensor, device: torch.device) -> Trained:
+def train(
+    kind: ImageSet, images: Tensor, labels: Tensor, device: torch.device
+) -> TrainedClassifier:
     """Train a classifier on four fifths of the images and test it on the others.
 
     The same numbers follow from the same arguments; torch's global generator is left as it was.
@@ -136,7 +138,7 @@ def train(kind: ImageSet, images: Tensor, labels: Tensor, device: torch.device) 
         network(to_unit_range(images[rows].to(device))).argmax(1).cpu() == labels[rows]
         for rows in held_out.split(INFERENCE_BATCH)
     ]
-    return Trained(network, float(torch.cat(right).float().mean()))
+    return TrainedClassifier(network, float(torch.cat(right).float().mean()))
 
 
 def _initial(kind: ImageSet) -> SmallCNN:
@@ -145,11 +147,11 @@ def _initial(kind: ImageSet) -> SmallCNN:
         return SmallCNN(kind.shape, kind.classes)
 
 
-def _restored(kind: ImageSet, device: torch.device, payload: Any) -> Trained:
+def _restored(kind: ImageSet, device: torch.device, payload: Any) -> TrainedClassifier:
     """Return a classifier from the content of its file; raises any exception for another one."""
     network = _initial(kind)
     network.load_state_dict(payload["model"])
     if not is_finite(network.state_dict()):
         raise ValueError("weights that are not finite")
     network.to(device).eval().requires_grad_(False)
-    return Trained(network, float(payload["accuracy"]))
+    return TrainedClassifier(network, float(payload["accuracy"]))

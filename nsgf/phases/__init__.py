@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.phases.base import Phase, Trained, load_network
+from nsgf.phases.base import Phase, TrainedNetwork, load_network
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.generator import Generator
 from nsgf.phases.lines import NSF, Predictor
@@ -89,7 +89,7 @@ def previewed_phases(config: Config, phase: Phase) -> tuple[Phase, ...]:
 def join_legs(
     config: Config,
     phases: Sequence[Phase],
-    load: Callable[[Phase], Trained],
+    load: Callable[[Phase], TrainedNetwork],
     device: torch.device,
 ) -> tuple[FlowSampler, dict[str, str]]:
     """Return the sampler of these phases' legs, in order, with networks from ``load``, and the
@@ -121,7 +121,7 @@ def load_sampler(
         UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
     """
 
-    def load(phase: Phase) -> Trained:
+    def load(phase: Phase) -> TrainedNetwork:
         return load_network(phase, config, run, device)
 
     return join_legs(config, phases or sampled_phases(config, run.has_checkpoint), load, device)
@@ -129,7 +129,7 @@ def load_sampler(
 
 __all__ = [
     "Phase",
-    "Trained",
+    "TrainedNetwork",
     "called_legs",
     "get_phase",
     "get_phases",

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from nsgf.config.leaves import contradictions
+from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import (
     Config,
     ModelConfig,
@@ -23,14 +23,14 @@ from nsgf.sampling.sampler import Leg, StraightFlow
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed
-from nsgf.training.precision import Precision, kept_precision
+from nsgf.training.precision import Precision, supported_precision
 from nsgf.training.task import Task
 
 FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
 """Settings that training samples follow from and sampling does not read."""
 
 
-class Trained(NamedTuple):
+class TrainedNetwork(NamedTuple):
     """A network and how far its training got."""
 
     network: nn.Module
@@ -117,7 +117,7 @@ def new_network(phase: Phase, config: Config, device: torch.device) -> nn.Module
         return phase.network(config.model, *shape_and_classes(config.data)).to(device)
 
 
-def first_network(phase: Phase, session: Session, other: Phase | None) -> nn.Module:
+def starting_network(phase: Phase, session: Session, other: Phase | None) -> nn.Module:
     """Return a phase's network before its first update, with the averaged weights of ``other`` if
     it is given.
 
@@ -131,7 +131,7 @@ def first_network(phase: Phase, session: Session, other: Phase | None) -> nn.Mod
     return model
 
 
-def filled_network(phase: Phase, config: Config, state: Any, device: torch.device) -> nn.Module:
+def restored_network(phase: Phase, config: Config, state: Any, device: torch.device) -> nn.Module:
     """Return a phase's network with the weights ``state``, in eval mode and without gradients.
 
     Raises:
@@ -142,7 +142,9 @@ def filled_network(phase: Phase, config: Config, state: Any, device: torch.devic
     return model.to(device).eval().requires_grad_(False)
 
 
-def load_network(phase: Phase, config: Config, run: RunFolder, device: torch.device) -> Trained:
+def load_network(
+    phase: Phase, config: Config, run: RunFolder, device: torch.device
+) -> TrainedNetwork:
     """Return a phase's trained network with its averaged weights, in eval mode and without
     gradients.
 
@@ -160,13 +162,13 @@ def load_network(phase: Phase, config: Config, run: RunFolder, device: torch.dev
             f"{error} and train that phase anew: train --run {run.path} --resume-phase {number}"
         ) from error
     checkpoint.check_phase(file, payload, phase.name)
-    texts = contradictions(payload["config"], config, set(phase.follows) - FREE_IN_SAMPLING)
+    texts = find_contradictions(payload["config"], config, set(phase.follows) - FREE_IN_SAMPLING)
     if texts:
         raise UserError(f"cannot use {file}: " + "; ".join(texts))
     try:
-        model = filled_network(phase, config, payload["ema"], device)
+        model = restored_network(phase, config, payload["ema"], device)
         progress = f"{payload['step']} of {payload['config'][phase.name]['iterations']}{remark}"
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         why = one_line(error)
         raise UserError(f"checkpoint {file} does not fit the network ({why})") from error
-    return Trained(model, progress, kept_precision(payload.get("precision"), device))
+    return TrainedNetwork(model, progress, supported_precision(payload.get("precision"), device))

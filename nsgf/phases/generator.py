@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config, GeneratorConfig
 from nsgf.data import Data, class_labels, data_classes
-from nsgf.phases.base import Phase, PhasePlan, first_network
+from nsgf.phases.base import Phase, PhasePlan, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
@@ -42,14 +42,14 @@ class GeneratorTask(Task):
         self._is_residual = config.starts_as_velocity
         self._noise = data.source("generator")
         self._drift = Drift(config.generator.blurs, config.generator.tolerance)
-        self._groups = groups_of(config)
+        self._groups = count_groups(config)
         self._real = data.target("generator")
         if self._groups > 1:
             self._real = data.target_by_class("generator", mixed=True)
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """Return z (B, *shape) and y (M, *shape), with classes labels (B,) too."""
-        whole, targets = self._config.batch_size, targets_of(self._config)
+        whole, targets = self._config.batch_size, count_targets(self._config)
         places = [position * targets // whole for position in (positions.start, positions.stop)]
         labels = (class_labels(positions, self._groups),) if self._groups > 1 else ()
         return self._noise.at(positions), self._real.at(range(*places)), *labels
@@ -70,7 +70,7 @@ class GeneratorTask(Task):
         made = noise + answer if self._is_residual else answer
         if not made.isfinite().all():
             return made.sum() * float("nan")
-        x, y = grouped(made.detach(), self._groups), grouped(batch.target, self._groups)
+        x, y = split_groups(made.detach(), self._groups), split_groups(batch.target, self._groups)
         try:
             v = self._drift.velocity(x, y).transpose(0, 1).flatten(0, 1)
         except ValueError as error:  # of finite samples there is one cause
@@ -96,7 +96,7 @@ class Generator(Phase):
 
     def task(self, session: Session, data: Data) -> Task:
         (other,) = self.needs(session.config) or (None,)
-        return GeneratorTask(first_network(self, session, other), data, session.config)
+        return GeneratorTask(starting_network(self, session, other), data, session.config)
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
@@ -110,7 +110,7 @@ class Generator(Phase):
         return (NSGF(),) if config.starts_as_velocity else ()
 
 
-def targets_of(config: GeneratorConfig) -> int:
+def count_targets(config: GeneratorConfig) -> int:
     """Return the number of real samples of an update."""
     return config.targets or config.batch_size
 
@@ -120,20 +120,20 @@ def nearest_multiple(count: int, unit: int) -> int:
     return max(1, (count + unit // 2) // unit) * unit
 
 
-def groups_of(config: Config) -> int:
+def count_groups(config: Config) -> int:
     """Return the number of groups within which samples are transported: K + 1 with K classes, else
     1."""
     return data_classes(config.data) + 1
 
 
-def grouped(samples: Tensor, groups: int) -> Tensor:
+def split_groups(samples: Tensor, groups: int) -> Tensor:
     """Reshape samples (B, *shape), of which sample i is of group i mod G, to (G, B / G, *shape)."""
     return samples.unflatten(0, (-1, groups)).transpose(0, 1)
 
 
 def group_problems(config: Config, processes: int = 1) -> Iterator[str]:
     """Yield why batches cannot be made of two halves of each group in each process."""
-    own, groups = config.generator, groups_of(config)
+    own, groups = config.generator, count_groups(config)
     unit = 2 * groups * processes
     for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
         if count and (count % unit if groups > 1 else count < unit):

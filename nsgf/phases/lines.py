@@ -15,7 +15,7 @@ from nsgf.config.schema import Config, ModelConfig
 from nsgf.data import Data, LabelDropout, PointSampler, Sampler, Times, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.models import time_network
-from nsgf.phases.base import Phase, PhasePlan, first_network, load_network, new_network
+from nsgf.phases.base import Phase, PhasePlan, load_network, new_network, starting_network
 from nsgf.phases.coupling import Pairs
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
@@ -100,8 +100,10 @@ class NSF(LinePhase):
     follows = (*LinePhase.follows, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
-        model = first_network(self, session, NSGF() if session.config.nsf.init == "nsgf" else None)
-        return NSFTask(model, *line_pairs(self, session, data), data.classes)
+        model = starting_network(
+            self, session, NSGF() if session.config.nsf.init == "nsgf" else None
+        )
+        return NSFTask(model, *make_pairs(self, session, data), data.classes)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.nsf.init == "nsgf" else super().needs(config)
@@ -123,14 +125,14 @@ class Predictor(LinePhase):
 
     def task(self, session: Session, data: Data) -> Task:
         model = new_network(self, session.config, session.device)
-        return TimePredictorTask(model, *line_pairs(self, session, data), data.classes)
+        return TimePredictorTask(model, *make_pairs(self, session, data), data.classes)
 
     def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
         """Return the time predictor, which is given no class."""
         return time_network(config, shape)
 
 
-def line_pairs(phase: Phase, session: Session, data: Data) -> tuple[Pairs, int]:
+def make_pairs(phase: Phase, session: Session, data: Data) -> tuple[Pairs, int]:
     """Return the starts and ends of a phase's lines, and a seed, all from streams of its own.
 
     Raises:
@@ -139,7 +141,7 @@ def line_pairs(phase: Phase, session: Session, data: Data) -> tuple[Pairs, int]:
     config, device = session.config, session.device
     source = data.source(phase.name)
     if config.nsf.source == "nsgf":
-        steps = trained_steps(session)
+        steps = load_nsgf_steps(session)
         source = CachedStarts(source, steps, device, config.nsf.starts, data.classes)
     target = data.target_by_class(phase.name) if data.classes else data.target(phase.name)
     group = None
@@ -154,13 +156,13 @@ def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
     return (1 - weight) * start + weight * end
 
 
-def trained_steps(session: Session) -> Transport:
+def load_nsgf_steps(session: Session) -> Transport:
     """Return the trained NSGF steps (Algorithm 2). Raise UserError if NSGF is not trained."""
     flow = session.config.flow
-    return trained_flow(NSGF(), session, flow.steps, flow_time(flow))
+    return load_euler_steps(NSGF(), session, flow.steps, flow_time(flow))
 
 
-def trained_flow(phase: Phase, session: Session, steps: int, time: float) -> Transport:
+def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) -> Transport:
     """Return Euler steps of a phase's trained velocity network, from 0 to ``time``.
 
     Raises:

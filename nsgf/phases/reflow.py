@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config
 from nsgf.data import Data, PointSampler, RandomIndices, Times
-from nsgf.phases.base import Phase, first_network
+from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.flow_matching import Peer
-from nsgf.phases.lines import interpolate, trained_flow
-from nsgf.run.progress import track
+from nsgf.phases.lines import interpolate, load_euler_steps
+from nsgf.run.progress import count_progress
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.system.seeding import derive_seed
@@ -59,9 +59,9 @@ class Reflow(Phase):
     def task(self, session: Session, data: Data) -> Task:
         """Return the task, begun with the peer's averaged weights. A resumed reflow computes the
         same paths again."""
-        student = first_network(self, session, Peer())
+        student = starting_network(self, session, Peer())
         starts = data.source(self.name).at(range(session.config.reflow.pairs))
-        teacher = trained_flow(Peer(), session, STEPS, 1.0)
+        teacher = load_euler_steps(Peer(), session, STEPS, 1.0)
         ends = starts, path_ends(starts, teacher, session)
         return ReflowTask(student, ends, derive_seed(session.config.seed, self.name))
 
@@ -83,7 +83,7 @@ def path_ends(starts: Tensor, carry: Callable[[Tensor], Tensor], session: Sessio
     session.log.write(f"reflow: {len(starts)} paths of {STEPS} steps")
     ends = torch.empty_like(starts)
     batches = list(zip(starts.split(PATHS), ends.split(PATHS), strict=True))
-    for start, end in track(batches, "reflow paths", "batch", session.log.progress):
+    for start, end in count_progress(batches, "reflow paths", "batch", session.log.progress):
         if session.should_stop():
             raise Stopped("reflow: before its first step")
         end.copy_(carry(start.to(session.device)))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from itertools import chain
 
-from nsgf.config.leaves import contradictions
+from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import FAMILIES, Config, PhaseName
 from nsgf.phases import get_phase
 from nsgf.run import checkpoint
@@ -76,7 +76,7 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     checkpoint.check_phase(file, header, phase)
     is_done: bool = header["step"] >= getattr(config, phase).iterations
     follows, running = get_phase(phase).follows, None if is_done else phase
-    texts = contradictions(header["config"], config, follows, running)
+    texts = find_contradictions(header["config"], config, follows, running)
     if texts:
         raise UserError(f"cannot resume {file}: " + "; ".join(texts))
     return is_done

@@ -24,7 +24,7 @@ from torch import Tensor
 from nsgf.config.leaves import fixed_values
 from nsgf.config.schema import Config
 from nsgf.run.folder import write_text
-from nsgf.run.progress import Progress, track
+from nsgf.run.progress import Progress, count_progress
 from nsgf.system.errors import UserError, cause
 from nsgf.system.json_reader import fields, parse_object
 
@@ -148,7 +148,9 @@ class PoolFile:
         self._bytes = self._map.reshape(flows, -1)
         self.positions: Tensor = torch.from_numpy(self._map).view(dtype).view(-1, *shape[1:])
         self._saved_at = time.monotonic()
-        for index, known in enumerate(track(header.checksums, "pool: checking", "flow", counter)):
+        for index, known in enumerate(
+            count_progress(header.checksums, "pool: checking", "flow", counter)
+        ):
             if self._checksum(index) != known:
                 raise UserError(
                     f"pool file {self._file} was changed or cut off (flow {index}); "

@@ -7,8 +7,8 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from nsgf.compare.results import FLOOR, Row, read_rows
-from nsgf.compare.tables import (
+from nsgf.comparison.results import FLOOR, Row, read_rows
+from nsgf.comparison.tables import (
     COST_LEGEND,
     LEGEND,
     SETTINGS,
@@ -21,8 +21,14 @@ from nsgf.compare.tables import (
     settings_text,
     values,
 )
-from nsgf.compare.trials import TITLES, Comparison, method_title
-from nsgf.config.files import build, drop_machine_settings, merged, read_settings, with_method
+from nsgf.comparison.trials import TITLES, Comparison, method_title
+from nsgf.config.files import (
+    build,
+    drop_machine_settings,
+    merge_settings,
+    method_layers,
+    read_settings,
+)
 from nsgf.config.schema import Config
 from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import new_figure
@@ -115,7 +121,7 @@ def stored_comparison(folder: Path) -> Comparison:
     names = content.get("compare", {}).get("methods")
     if not names:
         raise UserError(f"compare = {folder}: its {SETTINGS} names no methods")
-    methods = [build(Config, merged(*with_method(content, name))) for name in names]
+    methods = [build(Config, merge_settings(*method_layers(content, name))) for name in names]
     return Comparison(methods[0], {method.method: method for method in methods})
 
 

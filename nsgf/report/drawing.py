@@ -19,7 +19,7 @@ from nsgf.phases import load_sampler
 from nsgf.plots.figures import Field, draw_entry_times, draw_fields, draw_neighbours, save_animation
 from nsgf.plots.samples import save_figure
 from nsgf.report.samples import count_samples, draw_path
-from nsgf.run.folder import RunFolder, writable
+from nsgf.run.folder import RunFolder, ensure_writable
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import step_sizes, time_step
@@ -39,7 +39,7 @@ class Album:
         Raises:
             UserError: the folder cannot be written.
         """
-        self.folder, self._kinds = writable(folder), dict.fromkeys(("png", kind))
+        self.folder, self._kinds = ensure_writable(folder), dict.fromkeys(("png", kind))
         self.pictures: list[dict[str, Any]] = []
         self.files: list[str] = []
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from nsgf.config.files import build, read_settings
 from nsgf.config.schema import Config, PhaseName
 from nsgf.plots.figures import Curve
-from nsgf.run.checkpoint import good_header
+from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.log import read_costs
 from nsgf.system.errors import UserError, cause
@@ -48,7 +48,7 @@ def trained_updates(run: RunFolder, phase: PhaseName) -> int:
     """Return the number of updates in a phase's checkpoint, 0 if there is none."""
     if not run.has_checkpoint(phase):
         return 0
-    step: int = good_header(run.checkpoint_file(phase))["step"]
+    step: int = read_good_header(run.checkpoint_file(phase))["step"]
     return step
 
 

@@ -14,7 +14,7 @@ from nsgf.config.schema import Config
 from nsgf.data import Data, build_source, data_classes, in_units, is_image_set
 from nsgf.phases import Phase, load_sampler, previewed_phases
 from nsgf.plots.samples import compare_images, draw_image_path, draw_points, save_figure, save_grid
-from nsgf.run.folder import RunFolder, phase_stem, replacing, results_folder, writable
+from nsgf.run.folder import RunFolder, ensure_writable, phase_stem, replacing, results_folder
 from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples
@@ -54,7 +54,7 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
     """
     check(config)
     world = world or World()
-    folder = writable(results_folder(config, run) / "samples")
+    folder = ensure_writable(results_folder(config, run) / "samples")
     device = pick_device(config.device, world.card)
     sampler, updates = load_sampler(config, run, device)
     data = None if is_image_set(config.data.name) else Data(config.data, config.seed)

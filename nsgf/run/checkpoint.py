@@ -20,7 +20,7 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from nsgf.run.folder import earlier, link_or_copy, replacing, sync_folder, unused
+from nsgf.run.folder import link_or_copy, previous_file, replacing, sync_folder, unused_file
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.hardware import versions
 from nsgf.system.json_reader import fields, parse_object
@@ -33,7 +33,7 @@ CHUNK = 1 << 22
 
 
 def save(file: Path, payload: dict[str, Any]) -> None:
-    """Write a checkpoint, and keep the one before (:func:`nsgf.run.folder.earlier`).
+    """Write a checkpoint, and keep the one before (:func:`nsgf.run.folder.previous_file`).
 
     At any time one of the two names holds a whole checkpoint.
 
@@ -61,7 +61,7 @@ def save(file: Path, payload: dict[str, Any]) -> None:
             stream.flush()
             os.fsync(stream.fileno())
             if file.exists():
-                link_or_copy(file, earlier(file))
+                link_or_copy(file, previous_file(file))
     except (OSError, RuntimeError) as failure:
         error = _hidden(failure)
         if not isinstance(error, OSError):  # e.g. a second Ctrl-C
@@ -128,7 +128,7 @@ class Unreadable(UserError):
         self.cause = cause
 
 
-def damage(file: Path) -> str | None:
+def find_damage(file: Path) -> str | None:
     """Return what is wrong with a checkpoint; None if it is whole.
 
     Raises:
@@ -141,7 +141,7 @@ def damage(file: Path) -> str | None:
     return None
 
 
-def newer_format(file: str, its: int, ours: int) -> UserError:
+def newer_format_error(file: str, its: int, ours: int) -> UserError:
     """Return the error for a file of a later version, which is not damaged."""
     return UserError(
         f"{file} cannot be read (it is of the newer format {its}, this program reads {ours}); "
@@ -169,7 +169,7 @@ def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
     try:
         words = lead.removeprefix(MAGIC).split()
         if lead.startswith(MAGIC) and int(words[0]) > FORMAT:
-            raise newer_format(f"checkpoint {file}", int(words[0]), FORMAT)
+            raise newer_format_error(f"checkpoint {file}", int(words[0]), FORMAT)
         text, size, checksum = stream.read(int(words[1])), int(words[3]), int(words[4], 16)
         if lead != _lead(text, size, checksum):
             raise ValueError("its header does not fit its checksum")
@@ -204,13 +204,13 @@ def restore_previous(file: Path, log: Callable[[str], None]) -> None:
     Raises:
         UserError: the system refuses to read it, or it is of a newer format.
     """
-    before = earlier(file)
-    problem = damage(file) if file.exists() else "it is gone"
-    if problem is None or not before.exists() or damage(before):
+    before = previous_file(file)
+    problem = find_damage(file) if file.exists() else "it is gone"
+    if problem is None or not before.exists() or find_damage(before):
         return
     kept = ""
     if file.exists():
-        kept = f"; it is kept as {file.replace(unused(file, 'damaged')).name}"
+        kept = f"; it is kept as {file.replace(unused_file(file, 'damaged')).name}"
     link_or_copy(before, file)
     sync_folder(file.parent)
     log(f"checkpoint {file} is damaged ({problem}{kept}); the one before is used")
@@ -225,7 +225,7 @@ def load_good(
     Raises:
         UserError: neither it nor the one before can be read.
     """
-    before, is_gone = earlier(file), not file.exists()
+    before, is_gone = previous_file(file), not file.exists()
     try:
         return read(file), ""
     except UserError as error:
@@ -239,7 +239,7 @@ def load_good(
     return found, f"; {file.name} is {state}, this is the one before"
 
 
-def good_header(file: Path) -> dict[str, Any]:
+def read_good_header(file: Path) -> dict[str, Any]:
     """Return the header of the newest readable checkpoint; errors as in :func:`load_good`."""
     return load_good(file, read_header)[0]
 
@@ -253,7 +253,7 @@ def check_phase(file: Path, header: dict[str, Any], phase: str) -> None:
 def interrupted_message(file: Path, phase: str) -> str:
     """Return a line about a phase that is interrupted without saving."""
     try:
-        step = good_header(file)["step"]
+        step = read_good_header(file)["step"]
     except UserError:
         return f"{phase}: interrupted; there is no checkpoint of it yet"
     return f"{phase}: interrupted; updates after {step} are lost, --resume continues from {file}"

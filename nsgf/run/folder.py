@@ -43,7 +43,7 @@ class RunFolder:
     def has_checkpoint(self, phase: PhaseName) -> bool:
         """Whether a phase has its newest checkpoint or the one before."""
         file = self.checkpoint_file(phase)
-        return file.exists() or earlier(file).exists()
+        return file.exists() or previous_file(file).exists()
 
     @classmethod
     def create(cls, config: Config) -> "RunFolder":
@@ -131,18 +131,18 @@ class RunFolder:
     def set_aside(self, phase: PhaseName) -> Path:
         """Rename a phase's checkpoint to the first free ``*.previousN.pt``."""
         file = self.checkpoint_file(phase)
-        earlier(file).unlink(missing_ok=True)  # it belongs to the one set aside
-        aside = file.replace(unused(file, "previous"))
+        previous_file(file).unlink(missing_ok=True)  # it belongs to the one set aside
+        aside = file.replace(unused_file(file, "previous"))
         sync_folder(file.parent)
         return aside
 
 
-def earlier(file: Path) -> Path:
+def previous_file(file: Path) -> Path:
     """Return the file of the checkpoint before the newest: ``phase2_nsf.earlier.pt``."""
     return file.with_suffix(".earlier.pt")
 
 
-def unused(file: Path, name: str) -> Path:
+def unused_file(file: Path, name: str) -> Path:
     """Return the first unused name of ``*.NAME1.pt``, ``*.NAME2.pt``, ... beside a checkpoint."""
     number = 1
     while (free := file.with_suffix(f".{name}{number}.pt")).exists():
@@ -169,7 +169,7 @@ def results_folder(config: Config, run: RunFolder) -> Path:
     return run.path if out.resolve() in parents else out / home.name
 
 
-def writable(folder: Path) -> Path:
+def ensure_writable(folder: Path) -> Path:
     """Return a folder after a check that files can be written into it; make it if needed.
 
     Raises:

@@ -26,7 +26,7 @@ class Busy(UserError):
 
 
 @contextmanager
-def only_process(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a run folder.
 
     The operating system releases the lock when its process ends, so a killed process blocks nobody.
@@ -66,7 +66,7 @@ def wait_for_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> I
     with ExitStack() as held:
         while True:
             try:
-                held.enter_context(only_process(folder))
+                held.enter_context(lock_folder(folder))
                 break
             except Busy:
                 waiting()

@@ -104,7 +104,7 @@ class Progress:
         self._line(", ".join(parts))
 
 
-def track(
+def count_progress(
     things: Sequence[Item],
     title: str,
     unit: str,

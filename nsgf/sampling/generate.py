@@ -13,7 +13,7 @@ from nsgf.config.leaves import fixed_values
 from nsgf.data import Sampler
 from nsgf.data.images import to_bytes
 from nsgf.run.folder import replacing
-from nsgf.run.progress import track
+from nsgf.run.progress import count_progress
 from nsgf.run.stop import StopRequest
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, Samples
@@ -69,7 +69,7 @@ def generate(
         show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
     missing = world.agree([number for number in range(len(cuts)) if number not in done])
     own = missing[world.rank :: world.size]
-    for number in track(own, "sample", "batch") if progress and world.is_main else own:
+    for number in count_progress(own, "sample", "batch") if progress and world.is_main else own:
         if world.size > 1 and stop.reason:
             raise UserError(f"sampling: {stop.reason}; give the command again")
         cut = cuts[number]

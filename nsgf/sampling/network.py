@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nsgf.system.errors import UserError
 from nsgf.system.output import show
-from nsgf.training.precision import DTYPES, Precision, layers_in
+from nsgf.training.precision import DTYPES, Precision, precision_context
 
 
 class InferenceNetwork(nn.Module):
@@ -67,7 +67,7 @@ class InferenceNetwork(nn.Module):
         """Return the answer, computed for ``size`` samples at a time; None if memory is full."""
         parts = zip(*(part.split(max(1, size)) for part in inputs), strict=True)
         try:
-            with layers_in(self.precision, self._device):
+            with precision_context(self.precision, self._device):
                 answers = [self.model(*part).float() for part in parts]
             return answers[0] if len(answers) == 1 else torch.cat(answers)
         except torch.cuda.OutOfMemoryError:

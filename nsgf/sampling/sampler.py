@@ -283,7 +283,7 @@ def possible_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> tuple
     return least, math.inf if {NSGFSteps, StraightFlow} & set(legs) else len(legs)
 
 
-def at_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
+def limit_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
     """Return the settings of sampling with this number of network calls, or the nearest below it.
 
     NSGF++ spends one on the predictor, at most T and at most half of the others on the NSGF steps,

@@ -8,7 +8,7 @@ from nsgf.config.schema import ONE_CALL, PEER_PHASES, Config
 from nsgf.data import data_classes, data_shape, is_image_set
 from nsgf.metrics.evaluate import report
 from nsgf.phases import Phase
-from nsgf.phases.generator import targets_of
+from nsgf.phases.generator import count_targets
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.sampling.sampler import calls_per_velocity
 from nsgf.system.errors import printable, shorten_paths
@@ -64,7 +64,7 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], pictures: list
         shape=data_shape(config.data),
         classes=data_classes(config.data),
         takes_calls=is_free and calls_per_velocity(config) == 1,
-        targets=targets_of(config.generator),
+        targets=count_targets(config.generator),
         updates=updates,
         pictures=pictures,
         numbers=[

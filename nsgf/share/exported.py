@@ -20,17 +20,17 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from nsgf.checks import check
-from nsgf.config.files import Content, build, merged, read_plain
-from nsgf.config.leaves import contradictions
+from nsgf.config.files import Content, build, merge_settings, read_plain
+from nsgf.config.leaves import find_contradictions
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import shape_and_classes
-from nsgf.phases import Phase, Trained
-from nsgf.phases.base import FREE_IN_SAMPLING, filled_network
-from nsgf.run.checkpoint import is_finite, newer_format
+from nsgf.phases import Phase, TrainedNetwork
+from nsgf.phases.base import FREE_IN_SAMPLING, restored_network
+from nsgf.run.checkpoint import is_finite, newer_format_error
 from nsgf.run.folder import check_links, phase_stem
 from nsgf.system.errors import UserError, cause, one_line
-from nsgf.training.precision import kept_precision
+from nsgf.training.precision import supported_precision
 
 FORMAT = 1
 MARK = "nsgf_export"
@@ -73,7 +73,7 @@ def read_index(folder: Path) -> dict[str, Any]:
     if type(its) is not int:
         raise UserError(f"{folder}: no exported run (its {CONFIG_FILE} has no {MARK})")
     if its > FORMAT:
-        raise newer_format(str(file), its, FORMAT)
+        raise newer_format_error(str(file), its, FORMAT)
     if not all(isinstance(content.get(key), dict) for key in ("settings", "updates", "files")):
         raise UserError(f"{file} is damaged: it must have settings, updates and files")
     return content
@@ -90,12 +90,12 @@ class ExportedRun:
         """
         index = read_index(folder)
         try:
-            below = settings_parser().checked(index["settings"])
+            below = settings_parser().check_types(index["settings"])
             saved = build(Config, below)
             check(saved)
         except UserError as error:
             raise UserError(f"{folder / CONFIG_FILE}: {error}") from error
-        self.config = build(Config, merged(below, above))
+        self.config = build(Config, merge_settings(below, above))
         check(self.config)
         self._folder, self._saved = folder, asdict(saved)
         self._updates: dict[str, str] = index["updates"]
@@ -105,14 +105,14 @@ class ExportedRun:
         """Whether the weights of a phase belong to it."""
         return weights_file(phase) in self._sums
 
-    def load(self, phase: Phase, device: torch.device) -> Trained:
+    def load(self, phase: Phase, device: torch.device) -> TrainedNetwork:
         """Return the network of a phase, in eval mode and without gradients.
 
         Raises:
             UserError: its file is missing, damaged, or does not fit the settings.
         """
         file = self._folder / weights_file(phase.name)
-        texts = contradictions(self._saved, self.config, set(phase.follows) - FREE_IN_SAMPLING)
+        texts = find_contradictions(self._saved, self.config, set(phase.follows) - FREE_IN_SAMPLING)
         if texts:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
         state = self._state(file)
@@ -122,9 +122,9 @@ class ExportedRun:
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the types: torch compares no 8-bit numbers
             raise UserError(f"{file}: has values that are not finite")
-        model = filled_network(phase, self.config, state, device)
-        precision = kept_precision(self.config.train.precision, device)
-        return Trained(model, str(self._updates.get(phase.name)), precision)
+        model = restored_network(phase, self.config, state, device)
+        precision = supported_precision(self.config.train.precision, device)
+        return TrainedNetwork(model, str(self._updates.get(phase.name)), precision)
 
     def _state(self, file: Path) -> dict[str, Tensor]:
         try:

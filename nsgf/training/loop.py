@@ -17,8 +17,8 @@ from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
-from nsgf.training.precision import Forward, compiling, device_settings
-from nsgf.training.prefetch import Batches, draws_ahead
+from nsgf.training.precision import Forward, compile_errors_reported, device_settings
+from nsgf.training.prefetch import Batches, should_prefetch
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
 from nsgf.training.task import Task
 
@@ -57,7 +57,7 @@ def fit(
     """
     config, device, world = session.config.train, session.device, session.world
     optim: OptimConfig = getattr(session.config, phase)
-    prefetch = draws_ahead(session.config, task, device)
+    prefetch = should_prefetch(session.config, task, device)
     reset_peak_memory(device)
     with (
         device_settings(),
@@ -137,7 +137,7 @@ class PhaseLoop:
         """Compile before the first update, and log how long it takes."""
         self.log.write(f"{self.name}: compiling")
         started = time.perf_counter()
-        with compiling(), self._splitting():
+        with compile_errors_reported(), self._splitting():
             self.state.rehearse(self.batches.at(self.state.step))
         seconds = time.perf_counter() - started
         self.log.write(f"{self.name}: compiled in {seconds:.1f} s")

@@ -50,10 +50,10 @@ def sampling_precision(config: Config, device: torch.device) -> Precision:
     """Return the arithmetic of samples: ``train.precision`` where the device has it and is not slow
     in it, else float32. dopri5 takes float32, since it would take rounding for error."""
     is_adaptive = config.sampling.solver == "dopri5"
-    return "fp32" if is_adaptive else kept_precision(config.train.precision, device)
+    return "fp32" if is_adaptive else supported_precision(config.train.precision, device)
 
 
-def kept_precision(trained: object, device: torch.device) -> Precision:
+def supported_precision(trained: object, device: torch.device) -> Precision:
     """Return the precision ``trained`` if the device has it and is not slow in it, else float32."""
     if isinstance(trained, str) and not (trained == "fp16" and device.type == "cpu"):
         with suppress(UserError):  # the device that trained may have had what this one has not
@@ -61,7 +61,7 @@ def kept_precision(trained: object, device: torch.device) -> Precision:
     return "fp32"
 
 
-def layers_in(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+def precision_context(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
     """Return the context in which a network's layers compute in this precision."""
     if precision == "fp32":
         return nullcontext()  # torch's meta device has no autocast
@@ -113,7 +113,7 @@ class Forward:
         Raises:
             UserError: it cannot be compiled on this machine.
         """
-        with layers_in(self.precision, self.device):
+        with precision_context(self.precision, self.device):
             return self._network(*inputs).float()
 
     def gradient_sync(self, last: bool) -> AbstractContextManager[None]:
@@ -139,7 +139,7 @@ def compiled_folder() -> str:
 
 
 @contextmanager
-def compiling() -> Iterator[None]:
+def compile_errors_reported() -> Iterator[None]:
     """Turn errors of the first call of a compiled network into UserError.
 
     Raises:

@@ -26,7 +26,7 @@ class Loaded(NamedTuple):
     """When the copies are complete; None: they are."""
 
 
-def draws_ahead(config: Config, task: Task, device: torch.device) -> bool:
+def should_prefetch(config: Config, task: Task, device: torch.device) -> bool:
     """Return whether a thread draws the batches: those of a pool on disk, and images for a card.
     For points a thread costs more time than it saves."""
     return task.reads_disk or (device.type == "cuda" and is_image_set(config.data.name))

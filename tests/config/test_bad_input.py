@@ -13,7 +13,7 @@ from nsgf import cli
 from nsgf.checks import check
 from nsgf.cli.arguments import parse
 from nsgf.cli.flags import SHORT_FLAGS
-from nsgf.config.files import config_folder, merged, nested
+from nsgf.config.files import config_folder, merge_settings, nest_keys
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import Config, Settings
 from nsgf.system.errors import UserError, one_line
@@ -63,7 +63,9 @@ def outcome(argv: list[str]) -> str | None:
 def changed(name: str, key: str, value: Any) -> bytes:
     """A shipped file with one key set to something else."""
     content = yaml.safe_load((config_folder() / f"{name}.yaml").read_text())
-    return yaml.safe_dump(merged(content, nested({key: value}))).encode("utf-8", "surrogatepass")
+    return yaml.safe_dump(merge_settings(content, nest_keys({key: value}))).encode(
+        "utf-8", "surrogatepass"
+    )
 
 
 def entries(folder: Path) -> set[str]:

@@ -3,7 +3,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from nsgf.config.describe import meanings, type_words, yaml_words
+from nsgf.config.describe import describe_type, format_value, setting_descriptions
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import OF_PHASES, OptimConfig, Settings
 
@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_setting_is_described_once_but_for_what_phases_inherit():
-    inherited = {f"{phase}.{name}" for phase in OF_PHASES for name in asdict(OptimConfig())}
+    apply_optim = {f"{phase}.{name}" for phase in OF_PHASES for name in asdict(OptimConfig())}
     keys = {key for key, _, _ in leaves(Settings())}
     sections = {key.rpartition(".")[0] for key in keys}
-    found = meanings()
-    assert found.keys() - {"model"} == (keys | sections) - inherited - {"model"}
+    found = setting_descriptions()
+    assert found.keys() - {"model"} == (keys | sections) - apply_optim - {"model"}
     assert all(text.endswith(".") for text in found.values())
 
 
@@ -31,7 +31,7 @@ def test_the_page_of_the_configuration_is_the_one_that_the_schema_gives():
 
 
 def test_types_and_values_in_words():
-    assert type_words(float | None) == "a number or null"
-    assert type_words(list[Literal["a", "b"]]) == "a list, each one of a, b"
-    assert type_words(int | Literal["auto"]) == "an integer or auto"
-    assert [yaml_words(value) for value in (None, True, [1, "a"])] == ["null", "true", "[1, a]"]
+    assert describe_type(float | None) == "a number or null"
+    assert describe_type(list[Literal["a", "b"]]) == "a list, each one of a, b"
+    assert describe_type(int | Literal["auto"]) == "an integer or auto"
+    assert [format_value(value) for value in (None, True, [1, "a"])] == ["null", "true", "[1, a]"]

@@ -2,7 +2,7 @@ from dataclasses import asdict
 
 import pytest
 
-from nsgf.config.leaves import Range, contradictions, leaves
+from nsgf.config.leaves import Range, find_contradictions, leaves
 from nsgf.config.schema import Config
 from nsgf.phases import get_phase
 from nsgf.phases.base import FREE_IN_SAMPLING
@@ -40,7 +40,7 @@ def test_range(allowed, inside, outside, words):
 )
 def test_other_architecture_or_data_contradicts_a_checkpoint(key, value):
     now = shipped("digits", f"--{key}={value}")
-    (text,) = contradictions(asdict(shipped("digits")), now, FROZEN)
+    (text,) = find_contradictions(asdict(shipped("digits")), now, FROZEN)
     found = {name: found for name, found, _ in leaves(now)}[key]
     assert text.startswith(f"{key}: the checkpoint has ")
     assert text.endswith(f"this command {found}")
@@ -51,28 +51,28 @@ def test_what_changes_no_result_so_far_may_differ():
     flags += " --nsgf.iterations=9 --out-dir=x --device=cpu --pool.storage=disk"
     flags += " --pool.build_batch=3 --model.checkpoint_activations=true"
     now = shipped("mnist", *flags.split())  # which reads and downloads files
-    assert contradictions(asdict(shipped("mnist")), now, FROZEN, running="nsgf") == []
+    assert find_contradictions(asdict(shipped("mnist")), now, FROZEN, running="nsgf") == []
 
 
 def test_optimization_is_fixed_in_the_middle_of_its_phase():
     saved, now = asdict(shipped("digits")), shipped("digits", "--nsgf.lr=1e-5")
-    assert contradictions(saved, now, FROZEN) == []
-    (text,) = contradictions(saved, now, FROZEN, running="nsgf")
+    assert find_contradictions(saved, now, FROZEN) == []
+    (text,) = find_contradictions(saved, now, FROZEN, running="nsgf")
     assert text == "nsgf.lr: the checkpoint has 0.001, this command 1e-05"
 
 
 def test_samples_may_have_another_seed_but_not_another_flow():
     now = shipped("digits", "--seed=1", "--pool-batches=3", "--flow.eta=0.1")
-    (text,) = contradictions(asdict(shipped("digits")), now, set(FROZEN) - FREE_IN_SAMPLING)
+    (text,) = find_contradictions(asdict(shipped("digits")), now, set(FROZEN) - FREE_IN_SAMPLING)
     assert text.startswith("flow.eta")
 
 
 def test_settings_that_a_checkpoint_lacks_had_their_defaults():
     saved = asdict(shipped("digits"))
     del saved["sinkhorn"]["target_batch"], saved["model"]
-    assert contradictions(saved, shipped("digits"), ["sinkhorn"]) == []
+    assert find_contradictions(saved, shipped("digits"), ["sinkhorn"]) == []
     now = shipped("digits", "--sinkhorn.target_batch=9", "--model.unet.channels=64")
-    found = contradictions(saved, now, ["sinkhorn", "model.unet.channels"])
+    found = find_contradictions(saved, now, ["sinkhorn", "model.unet.channels"])
     assert found[0] == "sinkhorn.target_batch: the checkpoint has None, this command 9"
     assert found[1] == "model.unet.channels: the checkpoint has 32, this command 64"
 

@@ -1,6 +1,6 @@
 import pytest
 
-from nsgf.config.files import nested
+from nsgf.config.files import nest_keys
 from nsgf.config.parser import REMOVED, settings_parser
 from nsgf.system.errors import UserError
 
@@ -28,43 +28,43 @@ BAD = [
 
 @pytest.mark.parametrize(("key", "text", "value"), GOOD)
 def test_text_of_a_flag_gets_the_type_of_its_setting(key, text, value):
-    found = settings_parser().given([f"--{key}={text}"])
-    assert repr(found) == repr(nested({key: value}))
+    found = settings_parser().parse_flags([f"--{key}={text}"])
+    assert repr(found) == repr(nest_keys({key: value}))
 
 
 @pytest.mark.parametrize(("key", "text"), BAD)
 def test_text_of_another_type_is_refused(key, text):
     with pytest.raises(UserError):
-        settings_parser().given([f"--{key}={text}"])
+        settings_parser().parse_flags([f"--{key}={text}"])
 
 
 def test_values_of_a_file_get_their_type():
     content = {"exp": "5", "nsgf": {"lr": 1}, "model": {"unet": {}}}
-    assert settings_parser().checked(content) == {"exp": "5", "nsgf": {"lr": 1.0}}
+    assert settings_parser().check_types(content) == {"exp": "5", "nsgf": {"lr": 1.0}}
     for wrong in ({"exp": 5}, {"seed": 1.0}, {"smoke": "x"}, {"seed": {}}, {1: 2}, {"nsgf": None}):
         with pytest.raises(UserError):
-            settings_parser().checked(wrong)
+            settings_parser().check_types(wrong)
 
 
 @pytest.mark.parametrize("key", REMOVED)
 def test_removed_settings_are_read_with_the_value_that_holds_and_refused_with_another(key):
     """Run folders of earlier versions name them."""
-    old = {"exp": "2d", **nested({key: REMOVED[key][0]})}
-    assert settings_parser().checked(old) == {"exp": "2d"}
+    old = {"exp": "2d", **nest_keys({key: REMOVED[key][0]})}
+    assert settings_parser().check_types(old) == {"exp": "2d"}
     with pytest.raises(UserError, match=rf"^{key} = other: "):
-        settings_parser().checked({"exp": "2d", **nested({key: "other"})})
+        settings_parser().check_types({"exp": "2d", **nest_keys({key: "other"})})
     with pytest.raises(UserError, match=rf"^--{key}: was removed"):
-        settings_parser().given([f"--{key}=other"])
+        settings_parser().parse_flags([f"--{key}=other"])
 
 
 def test_generators_of_earlier_runs_are_read_unless_they_would_be_sampled_otherwise():
     old = {"exp": "2d", "generator": {"init": "nsgf", "residual": True}}
-    assert settings_parser().checked(old) == {"exp": "2d"}
+    assert settings_parser().check_types(old) == {"exp": "2d"}
     old["generator"]["init"] = "random"
     with pytest.raises(UserError, match=r"generator\.residual"):
-        settings_parser().checked(old)
+        settings_parser().check_types(old)
 
 
 def test_nested_settings():
     flat = {"a": 1, "b.c": 2, "b.d.e": 3, "b.d.f": {}}
-    assert nested(flat) == {"a": 1, "b": {"c": 2, "d": {"e": 3, "f": {}}}}
+    assert nest_keys(flat) == {"a": 1, "b": {"c": 2, "d": {"e": 3, "f": {}}}}

@@ -9,7 +9,7 @@ import torch
 import nsgf
 from nsgf.checks import check
 from nsgf.cli.arguments import parse
-from nsgf.config.files import build, inherited, nested
+from nsgf.config.files import apply_optim, build, nest_keys
 from nsgf.config.schema import Config
 from nsgf.data.choices import for_images, for_points
 from nsgf.experiment import train
@@ -91,7 +91,7 @@ def test_chosen_networks_are_valid_at_every_size(size):
     data = {"name": "images", "path": "x", "size": size, "found": found}
     chosen = for_images(20, channels, size)
     hand_over = {"nsf.coupling": "ot", "nsf.source": "nsgf", "peer.method": "otcfm"}
-    config = build(Config, {**inherited(nested({**chosen, **hand_over})), "data": data})
+    config = build(Config, {**apply_optim(nest_keys({**chosen, **hand_over})), "data": data})
     check(config)
     with torch.device("meta"):
         velocity_network(config.model, (channels, size, size))

@@ -7,7 +7,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.data import data_set
 from nsgf.data.images import IMAGE_SETS, to_unit_range
 from nsgf.models import small_classifier as network
-from nsgf.models.small_classifier import FEATURES, SmallCNN, obtain, split, train
+from nsgf.models.small_classifier import FEATURES, SmallCNN, load_or_train, split, train
 from tests.run.test_hostile_files import WEIGHTS, _nothing_is_executed  # noqa: F401
 
 CPU = torch.device("cpu")
@@ -31,11 +31,11 @@ class Kept:
         self.folder = folder
         self.said: list[str] = []
 
-    def obtain(self, images=None, labels=None, kind=SHORT):
+    def load_or_train(self, images=None, labels=None, kind=SHORT):
         self.said.clear()
         chosen = self.images if images is None else images
         named = self.labels if labels is None else labels
-        return obtain(kind, chosen, named, self.folder, CPU, self.said.append)
+        return load_or_train(kind, chosen, named, self.folder, CPU, self.said.append)
 
     def file(self):
         (file,) = self.folder.glob("*.pt")
@@ -97,12 +97,12 @@ def test_features_are_the_layer_before_the_logits(digits):
 
 def test_training_repeats_and_comes_from_its_file_the_second_time(kept, monkeypatch):
     before = torch.random.get_rng_state()
-    first, again = kept.obtain(), train(SHORT, kept.images, kept.labels, CPU)
+    first, again = kept.load_or_train(), train(SHORT, kept.images, kept.labels, CPU)
     assert torch.equal(before, torch.random.get_rng_state())
     assert same(first, again)
     assert len(kept.said) == 1
     monkeypatch.setattr(network, "train", lambda *_: pytest.fail("trained again"))
-    second = kept.obtain()
+    second = kept.load_or_train()
     assert same(first, second)
     assert second.accuracy == first.accuracy
     assert not second.network.training
@@ -110,13 +110,13 @@ def test_training_repeats_and_comes_from_its_file_the_second_time(kept, monkeypa
 
 
 def test_each_change_of_the_classifier_changes_its_file(kept, monkeypatch):
-    kept.obtain()
-    kept.obtain(images=kept.images[:1000], labels=kept.labels[:1000])
-    kept.obtain(images=kept.images.flip(-1))
-    kept.obtain(labels=kept.labels.flip(0))
+    kept.load_or_train()
+    kept.load_or_train(images=kept.images[:1000], labels=kept.labels[:1000])
+    kept.load_or_train(images=kept.images.flip(-1))
+    kept.load_or_train(labels=kept.labels.flip(0))
     monkeypatch.setattr(network, "ARCHITECTURE", 99)
-    kept.obtain()
-    kept.obtain(kind=replace(DIGITS, classifier_epochs=2))
+    kept.load_or_train()
+    kept.load_or_train(kind=replace(DIGITS, classifier_epochs=2))
     assert len(list(kept.folder.glob("*.pt"))) == 6
 
 
@@ -125,7 +125,7 @@ BAD = [WEIGHTS["torch"], {"model": {"x": torch.ones(2)}}, {"accuracy": None}, "n
 
 @pytest.mark.parametrize("content", BAD)
 def test_damaged_files_are_trained_again(content, kept):
-    good = kept.obtain()
+    good = kept.load_or_train()
     file = kept.file()
     payload = torch.load(file, weights_only=True)
     if content == "nan":
@@ -134,6 +134,6 @@ def test_damaged_files_are_trained_again(content, kept):
         torch.save({**payload, **content}, file)
     else:
         file.write_bytes(content)
-    assert same(good, kept.obtain())
+    assert same(good, kept.load_or_train())
     assert "computed again" in kept.said[0]
     assert [path.name for path in kept.folder.glob("*.pt*")] == [file.name]

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from nsgf.config.leaves import contradictions
+from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import FAMILIES, PHASES
 from nsgf.data import Data
 from nsgf.phases import get_phase, get_phases, load_sampler, previewed_phases, sampled_phases
@@ -121,6 +121,6 @@ GENERATOR = FLOW[:3]
 def test_trained_network_belongs_to_each_setting_that_it_follows(phase, fixed):
     saved = asdict(shipped("2d"))
     for flag in {*NSF, *PEER, *REFLOW, *GENERATOR}:
-        changes = contradictions(saved, shipped("2d", *flag.split()), get_phase(phase).follows)
+        changes = find_contradictions(saved, shipped("2d", *flag.split()), get_phase(phase).follows)
         assert bool(changes) == (flag in fixed), flag
     assert ("phases" in get_phase(phase).follows) == (phase == "generator")

@@ -6,12 +6,12 @@ import pytest
 from PIL import Image
 
 from nsgf.cli import main
-from nsgf.compare.results import FLOOR
-from nsgf.compare.tables import write_report
+from nsgf.comparison.results import FLOOR
+from nsgf.comparison.tables import write_report
 from nsgf.report.comparison import draw_quality, measured_rows, report_comparison
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
-from tests.compare.table_rows import COMPARISON, ROWS, in_folder, row
+from tests.comparison.table_rows import COMPARISON, ROWS, in_folder, row
 from tests.report.test_page import Page
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from nsgf.cli import main
 from nsgf.report.page import measure_rows, phase_rows, report_run
 from nsgf.run.checkpoint import load, save
-from nsgf.run.folder import earlier
+from nsgf.run.folder import previous_file
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
@@ -110,7 +110,7 @@ def test_page_of_a_run_that_diverged_says_so(small, small_run):
 def test_phases_that_are_not_trained_yet_say_so(small, small_run):
     file = small_run.checkpoint_file("predictor")
     file.unlink()
-    earlier(file).unlink()
+    previous_file(file).unlink()
     rows = {phase: (updates, loss) for phase, updates, loss, *_ in phase_rows(small, small_run)}
     assert rows["predictor"][0] == "0 of 12"
     assert rows["nsgf"][0] == "12 of 12"

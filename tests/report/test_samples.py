@@ -13,7 +13,7 @@ from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
 from nsgf.report.samples import changed_settings, count_samples, preview_samples, sample_run
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, earlier, results_folder
+from nsgf.run.folder import RunFolder, previous_file, results_folder
 from nsgf.sampling.generate import generate
 from nsgf.system.errors import UserError
 from tests.conftest import shipped, tiny_config
@@ -47,7 +47,7 @@ def test_a_fixed_time_needs_no_predictor(small, small_run):
     fixed = replace(small, sampling=replace(small.sampling, tau=0.25, solver="heun"))
     file = small_run.checkpoint_file("predictor")
     file.unlink()
-    earlier(file).unlink(missing_ok=True)
+    previous_file(file).unlink(missing_ok=True)
     (line, *_) = sample_run(fixed, small_run)
     assert "NFE 11, after updates: nsgf 12 of 12, nsf 12 of 12" in line  # 3 + 2 x 4
     saved = np.load(small_run.samples / "samples-tau0.25-solver_heun.npz")

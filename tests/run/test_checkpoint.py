@@ -16,7 +16,7 @@ from nsgf.phases import get_phase
 from nsgf.phases.base import load_network
 from nsgf.phases.resume import pending_phases
 from nsgf.run import checkpoint
-from nsgf.run.folder import earlier
+from nsgf.run.folder import previous_file
 from nsgf.system.errors import UserError
 
 START = {"phase": "nsgf", "config": {}}
@@ -80,7 +80,7 @@ def test_the_last_two_are_kept(pair, links, monkeypatch):
         monkeypatch.setattr(os, "link", Mock(side_effect=refused))
     checkpoint.save(pair, {**START, "step": 3})
     assert checkpoint.load(pair)["step"] == 3
-    assert checkpoint.load(earlier(pair))["step"] == 2
+    assert checkpoint.load(previous_file(pair))["step"] == 2
     assert names(pair.parent) == ["a.earlier.pt", "a.pt"]
 
 
@@ -123,7 +123,7 @@ def test_content_of_many_chunks_fits_its_checksum(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "CHUNK", 1000)
     file = tmp_path / "a.pt"
     checkpoint.save(file, {**START, "step": 1, "model": {"w": torch.arange(3000.0)}})
-    assert checkpoint.damage(file) is None
+    assert checkpoint.find_damage(file) is None
     assert torch.equal(checkpoint.load(file)["model"]["w"], torch.arange(3000.0))
 
 
@@ -133,13 +133,13 @@ def test_flipped_bits_and_cuts_are_noticed(pair):
         damaged = bytearray(content)
         damaged[position] ^= 1 << position % 8
         flipped.write_bytes(damaged)
-        assert checkpoint.damage(flipped), position
+        assert checkpoint.find_damage(flipped), position
     for length in (*range(0, len(content), 97), len(content) - 1):
         flipped.write_bytes(content[:length])
-        assert checkpoint.damage(flipped), length
+        assert checkpoint.find_damage(flipped), length
     for longer in (content + b"x", b"x" + content, content + content):
         flipped.write_bytes(longer)
-        assert checkpoint.damage(flipped)
+        assert checkpoint.find_damage(flipped)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"GIF89a" * 100])
@@ -190,14 +190,14 @@ def test_damaged_or_missing_checkpoint_is_replaced_by_the_one_before(pair, spoil
     aside = pair.parent / "a.damaged1.pt"
     assert aside.exists() == (aside.name in line) == (spoil is not Path.unlink)
     checkpoint.save(pair, {**START, "step": 5})
-    assert checkpoint.load(earlier(pair))["step"] == 1
+    assert checkpoint.load(previous_file(pair))["step"] == 1
 
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_good_checkpoint_and_damaged_pair_are_left_alone(pair, damaged):
     if damaged:
         cut(pair)
-        cut(earlier(pair))
+        cut(previous_file(pair))
     before, lines = pair.read_bytes(), []
     checkpoint.restore_previous(pair, lines.append)
     assert (pair.read_bytes(), lines) == (before, [])

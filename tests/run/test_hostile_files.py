@@ -14,7 +14,7 @@ from nsgf import cli
 from nsgf.cli.arguments import parse
 from nsgf.metrics.inception import Inception
 from nsgf.run import checkpoint
-from nsgf.run.folder import drop_unsafe_settings, dump_config, earlier
+from nsgf.run.folder import drop_unsafe_settings, dump_config, previous_file
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.run.test_checkpoint import Malicious, craft, serialized
@@ -56,7 +56,7 @@ def test_the_pickle_would_do_harm():
 @pytest.mark.parametrize("kind", WEIGHTS)
 def test_checkpoints_never_execute(kind, tiny_run, capsys):
     file = tiny_run.checkpoint_file("nsgf")
-    earlier(file).unlink()  # or it would be used
+    previous_file(file).unlink()  # or it would be used
     craft(file, WEIGHTS[kind], **checkpoint.read_header(file))
     assert "phase1_nsgf.pt" in fails(capsys, "sample", "--run", tiny_run.path)
     longer = ("--run", tiny_run.path, "--resume", "--nsgf.iterations", "20")

@@ -11,12 +11,12 @@ import pytest
 
 from nsgf.experiment import train
 from nsgf.run import lock
-from nsgf.run.lock import only_process, wait_for_lock
+from nsgf.run.lock import lock_folder, wait_for_lock
 from nsgf.system.errors import UserError
 
 
 def hold(folder: Path, ready: Connection) -> None:
-    with only_process(folder):
+    with lock_folder(folder):
         ready.send(True)
         time.sleep(60)
 
@@ -36,13 +36,13 @@ def holder(tmp_path):
 
 def test_second_process_is_refused_and_the_first_is_named(tmp_path, holder):
     expected = rf"process {holder.pid} on .* since .* works on it"
-    with pytest.raises(UserError, match=expected), only_process(tmp_path):
+    with pytest.raises(UserError, match=expected), lock_folder(tmp_path):
         pass
 
 
 def test_waiting_ends_when_the_other_process_ends(tmp_path, holder):
     ask = Mock(side_effect=holder.kill)
-    with wait_for_lock(tmp_path, ask), pytest.raises(UserError), only_process(tmp_path):
+    with wait_for_lock(tmp_path, ask), pytest.raises(UserError), lock_folder(tmp_path):
         pass
     ask.assert_called()
 
@@ -50,12 +50,12 @@ def test_waiting_ends_when_the_other_process_ends(tmp_path, holder):
 def test_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
     holder.kill()
     holder.join()
-    with only_process(tmp_path):
+    with lock_folder(tmp_path):
         assert f"process {holder.pid} " not in (tmp_path / "lock.owner").read_text()
 
 
 def test_training_holds_its_run_folder(tiny, tiny_run):
-    with only_process(tiny_run.path), pytest.raises(UserError, match="works on it"):
+    with lock_folder(tiny_run.path), pytest.raises(UserError, match="works on it"):
         train(tiny, tiny_run)
     train(tiny, tiny_run)
 
@@ -87,5 +87,5 @@ def test_file_system_without_locks_is_used_with_one_warning(tmp_path, number, mo
 
 def test_lock_that_is_refused_for_another_reason_is_an_error(tmp_path, monkeypatch):
     without_locks(monkeypatch, errno.EROFS)
-    with pytest.raises(OSError, match=os.strerror(errno.EROFS)), only_process(tmp_path):
+    with pytest.raises(OSError, match=os.strerror(errno.EROFS)), lock_folder(tmp_path):
         pass

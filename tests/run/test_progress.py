@@ -2,7 +2,7 @@ import io
 from unittest.mock import Mock
 
 from nsgf.run import progress
-from nsgf.run.progress import Progress, track
+from nsgf.run.progress import Progress, count_progress
 
 
 def work(seconds: list[float], **settings) -> list[str]:
@@ -54,7 +54,7 @@ def test_without_a_log_lines_go_to_stderr_where_there_is_no_bar(monkeypatch):
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     for stream, expected in ((Terminal(), 0), (io.StringIO(), 3)):
         monkeypatch.setattr("sys.stderr", stream)
-        assert list(track(range(3), "W2", "draw")) == [0, 1, 2]
+        assert list(count_progress(range(3), "W2", "draw")) == [0, 1, 2]
         assert stream.getvalue().count("W2: draw") == expected
 
 

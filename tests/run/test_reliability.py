@@ -14,7 +14,7 @@ from nsgf.phases import get_phase
 from nsgf.phases.base import load_network
 from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, earlier
+from nsgf.run.folder import RunFolder, previous_file
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import CPU
 from tests.run.test_folder import files_up_to
@@ -45,7 +45,7 @@ def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(
     tiny, tiny_run, capsys
 ):
     file = tiny_run.checkpoint_file("nsf")
-    earlier(file).unlink()
+    previous_file(file).unlink()
     flip_a_bit(file)
     argv = ["--run", str(tiny_run.path)]
     assert main(["sample", *argv, "--num-samples", "9"]) == 2

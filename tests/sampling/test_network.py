@@ -13,7 +13,7 @@ from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
-from nsgf.phases.lines import trained_steps
+from nsgf.phases.lines import load_nsgf_steps
 from nsgf.report.samples import preview_samples, sample_run
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
@@ -134,7 +134,7 @@ def learned_from(config, runs):
     nsgf, peer = (Session(config, run, RunLog(run.path), CPU) for run in runs)
     data = Data(config.data, config.seed)
     reflowed = get_phase("reflow").task(peer, data)
-    return trained_steps(nsgf)(data.source("nsf").at(range(32))), reflowed.draw(range(32))[1]
+    return load_nsgf_steps(nsgf)(data.source("nsf").at(range(32))), reflowed.draw(range(32))[1]
 
 
 def trained_in(precision, *files):
@@ -169,7 +169,7 @@ def test_paths_are_walked_in_the_precision_that_their_network_was_trained_in(tin
     payload, found = checkpoint.load(file), []
     for precision in ("fp32", "fp16", None, ["bf16"]):
         trained_in(precision, file)
-        found.append(trained_steps(session)(x))
+        found.append(load_nsgf_steps(session)(x))
     checkpoint.save(file, {key: part for key, part in payload.items() if key != "precision"})
-    found.append(trained_steps(session)(x))
+    found.append(load_nsgf_steps(session)(x))
     assert all(torch.equal(found[0], other) for other in found)

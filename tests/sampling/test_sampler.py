@@ -13,7 +13,7 @@ from nsgf.sampling.sampler import (
     NSGFSteps,
     OneCall,
     StraightFlow,
-    at_calls,
+    limit_calls,
     nsgf_steps,
     possible_calls,
 )
@@ -228,7 +228,7 @@ def test_possible_calls(legs, solver, least, most):
 )
 def test_calls_are_spent(legs, solver, calls, steps, straight):
     config = shipped("digits/nsgf++", f"--sampling.solver={solver}")
-    found = at_calls(config, legs, calls).sampling
+    found = limit_calls(config, legs, calls).sampling
     assert found.nsgf_steps == (steps or config.sampling.nsgf_steps)
     assert found.straight_steps == (straight or config.sampling.straight_steps)
     assert found.omega is None

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import nsgf
 from nsgf import UserError, cli
-from nsgf.config.files import build, drop_machine_settings, merged, nested
+from nsgf.config.files import build, drop_machine_settings, merge_settings, nest_keys
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import Config, TrackingConfig
 from nsgf.experiment import train
@@ -84,7 +84,7 @@ def test_no_path_of_the_machine_leaves(small, small_run, target, tmp_path, monke
     texts = {key for key, _, item in leaves(small) if item.kind in (str, str | None)}
     paths = {key: f"{home}/{key}" for key, _, item in leaves(small) if item.is_path}
     assert texts - set(paths) == TEXTS
-    config = build(Config, merged(asdict(small), nested(paths)))
+    config = build(Config, merge_settings(asdict(small), nest_keys(paths)))
     config = replace(config, device="cpu", tracking=TrackingConfig("wandb"))
     measures = {"inception": f"left out: {home}/weights.pth is missing"}
     (home / "out_dir").mkdir(parents=True)

@@ -23,7 +23,7 @@ from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
-from nsgf.run.lock import only_process
+from nsgf.run.lock import lock_folder
 from nsgf.system.distributed import World, is_launched, join
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -315,5 +315,5 @@ def test_processes_end_soon_after_a_torchrun_that_was_killed(tmp_path):
     assert not alive
     process.communicate()
     run = only_run(tmp_path)
-    with only_process(run.path):  # the lock is free
+    with lock_folder(run.path):  # the lock is free
         assert checkpoint.load(run.checkpoint_file("nsgf"))["step"] > 0

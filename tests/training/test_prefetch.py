@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nsgf.system.distributed import World
-from nsgf.training.prefetch import DEPTH, Batches, draws_ahead
+from nsgf.training.prefetch import DEPTH, Batches, should_prefetch
 from nsgf.training.task import Batch
 from tests.conftest import shipped
 from tests.training.toys import CPU
@@ -123,4 +123,4 @@ def test_a_thread_draws_where_it_gains(exp, device, on_disk, ahead):
     """Points are drawn faster than a thread is asked."""
     task, device = Numbers(), torch.device(device)
     task.reads_disk = on_disk
-    assert draws_ahead(shipped(exp), task, device) is ahead
+    assert should_prefetch(shipped(exp), task, device) is ahead

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from nsgf.compare.trials import at_nfe
+from nsgf.comparison.trials import at_nfe
 from nsgf.config.schema import Config
 from nsgf.system.errors import UserError, cause
 

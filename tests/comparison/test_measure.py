@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nsgf.compare import measure
-from nsgf.compare.measure import Yardstick
+from nsgf.comparison import measure
+from nsgf.comparison.measure import Yardstick
 from nsgf.data import Data
 from tests.conftest import shipped
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from nsgf.cli import main
-from nsgf.compare import compare as engine
-from nsgf.compare import measure
-from nsgf.compare.compare import Work, compare, comparison_plan
-from nsgf.compare.results import read_rows
-from nsgf.compare.tables import save_pictures
-from nsgf.compare.trials import TITLES, Comparison
-from nsgf.run.lock import only_process
+from nsgf.comparison import compare as engine
+from nsgf.comparison import measure
+from nsgf.comparison.compare import Work, compare, comparison_plan
+from nsgf.comparison.results import read_rows
+from nsgf.comparison.tables import save_pictures
+from nsgf.comparison.trials import TITLES, Comparison
+from nsgf.run.lock import lock_folder
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
-from tests.compare.table_rows import in_folder
+from tests.comparison.table_rows import in_folder
 from tests.conftest import compared
 from tests.system.test_distributed import torchrun
 
@@ -229,7 +229,7 @@ def test_two_workers_compare_what_one_does(comparison, finished_once):
 def test_cell_of_another_process_is_left_to_it(finished):
     (measure := next(finished.folder.glob("moons/nsgf-seed0/*.csv"))).unlink()
     work, trial = Work(finished, StopRequest(), lambda _: None), first_trial(finished)
-    with only_process(finished.trial_folder(trial)):
+    with lock_folder(finished.trial_folder(trial)):
         assert not work.finish(trial)
     assert work.finish(trial)
     assert measure.exists()
@@ -255,7 +255,7 @@ def test_time_of_training_is_each_methods_own(finished):
 def test_damaged_checkpoint_is_no_other_setting(finished):
     """Training restores the one before; a comparison must not ask to throw it away."""
     before = next(finished.folder.glob("*/*/checkpoints/*.earlier.pt"))
-    newest = before.with_name(before.name.replace(".earlier", ""))
+    newest = before.with_name(before.name.replace(".previous_file", ""))
     newest.write_bytes(newest.read_bytes()[:-200])
     comparison_plan(finished)
 

@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from nsgf.compare.results import FLOOR, Row, read_measure, read_rows, table_csv
+from nsgf.comparison.results import FLOOR, Row, read_measure, read_rows, table_csv
 from nsgf.system.errors import UserError
-from tests.compare.table_rows import ROWS
+from tests.comparison.table_rows import ROWS
 
 
 def test_csv_is_read_as_it_was_written(tmp_path):

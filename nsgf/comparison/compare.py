@@ -6,18 +6,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from nsgf.compare.measure import Yardstick
-from nsgf.compare.results import FLOOR, Row, counted_file, measure_file, read_measure, table_csv
-from nsgf.compare.tables import save_pictures, write_report
-from nsgf.compare.trials import Comparison, Trial, at_nfe, count_updates, method_title, possible_nfe
-from nsgf.config.leaves import contradictions
+from nsgf.comparison.measure import Yardstick
+from nsgf.comparison.results import FLOOR, Row, counted_file, measure_file, read_measure, table_csv
+from nsgf.comparison.tables import save_pictures, write_report
+from nsgf.comparison.trials import (
+    Comparison,
+    Trial,
+    at_nfe,
+    count_updates,
+    method_title,
+    possible_nfe,
+)
+from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan
 from nsgf.phases import get_phase, load_sampler
-from nsgf.run.checkpoint import good_header, restore_previous
+from nsgf.run.checkpoint import read_good_header, restore_previous
 from nsgf.run.folder import RunFolder, check_links, write_text
-from nsgf.run.lock import WAIT_SECONDS, Busy, only_process, wait_for_lock
+from nsgf.run.lock import WAIT_SECONDS, Busy, lock_folder, wait_for_lock
 from nsgf.run.log import read_costs
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import generate
@@ -62,7 +69,7 @@ def compare(
             if not work.finish(trial):
                 left.append(trial)
             elif reports:
-                with suppress(Busy), only_process(comparison.folder):
+                with suppress(Busy), lock_folder(comparison.folder):
                     write_report(comparison, work.rows())
         if len(left) == len(pending):
             time.sleep(WAIT_SECONDS)
@@ -114,15 +121,17 @@ def comparison_plan(comparison: Comparison) -> list[str]:
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     """Whether a phase has all its updates."""
     wanted: int = getattr(config, phase).iterations
-    return run.has_checkpoint(phase) and good_header(run.checkpoint_file(phase))["step"] >= wanted
+    return (
+        run.has_checkpoint(phase) and read_good_header(run.checkpoint_file(phase))["step"] >= wanted
+    )
 
 
 def check_trained(config: Config, run: RunFolder) -> None:
     """Raise UserError if a phase was trained with other settings."""
     for phase in filter(run.has_checkpoint, config.phases):
-        saved = good_header(run.checkpoint_file(phase))["config"]
+        saved = read_good_header(run.checkpoint_file(phase))["config"]
         frozen = [*get_phase(phase).follows, phase, "train.precision"]
-        if texts := contradictions(saved, config, frozen):
+        if texts := find_contradictions(saved, config, frozen):
             raise UserError(
                 f"{run.path} was trained with other settings ({'; '.join(texts)}); "
                 "remove it, or name another --out-dir"
@@ -173,14 +182,14 @@ class Work:
         config = self._comparison.trial_config(trial)
         run = RunFolder.prepare(self._comparison.trial_folder(trial))
         try:
-            with only_process(run.path):
+            with lock_folder(run.path):
                 title = method_title(trial.method)
                 self._log(f"compare: {title}, {trial.target}, seed {trial.seed}")
                 for phase in config.phases:
                     restore_previous(run.checkpoint_file(phase), self._log)
             if not all(is_trained(config, run, phase) for phase in config.phases):
                 train(config, run, stop=self._stop)
-            with only_process(run.path):
+            with lock_folder(run.path):
                 for (nfe, draw), file in measure_files(self._comparison, trial).items():
                     if not read_measure(file):
                         self.check_stop()

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.compare.results import FLOOR, Row
-from nsgf.compare.trials import Comparison
+from nsgf.comparison.results import FLOOR, Row
+from nsgf.comparison.trials import Comparison
 from tests.conftest import compared
 
 COMPARISON = compared(

@@ -3,11 +3,11 @@ import math
 import pytest
 
 from nsgf.cli.arguments import parse
-from nsgf.compare.results import FLOOR, Row
-from nsgf.compare.tables import cost_table, latex, markdown, measure_table, verdict, write_report
-from nsgf.compare.trials import Comparison
+from nsgf.comparison.results import FLOOR, Row
+from nsgf.comparison.tables import cost_table, latex, markdown, measure_table, verdict, write_report
+from nsgf.comparison.trials import Comparison
 from nsgf.report.comparison import stored_comparison
-from tests.compare.table_rows import ROWS, in_folder, row
+from tests.comparison.table_rows import ROWS, in_folder, row
 from tests.conftest import compared
 
 

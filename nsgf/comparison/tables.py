@@ -10,8 +10,8 @@ from statistics import mean, stdev
 
 import torch
 
-from nsgf.compare.results import FLOOR, Row, table_csv
-from nsgf.compare.trials import Comparison, Trial, at_nfe, method_title, possible_nfe
+from nsgf.comparison.results import FLOOR, Row, table_csv
+from nsgf.comparison.trials import Comparison, Trial, at_nfe, method_title, possible_nfe
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import Data
 from nsgf.phases import load_sampler

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from nsgf.compare.results import measure_file
-from nsgf.compare.trials import Trial, at_nfe, count_updates, possible_nfe
+from nsgf.comparison.results import measure_file
+from nsgf.comparison.trials import Trial, at_nfe, count_updates, possible_nfe
 from nsgf.config.schema import Config
 from nsgf.data import DATA_SETS, PointSet
 from nsgf.data.points import moons

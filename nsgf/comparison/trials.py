@@ -14,7 +14,7 @@ from nsgf.checks import check
 from nsgf.config.schema import PEER_PHASES, Config
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs
-from nsgf.sampling.sampler import at_calls, possible_calls
+from nsgf.sampling.sampler import limit_calls, possible_calls
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
@@ -171,5 +171,5 @@ def possible_nfe(config: Config) -> list[int]:
 
 def at_nfe(config: Config, nfe: int) -> Config:
     """Return a trial's configuration with ``nfe`` network calls for each sample
-    (:func:`nsgf.sampling.sampler.at_calls`)."""
-    return at_calls(config, called_legs(config, config.phases.__contains__), nfe)
+    (:func:`nsgf.sampling.sampler.limit_calls`)."""
+    return limit_calls(config, called_legs(config, config.phases.__contains__), nfe)
