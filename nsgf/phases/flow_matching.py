@@ -90,7 +90,7 @@ class PeerTask(Task):
 class Peer(Phase):
     """u learns the straight lines or bridges of another method, from noise to data."""
 
-    name = "peer"
+    name, title = "peer", "flow matching"
     follows = (*Phase.follows, "peer.method", "peer.sigma", "peer.coupling_batch")
 
     def task(self, session: Session, data: Data) -> Task:

@@ -89,7 +89,7 @@ class GeneratorTask(Task):
 class Generator(Phase):
     """Trains G to output what the Sinkhorn flow makes of its samples."""
 
-    name = "generator"
+    name, title = "generator", "one-call generator"
     leg = OneCall
     takes_classes = True
     follows = (*Phase.follows, "phases")

@@ -96,7 +96,7 @@ class NSFTask(LineTask):
 class NSF(LinePhase):
     """u_delta learns the velocity of straight lines."""
 
-    name = "nsf"
+    name, title = "nsf", "straight flow"
     follows = (*LinePhase.follows, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
@@ -120,7 +120,7 @@ class TimePredictorTask(LineTask):
 class Predictor(LinePhase):
     """t_phi learns the time on the lines of phase 2."""
 
-    name = "predictor"
+    name, title = "predictor", "time predictor"
     leg = EntryTimes
 
     def task(self, session: Session, data: Data) -> Task:

@@ -63,7 +63,7 @@ class NSGFTask(Task):
 class NSGF(Phase):
     """Sinkhorn flows fill the trajectory pool, v_theta learns their velocities."""
 
-    name = "nsgf"
+    name, title = "nsgf", "Sinkhorn flow"
     leg = NSGFSteps
     takes_classes = True
     follows = ("seed", "data", "sinkhorn", "flow", "pool", "model")

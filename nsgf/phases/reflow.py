@@ -53,7 +53,7 @@ class ReflowTask(Task):
 class Reflow(Phase):
     """The peer's network learns the straight lines between the ends of its own paths."""
 
-    name = "reflow"
+    name, title = "reflow", "reflow"
     follows = (*Peer.follows, "reflow.pairs")
 
     def task(self, session: Session, data: Data) -> Task:

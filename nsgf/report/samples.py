@@ -13,7 +13,14 @@ from nsgf.config.files import build, read_settings
 from nsgf.config.schema import Config
 from nsgf.data import Data, build_source, data_classes, in_units, is_image_set
 from nsgf.phases import Phase, load_sampler, previewed_phases
-from nsgf.plots.samples import compare_images, draw_image_path, draw_points, save_figure, save_grid
+from nsgf.plots.samples import (
+    compare_images,
+    draw_image_path,
+    draw_points,
+    save_figure,
+    save_grid,
+    words_of_calls,
+)
 from nsgf.run.folder import RunFolder, ensure_writable, phase_stem, replacing, results_folder
 from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
@@ -92,7 +99,8 @@ def draw_path(samples: Samples, data: Data | None, stream: str) -> Any:
         return draw_image_path(samples)
     states = [data.in_units(state.cpu()) for state in samples.path]
     target = data.reference(stream).sample(len(samples.x))
-    return draw_points(states, target, f"NFE {samples.nfe:g}", data.axes)
+    title = f"Samples after {words_of_calls(samples.nfe)}"
+    return draw_points(states, target, title, data.axes)
 
 
 def _save_grid(config: Config, samples: Samples, file: Path) -> None:
@@ -134,7 +142,7 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
     wanted = session.config.train.preview and session.stop.reason is None
     if not (wanted and session.world.is_main):
         return
-    file, title = run.samples / f"{phase_stem(phase.name)}.png", f"samples after phase {phase.name}"
+    file, title = run.samples / f"{phase_stem(phase.name)}.png", f"After training: {phase.title}"
     try:
         run.samples.mkdir(exist_ok=True)
         x = preview_samples(session.config, run, phase, data, session.device)

@@ -39,8 +39,8 @@ class Samples:
     path: list[Tensor] = field(default_factory=list)
     """States along the way, each (B, *shape), on request: start, NSGF steps, straight steps."""
     marks: list[str] = field(default_factory=list)
-    """Name of each state of the path: ``start``, ``v 1/2`` after the first of two NSGF steps, ``u
-    3/10`` after three of ten parts of the straight flow."""
+    """Name of each state of the path: ``start``, ``NSGF 1/2`` after the first of two NSGF steps,
+    ``straight 3/10`` after three of ten parts of the straight flow."""
     pixels: Tensor | None = None
     """All samples as uint8 images, (N, C, H, W), on request; x then holds the first ones only."""
     labels: Tensor | None = None
@@ -52,8 +52,8 @@ class Samples:
 class Leg(ABC):
     """The part of one network in the way of a sample."""
 
-    symbol: ClassVar[str] = ""
-    """Symbol of the network in pictures."""
+    title: ClassVar[str] = ""
+    """Name of the network's steps in pictures."""
 
     def __init__(self, config: Config, network: Network) -> None:
         self.config, self.network = config, network
@@ -100,7 +100,7 @@ class Leg(ABC):
 class NSGFSteps(Leg):
     """Algorithm 2 with v_theta."""
 
-    symbol = "v"
+    title = "NSGF"
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         velocity, length = self.velocity(samples.labels), flow_time(self.config.flow)
@@ -133,7 +133,7 @@ class StraightFlow(Leg):
     """Along u_delta from each sample's tau to 1: the end of Algorithm 4, and the only leg of the
     flow-matching methods that NSGF is compared with."""
 
-    symbol = "u"
+    title = "straight"
 
     def __init__(self, config: Config, network: Network) -> None:
         """
@@ -159,7 +159,7 @@ class StraightFlow(Leg):
 class OneCall(Leg):
     """G(x) = x + g(x, 0), one step of a velocity network over the whole flow time; or g(x, 0)."""
 
-    symbol = "G"
+    title = "generator"
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x = samples.x
@@ -200,7 +200,7 @@ class FlowSampler:
         for leg in self.legs:
             leg.carry(samples, samples.path.append if keep_path else None)
             new = len(samples.path) - len(samples.marks)
-            samples.marks += [f"{leg.symbol} {step}/{new}" for step in range(1, new + 1)]
+            samples.marks += [f"{leg.title} {step}/{new}" for step in range(1, new + 1)]
         samples.nfe = (self._evaluations() - before) / len(x)
         return samples
 
