@@ -104,7 +104,7 @@ def test_page_of_a_run_that_diverged_says_so(small, small_run):
     save(file, {**payload, "ema": huge})
     page = Page(Path(report_run(small, small_run)[0]))
     assert "training has diverged" in page.text
-    assert len(page.links) == 1  # the curves
+    assert len(page.links) == 6  # loss and gradient of three phases
 
 
 def test_phases_that_are_not_trained_yet_say_so(small, small_run):
