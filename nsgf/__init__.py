@@ -18,10 +18,12 @@ from nsgf.version import __version__
 
 if TYPE_CHECKING:
     from nsgf.api import Run, load, train
+    from nsgf.api_pool import SinkhornPool
     from nsgf.sinkhorn.divergence import sinkhorn_divergence, sinkhorn_velocity
 
 __all__ = [
     "Run",
+    "SinkhornPool",
     "UserError",
     "__version__",
     "load",
@@ -31,6 +33,7 @@ __all__ = [
 ]
 _PLACES = {
     **dict.fromkeys(("Run", "load", "train"), "nsgf.api"),
+    "SinkhornPool": "nsgf.api_pool",
     **dict.fromkeys(("sinkhorn_divergence", "sinkhorn_velocity"), "nsgf.sinkhorn.divergence"),
 }
 """Where the names are defined that take torch's seconds to load."""
@@ -43,4 +46,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

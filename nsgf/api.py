@@ -8,39 +8,45 @@ Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,)
 """
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from nsgf import experiment
 from nsgf.checks import check
-from nsgf.cli.arguments import request
+from nsgf.cli.arguments import Request, request
+from nsgf.cli.flags import as_settings
 from nsgf.config.files import build, merge_settings, parse_settings
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape, in_units
-from nsgf.phases import Phase, TrainedNetwork, get_phases, join_legs, sampled_phases
-from nsgf.phases.base import load_network
+from nsgf.phases import get_phases, load_sampler, sampled_phases
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import (
-    FlowSampler,
-    StraightFlow,
-    calls_per_velocity,
-    limit_calls,
-    possible_calls,
-)
-from nsgf.share.exported import ExportedRun, fetched, is_address, is_exported
+from nsgf.sampling.sampler import FlowSampler, choose_calls
+from nsgf.share.exported import find_folder, open_run
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
+from nsgf.tensors import Samples, stored
+
+
+@contextmanager
+def _in_python_words() -> Iterator[None]:
+    """Let errors speak of settings in place of flags."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (as_settings(str(error)),)
+        raise
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ class Run:
         """Shape of one sample."""
         return data_shape(self.config.data)
 
+    @_in_python_words()
     def sample(
         self,
         n: int,
@@ -78,11 +85,13 @@ class Run:
         batch_size: int | None = None,
         raw: bool = False,
     ) -> Tensor:
-        """Draw samples as ``nsgf sample`` does: sample i follows only from the seed and i.
+        """Draw samples as ``nsgf sample`` does, new ones at each call unless ``seed`` is given:
+        sample i follows only from the seed and i.
 
         Args:
             n: number of samples.
-            seed: of the samples of mu0; None: the run's.
+            seed: of the samples of mu0; None: one from torch's global generator, so that
+                ``torch.manual_seed`` repeats the samples of a program.
             label: class of all samples; needs a run with ``data.conditional``. None: use
                 ``sampling.label``, or each class in turn.
             nfe: network calls for each sample, or the nearest possible number below, shared among
@@ -100,14 +109,18 @@ class Run:
         """
         changes = {
             "sampling.num_samples": n,
-            "seed": seed,
+            "seed": int(torch.randint(2**63 - 1, ())) if seed is None else seed,
             "sampling.label": label,
             "sampling.batch_size": batch_size,
         }
         given_changes = {key: value for key, value in changes.items() if value is not None}
         config = build(Config, merge_settings(asdict(self.config), parse_settings(given_changes)))
         check(config)
-        sampler = self.sampler.with_settings(config if nfe is None else self._at(config, nfe))
+        if nfe is not None:
+            config = choose_calls(
+                config, [phase.leg for phase in get_phases(list(self.networks))], nfe
+            )
+        sampler = self.sampler.with_settings(config)
         source, count = (
             build_source(config.data, config.seed, "sample"),
             config.sampling.num_samples,
@@ -115,19 +128,8 @@ class Run:
         samples = generate(sampler, source, count, self.device, progress=False)
         return in_units(config.data, samples.x, raw=raw)
 
-    def _at(self, config: Config, nfe: int) -> Config:
-        """Return the settings of sampling with ``nfe`` network calls."""
-        legs = [phase.leg for phase in get_phases(list(self.networks))]
-        least, _ = possible_calls(config.sampling, legs)
-        if not isinstance(nfe, int) or nfe < least:
-            raise UserError(f"nfe = {nfe!r}: must be a whole number >= {least} for this run")
-        if StraightFlow in legs and config.sampling.solver == "dopri5":
-            raise UserError(f"nfe = {nfe}: sampling.solver = dopri5 chooses its calls; omit nfe")
-        if calls_per_velocity(config) > 1:
-            raise UserError(f"nfe = {nfe}: sampling.guidance doubles the calls; omit nfe")
-        return limit_calls(config, legs, nfe)
 
-
+@_in_python_words()
 def load(
     path: str | PathLike[str],
     *,
@@ -137,8 +139,8 @@ def load(
     """Open a trained run for sampling. Nothing is written, and no code of the folder runs.
 
     Args:
-        path: a run folder, a folder that ``nsgf export`` wrote, or ``hf://OWNER/NAME[@REVISION]``
-            of the Hugging Face hub (extra ``hub``).
+        path: a run folder, a folder that ``nsgf export`` wrote, the name of a pretrained run
+            (``mnist``), or ``hf://OWNER/NAME[@REVISION]`` of the Hugging Face hub (extra ``hub``).
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``; None: as the run is configured.
         overrides: other settings by dotted key, as ``{"sampling.solver": "heun"}``.
 
@@ -148,48 +150,76 @@ def load(
     """
     settings = dict(overrides or {})
     settings |= {"device": str(device)} if device is not None else {}
-    is_on_hub = is_address(path)
-    folder = fetched(path) if is_on_hub else Path(os.fspath(path)).expanduser()
-    if is_on_hub or is_exported(folder):
-        exported = ExportedRun(folder, parse_settings(settings))
-        config, has_network = exported.config, exported.has
-        read: Callable[[Phase, torch.device], TrainedNetwork] = exported.load
-    else:
-        config, run = request("sample", {"run": str(folder)}, settings).config, RunFolder(folder)
-        has_network = run.has_checkpoint
-
-        def read(phase: Phase, device: torch.device) -> TrainedNetwork:
-            return load_network(phase, config, run, device)
-
+    run = open_run(find_folder(path))
+    config = request("sample", {"run": str(run.path)}, settings).config
     place = pick_device(config.device)
-    phases = sampled_phases(config, has_network)
-    sampler, progress = join_legs(config, phases, lambda phase: read(phase, place), place)
+    phases = sampled_phases(config, run.has_checkpoint)
+    sampler, progress = load_sampler(config, run, place, phases)
     networks = {
         phase.name: network
         for phase, leg in zip(phases, sampler.legs, strict=True)
         if isinstance(network := leg.network, InferenceNetwork)
     }
-    return Run(folder, config, place, progress, sampler, networks)
+    return Run(run.path, config, place, progress, sampler, networks)
 
 
+def _request(
+    data: Samples | None, labels: ArrayLike | None, words: dict[str, Any], settings: dict[str, Any]
+) -> Request:
+    """Return the request of a training, with settings that name the file of the caller's data."""
+    if data is None:
+        if labels is not None:
+            raise UserError("labels: belong to data, which is missing")
+        return request("train", words, settings)
+    if other := settings.get("exp", settings.get("data.name")):
+        raise UserError(f"data: cannot be given beside exp or dataset ({other}); leave one out")
+    out_dir = words["run"] + "/.." if "run" in words else settings.get("out_dir", Config.out_dir)
+    with stored(data, labels, Path(out_dir).expanduser() / ".data") as own:
+        if "run" in words:
+            del own["data.conditional"]
+        elif "config" not in words:
+            own["exp"] = own["data.name"]
+        return request("train", words, {**own, **settings})
+
+
+@_in_python_words()
 def train(
     exp: str | None = None,
     *,
+    data: Samples | None = None,
+    labels: ArrayLike | None = None,
+    method: str | PathLike[str] | None = None,
+    iterations: int | None = None,
     dataset: str | None = None,
     config: str | PathLike[str] | None = None,
     resume: str | PathLike[str] | None = None,
+    out_dir: str | PathLike[str] | None = None,
+    device: str | torch.device | None = None,
+    seed: int | None = None,
     overrides: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Run:
-    """Train an experiment in this process, as ``nsgf train`` does, and open the run.
+    """Train an experiment or your own data in this process, as ``nsgf train`` does, and open the
+    run. The caller's random numbers stay as they were.
 
-    The caller's random numbers stay as they were. Ctrl-C loses what came after the last checkpoint.
+    Your own data are written once into ``OUT_DIR/.data``; the run is then one of ``points`` or
+    ``images``, also for all commands. Ctrl-C loses what came after the last checkpoint.
 
     Args:
-        exp: the name of an experiment, as ``2d`` or ``images`` (with ``data.path``).
+        exp: the name of an experiment, as ``2d``; or give ``data``.
+        data: tensor or array of points (N, D) in any units, or of images (N, C, H, W), uint8 or
+            floats in [-1, 1] (kept as bytes); or a data set of torch that has an index and a
+            length, of such samples or of pairs (sample, label).
+        labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is then
+            true.
+        method: as ``nsgf++h`` or ``otcfm``, or a YAML file; None: the experiment's own.
+        iterations: updates of every phase.
         dataset: ``data.name``, as ``moons``.
         config: a YAML file in place of ``exp``, or on top of ``resume``.
-        resume: a run folder to resume.
+        resume: a run folder to resume. ``data`` is only needed if its file is gone.
+        out_dir: folder of the run folders; None: ``runs``.
+        device: as for :func:`load`.
+        seed: of every random number of the run; None: the experiment's.
         overrides: settings by dotted key, as ``{"nsgf.iterations": 2000}``; ``optim.*`` apply to
             every phase.
         quiet: print nothing; the run folder's log has all lines.
@@ -197,20 +227,29 @@ def train(
     Raises:
         UserError: as the command; or ``train.max_hours`` are over.
     """
-    settings = {key: value for key, value in (("exp", exp), ("data.name", dataset)) if value}
+    named = {
+        "exp": exp,
+        "data.name": dataset,
+        "method": method,
+        "optim.iterations": iterations,
+        "out_dir": out_dir,
+        "device": None if device is None else str(device),
+        "seed": seed,
+    }
+    settings = {**(overrides or {}), **{k: v for k, v in named.items() if v is not None}}
     control = {"run": resume, "config": config}
     words: dict[str, str | bool] = {
         key: os.fspath(path) for key, path in control.items() if path is not None
     }
     if resume is not None:
         words["resume"] = True
-    wanted = request("train", words, {**(overrides or {}), **settings})
+    wanted = _request(data, labels, words, settings)
     run = RunFolder(wanted.run) if wanted.run else None
     device = pick_device(wanted.config.device)
     cards = [device] if device.type == "cuda" else []
     with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
         for note in wanted.notes:
-            show(note)
+            show(as_settings(note))
         try:
             run = experiment.train(wanted.config, run)
         except Stopped as stopped:

@@ -46,7 +46,16 @@ def test_samples_are_those_of_the_command(small, small_run):
     saved = np.load(small_run.samples / "samples-seed5.npz", allow_pickle=False)["x"]
     run = nsgf.load(small_run.path)
     assert np.array_equal(run.sample(20, seed=5).numpy(), saved)
-    assert not np.array_equal(run.sample(20).numpy(), saved)  # seed 0, the run's
+    assert not np.array_equal(run.sample(20, seed=0).numpy(), saved)
+
+
+def test_samples_are_new_unless_seeded(small_run):
+    run = nsgf.load(small_run.path)
+    torch.manual_seed(1)
+    one, other = run.sample(5), run.sample(5)
+    assert not torch.equal(one, other)
+    torch.manual_seed(1)
+    assert torch.equal(run.sample(5), one)
 
 
 @pytest.mark.e2e
@@ -54,12 +63,12 @@ def test_images_are_clamped_unless_raw_values_are_wanted(digits_run, tmp_path):
     """Networks that are hardly trained leave [-1, 1]."""
     config, own = digits_run
     run = nsgf.load(own.path)
-    x, raw = run.sample(6), run.sample(6, raw=True)
+    x, raw = run.sample(6, seed=0), run.sample(6, seed=0, raw=True)
     assert raw.abs().max() > 1
     assert torch.equal(x, raw.clamp(-1, 1))
     file = sample_run(replace(config, out_dir=str(tmp_path)), own)[1]
     saved = np.load(file, allow_pickle=False)["x"]
-    assert np.array_equal(saved, run.sample(len(saved)).numpy())
+    assert np.array_equal(saved, run.sample(len(saved), seed=0).numpy())
 
 
 def test_samples_do_not_depend_on_their_number_or_batches(small_run, capsys):
@@ -82,7 +91,7 @@ def test_calls_are_shared_as_in_the_comparison(small_run, nfe, steps, straight):
     settings = {"sampling.nsgf_steps": steps, "sampling.straight_steps": straight}
     by_hand = nsgf.load(small_run.path, overrides=settings)
     assert by_hand.sampler(torch.randn(2, 2)).nfe == nfe
-    assert torch.equal(run.sample(8, nfe=nfe), by_hand.sample(8))
+    assert torch.equal(run.sample(8, 0, nfe=nfe), by_hand.sample(8, 0))
     assert run.config == config
     assert run.sampler(torch.randn(2, 2)).nfe == 3 + 1 + 4  # as configured, before and after
 
@@ -90,8 +99,8 @@ def test_calls_are_shared_as_in_the_comparison(small_run, nfe, steps, straight):
 def test_an_unfinished_run_is_sampled_with_its_networks(small):
     run = nsgf.load(train_run(replace(small, phases=["nsgf"])).path)
     assert list(run.networks) == ["nsgf"]
-    assert torch.equal(run.sample(4, nfe=3), run.sample(4))
-    assert not torch.equal(run.sample(4, nfe=9), run.sample(4))
+    assert torch.equal(run.sample(4, 0, nfe=3), run.sample(4, 0))
+    assert not torch.equal(run.sample(4, 0, nfe=9), run.sample(4, 0))
 
 
 def test_networks_can_be_called(small_run):
@@ -156,9 +165,11 @@ def test_training_from_a_file_until_the_time_is_over(tmp_path):
 @pytest.mark.parametrize(
     ("how", "key"),
     [
-        ({}, "--exp NAME"),
+        ({}, "say exp NAME"),
         ({"exp": "3d"}, "exp = 3d"),
         ({"exp": "2d", "dataset": "moon"}, "data.name = moon"),
+        ({"exp": "2d", "labels": [1]}, "labels"),
+        ({"exp": "2d", "iterations": 2.5}, "optim.iterations = 2.5"),
     ],
 )
 def test_training_that_cannot_be_is_refused(how, key, tmp_path, monkeypatch):

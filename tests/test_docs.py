@@ -30,3 +30,9 @@ def test_links_lead_to_files(doc):
 @pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
 def test_nothing_is_left_to_be_filled_in(doc):
     assert "@@" not in doc.read_text()
+
+
+def test_only_pyproject_names_the_address_of_the_repository():
+    address = re.search(r'^Repository = "(.+?)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    texts = [*DOCS, *ROOT.glob("notebooks/*"), *ROOT.glob("nsgf/share/*.j2"), ROOT / "Dockerfile"]
+    assert not [file for file in texts if address in file.read_text()]

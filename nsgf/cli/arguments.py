@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsgf.cli.flags import COMMANDS, SMOKE, WITHOUT_RUN, command_parser, short_flags
+from nsgf.cli.flags import COMMANDS, ON_EXPORTS, SMOKE, WITHOUT_RUN, command_parser, short_flags
 from nsgf.config.files import (
     Content,
     apply_optim,
@@ -24,6 +24,7 @@ from nsgf.config.files import (
     method_layers,
     nest_keys,
     parse_settings,
+    pretrained_runs,
     read_settings,
 )
 from nsgf.config.schema import Config
@@ -51,6 +52,9 @@ class Request:
     resume_phase: int | None = None
     print_config: bool = False
     to: str | None = None
+    half: bool = False
+    nfe: int | None = None
+    out: str | None = None
     session_hours: float = 12.0
     figures: str = "png"
     compare: Path | None = None
@@ -116,6 +120,10 @@ def _request(
 
     flags = apply_optim(flags)  # --optim.KEY is a flag of every phase
     _check_allowed(command, control, flags)
+    if name := control.pop("pretrained", None):
+        if name not in pretrained_runs():
+            raise UserError(f"pretrained = {name}: must be one of {', '.join(pretrained_runs())}")
+        control["run"] = str(pretrained_runs()[name])
     for key in {"run", "compare"} & set(control):
         control = {**control, key: expand_path(key, control[key])}
     file = _file(control, flags)
@@ -244,17 +252,22 @@ def _find_run(command: str, control: Content, flags: Content, own: Content) -> "
         return None
     from nsgf.checks import check_values
     from nsgf.run.folder import RunFolder, check_links
+    from nsgf.share.exported import open_run
 
     if "run" in control:
-        run = RunFolder.open(control["run"])
-    elif not own:
+        run = open_run(control["run"])
+        if run.results_name and command not in ON_EXPORTS:
+            raise UserError(
+                f"run = {run.path}: an exported run, for {' and '.join(ON_EXPORTS)} only"
+            )
+        return run
+    if not own:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
-    else:
-        config = build(Config, merge_settings(apply_optim(own), flags))
-        check_values(config)
-        run = RunFolder.newest(
-            Path(config.out_dir), config.exp, smoke=config.smoke, method=flags.get("method")
-        )
+    config = build(Config, merge_settings(apply_optim(own), flags))
+    check_values(config)
+    run = RunFolder.newest(
+        Path(config.out_dir), config.exp, smoke=config.smoke, method=flags.get("method")
+    )
     check_links(run.path)
     return run
 
@@ -265,7 +278,7 @@ def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:
     Raises:
         UserError: the run is not of this experiment or method, or no smoke run.
     """
-    saved = read_settings(run.config_file)
+    saved = run.read_settings()
     for key in ("exp", "method"):
         if flags.get(key) not in (None, saved.get(key)):
             raise UserError(f"{key} = {flags[key]}: {run.path} has {key} {saved.get(key)}")

@@ -97,10 +97,10 @@ def _execute(request: Request) -> int:
 
 
 def _run_of(request: Request) -> "RunFolder":
-    from nsgf.run.folder import RunFolder
+    from nsgf.share.exported import open_run
 
     assert request.run is not None
-    return RunFolder(request.run)
+    return open_run(request.run)
 
 
 def _train(request: Request) -> Iterator[str]:
@@ -154,7 +154,8 @@ def _sample(request: Request) -> Iterator[str]:
     from nsgf.system.distributed import join
 
     with join(request.config.device) as world:
-        yield from sample_run(request.config, _run_of(request), world)
+        run = _run_of(request)
+        yield from sample_run(request.config, run, world, nfe=request.nfe, out=request.out)
 
 
 def _evaluate(request: Request) -> Iterator[str]:
@@ -206,7 +207,7 @@ def _compare(request: Request) -> Iterator[str]:
 def _export(request: Request) -> list[str]:
     from nsgf.share.export import export_run
 
-    return export_run(request.config, _run_of(request), Path(request.to or ""))
+    return export_run(request.config, _run_of(request), Path(request.to or ""), request.half)
 
 
 def _preflight(request: Request) -> Iterator[str]:

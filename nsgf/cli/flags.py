@@ -1,11 +1,12 @@
 """The commands and their flags."""
 
 import functools
+import re
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from nsgf.config.files import experiments
+from nsgf.config.files import experiments, pretrained_runs
 from nsgf.config.parser import Parser, add_settings
 from nsgf.config.schema import OF_PHASES, PHASES
 from nsgf.system.errors import UserError
@@ -21,6 +22,8 @@ COMMANDS = {
     "preflight": "say what training would take on this machine, without training",
 }
 WITHOUT_RUN = ("list", "compare", "preflight")
+ON_EXPORTS = ("sample", "evaluate")
+"""Commands that also take exported runs."""
 ON_SAMPLES = ("sample", "evaluate", "report")
 """Commands that draw samples of a run and train nothing."""
 
@@ -70,6 +73,18 @@ def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     return {**SHORT_FLAGS, **(OF_SAMPLING if command in ON_SAMPLES else {})}
 
 
+def as_settings(message: str) -> str:
+    """Return a message for Python: with ``out_dir DIR`` in place of ``--out-dir DIR``."""
+
+    def named(flag: re.Match[str]) -> str:
+        if flag[0] not in ("--to", *command_parser("train").flags):
+            return flag[0]
+        keys = SHORT_FLAGS.get(flag[0], (flag[1].replace("-", "_"),))
+        return keys[0] if len(keys) < len(OF_PHASES) else keys[0].replace(OF_PHASES[0], "optim", 1)
+
+    return re.sub(r"(?<!\S)--([a-z][\w.-]*\w)", named, message)
+
+
 def comma_separated(text: str | list[str]) -> list[str]:
     """Return ``nsgf,otcfm`` or ``[nsgf, otcfm]`` as a list."""
     if isinstance(text, list):  # the parser calls it again with what it returned
@@ -116,7 +131,17 @@ def _add_control(group: Any, command: str) -> None:
     add("--config", file, type=str, metavar="FILE")
     add("--print-config", "print all settings that hold, and stop", action="store_true")
     if command not in WITHOUT_RUN:
-        add("--run", "run folder; default: the newest of --exp", type=str, metavar="DIR")
+        which = group.add_mutually_exclusive_group()
+        meaning = "run folder; default: the newest of --exp that can be used"
+        add("--run", meaning, which, type=str, metavar="DIR")
+    if command in ON_EXPORTS:
+        meaning = f"a run that comes with the program: {', '.join(pretrained_runs())}"
+        add("--pretrained", meaning, which, type=str, metavar="NAME")
+    if command == "sample":
+        nfe = "network calls for each sample, or the nearest possible number below"
+        add("--nfe", nfe, type=int, metavar="N")
+        out = "write only this new file or folder: FILE.csv, FILE.npz, or DIR/ for PNG files"
+        add("--out", out, type=str, metavar="PATH")
     if command == "train":
         either, numbers = group.add_mutually_exclusive_group(), range(1, len(PHASES) + 1)
         add("--resume", "resume the run from its newest checkpoint", either, action="store_true")
@@ -124,6 +149,7 @@ def _add_control(group: Any, command: str) -> None:
         add("--resume-phase", phase, either, type=int, choices=numbers, metavar="N")
     elif command == "export":
         add("--to", "folder that is written", type=str, metavar="DIR")
+        add("--half", "write weights as float16: half the bytes", action="store_true")
     elif command == "preflight":
         hours = "hours of a session, for the plan (default: 12)"
         add("--session-hours", hours, type=float, metavar="H")

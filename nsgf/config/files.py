@@ -41,6 +41,12 @@ def methods() -> list[str]:
     return sorted(file.stem for file in config_folder().glob("methods/*.yaml"))
 
 
+def pretrained_runs() -> dict[str, Path]:
+    """Return the folders of the exported runs that the package ships, by name."""
+    files = sorted(Path(__file__).parents[1].glob("pretrained/*/config.json"))
+    return {file.parent.name: file.parent for file in files}
+
+
 def read_settings(file: Path) -> Content:
     """Return the settings of a file, nested as in the file, with values of the right types.
 

@@ -138,15 +138,15 @@ def class_numbers(labels: np.ndarray, count: int) -> np.ndarray:
     """
     if labels.shape != (count,) or labels.dtype.kind not in "iuU":
         raise ValueError(
-            f"labels of shape {labels.shape} and type {labels.dtype}, must be {count} whole "
-            "numbers from 0 on, or names, one for each image"
+            f"labels: {labels.dtype} of shape {labels.shape}, must be {count} whole numbers from 0 "
+            "on, or names, one for each image"
         )
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     if labels.dtype.kind != "U" and (values != np.arange(len(values))).any():
-        raise ValueError(f"labels {values.tolist()[:20]}, must be all numbers from 0 to K - 1")
+        raise ValueError(f"labels: {values.tolist()[:20]}, must be all numbers from 0 to K - 1")
     if len(values) < 2 or counts.min() < LEAST_OF_CLASS:
         raise ValueError(
-            f"labels with {counts.min()} images of class {values[counts.argmin()]}, must be two or "
-            f"more classes with {LEAST_OF_CLASS} images each"
+            f"labels: {counts.min()} images of class {values[counts.argmin()]}, must be "
+            f"{LEAST_OF_CLASS} or more of each of two or more classes"
         )
     return numbers.astype(np.int64)

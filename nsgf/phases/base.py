@@ -144,6 +144,14 @@ def restored_network(phase: Phase, config: Config, state: Any, device: torch.dev
     return model.to(device).eval().requires_grad_(False)
 
 
+class SharedRun(RunFolder, ABC):
+    """A folder of networks without checkpoints, which is only read."""
+
+    @abstractmethod
+    def load(self, phase: Phase, config: Config, device: torch.device) -> TrainedNetwork:
+        """Return what :func:`load_network` returns."""
+
+
 def load_network(
     phase: Phase, config: Config, run: RunFolder, device: torch.device
 ) -> TrainedNetwork:
@@ -153,6 +161,8 @@ def load_network(
     Raises:
         UserError: there is no checkpoint, or one of other settings or another architecture.
     """
+    if isinstance(run, SharedRun):
+        return run.load(phase, config, device)
     file = run.checkpoint_file(phase.name)
     try:
         payload, remark = checkpoint.load_good(file)

@@ -113,8 +113,8 @@ class Simulation:
             if len(numbers) == 1:
                 raise UserError(
                     f"sinkhorn.batch_size = {self.config.sinkhorn.batch_size}: the card's memory "
-                    "is full with a single flow of the pool; use a smaller --sinkhorn-batch or "
-                    "--sinkhorn.target_batch"
+                    "is full with a single flow of the pool; use a smaller sinkhorn.batch_size or "
+                    "sinkhorn.target_batch"
                 ) from error
             self.solver.report = SolverReport(**before)
             return False  # leaving the handler frees the flows before the next try

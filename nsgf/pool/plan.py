@@ -102,8 +102,8 @@ def plan_pool(
         raise UserError(
             f"sinkhorn.batch_size = {config.sinkhorn.batch_size}: flows against "
             f"{config.sinkhorn.targets} targets need about {format_bytes(solver)} of memory, "
-            f"{format_bytes(memory)} are free; use a smaller --sinkhorn-batch, "
-            "--sinkhorn.target_batch or --pool.build_batch"
+            f"{format_bytes(memory)} are free; use a smaller "
+            "sinkhorn.batch_size or sinkhorn.target_batch"
         )
     taken = 0
     if on_disk := config.pool.storage == "disk":
@@ -126,8 +126,8 @@ def plan_pool(
         raise UserError(
             f"pool.num_batches = {config.pool.num_batches}: the pool needs {format_bytes(needed)} "
             f"in {dtype}, it may take {format_bytes(max(0, budget))} of the free {place}; "
-            f"use --pool-batches {max(0, config.pool.num_batches * budget // needed)}, a smaller "
-            "--sinkhorn-batch, --pool.dtype float16 or another --pool.storage"
+            f"use pool.num_batches = {max(0, config.pool.num_batches * budget // needed)}, a "
+            "smaller sinkhorn.batch_size, or in a run another pool.storage"
         )
     m = config.sinkhorn.target_batch
     text = (

@@ -60,7 +60,7 @@ class TrajectoryPool:
             )
         return (
             f"pool.dtype = float16: a position of {float(positions.abs().max()):.3g} is beyond its "
-            f"range of {torch.finfo(torch.float16).max:.0f}; use --pool.dtype float32"
+            f"range of {torch.finfo(torch.float16).max:.0f}; use pool.dtype float32"
         )
 
     def particles(self, indices: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nsgf.config.files import build, read_settings
+from nsgf.config.files import build
 from nsgf.config.schema import Config, PhaseName
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
@@ -34,7 +34,7 @@ def log_lines(run: RunFolder) -> list[str]:
 def updates_done(run: RunFolder) -> str:
     """Return ``nsgf 150/150, nsf 20/400`` for the phases of a run, or why they cannot be read."""
     try:
-        config = build(Config, read_settings(run.config_file))
+        config = build(Config, run.read_settings())
         parts = [
             f"{phase} {trained_updates(run, phase)}/{getattr(config, phase).iterations}"
             for phase in config.phases

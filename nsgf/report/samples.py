@@ -1,5 +1,7 @@
 """Files and pictures of the samples of a run; the picture at the end of each phase."""
 
+import csv
+import io
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,11 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.checks import check
-from nsgf.config.files import build, read_settings
+from nsgf.checks import check, expand_path
+from nsgf.config.files import build
 from nsgf.config.schema import Config
-from nsgf.data import Data, build_source, data_classes, in_units, is_image_set
-from nsgf.phases import Phase, load_sampler, previewed_phases
+from nsgf.data import (
+    Data,
+    TableSet,
+    build_source,
+    data_classes,
+    in_units,
+    is_image_set,
+    target_set,
+)
+from nsgf.data.images import to_bytes
+from nsgf.phases import Phase, called_legs, load_sampler, previewed_phases
 from nsgf.plots.samples import (
     compare_images,
     draw_image_path,
@@ -21,12 +32,19 @@ from nsgf.plots.samples import (
     save_grid,
     words_of_calls,
 )
-from nsgf.run.folder import RunFolder, ensure_writable, phase_stem, replacing, results_folder
+from nsgf.run.folder import (
+    RunFolder,
+    ensure_writable,
+    phase_stem,
+    replacing,
+    results_folder,
+    write_text,
+)
 from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
-from nsgf.sampling.sampler import Samples
+from nsgf.sampling.sampler import Samples, choose_calls
 from nsgf.system.distributed import World
-from nsgf.system.errors import one_line
+from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import pick_device, release_memory
 
 PATH_SAMPLES = 8
@@ -38,7 +56,14 @@ CLASS_SAMPLES = 10
 """Largest number of samples in the row of a class."""
 
 
-def sample_run(config: Config, run: RunFolder, world: World | None = None) -> list[str]:
+def sample_run(
+    config: Config,
+    run: RunFolder,
+    world: World | None = None,
+    *,
+    nfe: int | None = None,
+    out: str | None = None,
+) -> list[str]:
     """Draw samples into ``samples/``: an .npz, a grid of images, a picture of their path.
 
     The files are ``samples.npz`` (own points in the units of their file, images clamped to [-1, 1];
@@ -51,35 +76,43 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
             that holds the run, the files go to ``OUT_DIR/RUN/samples``.
         run: its folder.
         world: the processes that sample together, of which the first writes; None: only this one.
+        nfe: network calls for each sample, or the nearest possible number below; None: what the
+            settings of sampling imply.
+        out: a new file or folder, which is then all that is written: ``FILE.npz``, ``FILE.csv`` for
+            points, or a folder of PNG files for images.
 
     Returns:
         One line about the samples, and one for each file; nothing in other processes.
 
     Raises:
-        UserError: checkpoints are missing or damaged, or the files cannot be written, which is
-            checked before sampling.
+        UserError: checkpoints are missing or damaged, ``nfe`` is too small, ``out`` exists or has
+            another kind, or the files cannot be written, which is checked before sampling.
     """
+    if nfe is not None:
+        config = choose_calls(config, called_legs(config, run.has_checkpoint), nfe)
     check(config)
     world = world or World()
-    folder = ensure_writable(results_folder(config, run) / "samples")
+    place = _output(out, config) if out else None
+    folder = place or ensure_writable(results_folder(config, run) / "samples")
     device = pick_device(config.device, world.card)
     sampler, updates = load_sampler(config, run, device)
-    data = None if is_image_set(config.data.name) else Data(config.data, config.seed)
+    has_data = not (place or is_image_set(config.data.name))
+    data = Data(config.data, config.seed) if has_data else None
     source = build_source(config.data, config.seed, "sample")
     samples = generate(sampler, source, config.sampling.num_samples, device, world=world)
     if not world.is_main:
         return []
+    networks = ", ".join(f"{phase} {progress}" for phase, progress in updates.items())
+    count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, after updates: {networks}"
+    if place:
+        _write_output(config, samples, place)
+        return [count, str(place)]
     suffix = changed_settings(config, run)
     arrays, grid, trajectory = (
         folder / name.replace(".", f"{suffix}.")
         for name in ("samples.npz", "grid.png", "trajectory.png")
     )
-    x = in_units(config.data, samples.x).numpy()
-    about = {"tau": np.empty(0) if samples.tau is None else samples.tau.numpy()}
-    about |= {} if samples.labels is None else {"labels": samples.labels.numpy()}
-    with replacing(arrays) as stream:
-        np.savez(stream, x=x, nfe=samples.nfe, **about)  # type: ignore[arg-type]
-
+    _save_arrays(config, samples, arrays)
     shown = POINT_SAMPLES if data else PATH_SAMPLES
     start = build_source(config.data, config.seed, "path").sample(shown).to(device)
     path = sampler(start, keep_path=True)
@@ -88,9 +121,50 @@ def sample_run(config: Config, run: RunFolder, world: World | None = None) -> li
     if not data:
         files.insert(1, grid)
         _save_grid(config, samples, grid)
-    networks = ", ".join(f"{phase} {progress}" for phase, progress in updates.items())
-    count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, after updates: {networks}"
     return [count, *map(str, files)]
+
+
+def _output(out: str, config: Config) -> Path:
+    """Return the path of ``--out`` after a check that samples can be written there.
+
+    Raises:
+        UserError: it exists, is of no kind for these samples, or cannot be written.
+    """
+    path = expand_path("out", out)
+    is_folder = out.endswith("/") or path.is_dir() or not path.suffix
+    kinds = ("FILE.npz", "DIR/") if is_image_set(config.data.name) else ("FILE.npz", "FILE.csv")
+    if ("DIR/" if is_folder else f"FILE{path.suffix}") not in kinds:
+        raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
+    if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
+        raise UserError(f"out = {out}: exists; name a new one, or remove it")
+    ensure_writable(path if is_folder else path.parent)
+    return path
+
+
+def _write_output(config: Config, samples: Samples, path: Path) -> None:
+    """Write samples as an .npz, as a .csv with a line of names, or as PNG files in a folder."""
+    if path.suffix == ".npz" and not path.is_dir():
+        _save_arrays(config, samples, path)
+    elif is_image_set(config.data.name):
+        from PIL import Image
+
+        for number, image in enumerate(to_bytes(samples.x).permute(0, 2, 3, 1).numpy()):
+            Image.fromarray(image.squeeze()).save(path / f"{number:06d}.png")
+    else:
+        x, text = in_units(config.data, samples.x).numpy(), io.StringIO()
+        target = target_set(config.data)
+        names = target.found.names if isinstance(target, TableSet) else None
+        names = names or [f"x{number}" for number in range(1, x.shape[1] + 1)]
+        csv.writer(text, lineterminator="\n").writerows([names, *x.astype(str)])
+        write_text(path, text.getvalue())
+
+
+def _save_arrays(config: Config, samples: Samples, file: Path) -> None:
+    about = {"tau": np.empty(0) if samples.tau is None else samples.tau.numpy()}
+    about |= {} if samples.labels is None else {"labels": samples.labels.numpy()}
+    with replacing(file) as stream:
+        x = in_units(config.data, samples.x).numpy()
+        np.savez(stream, x=x, nfe=samples.nfe, **about)  # type: ignore[arg-type]
 
 
 def draw_path(samples: Samples, data: Data | None, stream: str) -> Any:
@@ -118,7 +192,7 @@ def _save_grid(config: Config, samples: Samples, file: Path) -> None:
 def changed_settings(config: Config, run: RunFolder) -> str:
     """Return the part of a file's name for settings that differ from the run's ``config.yaml``,
     e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
-    saved = build(Config, read_settings(run.config_file))
+    saved = build(Config, run.read_settings())
     own, now = ({"seed": c.seed, "phases": c.phases, **asdict(c.sampling)} for c in (saved, config))
     del now["batch_size"]  # changes no sample
     return "".join(f"-{key}{_in_name(now[key])}" for key in now if now[key] != own[key])

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import psutil
 
-from nsgf.config.files import read_plain
+from nsgf.config.files import Content, read_plain, read_settings
 from nsgf.config.schema import Config, PhaseName, family
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.system.errors import UserError, cause
@@ -28,6 +28,9 @@ from nsgf.system.hardware import provenance
 
 class RunFolder:
     """Paths of one run."""
+
+    results_name: str | None = None
+    """Folder in ``out_dir`` for results of a run that is only read; None: the run's own."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,6 +47,14 @@ class RunFolder:
         """Whether a phase has its newest checkpoint or the one before."""
         file = self.checkpoint_file(phase)
         return file.exists() or previous_file(file).exists()
+
+    def read_settings(self) -> Content:
+        """Return the run's saved settings, nested.
+
+        Raises:
+            UserError: they cannot be read, or are wrong.
+        """
+        return read_settings(self.config_file)
 
     @classmethod
     def create(cls, config: Config) -> "RunFolder":
@@ -81,23 +92,6 @@ class RunFolder:
                 "name another folder with --out-dir DIR"
             ) from error
         return cls(path)
-
-    @classmethod
-    def open(cls, path: Path) -> "RunFolder":
-        """Return an existing run folder.
-
-        Raises:
-            UserError: there is no run at this path.
-        """
-        run = cls(path.expanduser())
-        if run.config_file.is_file():
-            return run
-        if (run.path / "config.json").is_file():
-            raise UserError(
-                f"run = {path}: an exported run, which commands do not take; use it from "
-                f"Python: nsgf.load({str(path)!r}).sample(64)"
-            )
-        raise UserError(f"run = {path}: no run folder (it has no config.yaml)")
 
     @classmethod
     def newest(
@@ -163,8 +157,10 @@ def name_within(config: Config, run: RunFolder) -> str:
 
 def results_folder(config: Config, run: RunFolder) -> Path:
     """Return the folder for a run's results: its own, or ``OUT_DIR/RUN`` if ``out_dir`` is not the
-    folder that holds the run."""
+    folder that holds the run. Results of an exported run go to ``OUT_DIR/exported-NAME``."""
     home, out = run.path.resolve(), Path(config.out_dir).expanduser()
+    if run.results_name:
+        return out / run.results_name
     parents = {home.parent, run.path.absolute().parent.resolve()}  # of a link and its target
     return run.path if out.resolve() in parents else out / home.name
 
@@ -316,7 +312,7 @@ def drop_unsafe_settings(config: Config, run: RunFolder, given: set[str]) -> Con
         given: keys that this command sets, e.g. ``data.root``, ``data.download``,
             ``tracking.tracker``; ``out_dir`` where results may go elsewhere.
     """
-    if "out_dir" not in given:
+    if "out_dir" not in given and run.results_name is None:
         path = run.path if run.path.name not in ("", "..") else run.path.resolve()
         config = replace(config, out_dir=str(path.parent))
     if "tracking.tracker" not in given and config.tracking.tracker not in IN_FOLDER:

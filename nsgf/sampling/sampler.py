@@ -283,6 +283,22 @@ def possible_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> tuple
     return least, math.inf if {NSGFSteps, StraightFlow} & set(legs) else len(legs)
 
 
+def choose_calls(config: Config, legs: Sequence[type[Leg]], nfe: int) -> Config:
+    """Return :func:`limit_calls` for a number of network calls that a user gives.
+
+    Raises:
+        UserError: it is too small, or the settings of sampling do not allow to choose it.
+    """
+    least, _ = possible_calls(config.sampling, legs)
+    if not isinstance(nfe, int) or nfe < least:
+        raise UserError(f"nfe = {nfe!r}: must be a whole number >= {least} for this run")
+    if StraightFlow in legs and config.sampling.solver == "dopri5":
+        raise UserError(f"nfe = {nfe}: sampling.solver = dopri5 chooses its calls; omit nfe")
+    if calls_per_velocity(config) > 1:
+        raise UserError(f"nfe = {nfe}: sampling.guidance doubles the calls; omit nfe")
+    return limit_calls(config, legs, nfe)
+
+
 def limit_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
     """Return the settings of sampling with this number of network calls, or the nearest below it.
 

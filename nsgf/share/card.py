@@ -40,7 +40,9 @@ def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[s
     return found
 
 
-def card(config: Config, run: RunFolder, updates: dict[str, str], pictures: list[str]) -> str:
+def card(
+    config: Config, run: RunFolder, updates: dict[str, str], pictures: list[str], half: bool = False
+) -> str:
     """Return the text of ``README.md``, with the hub's front matter.
 
     Args:
@@ -49,6 +51,7 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], pictures: list
             classes of the same guidance.
         updates: training progress, by phase.
         pictures: names of pictures beside it.
+        half: whether the weights are rounded to float16.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -66,6 +69,7 @@ def card(config: Config, run: RunFolder, updates: dict[str, str], pictures: list
         takes_calls=is_free and calls_per_velocity(config) == 1,
         targets=count_targets(config.generator),
         updates=updates,
+        half=half,
         pictures=pictures,
         numbers=[
             {"type": name, "value": measures[name]}

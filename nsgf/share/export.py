@@ -21,7 +21,7 @@ from nsgf.system.errors import UserError, cause
 from nsgf.version import __version__
 
 
-def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
+def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> list[str]:
     """Write averaged weights of each trained phase, all settings and a model card. The folder is
     written beside its place and then renamed.
 
@@ -29,6 +29,7 @@ def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
         config: the run's settings.
         run: its folder, which is only read.
         to: the folder to write; it must be new or empty.
+        half: whether weights are rounded to float16, where all values of a tensor fit.
 
     Returns:
         Lines for people: the files, and how they are used.
@@ -48,11 +49,11 @@ def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
         shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
         partial.mkdir(parents=True)
         updates: dict[str, str] = {
-            phase.name: _write_weights(partial, phase, config, run) for phase in phases
+            phase.name: _write_weights(partial, phase, config, run, half) for phase in phases
         }
         pictures = copied_pictures(run, phases, partial)
-        write_text(partial / CARD_FILE, card(config, run, updates, pictures))
-        _write_index(partial, config, updates)
+        write_text(partial / CARD_FILE, card(config, run, updates, pictures, half))
+        _write_index(partial, config, updates, half)
         if to.exists():
             to.rmdir()
         partial.rename(to)
@@ -70,16 +71,19 @@ def export_run(config: Config, run: RunFolder, to: Path) -> list[str]:
     ]
 
 
-def _write_weights(folder: Path, phase: Phase, config: Config, run: RunFolder) -> str:
+def _write_weights(folder: Path, phase: Phase, config: Config, run: RunFolder, half: bool) -> str:
     """Write the averaged weights of a phase, and return its progress."""
     trained = load_network(phase, config, run, torch.device("cpu"))
     state = {name: part.contiguous() for name, part in trained.network.state_dict().items()}
+    if half:
+        rounded = {name: part.half() for name, part in state.items()}
+        state |= {name: part for name, part in rounded.items() if part.isfinite().all()}
     with replacing(folder / weights_file(phase.name)) as stream:
         stream.write(save_tensors(state, {"format": "pt"}))
     return trained.progress
 
 
-def _write_index(folder: Path, config: Config, updates: dict[str, str]) -> None:
+def _write_index(folder: Path, config: Config, updates: dict[str, str], half: bool) -> None:
     """Write ``config.json``: settings, progress and checksums of the other files."""
     index = {
         MARK: FORMAT,
@@ -87,6 +91,7 @@ def _write_index(folder: Path, config: Config, updates: dict[str, str]) -> None:
         "version": __version__,
         "settings": asdict(drop_machine_settings(config)),
         "updates": updates,
+        "weights": "float16" if half else "float32",
         "files": {file.name: checksum(file.read_bytes()) for file in sorted(folder.iterdir())},
     }
     write_text(folder / CONFIG_FILE, json.dumps(index, indent=2, ensure_ascii=False) + "\n")

@@ -1,7 +1,7 @@
 """Read exported runs, from a folder or from the Hugging Face hub.
 
     config.json              format, version, all settings, updates of each phase, checksums
-    phase1_nsgf.safetensors  averaged weights of a phase, one file each
+    phase1_nsgf.safetensors  averaged weights of a phase, one file each, float32 or float16
     README.md, *.png         the model card and its pictures
 
 Nothing in it can run code. Names of files follow from the phases; none is read from the folder.
@@ -20,15 +20,15 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from nsgf.checks import check
-from nsgf.config.files import Content, build, merge_settings, read_plain
+from nsgf.config.files import Content, build, drop_machine_settings, pretrained_runs, read_plain
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import shape_and_classes
 from nsgf.phases import Phase, TrainedNetwork
-from nsgf.phases.base import FREE_IN_SAMPLING, restored_network
+from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, restored_network
 from nsgf.run.checkpoint import is_finite, newer_format_error
-from nsgf.run.folder import check_links, phase_stem
+from nsgf.run.folder import RunFolder, check_links, phase_stem
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.training.precision import supported_precision
 
@@ -50,9 +50,31 @@ def checksum(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def is_exported(folder: Path) -> bool:
-    """Whether a folder holds an exported run, which may be damaged, and no run."""
-    return (folder / CONFIG_FILE).is_file() and not (folder / "config.yaml").is_file()
+def find_folder(path: str | PathLike[str]) -> Path:
+    """Return the folder of ``hf://OWNER/NAME``, of a pretrained run by its name where no such
+    folder exists, or the path itself."""
+    if is_address(path):
+        return fetched(path)
+    folder = Path(path).expanduser()
+    return folder if folder.exists() else pretrained_runs().get(str(path), folder)
+
+
+def open_run(folder: Path) -> RunFolder:
+    """Return the run in a folder, which may be an exported one.
+
+    Raises:
+        UserError: there is none, it is damaged, or it leads out of its folder.
+    """
+    run = RunFolder(folder)
+    if run.config_file.is_file():
+        check_links(folder)
+        return run
+    if (folder / CONFIG_FILE).is_file():
+        return ExportedRun(folder)
+    known = ", ".join(pretrained_runs())
+    raise UserError(
+        f"run = {folder}: no run folder (it has no config.yaml), nor a pretrained run ({known})"
+    )
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -79,51 +101,60 @@ def read_index(folder: Path) -> dict[str, Any]:
     return content
 
 
-class ExportedRun:
+class ExportedRun(SharedRun):
     """An exported run whose settings are read, and whose weights are read when they are used."""
 
-    def __init__(self, folder: Path, above: Content) -> None:
-        """Read the run in this folder with settings ``above`` on top of its own.
+    def __init__(self, folder: Path) -> None:
+        """Read the settings of the run in this folder.
 
         Raises:
             UserError: it is damaged or foreign, or a setting is wrong.
         """
+        super().__init__(folder)
         index = read_index(folder)
         try:
-            below = settings_parser().check_types(index["settings"])
-            saved = build(Config, below)
+            saved = build(Config, settings_parser().check_types(index["settings"]))
             check(saved)
         except UserError as error:
             raise UserError(f"{folder / CONFIG_FILE}: {error}") from error
-        self.config = build(Config, merge_settings(below, above))
-        check(self.config)
-        self._folder, self._saved = folder, asdict(saved)
+        kind = "pretrained" if folder in pretrained_runs().values() else "exported"
+        self.results_name = f"{kind}-{folder.resolve().name}"
+        self._saved = asdict(drop_machine_settings(saved))
         self._updates: dict[str, str] = index["updates"]
         self._sums: dict[str, str] = index["files"]
+        self._is_half = index.get("weights") == "float16"
 
-    def has(self, phase: PhaseName) -> bool:
+    def read_settings(self) -> Content:
+        return self._saved
+
+    def has_checkpoint(self, phase: PhaseName) -> bool:
         """Whether the weights of a phase belong to it."""
         return weights_file(phase) in self._sums
 
-    def load(self, phase: Phase, device: torch.device) -> TrainedNetwork:
-        """Return the network of a phase, in eval mode and without gradients.
+    def load(self, phase: Phase, config: Config, device: torch.device) -> TrainedNetwork:
+        """Return the network of a phase in float32, in eval mode and without gradients.
 
         Raises:
             UserError: its file is missing, damaged, or does not fit the settings.
         """
-        file = self._folder / weights_file(phase.name)
-        texts = find_contradictions(self._saved, self.config, set(phase.follows) - FREE_IN_SAMPLING)
+        file = self.path / weights_file(phase.name)
+        texts = find_contradictions(self._saved, config, set(phase.follows) - FREE_IN_SAMPLING)
         if texts:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
         state = self._state(file)
+        if self._is_half:
+            half = torch.float16
+            state = {
+                key: part.float() if part.dtype == half else part for key, part in state.items()
+            }
         with torch.device("meta"):  # a network that does not fit its file is never made
-            network = phase.network(self.config.model, *shape_and_classes(self.config.data))
+            network = phase.network(config.model, *shape_and_classes(config.data))
         if problem := misfit(state, network.state_dict()):
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the types: torch compares no 8-bit numbers
             raise UserError(f"{file}: has values that are not finite")
-        model = restored_network(phase, self.config, state, device)
-        precision = supported_precision(self.config.train.precision, device)
+        model = restored_network(phase, config, state, device)
+        precision = supported_precision(config.train.precision, device)
         return TrainedNetwork(model, str(self._updates.get(phase.name)), precision)
 
     def _state(self, file: Path) -> dict[str, Tensor]:

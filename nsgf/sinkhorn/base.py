@@ -16,13 +16,18 @@ Shapes: B flows, N particles x, M targets y, D coordinates; images are flattened
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nsgf.config.schema import FlowConfig
+from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import wide_float
+
+Array = Tensor | np.ndarray[Any, Any]
+"""Points that a caller of the Python functions may pass."""
 
 
 @dataclass
@@ -83,6 +88,18 @@ class FlowSolver(Protocol):
         Raises:
             ValueError: clouds that are empty, not finite or of different shapes.
         """
+
+
+def to_tensor(name: str, points: Array) -> Tensor:
+    """Return the argument ``name`` as a tensor; an array is copied.
+
+    Raises:
+        UserError: it is neither tensor nor array of numbers.
+    """
+    try:
+        return points if isinstance(points, Tensor) else torch.tensor(np.asarray(points))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name}: must be a tensor or an array ({one_line(error)})") from error
 
 
 def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

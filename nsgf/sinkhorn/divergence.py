@@ -13,13 +13,22 @@ Shapes: B problems, N particles x, M targets y, D coordinates.
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn.base import as_clouds, box_diameter, full_precision, half_squared_distances
+from nsgf.sinkhorn.base import (
+    Array,
+    as_clouds,
+    box_diameter,
+    full_precision,
+    half_squared_distances,
+    to_tensor,
+)
 from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import wide_float
@@ -32,8 +41,8 @@ LARGEST = 10.0
 
 
 def sinkhorn_velocity(
-    x: Tensor,
-    y: Tensor,
+    x: Array,
+    y: Array,
     blur: float = SinkhornConfig.blur,
     *,
     tolerance: float = SinkhornConfig.tolerance,
@@ -46,8 +55,8 @@ def sinkhorn_velocity(
     gradient passes through; differentiate :func:`sinkhorn_divergence` instead.
 
     Args:
-        x: particles, (N, D) or images (N, C, H, W); several problems at once as (B, N, D) or
-            (B, N, C, H, W).
+        x: particles, a tensor or array (N, D), or images (N, C, H, W); several problems at once as
+            (B, N, D) or (B, N, C, H, W).
         y: targets with M in place of N.
         blur: square root of eps, in units of the data, for the cost 1/2 |x - y|^2.
         tolerance: largest L1 error of a plan's marginals; where particles move by less than the
@@ -61,8 +70,9 @@ def sinkhorn_velocity(
         UserError: shapes, types or places do not go together, values are not finite, a setting is
             out of its range, or the blur is too small or too large for these clouds in float32.
     """
+    x, y = to_tensor("x", x), to_tensor("y", y)
     solver = _solver(blur, tolerance, max_iterations)
-    with torch.no_grad():
+    with torch.no_grad(), _outside_functorch():
         clouds = _as_problems(x, y, blur)
         with full_precision(x.device):
             velocity = solver.solve_centred(*clouds).velocity * blur
@@ -71,8 +81,8 @@ def sinkhorn_velocity(
 
 
 def sinkhorn_divergence(
-    x: Tensor,
-    y: Tensor,
+    x: Array,
+    y: Array,
     blur: float = SinkhornConfig.blur,
     *,
     tolerance: float = SinkhornConfig.tolerance,
@@ -90,8 +100,10 @@ def sinkhorn_divergence(
         A scalar, or (B,) for several problems; computed in float32, in the type of x, or float32
         for 16 bit.
     """
+    x, y = to_tensor("x", x), to_tensor("y", y)
     solver = _solver(blur, tolerance, max_iterations)
-    value: Tensor = _Divergence.apply(*_as_problems(x, y, blur), solver) * blur**2
+    with _outside_functorch():
+        value: Tensor = _Divergence.apply(*_as_problems(x, y, blur), solver) * blur**2
     _warn(solver)
     value = value.to(torch.promote_types(x.dtype, torch.float32))
     return value if BATCHED[x.ndim] else value.squeeze(0)
@@ -178,6 +190,20 @@ def _solver(blur: float, tolerance: float, max_iterations: int) -> BatchedSolver
         if not 0 < value < math.inf:
             raise UserError(f"{key} = {value}: must be > 0 and finite")
     return BatchedSolver(SinkhornConfig(blur=1.0, tolerance=tolerance), max_iterations)
+
+
+@contextmanager
+def _outside_functorch() -> Iterator[None]:
+    """Raise UserError inside a transform of torch.func, which cannot follow the solver."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "functorch" in str(error) or "vmap" in str(error):
+            raise UserError(
+                "torch.func has no rule for the Sinkhorn divergence; use torch.autograd.grad, and "
+                "pass several problems as (B, N, D)"
+            ) from error
+        raise
 
 
 def _warn(solver: BatchedSolver) -> None:

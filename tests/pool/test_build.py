@@ -103,7 +103,7 @@ def test_full_card_halves_the_flows_at_a_time(config, storage, monkeypatch):
 
 
 def test_single_flow_that_does_not_fit_names_the_setting(config):
-    with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 8: .*--sinkhorn-batch"):
+    with pytest.raises(UserError, match=r"sinkhorn\.batch_size = 8: "):
         build(config, solver=HalfWay(room=0))
 
 

@@ -76,9 +76,9 @@ def test_auto_takes_float32_where_it_fits_and_says_which(storage, size, dtype, f
 def test_pool_that_does_not_fit_names_the_number_of_flows_that_does(storage, dtype, free):
     config = with_pool(shipped("cifar10"), storage=storage, dtype=dtype)
     free(10 * GB, 10 * GB)
-    with pytest.raises(UserError, match=r"pool\.num_batches = 2500: .*--pool-batches") as caught:
+    with pytest.raises(UserError, match=r"pool\.num_batches = 2500: ") as caught:
         plan_pool(config, CIFAR, CPU)
-    fitting = int(re.search(r"--pool-batches (\d+)", str(caught.value))[1])
+    fitting = int(re.search(r"use pool.num_batches = (\d+)", str(caught.value))[1])
     assert plan_pool(with_pool(config, num_batches=fitting), CIFAR, CPU)
     with pytest.raises(UserError):
         plan_pool(with_pool(config, num_batches=fitting + 2), CIFAR, CPU)

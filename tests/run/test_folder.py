@@ -16,6 +16,7 @@ import pytest
 from nsgf.cli.arguments import parse
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, append_text, check_links, dump_config, replacing, write_text
+from nsgf.share.exported import open_run
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import START
 
@@ -59,7 +60,7 @@ def test_folder_that_cannot_be_written_or_is_no_run_is_refused(tiny, tmp_path):
     with pytest.raises(UserError, match="--out-dir"):
         RunFolder.create(replace(tiny, out_dir=str(tmp_path / "file")))
     with pytest.raises(UserError, match="no run folder"):
-        RunFolder.open(tmp_path)
+        open_run(tmp_path)
 
 
 def test_set_aside_never_overwrites(tiny):

@@ -5,6 +5,7 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -47,7 +48,7 @@ def test_an_export_gives_the_samples_of_the_run_bit_for_bit(small, small_run, ta
     assert lines[:-1] == sorted(str(target / name) for name in WHOLE)
     run, shared = nsgf.load(small_run.path), nsgf.load(target)
     assert torch.equal(shared.sample(20, seed=4), run.sample(20, seed=4))
-    assert torch.equal(shared.sample(20, nfe=5), run.sample(20, nfe=5))
+    assert torch.equal(shared.sample(20, seed=0, nfe=5), run.sample(20, seed=0, nfe=5))
     assert shared.progress == run.progress
     saved = checkpoint.load(small_run.checkpoint_file("nsf"))
     for name, tensor in load_file(target / "phase2_nsf.safetensors").items():
@@ -62,7 +63,7 @@ def test_generator_that_began_as_a_velocity_is_exported_with_both(target, tmp_pa
     run = train(config)
     export_run(config, run, target)
     assert {f"phase{n}.safetensors" for n in ("1_nsgf", "2_generator")} < names(target)
-    assert torch.equal(nsgf.load(target).sample(4), nsgf.load(run.path).sample(4))
+    assert torch.equal(nsgf.load(target).sample(4, seed=0), nsgf.load(run.path).sample(4, seed=0))
 
 
 def test_a_run_that_is_not_finished_is_exported_as_far_as_it_is(small, small_run, target):
@@ -71,7 +72,9 @@ def test_a_run_that_is_not_finished_is_exported_as_far_as_it_is(small, small_run
             file.unlink()
     export_run(small, small_run, target)
     assert names(target) == WHOLE - {"phase2_nsf.safetensors", "phase3_predictor.safetensors"}
-    assert torch.equal(nsgf.load(target).sample(4), nsgf.load(small_run.path).sample(4))
+    assert torch.equal(
+        nsgf.load(target).sample(4, seed=0), nsgf.load(small_run.path).sample(4, seed=0)
+    )
 
 
 TEXTS = {"exp", "method", "device"}
@@ -156,9 +159,37 @@ def test_the_command(small_run, target, capsys):
     assert index["settings"]["sampling"]["straight_steps"] == 3
 
 
-@pytest.mark.parametrize("command", ["sample", "evaluate"])
-def test_other_commands_take_no_export(small, small_run, target, capsys, command):
+def test_weights_rounded_to_half_are_read_as_float32(small, small_run, target):
+    """A tensor with a value beyond float16 stays as it is."""
+    payload = checkpoint.load(small_run.checkpoint_file("nsf"))
+    name, other = list(payload["ema"])[:2]
+    payload["ema"][name].view(-1)[0] = 1e6
+    checkpoint.save(small_run.checkpoint_file("nsf"), payload)
+    export_run(small, small_run, target, half=True)
+    stored = load_file(target / "phase2_nsf.safetensors")
+    assert (stored[name].dtype, stored[other].dtype) == (torch.float32, torch.float16)
+    assert json.loads((target / "config.json").read_text())["weights"] == "float16"
+    assert "rounded to float16" in (target / "README.md").read_text()
+    for key, part in nsgf.load(target).networks["nsf"].state_dict().items():
+        full = payload["ema"][key.removeprefix("model.")]
+        assert part.dtype == torch.float32
+        torch.testing.assert_close(part, full, rtol=1e-3, atol=1e-6)
+
+
+def test_an_export_is_sampled_and_measured_like_its_run(small, small_run, target, tmp_path):
+    """Its own folder stays as it is."""
     export_run(small, small_run, target)
-    assert cli.main([command, f"--run={target}"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert f"nsgf.load('{target}')" in line
+    words = [f"--run={target}", f"--out-dir={tmp_path / 'results'}", "--seed=3"]
+    assert cli.main(["sample", *words]) == cli.main(["evaluate", *words]) == 0
+    results = tmp_path / "results" / "exported-moons"
+    assert names(results) == {"samples", "metrics.json"}
+    assert names(target) == WHOLE
+    x = np.load(results / "samples" / "samples-seed3.npz")["x"]
+    assert torch.equal(torch.from_numpy(x), nsgf.load(small_run.path).sample(20, seed=3))
+
+
+@pytest.mark.parametrize("words", [["train", "--resume"], ["report"], ["export", "--to=x"]])
+def test_commands_that_need_a_run_folder_take_no_export(small, small_run, target, capsys, words):
+    export_run(small, small_run, target)
+    assert cli.main([*words, f"--run={target}"]) == 2
+    assert f"run = {target}" in capsys.readouterr().err

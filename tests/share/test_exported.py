@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save
 
 import nsgf
 from nsgf import UserError
+from nsgf.cli import main
+from nsgf.config.files import pretrained_runs
 from nsgf.run.folder import RunFolder
 from nsgf.share.export import export_run
 from nsgf.share.exported import checksum
@@ -147,3 +149,33 @@ def test_no_file_is_named_by_the_folder(exported, tmp_path):
     write_index(exported, content)
     (tmp_path / "outside").mkdir()  # to open it would fail
     assert nsgf.load(exported).sample(2).shape == (2, 2)
+
+
+@pytest.fixture
+def shipped_run(exported, monkeypatch) -> None:
+    """An export that stands in for those of the package."""
+    for module in ("share.exported", "cli.arguments"):
+        monkeypatch.setattr(f"nsgf.{module}.pretrained_runs", lambda: {"tiny": exported})
+
+
+def test_pretrained_run_is_opened_by_its_name(shipped_run, exported, tmp_path, monkeypatch, capsys):
+    """A folder of that name comes first."""
+    monkeypatch.chdir(tmp_path)
+    assert nsgf.load("tiny").path == exported
+    assert main(["sample", "--pretrained=tiny", "--num-samples=5"]) == 0
+    assert Path(capsys.readouterr().out.splitlines()[1]).parts[:2] == ("runs", "pretrained-run")
+    assert main(["sample", "--pretrained=other"]) == 2
+    assert "pretrained = other: must be one of tiny" in capsys.readouterr().err
+    with pytest.raises(UserError, match="tiny"):
+        nsgf.load("other")
+    (tmp_path / "tiny").mkdir()
+    with pytest.raises(UserError, match="no run folder"):
+        nsgf.load("tiny")
+
+
+@pytest.mark.parametrize("name", pretrained_runs())
+def test_every_shipped_run_makes_finite_samples(name):
+    run = nsgf.load(name)
+    samples = run.sample(4)
+    assert samples.shape == (4, *run.shape)
+    assert samples.isfinite().all()

@@ -56,6 +56,21 @@ def test_second_derivatives_are_refused():
         torch.autograd.grad(sinkhorn_divergence(x, y), x, create_graph=True)
 
 
+@pytest.mark.parametrize("function", [sinkhorn_divergence, sinkhorn_velocity])
+def test_arrays_are_taken_for_tensors(function):
+    x, y = pair()
+    found = function(x.double().numpy(), y)
+    torch.testing.assert_close(found, function(x.double(), y), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
+def test_transforms_of_torch_func_are_refused(transform):
+    x, y = pair(2)
+    x, y = (x, y[0]) if transform is torch.func.vmap else (x[0], y[0])
+    with pytest.raises(UserError, match=r"torch\.func"):
+        transform(lambda x: sinkhorn_divergence(x, y))(x)
+
+
 @pytest.mark.parametrize("shape", [(2,), (1, 4, 4)])
 def test_several_problems_are_solved_like_each_alone(shape):
     x, y = cloud(3, 20, *shape), cloud(3, 30, *shape, seed=1) + 1
@@ -96,6 +111,7 @@ def test_what_is_cut_off_warns(function):
         ({"x": torch.full((3, 2), torch.nan)}, "not finite"),
         ({"x": torch.zeros(5, 2, dtype=torch.int64)}, "torch.int64"),
         ({"y": torch.zeros(5, 2, device="meta")}, "meta"),
+        ({"x": "points"}, "x: must be a tensor or an array"),
         ({"blur": 0}, "blur = 0: must be > 0"),
         ({"tolerance": float("nan")}, "tolerance = nan: must be > 0"),
         ({"max_iterations": 0}, "max_iterations = 0: must be > 0"),

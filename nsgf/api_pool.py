@@ -1,0 +1,166 @@
+"""The trajectory pool for your own training loop: :class:`SinkhornPool`.
+
+Shapes: N points, *shape one of them.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from nsgf.checks import check
+from nsgf.config.files import build, parse_settings
+from nsgf.config.schema import Config
+from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
+from nsgf.pool import PoolBatch, TrajectoryPool, build_batch, plan_pool
+from nsgf.pool.build import Simulation
+from nsgf.sinkhorn import build_solver
+from nsgf.sinkhorn.base import Array, time_step, to_tensor
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import pick_device, release_memory
+from nsgf.system.seeding import derive_seed, make_generator
+
+Draw = Callable[[int, torch.Generator], Array]
+"""(n, generator) -> n independent points, (n, *shape)."""
+
+
+class SinkhornPool:
+    """Batches (x, v, t) of Sinkhorn gradient flows from a source to a target.
+
+    The flows are simulated once, when the pool is made. A network that learns v from x and t
+    carries new points of the source to the target in ``steps`` steps
+    ``x = x + pool.time_step * network(x, t)`` with t = 0, 1 / steps, 2 / steps, ... ::
+
+        pool = nsgf.SinkhornPool(torch.randn(2000, 2), data, blur=0.5, steps=5)
+        network = nn.Sequential(nn.Linear(3, 64), nn.SiLU(), nn.Linear(64, 2))
+        optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+        for x, v, t in pool:
+            loss = (network(torch.cat([x, t.unsqueeze(1)], dim=1)) - v).square().mean()
+            optimizer.zero_grad(), loss.backward(), optimizer.step()
+
+    Iterating passes once over all pairs (x, v), in an order from torch's global generator;
+    ``len(pool)`` is the number of batches of a pass, ``num_batches * steps``.
+    """
+
+    def __init__(
+        self,
+        source: Array | Draw,
+        target: Array | Draw,
+        blur: float = 0.5,
+        steps: int = 5,
+        *,
+        eta: float = 0.2,
+        schedule: str = "constant",
+        num_batches: int = 200,
+        batch_size: int = 256,
+        target_batch: int | None = None,
+        device: str | torch.device = "auto",
+        seed: int = 0,
+    ) -> None:
+        """
+        Args:
+            source: points of mu0, a tensor or array (N, *shape), or a function
+                ``draw(n, generator)`` that returns n of them; its generator is of the CPU.
+            target: points of mu*, in the same form and of the same shape.
+            blur: square root of the regularization eps, in units of the points.
+            steps: steps T of a flow.
+            eta: size of a step of the constant schedule.
+            schedule: ``constant``, or ``harmonic`` for steps of 1/T, 1/(T-1), ..., 1.
+            num_batches: number of flows.
+            batch_size: particles of a flow, and pairs of a batch.
+            target_batch: targets of a flow; None: as many as particles.
+            device: of the simulation and of the batches: ``auto``, ``cpu``, ``cuda``, ``cuda:N``.
+                The pool itself stays in main memory.
+            seed: of the order of the points, and of the functions' generators.
+
+        Raises:
+            UserError: an argument is out of its range, points are not finite or of different
+                shapes, the pool does not fit into memory, or the blur is too small for float32.
+        """
+        settings = {
+            **{"sinkhorn.blur": blur, "sinkhorn.batch_size": batch_size, "seed": seed},
+            **{"sinkhorn.target_batch": target_batch, "pool.num_batches": num_batches},
+            **{"flow.steps": steps, "flow.eta": eta, "flow.schedule": schedule},
+            "device": str(device),
+        }
+        try:
+            config = build(Config, parse_settings(settings))
+            check(config)
+            self.device = pick_device(config.device)
+            self._pool = _simulate(config, source, target, self.device)
+        except UserError as error:  # its settings are arguments here
+            raise UserError(re.sub(r"\b(sinkhorn|flow|pool)\.", "", str(error))) from error
+        self.batch_size, self.time_step = batch_size, self._pool.time_step
+
+    def __len__(self) -> int:
+        return len(self._pool) // self.batch_size
+
+    def __iter__(self) -> Iterator[PoolBatch]:
+        for indices in torch.randperm(len(self._pool)).split(self.batch_size):
+            yield self._pairs(indices)
+
+    def sample(self, n: int, generator: torch.Generator | None = None) -> PoolBatch:
+        """Return n pairs, drawn uniformly with replacement.
+
+        Args:
+            n: number of pairs.
+            generator: of the CPU; None: torch's global one.
+
+        Returns:
+            Positions x and velocities v, (n, *shape), and times t in [0, 1), (n,), all float32 on
+            ``device``.
+        """
+        return self._pairs(torch.randint(len(self._pool), (n,), generator=generator))
+
+    def _pairs(self, indices: Tensor) -> PoolBatch:
+        return PoolBatch(*(part.to(self.device) for part in self._pool.pairs(indices)))
+
+
+def _simulate(
+    config: Config, source: Array | Draw, target: Array | Draw, device: torch.device
+) -> TrajectoryPool:
+    """Return the pool that a run with these settings has."""
+    mu0 = _sampler("source", source, config.seed)
+    mu1, shape = _sampler("target", target, config.seed), mu0.shape
+    if shape != mu1.shape:
+        raise UserError(f"source has points of shape {shape}, target {mu1.shape}: must be equal")
+    n, flows = config.sinkhorn.batch_size, config.pool.num_batches
+    dtype = getattr(torch, plan_pool(config, shape, device).dtype)
+    positions = torch.empty(flows * n, config.flow.steps + 1, *shape, dtype=dtype)
+    pool = TrajectoryPool(positions, time_step(config.flow))
+    simulation = Simulation(config, mu0, mu1, build_solver(config.sinkhorn), device)
+    together = build_batch(config, shape, device)
+    while (start := pool.filled // n) < flows:
+        numbers = range(start, min(start + together, flows))
+        if not simulation.try_flows(numbers, pool):
+            release_memory(device)
+            together = len(numbers) // 2
+    if (report := simulation.solver.report).unconverged:
+        warnings.warn(f"{report}; a larger blur needs fewer updates", RuntimeWarning, stacklevel=3)
+    return pool
+
+
+def _sampler(name: str, points: Array | Draw, seed: int) -> Sampler:
+    seed = derive_seed(seed, name, "pool")  # as in a run
+    if not callable(points):
+        return RowSampler(_checked(name, points), seed)
+
+    def draw(n: int, generator: torch.Generator) -> Tensor:
+        return _checked(name, points(n, generator), n)
+
+    shape = tuple(draw(1, make_generator(seed)).shape[1:])
+    return PointSampler(PointSet(name, draw, shape=shape), seed)
+
+
+def _checked(name: str, points: Array, n: int | None = None) -> Tensor:
+    """Return points in float32. Raise UserError unless they are finite and (n, *shape)."""
+    x = to_tensor(name, points).detach()
+    is_shape = x.ndim > 1 and len(x) == n if n else x.ndim > 1 and x.numel() > 0
+    if not (is_shape and x.is_floating_point() and x.isfinite().all()):
+        raise UserError(
+            f"{name} is {tuple(x.shape)}, {x.dtype}: must be finite, of a floating-point type and "
+            f"({n or 'N'}, *shape)"
+        )
+    return x.float()

@@ -1,0 +1,75 @@
+"""A caller's tensors, arrays and data sets of torch, as a file that ``data.path`` can name."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from nsgf.data.arrays import class_numbers, image_bytes
+from nsgf.run.folder import ensure_writable, replacing
+from nsgf.system.errors import UserError, one_line
+
+Samples = Tensor | ArrayLike | Dataset[Any]
+"""Points (N, D), or images (N, C, H, W), uint8 or floats in [-1, 1]; or a data set with an index
+and a length, of such samples, or of pairs of a sample and its label."""
+
+
+@contextmanager
+def stored(data: Samples, labels: ArrayLike | None, folder: Path) -> Iterator[dict[str, Any]]:
+    """Write samples into ``folder/NAME-CHECKSUM.npz``, and yield the settings that name the file.
+
+    Errors of the body that name the file name ``data`` instead, and a new file is removed.
+
+    Raises:
+        UserError: names ``data`` or ``labels``, which are of a wrong type, shape or range.
+    """
+    arrays = _arrays(data, labels)
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    name = next(iter(arrays))
+    file = ensure_writable(folder.absolute()) / f"{name}-{digest.hexdigest()[:12]}.npz"
+    if is_new := not file.exists():
+        with replacing(file) as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]
+    try:
+        yield {"data.name": name, "data.path": str(file), "data.conditional": "labels" in arrays}
+    except UserError as error:
+        if is_new:
+            file.unlink()
+        raise UserError(str(error).replace(f"data.path = {file}", "data")) from error
+
+
+def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
+    """Return ``images``, perhaps with ``labels``, or ``points``."""
+    try:
+        if isinstance(data, Dataset):
+            data = default_collate([data[i] for i in range(len(data))])  # type: ignore[arg-type]
+            if isinstance(data, list | tuple):
+                data, labels = (*data, labels)[:2]
+        samples = _array(data)
+        images = image_bytes(samples) if samples.ndim > 2 else None
+    except Exception as error:  # a data set may raise any
+        raise UserError(f"data: {one_line(error)}") from error
+    if samples.dtype.kind not in "iuf":
+        raise UserError(f"data: {samples.dtype} of shape {samples.shape}, must be numbers")
+    if labels is None:
+        return {"points": samples} if images is None else {"images": images}
+    if images is None:
+        raise UserError("labels: points have no classes; leave them out")
+    try:
+        classes = _array(labels)
+        class_numbers(classes, len(images))
+    except Exception as error:
+        raise UserError(f"labels: {one_line(error).removeprefix('labels: ')}") from error
+    return {"images": images, "labels": classes}
+
+
+def _array(values: Any) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

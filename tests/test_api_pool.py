@@ -1,0 +1,112 @@
+"""The pool for one's own training loop."""
+
+import inspect
+import math
+import textwrap
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import nsgf
+from nsgf import SinkhornPool, UserError
+from nsgf.data import Data
+from nsgf.data.points import moons
+from nsgf.pool import build_pool
+from nsgf.run.folder import RunFolder
+from nsgf.run.log import RunLog
+from nsgf.run.session import Session
+from tests.conftest import shipped
+from tests.pool.conftest import CPU, HalfWay
+
+SMALL = {"num_batches": 3, "batch_size": 8, "steps": 4, "device": "cpu"}
+
+
+def noise(n: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn((n, 2), generator=generator)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "harmonic"])
+def test_pairs_are_those_of_a_run(tmp_path, schedule):
+    """With the same settings, seed and points, also where they are drawn by functions."""
+    flags = ("--sinkhorn-batch=8", "--pool-batches=3", "--steps=4", "--seed=5", "--dataset=moons")
+    flow = (f"--flow.schedule={schedule}", "--flow.eta=0.3", "--sinkhorn.target_batch=6")
+    config = shipped("2d", *flags, *flow, "--sinkhorn.blur=0.4", "--device=cpu")
+    data = Data(config.data, 5)
+    session = Session(config, RunFolder(tmp_path), RunLog(tmp_path, quiet=True), CPU)
+    run = build_pool(session, data.source("pool"), data.target("pool"))
+    settings = {**SMALL, "schedule": schedule, "eta": 0.3, "target_batch": 6, "seed": 5}
+    own = SinkhornPool(noise, moons, 0.4, **settings)
+    assert torch.equal(own._pool._positions, run._positions)
+    drawn = [torch.cat([x, v, t[:, None]], 1) for x, v, t in (run.pairs(torch.arange(96)), *own)]
+    assert torch.equal(drawn[0].unique(dim=0), torch.cat(drawn[1:]).unique(dim=0))
+
+
+def test_a_pass_has_each_pair_once():
+    pool = SinkhornPool(torch.randn(40, 1, 4, 4), np.ones((30, 1, 4, 4)), blur=1.0, **SMALL)
+    batches = list(pool)
+    assert len(batches) == len(pool) == 3 * 4
+    x, v, t = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    assert x.shape == v.shape == (96, 1, 4, 4)
+    assert t.unique(return_counts=True)[1].tolist() == [24] * 4
+    assert len(torch.unique(x, dim=0)) == 96
+
+
+def test_a_generator_repeats_a_sample():
+    pool = SinkhornPool(noise, moons, **SMALL)
+    first, again = (pool.sample(9, torch.Generator().manual_seed(1)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(pool.sample(9).x, first.x)
+
+
+def test_example_of_the_docstring_learns(monkeypatch):
+    text = inspect.getdoc(SinkhornPool).partition("::\n")[2].partition("Iterating")[0]
+    torch.manual_seed(0)
+    data = 0.3 * torch.randn(2000, 2) + torch.tensor([2.0, -1.0])
+    names = {"nsgf": nsgf, "torch": torch, "nn": nn, "data": data}
+    code = textwrap.dedent(text).replace("steps=5", "steps=5, num_batches=20, device='cpu'")
+    exec(code, names)
+    x = torch.randn(500, 2)
+    for step in range(5):
+        t = torch.full((500, 1), step / 5)
+        x = x + names["pool"].time_step * names["network"](torch.cat([x, t], 1)).detach()
+    left = (1 - 0.2) ** 5  # of the way, after five steps of 0.2
+    torch.testing.assert_close(x.mean(0), (1 - left) * data.mean(0), rtol=0, atol=0.2)
+
+
+def test_full_card_and_problems_that_were_cut_off(monkeypatch):
+    """Fewer flows together, and a warning at the caller's line."""
+    solver = HalfWay(room=1, unconverged=1)
+    monkeypatch.setattr("nsgf.api_pool.build_solver", lambda _: solver)
+    with pytest.warns(RuntimeWarning, match="larger blur") as caught:
+        pool = SinkhornPool(noise, moons, **SMALL)
+    assert solver.calls == [3, 1, 1, 1]
+    assert pool._pool.filled == 24
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"blur": 0}, "blur = 0.0: must be > 0"),
+        ({"steps": 2.5}, "steps = 2.5: must be an integer"),
+        ({"num_batches": None}, "num_batches = null"),
+        ({"num_batches": 10**9}, "num_batches = 1000000000: the pool needs"),
+        ({"schedule": "no"}, "schedule = no"),
+        ({"device": "tpu"}, "device = tpu"),
+        ({"blur": 1e-9}, "smaller eta or a larger blur"),
+        ({"source": torch.zeros(5, 3)}, "source has points of shape (3,)"),
+        ({"source": torch.zeros(5)}, "source is (5,)"),
+        ({"target": np.zeros((4, 2), dtype=int)}, "target is (4, 2), torch.int64"),
+        ({"target": torch.full((4, 2), math.nan)}, "target is (4, 2)"),
+        ({"target": lambda n, _: torch.zeros(n + 1, 2)}, "(1, *shape)"),
+        ({"target": "data.csv"}, "target: must be a tensor or an array"),
+    ],
+)
+def test_wrong_arguments_are_named(change, words):
+    given = {"source": noise, "target": moons, **SMALL, **change}
+    with pytest.raises(UserError) as error:
+        SinkhornPool(**given)
+    assert words in str(error.value)
+    assert not any(section in str(error.value) for section in ("sinkhorn.", "flow.", "pool.", "--"))
