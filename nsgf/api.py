@@ -80,7 +80,7 @@ class Run:
         n: int,
         seed: int | None = None,
         *,
-        label: int | None = None,
+        label: str | int | None = None,
         nfe: int | None = None,
         batch_size: int | None = None,
         raw: bool = False,
@@ -92,8 +92,8 @@ class Run:
             n: number of samples.
             seed: of the samples of mu0; None: one from torch's global generator, so that
                 ``torch.manual_seed`` repeats the samples of a program.
-            label: class of all samples; needs a run with ``data.conditional``. None: use
-                ``sampling.label``, or each class in turn.
+            label: class of all samples, its name or its number; needs a run with
+                ``data.conditional``. None: use ``sampling.label``, or each class in turn.
             nfe: network calls for each sample, or the nearest possible number below, shared among
                 the networks as in a comparison; None: what the settings of sampling imply.
             batch_size: number of samples that go through the networks together, which changes only

@@ -10,12 +10,29 @@ from typing import Any, get_args
 from nsgf.config.describe import format_value
 from nsgf.config.files import Content, nest_keys
 from nsgf.config.leaves import leaves
-from nsgf.config.schema import FAMILIES, OF_PHASES, ONE_CALL, PHASES, Config, DataConfig
-from nsgf.data import DATA_SETS, NOISE, ImageSet, data_classes, data_shape, target_set
+from nsgf.config.schema import (
+    FAMILIES,
+    OF_PHASES,
+    ONE_CALL,
+    PEER_PHASES,
+    PHASES,
+    Config,
+    DataConfig,
+)
+from nsgf.data import (
+    DATA_SETS,
+    NOISE,
+    ImageSet,
+    class_names,
+    class_number,
+    data_classes,
+    data_shape,
+    target_set,
+)
 from nsgf.models.unet import GROUPS
 from nsgf.phases import get_phases
 from nsgf.phases.generator import count_groups, group_problems, nearest_multiple
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, list_names
 
 EXP = re.compile(r"[\w-]{1,100}")
 DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:[0-9]{1,2})?")
@@ -175,17 +192,21 @@ def _class_rules(config: Config) -> Iterator[Rule]:
         yield label is not None, "sampling.label", unused
         yield sampling.guidance != 1, "sampling.guidance", unused
         return
-    classes, key = data_classes(data), "data.conditional"
+    classes, names, key = data_classes(data), list_names(class_names(data)), "data.conditional"
     yield not classes, key, f"must be false for {data.name}, which has no classes"
     yield data.fake, key, "must be false with data.fake, whose images have no classes"
     for phase in get_phases(config.phases):
         wanted = f"must be false with phase {phase.name}, whose network knows no classes"
         yield not phase.takes_classes, key, wanted
     yield sampling.omega is not None, "sampling.omega", "must be null with data.conditional"
-    wrong = label is not None and bool(classes) and label >= classes
-    yield wrong, "sampling.label", f"must be 0 to {classes - 1}, or null for all"
+    wrong = label is not None and bool(classes) and class_number(data, label) is None
+    wanted = f"must be a class ({names}) or its number, 0 to {classes - 1}; null: all"
+    yield wrong, "sampling.label", wanted
     wrong = PHASES[0] in config.phases and config.pool.num_batches < classes and not config.smoke
     yield wrong, "pool.num_batches", f"must be >= {classes}, a flow for each class"
+    mixes = "must be null with data.conditional: its groups mix classes"
+    wrong = PEER_PHASES[0] in config.phases and bool(config.peer.coupling_batch)
+    yield wrong, "peer.coupling_batch", mixes
     if PHASES[1] in config.phases:
         mixes = "must be independent with data.conditional: others mix classes"
         yield nsf.coupling != "independent", "nsf.coupling", mixes
@@ -202,6 +223,8 @@ def fit_to_classes(config: Config) -> tuple[Content, tuple[str, ...]]:
     if classes and PHASES[1] in config.phases:
         starts = nsf.starts and nearest_multiple(nsf.starts, classes)
         wanted = {"nsf.coupling": "independent", "nsf.coupling_batch": None, "nsf.starts": starts}
+    if classes and PEER_PHASES[0] in config.phases:
+        wanted = {"peer.coupling_batch": None}
     if classes and ONE_CALL[-1] in config.phases:
         unit = 2 * count_groups(config)
         for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):

@@ -71,7 +71,7 @@ WRONG_WITH_CLASSES = [
     ("2d/onecall+", "", "data.conditional"),
     ("images", "--phases=[generator]", "data.conditional"),
     ("mnist/onecall", "--fake-data", "data.conditional"),
-    ("digits", "--phases=[peer]", "data.conditional"),
+    ("digits/otcfm", "--peer.coupling_batch=64", "peer.coupling_batch"),
     ("digits", "--phases=[peer,reflow]", "data.conditional"),
     ("digits", "--phases=[]", "phases"),
     ("digits", "--nsf.coupling=ot", "nsf.coupling"),

@@ -268,8 +268,9 @@ class SamplingConfig:
     """Samples to draw; --num-samples also sets how many are measured."""
     batch_size: Annotated[int, Range(1)] = 256
     """Samples that go through the networks together; halved if the card is full."""
-    label: Annotated[int | None, Range(0)] = None
-    """With data.conditional: class of all samples, from 0 on; null: class i mod K for sample i."""
+    label: Annotated[str | int | None, Range(0)] = None
+    """With data.conditional: class of all samples, its name or its number from 0 on; null: class i
+    mod K for sample i."""
     guidance: Annotated[float, Range(0, 1000)] = 1.0
     """With data.conditional: w in a + w (b - a), of the answers a without and b with the class (Ho
     and Salimans 2022). Every value but 1, which is b, calls each network twice."""

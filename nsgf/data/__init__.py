@@ -77,11 +77,25 @@ def data_shape(config: DataConfig) -> tuple[int, ...]:
     return target_set(config).shape
 
 
-def data_classes(config: DataConfig) -> int:
-    """Return the number of classes K that networks are given, without loading them; 0: none."""
+def class_names(config: DataConfig) -> tuple[str, ...]:
+    """Return the names of the classes that networks are given, without loading them."""
     target = target_set(config)
     has_labels = isinstance(target, ImageSet) and target.read_labels is not None
-    return target.classes if config.conditional and has_labels else 0  # type: ignore[union-attr]
+    return target.class_names if config.conditional and has_labels else ()  # type: ignore[union-attr]
+
+
+def data_classes(config: DataConfig) -> int:
+    """Return the number of classes K that networks are given; 0: none."""
+    return len(class_names(config))
+
+
+def class_number(config: DataConfig, label: str | int | None) -> int | None:
+    """Return the number of a class from its name or its number; None: there is no such class."""
+    names = class_names(config)
+    if label in names:
+        return names.index(label)
+    number = int(label) if str(label).isdecimal() else -1  # type: ignore[arg-type]
+    return number if 0 <= number < len(names) else None
 
 
 def shape_and_classes(config: DataConfig) -> tuple[tuple[int, ...], int]:

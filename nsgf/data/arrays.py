@@ -16,7 +16,7 @@ from nsgf.data import folder
 from nsgf.data.folder import LEAST_OF_CLASS
 from nsgf.data.images import ImageSet, to_bytes
 from nsgf.data.own import LEAST, Found, Inspection, check_same_data, data_path, read_found
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, list_names, one_line
 from nsgf.system.hardware import format_bytes
 
 
@@ -34,7 +34,7 @@ def inspect_images(config: DataConfig) -> Inspection:
     """
     if not is_array(config):
         return folder.inspect_images(config)
-    images, labels, checksum = _read(config)
+    images, _, names, checksum = _read(config)
     count, channels, height, width = images.shape
     if config.size is None and height != width:
         raise UserError(
@@ -42,13 +42,15 @@ def inspect_images(config: DataConfig) -> Inspection:
             "--data.size S takes the middle square of each and scales it to S pixels"
         )
     size = config.size or height
-    shape, classes = [channels, size, size], 0 if labels is None else int(labels.max()) + 1
+    shape, classes = [channels, size, size], len(names)
     notes = [
         f"data: {count} images of {config.path}, {channels} x {size} x {size}, "
         f"{format_bytes(count * math.prod(shape))} of memory",
-        f"data: {classes} classes" if classes else "evaluation.classifier: off, it needs labels",
+        f"data: {classes} classes: {list_names(names)}"
+        if classes
+        else "evaluation.classifier: off, it needs labels",
     ]
-    return Found(count, shape, checksum, classes), tuple(notes)
+    return Found(count, shape, checksum, classes, class_names=names), tuple(notes)
 
 
 def image_set(config: DataConfig) -> ImageSet:
@@ -68,7 +70,7 @@ def read_images(config: DataConfig) -> Tensor:
         UserError: it cannot be read, holds something else, or other images than the run was begun
             with.
     """
-    images, _, checksum = _read(config)
+    images, _, _, checksum = _read(config)
     check_same_data(config, checksum == read_found(config).checksum)
     size = config.size or images.shape[2]
     if images.shape[2:] == (size, size):
@@ -88,21 +90,22 @@ def read_labels(config: DataConfig) -> Tensor:
     return labels
 
 
-def _read(config: DataConfig) -> tuple[Tensor, Tensor | None, str]:
-    """Return the images of a file, uint8, (N, C, H, W), their classes, and the checksum of both."""
-    file = data_path(config)
+def _read(config: DataConfig) -> tuple[Tensor, Tensor | None, list[str], str]:
+    """Return the images of a file, uint8, (N, C, H, W), their classes, the names of these, and the
+    checksum of images and classes."""
+    file, names = data_path(config), list[str]()
     try:
         with np.load(file, allow_pickle=False) as content:
             images, labels = image_bytes(content["images"]), None
             if "labels" in content:
-                labels = class_numbers(content["labels"], len(images))
+                names, labels = class_numbers(content["labels"], len(images))
     except Exception as error:  # numpy raises many types for damaged and foreign files
         raise UserError(f"data.path = {file}: {one_line(error)}") from error
     digest = hashlib.sha256(repr(images.shape).encode())
     for part in (images, labels):
         digest.update(b"" if part is None else np.ascontiguousarray(part).data)
     classes = None if labels is None else torch.from_numpy(labels)
-    return torch.from_numpy(images), classes, digest.hexdigest()[:12]
+    return torch.from_numpy(images), classes, names, digest.hexdigest()[:12]
 
 
 def image_bytes(images: np.ndarray) -> np.ndarray:
@@ -128,9 +131,9 @@ def image_bytes(images: np.ndarray) -> np.ndarray:
     return to_bytes(torch.from_numpy(images).float()).numpy()
 
 
-def class_numbers(labels: np.ndarray, count: int) -> np.ndarray:
-    """Return the classes of ``count`` images as numbers 0 to K - 1, int64, (N,). Names are numbered
-    in their order.
+def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
+    """Return the names of the K classes, in their order, and the classes of ``count`` images as
+    numbers 0 to K - 1, int64, (N,).
 
     Raises:
         ValueError: there are not as many, they are neither whole numbers nor names, or a class has
@@ -149,4 +152,4 @@ def class_numbers(labels: np.ndarray, count: int) -> np.ndarray:
             f"labels: {counts.min()} images of class {values[counts.argmin()]}, must be "
             f"{LEAST_OF_CLASS} or more of each of two or more classes"
         )
-    return numbers.astype(np.int64)
+    return [one_line(str(name)) for name in values], numbers.astype(np.int64)

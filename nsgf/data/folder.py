@@ -20,7 +20,7 @@ from torch import Tensor
 from nsgf.config.schema import DataConfig
 from nsgf.data.images import ImageSet
 from nsgf.data.own import LEAST, Found, Inspection, check_same_data, data_path, read_found
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, list_names, one_line
 from nsgf.system.hardware import available_bytes, format_bytes
 
 T = TypeVar("T")
@@ -72,13 +72,14 @@ def inspect_images(config: DataConfig) -> Inspection:
     notes = (
         f"data: {len(files)} images of {root}, {shape[0]} x {size} x {size}, "
         f"{format_bytes(len(files) * math.prod(shape))} of memory",
-        f"data: {len(counts)} classes by subfolder"
+        f"data: {len(counts)} classes by subfolder: {list_names(sorted(counts))}"
         if has_classes
         else "evaluation.classifier: off, it needs two or more subfolders with "
         f"{LEAST_OF_CLASS} images in each and no image outside",
     )
+    names = [one_line(name) for name in sorted(counts)] if has_classes else []
     checksum = digest.hexdigest()[:12]
-    return Found(len(files), shape, checksum, len(counts) if has_classes else 0), notes
+    return Found(len(files), shape, checksum, len(names), class_names=names), notes
 
 
 def _class_names(files: list[Path]) -> list[str]:
@@ -102,7 +103,7 @@ def image_set(config: DataConfig) -> ImageSet:
         shape=(channels, height, width),
         read_images=read_images,
         read_labels=read_labels if found.classes else None,
-        classes=found.classes,
+        class_names=tuple(found.class_names or map(str, range(found.classes))),
         # about as many updates as for the shipped sets, whatever the number of images
         classifier_epochs=max(4, min(30, 400_000 // found.samples)),
         uses=frozenset({"path", "size", "flip"}),

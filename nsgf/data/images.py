@@ -32,12 +32,17 @@ class ImageSet:
     """uint8, (N, C, H, W); may raise any exception."""
     read_labels: Callable[[DataConfig], Tensor] | None = None
     """Integers (N,) in [0, classes - 1], in the order of the images; may raise any exception."""
-    classes: int = 10
+    class_names: tuple[str, ...] = tuple("0123456789")
     classifier_epochs: int = 8
     """Epochs of training of the small classifier (:mod:`nsgf.models.small_classifier`)."""
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Settings of the section ``data`` that have an effect, besides ``name``; ``root`` if the set
     reads files, ``download`` if they can be fetched."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes K."""
+        return len(self.class_names)
 
     def images(self, config: DataConfig) -> Tensor:
         """Return the training images.  uint8, (N, C, H, W)
@@ -154,6 +159,10 @@ IMAGE_SETS = (
         shape=(3, 32, 32),
         read_images=lambda config: torch.from_numpy(_cifar10(config).data).permute(0, 3, 1, 2),
         read_labels=lambda config: torch.tensor(_cifar10(config).targets),
+        class_names=(
+            *("airplane", "automobile", "bird", "cat", "deer"),
+            *("dog", "frog", "horse", "ship", "truck"),
+        ),
         uses=frozenset({"root", "download", "fake", "flip"}),
     ),
 )

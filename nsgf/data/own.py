@@ -42,6 +42,8 @@ class Found(NamedTuple):
     """Mean of each coordinate, in the units of the file."""
     scale: list[float] | None = None
     """Standard deviation of each coordinate."""
+    class_names: list[str] | None = None
+    """Names of the classes, which runs of earlier versions do not have."""
 
 
 Inspection = tuple[Found, tuple[str, ...]]

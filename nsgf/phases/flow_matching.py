@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config, PeerConfig
-from nsgf.data import Data, PointSampler, Times
+from nsgf.data import Data, LabelDropout, PointSampler, Times, class_labels
 from nsgf.phases.base import Phase, PhasePlan, new_network
 from nsgf.phases.coupling import Pairs
 from nsgf.run.folder import RunFolder
@@ -64,41 +64,61 @@ class PeerTask(Task):
     """u(x, t) regresses the conditional velocity of a torchcfm matcher.
 
     The matcher draws for the batch of each process as a whole, so with several processes its noise
-    and pairs are other ones. Its seed comes with the batch.
+    and pairs are other ones. Its seed comes with the batch. With K classes pair i has class i mod
+    K, and the matcher pairs each class of a batch by itself.
     """
 
-    def __init__(self, model: nn.Module, pairs: Pairs, config: PeerConfig, seed: int) -> None:
-        self.model, self._pairs, self._seed = model, pairs, seed
+    def __init__(
+        self, model: nn.Module, pairs: Pairs, config: PeerConfig, seed: int, classes: int = 0
+    ) -> None:
+        self.model, self._pairs, self._seed, self._classes = model, pairs, seed, classes
         self._matcher = build_matcher(config)
         self._times = PointSampler(Times(), derive_seed(seed, "times"))
+        self._dropout = LabelDropout(classes, derive_seed(seed, "labels"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """Return X0, X1 (B, *shape), t (B,), and the first position, which seeds the matcher."""
+        """Return X0, X1 (B, *shape), t (B,), and the first position, which seeds the matcher; with
+        classes labels (B,)."""
         times, first = self._times.at(positions), torch.tensor([positions.start])
-        return (*self._pairs.at(positions), times, first)
+        drawn = *self._pairs.at(positions), times, first
+        if not self._classes:
+            return drawn
+        return *drawn, self._dropout(class_labels(positions, self._classes), positions)
 
     def batch(self, *drawn: Tensor) -> Batch:
-        start, end, t, first = drawn
+        start, end, t, first, *labels = drawn
         # torchcfm draws pairs and noise with the global generators of NumPy and torch
         seed = derive_seed(self._seed, "matcher", int(first))
         np.random.seed(seed % 2**32)  # noqa: NPY002
         seed_torch(seed, start.device)
-        t, x, velocity = self._matcher.sample_location_and_conditional_flow(start, end, t=t)
-        return Batch((x, t), velocity)
+        match = self._matcher.sample_location_and_conditional_flow
+        if not labels:
+            t, x, velocity = match(start, end, t=t)
+            return Batch((x, t), velocity)
+        rows = [slice(first, None, self._classes) for first in range(self._classes)]
+        parts = [match(start[own], end[own], t=t[own]) for own in rows if len(t[own])]
+        t, x, velocity = map(torch.cat, zip(*parts, strict=True))
+        return Batch((x, t, torch.cat([labels[0][own] for own in rows])), velocity)
 
 
 class Peer(Phase):
     """u learns the straight lines or bridges of another method, from noise to data."""
 
+<<<<<<< HEAD
     name, title = "peer", "flow matching"
+=======
+    name = "peer"
+    takes_classes = True
+>>>>>>> main
     follows = (*Phase.follows, "peer.method", "peer.sigma", "peer.coupling_batch")
 
     def task(self, session: Session, data: Data) -> Task:
         config, device = session.config, session.device
-        source, target = data.source(self.name), data.target(self.name)
+        source, classes = data.source(self.name), data.classes
+        target = data.target_by_class(self.name) if classes else data.target(self.name)
         pairs = Pairs(source, target, device, config.peer.coupling_batch)
         seed = derive_seed(config.seed, self.name)
-        return PeerTask(new_network(self, config, device), pairs, config.peer, seed)
+        return PeerTask(new_network(self, config, device), pairs, config.peer, seed, classes)
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World

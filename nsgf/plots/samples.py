@@ -91,6 +91,24 @@ def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
     panel.set(xticks=[], yticks=[], frame_on=False)
 
 
+def draw_rows(images: Tensor, names: Sequence[str]) -> Any:
+    """Draw a row of images (N, C, H, W) in [-1, 1] for each name, which stands beside it."""
+    columns, (height, width) = len(images) // len(names), images.shape[2:]
+    figure = new_figure(0.7 * columns, 0.7 * len(names) * height / width)
+    panel = figure.subplots()
+    show_grid(panel, images, columns)
+    show_names(panel, names, height)
+    return figure
+
+
+def show_names(panel: Any, names: Sequence[str], height: int) -> None:
+    """Write a name beside each row of a grid of images that are ``height`` pixels high."""
+    places = [(row + 0.5) * (height + 1) for row in range(len(names))]
+    shown = [name[:NAME_LENGTH] for name in names]
+    panel.set_yticks(places, shown, fontsize=MIN_LETTERS, parse_math=False)
+    panel.tick_params(left=False)
+
+
 def compare_images(images: Tensor, real: Tensor, title: str) -> Any:
     """Draw samples under ``title`` beside real images, each (N, C, H, W) in [-1, 1]."""
     figure = new_figure(8, 0.5 + 4 * images.shape[2] / images.shape[3])
@@ -102,14 +120,19 @@ def compare_images(images: Tensor, real: Tensor, title: str) -> Any:
     return figure
 
 
+<<<<<<< HEAD
 def words_of_calls(nfe: float) -> str:
     """Return a number of network calls in words: ``10 network calls``."""
     return f"{nfe:g} network call{'' if nfe == 1 else 's'}"
 
 
 def draw_image_path(samples: Samples) -> Any:
+=======
+def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
+>>>>>>> main
     """Draw the path, a row for each sample and a column for each state, (N, C, H, W) in [-1, 1], at
-    most ROWS and COLUMNS of them. A line marks the beginning of the straight flow."""
+    most ROWS and COLUMNS of them. A line marks the beginning of the straight flow; ``names`` of
+    classes stand beside their samples."""
     columns = chosen_states(samples.marks)
     marks = [samples.marks[column] for column in columns]
     states = torch.stack([samples.path[column][:ROWS] for column in columns], dim=1)
@@ -120,6 +143,8 @@ def draw_image_path(samples: Samples) -> Any:
     texts = [mark.replace(" ", "\n") for mark in marks]
     panel.set_xticks([(number + 0.5) * cell for number in range(len(columns))], texts)
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+    if samples.labels is not None and names:
+        show_names(panel, [names[label] for label in samples.labels[:count].tolist()], height)
     for number in range(2, len(marks)):
         if leg_of(marks[number]) != leg_of(marks[number - 1]):
             panel.axvline(number * cell, color="tab:red", linewidth=2)

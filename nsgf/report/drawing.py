@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from nsgf.config.schema import Config
-from nsgf.data import Data
+from nsgf.data import Data, class_names
 from nsgf.data.images import to_unit_range
 from nsgf.phases import load_sampler
 from nsgf.plots.figures import Field, draw_entry_times, draw_fields, draw_neighbours, save_animation
@@ -86,7 +86,12 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
     calls = f"{count} samples, {samples.nfe:g} network calls each."
-    album.draw("way", draw_path(samples, data, "report"), "The way of a batch", calls)
+    album.draw(
+        "way",
+        draw_path(samples, data, "report", class_names(config.data)),
+        "The way of a batch",
+        calls,
+    )
     if data.images is not None:
         nearest = nearest_images(samples.x[:NEIGHBOURS], data.images, flip=config.data.flip)
         album.draw(

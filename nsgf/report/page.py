@@ -9,13 +9,14 @@ from typing import Any
 from nsgf.checks import check
 from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
+from nsgf.data import class_names
 from nsgf.phases import get_phase
 from nsgf.plots.figures import draw_curves
 from nsgf.report.drawing import Album, draw_samples
 from nsgf.report.records import curves, log_lines, trained_updates
 from nsgf.run.folder import RunFolder, dump_config, phase_stem, replacing, results_folder
 from nsgf.run.log import read_costs
-from nsgf.system.errors import UserError, shorten_paths
+from nsgf.system.errors import UserError, list_names, shorten_paths
 from nsgf.system.hardware import format_bytes, pick_device
 from nsgf.system.json_reader import read_object
 from nsgf.system.output import show
@@ -81,6 +82,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         title=f"{config.exp}: {run.path.name}",
         config=config,
         phases=phases,
+        classes=list_names(class_names(config.data)),
         pictures=album.pictures,
         missing=missing,
         measures=measure_rows(config, metrics),

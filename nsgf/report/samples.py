@@ -17,7 +17,8 @@ from nsgf.data import (
     Data,
     TableSet,
     build_source,
-    data_classes,
+    class_names,
+    class_number,
     in_units,
     is_image_set,
     target_set,
@@ -28,6 +29,7 @@ from nsgf.plots.samples import (
     compare_images,
     draw_image_path,
     draw_points,
+    draw_rows,
     save_figure,
     save_grid,
     words_of_calls,
@@ -116,7 +118,7 @@ def sample_run(
     shown = POINT_SAMPLES if data else PATH_SAMPLES
     start = build_source(config.data, config.seed, "path").sample(shown).to(device)
     path = sampler(start, keep_path=True)
-    save_figure(draw_path(path, data, "path"), trajectory)
+    save_figure(draw_path(path, data, "path", class_names(config.data)), trajectory)
     files = [arrays, trajectory]
     if not data:
         files.insert(1, grid)
@@ -167,10 +169,11 @@ def _save_arrays(config: Config, samples: Samples, file: Path) -> None:
         np.savez(stream, x=x, nfe=samples.nfe, **about)  # type: ignore[arg-type]
 
 
-def draw_path(samples: Samples, data: Data | None, stream: str) -> Any:
-    """Draw the path of the samples; for points also draw as many points of the target."""
+def draw_path(samples: Samples, data: Data | None, stream: str, names: tuple[str, ...] = ()) -> Any:
+    """Draw the path of the samples, with the names of their classes; for points also draw as many
+    points of the target."""
     if data is None or data.images is not None:
-        return draw_image_path(samples)
+        return draw_image_path(samples, names)
     states = [data.in_units(state.cpu()) for state in samples.path]
     target = data.reference(stream).sample(len(samples.x))
     title = f"Samples after {words_of_calls(samples.nfe)}"
@@ -180,11 +183,11 @@ def draw_path(samples: Samples, data: Data | None, stream: str) -> Any:
 def _save_grid(config: Config, samples: Samples, file: Path) -> None:
     """Write a grid of all samples, or with all classes a row for each."""
     has_all = samples.labels is not None and config.sampling.label is None
-    classes = data_classes(config.data) if has_all else 0
-    columns = min(len(samples.x) // classes, CLASS_SAMPLES) if classes else 0
+    names = class_names(config.data) if has_all else ()
+    columns = min(len(samples.x) // len(names), CLASS_SAMPLES) if names else 0
     if columns:  # sample i is of class i mod K
-        rows = np.arange(columns * classes).reshape(columns, classes).T
-        save_grid(samples.x[rows.flatten()], file, columns)
+        rows = np.arange(columns * len(names)).reshape(columns, len(names)).T
+        save_figure(draw_rows(samples.x[rows.flatten()], names), file)
     else:
         save_grid(samples.x, file)
 
@@ -194,6 +197,8 @@ def changed_settings(config: Config, run: RunFolder) -> str:
     e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
     saved = build(Config, run.read_settings())
     own, now = ({"seed": c.seed, "phases": c.phases, **asdict(c.sampling)} for c in (saved, config))
+    for values in (own, now):  # the name and the number of a class are the same setting
+        values["label"] = class_number(config.data, values["label"])
     del now["batch_size"]  # changes no sample
     return "".join(f"-{key}{_in_name(now[key])}" for key in now if now[key] != own[key])
 

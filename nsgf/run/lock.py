@@ -54,6 +54,19 @@ def lock_folder(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process works in a run folder, or may do so where locks cannot be tried."""
+    if not (folder / "lock").exists():
+        return False
+    lock = _lock(folder / "lock")
+    try:
+        lock.acquire()
+    except (Timeout, OSError, NotImplementedError):
+        return True
+    lock.release()
+    return False
+
+
 @contextmanager
 def wait_for_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Lock a folder as soon as other processes have released it.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config, SamplingConfig
-from nsgf.data import class_labels, data_classes
+from nsgf.data import class_labels, class_number, data_classes
 from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, integrate, load_odeint
 from nsgf.sinkhorn.base import flow_time
 from nsgf.system.errors import UserError
@@ -207,7 +207,8 @@ class FlowSampler:
     def labels(self, positions: range) -> Tensor | None:
         """Return the classes of the samples at these positions, int64, (n,): ``sampling.label``, or
         each class in turn; None if the networks are given no classes."""
-        classes, label = data_classes(self.config.data), self.config.sampling.label
+        classes = data_classes(self.config.data)
+        label = class_number(self.config.data, self.config.sampling.label)
         if not classes:
             return None
         if label is not None:

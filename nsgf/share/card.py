@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from nsgf.config.schema import ONE_CALL, PEER_PHASES, Config
-from nsgf.data import data_classes, data_shape, is_image_set
+from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import report
 from nsgf.phases import Phase
 from nsgf.phases.generator import count_targets
 from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.sampling.sampler import calls_per_velocity
-from nsgf.system.errors import printable, shorten_paths
+from nsgf.system.errors import list_names, printable, shorten_paths
 from nsgf.system.json_reader import read_object
 from nsgf.version import __version__
 
@@ -65,7 +65,8 @@ def card(
         is_one_call=last == ONE_CALL[-1],
         is_image=is_image_set(config.data.name),
         shape=data_shape(config.data),
-        classes=data_classes(config.data),
+        names=class_names(config.data),
+        listed=list_names(class_names(config.data)).replace("`", "'"),
         takes_calls=is_free and calls_per_velocity(config) == 1,
         targets=count_targets(config.generator),
         updates=updates,

@@ -1,6 +1,7 @@
 """The exception for errors that the user can fix, and texts that are safe to show and share."""
 
 import re
+from collections.abc import Sequence
 
 MAX_LENGTH = 2000
 """Largest number of characters of a message."""
@@ -27,6 +28,12 @@ def one_line(said: str | BaseException) -> str:
     if len(text) > MAX_LENGTH:
         text = f"{text[: MAX_LENGTH * 3 // 4]} ... {text[-MAX_LENGTH // 5 :]}"
     return printable(" ".join(text.split()))
+
+
+def list_names(names: Sequence[str], most: int = 10) -> str:
+    """Return the first names in one printable line, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return one_line(", ".join(names[:most]) + more)
 
 
 def cause(error: OSError) -> str:

@@ -6,7 +6,7 @@ import torch
 
 from nsgf import UserError
 from nsgf.cli.arguments import parse
-from nsgf.data import Data
+from nsgf.data import Data, class_names
 from nsgf.data.arrays import class_numbers, image_bytes
 
 PIXELS = np.random.default_rng(0).integers(256, size=(40, 3, 12, 12), dtype=np.uint8)
@@ -28,6 +28,7 @@ def test_labels_become_classes(tmp_path):
     names = np.array(["cat", "ant", "dog"])[LABELS]
     config = config_of(tmp_path / "own.npz", "--data.conditional=true", images=PIXELS, labels=names)
     assert (config.data.found["classes"], config.nsf.coupling) == (3, "independent")
+    assert class_names(config.data) == ("ant", "cat", "dog")
     sample = Data(config.data, 0).target_by_class("x").sample(3)
     of_ants = torch.from_numpy(PIXELS[LABELS == 1]).float() / 127.5 - 1
     assert (sample[0] == of_ants).flatten(1).all(1).any()

@@ -11,6 +11,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from nsgf.config.schema import DataConfig
+from nsgf.data import class_names, class_number
 from nsgf.data import folder as module
 from nsgf.data.folder import find_images, inspect_images, read_images, read_labels
 from nsgf.system.errors import UserError
@@ -196,3 +197,14 @@ def test_images_that_do_not_fit_into_memory_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "available_bytes", lambda: 20 * 3 * 64 - 1)
     with pytest.raises(UserError, match=r"^data\.size = 8: "):
         read_images(config)
+
+
+def test_subfolders_name_the_classes(tmp_path):
+    for name in ("ship", "horse", "10"):
+        write_images(tmp_path / name, 10)
+    config = replace(inspected(tmp_path), conditional=True)
+    assert class_names(config) == ("10", "horse", "ship")
+    known = {"horse": 1, "10": 0, "2": 2, 2: 2, "3": None, 10: None, "cow": None, "-1": None}
+    assert {label: class_number(config, label) for label in known} == known
+    earlier = {key: value for key, value in config.found.items() if key != "class_names"}
+    assert class_names(replace(config, found=earlier)) == ("0", "1", "2")

@@ -71,7 +71,7 @@ def test_images_of_another_shape_or_type_are_refused(own, shape):
 
 @pytest.mark.parametrize("labels", [[0, 1, 3], [-1, 0, 0], [0, 1], [[0], [1], [2]]])
 def test_labels_outside_of_the_classes_are_refused(own, labels):
-    other = replace(own, classes=3, read_labels=lambda config: torch.tensor(labels))
+    other = replace(own, class_names=(*"abc",), read_labels=lambda config: torch.tensor(labels))
     with pytest.raises(UserError, match="0 to 2"):
         other.labels(DataConfig(), 3)
 

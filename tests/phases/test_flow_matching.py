@@ -36,6 +36,13 @@ class Grid:
         return places + self.shift
 
 
+class ByClass:
+    """Ends from 100 c - 8 to 100 c + 8 at the positions of class c of 3."""
+
+    def at(self, positions: range) -> torch.Tensor:
+        return torch.tensor([[100.0 * (i % 3) + (7 * i) % 13 - 6] for i in positions])
+
+
 def task(method: str, sigma: float = 0.0, seed: int = 3) -> PeerTask:
     pairs = Pairs(PointSampler(Grid(0.0), 1), PointSampler(Grid(100.0), 2), CPU)
     return PeerTask(nn.Identity(), pairs, PeerConfig(method=method, sigma=sigma), seed)
@@ -97,6 +104,22 @@ def test_otcfm_pairs_by_optimal_transport():
     order = torch.argsort(start + 1e-4 * end)
     assert (end[order].diff() >= -1e-3).all()
     assert float((end - start).std()) < 2  # independent pairs: about 6.5
+
+
+def test_classes_are_paired_by_themselves():
+    """Pair i has class i mod K, ends of the class, and its label; a tenth has none."""
+    pairs = Pairs(PointSampler(Grid(0.0), 1), ByClass(), CPU)
+    peer = PeerTask(nn.Identity(), pairs, PeerConfig(method="otcfm", sigma=0.0), 3, classes=3)
+    (x, t, labels), velocity = (batch := peer.batch(*peer.draw(range(4, 68)))).inputs, batch.target
+    end = (x + (1 - t[:, None]) * velocity)[:, 0]
+    classes = (end / 100).round().long()
+    kept = labels < 3
+    assert 0.7 < float(kept.float().mean()) < 1
+    assert torch.equal(labels[kept].long(), classes[kept])
+    for label in range(3):
+        start = (x - t[:, None] * velocity)[:, 0][classes == label]
+        rank = torch.argsort(start + 1e-4 * end[classes == label])
+        assert (end[classes == label][rank].diff() >= -1e-3).all()
 
 
 def test_bridge_has_the_width_of_a_brownian_bridge():

@@ -84,7 +84,7 @@ def test_images_have_a_task_a_shape_and_calls(small_run):
 def test_generator_is_described_as_it_was_trained(small_run):
     flags = ("--generator.blurs=[1,0.25]", *CLASSES, "--sampling.guidance=2")
     text = card(shipped("digits/onecall", *flags), small_run, {"generator": "2 of 2"}, [])
-    for words in ("blur 1.0, 0.25 ", "22 samples", "seed=0, label=0)", "10 classes, guidance 2."):
+    for words in ("blur 1.0, 0.25 ", "22 samples", 'seed=0, label="0")', "10 classes, `0, 1, 2"):
         assert words in text
     for untrue in ("icfm", "particles", "nfe="):
         assert untrue not in text
