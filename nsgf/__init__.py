@@ -18,6 +18,7 @@ from nsgf.version import __version__
 
 if TYPE_CHECKING:
     from nsgf.api import Run, load, train
+    from nsgf.api_compare import compare
     from nsgf.api_pool import SinkhornPool
     from nsgf.sinkhorn.divergence import sinkhorn_divergence, sinkhorn_velocity
 
@@ -26,6 +27,7 @@ __all__ = [
     "SinkhornPool",
     "UserError",
     "__version__",
+    "compare",
     "load",
     "sinkhorn_divergence",
     "sinkhorn_velocity",
@@ -34,6 +36,7 @@ __all__ = [
 _PLACES = {
     **dict.fromkeys(("Run", "load", "train"), "nsgf.api"),
     "SinkhornPool": "nsgf.api_pool",
+    "compare": "nsgf.api_compare",
     **dict.fromkeys(("sinkhorn_divergence", "sinkhorn_velocity"), "nsgf.sinkhorn.divergence"),
 }
 """Where the names are defined that take torch's seconds to load."""

@@ -10,13 +10,13 @@ from statistics import mean, stdev
 
 import torch
 
+from nsgf.comparison.own import trial_sampler
 from nsgf.comparison.results import FLOOR, Row, table_csv
-from nsgf.comparison.trials import Comparison, Trial, at_nfe, method_title, possible_nfe
+from nsgf.comparison.trials import Comparison, Trial, method_title
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import Data
-from nsgf.phases import load_sampler
 from nsgf.plots.samples import draw_table, save_figure
-from nsgf.run.folder import RunFolder, write_text
+from nsgf.run.folder import write_text
 from nsgf.sampling.sampler import Samples
 
 HIGHER_IS_BETTER = ("precision", "recall")
@@ -256,15 +256,15 @@ def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
 
 def _save_picture(comparison: Comparison, target: str, device: torch.device) -> Path:
     seed, file = comparison.config.seed, comparison.folder / f"{target}.png"
-    trials = [Trial(target, method, seed) for method in comparison.methods]
+    methods = [*comparison.functions, *comparison.methods]
+    trials = [Trial(target, method, seed) for method in methods]
     data = Data(comparison.trial_config(trials[0]).data, seed)
     count, what = (POINTS, "source") if data.images is None else (IMAGES, "noise")
     noise = data.source("picture").sample(count).to(device)
     drawn: dict[str, dict[int, Samples]] = {}
     for trial in trials:
-        config, run = comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial))
-        for nfe in possible_nfe(config):
-            sampler, _ = load_sampler(at_nfe(config, nfe), run, device)
+        for nfe in comparison.trial_nfe(trial):
+            sampler = trial_sampler(comparison, trial, nfe, device)
             own = drawn.setdefault(method_title(trial.method), {})
             samples = sampler(noise, keep_path=True)
             path = [data.in_units(state) for state in samples.path]

@@ -8,8 +8,8 @@ from nsgf.models.unet import UNet
 
 
 def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
-    """Return a network that maps x and t, and with ``classes`` labels, to a velocity. Networks for
-    points take no labels."""
+    """Return a network that maps x and t (and labels, if ``classes`` > 0) to a velocity. Networks
+    for points take no labels."""
     if len(shape) == 1:
         return VelocityMLP(shape[0], config.mlp)
     recompute = config.checkpoint_activations
@@ -24,7 +24,7 @@ def time_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of trained values."""
+    """Return the number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

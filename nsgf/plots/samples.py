@@ -120,16 +120,12 @@ def compare_images(images: Tensor, real: Tensor, title: str) -> Any:
     return figure
 
 
-<<<<<<< HEAD
 def words_of_calls(nfe: float) -> str:
     """Return a number of network calls in words: ``10 network calls``."""
     return f"{nfe:g} network call{'' if nfe == 1 else 's'}"
 
 
-def draw_image_path(samples: Samples) -> Any:
-=======
 def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
->>>>>>> main
     """Draw the path, a row for each sample and a column for each state, (N, C, H, W) in [-1, 1], at
     most ROWS and COLUMNS of them. A line marks the beginning of the straight flow; ``names`` of
     classes stand beside their samples."""

@@ -135,5 +135,5 @@ def test_damaged_files_are_trained_again(content, kept):
     else:
         file.write_bytes(content)
     assert same(good, kept.load_or_train())
-    assert "computed again" in kept.said[0]
+    assert "computing it again" in kept.said[0]
     assert [path.name for path in kept.folder.glob("*.pt*")] == [file.name]
