@@ -21,6 +21,7 @@ from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan
+from nsgf.metrics.names import name_of
 from nsgf.phases import get_phase
 from nsgf.preflight import try_phases
 from nsgf.run.checkpoint import read_good_header, restore_previous
@@ -64,7 +65,7 @@ def compare(
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
     work.measure_functions()  # first: what is wrong with them shows before hours of training
-    pending = [trial for trial in comparison.trials() if not is_measured(comparison, trial)]
+    pending = [trial for trial in comparison.trials() if not work.is_measured(trial)]
     while pending:
         left = []
         for trial in pending:
@@ -140,9 +141,9 @@ def check_trained(config: Config, run: RunFolder) -> None:
             )
 
 
-def is_measured(comparison: Comparison, trial: Trial) -> bool:
-    """Whether all measures of a trial are there."""
-    return all(map(read_measure, measure_files(comparison, trial).values()))
+def is_measured(comparison: Comparison, trial: Trial, names: list[str] | None = None) -> bool:
+    """Whether all measures of a trial are there, of these names if they are given."""
+    return all(read_measure(file, names) for file in measure_files(comparison, trial).values())
 
 
 def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int], Path]:
@@ -174,13 +175,17 @@ class Work:
                 config = comparison.trial_config(trial)
                 self._yardsticks[trial.target] = Yardstick(config, self.device, log)
 
+    def is_measured(self, trial: Trial) -> bool:
+        """Whether all measures of a trial are there."""
+        return is_measured(self._comparison, trial, self._yardsticks[trial.target].names)
+
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial, and return True; return False if another process works on it.
 
         Raises:
             Stopped: a stop was requested.
         """
-        if is_measured(self._comparison, trial):
+        if self.is_measured(trial):
             return True
         self.check_stop()
         config = self._comparison.trial_config(trial)
@@ -196,7 +201,7 @@ class Work:
                 train(config, run, stop=self._stop)
             with lock_folder(run.path):
                 for (nfe, draw), file in measure_files(self._comparison, trial).items():
-                    if not read_measure(file):
+                    if not read_measure(file, self._yardsticks[trial.target].names):
                         self.check_stop()
                         write_text(file, table_csv([self._measure(trial, nfe, draw)]))
         except Busy:
@@ -243,7 +248,7 @@ class Work:
         values = dict.fromkeys(yardstick.names, math.inf)
         if samples.finite:
             values = yardstick.measure(samples.x, config.seed, draw)
-        texts = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        texts = ", ".join(f"{name_of(name)} {value:.4g}" for name, value in values.items())
         self._log(f"compare: NFE {samples.nfe:g}: {texts}")
         updates, training = 0, 0.0
         if trial.method in comparison.methods:
@@ -261,14 +266,19 @@ class Work:
         """Return all measures so far, and those of samples of the targets themselves, which are
         measured here, for each draw of a seed."""
         comparison = self._comparison
-        files = [measure_files(comparison, trial).values() for trial in comparison.trials()]
-        rows = [row for own in files for file in own if (row := read_measure(file))]
+        names = {target: own.names for target, own in self._yardsticks.items()}
+        rows = [
+            row
+            for trial in comparison.trials()
+            for file in measure_files(comparison, trial).values()
+            if (row := read_measure(file, names[trial.target]))
+        ]
         rows = [*self._of_functions, *rows]
         trials = {(row.target, row.seed, row.draw): row.method for row in rows}
         for (target, seed, draw), method in trials.items():
             config = comparison.trial_config(Trial(target, method, seed))
             file = counted_file(comparison.folder / target, FLOOR, config, draw)
-            if (row := read_measure(file)) is None:
+            if (row := read_measure(file, names[target])) is None:
                 values = self._yardsticks[target].floor(seed, draw)
                 row = Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values)
                 write_text(file, table_csv([row]))

@@ -15,12 +15,11 @@ from nsgf.comparison.results import FLOOR, Row, table_csv
 from nsgf.comparison.trials import Comparison, Trial, method_title
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import Data
+from nsgf.metrics.names import is_better_higher, name_of
 from nsgf.plots.samples import draw_table, save_figure
 from nsgf.run.folder import write_text
 from nsgf.sampling.sampler import Samples
 
-HIGHER_IS_BETTER = ("precision", "recall")
-"""Ends of the names of measures."""
 LEGEND = (
     "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "
     "is one seed); the best mean in bold. Below: the mean difference within the same seed and "
@@ -33,7 +32,17 @@ COST_LEGEND = (
     "includes 1-RF. For a comparison at equal time pass the fourth column, in this order, to "
     "--compare.updates [...] with another --out-dir."
 )
-IN_LATEX = str.maketrans({"_": r"\_", "±": r"$\pm$", "%": r"\%", "&": r"\&", "#": r"\#"})
+IN_LATEX = str.maketrans(
+    {
+        "↓": r"$\downarrow$",
+        "↑": r"$\uparrow$",
+        "_": r"\_",
+        "±": r"$\pm$",
+        "%": r"\%",
+        "&": r"\&",
+        "#": r"\#",
+    }
+)
 
 TABLE, SETTINGS = "table.csv", "comparison.yaml"
 """Files of a comparison's folder: its measures, and the settings of its command."""
@@ -82,15 +91,10 @@ def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
     return [mean(value for (own, _), value in found.items() if own == seed) for seed in seeds]
 
 
-def is_better_higher(metric: str) -> bool:
-    """Whether larger values of a measure are better."""
-    return metric.endswith(HIGHER_IS_BETTER)
-
-
 def measure_table(rows: Sequence[Row], metric: str) -> Table:
     """Return the means of a measure: methods down, targets and NFE across, floors below."""
     methods, sign = methods_of(rows), -1 if is_better_higher(metric) else 1
-    table = [_head(metric, rows), *([method_title(method)] for method in methods), [FLOOR]]
+    table = [_head(name_of(metric), rows), *([method_title(method)] for method in methods), [FLOOR]]
     for target, nfe in columns_of(rows):
         cells = [by_seed(values(rows, metric, target, nfe, method)) for method in methods]
         means = [sign * mean(own) if own else math.inf for own in cells]
@@ -129,7 +133,7 @@ def spread(found: Sequence[float]) -> str:
 def difference_table(rows: Sequence[Row], metric: str) -> Table:
     """Return the differences of the first method from the others, taken draw by draw."""
     first, *others = methods_of(rows)
-    table = [_head(f"{method_title(first)} minus, {metric}", rows)]
+    table = [_head(f"{method_title(first)} minus, {name_of(metric)}", rows)]
     for other in others:
         table.append([method_title(other)])
         for column in columns_of(rows):

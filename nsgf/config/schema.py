@@ -147,6 +147,9 @@ class ModelConfig:
         default_factory=lambda: [32, 64, 128, 256]
     )
     """Convolution layers of the time predictor for images; each halves the resolution."""
+    network: str | None = None
+    """Written by the program: class of the network that nsgf.train was given in place of mlp or
+    unet; null: none."""
     checkpoint_activations: Annotated[bool, FREE_ON_RESUME] = False
     """Recompute activations of a unet in the backward pass: less memory, a third more time."""
 

@@ -1,10 +1,18 @@
 """Networks for points and images."""
 
+import copy
+
 from torch import nn
 
 from nsgf.config.schema import ModelConfig
 from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
 from nsgf.models.unet import UNet
+from nsgf.run.folder import OwnNetwork
+
+
+def make_own(own: OwnNetwork) -> nn.Module:
+    """Return a copy of a caller's network, or a new one."""
+    return copy.deepcopy(own) if isinstance(own, nn.Module) else own()
 
 
 def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
@@ -28,4 +36,4 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-__all__ = ["count_parameters", "time_network", "velocity_network"]
+__all__ = ["count_parameters", "make_own", "time_network", "velocity_network"]

@@ -18,8 +18,8 @@ from nsgf.system.seeding import derive_seed, make_generator
 
 SEED = 0
 """Seed of the classifier and of its reference samples, the same for all runs."""
-ARCHITECTURE = 1
-"""Version of network, training and file; files with another version are not used."""
+ARCHITECTURE = 2
+"""Version of network, training, test and file; files with another version are not used."""
 FEATURES = 64
 """Width of the last hidden layer."""
 TRAINED_SHARE = 0.8
@@ -58,7 +58,8 @@ class TrainedClassifier:
 
     network: SmallCNN
     accuracy: float
-    """Accuracy on held-out images, in [0, 1]."""
+    """Share of held-out images whose label it gives, in [0, 1]: the mean over classes, so that a
+    large class does not decide it. A class without held-out images counts as 0."""
 
     def features(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Return features (N, F), float32 on the CPU, of images, uint8 (N, C, H, W)."""
@@ -134,11 +135,15 @@ def train(
             optimizer.step()
             rate.step()
     network.eval().requires_grad_(False)
-    right = [
-        network(to_unit_range(images[rows].to(device))).argmax(1).cpu() == labels[rows]
-        for rows in held_out.split(INFERENCE_BATCH)
-    ]
-    return TrainedClassifier(network, float(torch.cat(right).float().mean()))
+    right = torch.cat(
+        [
+            network(to_unit_range(images[rows].to(device))).argmax(1).cpu() == labels[rows]
+            for rows in held_out.split(INFERENCE_BATCH)
+        ]
+    )
+    wanted = functional.one_hot(labels[held_out], kind.classes).float()
+    accuracy = (right.float() @ wanted / wanted.sum(0).clamp(min=1)).mean()
+    return TrainedClassifier(network, float(accuracy))
 
 
 def _new_network(kind: ImageSet) -> SmallCNN:

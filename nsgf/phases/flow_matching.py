@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config, PeerConfig
 from nsgf.data import Data, LabelDropout, PointSampler, Times, class_labels
-from nsgf.phases.base import Phase, PhasePlan, new_network
+from nsgf.phases.base import Phase, PhasePlan, starting_network
 from nsgf.phases.coupling import Pairs
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
@@ -113,7 +113,7 @@ class Peer(Phase):
         target = data.target_by_class(self.name) if classes else data.target(self.name)
         pairs = Pairs(source, target, device, config.peer.coupling_batch)
         seed = derive_seed(config.seed, self.name)
-        return PeerTask(new_network(self, config, device), pairs, config.peer, seed, classes)
+        return PeerTask(starting_network(self, session), pairs, config.peer, seed, classes)
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World

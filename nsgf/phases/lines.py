@@ -11,14 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, ModelConfig
+from nsgf.config.schema import Config
 from nsgf.data import Data, LabelDropout, PointSampler, Sampler, Times, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.models import time_network
-from nsgf.phases.base import Phase, PhasePlan, load_network, new_network, starting_network
+from nsgf.phases.base import Phase, PhasePlan, load_network, starting_network
 from nsgf.phases.coupling import Pairs
 from nsgf.phases.nsgf import NSGF
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import OwnNetwork, RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import EntryTimes, nsgf_steps
@@ -124,12 +124,12 @@ class Predictor(LinePhase):
     leg = EntryTimes
 
     def task(self, session: Session, data: Data) -> Task:
-        model = new_network(self, session.config, session.device)
+        model = starting_network(self, session)
         return TimePredictorTask(model, *make_pairs(self, session, data), data.classes)
 
-    def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
-        """Return the time predictor, which takes no labels."""
-        return time_network(config, shape)
+    def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
+        """Return the time predictor, which takes no labels and is never the caller's."""
+        return time_network(config.model, data_shape(config.data))
 
 
 def make_pairs(phase: Phase, session: Session, data: Data) -> tuple[Pairs, int]:

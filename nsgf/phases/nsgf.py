@@ -15,7 +15,7 @@ from nsgf.data import (
     class_labels,
     data_shape,
 )
-from nsgf.phases.base import Phase, PhasePlan, new_network
+from nsgf.phases.base import Phase, PhasePlan, starting_network
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, drop_positions, plan_pool
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
@@ -71,7 +71,7 @@ class NSGF(Phase):
         pool = build_pool(session, data.source("pool"), pool_target(config, data))
         release_memory(session.device)
         return NSGFTask(
-            new_network(self, config, session.device),
+            starting_network(self, session),
             pool,
             config.seed,
             labels=flow_labels(session, data.classes) if data.classes else None,

@@ -242,8 +242,10 @@ class PhaseLoop:
             self.state.load_state_dict(payload)
             self.window = [StepStats(*pair) for pair in payload["window"]]
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            own = self.session.config.model.network
+            remedy = "remove it" if own is None else "pass the network that it was saved with"
             raise UserError(
-                f"checkpoint {self.file} does not fit ({one_line(error)}); remove it"
+                f"checkpoint {self.file} does not fit ({one_line(error)}); {remedy}"
             ) from error
         self.saved_step = self.state.step
         self.log.write(
