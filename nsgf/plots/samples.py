@@ -136,7 +136,7 @@ def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
     figure = new_figure(0.4 + 0.75 * len(columns), 0.5 + 0.75 * count * height / width)
     panel, cell = figure.subplots(), width + 1
     show_grid(panel, states.flatten(0, 1), len(columns))
-    texts = [mark.replace(" ", "\n") for mark in marks]
+    texts = ["\n".join(mark.rsplit(" ", 1)) for mark in marks]
     panel.set_xticks([(number + 0.5) * cell for number in range(len(columns))], texts)
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     if samples.labels is not None and names:

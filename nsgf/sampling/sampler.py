@@ -161,7 +161,7 @@ class StraightFlow(Leg):
 class OneCall(Leg):
     """G(x) = g(x, 0), or G(x) = x + g(x, 0) if g started as a velocity network."""
 
-    title = "generator"
+    title = "one call"
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x = samples.x
