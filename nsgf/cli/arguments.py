@@ -80,8 +80,6 @@ def parse(argv: list[str]) -> Request:
     keys = short_flags(command)
     fanned_out = {key: value for flag, value in short.items() for key in keys[flag]}
     settings = merge_settings(nest_keys(fanned_out), flags)
-    if command == "compare" and {"name", "source"} & set(settings.get("data", {})):
-        settings = merge_settings({"compare": {"targets": []}}, settings)
     result = _request(command, control, settings, "--sinkhorn-batch" in short)
     return replace(result, words=tuple(words))
 
@@ -109,6 +107,8 @@ def _request(
     from nsgf.checks import expand_path
 
     flags = apply_optim(flags)  # --optim.KEY is a flag of every phase
+    if command == "compare" and {"name", "source"} & set(flags.get("data", {})):
+        flags = merge_settings({"compare": {"targets": []}}, flags)
     _check_allowed(command, control, flags)
     if name := control.pop("pretrained", None):
         if name not in pretrained_runs():

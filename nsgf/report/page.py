@@ -10,6 +10,8 @@ from nsgf.checks import check
 from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.data import class_names
+from nsgf.metrics.names import describe, drop_weak, is_measure, name_of
+from nsgf.phases import get_phase
 from nsgf.plots.figures import draw_curves
 from nsgf.report.drawing import Album, draw_samples
 from nsgf.report.records import curves, log_lines, trained_updates
@@ -26,10 +28,6 @@ REPORTED = {
     ("cifar10", "inception_score"): "8.86 at NFE 59",
 }
 """Figures of the paper, by data set and measure."""
-FLOORS = {"nearest_real": "nearest_real_among_real"}
-"""Floors that are not called MEASURE_floor."""
-DESCRIPTIONS = ("nfe", "guidance", "tau_mean", "tau_std", "classifier_accuracy")
-"""Numbers that are no measures."""
 
 
 def write_page(folder: Path, template: str, **values: Any) -> str:
@@ -75,6 +73,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         missing = f"other pictures are left out: {error}"
         show(f"report: {missing}")
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
+    metrics = drop_weak(metrics)
     file = write_page(
         home,
         "run",
@@ -110,7 +109,7 @@ def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
         loss = f"{logged[phase][-1][1]:.4g}" if phase in logged else ""
         time = f"{costs[phase].seconds:.0f} s" if phase in costs else ""
         memory = format_bytes(costs[phase].peak_memory) if phase in costs else ""
-        rows.append((phase, updates, loss, time, memory))
+        rows.append((f"{get_phase(phase).title} ({phase})", updates, loss, time, memory))
     return rows
 
 
@@ -118,29 +117,22 @@ def _draw_pictures(config: Config, run: RunFolder, album: Album) -> None:
     """Draw all that the run allows. Raise UserError at the first picture that is not possible."""
     if found := curves(run):
         text = "Loss and gradient of each update that was logged."
-        album.draw("curves", draw_curves(found), "Training", text)
+        titled = {get_phase(own).title: found[own] for own in config.phases if own in found}
+        album.draw("curves", draw_curves(titled), "Training", text)
     for phase in config.phases:
         file = run.samples / f"{phase_stem(phase)}.png"
         if file.exists():
-            album.add(file, f"After phase {phase}", "From the same noise.")
+            album.add(
+                file, f"Samples after training: {get_phase(phase).title}", "From the same noise."
+            )
     draw_samples(config, run, album, pick_device(config.device))
 
 
 def measure_rows(config: Config, metrics: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return name, value, floor and the paper's figure of each measure of ``nsgf evaluate``."""
-    rows: list[tuple[str, ...]] = []
-    floors = {name: FLOORS.get(name, f"{name}_floor") for name in metrics}
-    hidden, numbers = set(floors.values()), ("_std", *DESCRIPTIONS)
-    for name, value in metrics.items():
-        if isinstance(value, float) and name not in hidden and not name.endswith(numbers):
-            reported = "" if config.data.fake else REPORTED.get((config.data.name, name), "")
-            rows.append((name, _spread(metrics, name), _spread(metrics, floors[name]), reported))
-    return rows
-
-
-def _spread(metrics: dict[str, Any], name: str) -> str:
-    """Return a measure with its spread over repetitions; empty if it is missing or not finite."""
-    value, spread = metrics.get(name), metrics.get(f"{name}_std")
-    if not isinstance(value, float):
-        return ""
-    return f"{value:.4g}" + (f" ± {spread:.2g}" if isinstance(spread, float) and spread else "")
+    reported = {} if config.data.fake else REPORTED
+    return [
+        (name_of(key), value, floor, reported.get((config.data.name, key), ""))
+        for key, value, floor in describe(metrics)
+        if is_measure(key) and isinstance(metrics[key], float)
+    ]

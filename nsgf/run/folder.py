@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -18,6 +18,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO
 
 import psutil
+from torch import nn
 
 from nsgf.config.files import Content, read_settings
 from nsgf.config.schema import Config, PhaseName, family
@@ -25,12 +26,18 @@ from nsgf.config.yaml_loader import dump_yaml
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import provenance
 
+OwnNetwork = nn.Module | Callable[[], nn.Module]
+"""A caller's network, x (B, *shape), t (B,) and with classes labels (B,), 0 to K, K for none, to
+(B, *shape), of which each phase trains a copy; or a function that makes one."""
+
 
 class RunFolder:
     """Paths of one run."""
 
     results_name: str | None = None
     """Folder in ``out_dir`` for results of a run that is only read; None: the run's own."""
+    network: OwnNetwork | None = None
+    """The caller's network, which no file holds, for a run with ``model.network``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -69,7 +69,7 @@ def test_unfinished_networks_and_earlier_checkpoints_are_named(small, small_run)
     file = small_run.checkpoint_file("nsgf")
     file.unlink()
     line = sample_run(longer, small_run)[0]
-    assert f"nsgf 10 of 12; {file.name} is gone" in line
+    assert f"nsgf 10 of 12; {file.name} is missing" in line
     assert "nsf 12 of 500" in line
 
 
