@@ -56,6 +56,9 @@ class Phase(ABC):
 
     name: ClassVar[PhaseName]
     """Name of the phase, and of its section in the configuration."""
+    title: ClassVar[str]
+    """Title of the network in pictures and pages."""
+
     leg: ClassVar[type[Leg]] = StraightFlow
     """The leg of sampling that uses the phase's network."""
     takes_classes: ClassVar[bool] = False
