@@ -246,7 +246,8 @@ def _read_array(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, 
         with content:
             names = content.files if config.key is None else [config.key]
             if len(names) != 1 or names[0] not in content.files:
-                raise ValueError(f"say --data.key NAME, of {list_names(content.files)}")
+                what = f"no array {config.key}" if config.key else f"{len(content.files)} arrays"
+                raise ValueError(f"{what}; say --data.key NAME, of {list_names(content.files)}")
             content = content[names[0]]
     values = np.ascontiguousarray(content.astype(np.float64, casting="same_kind"))
     if values.ndim != 2:
