@@ -4,7 +4,7 @@ The command is ``nsgf``; from Python:
 
     run = nsgf.load("runs/digits-...")
     images = run.sample(64, seed=0)
-    run = nsgf.train(exp="2d", dataset="moons")
+    run = nsgf.train(exp="2d", dataset="moons")              # or data=x, network=MyUNet()
     loss = nsgf.sinkhorn_divergence(x, y, blur=0.5)
 
 Modules are loaded on first use. Errors that a caller can fix raise :class:`UserError`.
@@ -18,6 +18,7 @@ from nsgf.version import __version__
 
 if TYPE_CHECKING:
     from nsgf.api import Run, load, train
+    from nsgf.api_compare import compare
     from nsgf.api_pool import SinkhornPool
     from nsgf.sinkhorn.divergence import sinkhorn_divergence, sinkhorn_velocity
 
@@ -26,6 +27,7 @@ __all__ = [
     "SinkhornPool",
     "UserError",
     "__version__",
+    "compare",
     "load",
     "sinkhorn_divergence",
     "sinkhorn_velocity",
@@ -34,6 +36,7 @@ __all__ = [
 _PLACES = {
     **dict.fromkeys(("Run", "load", "train"), "nsgf.api"),
     "SinkhornPool": "nsgf.api_pool",
+    "compare": "nsgf.api_compare",
     **dict.fromkeys(("sinkhorn_divergence", "sinkhorn_velocity"), "nsgf.sinkhorn.divergence"),
 }
 """Where the names are defined that take torch's seconds to load."""

@@ -26,17 +26,21 @@ from nsgf.cli.flags import as_settings
 from nsgf.config.files import build, merge_settings, parse_settings
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape, in_units
+from nsgf.inputs import Samples, check_network, class_name, stored
+from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phases, load_sampler, sampled_phases
-from nsgf.run.folder import RunFolder
+from nsgf.plots.samples import save_grid
+from nsgf.report.page import report_run
+from nsgf.run.folder import OwnNetwork, RunFolder, write_text
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, choose_calls
+from nsgf.share.export import export_run
 from nsgf.share.exported import find_folder, open_run
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
-from nsgf.tensors import Samples, stored
 
 
 @contextmanager
@@ -68,6 +72,8 @@ class Run:
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
     """The networks that sampling calls, by phase, in eval mode and without gradients: velocities
     as (x, t), with classes as (x, t, labels), a time predictor as (x)."""
+    folder: RunFolder = field(repr=False)
+    """The run's files."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -128,12 +134,58 @@ class Run:
         samples = generate(sampler, source, count, self.device, progress=False)
         return in_units(config.data, samples.x, raw=raw)
 
+    @_in_python_words()
+    def evaluate(self) -> dict[str, Any]:
+        """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``.
+
+        Raises:
+            UserError: as the command.
+        """
+        return evaluate_run(self.config, self.folder)[1]
+
+    @_in_python_words()
+    def report(self, file: str | PathLike[str]) -> Path:
+        """Write the page of ``nsgf report``, which holds all that it shows; errors as for
+        :meth:`evaluate`."""
+        page, *_ = report_run(self.config, self._checkpoints("report"))
+        write_text(Path(file).expanduser(), Path(page).read_text("utf-8"))
+        return Path(file)
+
+    @_in_python_words()
+    def export(self, to: str | PathLike[str]) -> Path:
+        """Write the folder of ``nsgf export``, which must be new or empty; errors as for
+        :meth:`evaluate`."""
+        export_run(self.config, self._checkpoints("export"), Path(to))
+        return Path(to)
+
+    def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
+        """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square.
+
+        Raises:
+            UserError: they are no such images, or the file's name does not end in .png.
+        """
+        images, png = torch.as_tensor(samples), Path(file).expanduser()
+        if images.ndim != 4 or not images.is_floating_point():
+            given = f"{images.dtype} of shape {tuple(images.shape)}"
+            raise UserError(f"samples: {given}, must be floats (N, C, H, W) in [-1, 1]")
+        if png.suffix.lower() != ".png":
+            raise UserError(f"file = {file}: must end in .png")
+        save_grid(images, png)
+        return png
+
+    def _checkpoints(self, method: str) -> RunFolder:
+        """Return the run's files; raise UserError if it was exported."""
+        if self.folder.results_name:
+            raise UserError(f"{method}: {self.path} was exported; load its run folder instead")
+        return self.folder
+
 
 @_in_python_words()
 def load(
     path: str | PathLike[str],
     *,
     device: str | torch.device | None = None,
+    network: OwnNetwork | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Run:
     """Open a trained run for sampling. Nothing is written, and no code of the folder runs.
@@ -142,6 +194,7 @@ def load(
         path: a run folder, a folder that ``nsgf export`` wrote, the name of a pretrained run
             (``mnist``), or ``hf://OWNER/NAME[@REVISION]`` of the Hugging Face hub (extra ``hub``).
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``; None: as the run is configured.
+        network: the one that the run was trained with, if that was yours; weights may be any.
         overrides: other settings by dotted key, as ``{"sampling.solver": "heun"}``.
 
     Raises:
@@ -150,17 +203,19 @@ def load(
     """
     settings = dict(overrides or {})
     settings |= {"device": str(device)} if device is not None else {}
+    settings |= {"model.network": class_name(network)} if network is not None else {}
     run = open_run(find_folder(path))
+    run.network = network
     config = request("sample", {"run": str(run.path)}, settings).config
     place = pick_device(config.device)
     phases = sampled_phases(config, run.has_checkpoint)
     sampler, progress = load_sampler(config, run, place, phases)
     networks = {
-        phase.name: network
+        phase.name: leg.network
         for phase, leg in zip(phases, sampler.legs, strict=True)
-        if isinstance(network := leg.network, InferenceNetwork)
+        if isinstance(leg.network, InferenceNetwork)
     }
-    return Run(run.path, config, place, progress, sampler, networks)
+    return Run(run.path, config, place, progress, sampler, networks, run)
 
 
 def _request(
@@ -188,6 +243,7 @@ def train(
     *,
     data: Samples | None = None,
     labels: ArrayLike | None = None,
+    network: OwnNetwork | None = None,
     method: str | PathLike[str] | None = None,
     iterations: int | None = None,
     dataset: str | None = None,
@@ -212,6 +268,11 @@ def train(
             length, of such samples or of pairs (sample, label).
         labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is then
             true.
+        network: a module with forward(x, t), with classes forward(x, t, labels), that returns x's
+            shape: x (B, *shape), t (B,) in [0, 1), labels (B,) int32 or int64, 0 to K, K for no
+            class. Every velocity network of the run starts as a copy of it; it is not saved, so
+            that resuming and loading need it again. A function or class without arguments makes a
+            new one for each. None: the program's.
         method: as ``nsgf++h`` or ``otcfm``, or a YAML file; None: the experiment's own.
         iterations: updates of every phase.
         dataset: ``data.name``, as ``moons``.
@@ -235,6 +296,7 @@ def train(
         "out_dir": out_dir,
         "device": None if device is None else str(device),
         "seed": seed,
+        "model.network": None if network is None else class_name(network),
     }
     settings = {**(overrides or {}), **{k: v for k, v in named.items() if v is not None}}
     control = {"run": resume, "config": config}
@@ -248,13 +310,16 @@ def train(
     device = pick_device(wanted.config.device)
     cards = [device] if device.type == "cuda" else []
     with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
+        if network is not None:
+            check_network(network, wanted.config, device)
         for note in wanted.notes:
             show(as_settings(note))
         try:
-            run = experiment.train(wanted.config, run)
+            run = experiment.train(wanted.config, run, network=network)
         except Stopped as stopped:
+            own = "" if network is None else ", network=..."
             raise UserError(
                 f"train.max_hours = {wanted.config.train.max_hours} is over, {stopped}; continue "
-                f"with nsgf.train(resume={str(stopped.folder)!r})"
+                f"with nsgf.train(resume={str(stopped.folder)!r}{own})"
             ) from stopped
-    return load(run.path, device=device)
+    return load(run.path, device=device, network=network)

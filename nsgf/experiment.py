@@ -24,7 +24,7 @@ from nsgf.phases.resume import finish_restart, pending_phases, restart
 from nsgf.report.samples import show_preview
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import interrupted_message
-from nsgf.run.folder import RunFolder, previous_file
+from nsgf.run.folder import OwnNetwork, RunFolder, previous_file
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
@@ -52,6 +52,7 @@ def train(
     first: PhaseName | None = None,
     world: World | None = None,
     stop: StopRequest | None = None,
+    network: OwnNetwork | None = None,
 ) -> RunFolder:
     """Train the configured phases that are not finished, and return the run folder.
 
@@ -64,6 +65,7 @@ def train(
         first: start with this phase (see :func:`nsgf.phases.resume.pending_phases`).
         world: the processes that train together; None: only this one.
         stop: ends training early; None: only ``train.max_hours`` does.
+        network: the caller's, for a run with ``model.network``.
 
     Raises:
         Stopped: training was stopped by ``stop``, after a checkpoint; names the run folder.
@@ -71,7 +73,7 @@ def train(
             device does not exist, or the run's pool or checkpoints contradict the configuration.
     """
     check(config)
-    with open_run(config, run, first, world, stop) as (session, phases, data):
+    with open_run(config, run, first, world, stop, network) as (session, phases, data):
         if data is not None:
             for phase in phases:
                 train_phase(phase, session, data)
@@ -104,6 +106,7 @@ def open_run(
     first: PhaseName | None,
     world: World | None,
     stop: StopRequest | None,
+    network: OwnNetwork | None,
 ) -> Iterator[tuple[Session, list[Phase], Data | None]]:
     """Lock and check a run, and yield it with the phases to train, in order, and their data (None
     if there is nothing to train). Arguments and errors as for :func:`train`."""
@@ -126,7 +129,7 @@ def open_run(
                 checkpoint.restore_previous(run.checkpoint_file(name), RunLog(run.path).write)
         world.wait()
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
-        plan = training_plan(config, names, device, run, world, restarts)
+        plan = training_plan(config, names, device, run, world, restarts, network)
         world.wait()  # the first process moves checkpoints only when all have read them
         data = load_data(config, device) if names else None
         is_new = run is None
@@ -134,6 +137,7 @@ def open_run(
             run = RunFolder.create(config)
             held.enter_context(lock_folder(run.path))
         run = RunFolder(world.agree(run.path if run else Path()))
+        run.network = network
         if not run.path.is_dir():
             raise UserError(
                 f"out_dir: process {world.rank} does not see {run.path}, which the first one has; "
@@ -174,6 +178,7 @@ def training_plan(
     run: RunFolder | None = None,
     world: World | None = None,
     restarts: Collection[PhaseName] = (),
+    network: OwnNetwork | None = None,
 ) -> list[str]:
     """Check that training is possible, and return lines about it.
 
@@ -184,6 +189,7 @@ def training_plan(
         run: an earlier run; None: a new one.
         world: the processes that train together; None: only this one.
         restarts: phases of ``names`` whose checkpoints are set aside.
+        network: the caller's, for a run with ``model.network``.
 
     Raises:
         UserError: pool or checkpoints do not fit, the run has a pool of other settings, a precision
@@ -198,7 +204,7 @@ def training_plan(
         precision = pick_precision(config.train.precision, device)
         optim: OptimConfig = getattr(config, phase.name)
         check_shares({f"{phase.name}.batch_size": optim.batch_size}, world.size)
-        weights[phase.name] = count_weights(phase, config)
+        weights[phase.name] = count_weights(phase, config, network)
         lines.append(
             f"{phase.name}: {optim.iterations} updates of {optim.batch_size}, "
             f"{weights[phase.name] / 1e6:.2f} M weights, {precision}"

@@ -71,7 +71,7 @@ def preflight(
     yield from data
     if not any(line.startswith("NO ") for line in [*machine, *data]):
         hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
-        yield from _tried(lambda: _try_phases(config, device, hours, command))
+        yield from _tried(lambda: _plan_sessions(config, device, hours, command))
 
 
 def _load(config: Config, device: torch.device) -> str:
@@ -79,14 +79,23 @@ def _load(config: Config, device: torch.device) -> str:
     return f"ok data: {f'{data.count} samples of ' if data.count else ''}{config.data.name}"
 
 
-def _try_phases(config: Config, device: torch.device, hours: float, command: str) -> Iterator[str]:
-    data, seconds = load_data(config, device), 0.0
+def try_phases(config: Config, device: torch.device) -> Iterator[tuple[str, float]]:
+    """Train each phase for a few updates in a temporary folder; yield a line about it, and its
+    seconds in a run."""
+    data = load_data(config, device)
     with _trial_folder(Path(config.out_dir)) as folder:
         run = RunFolder.prepare(Path(folder) / "run")
         for phase in get_phases(config.phases):
-            line, needed = _try_phase(config, phase, data, run, device)
-            seconds += needed
-            yield line
+            yield _try_phase(config, phase, data, run, device)
+
+
+def _plan_sessions(
+    config: Config, device: torch.device, hours: float, command: str
+) -> Iterator[str]:
+    seconds = 0.0
+    for line, needed in try_phases(config, device):
+        seconds += needed
+        yield line
     sessions = math.ceil(seconds / 3600 / hours)
     yield f"all phases: about {format_hours(seconds)}, sessions: {sessions}"
     yield f"    {command} --max-hours {hours:g}"

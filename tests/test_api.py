@@ -1,5 +1,6 @@
 """The names that the package offers to programs."""
 
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import nsgf
 from nsgf import UserError
@@ -113,6 +115,27 @@ def test_networks_can_be_called(small_run):
     for network in run.networks.values():
         assert not network.training
         assert not any(part.requires_grad for part in network.parameters())
+
+
+def test_a_run_does_what_the_commands_do(small_run, tmp_path):
+    run = nsgf.load(small_run.path)
+    assert run.evaluate()["w2"] == json.loads((run.path / "metrics.json").read_text())["w2"]
+    assert run.report(tmp_path / "page.html").read_text().lower().startswith("<!doctype html>")
+    exported = nsgf.load(run.export(tmp_path / "out"))
+    assert torch.equal(exported.sample(5, seed=0), run.sample(5, seed=0))
+    for work in (exported.report, exported.export):
+        with pytest.raises(UserError, match="was exported"):
+            work(tmp_path / "x")
+    with pytest.raises(UserError, match=r"^to .*out: holds something"):
+        run.export(tmp_path / "out")
+
+
+def test_images_are_saved(small_run, tmp_path):
+    run, images = nsgf.load(small_run.path), torch.rand(9, 3, 8, 8)
+    assert Image.open(run.save_images(tmp_path / "a.png", images)).size[0] > 24
+    for file, wrong in (("a.jpg", images), ("a.png", images[0]), ("a.png", images.byte())):
+        with pytest.raises(UserError, match=r"samples|file"):
+            run.save_images(tmp_path / file, wrong.numpy())
 
 
 @pytest.mark.parametrize(

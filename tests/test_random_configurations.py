@@ -10,7 +10,7 @@ import pytest
 import nsgf
 from nsgf.cli import main
 from nsgf.cli.arguments import parse
-from nsgf.run.folder import RunFolder
+from nsgf.run.newest import newest_run
 from nsgf.system.errors import UserError
 
 SLOW = pytest.mark.slow
@@ -115,7 +115,7 @@ def test_accepted_configuration_trains_and_is_measured(seed, tmp_path, capsys):
             break
     case = "python -m nsgf train " + " ".join(words)
     assert main(["train", *words]) == 0, case + capsys.readouterr().err
-    run = RunFolder.newest(tmp_path, config.exp)
+    run, _ = newest_run(tmp_path, config.exp)
     for command in ("sample", "evaluate"):
         assert main([command, "--run", str(run.path)]) == 0, case + capsys.readouterr().err
     assert len(nsgf.load(run.path).sample(5)) == 5, case

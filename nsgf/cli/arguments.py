@@ -65,16 +65,6 @@ class Request:
     """Words behind the command."""
 
 
-EARLIER = {
-    "digits-paper": "digits --method nsgf++",
-    "mnist-paper": "mnist --method nsgf++",
-    "digits-onecall": "digits --method onecall",
-    "mnist-onecall": "mnist --method onecall",
-    "2d-onecall": "2d --method onecall+",
-}
-"""What earlier names of experiments are now."""
-
-
 def parse(argv: list[str]) -> Request:
     """Return the request of a command line.
 
@@ -90,8 +80,6 @@ def parse(argv: list[str]) -> Request:
     keys = short_flags(command)
     fanned_out = {key: value for flag, value in short.items() for key in keys[flag]}
     settings = merge_settings(nest_keys(fanned_out), flags)
-    if command == "compare" and {"name", "source"} & set(settings.get("data", {})):
-        settings = merge_settings({"compare": {"targets": []}}, settings)
     result = _request(command, control, settings, "--sinkhorn-batch" in short)
     return replace(result, words=tuple(words))
 
@@ -119,6 +107,8 @@ def _request(
     from nsgf.checks import expand_path
 
     flags = apply_optim(flags)  # --optim.KEY is a flag of every phase
+    if command == "compare" and {"name", "source"} & set(flags.get("data", {})):
+        flags = merge_settings({"compare": {"targets": []}}, flags)
     _check_allowed(command, control, flags)
     if name := control.pop("pretrained", None):
         if name not in pretrained_runs():
@@ -128,10 +118,9 @@ def _request(
         control = {**control, key: expand_path(key, control[key])}
     file = _file(control, flags)
     own = read_settings(file) if file else {}
-    run = _find_run(command, control, flags, own)
-    if "config" not in control and run:
-        own = {}
+    run, found = _find_run(command, control, flags, own)
     if run:
+        own = own if "config" in control else {}
         content = _settings_of_run(run, flags, own)
     elif "compare" in control:
         content = {"out_dir": os.path.dirname(os.path.abspath(control["compare"]))}
@@ -153,7 +142,7 @@ def _request(
         if command == "train" and "run" in control and out != home:
             raise UserError(f"out_dir = {out}: the run stays in {run.path}; leave --out-dir out")
         config, told = _without_unsafe_settings(command, config, run, flags, own)
-        notes += told
+        notes = (found,) * bool(found) + notes + told
     how = {key: value for key, value in control.items() if key not in ("config", "run")}
     where = run.path if run else None
     return Request(command, config, where, methods=methods, notes=notes, **how)
@@ -231,15 +220,16 @@ def _file(control: Content, flags: Content) -> Path | None:
     if exp is None or "run" in control:
         return None
     if exp not in experiments():
-        if exp in EARLIER:
-            raise UserError(f"exp = {exp}: is now --exp {EARLIER[exp]}")
         names = ", ".join(experiments())
         raise UserError(f"exp = {exp}: must be one of {names}, or use --config")
     return config_folder() / f"{exp}.yaml"
 
 
-def _find_run(command: str, control: Content, flags: Content, own: Content) -> "RunFolder | None":
-    """Return the run folder that the command works on; None for a new run.
+def _find_run(
+    command: str, control: Content, flags: Content, own: Content
+) -> tuple["RunFolder | None", str]:
+    """Return the run folder that the command works on, None for a new run, and a line about how it
+    was found.
 
     Args:
         own: the settings of the experiment's file, which may name a folder of runs.
@@ -249,9 +239,9 @@ def _find_run(command: str, control: Content, flags: Content, own: Content) -> "
     """
     resumes = {"run", "resume", "resume_phase"} & set(control)
     if command in WITHOUT_RUN or "compare" in control or (command == "train" and not resumes):
-        return None
+        return None, ""
     from nsgf.checks import check_values
-    from nsgf.run.folder import RunFolder, check_links
+    from nsgf.run.newest import newest_run
     from nsgf.share.exported import open_run
 
     if "run" in control:
@@ -260,16 +250,18 @@ def _find_run(command: str, control: Content, flags: Content, own: Content) -> "
             raise UserError(
                 f"run = {run.path}: an exported run, for {' and '.join(ON_EXPORTS)} only"
             )
-        return run
+        return run, ""
     if not own:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
     config = build(Config, merge_settings(apply_optim(own), flags))
     check_values(config)
-    run = RunFolder.newest(
-        Path(config.out_dir), config.exp, smoke=config.smoke, method=flags.get("method")
+    return newest_run(
+        Path(config.out_dir),
+        config.exp,
+        smoke=config.smoke,
+        method=flags.get("method"),
+        resume=command == "train",
     )
-    check_links(run.path)
-    return run
 
 
 def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:

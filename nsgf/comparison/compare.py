@@ -4,24 +4,26 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import product
 from pathlib import Path
 
 from nsgf.comparison.measure import Yardstick
+from nsgf.comparison.own import trial_sampler
 from nsgf.comparison.results import FLOOR, Row, counted_file, measure_file, read_measure, table_csv
 from nsgf.comparison.tables import save_pictures, write_report
 from nsgf.comparison.trials import (
     Comparison,
     Trial,
-    at_nfe,
     count_updates,
     method_title,
-    possible_nfe,
 )
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan
-from nsgf.phases import get_phase, load_sampler
+from nsgf.metrics.names import name_of
+from nsgf.phases import get_phase
+from nsgf.preflight import try_phases
 from nsgf.run.checkpoint import read_good_header, restore_previous
 from nsgf.run.folder import RunFolder, check_links, write_text
 from nsgf.run.lock import WAIT_SECONDS, Busy, lock_folder, wait_for_lock
@@ -30,7 +32,7 @@ from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import generate
 from nsgf.sampling.solvers import load_odeint
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import pick_device
+from nsgf.system.hardware import format_hours, pick_device
 from nsgf.system.output import show
 
 Log = Callable[[str], None]
@@ -62,7 +64,8 @@ def compare(
     for line in comparison_plan(comparison):
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
-    pending = [trial for trial in comparison.trials() if not is_measured(comparison, trial)]
+    work.measure_functions()  # first: what is wrong with them shows before hours of training
+    pending = [trial for trial in comparison.trials() if not work.is_measured(trial)]
     while pending:
         left = []
         for trial in pending:
@@ -94,7 +97,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
         raise UserError(
             "data.conditional = true: must be false, the compared methods know no classes"
         )
-    todo = [trial for trial in comparison.trials() if possible_nfe(comparison.trial_config(trial))]
+    todo = [trial for trial in comparison.trials() if comparison.trial_nfe(trial)]
     if not todo:
         nfe = config.compare.nfe
         raise UserError(f"compare.nfe = {nfe}: no method can be sampled with any of these calls")
@@ -109,7 +112,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
         left = [phase for phase in own.phases if not is_trained(own, run, phase)]
         training_plan(own, left, device, run)
     done = sum(is_measured(comparison, trial) for trial in todo)
-    names = ", ".join(map(method_title, methods))
+    names = ", ".join(map(method_title, [*comparison.functions, *methods]))
     targets = ", ".join(sorted({trial.target for trial in todo}))
     total = sum(count_updates(methods[trial.method]) for trial in todo)
     return [
@@ -138,9 +141,9 @@ def check_trained(config: Config, run: RunFolder) -> None:
             )
 
 
-def is_measured(comparison: Comparison, trial: Trial) -> bool:
-    """Whether all measures of a trial are there."""
-    return all(map(read_measure, measure_files(comparison, trial).values()))
+def is_measured(comparison: Comparison, trial: Trial, names: list[str] | None = None) -> bool:
+    """Whether all measures of a trial are there, of these names if they are given."""
+    return all(read_measure(file, names) for file in measure_files(comparison, trial).values())
 
 
 def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int], Path]:
@@ -148,7 +151,7 @@ def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int],
     config, folder = comparison.trial_config(trial), comparison.trial_folder(trial)
     return {
         (nfe, draw): measure_file(folder, trial.method, config, nfe, draw)
-        for nfe in possible_nfe(config)
+        for nfe in comparison.trial_nfe(trial)
         for draw in range(config.compare.draws)
     }
 
@@ -165,10 +168,16 @@ class Work:
         self._comparison, self._stop, self._log = comparison, stop, log
         self.device = pick_device(comparison.config.device)
         self._yardsticks: dict[str, Yardstick] = {}
+        self._of_functions: list[Row] = []
+        self._estimated: set[str] = set()
         for trial in comparison.trials():
             if trial.target not in self._yardsticks:
                 config = comparison.trial_config(trial)
                 self._yardsticks[trial.target] = Yardstick(config, self.device, log)
+
+    def is_measured(self, trial: Trial) -> bool:
+        """Whether all measures of a trial are there."""
+        return is_measured(self._comparison, trial, self._yardsticks[trial.target].names)
 
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial, and return True; return False if another process works on it.
@@ -176,7 +185,7 @@ class Work:
         Raises:
             Stopped: a stop was requested.
         """
-        if is_measured(self._comparison, trial):
+        if self.is_measured(trial):
             return True
         self.check_stop()
         config = self._comparison.trial_config(trial)
@@ -188,21 +197,50 @@ class Work:
                 for phase in config.phases:
                     restore_previous(run.checkpoint_file(phase), self._log)
             if not all(is_trained(config, run, phase) for phase in config.phases):
+                self._log_estimate(trial.method, config)
                 train(config, run, stop=self._stop)
             with lock_folder(run.path):
                 for (nfe, draw), file in measure_files(self._comparison, trial).items():
-                    if not read_measure(file):
+                    if not read_measure(file, self._yardsticks[trial.target].names):
                         self.check_stop()
-                        write_text(file, table_csv([self._measure(trial, config, run, nfe, draw)]))
+                        write_text(file, table_csv([self._measure(trial, nfe, draw)]))
         except Busy:
             return False
         return True
 
-    def _measure(self, trial: Trial, config: Config, run: RunFolder, nfe: int, draw: int) -> Row:
+    def _log_estimate(self, method: str, config: Config) -> None:
+        """Log, once for each method, about how long a training takes, by a few timed updates."""
+        if not config.smoke and method not in self._estimated:
+            self._estimated.add(method)
+            seconds = sum(needed for _, needed in try_phases(config, self.device))
+            title, seeds = method_title(method), config.compare.seeds
+            self._log(
+                f"compare: {title}: training takes about {format_hours(seconds)}, "
+                f"seeds: {seeds}, together {format_hours(seeds * seconds)}"
+            )
+
+    def measure_functions(self) -> None:
+        """Measure the caller's functions, which may have changed since the last call.
+
+        Raises:
+            Stopped: a stop was requested.
+            UserError: a function returned something other than samples.
+        """
+        config, places = self._comparison.config.compare, self._comparison.trials()
+        for target, seed in dict.fromkeys((trial.target, trial.seed) for trial in places):
+            for name in self._comparison.functions:
+                self._log(f"compare: {name}, {target}, seed {seed}")
+                for nfe, draw in product(config.nfe, range(config.draws)):
+                    self.check_stop()
+                    row = self._measure(Trial(target, name, seed), nfe, draw)
+                    self._of_functions.append(row)
+
+    def _measure(self, trial: Trial, nfe: int, draw: int) -> Row:
         """Sample with ``nfe`` network calls for each sample and measure the samples. All methods
         start from the same noise. Measures are inf if a sample is not finite."""
-        yardstick = self._yardsticks[trial.target]
-        sampler, _ = load_sampler(at_nfe(config, nfe), run, self.device)
+        comparison, yardstick = self._comparison, self._yardsticks[trial.target]
+        config = comparison.trial_config(trial)
+        sampler = trial_sampler(comparison, trial, nfe, self.device)
         source = build_source(config.data, config.seed, "compare", str(draw))
         started = time.perf_counter()
         samples = generate(sampler, source, yardstick.samples, self.device)
@@ -210,12 +248,14 @@ class Work:
         values = dict.fromkeys(yardstick.names, math.inf)
         if samples.finite:
             values = yardstick.measure(samples.x, config.seed, draw)
-        texts = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        texts = ", ".join(f"{name_of(name)} {value:.4g}" for name, value in values.items())
         self._log(f"compare: NFE {samples.nfe:g}: {texts}")
-        costs = read_costs(run.path)
-        training = round(sum(costs[phase].seconds for phase in config.phases if phase in costs), 1)
+        updates, training = 0, 0.0
+        if trial.method in comparison.methods:
+            updates, costs = count_updates(config), read_costs(comparison.trial_folder(trial))
+            training = sum(costs[phase].seconds for phase in config.phases if phase in costs)
         place = (trial.target, trial.method, trial.seed, draw, nfe)
-        return Row(*place, samples.nfe, count_updates(config), training, seconds, values)
+        return Row(*place, samples.nfe, updates, round(training, 1), seconds, values)
 
     def check_stop(self) -> None:
         """Raise Stopped if a stop was requested."""
@@ -226,13 +266,19 @@ class Work:
         """Return all measures so far, and those of samples of the targets themselves, which are
         measured here, for each draw of a seed."""
         comparison = self._comparison
-        files = [measure_files(comparison, trial).values() for trial in comparison.trials()]
-        rows = [row for own in files for file in own if (row := read_measure(file))]
+        names = {target: own.names for target, own in self._yardsticks.items()}
+        rows = [
+            row
+            for trial in comparison.trials()
+            for file in measure_files(comparison, trial).values()
+            if (row := read_measure(file, names[trial.target]))
+        ]
+        rows = [*self._of_functions, *rows]
         trials = {(row.target, row.seed, row.draw): row.method for row in rows}
         for (target, seed, draw), method in trials.items():
             config = comparison.trial_config(Trial(target, method, seed))
             file = counted_file(comparison.folder / target, FLOOR, config, draw)
-            if (row := read_measure(file)) is None:
+            if (row := read_measure(file, names[target])) is None:
                 values = self._yardsticks[target].floor(seed, draw)
                 row = Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values)
                 write_text(file, table_csv([row]))

@@ -19,8 +19,9 @@ from nsgf.system.errors import UserError
 
 class Yardstick:
     """The measures of one target: Frechet distance, precision and recall in the features of a small
-    classifier for images with classes, else exact W2 and energy distance, which is sensitive to
-    smaller differences."""
+    classifier for images with classes, if it is good enough; else exact W2 and energy distance,
+    which is sensitive to smaller differences. W2 of own points is taken in the units of their file
+    and of standardised columns."""
 
     def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
         """Load the target of a trial; ``log`` takes a line about training the classifier.
@@ -31,15 +32,21 @@ class Yardstick:
         self._data, self._n = Data(config.data, config.seed), config.evaluation.w2_samples
         self.samples: int = config.evaluation.num_samples
         """Number of samples that are measured."""
-        self.names = ["w2", "1000 energy"]
+        self.names = ["w2", "1000 energy", *["w2_standardised"] * (self._data.points is not None)]
         self._classifier: ClassifierMetrics | None = None
         target, images = target_set(config.data), self._data.images
         if isinstance(target, ImageSet) and target.read_labels and images is not None:
             require_neighbours(self.samples)
             out_dir = Path(config.out_dir)
-            self._classifier = ClassifierMetrics(config.data, images, out_dir, device, log)
+            classifier = ClassifierMetrics(config.data, images, out_dir, device, log)
+            if classifier.weakness:
+                log(f"compare: {classifier.weakness}; W2 and energy distance of pixels instead")
+            else:
+                self._classifier = classifier
+                self.names = [f"classifier_{name}" for name in ("fid", "precision", "recall")]
+                log(f"compare: precision of pure noise {classifier.noise_precision():.2f}")
+        if self._classifier:
             self.samples = self._classifier.used(self.samples)
-            self.names = [f"classifier_{name}" for name in ("fid", "precision", "recall")]
         else:
             self.samples = self._data.at_most_half(self.samples)
         if self.samples < 2:
@@ -50,8 +57,9 @@ class Yardstick:
         the target, images with the same real images in all draws."""
         if self._classifier:
             return self._classifier.measure(samples)
-        data = self._data.with_seed(seed)
-        return self._distances(data.in_units(samples), data.reference("compare", str(draw)))
+        data, stream = self._data.with_seed(seed), ("compare", str(draw))
+        found = self._distances(data.in_units(samples), data.reference(*stream))
+        return found | self._standardised(samples, data.target(*stream))
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
         """Return the measures of as many samples of the target itself."""
@@ -63,7 +71,15 @@ class Yardstick:
             others = data.reference("floor", str(draw)).sample(self.samples)
         else:
             others = real.at(range(self.samples, 2 * self.samples))  # disjoint
-        return self._distances(others, real)
+        target = data.target("compare", str(draw))
+        found = self._distances(others, real)
+        return found | self._standardised(target.at(range(self.samples, 2 * self.samples)), target)
+
+    def _standardised(self, samples: Tensor, target: Sampler) -> dict[str, float]:
+        """Return W2 of own points as networks see them; nothing for other sets."""
+        if self._data.points is None:
+            return {}
+        return {"w2_standardised": w2(samples[: self._n], target.sample(len(samples))[: self._n])}
 
     def _distances(self, samples: Tensor, target: Sampler) -> dict[str, float]:
         reals = target.sample(len(samples))

@@ -99,10 +99,11 @@ def counted_file(folder: Path, name: str, config: Config, draw: int) -> Path:
     return folder / f"{name}-{'-'.join(map(str, (config.seed, draw, *counts)))}.csv"
 
 
-def read_measure(file: Path) -> Row | None:
-    """Return the measure in a file; None if it has to be measured."""
+def read_measure(file: Path, names: Sequence[str] | None = None) -> Row | None:
+    """Return the measure in a file; None if it has to be measured, also because the file has other
+    measures than ``names``."""
     try:
         (row,) = read_rows(file)
     except (UserError, ValueError):  # there is no file, or it is damaged
         return None
-    return row
+    return row if names is None or list(row.values) == names else None

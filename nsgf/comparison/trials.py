@@ -5,16 +5,19 @@ its networks in proportion to their own settings. Only 2-RF goes beyond: it trai
 again after those of 1-RF, unless ``compare.updates`` says otherwise.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.config.schema import PEER_PHASES, Config
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs
 from nsgf.sampling.sampler import limit_calls, possible_calls
+from nsgf.sinkhorn.base import Array
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
@@ -33,6 +36,10 @@ TITLES = {
     "onecall+": "One call+",
 }
 """Titles of the shipped methods in tables and pictures, in the order of their colours."""
+
+
+Draw = Callable[[Tensor, int], Array]
+"""(noise, nfe) -> samples, both (B, *shape)."""
 
 
 def method_title(method: str) -> str:
@@ -57,6 +64,8 @@ class Comparison:
     """The experiment with its own method."""
     methods: Mapping[str, Config]
     """Settings of each method, by name, with equal numbers of updates."""
+    functions: Mapping[str, Draw] = field(default_factory=dict)
+    """A caller's own methods, by name. They are only measured."""
 
     @classmethod
     def of(cls, config: Config, methods: tuple[Config, ...]) -> "Comparison":
@@ -87,7 +96,8 @@ class Comparison:
         return Path(self.config.out_dir).expanduser() / name
 
     def trials(self) -> Iterator[Trial]:
-        """Yield all trials, seed by seed: an interrupted comparison has whole seeds."""
+        """Yield all trials that are trained, seed by seed: an interrupted comparison has whole
+        seeds."""
         data, compare = self.config.data, self.config.compare
         own = data.name if data.source == NOISE else f"{data.source}_{data.name}"
         targets: list[str] = [*compare.targets] or [own]
@@ -96,19 +106,18 @@ class Comparison:
                 for method in self.methods:
                     yield Trial(target, method, seed)
 
+    def trial_nfe(self, trial: Trial) -> list[int]:
+        """Return the values of ``compare.nfe`` with which a trial can be sampled."""
+        config = self.trial_config(trial)
+        return config.compare.nfe if trial.method in self.functions else possible_nfe(config)
+
     def trial_folder(self, trial: Trial) -> Path:
-        """Return the trial's run folder."""
-        return self.folder / self.trial_place(trial)
-
-    def trial_place(self, trial: Trial) -> Path:
-        """Return the trial's run folder, relative to the comparison's folder.
-
-        Rectified flows share one: 2-RF continues after 1-RF, unless each has updates of its own.
-        """
+        """Return the trial's run folder. Rectified flows share one: 2-RF continues after 1-RF,
+        unless each has updates of its own."""
         own = self.methods[trial.method]
         is_shared = own.phases[0] in PEER_PHASES and own.peer.method == "rf"
         name = "rf" if is_shared and not self.config.compare.updates else trial.method
-        return Path(trial.target) / f"{name}-seed{trial.seed}"
+        return self.folder / trial.target / f"{name}-seed{trial.seed}"
 
     def trial_config(self, trial: Trial) -> Config:
         """Return the configuration that trains a trial, with the precision that ``auto`` selects.
@@ -116,7 +125,7 @@ class Comparison:
         Raises:
             UserError: it is not valid for this target or device.
         """
-        config = self.methods[trial.method]
+        config = self.methods.get(trial.method, self.config)
         source, _, name = trial.target.rpartition("_")
         if trial.target in DATA_SETS:  # whose name may have an underscore
             source, name = NOISE, trial.target

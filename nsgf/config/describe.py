@@ -1,4 +1,4 @@
-"""Settings in words, for ``--help``, for messages and for docs/configuration.md."""
+"""Describe settings in words, for ``--help``, messages and docs/configuration.md."""
 
 import ast
 import inspect
@@ -21,12 +21,12 @@ NAMES: dict[Any, str] = {
 def setting_descriptions(kind: Any = schema.Settings, prefix: str = "") -> dict[str, str]:
     """Return the docstrings of sections and settings by dotted key, in the order of the schema.
 
-    The key of the configuration itself is empty. Settings that phases inherit stand once, in the
-    section ``optim``.
+    The empty key is the configuration itself. Settings that phases inherit appear once, under
+    ``optim``.
 
     Args:
         kind: a dataclass of the schema.
-        prefix: goes before each key, ``model.`` for that section.
+        prefix: start of each key, for example ``model.``.
     """
     found = {prefix.rstrip("."): inspect.cleandoc(kind.__doc__).replace("\n", " ")}
     inherits = issubclass(kind, schema.OptimConfig) and prefix != "optim."
@@ -43,7 +43,7 @@ def setting_descriptions(kind: Any = schema.Settings, prefix: str = "") -> dict[
 
 @cache
 def _docs() -> dict[str, dict[str, str]]:
-    """Return the docstrings below the fields of each class of the schema."""
+    """Return, for each class of the schema, the docstrings below its fields."""
     return {
         node.name: {
             ast.unparse(this.target): " ".join(ast.literal_eval(below.value).split())
@@ -56,13 +56,13 @@ def _docs() -> dict[str, dict[str, str]]:
 
 
 def describe_allowed(item: Setting) -> str:
-    """Return the type and the range of a setting: ``a number, > 0``."""
+    """Return type and range of a setting as text: ``a number, > 0``."""
     bounds = f", {item.range}".removesuffix(f" and <= {MANY}") if item.range else ""
     return describe_type(item.kind) + bounds
 
 
 def describe_type(kind: Any) -> str:
-    """Return a type in words: ``a number or null``."""
+    """Return a type as text: ``a number or null``."""
     arguments = get_args(kind)
     if get_origin(kind) is Literal:
         values = ", ".join(map(str, arguments))
@@ -75,5 +75,5 @@ def describe_type(kind: Any) -> str:
 
 
 def format_value(value: Any) -> str:
-    """Return a plain value as it stands in a file."""
+    """Return a plain value as it is written in a YAML file."""
     return json.dumps(value, ensure_ascii=False).replace('"', "")

@@ -1,7 +1,7 @@
-"""Configuration files as nested plain values, and layers of settings.
+"""Read configuration files as nested plain values, and merge layers of settings.
 
-Within a layer the section ``optim`` holds for every phase that does not set a value of its own.
-:mod:`nsgf.cli.arguments` lays the layers over each other.
+Within a layer, the section ``optim`` applies to every phase that does not override it.
+:mod:`nsgf.cli.arguments` decides the order of the layers.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError, cause, one_line
 
 Content = dict[str, Any]
-"""Nested sections of a configuration, with only the values that are given."""
+"""Nested sections of a configuration, without defaults."""
 Schema = TypeVar("Schema")
 
 
@@ -48,15 +48,15 @@ def pretrained_runs() -> dict[str, Path]:
 
 
 def read_settings(file: Path) -> Content:
-    """Return the settings of a file, nested as in the file, with values of the right types.
+    """Return the settings of a file, nested as in the file, with values of the declared types.
 
     Args:
-        file: YAML in UTF-8. The section ``methods`` of an experiment holds a section of settings
+        file: YAML in UTF-8. The section ``methods`` of an experiment has one section of settings
             for each method.
 
     Raises:
-        UserError: as :func:`read_plain`, or an unknown key, a value of a wrong type, or a file
-            that names no experiment.
+        UserError: see :func:`read_plain`; or a key is unknown, a value has a wrong type, or the
+            file names no experiment.
     """
     plain = read_plain(file)
     sections = plain.pop("methods", {})
@@ -76,9 +76,9 @@ def read_settings(file: Path) -> Content:
 
 
 def method_layers(content: Content, method: str | None = None) -> tuple[Content, Content]:
-    """Return the settings of a method, and those of an experiment with its section for the method.
+    """Return two layers: the settings of a method, and the settings of an experiment for it.
 
-    Each phase has its own values in both; the experiment's win over the method's.
+    The second layer wins over the first. ``optim`` is already applied to the phases of both.
 
     Args:
         content: an experiment, from :func:`read_settings`.
@@ -86,7 +86,7 @@ def method_layers(content: Content, method: str | None = None) -> tuple[Content,
             that the experiment names, if any.
 
     Raises:
-        UserError: there is no such method, or the experiment is complete and is another method.
+        UserError: the method does not exist, or the content is complete and names another method.
     """
     wanted = method or content.get("method")
     if not wanted:
@@ -101,10 +101,10 @@ def method_layers(content: Content, method: str | None = None) -> tuple[Content,
 
 
 def _method_settings(method: str, *, has_phases: bool) -> Content:
-    """Return the settings of a method's file; none if the experiment itself describes the method.
+    """Return the settings of a method's file; empty if the experiment has them in its section.
 
     Raises:
-        UserError: there is no such file, or it names no phases.
+        UserError: the file does not exist or names no phases.
     """
     names = methods()
     if method.endswith((".yaml", ".yml")):
@@ -129,7 +129,7 @@ def read_plain(file: Path) -> Content:
     """Return keys and plain values of a YAML file in UTF-8, unchecked.
 
     Raises:
-        UserError: it cannot be read, or is no YAML of keys and plain values.
+        UserError: the file cannot be read, or is not YAML with keys and plain values.
     """
     try:
         if not file.is_file():
@@ -145,10 +145,10 @@ def read_plain(file: Path) -> Content:
 
 
 def parse_settings(settings: Mapping[str, Any]) -> Content:
-    """Return settings that are given by dotted key, nested, with values of the right types.
+    """Return settings with dotted keys as nested settings with values of the declared types.
 
     Raises:
-        UserError: an unknown key, or a value of a wrong type.
+        UserError: a key is unknown, or a value has a wrong type.
     """
     flat = {
         str(key): os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -168,7 +168,7 @@ def nest_keys(flat: Mapping[str, Any]) -> Content:
 
 
 def merge_settings(*layers: Content) -> Content:
-    """Return settings with others laid over them, leaf by leaf; later layers win."""
+    """Merge layers of settings, value by value; later layers win."""
     result: Content = {}
     for layer in layers:
         for key, value in layer.items():
@@ -178,8 +178,8 @@ def merge_settings(*layers: Content) -> Content:
 
 
 def apply_optim(content: Content) -> Content:
-    """Return settings without ``optim``, whose values each phase has that does not set its own, and
-    without the sections of ``methods``."""
+    """Copy the values of ``optim`` into each phase that does not set them, and drop ``optim`` and
+    ``methods``."""
     result = {key: value for key, value in content.items() if key != "methods"}
     base = result.pop("optim", {})
     for phase in OF_PHASES if base else ():
@@ -188,14 +188,14 @@ def apply_optim(content: Content) -> Content:
 
 
 def drop_machine_settings(config: Config) -> Config:
-    """Return the settings without what they say of the machine and its user, to be shared."""
+    """Return the settings without paths, device and tracker, so that they can be shared."""
     paths = {key: item.default for key, _, item in leaves(config) if item.is_path}
     usual = build(Config, merge_settings(asdict(config), nest_keys(paths)))
     return replace(usual, device=Config.device, tracking=TrackingConfig())
 
 
 def build(schema: type[Schema], content: Content) -> Schema:
-    """Return a dataclass of the schema with the given values, and defaults for the others."""
+    """Return a dataclass of the schema with these values, and defaults for the others."""
     kinds: dict[str, Any] = {item.name: item.type for item in fields(schema)}  # type: ignore[arg-type]
     return schema(
         **{

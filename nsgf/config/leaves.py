@@ -1,6 +1,6 @@
 """Settings of the schema: ranges, types, defaults, and which may change on resume.
 
-Ranges and marks stand in the annotation, ``iterations: Annotated[int, Range(0)] = 20_000``.
+The annotation of a field holds range and marks: ``iterations: Annotated[int, Range(0)] = 20_000``.
 """
 
 import dataclasses
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, get_args
 
 MANY = 10**9
-"""Largest value of a number without a maximum of its own."""
+"""Largest value of a number for which the schema sets no maximum."""
 FREE_ON_RESUME: Final = "free on resume"
-"""Marks a setting that changes files, permissions, memory or time, but no result."""
+"""Marks a setting that does not change results, only files, memory or time."""
 MACHINE_PATH: Final = "machine path"
 """Marks a setting that names a file or a folder of this machine."""
 
@@ -23,9 +23,9 @@ class Range:
     """Allowed values of a number, or of each number in a list."""
 
     minimum: float = -math.inf
-    """Smallest value."""
+    """Smallest allowed value."""
     maximum: float = MANY
-    """Largest value."""
+    """Largest allowed value."""
     above: float = -math.inf
     """Values are larger than this."""
     below: float = math.inf
@@ -41,23 +41,23 @@ class Range:
 
 
 class Setting(NamedTuple):
-    """What the schema says of a setting."""
+    """Properties of a setting in the schema."""
 
     kind: Any
-    """Its type, without annotations."""
+    """Type, without annotations."""
     default: Any
     range: Range | None
     is_free: bool
-    """Whether it may change on resume although its section may not."""
+    """Whether the setting may change on resume although the rest of its section may not."""
     is_path: bool
-    """Whether it names a file or a folder of this machine."""
+    """Whether the value is a file or a folder on this machine."""
 
 
 class Leaf(NamedTuple):
-    """A setting of a configuration."""
+    """A setting with its value in a configuration."""
 
     key: str
-    """Dotted, as in a flag."""
+    """Dotted key, as in a flag."""
     value: Any
     setting: Setting
 
@@ -67,7 +67,7 @@ def leaves(node: Any, prefix: str = "") -> list[Leaf]:
 
     Args:
         node: a dataclass of the schema.
-        prefix: goes before each key, ``model.`` for that section.
+        prefix: start of each key, for example ``model.``.
     """
     found = []
     for name, setting in settings_of(node.__class__).items():
@@ -106,17 +106,17 @@ def fixed_values(config: Any, sections: tuple[str, ...]) -> dict[str, Any]:
 def find_contradictions(
     saved: dict[str, Any], config: Any, frozen: Collection[str], running: str | None = None
 ) -> list[str]:
-    """Return the settings of ``config`` that a run with the settings ``saved`` cannot take over.
+    """Return the settings of ``config`` that differ from ``saved`` although they must agree.
 
     Args:
-        saved: the configuration in a checkpoint, nested plain values.
+        saved: the configuration stored in a checkpoint, nested plain values.
         config: the configuration of this command.
         frozen: sections and dotted settings that must agree, as in ``Phase.follows``.
-        running: the phase that continues in its middle. Its section must agree too, except for the
-            number of iterations.
+        running: the unfinished phase to resume. Its section must agree too, except for the number
+            of iterations.
 
     Returns:
-        One text per contradiction, with both values.
+        One text per difference, with both values.
     """
     texts = []
     for key, value, item in leaves(config):
@@ -130,7 +130,7 @@ def find_contradictions(
 
 
 def _lookup(node: Any, key: str, default: Any) -> Any:
-    """Return the value at a dotted key; a setting that is newer than the file has its default."""
+    """Return the value at a dotted key, or the default if the file is older than the setting."""
     for part in key.split("."):
         if not isinstance(node, dict) or part not in node:
             return default

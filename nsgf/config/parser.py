@@ -21,12 +21,12 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "generator.init": ("random", "nsgf"),
     "generator.residual": (False, True),
 }
-"""Settings that runs of earlier versions still have, with the values that are read."""
+"""Removed settings that older runs still contain, with the values that are still accepted."""
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
 
 
 class Parser(ArgumentParser):
-    """A parser that raises errors, reads values as YAML, and returns only what is given."""
+    """A parser that raises UserError, reads values as YAML, and returns no defaults."""
 
     def __init__(self, **kwargs: Any) -> None:
         set_loader("nsgf", load_yaml, (YAMLError,))
@@ -47,7 +47,7 @@ class Parser(ArgumentParser):
         return {flag: action for action in self._actions for flag in action.option_strings}
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise UserError in one line, for a wrong type with its key and what is allowed."""
+        """Raise UserError with one line; for a wrong type it names the key and the allowed type."""
         wrong = WRONG_TYPE.match(message)
         stray = message.removeprefix("unrecognized arguments: ")
         if stray != message:
@@ -59,43 +59,43 @@ class Parser(ArgumentParser):
         raise UserError(f"{flag.removeprefix('--')} = {wrong[2].strip()}: must be {allowed}")
 
     def parse_flags(self, words: list[str]) -> dict[str, Any]:
-        """Return what a command line sets, nested.
+        """Return the settings of a command line, nested.
 
         Raises:
-            UserError: a flag that there is not or that stands twice, or a value of a wrong type.
+            UserError: a flag is unknown or occurs twice, or a value has a wrong type.
         """
         flags = [word.partition("=")[0] for word in words if word.startswith("--")]
         for flag in flags:
             if flag not in self.flags:
-                self._unknown(flag)
+                self._refuse_unknown(flag)
             if flags.count(flag) > 1:
                 raise UserError(f"{flag}: given twice")
         try:
             result: dict[str, Any] = self.parse_args(words).as_dict()
-        except (AttributeError, OverflowError) as error:  # PyYAML's, jsonargparse's
+        except (AttributeError, OverflowError) as error:  # from PyYAML and jsonargparse
             raise UserError(f"a value of the command line cannot be read: {error}") from error
         return result
 
     def check_types(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of a file with values of the right types.
+        """Return the content of a file, with values converted to the declared types.
 
         Raises:
-            UserError: an unknown or removed key, or a value of a wrong type.
+            UserError: a key is unknown or removed, or a value has a wrong type.
         """
         old = content.get("generator")
         if isinstance(old, dict) and old.get("residual") and old.get("init") == "random":
             raise UserError("generator.residual = true: was removed, and needs phase nsgf")
         try:
-            result: dict[str, Any] = self.parse_object(self._known(content)).as_dict()
+            result: dict[str, Any] = self.parse_object(self._drop_removed(content)).as_dict()
         except OverflowError as error:
             raise UserError(f"a number of the settings is too large: {error}") from error
         return result
 
-    def _known(self, content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
-        """Return settings without the removed ones, which runs of earlier versions still have.
+    def _drop_removed(self, content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
+        """Return the settings without removed ones, which older runs still contain.
 
         Raises:
-            UserError: an unknown key, or a removed setting with a value that no longer holds.
+            UserError: a key is unknown, or a removed setting has a value that is not accepted.
         """
         known, flags = {}, self.flags
         for name, value in content.items():
@@ -103,16 +103,16 @@ class Parser(ArgumentParser):
             if f"--{key}" in flags:
                 known[name] = value
             elif isinstance(value, dict):
-                known[name] = self._known(value, f"{key}.")
+                known[name] = self._drop_removed(value, f"{key}.")
             elif key not in REMOVED:
-                self._unknown(key)
+                self._refuse_unknown(key)
             elif value not in REMOVED[key]:
                 allowed = " or ".join(map(format_value, REMOVED[key]))
                 raise UserError(f"{key} = {value}: was removed; it must be {allowed}")
         return known
 
-    def _unknown(self, name: str) -> NoReturn:
-        """Refuse a flag with its two dashes, or the key of a file."""
+    def _refuse_unknown(self, name: str) -> NoReturn:
+        """Raise UserError for an unknown flag (with dashes) or an unknown key of a file."""
         key = name.removeprefix("--")
         known = {flag.removeprefix("--"): action for flag, action in self.flags.items()}
         if any(other.startswith(f"{key}.") for other in known):
@@ -136,9 +136,10 @@ class Parser(ArgumentParser):
 
 
 def add_settings(parser: Parser) -> Any:
-    """Add a flag for each setting of the schema, grouped by section; return the topmost group.
+    """Add a flag for each setting of the schema, grouped by section; return the group without
+    section.
 
-    What phases inherit is left out of the help: it stands there once, at ``optim``.
+    Settings that phases inherit appear in the help only once, under ``optim``.
     """
     words, groups = setting_descriptions(), {}
     for key, default, item in leaves(Settings()):
@@ -160,14 +161,15 @@ def add_settings(parser: Parser) -> Any:
 
 
 def _brief(meaning: str, width: int) -> str:
-    """Return the first sentence, shortened to ``width``."""
+    """Return the first sentence of a description, shortened to ``width`` characters."""
     sentence = meaning.split(". ")[0].rstrip(".").replace("%", "%%")
     return textwrap.shorten(sentence, width, placeholder=" ...")
 
 
 @functools.cache
 def settings_parser() -> Parser:
-    """Return the parser of files."""
+    """Return the parser of configuration files."""
+
     parser = Parser(prog="nsgf train", add_help=False)
     add_settings(parser)
     return parser

@@ -1,7 +1,7 @@
 """The typed configuration: each field is documented here and becomes a command-line flag.
 
 The docstring below a field is its help text; its annotation gives the allowed range and whether it
-may change on resume. :mod:`nsgf.checks` checks what depends on several fields.
+may change on resume. :mod:`nsgf.checks` checks rules between fields.
 """
 
 from dataclasses import dataclass, field, fields
@@ -13,11 +13,11 @@ PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
 PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
 """NSGF++."""
 PEER_PHASES: tuple[PhaseName, ...] = ("peer", "reflow")
-"""Flow matching, which NSGF++ is compared with."""
+"""Flow matching, for comparison."""
 ONE_CALL: tuple[PhaseName, ...] = ("nsgf", "generator")
-"""From noise to data with one network call; nsgf only if the generator starts with its weights."""
+"""One network call from noise to data; nsgf only if the generator starts with its weights."""
 FAMILIES: tuple[tuple[PhaseName, ...], ...] = (PHASES, PEER_PHASES, ONE_CALL)
-"""Phases that one experiment may train, in their order, which numbers their files."""
+"""Phases that one experiment may train, in order. The order also numbers the checkpoint files."""
 
 
 def family(phase: PhaseName) -> tuple[PhaseName, ...]:
@@ -41,7 +41,7 @@ class DataConfig:
     source: SourceName = "gaussian"
     """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
     root: Annotated[str, MACHINE_PATH, FREE_ON_RESUME] = "data"
-    """Folder of the image sets, in torchvision's layout."""
+    """Folder of the downloaded image sets, in torchvision's layout."""
     download: Annotated[bool, FREE_ON_RESUME] = True
     """Download an image set that is not in data.root."""
     fake: bool = False
@@ -73,20 +73,20 @@ class SinkhornConfig:
     solver: Literal["batched", "geomloss"] = "batched"
     """batched: many flows at once, to a tolerance; geomloss: the library, one flow at a time."""
     batch_size: Annotated[int, Range(1)] = 256
-    """Particles n of one flow."""
+    """Number of particles n in one flow."""
     target_batch: Annotated[int | None, Range(1)] = None
-    """Targets m of one flow; null: as many as particles."""
+    """Number of targets m in one flow; null: as many as particles."""
     blur: Annotated[float, Range(above=0, maximum=1e6)] = 0.5
     """Square root of the regularization eps, in units of the data."""
     scaling: Annotated[float, Range(above=0, below=1)] = 0.8
-    """geomloss: ratio of successive blurs of the annealing; closer to 1: slower, more exact."""
+    """geomloss: ratio of successive blurs while annealing; closer to 1 is slower and more exact."""
     tolerance: Annotated[float, Range(above=0)] = 5e-4
-    """batched: largest L1 error of a plan's marginals, whose mass is 1. It shrinks in proportion
-    where particles move by less than the blur."""
+    """batched: largest L1 error of a plan's marginals (total mass 1). The limit shrinks in
+    proportion where particles move by less than the blur."""
 
     @property
     def targets(self) -> int:
-        """Targets m of one flow."""
+        """Number of targets m in one flow."""
         return self.target_batch or self.batch_size
 
 
@@ -99,7 +99,7 @@ class FlowConfig:
     eta: Annotated[float, Range(1e-6)] = 0.2
     """Step size eta of the constant schedule: X^{t+1} = X^t + eta v."""
     schedule: Literal["constant", "harmonic"] = "constant"
-    """constant: eta in every step; harmonic: 1/T, 1/(T-1), ..., 1, equal parts of the way."""
+    """constant: eta in every step; harmonic: 1/T, 1/(T-1), ..., 1, steps of equal length."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ class PoolConfig:
     num_batches: Annotated[int, Range(1)] = 200
     """Flows of sinkhorn.batch_size particles that fill the pool."""
     storage: Annotated[Literal["memory", "disk"], FREE_ON_RESUME] = "memory"
-    """Main memory, or a file in the run folder, which an interrupted run continues."""
+    """memory: main memory; disk: a file in the run folder, which a resumed run completes."""
     dtype: Literal["auto", "float32", "float16"] = "auto"
     """Type of stored positions; auto: float32 if it fits (images: half of the free memory), else
     float16."""
@@ -122,7 +122,7 @@ class MLPConfig:
     """Networks for points, with three hidden layers."""
 
     width: Annotated[int, Range(1, 2**16)] = 256
-    """Units of a hidden layer."""
+    """Units in each hidden layer."""
 
 
 @dataclass
@@ -132,13 +132,13 @@ class UNetConfig:
     channels: Annotated[int, Range(1, 2**14)] = 32
     """Channels at full resolution, a multiple of 32 (GroupNorm has 32 groups)."""
     res_blocks: Annotated[int, Range(1, 100)] = 1
-    """Residual blocks of a level on the way down; one more on the way up."""
+    """Residual blocks at each level of the encoder; the decoder has one more."""
     mult: Annotated[list[int], Range(1, 64)] = field(default_factory=lambda: [1, 2])
     """Channel multiplier of each level; each further level halves the resolution."""
     attention: Annotated[list[int], Range(1)] = field(default_factory=list)
     """Resolutions in pixels with self-attention."""
     heads: Annotated[int, Range(1)] = 1
-    """Attention heads; they divide the channels of every level that has attention."""
+    """Attention heads; must divide the channels of every level with attention."""
     dropout: Annotated[float, Range(0, below=1)] = 0.0
     """Dropout probability inside residual blocks."""
 
@@ -153,18 +153,21 @@ class ModelConfig:
         default_factory=lambda: [32, 64, 128, 256]
     )
     """Convolution layers of the time predictor for images; each halves the resolution."""
+    network: str | None = None
+    """Written by the program: class of the network that nsgf.train was given in place of mlp or
+    unet; null: none."""
     checkpoint_activations: Annotated[bool, FREE_ON_RESUME] = False
     """Recompute activations of a unet in the backward pass: less memory, a third more time."""
 
 
 @dataclass
 class OptimConfig:
-    """Optimization of every phase that does not set a value of its own: Adam, warm-up, EMA."""
+    """Adam, warm-up and EMA. A phase may override each value in its own section."""
 
     iterations: Annotated[int, Range(0)] = 20_000
-    """Optimizer updates."""
+    """Number of optimizer updates."""
     batch_size: Annotated[int, Range(1)] = 256
-    """Samples of one update."""
+    """Number of samples in one update."""
     lr: Annotated[float, Range(above=0, maximum=1)] = 1e-3
     """Adam's learning rate after warm-up."""
     warmup_steps: Annotated[int, Range(0)] = 0
@@ -174,7 +177,7 @@ class OptimConfig:
     clip_norm: Annotated[float | None, Range(above=0)] = 1.0
     """Largest norm of the gradient; null: no clipping."""
     ema_decay: Annotated[float, Range(0, below=1)] = 0.999
-    """Largest decay of the moving average of weights, after a warm-up; 0: no average."""
+    """Decay of the moving average of weights after its warm-up; 0: no average."""
 
 
 @dataclass
@@ -182,16 +185,17 @@ class NSFConfig(OptimConfig):
     """Phase 2, the straight flow (NSF)."""
 
     source: Literal["prior", "nsgf"] = "prior"
-    """Start X0 of the straight line: mu0, or where the NSGF steps end. The latter without phase
-    predictor is a hand-over: samples enter the straight flow at time 0."""
+    """Start X0 of the straight line: prior (mu0), or nsgf (end points of the NSGF steps). nsgf
+    without phase predictor is the hand-over: samples enter the straight flow at time 0."""
     coupling: Literal["independent", "ot"] = "independent"
     """Pairs (X0, X1): as drawn, or paired by exact optimal transport within groups."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
-    """Samples of a group of ot; null: batch_size. Pairing 1024 on the CPU takes 0.15 s."""
+    """Number of samples paired together by ot; null: batch_size. 1024 take 0.15 s on the CPU."""
     starts: Annotated[int | None, Range(1)] = None
-    """With source nsgf: ends of NSGF steps to compute once and reuse; null: always new ones."""
+    """With source nsgf: number of end points to compute once and reuse; null: always new ones."""
     init: Literal["random", "nsgf"] = "random"
-    """First weights of the straight-flow network: random, or the velocity network's average."""
+    """Initial weights of the straight-flow network: random, or nsgf (the velocity network's
+    averaged weights)."""
 
 
 PeerName = Literal["icfm", "otcfm", "sbcfm", "rf"]
@@ -199,71 +203,72 @@ PeerName = Literal["icfm", "otcfm", "sbcfm", "rf"]
 
 @dataclass
 class PeerConfig(OptimConfig):
-    """A method that NSGF is compared with, phase ``peer`` (extra `compare`)."""
+    """Phase ``peer``: a flow-matching method to compare NSGF with (extra `compare`)."""
 
     method: PeerName = "icfm"
-    """torchcfm's independent pairs, exact transport in the batch, or Schroedinger bridge; or
-    rectified flow (independent pairs, no noise)."""
+    """torchcfm's independent pairs (icfm), exact transport in the batch (otcfm) or Schroedinger
+    bridge (sbcfm); or rectified flow (rf: independent pairs, no noise)."""
     sigma: Annotated[float, Range(0, 1e6)] = 0.1
-    """Width of the noise around the line between a pair; sbcfm: of its bridge, > 0."""
+    """Standard deviation of the noise around the line between a pair; must be > 0 for sbcfm."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
-    """Samples of a group of otcfm, as nsf.coupling_batch; null: torchcfm's own, the batch of each
-    process."""
+    """Number of samples paired together by otcfm; null: the batch of each process, as in
+    torchcfm."""
 
 
 @dataclass
 class ReflowConfig(OptimConfig):
-    """Phase ``reflow``: the peer's network, trained again on the ends of its own paths (2-RF)."""
+    """Phase ``reflow``: train the peer's network again, on the end points of its paths (2-RF)."""
 
     pairs: Annotated[int, Range(1)] = 65_536
-    """Starts and ends of paths to keep in memory."""
+    """Number of paths whose end points are kept in memory."""
 
 
 @dataclass
 class GeneratorConfig(OptimConfig):
-    """Phase ``generator``: one network call from noise to data, trained by the Sinkhorn flow of the
-    two halves of a batch. With phases [nsgf, generator] it starts as the velocity network."""
+    """Phase ``generator``: one network call from noise to data, trained with Sinkhorn velocities
+    inside each batch. With phases [nsgf, generator] it starts from the velocity network."""
 
     targets: Annotated[int | None, Range(4)] = None
-    """Real samples of one update, half of them for each half of the batch; null: batch_size."""
+    """Number of real samples in one update; each half of the batch uses half of them; null:
+    batch_size."""
     blurs: Annotated[list[float], Range(above=0, maximum=1e6)] = field(
         default_factory=lambda: [0.1]
     )
-    """Square roots of eps, in units of the root of the mean cost between generated and real
-    samples: 0.1 makes eps a hundredth of that cost. The velocities of several are averaged."""
+    """Square roots of eps. The unit is the root of the mean cost between generated and real
+    samples: 0.1 makes eps 1 % of that cost. The velocities for several blurs are averaged."""
     tolerance: Annotated[float, Range(above=0)] = 5e-4
-    """As sinkhorn.tolerance."""
+    """Same as sinkhorn.tolerance, for this phase."""
 
 
 @dataclass
 class TrainConfig:
-    """Records, and how updates use the hardware, in all phases."""
+    """Logs, checkpoints and hardware use, for all phases."""
 
     log_every: Annotated[int, Range(1)] = 100
-    """Updates between two lines of metrics.jsonl."""
+    """Number of updates between two lines in metrics.jsonl."""
     checkpoint_every: Annotated[int, Range(1)] = 1000
-    """Updates between two checkpoints inside a phase."""
+    """Number of updates between two checkpoints of a phase."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic of the networks' layers; weights and losses stay float32. auto: bf16 if the card
-    has it, fp16 if it has tensor cores only for that (T4), else fp32."""
+    """Precision of the networks' layers; weights and losses stay float32. auto: bf16 if the card
+    supports it, fp16 on cards with tensor cores for fp16 only (T4), else fp32."""
     accumulate: Annotated[int, Range(1)] = 1
-    """Parts of the batch of an update: less memory, same update. Doubled if the card is full."""
+    """Number of parts of each batch: less memory, same update. Doubled when memory is full."""
     compile: bool = False
     """Compile networks with torch.compile: the first update takes minutes, later ones less."""
     max_hours: Annotated[float | None, Range(above=0)] = None
-    """Hours after which training saves a checkpoint, says how to resume, and ends; null: none."""
+    """Hours after which training saves, prints how to resume, and ends; null: no limit."""
     preview: bool = True
-    """Draw samples at the end of each phase, samples/phaseN_PHASE.png."""
+    """Save a picture of samples at the end of each phase, samples/phaseN_PHASE.png."""
 
 
 @dataclass
 class TrackingConfig:
-    """A tracker besides the files of the run folder."""
+    """Experiment tracker, in addition to the files in the run folder."""
 
     tracker: Literal["none", "wandb", "wandb-offline", "tensorboard"] = "none"
-    """wandb: upload to Weights & Biases, offline if that fails; wandb-offline: keep in the run
-    folder for `wandb sync`; tensorboard: files in the run folder. W&B reads WANDB_PROJECT and
-    WANDB_ENTITY."""
+    """wandb: upload to Weights & Biases, or keep files offline if that fails; wandb-offline: keep
+    files in the run folder for `wandb sync`; tensorboard: write files in the run folder. W&B reads
+    WANDB_PROJECT and WANDB_ENTITY."""
 
 
 @dataclass
@@ -271,45 +276,45 @@ class SamplingConfig:
     """Sampling (Algorithms 2 and 4)."""
 
     num_samples: Annotated[int, Range(1)] = 64
-    """Samples to draw; --num-samples also sets how many are measured."""
+    """Number of samples to draw; --num-samples also sets evaluation.num_samples."""
     batch_size: Annotated[int, Range(1)] = 256
-    """Samples that go through the networks together; halved if the card is full."""
+    """Number of samples in one network call; halved when the card's memory is full."""
     label: Annotated[str | int | None, Range(0)] = None
-    """With data.conditional: class of all samples, its name or its number from 0 on; null: class i
-    mod K for sample i."""
+    """With data.conditional: name or number (from 0) of the class of all samples; null: class i mod
+    K for sample i."""
     guidance: Annotated[float, Range(0, 1000)] = 1.0
-    """With data.conditional: w in a + w (b - a), of the answers a without and b with the class (Ho
-    and Salimans 2022). Every value but 1, which is b, calls each network twice."""
+    """With data.conditional: weight w in a + w (b - a), where a is the network's output without the
+    class and b with it (Ho and Salimans 2022). Values other than 1 call each network twice."""
     nsgf_steps: Annotated[int | None, Range(1)] = None
-    """Euler steps with the velocity network over the flow's time; null: flow.steps."""
+    """Number of Euler steps with the velocity network; null: flow.steps."""
     tau: Annotated[float | None, Range(0, below=1)] = None
-    """Time at which all samples enter the straight flow; null: each at its predicted time."""
+    """Time at which all samples enter the straight flow; null: the predicted time of each."""
     solver: SolverName = "euler"
-    """Of the straight flow. heun: second order, two calls a step; dopri5: adaptive steps; both need
-    the extra `ode`."""
+    """Solver of the straight flow. heun: second order, two calls per step; dopri5: adaptive steps;
+    both need the extra `ode`."""
     straight_steps: Annotated[int, Range(1)] = 10
-    """Equal steps of each sample from its time tau to 1; dopri5: states shown."""
+    """Number of equal steps from each sample's time tau to 1; dopri5: number of states shown."""
     omega: Annotated[float | None, Range(1e-6, 1)] = None
-    """Fixed step size of euler instead of straight_steps; the number then differs by sample."""
+    """Fixed step size for euler, instead of straight_steps; samples then take different numbers."""
     tolerance: Annotated[float, Range(1e-7, 1)] = 1e-5
-    """dopri5: error of a step over the batch, relative to the state and in units of the data."""
+    """dopri5: relative and absolute tolerance of each step, over the whole batch."""
 
 
 @dataclass
 class EvaluationConfig:
-    """Measures of `nsgf evaluate`."""
+    """Measures that `nsgf evaluate` computes."""
 
     num_samples: Annotated[int, Range(1)] = 4096
     """Number of generated samples."""
     w2_samples: Annotated[int, Range(1)] = 4096
-    """Largest number of samples of an exact W2, whose time grows with its cube."""
+    """Largest number of samples for the exact W2; the time grows with the cube of this number."""
     inception: bool = False
     """Measure FID, Inception score, KID, precision and recall of images (extra `fidelity`)."""
     inception_weights: Annotated[str | None, MACHINE_PATH] = None
     """File with torch-fidelity's Inception weights; null: download them."""
     classifier: bool = False
     """Measure Frechet distance, precision and recall in the features of a small classifier trained
-    on the labelled images (extra `fidelity`). Compare it only with numbers of this program."""
+    on the labelled images (extra `fidelity`). Comparable only with other runs of this program."""
 
 
 TargetName = Literal[PointName, "8gaussians_moons"]
@@ -320,22 +325,22 @@ class CompareConfig:
     """Trials and measures of `nsgf compare`."""
 
     methods: list[str] = field(default_factory=lambda: ["nsgf", "icfm", "otcfm"])
-    """Methods, of configs/methods or your own YAML files. Each has as many updates as the
-    experiment's own method, shared among its networks in proportion to their iterations. 2rf trains
-    as many again after those of 1rf."""
+    """Names from configs/methods, or your own YAML files. Each method has as many updates in all as
+    the experiment's method, divided among its networks in proportion to their iterations. 2rf
+    first trains 1rf, then as many updates again."""
     updates: Annotated[list[int], Range(1)] = field(default_factory=list)
-    """Updates of all networks of a method together: one number for all methods, or one for each
-    (then 2rf shares them too); empty: as many as the experiment's own method."""
+    """Number of updates of a method, all networks together: one number for all methods, or one for
+    each (which then includes the 1rf updates of 2rf); empty: as many as the experiment's method."""
     targets: list[TargetName] = field(default_factory=list)
-    """2D sets, 8gaussians_moons from 8gaussians instead of noise; empty: data.name."""
+    """2D sets; 8gaussians_moons is moons with source 8gaussians; empty: data.name."""
     seeds: Annotated[int, Range(1, 1000)] = 5
-    """Runs of each method, with seeds seed, seed + 1, ..."""
+    """Number of runs of each method, with the seeds seed, seed + 1, ..."""
     draws: Annotated[int, Range(1, 1000)] = 1
-    """Draws of noise and target to measure each run with. Tables show the mean and spread of the
-    seeds' means, or of the draws with one seed."""
+    """Number of times to measure each run, each time with new noise and a new target sample. Tables
+    show mean and spread over the seeds, or over these repeats if there is one seed."""
     nfe: Annotated[list[int], Range(1)] = field(default_factory=lambda: [10, 100])
-    """Network calls for each sample. nsgf++ needs at least 3, nsgf++h 2, the others 1, a straight
-    flow with Heun's steps one more. onecall and onecall+ are measured with 1 call only."""
+    """Network calls per sample. nsgf++ needs at least 3, nsgf++h 2, the others 1; sampling.solver
+    heun needs one more. onecall and onecall+ are measured with 1 call only."""
 
 
 @dataclass
@@ -345,7 +350,7 @@ class Config:
     exp: str = "2d"
     """Name of the experiment: configs/NAME.yaml, and the first part of the run folder's name."""
     method: str = ""
-    """Method: a file of configs/methods, or your own YAML file."""
+    """Name of a file in configs/methods, or your own YAML file."""
     phases: list[PhaseName] = field(default_factory=lambda: list(PHASES))
     """Phases to train, in order: nsgf; nsgf, nsf; or nsgf, nsf, predictor. One call: generator; or
     nsgf, generator. Flow matching: peer; or peer, reflow."""
@@ -354,9 +359,9 @@ class Config:
     device: str = "auto"
     """auto (cuda if torch can use one, else cpu), cpu, cuda, cuda:N; untested: mps, xpu."""
     out_dir: Annotated[str, MACHINE_PATH] = "runs"
-    """Folder of the run folders."""
+    """Folder in which run folders are made."""
     smoke: bool = False
-    """A small run to see whether everything works. Commands without --smoke do not find it."""
+    """Make a small run to test the installation. Only commands with --smoke find this run."""
     data: DataConfig = field(default_factory=DataConfig)
     sinkhorn: SinkhornConfig = field(default_factory=SinkhornConfig)
     flow: FlowConfig = field(default_factory=FlowConfig)
@@ -382,7 +387,7 @@ class Config:
 
 @dataclass
 class Settings(Config):
-    """Settings of files and flags: a configuration, and what its phases have in common."""
+    """Settings of files and flags: a configuration, and the section ``optim`` for all phases."""
 
     optim: OptimConfig = field(default_factory=OptimConfig)
 

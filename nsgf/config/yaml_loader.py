@@ -1,4 +1,4 @@
-"""YAML with plain values only."""
+"""Read and write YAML with plain values only."""
 
 import re
 from collections import Counter
@@ -8,16 +8,17 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes a text that :func:`load_yaml`, or a reader of YAML 1.1, would take for another value,
-    such as ``08``, ``1e5`` and ``no``.
+    """Dumper that quotes texts such as ``08``, ``1e5`` and ``no``, which :func:`load_yaml` or a
+    YAML 1.1 reader would otherwise read as numbers or booleans.
     """
 
     def ignore_aliases(self, data: Any) -> bool:
-        return True  # the loader takes none
+        return True  # the loader refuses aliases
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values as in YAML 1.2: 1e-4 is a number, no is a text. No aliases, no key twice."""
+    """Loader of plain values as in YAML 1.2: 1e-4 is a number, no is a text. Aliases and repeated
+    keys are errors."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
@@ -55,9 +56,10 @@ def load_yaml(text: str) -> Any:
     """Return the plain values of a YAML text.
 
     Raises:
-        yaml.YAMLError: no YAML, an alias, a key twice, or a tag that is no plain value.
+        yaml.YAMLError: the text is not YAML, or has an alias, a repeated key or a tag that is not
+            a plain value.
     """
     try:
         return _Loader(text).get_single_data()
-    except Exception as error:  # constructors raise many types for a value of a wrong tag
+    except Exception as error:  # PyYAML raises many types for a value with a wrong tag
         raise yaml.YAMLError(str(error)) from error

@@ -15,6 +15,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.data import ImageSet, target_set
 from nsgf.data.images import to_bytes
 from nsgf.metrics.distances import compare_features, require_fidelity, require_neighbours
+from nsgf.metrics.names import weakness
 from nsgf.models.small_classifier import SEED, load_or_train
 from nsgf.system.errors import UserError
 from nsgf.system.output import show
@@ -23,6 +24,9 @@ from nsgf.system.seeding import make_generator
 MOST = 10_000
 """Largest number of real images in the reference, and of samples compared with it: the cost of
 precision and recall grows with the product."""
+
+NOISE = 256
+"""Number of samples of pure noise that are measured."""
 
 
 class ClassifierMetrics:
@@ -67,6 +71,8 @@ class ClassifierMetrics:
         size = min(MOST, len(images) // 2)
         self.accuracy, self.reference_size = self._trained.accuracy, size
         """Of the classifier on held-out images, in [0, 1]; and how many real images it takes."""
+        self.weakness = weakness(self.accuracy)
+        """Why the classifier must not measure; empty if it may."""
         self._reference = self._features(images[order[:size]])
         self._others = images[order[size : size + MOST]]
 
@@ -104,6 +110,13 @@ class ClassifierMetrics:
             UserError: too few samples.
         """
         return self.measure(self._others[:n])
+
+    def noise_precision(self) -> float:
+        """Return the precision of pure Gaussian noise, in [0, 1]. Beside few images or photographs
+        it is high: then a high precision of samples says nothing."""
+        shape = self._others.shape[1:]
+        noise = torch.randn(NOISE, *shape, generator=make_generator(SEED, "noise"))
+        return self.measure(noise)["classifier_precision"]
 
     def _features(self, samples: Tensor) -> Tensor:
         pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)

@@ -17,6 +17,7 @@ from nsgf.data import Data, build_source, is_image_set
 from nsgf.metrics.classifier import ClassifierMetrics
 from nsgf.metrics.distances import nearest_distance, w2, w2_floor
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
+from nsgf.metrics.names import describe, name_of
 from nsgf.phases import load_sampler
 from nsgf.run.folder import RunFolder, check_links, ensure_writable, results_folder, write_text
 from nsgf.run.progress import count_progress
@@ -128,21 +129,24 @@ class Measures:
                 yield {name: f"left out: {error}"}
 
     def w2_and_floor(self, samples: list[Tensor]) -> dict[str, Any]:
-        """Return exact W2 to fresh target samples, and its floor, over the repetitions."""
-        data, distances, floors = self._data, [], []
+        """Return exact W2 to fresh target samples, and its floor, over the repetitions. For own
+        points also after dividing each column by its standard deviation, where no column decides
+        by its unit."""
+        data = self._data
         n = data.at_most_half(min(self._config.evaluation.w2_samples, len(samples[0])))
-        for repeat, part in enumerate(count_progress(samples, "W2", "repeat")):
-            own = data.in_units(part[:n])
-            distances.append(w2(own, data.reference("evaluate", str(repeat)).sample(n)))
-            floors.append(w2_floor(data.reference("floor", str(repeat)), n))
-        return {
-            "w2": float(np.mean(distances)),
-            "w2_std": float(np.std(distances)),
-            "w2_floor": float(np.mean(floors)),
-            "w2_floor_std": float(np.std(floors)),
-            "w2_samples": n,
-            "repeats": len(distances),
-        }
+        views: dict[str, tuple[Any, Any]] = {"w2": (data.reference, data.in_units)}
+        if data.points is not None:  # networks see their columns standardised
+            views["w2_standardised"] = (data.target, lambda x: x)
+        found: dict[str, Any] = {}
+        for name, (real, convert) in views.items():
+            distances, floors = [], []
+            for repeat, part in enumerate(count_progress(samples, name_of(name), "repeat")):
+                own = convert(part[:n])
+                distances.append(w2(own, real("evaluate", str(repeat)).sample(n)))
+                floors.append(w2_floor(real("floor", str(repeat)), n))
+            for key, scores in ((name, distances), (f"{name}_floor", floors)):
+                found |= {key: float(np.mean(scores)), f"{key}_std": float(np.std(scores))}
+        return found | {"w2_samples": n, "repeats": len(samples)}
 
     def _nearest(self, samples: Tensor, count: int) -> dict[str, float]:
         """Return the mean distance of samples (N, C, H, W) to their nearest real image, and of real
@@ -161,11 +165,15 @@ class Measures:
             raise UserError("evaluation.classifier is false")
         folder = Path(config.out_dir)
         classifier = ClassifierMetrics(config.data, images, folder, self._device, self._log)
+        described: dict[str, Any] = {"classifier_accuracy": classifier.accuracy}
+        if classifier.weakness:
+            return described | {"classifier": classifier.weakness}
         floor = classifier.floor(len(pixels))
         return {
             **classifier.measure(pixels),
             **{f"{name}_floor": value for name, value in floor.items()},
-            "classifier_accuracy": classifier.accuracy,
+            **described,
+            "classifier_precision_noise": classifier.noise_precision(),
             "classifier_samples": classifier.used(len(pixels)),
             "classifier_reference": f"{classifier.reference_size} images of {config.data.name} "
             "train, features of a small CNN trained on that set: not Inception FID",
@@ -183,20 +191,13 @@ class Measures:
 
 
 def report(metrics: dict[str, Any]) -> list[str]:
-    """Return the measures as aligned lines, without the versions."""
-    shown = {key: _in_words(value) for key, value in metrics.items() if key != "versions"}
-    width = max(map(len, shown))
-    return [f"{key:{width}}  {words}" for key, words in shown.items()]
-
-
-def _in_words(value: Any) -> str:
-    if value is None:
-        return "not known"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_in_words(part)}" for key, part in value.items())
-    return str(value)
+    """Return the measures as aligned lines, with floors and without the versions."""
+    lines = [(name_of(key), *texts) for key, *texts in describe(metrics) if key != "versions"]
+    width = max(len(name) for name, *_ in lines)
+    return [
+        f"{name:{width}}  {value}" + (f"  (real: {floor})" if floor else "")
+        for name, value, floor in lines
+    ]
 
 
 def _description(
@@ -213,7 +214,7 @@ def _description(
         "dataset": config.data.name + (" (random images)" if config.data.fake else ""),
         "seed": config.seed,
         "updates": progress,
-        "precision": sampling_precision(config, device),
+        "sampling_precision": sampling_precision(config, device),
         "num_samples": config.evaluation.num_samples,
         "expected_nfe": sampler.expected_nfe,
         "nfe": float(np.mean([part.nfe for part in samples])),

@@ -1,15 +1,23 @@
 """Networks for points and images."""
 
+import copy
+
 from torch import nn
 
 from nsgf.config.schema import ModelConfig
 from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
 from nsgf.models.unet import UNet
+from nsgf.run.folder import OwnNetwork
+
+
+def make_own(own: OwnNetwork) -> nn.Module:
+    """Return a copy of a caller's network, or a new one."""
+    return copy.deepcopy(own) if isinstance(own, nn.Module) else own()
 
 
 def velocity_network(config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
-    """Return a network that maps x and t, and with ``classes`` labels, to a velocity. Networks for
-    points take no labels."""
+    """Return a network that maps x and t (and labels, if ``classes`` > 0) to a velocity. Networks
+    for points take no labels."""
     if len(shape) == 1:
         return VelocityMLP(shape[0], config.mlp)
     recompute = config.checkpoint_activations
@@ -24,8 +32,8 @@ def time_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of trained values."""
+    """Return the number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-__all__ = ["count_parameters", "time_network", "velocity_network"]
+__all__ = ["count_parameters", "make_own", "time_network", "velocity_network"]

@@ -1,4 +1,4 @@
-"""Networks for points, time predictors, and the features of time that networks see."""
+"""Networks for points, time predictors, and sinusoidal time features."""
 
 import math
 
@@ -9,7 +9,7 @@ from nsgf.config.schema import MLPConfig
 
 FASTEST, SLOWEST = 25.0, 0.5
 TIME_FEATURES = 32
-"""Number of cosines and sines of t that join the input."""
+"""Number of cosines and sines of t that are appended to the input."""
 HIDDEN_LAYERS = 3
 
 
@@ -17,8 +17,8 @@ def time_features(t: Tensor, dim: int, *, fastest: float, slowest: float) -> Ten
     """Return cosines and sines of t (B,) at ``dim / 2`` geometrically spaced angular frequencies,
     radians per unit of t.  (B, dim)
 
-    The design is the sinusoidal embedding of diffusion models (Dhariwal and Nichol 2021), with the
-    frequencies given instead of implied.
+    This is the sinusoidal embedding of diffusion models (Dhariwal and Nichol 2021), with explicit
+    frequencies.
     """
     half = dim // 2
     exponent = torch.linspace(0.0, 1.0, half, device=t.device) if half > 1 else torch.zeros(1)
@@ -66,7 +66,7 @@ class TimePredictorCNN(nn.Module):
     pool, then a linear map and a sigmoid."""
 
     def __init__(self, image_shape: tuple[int, ...], channels: list[int]) -> None:
-        """``image_shape``: (C, H, W); ``channels``: of each convolution's output."""
+        """``image_shape``: (C, H, W); ``channels``: output channels of each convolution."""
         super().__init__()
         inputs, height, width = image_shape
         layers: list[nn.Module] = []

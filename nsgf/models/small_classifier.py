@@ -1,4 +1,4 @@
-"""The small classifier whose features compare samples: network, training, file."""
+"""Train and cache the small classifier. Measures compare samples in its features."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from nsgf.run.lock import wait_for_lock
 from nsgf.system.seeding import derive_seed, make_generator
 
 SEED = 0
-"""Seed of the classifier and of its reference, the same for all runs."""
-ARCHITECTURE = 1
-"""Version of network, training and file; files of other versions are not used."""
+"""Seed of the classifier and of its reference samples, the same for all runs."""
+ARCHITECTURE = 2
+"""Version of network, training, test and file; files with another version are not used."""
 FEATURES = 64
-"""Width of the layer before the classes."""
+"""Width of the last hidden layer."""
 TRAINED_SHARE = 0.8
 BATCH = 128
 PEAK_RATE = 3e-3
@@ -29,12 +29,12 @@ INFERENCE_BATCH = 1000
 
 
 class SmallCNN(nn.Module):
-    """Two convolutions, a layer of features, and a linear one for the classes."""
+    """Two convolutions, a feature layer, and a linear layer for the classes."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         channels, size, _ = shape  # square
-        stride = 1 if size < 16 else 2  # 8 pixels would be too few to halve twice
+        stride = 1 if size < 16 else 2  # 8 pixels are too few to halve twice
         side = (size - 1) // stride // 2 + 1
         self.body = nn.Sequential(
             nn.Conv2d(channels, 32, 3, stride, 1),
@@ -54,11 +54,12 @@ class SmallCNN(nn.Module):
 
 @dataclass(frozen=True)
 class TrainedClassifier:
-    """A classifier in eval mode, without gradients."""
+    """A trained classifier in eval mode, without gradients, and its accuracy."""
 
     network: SmallCNN
     accuracy: float
-    """Share of the held-out images whose label it gives, in [0, 1]."""
+    """Share of held-out images whose label it gives, in [0, 1]: the mean over classes, so that a
+    large class does not decide it. A class without held-out images counts as 0."""
 
     def features(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Return features (N, F), float32 on the CPU, of images, uint8 (N, C, H, W)."""
@@ -71,7 +72,7 @@ class TrainedClassifier:
 
 
 def split(count: int) -> tuple[Tensor, Tensor]:
-    """Return the indices of the images to train on and of those held out."""
+    """Return the indices of the training images and of the held-out images."""
     order = torch.randperm(count, generator=make_generator(SEED, "classifier", "split"))
     trained = int(count * TRAINED_SHARE)
     return order[:trained], order[trained:]
@@ -85,11 +86,11 @@ def load_or_train(
     device: torch.device,
     log: Callable[[str], None],
 ) -> TrainedClassifier:
-    """Return the classifier of a data set, from its file, or trained now and kept there.
+    """Load the classifier of a data set from its file, or train it and save the file.
 
-    The file serves all devices: distances that were taken on two of them are of one instrument.
+    The file is used on all devices, so that their distances are comparable.
 
-    Images are uint8, (N, C, H, W), labels int64, (N,); ``log`` takes a line if it is trained.
+    Images are uint8, (N, C, H, W), labels int64, (N,); ``log`` gets a line after training.
     """
     key = (
         f"{kind.name}-{len(images)}-{fingerprint(images)}-{fingerprint(labels)}-v{ARCHITECTURE}-"
@@ -108,7 +109,7 @@ def load_or_train(
         return {"model": state, "accuracy": trained.accuracy}
 
     with wait_for_lock(folder):
-        return load_or_compute(file, partial(_restored, kind, device), compute, log)
+        return load_or_compute(file, partial(_from_file, kind, device), compute, log)
 
 
 def train(
@@ -116,10 +117,10 @@ def train(
 ) -> TrainedClassifier:
     """Train a classifier on four fifths of the images and test it on the others.
 
-    The same numbers follow from the same arguments; torch's global generator is left as it was.
+    Deterministic; torch's global generator does not change.
     """
     fitted, held_out = split(len(images))
-    network = _initial(kind).to(device)
+    network = _new_network(kind).to(device)
     updates = kind.classifier_epochs * -(-len(fitted) // BATCH)
     optimizer = torch.optim.Adam(network.parameters(), lr=PEAK_RATE)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_RATE, total_steps=updates)
@@ -134,22 +135,26 @@ def train(
             optimizer.step()
             rate.step()
     network.eval().requires_grad_(False)
-    right = [
-        network(to_unit_range(images[rows].to(device))).argmax(1).cpu() == labels[rows]
-        for rows in held_out.split(INFERENCE_BATCH)
-    ]
-    return TrainedClassifier(network, float(torch.cat(right).float().mean()))
+    right = torch.cat(
+        [
+            network(to_unit_range(images[rows].to(device))).argmax(1).cpu() == labels[rows]
+            for rows in held_out.split(INFERENCE_BATCH)
+        ]
+    )
+    wanted = functional.one_hot(labels[held_out], kind.classes).float()
+    accuracy = (right.float() @ wanted / wanted.sum(0).clamp(min=1)).mean()
+    return TrainedClassifier(network, float(accuracy))
 
 
-def _initial(kind: ImageSet) -> SmallCNN:
+def _new_network(kind: ImageSet) -> SmallCNN:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(SEED, "classifier", "weights"))
         return SmallCNN(kind.shape, kind.classes)
 
 
-def _restored(kind: ImageSet, device: torch.device, payload: Any) -> TrainedClassifier:
-    """Return a classifier from the content of its file; raises any exception for another one."""
-    network = _initial(kind)
+def _from_file(kind: ImageSet, device: torch.device, payload: Any) -> TrainedClassifier:
+    """Return the classifier from the content of its file; raise any exception if that is wrong."""
+    network = _new_network(kind)
     network.load_state_dict(payload["model"])
     if not is_finite(network.state_dict()):
         raise ValueError("weights that are not finite")

@@ -1,7 +1,7 @@
 """UNet for images, after Dhariwal and Nichol 2021 ("ADM"), written for this project.
 
-GroupNorm, SiLU, residual blocks with time as scale and shift, self-attention at named resolutions,
-zero-initialised output layers; classes join as one more embedding beside that of time.
+GroupNorm, SiLU, residual blocks with time as scale and shift, self-attention at chosen resolutions,
+zero-initialised output layers; the class embedding is added to the time embedding.
 
 Shapes: B batch, C channels, H height, W width, E time embedding.
 """
@@ -21,7 +21,7 @@ FASTEST, SLOWEST = 1000.0, 0.1
 
 
 def zero_init(layer: nn.Module) -> nn.Module:
-    """Set all parameters of a layer to zero, so that its branch starts as zero."""
+    """Set all parameters of a layer to zero, so that its branch adds nothing at first."""
     for parameter in layer.parameters():
         nn.init.zeros_(parameter)
     return layer
@@ -29,11 +29,11 @@ def zero_init(layer: nn.Module) -> nn.Module:
 
 class Norm(nn.GroupNorm):
     """GroupNorm that returns the type of its input, also under autocast, and accepts one sample of
-    one pixel, which torch's own module refuses.
+    one pixel, which ``torch.nn.GroupNorm`` refuses.
 
-    Autocast on CUDA runs group_norm in float32: everything up to the next convolution would be
-    computed and kept for the backward pass at twice the size. That buys little: the kernels
-    accumulate mean and variance of a 16-bit input in float32 anyway.
+    Autocast on CUDA runs group_norm in float32, and keeps all tensors up to the next convolution at
+    twice the size for the backward pass. This is hardly more exact: the kernels accumulate mean and
+    variance of a 16-bit input in float32 anyway.
     """
 
     def __init__(self, channels: int) -> None:
@@ -88,7 +88,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C, H, W); the embedding is unused."""
         batch, channels, height, width = x.shape
-        # fused kernels need the channels of a head side by side in memory; this is the only copy
+        # fused kernels need the channels of a head contiguous in memory; this is the only copy
         pixels_last = self.norm(x).contiguous(memory_format=torch.channels_last)
         qkv = self.qkv(pixels_last).permute(0, 2, 3, 1)  # (B, H, W, 3C)
         qkv = qkv.reshape(batch, height * width, 3, self.heads, channels // self.heads)
@@ -99,7 +99,7 @@ class Attention(nn.Module):
 
 
 class Stage(nn.Module):
-    """A residual block, followed by attention where the resolution has it."""
+    """A residual block, followed by attention if ``attend``."""
 
     def __init__(
         self, inputs: int, outputs: int, embedding: int, config: UNetConfig, attend: bool
@@ -115,7 +115,7 @@ class Stage(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halves the resolution by a strided convolution."""
+    """Halve the resolution by a strided convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Doubles the resolution by repetition and a convolution."""
+    """Double the resolution by repeating pixels, then a convolution."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -135,7 +135,8 @@ class Upsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, C, H, W) -> (B, C, 2H, 2W)."""
-        short = x.dtype != torch.float32  # autocast would widen it; torch's meta device has none
+        # autocast would convert 16 bit to float32; the meta device has no autocast
+        short = x.dtype != torch.float32
         with torch.autocast(x.device.type, enabled=False) if short else nullcontext():
             x = functional.interpolate(x, scale_factor=2.0, mode="nearest")
         return self.conv(x)
@@ -144,8 +145,8 @@ class Upsample(nn.Module):
 class UNet(nn.Module):
     """v_theta(x, t) or u_delta(x, t) for images.
 
-    Every output of the way down is kept and joined, last first, to an input of the way up. The
-    constructor counts both, so a change of only one side fails at once.
+    Every encoder output is concatenated to a decoder input, in reverse order. The constructor
+    checks that their numbers agree.
     """
 
     def __init__(
@@ -159,10 +160,10 @@ class UNet(nn.Module):
         """
         Args:
             image_shape: (C, H, W), H = W.
-            config: architecture, which :func:`nsgf.checks.check` accepts.
-            classes: number of classes K that the network is given; 0: none.
-            checkpoint_activations: keep only the inputs of the stages while training and compute
-                the rest once more in the backward pass (Chen et al. 2016); same gradients.
+            config: architecture, checked by :func:`nsgf.checks.check`.
+            classes: number of classes K; 0: the network takes no labels.
+            checkpoint_activations: keep only the inputs of the stages while training, and compute
+                the rest again in the backward pass (Chen et al. 2016); same gradients.
         """
         super().__init__()
         image_channels, size, _ = image_shape
@@ -176,21 +177,21 @@ class UNet(nn.Module):
             nn.Linear(self.embedding, self.embedding),
         )
         self.stem = nn.Conv2d(image_channels, config.channels, 3, padding=1)
-        self.down, widths = self._way_down(config)
+        self.down, widths = self._down_layers(config)
         wide = config.channels * config.mult[-1]
         self.middle = nn.ModuleList(
             [Stage(wide, wide, self.embedding, config, attend) for attend in (True, False)]
         )
-        self.up = self._way_up(config, wide, widths)
+        self.up = self._up_layers(config, wide, widths)
         width = config.channels * config.mult[0]
         self.head = nn.Sequential(
             Norm(width), nn.SiLU(), zero_init(nn.Conv2d(width, image_channels, 3, padding=1))
         )
-        # last: without classes the weights begin as they always did
+        # created last, so that the other initial weights do not depend on classes
         self.classes = nn.Embedding(classes + 1, self.embedding) if classes else None
 
-    def _way_down(self, config: UNetConfig) -> tuple[nn.ModuleList, list[int]]:
-        """Return the layers of the way down and the widths of the skips, the stem's first."""
+    def _down_layers(self, config: UNetConfig) -> tuple[nn.ModuleList, list[int]]:
+        """Return the encoder's layers and the widths of the skip connections, the stem first."""
         layers = nn.ModuleList()
         width, widths = config.channels, [config.channels]
         for level, mult in enumerate(config.mult):
@@ -205,8 +206,8 @@ class UNet(nn.Module):
                 widths.append(width)
         return layers, widths
 
-    def _way_up(self, config: UNetConfig, width: int, widths: list[int]) -> nn.ModuleList:
-        """Return the layers of the way up; each stage takes one skip."""
+    def _up_layers(self, config: UNetConfig, width: int, widths: list[int]) -> nn.ModuleList:
+        """Return the decoder's layers; each stage takes one skip connection."""
         layers, skips = nn.ModuleList(), list(widths)
         for level in reversed(range(len(config.mult))):
             attend = self.resolutions[level] in config.attention
@@ -224,44 +225,45 @@ class UNet(nn.Module):
     def forward(self, x: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
         """x (B, C, H, W), t (B,) in [0, 1] -> velocity (B, C, H, W).
 
-        ``label``: integers in [0, K], where K stands for no class, (B,); only for a network with
+        ``label``: integers in [0, K], where K means no class, (B,); only for a network with
         classes.
 
         Raises:
-            ValueError: labels are missing, or the network has no classes.
+            ValueError: labels are missing, or the network takes none.
         """
         features = time_features(t, self.channels, fastest=FASTEST, slowest=SLOWEST)
         embedding = self._with_class(self.embed(features.to(x.dtype)), label)
         h = self.stem(x)
         skips = [h]
         for layer in self.down:
-            h = self._stage(layer, embedding, h)
+            h = self._call_stage(layer, embedding, h)
             skips.append(h)
         for layer in self.middle:
-            h = self._stage(layer, embedding, h)
+            h = self._call_stage(layer, embedding, h)
         for layer in self.up:
             if isinstance(layer, Upsample):
                 h = layer(h)
             else:
-                h = self._stage(layer, embedding, h, skips.pop())
+                h = self._call_stage(layer, embedding, h, skips.pop())
         return self.head(h)
 
     def _with_class(self, embedding: Tensor, label: Tensor | None) -> Tensor:
         """Return the embedding (B, E) of time and class."""
         if (self.classes is None) != (label is None):
-            raise ValueError("labels are for networks with classes, and these need them")
+            raise ValueError("label: needed if the network has classes, else it must be None")
         if self.classes is None:
             return embedding
         return embedding + self.classes(label).to(embedding.dtype)
 
-    def _stage(self, layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
-        """Return a layer's output for the channels of all parts, (B, C_i, H, W) each."""
+    def _call_stage(self, layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
+        """Call a layer on the concatenation of all parts, each (B, C_i, H, W)."""
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
-        if recompute and isinstance(layer, Stage):  # the others keep nothing but their inputs
-            return checkpoint(_joined, layer, embedding, *parts, use_reentrant=False)
-        return _joined(layer, embedding, *parts)
+        if recompute and isinstance(layer, Stage):  # other layers store only their inputs anyway
+            return checkpoint(_call_on_parts, layer, embedding, *parts, use_reentrant=False)
+        return _call_on_parts(layer, embedding, *parts)
 
 
-def _joined(layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
-    """Join the parts inside of what is recomputed, so that only the parts are stored."""
+def _call_on_parts(layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
+    """Concatenate inside the recomputed function, so that only the parts are stored."""
+
     return layer(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], embedding)

@@ -1,6 +1,6 @@
-"""The phases.
+"""The phases, and samplers built from them.
 
-A new phase is added to the list here, and its name, family and settings to
+To add a phase, add it to the list here, and its name, family and settings to
 :mod:`nsgf.config.schema`. All other code calls :func:`get_phase`.
 """
 
@@ -25,9 +25,9 @@ from nsgf.training.precision import sampling_precision
 _ALL: tuple[Phase, ...] = (NSGF(), NSF(), Predictor(), Peer(), Reflow(), Generator())
 _BY_NAME: dict[str, Phase] = {phase.name: phase for phase in _ALL}
 _ALGORITHM_4: tuple[Phase, ...] = (NSGF(), Predictor(), NSF())
-"""Phases of Algorithm 4, in the order in which a sample passes their networks."""
+"""Phases of Algorithm 4, in sampling order."""
 _HAND_OVER: tuple[Phase, ...] = (NSGF(), NSF())
-"""The order if the straight flow was trained to begin where the NSGF steps end."""
+"""Phases of the hand-over, in sampling order: straight lines start where NSGF steps end."""
 
 
 def get_phase(name: PhaseName) -> Phase:
@@ -41,11 +41,10 @@ def get_phases(names: list[PhaseName] | tuple[PhaseName, ...]) -> list[Phase]:
 
 
 def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> tuple[Phase, ...]:
-    """Return the phases whose legs a sample passes, in order.
+    """Return the phases that sampling uses, in order.
 
     For NSGF++ these are the phases of Algorithm 4, or only NSGF (Algorithm 2) while a network is
-    not trained. Lines that start where NSGF ends need no time predictor. For a method that NSGF is
-    compared with it is the last phase.
+    not trained. The hand-over needs no time predictor. Other methods use their last phase.
 
     Raises:
         UserError: ``sampling.tau`` needs the straight flow, which is not trained.
@@ -66,19 +65,17 @@ def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> t
 
 
 def called_legs(config: Config, is_trained: Callable[[PhaseName], bool]) -> list[type[Leg]]:
-    """Return the legs whose networks a sample passes, in order; arguments and errors as for
-    :func:`sampled_phases`."""
+    """Return the legs with network calls, in order; see :func:`sampled_phases`."""
     return [phase.leg for phase in _called(sampled_phases(config, is_trained), config)]
 
 
 def _called(way: tuple[Phase, ...], config: Config) -> list[Phase]:
-    """Return the phases whose networks are called: with ``sampling.tau`` no time is predicted."""
+    """Return the phases whose networks are called: ``sampling.tau`` replaces the predictor."""
     return [phase for phase in way if phase.name != "predictor" or config.sampling.tau is None]
 
 
 def previewed_phases(config: Config, phase: Phase) -> tuple[Phase, ...]:
-    """Return the phases whose legs make the preview of a phase, in order. A straight flow is
-    previewed from where its lines start."""
+    """Return the phases that draw the preview picture of a phase, in order."""
     if phase.name == "predictor":
         return _ALGORITHM_4
     if phase.name == "nsf" and config.nsf.source == "nsgf":
@@ -92,11 +89,11 @@ def join_legs(
     load: Callable[[Phase], TrainedNetwork],
     device: torch.device,
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """Return the sampler of these phases' legs, in order, with networks from ``load``, and the
-    training progress of the networks that it calls, by phase.
+    """Return a sampler with the legs of these phases, in order, and the training progress of its
+    networks by phase. ``load`` returns the network of a phase.
 
     Raises:
-        UserError: torchdiffeq is needed and missing.
+        UserError: torchdiffeq is needed but not installed.
     """
     legs, progress, called = [], dict[str, str](), _called(tuple(phases), config)
     precision = sampling_precision(config, device)
@@ -113,12 +110,12 @@ def join_legs(
 def load_sampler(
     config: Config, run: RunFolder, device: torch.device, phases: Sequence[Phase] | None = None
 ) -> tuple[FlowSampler, dict[str, str]]:
-    """Return the sampler of a run with averaged weights, and the training progress of the networks
-    that it calls, by phase. A sample passes the legs of ``phases``, by default
-    :func:`sampled_phases`.
+    """Return a sampler with the averaged weights of a run, and the training progress of its
+    networks by phase. ``phases``: those to sample with, default :func:`sampled_phases`.
 
     Raises:
-        UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed and missing.
+        UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed but not
+            installed.
     """
 
     def load(phase: Phase) -> TrainedNetwork:

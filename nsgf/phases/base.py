@@ -10,14 +10,13 @@ from torch import nn
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import (
     Config,
-    ModelConfig,
     PhaseName,
     family,
 )
 from nsgf.data import Data, shape_and_classes
-from nsgf.models import count_parameters, velocity_network
+from nsgf.models import count_parameters, make_own, velocity_network
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import OwnNetwork, RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import Leg, StraightFlow
 from nsgf.system.distributed import World
@@ -74,9 +73,21 @@ class Phase(ABC):
             UserError: an earlier phase is missing, or something does not fit.
         """
 
-    def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
-        """Return the architecture, with weights of torch's global generator."""
-        return velocity_network(config, shape, classes)
+    def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
+        """Return the network with weights of torch's global generator, or a copy of the caller's.
+
+        Raises:
+            UserError: the caller's is missing.
+        """
+        name = config.model.network
+        if name is None:
+            return velocity_network(config.model, *shape_and_classes(config.data))
+        if own is None:
+            raise UserError(
+                f"model.network = {name}: is yours and not saved; resume the run from Python with "
+                f"nsgf.train(resume=FOLDER, network={name}()), or nsgf.load(FOLDER, network=...)"
+            )
+        return make_own(own)
 
     def needs(self, config: Config) -> tuple["Phase", ...]:
         """Return earlier phases whose networks its training samples come from."""
@@ -103,41 +114,45 @@ class Phase(ABC):
         return
 
 
-def count_weights(phase: Phase, config: Config) -> int:
+def count_weights(phase: Phase, config: Config, own: OwnNetwork | None = None) -> int:
     """Return the number of weights of a phase's network; nothing is computed."""
     with torch.device("meta"):
-        return count_parameters(phase.network(config.model, *shape_and_classes(config.data)))
+        return count_parameters(phase.network(config, own))
 
 
-def new_network(phase: Phase, config: Config, device: torch.device) -> nn.Module:
+def new_network(
+    phase: Phase, config: Config, device: torch.device, own: OwnNetwork | None = None
+) -> nn.Module:
     """Return a phase's network before its first update, from a random stream of the phase's own.
     torch's global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, phase.name, "init"))
-        return phase.network(config.model, *shape_and_classes(config.data)).to(device)
+        return phase.network(config, own).to(device)
 
 
-def starting_network(phase: Phase, session: Session, other: Phase | None) -> nn.Module:
+def starting_network(phase: Phase, session: Session, other: Phase | None = None) -> nn.Module:
     """Return a phase's network before its first update, with the averaged weights of ``other`` if
     it is given.
 
     Raises:
         UserError: the other phase is not trained.
     """
-    model = new_network(phase, session.config, session.device)
+    model = new_network(phase, session.config, session.device, session.run.network)
     if other:
         trained = load_network(other, session.config, session.run, session.device)
         model.load_state_dict(trained.network.state_dict())
     return model
 
 
-def restored_network(phase: Phase, config: Config, state: Any, device: torch.device) -> nn.Module:
+def restored_network(
+    phase: Phase, config: Config, state: Any, device: torch.device, own: OwnNetwork | None = None
+) -> nn.Module:
     """Return a phase's network with the weights ``state``, in eval mode and without gradients.
 
     Raises:
         RuntimeError, TypeError, AttributeError: they do not fit it.
     """
-    model = new_network(phase, config, torch.device("cpu"))
+    model = new_network(phase, config, torch.device("cpu"), own)
     model.load_state_dict(state)
     return model.to(device).eval().requires_grad_(False)
 
@@ -176,7 +191,7 @@ def load_network(
     if texts:
         raise UserError(f"cannot use {file}: " + "; ".join(texts))
     try:
-        model = restored_network(phase, config, payload["ema"], device)
+        model = restored_network(phase, config, payload["ema"], device, run.network)
         progress = f"{payload['step']} of {payload['config'][phase.name]['iterations']}{remark}"
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         why = one_line(error)

@@ -1,6 +1,6 @@
-"""Pairs of a start and an end, by optimal transport within a batch or a larger group.
+"""Pair starts and ends of lines by optimal transport within a batch or a larger group.
 
-Shapes: n points of a group, *shape one point.
+Shapes: n points in a group, *shape one point.
 """
 
 import torch
@@ -13,11 +13,10 @@ from nsgf.system.hardware import wide_float
 
 
 def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
-    """Return exact optimal transport between two clouds (n, *shape), squared Euclidean cost, as a
-    permutation: row i of ``start`` is paired with ``end[index[i]]``.  (n,)
+    """Return the exact optimal transport between two clouds (n, *shape) for the squared Euclidean
+    cost, as a permutation (n,): ``start[i]`` is paired with ``end[index[i]]``.
 
-    Found on the CPU, for which a card has to wait; 0.15 s for n 1024, and eight times as long for
-    twice as many points.
+    Runs on the CPU, in 0.15 s for n = 1024 and in eight times that for n = 2048.
 
     Raises:
         UserError: a point is not finite.
@@ -27,16 +26,16 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
     wide = wide_float(start.device)
     cost = torch.cdist(start.flatten(1).to(wide), end.flatten(1).to(wide)).square().cpu()
     if not cost.isfinite().all():
-        raise UserError("nsf.coupling = ot: points that are not finite cannot be paired")
+        raise UserError("nsf.coupling = ot: a point is not finite, so it cannot be paired")
     return torch.from_numpy(linear_sum_assignment(cost.numpy())[1]).to(end.device)
 
 
 class Pairs:
-    """Starts X0 and ends X1: as their streams draw them, or paired on ``device`` within groups of
-    ``group`` successive samples.
+    """Pairs of starts X0 and ends X1: independent, or optimally paired on ``device`` within groups
+    of ``group`` successive samples.
 
-    Pair i follows from the streams and i alone, whoever draws it and however batches are cut: a
-    group is always paired as a whole.
+    Pair i depends only on the streams and i, not on batches or processes, because a group is always
+    paired as a whole.
     """
 
     def __init__(

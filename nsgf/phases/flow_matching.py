@@ -1,10 +1,10 @@
-"""Phase ``peer``: flow matching through torchcfm, which NSGF is compared with.
+"""Phase ``peer``: flow matching with torchcfm, for comparison with NSGF.
 
-    icfm    independent pairs, a Gaussian of width sigma around the line (Lipman et al. 2023,
+    icfm    independent pairs, Gaussian noise of width sigma around the line (Lipman et al. 2023,
             Tong et al. 2024)
-    otcfm   pairs of the mini-batch's exact transport plan (Tong et al. 2024)
-    sbcfm   the same pairs with the width of a Brownian bridge, sigma (t (1 - t))^(1/2); torchcfm
-            takes the exact plan for the Schroedinger bridge's entropic one, as it advises
+    otcfm   pairs from the exact transport plan of the mini-batch (Tong et al. 2024)
+    sbcfm   the same pairs, with the width of a Brownian bridge, sigma (t (1 - t))^(1/2); uses the
+            exact plan instead of the entropic one, as torchcfm advises
     rf      independent pairs, width 0: rectified flow (Liu et al. 2023)
 
 Shapes: B batch, *shape one sample.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config, PeerConfig
 from nsgf.data import Data, LabelDropout, PointSampler, Times, class_labels
-from nsgf.phases.base import Phase, PhasePlan, new_network
+from nsgf.phases.base import Phase, PhasePlan, starting_network
 from nsgf.phases.coupling import Pairs
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
@@ -29,7 +29,7 @@ from nsgf.system.seeding import derive_seed, seed_torch
 from nsgf.training.task import Batch, Task
 
 SIMPLEX_ITERATIONS = 10_000_000
-"""Iteration limit of POT's exact solver; its default is too small from about 2,500 points on."""
+"""Iteration limit of POT's exact solver; the default is too small above about 2,500 points."""
 
 
 def check_installed() -> None:
@@ -43,11 +43,10 @@ def check_installed() -> None:
 
 
 def build_matcher(config: PeerConfig) -> Any:
-    """Return torchcfm's flow matcher of the configured method, with enough steps for exact
-    plans."""
+    """Return torchcfm's flow matcher for the configured method."""
     from torchcfm import conditional_flow_matching as cfm
 
-    if config.coupling_batch:  # they come in optimal pairs
+    if config.coupling_batch:  # the samples are already paired
         return cfm.ConditionalFlowMatcher(sigma=config.sigma)
     if config.method not in ("otcfm", "sbcfm"):
         return cfm.ConditionalFlowMatcher(sigma=config.sigma if config.method == "icfm" else 0.0)
@@ -61,11 +60,11 @@ def build_matcher(config: PeerConfig) -> Any:
 
 
 class PeerTask(Task):
-    """u(x, t) regresses the conditional velocity of a torchcfm matcher.
+    """Regression of u(x, t) on the conditional velocity of a torchcfm matcher.
 
-    The matcher draws for the batch of each process as a whole, so with several processes its noise
-    and pairs are other ones. Its seed comes with the batch. With K classes pair i has class i mod
-    K, and the matcher pairs each class of a batch by itself.
+    The matcher draws noise and pairs for the batch of a process, so results depend on the number of
+    processes. Its seed depends on the batch. With K classes, pair i has class i mod K, and the
+    matcher is called separately for each class.
     """
 
     def __init__(
@@ -77,8 +76,8 @@ class PeerTask(Task):
         self._dropout = LabelDropout(classes, derive_seed(seed, "labels"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """Return X0, X1 (B, *shape), t (B,), and the first position, which seeds the matcher; with
-        classes labels (B,)."""
+        """Return X0, X1 (B, *shape), t (B,), the first position (the matcher's seed), and labels
+        (B,) if there are classes."""
         times, first = self._times.at(positions), torch.tensor([positions.start])
         drawn = *self._pairs.at(positions), times, first
         if not self._classes:
@@ -102,7 +101,7 @@ class PeerTask(Task):
 
 
 class Peer(Phase):
-    """u learns the straight lines or bridges of another method, from noise to data."""
+    """Train u with a flow-matching method, on lines or bridges from noise to data."""
 
     name = "peer"
     takes_classes = True
@@ -114,7 +113,7 @@ class Peer(Phase):
         target = data.target_by_class(self.name) if classes else data.target(self.name)
         pairs = Pairs(source, target, device, config.peer.coupling_batch)
         seed = derive_seed(config.seed, self.name)
-        return PeerTask(new_network(self, config, device), pairs, config.peer, seed, classes)
+        return PeerTask(starting_network(self, session), pairs, config.peer, seed, classes)
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World

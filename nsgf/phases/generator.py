@@ -1,17 +1,17 @@
 """Phase ``generator``: G(z) = g(z, 0) or z + g(z, 0), from noise to data with one network call.
 
-    x = G(z)                                       samples of the network as it is
-    V = T(x -> y) - T(x -> x')                     where the Sinkhorn flow takes them
+    x = G(z)                                       generated samples
+    V = T(x -> y) - T(x -> x')                     their velocity in the Sinkhorn flow
     loss = mean |x - stopgrad(x + V)|^2            in units of the mean cost between x and y
 
 The velocity of NSGF trains a network that samples with one call (W-Flow, arXiv 2605.11755; drifting
 models, arXiv 2602.04770).
 
-With ``data.conditional`` a batch has K + 1 groups, a sample of each in turn, and transport stays
-within them: samples with label c < K move to real samples of that class, samples with label K, no
-class, to real samples of all classes. No label has to be left out for guidance.
+With ``data.conditional`` sample i of a batch is in group i mod (K + 1), and transport stays within
+each group: samples with label c < K move to real samples of class c, and samples with label K (no
+class) to real samples of all classes. So guidance needs no label dropout.
 
-Shapes: B batch, M real samples of it, G groups, *shape one sample.
+Shapes: B batch, M real samples per batch, G groups, *shape one sample.
 """
 
 from collections.abc import Iterator
@@ -29,11 +29,11 @@ from nsgf.sampling.sampler import OneCall
 from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.training.task import Answer, Batch, Task
+from nsgf.training.task import Batch, NetworkCall, Task
 
 
 class GeneratorTask(Task):
-    """Moves the samples of G to where the Sinkhorn flow takes them."""
+    """Move the samples of G along the Sinkhorn velocity."""
 
     divisible = False
 
@@ -48,7 +48,7 @@ class GeneratorTask(Task):
             self._real = data.target_by_class("generator", mixed=True)
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """Return z (B, *shape) and y (M, *shape), with classes labels (B,) too."""
+        """Return z (B, *shape), y (M, *shape), and labels (B,) if there are classes."""
         whole, targets = self._config.batch_size, count_targets(self._config)
         places = [position * targets // whole for position in (positions.start, positions.stop)]
         labels = (class_labels(positions, self._groups),) if self._groups > 1 else ()
@@ -58,10 +58,9 @@ class GeneratorTask(Task):
         noise, real, *labels = drawn
         return Batch((noise, torch.zeros(len(noise), device=noise.device), *labels), real)
 
-    def loss(self, forward: Answer, batch: Batch) -> Tensor:
+    def loss(self, forward: NetworkCall, batch: Batch) -> Tensor:
         """Return |V|^2 / 2 relative to the mean cost between generated and real samples; nan if
-        samples are not finite. A step along V needs no length of its own: Adam divides by the size
-        of gradients.
+        samples are not finite. V needs no step size, because Adam normalizes gradients.
 
         Raises:
             UserError: a blur is too small for float32.
@@ -73,7 +72,7 @@ class GeneratorTask(Task):
         x, y = split_groups(made.detach(), self._groups), split_groups(batch.target, self._groups)
         try:
             v = self._drift.velocity(x, y).transpose(0, 1).flatten(0, 1)
-        except ValueError as error:  # of finite samples there is one cause
+        except ValueError as error:  # for finite samples this is the only reason
             raise UserError(
                 f"generator.blurs = {self._config.blurs}: too small for the distances of float32; "
                 "use larger ones"
@@ -87,7 +86,7 @@ class GeneratorTask(Task):
 
 
 class Generator(Phase):
-    """Trains G to output what the Sinkhorn flow makes of its samples."""
+    """Train G with Sinkhorn velocities."""
 
     name = "generator"
     leg = OneCall
@@ -101,7 +100,7 @@ class Generator(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
-        """Raise UserError if a process would not have two halves of each group."""
+        """Raise UserError if batches cannot be split evenly; see :func:`group_problems`."""
         for problem in group_problems(config, world.size):
             raise UserError(problem)
         return PhasePlan()
@@ -111,7 +110,7 @@ class Generator(Phase):
 
 
 def count_targets(config: GeneratorConfig) -> int:
-    """Return the number of real samples of an update."""
+    """Return the number of real samples in one update."""
     return config.targets or config.batch_size
 
 
@@ -121,18 +120,17 @@ def nearest_multiple(count: int, unit: int) -> int:
 
 
 def count_groups(config: Config) -> int:
-    """Return the number of groups within which samples are transported: K + 1 with K classes, else
-    1."""
+    """Return the number of groups in a batch: K + 1 with K classes, else 1."""
     return data_classes(config.data) + 1
 
 
 def split_groups(samples: Tensor, groups: int) -> Tensor:
-    """Reshape samples (B, *shape), of which sample i is of group i mod G, to (G, B / G, *shape)."""
+    """Reshape samples (B, *shape) to (G, B / G, *shape); sample i is in group i mod G."""
     return samples.unflatten(0, (-1, groups)).transpose(0, 1)
 
 
 def group_problems(config: Config, processes: int = 1) -> Iterator[str]:
-    """Yield why batches cannot be made of two halves of each group in each process."""
+    """Yield an error message if each process cannot have two equal halves of each group."""
     own, groups = config.generator, count_groups(config)
     unit = 2 * groups * processes
     for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):

@@ -1,5 +1,5 @@
 """Phases 2 and 3: the straight flow u_delta from noise to data, and the time predictor t_phi, which
-says where on its line a sample is (Algorithm 3, parts 2 and 3).
+estimates the time of a sample on its line (Algorithm 3, parts 2 and 3).
 
 Shapes: B batch, *shape one sample.
 """
@@ -11,14 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config, ModelConfig
+from nsgf.config.schema import Config
 from nsgf.data import Data, LabelDropout, PointSampler, Sampler, Times, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.models import time_network
-from nsgf.phases.base import Phase, PhasePlan, load_network, new_network, starting_network
+from nsgf.phases.base import Phase, PhasePlan, load_network, starting_network
 from nsgf.phases.coupling import Pairs
 from nsgf.phases.nsgf import NSGF
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import OwnNetwork, RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import EntryTimes, nsgf_steps
@@ -30,16 +30,16 @@ from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Batch, Task
 
 Transport = Callable[..., Tensor]
-"""Starts (n, *shape), with classes and labels (n,), -> (n, *shape), without gradients."""
+"""Maps starts (n, *shape), and labels (n,) if there are classes, to ends (n, *shape); no grad."""
 
 
 class LineTask(Task):
-    """Random points of straight lines from X0 to X1, the input of phases 2 and 3.
+    """Random points on straight lines from X0 to X1, the inputs of phases 2 and 3.
 
-    X0 is a sample of mu0, or with ``nsf.source: nsgf`` what the NSGF steps make of it; X1 is a
-    sample of mu*; with ``nsf.coupling: ot`` both are re-paired within groups.
+    X0 is a sample of mu0, or with ``nsf.source: nsgf`` the end point of its NSGF steps. X1 is a
+    sample of mu*. With ``nsf.coupling: ot``, optimal transport pairs them within groups.
 
-    With K classes line i has class i mod K, and so have X1 and the NSGF steps to X0.
+    With K classes, line i has class i mod K: X1 is of this class, and NSGF steps get it as label.
     """
 
     def __init__(self, model: nn.Module, pairs: Pairs, seed: int, classes: int = 0) -> None:
@@ -48,7 +48,7 @@ class LineTask(Task):
         self._dropout = LabelDropout(classes, derive_seed(seed, "labels"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """Return paired X0 and X1 (B, *shape), t ~ U[0, 1) (B,), with classes labels (B,)."""
+        """Return X0 and X1 (B, *shape), t ~ U[0, 1) (B,), and labels (B,) if there are classes."""
         drawn = *self._pairs.at(positions), self._times.at(positions)
         if not self._classes:
             return drawn
@@ -57,7 +57,7 @@ class LineTask(Task):
 
 
 class LinePhase(Phase):
-    """A phase that learns from straight lines. The lines of phases 2 and 3 must be the same."""
+    """A phase that learns from straight lines. Phases 2 and 3 must use the same distribution."""
 
     takes_classes = True
     follows: ClassVar[tuple[str, ...]] = (
@@ -86,7 +86,7 @@ class LinePhase(Phase):
 
 
 class NSFTask(LineTask):
-    """u_delta(x, t) regresses X1 - X0."""
+    """Regression of u_delta(x, t) on X1 - X0."""
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, *labels = drawn
@@ -94,7 +94,7 @@ class NSFTask(LineTask):
 
 
 class NSF(LinePhase):
-    """u_delta learns the velocity of straight lines."""
+    """Train u_delta on the velocity of straight lines."""
 
     name = "nsf"
     follows = (*LinePhase.follows, "nsf.init")
@@ -110,7 +110,7 @@ class NSF(LinePhase):
 
 
 class TimePredictorTask(LineTask):
-    """t_phi(x) regresses t."""
+    """Regression of t_phi(x) on t."""
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, *_ = drawn  # labels, if there are any
@@ -118,25 +118,25 @@ class TimePredictorTask(LineTask):
 
 
 class Predictor(LinePhase):
-    """t_phi learns the time on the lines of phase 2."""
+    """Train t_phi on the times of points on the lines of phase 2."""
 
     name = "predictor"
     leg = EntryTimes
 
     def task(self, session: Session, data: Data) -> Task:
-        model = new_network(self, session.config, session.device)
+        model = starting_network(self, session)
         return TimePredictorTask(model, *make_pairs(self, session, data), data.classes)
 
-    def network(self, config: ModelConfig, shape: tuple[int, ...], classes: int = 0) -> nn.Module:
-        """Return the time predictor, which is given no class."""
-        return time_network(config, shape)
+    def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
+        """Return the time predictor, which takes no labels and is never the caller's."""
+        return time_network(config.model, data_shape(config.data))
 
 
 def make_pairs(phase: Phase, session: Session, data: Data) -> tuple[Pairs, int]:
-    """Return the starts and ends of a phase's lines, and a seed, all from streams of its own.
+    """Return the starts and ends of a phase's lines, and a seed, from random streams of the phase.
 
     Raises:
-        UserError: the lines start from the NSGF steps, and NSGF is not trained.
+        UserError: the lines start after NSGF steps, and NSGF is not trained.
     """
     config, device = session.config, session.device
     source = data.source(phase.name)
@@ -157,13 +157,17 @@ def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
 
 
 def load_nsgf_steps(session: Session) -> Transport:
-    """Return the trained NSGF steps (Algorithm 2). Raise UserError if NSGF is not trained."""
+    """Return a function that runs trained NSGF steps (Algorithm 2).
+
+    Raises:
+        UserError: NSGF is not trained.
+    """
     flow = session.config.flow
     return load_euler_steps(NSGF(), session, flow.steps, flow_time(flow))
 
 
 def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) -> Transport:
-    """Return Euler steps of a phase's trained velocity network, from 0 to ``time``.
+    """Return a function that runs Euler steps with a phase's trained network, from 0 to ``time``.
 
     Raises:
         UserError: the phase is not trained.
@@ -184,11 +188,10 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) ->
 
 
 class CachedStarts(Sampler):
-    """The end points of the NSGF steps from a stream of noise, on their device.
+    """End points of NSGF steps from a stream of noise.
 
-    The first ``kept`` of them are computed once, cached in main memory and cycled through; None:
-    always new ones. With K classes the steps of sample i get class i mod K, and ``kept`` is a
-    multiple of K.
+    The first ``kept`` end points are computed once, cached in main memory and repeated; None:
+    always new ones. With K classes, sample i has class i mod K, and ``kept`` is a multiple of K.
     """
 
     def __init__(
@@ -206,7 +209,7 @@ class CachedStarts(Sampler):
 
     def at(self, positions: range) -> Tensor:
         if self._kept is None:
-            return self._moved(positions)
+            return self._transport_noise(positions)
         parts = []
         for _, epoch in pages(positions, self._kept):
             for number, cut in pages(range(epoch.start, epoch.stop), BLOCK):
@@ -214,13 +217,13 @@ class CachedStarts(Sampler):
         return torch.cat(parts)
 
     def _page(self, number: int) -> Tensor:
-        """Return a whole page, since samples that are computed together are rounded together."""
+        """Return a whole page. Pages are fixed because rounding depends on the network's batch."""
         if number not in self._pages:
             whole = range(number * BLOCK, (number + 1) * BLOCK)
-            self._pages[number] = self._moved(whole).cpu()
+            self._pages[number] = self._transport_noise(whole).cpu()
         return self._pages[number]
 
-    def _moved(self, positions: range) -> Tensor:
+    def _transport_noise(self, positions: range) -> Tensor:
         x = self._source.at(positions).to(self._device)
         if not self._classes:
             return self._transport(x)

@@ -15,7 +15,7 @@ from nsgf.data import (
     class_labels,
     data_shape,
 )
-from nsgf.phases.base import Phase, PhasePlan, new_network
+from nsgf.phases.base import Phase, PhasePlan, starting_network
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, drop_positions, plan_pool
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
@@ -27,10 +27,8 @@ from nsgf.training.task import Batch, Task
 
 
 class NSGFTask(Task):
-    """v_theta(X^t, t/T) regresses the pool's velocities, on pairs drawn uniformly with replacement.
-
-    With K classes ``labels`` are those of the pool's trajectories, int32, (F,).
-    """
+    """Regression of v_theta(X^t, t/T) on the pool's velocities; pairs are drawn uniformly with
+    replacement. ``labels``: classes of the pool's trajectories, int32, (F,), or None."""
 
     def __init__(
         self,
@@ -61,7 +59,7 @@ class NSGFTask(Task):
 
 
 class NSGF(Phase):
-    """Sinkhorn flows fill the trajectory pool, v_theta learns their velocities."""
+    """Fill the trajectory pool with Sinkhorn flows, and train v_theta on their velocities."""
 
     name = "nsgf"
     leg = NSGFSteps
@@ -73,7 +71,7 @@ class NSGF(Phase):
         pool = build_pool(session, data.source("pool"), pool_target(config, data))
         release_memory(session.device)
         return NSGFTask(
-            new_network(self, config, session.device),
+            starting_network(self, session),
             pool,
             config.seed,
             labels=flow_labels(session, data.classes) if data.classes else None,
@@ -89,7 +87,7 @@ class NSGF(Phase):
         return PhasePlan((f"pool: {pool.text}",), pool.disk_bytes)
 
     def clean(self, session: Session) -> None:
-        """Free the disk of the pool; nothing else needs it."""
+        """Remove the pool from the disk; later phases do not need it."""
         session.world.wait()
         if session.world.is_main and (freed := drop_positions(session.run.pool)):
             session.log.write(
@@ -105,14 +103,14 @@ class NSGF(Phase):
 
 
 def pool_target(config: Config, data: Data) -> Sampler:
-    """Return the targets of the pool's flows; with classes flow k gets class k mod K only."""
+    """Return the targets of the pool's flows; with classes, flow k gets only class k mod K."""
     if not data.classes:
         return data.target("pool")
     return data.target_by_class("pool", run=config.sinkhorn.targets)
 
 
 def flow_labels(session: Session, classes: int) -> Tensor:
-    """Return the classes of this process's trajectories, flow after flow.  int32, (F,)"""
+    """Return the classes of this process's trajectories, in the order of the flows.  int32, (F,)"""
     config, n = session.config, session.config.sinkhorn.batch_size
     share = session.world.share(range(config.pool.num_batches))
     return class_labels(range(share.start * n, share.stop * n), classes, n)

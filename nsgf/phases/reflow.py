@@ -1,5 +1,5 @@
-"""Phase ``reflow``: a rectified flow once more, on the pairs that its own straight lines join
-(2-rectified flow, Liu et al. 2023): the start of each line and where the trained flow carries it.
+"""Phase ``reflow``: 2-rectified flow (Liu et al. 2023). The trained flow maps each start to an end,
+and the network is trained again on the straight lines between them.
 
 Shapes: B batch, *shape one sample.
 """
@@ -24,14 +24,14 @@ from nsgf.training.task import Batch, Task
 STEPS = 100
 """Number of Euler steps from a start to its end."""
 PATHS = 1024
-"""Number of paths that are computed together. Fixed, since sums are rounded by what is computed
-together; the network itself splits what does not fit a card."""
+"""Number of paths that are computed together. It is fixed because it affects rounding;
+InferenceNetwork splits batches that do not fit into memory."""
 TRIAL_PATHS = 64
-"""Number of paths in a trial."""
+"""Number of paths in a trial (``nsgf preflight``)."""
 
 
 class ReflowTask(Task):
-    """u(x, t) regresses Z1 - Z0 on the line between the two ends of a trained flow's paths."""
+    """Regression of u(x, t) on Z1 - Z0, where Z0 and Z1 are start and end of a trained path."""
 
     def __init__(self, model: nn.Module, ends: tuple[Tensor, Tensor], seed: int) -> None:
         """``ends``: Z0 and Z1, each (N, *shape), on the CPU."""
@@ -51,14 +51,14 @@ class ReflowTask(Task):
 
 
 class Reflow(Phase):
-    """The peer's network learns the straight lines between the ends of its own paths."""
+    """Train the peer's network again, on straight lines between the ends of its paths."""
 
     name = "reflow"
     follows = (*Peer.follows, "reflow.pairs")
 
     def task(self, session: Session, data: Data) -> Task:
-        """Return the task, begun with the peer's averaged weights. A resumed reflow computes the
-        same paths again."""
+        """Return the task; the network starts with the peer's averaged weights. A resumed phase
+        computes the same paths again."""
         student = starting_network(self, session, Peer())
         starts = data.source(self.name).at(range(session.config.reflow.pairs))
         teacher = load_euler_steps(Peer(), session, STEPS, 1.0)
@@ -75,7 +75,8 @@ class Reflow(Phase):
 
 
 def path_ends(starts: Tensor, carry: Callable[[Tensor], Tensor], session: Session) -> Tensor:
-    """Return the ends Z1 to which ``carry`` takes starts Z0 (N, *shape), both on the CPU.
+    """Return the ends Z1 = ``carry``(Z0) for starts Z0 (N, *shape), both on the CPU.
+
 
     Raises:
         Stopped: a stop was requested; no path is kept.

@@ -1,4 +1,4 @@
-"""The phases of a run that are left to train, and restarts of phases."""
+"""Decide which phases of a run are left to train, and restart phases."""
 
 import json
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from nsgf.system.json_reader import fields, read_object
 def pending_phases(
     config: Config, run: RunFolder, first: PhaseName | None = None
 ) -> tuple[list[PhaseName], list[PhaseName]]:
-    """Return the phases to train, in order, and those of them that start anew although they have a
-    checkpoint.
+    """Return the phases to train, in order, and the phases among them that start again although
+    they have a checkpoint.
 
     Args:
         config: the experiment.
         run: the run folder.
-        first: start with this phase. Those before must be finished. From ``first`` on, finished
-            phases start again. So do unfinished phases that learned from a phase which is trained
-            now. Other unfinished phases continue.
+        first: start with this phase; earlier phases must be finished. From here on, a phase starts
+            again if it is finished or if it learned from a phase that starts again. Other
+            unfinished phases resume.
 
     Raises:
         UserError: a checkpoint contradicts the configuration, or a phase before ``first`` is not
@@ -53,11 +53,12 @@ def pending_phases(
             and other not in restarts
             and _needs(other, [name], config)
         ]
-        if later:  # they have learned from a network that would change
+        if later:  # these phases learned from a network that would change
             number = config.phases.index(name) + 1
             raise UserError(
                 f"{name}.iterations = {getattr(config, name).iterations}: phase {number} would "
-                f"change, but {later} have learned from it; --resume-phase {number} trains all anew"
+                f"change, but {later} have learned from it; --resume-phase {number} trains them "
+                "again too"
             )
     return pending, restarts
 
@@ -68,7 +69,7 @@ def _needs(phase: PhaseName, others: list[PhaseName], config: Config) -> bool:
 
 
 def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
-    """Whether no updates of a phase are left."""
+    """Whether all updates of a phase are done."""
     file = run.checkpoint_file(phase)
     if not file.exists():
         return False
@@ -85,10 +86,9 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
 def restart(
     config: Config, run: RunFolder, restarts: list[PhaseName], log: Callable[[str], None]
 ) -> None:
-    """Write the settings of a run, and set aside the checkpoints of phases that start anew.
+    """Write the settings of a run, and set aside the checkpoints of phases that start again.
 
-    The intention is written first. A kill leaves the run as it was, or one that continues with
-    these settings.
+    A plan file is written first, so that :func:`finish_restart` can complete this after a kill.
     """
     intention = {"config": dump_config(config), "phases": restarts}
     write_text(run.restart_file, json.dumps(intention))
@@ -97,16 +97,15 @@ def restart(
 
 
 def finish_restart(run: RunFolder, log: Callable[[str], None]) -> None:
-    """Set aside the checkpoints of phases that start anew, if ``config.yaml`` has the settings of
-    the restart; else it was interrupted before it began, and the run stays as it was.
-    """
+    """Set aside the checkpoints of phases that start again, if ``config.yaml`` already has the
+    settings of the restart. Otherwise the restart was interrupted early and is dropped."""
     try:
         config, phases = fields(read_object(run.restart_file), config=str, phases=list)
     except ValueError:
-        return  # there is none
+        return  # no restart is planned
     for name in chain(*FAMILIES):
         is_left = name in phases and run.checkpoint_file(name).exists()
         if is_left and run.config_file.read_text("utf-8") == config:
-            log(f"{name}: starts anew, its earlier checkpoint is {run.set_aside(name)}")
+            log(f"{name}: starts again, the previous checkpoint is {run.set_aside(name)}")
     run.restart_file.unlink()
-    sync_folder(run.path)  # or it might come back, and set new checkpoints aside
+    sync_folder(run.path)  # otherwise the file could come back after a power cut

@@ -1,7 +1,7 @@
 """The trajectory pool of Algorithm 1.
 
-``plan`` computes its size before anything else; ``build`` fills it with flows; ``trajectories``
-returns pairs; ``storage`` holds its files.
+``plan`` computes the size and checks that it fits; ``build`` fills the pool with flows;
+``trajectories`` returns pairs; ``storage`` reads and writes the files.
 """
 
 from nsgf.pool.build import build_pool

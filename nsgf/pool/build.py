@@ -20,14 +20,14 @@ from nsgf.system.hardware import release_memory
 
 
 def build_pool(session: Session, source: Sampler, target: Sampler) -> TrajectoryPool:
-    """Build the pool, or complete the pool on disk of an interrupted run.
+    """Build the pool; complete it if an interrupted run left a part of it on the disk.
 
-    Flows from mu0 to mu* are computed on the session's device; the pool stays in main memory or on
-    the disk. Each of several processes builds a part. With ``pool.storage: memory`` the run folder
-    only stores the header.
+    Flows from mu0 to mu* are computed on the session's device; the pool is in main memory or on the
+    disk. With several processes, each builds a part. With ``pool.storage: memory`` the run folder
+    stores only the header.
 
     Raises:
-        Stopped: a stop was requested, between two chunks; a pool on disk keeps its flows.
+        Stopped: a stop was requested; a pool on disk keeps its finished flows.
         UserError: pool or solver do not fit, the folder cannot be used, or a flow diverges.
     """
     config, world, shape = session.config, session.world, source.shape
@@ -67,7 +67,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
 
 @dataclass
 class Simulation:
-    """Flows by their number, from two samplers and a solver."""
+    """Compute flows by number, from two samplers and a solver."""
 
     config: Config
     source: Sampler
@@ -78,11 +78,12 @@ class Simulation:
     def flows(self, numbers: range) -> Tensor:
         """Return the trajectories of the flows with these numbers.  (len(numbers) n, T+1, *shape)
 
-        Flow k takes positions k n to (k + 1) n - 1 of the source and k m to (k + 1) m - 1 of the
-        target, so any part of the pool can be built again.
+        Flow k uses the source samples k n to (k + 1) n - 1 and the target samples k m to
+        (k + 1) m - 1, so any part of the pool can be built again.
 
         Raises:
-            UserError: the solver refuses the clouds, e.g. for a blur too small for float32.
+            UserError: the solver refuses the clouds, e.g. because the blur is too small for
+                float32.
         """
         sinkhorn, flow = self.config.sinkhorn, self.config.flow
         clouds = []
@@ -100,10 +101,10 @@ class Simulation:
             ) from error
 
     def try_flows(self, numbers: range, pool: TrajectoryPool) -> bool:
-        """Append these flows to the pool; False if they do not fit into the card's memory.
+        """Append these flows to the pool; return False if the card's memory is too small.
 
         Raises:
-            UserError: a single flow does not fit, or as for :meth:`flows`.
+            UserError: even a single flow does not fit, or see :meth:`flows`.
         """
         before = asdict(self.solver.report)
         try:
@@ -117,7 +118,7 @@ class Simulation:
                     "sinkhorn.target_batch"
                 ) from error
             self.solver.report = SolverReport(**before)
-            return False  # leaving the handler frees the flows before the next try
+            return False  # the end of the handler frees the flows before the next try
 
 
 def _fill(
@@ -128,8 +129,8 @@ def _fill(
     missing: range,
     session: Session,
 ) -> int:
-    """Simulate the missing flows of this process, in order, until a stop is requested; return how
-    many of its flows are finished."""
+    """Simulate the missing flows of this process in order, until a stop is requested. Return the
+    number of finished flows of this process."""
     config, solver, log = simulation.config, simulation.solver, session.log.write
     first = start = pool.filled // config.sinkhorn.batch_size
     total = first + len(missing)
@@ -153,10 +154,9 @@ def _fill(
                 release_memory(simulation.device)
                 half = len(numbers) // 2
                 log(f"pool: {len(numbers)} flows do not fit into the card's memory, trying {half}")
-                # a resumed or rebuilt pool does the same: what is computed together is rounded
-                # together
+                # a resumed or rebuilt pool must use the same limit: rounding depends on it
                 header.limits.append([start, half])
-                if not file:  # a file's header is written with the next flows
+                if not file:  # otherwise the header is written with the next flows
                     write_header(pool_folder(session.run, session.world), header)
     finally:
         if file:

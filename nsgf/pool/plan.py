@@ -1,7 +1,7 @@
-"""Size of the pool and of its solver, checked against free memory and disk space.
+"""Compute the size of pool and solver, and compare it with free memory and disk space.
 
-A *flow* is the simulation of one mini-batch, a *trajectory* the path of one of its particles. The
-pool holds ``pool.num_batches`` flows of ``sinkhorn.batch_size`` trajectories each.
+A *flow* is the simulation of one mini-batch, a *trajectory* the path of one particle. The pool
+holds ``pool.num_batches`` flows with ``sinkhorn.batch_size`` trajectories each.
 """
 
 import math
@@ -24,9 +24,10 @@ DISK_SHARE = 0.95
 BUILD_BYTES = 80 * 10**6
 """Memory of the flows that are simulated together on a CPU, about the size of its caches."""
 BUILD_BYTES_CUDA, BUILD_SHARE_CUDA = 4 * 10**9, 0.25
-"""The same on a graphics card, and the largest share of its memory."""
+"""Memory of the flows that are simulated together on a graphics card, and the largest share of the
+card's memory."""
 CLOUDS, MATRICES = 10, 10
-"""Clouds and matrices of one flow: twice as many as are measured at any one time."""
+"""Number of clouds and matrices that one flow allocates: twice the measured peak."""
 
 
 class PoolPlan(NamedTuple):
@@ -35,9 +36,9 @@ class PoolPlan(NamedTuple):
     dtype: str
     """float32 or float16."""
     disk_bytes: int
-    """Bytes that its file still adds to the run folder."""
+    """Bytes that the pool will still add to the run folder."""
     text: str
-    """A line for the user."""
+    """Description for the user, one line."""
 
 
 def pool_folder(run: RunFolder, world: World) -> Path:
@@ -53,12 +54,11 @@ def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str) -> int:
 
 
 def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
-    """Return an upper bound of the bytes of one flow while it is simulated; half of it is used at
-    once."""
+    """Return twice the peak memory of simulating one flow, in bytes."""
     n, m = config.sinkhorn.batch_size, config.sinkhorn.targets
     larger = max(n, m)
-    rows = larger if config.sinkhorn.solver == "geomloss" else n  # it solves y to y too
-    positions = 2 * (config.flow.steps + 1)  # as computed, and as stacked or converted
+    rows = larger if config.sinkhorn.solver == "geomloss" else n  # geomloss also solves y to y
+    positions = 2 * (config.flow.steps + 1)  # the computed positions and a converted copy
     values = (positions * n + CLOUDS * larger) * math.prod(shape) + MATRICES * rows * larger
     return 4 * values
 
@@ -66,8 +66,8 @@ def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
 def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
     """Return the number of flows that are simulated together.
 
-    ``pool.build_batch``, or as many as fit a fixed budget. Depends only on the settings and the
-    device, not on what happens to be free: flows that are computed together are rounded together.
+    This is ``pool.build_batch``, or as many as fit into a fixed budget. It depends on settings and
+    device but not on free memory, because it affects rounding.
     """
     if config.pool.build_batch != "auto":
         return min(config.pool.build_batch, config.pool.num_batches)
@@ -87,12 +87,12 @@ def plan_pool(
 ) -> PoolPlan:
     """Choose the pool's type, and check that pool and solver fit.
 
-    On a CPU the solver shares the memory with the pool. On a graphics card nothing is computed
-    beforehand: flows that do not fit are halved while the pool is built. Without ``run``, a new one
-    in ``config.out_dir`` is meant.
+    On a CPU the solver shares the memory with the pool. On a graphics card the solver is not
+    checked: the number of simultaneous flows is halved when its memory is full. Without ``run``,
+    plan for a new run in ``config.out_dir``.
 
     Raises:
-        UserError: it does not fit, or the run has a pool of other settings.
+        UserError: it does not fit, or the run has a pool with other settings.
     """
     memory = available_bytes()
     solver = 0
@@ -113,11 +113,11 @@ def plan_pool(
         free += taken
     else:
         free, budget = memory, int(MEMORY_SHARE * memory) - solver
-        # an image set and its networks need the other half of the memory
+        # images and networks need the other half of the memory
         generous = min(budget, memory // 2) if len(shape) > 1 else budget
     dtype: str = config.pool.dtype
     if run and (known := matching_header(pool_folder(run, world or World()), config, shape)):
-        dtype = known.dtype  # a resumed run must see the same values, whatever is free now
+        dtype = known.dtype  # a resumed run must use the same values, whatever memory is free
     elif dtype == "auto":
         dtype = "float32" if pool_bytes(config, shape, "float32") <= generous else "float16"
     needed = pool_bytes(config, shape, dtype)

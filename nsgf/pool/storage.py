@@ -3,8 +3,8 @@
     pool/positions.bin   (flow, particle, time, *shape), the bytes of the tensor
     pool/header.json     format, settings that determine the values, one checksum per flow
 
-The header is replaced as a whole after the flows that it lists are on the disk, so that they are
-complete whenever the process ends.
+The header is replaced as a whole, after the flows that it lists are on the disk. So the listed
+flows are complete even if the process is killed.
 """
 
 import json
@@ -32,21 +32,22 @@ FORMAT = 1
 SECTIONS = ("seed", "data", "sinkhorn", "flow")
 """Sections of the configuration that determine the values of a pool."""
 SAVE_SECONDS = 5.0
-"""Time between two headers, and most that a killed process loses."""
+"""Time between two writes of the header: a killed process loses at most this much work."""
 
 
 @dataclass
 class Header:
-    """What ``header.json`` holds."""
+    """Content of ``header.json``."""
 
     dtype: str
     """float32 or float16."""
     settings: dict[str, Any]
-    """All that determine the values, by dotted key."""
+    """All settings that determine the values, by dotted key."""
     limits: list[Any] = field(default_factory=list)
-    """What a full card allowed: pairs of a flow and the number of flows together from it on."""
+    """Pairs (k, n): after a card was full, from flow k on, at most n flows were computed
+    together."""
     checksums: list[str] = field(default_factory=list)
-    """Of the finished flows; always empty for a pool in memory."""
+    """Checksums of the finished flows; always empty for a pool in memory."""
     format: int = FORMAT
 
 
@@ -54,7 +55,7 @@ def read_header(folder: Path) -> Header | None:
     """Return the header in ``folder``; None if there is none.
 
     Raises:
-        UserError: it is damaged or of another format, or the system refuses to read it.
+        UserError: it is damaged, has another format or cannot be read.
     """
     file = folder / "header.json"
     if not file.is_file():
@@ -93,12 +94,12 @@ def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict
 def matching_header(
     folder: Path, config: Config, shape: tuple[int, ...], dtype: str | None = None
 ) -> Header | None:
-    """Return the header in ``folder`` if its pool has these settings, and ``dtype`` if it is given;
+    """Return the header in ``folder`` if it matches these settings (and ``dtype``, unless None);
     else None.
 
     Raises:
-        UserError: the folder has flows of another pool and ``pool.storage`` is disk, or the header
-            is damaged.
+        UserError: with ``pool.storage`` disk, the folder has flows with other settings; or the
+            header is damaged.
     """
     known = read_header(folder)
     if known is None:
@@ -130,13 +131,13 @@ class PoolFile:
         shape: tuple[int, ...],
         counter: Callable[[str, int, str], Progress] = Progress,
     ) -> None:
-        """Open or begin the pool in ``folder``, with flows of positions (n, T+1, *shape).
+        """Open or create the file in ``folder``; each flow has positions (n, T+1, *shape).
 
-        The flows that ``header`` lists are checked, and counted by ``counter``.
+        Check the flows that ``header`` lists, with progress shown by ``counter``.
 
         Raises:
             UserError: the file is damaged.
-            OSError: no permission or space.
+            OSError: the file cannot be written, or the disk is full.
         """
         self._header = header
         self._folder, self._file = folder, folder / "positions.bin"
@@ -158,7 +159,7 @@ class PoolFile:
                 )
 
     def commit(self, finished: int) -> None:
-        """Record that the first ``finished`` flows are in ``positions``."""
+        """Add checksums up to flow ``finished``, and save from time to time."""
         known = self._header.checksums
         known += map(self._checksum, range(len(known), finished))
         if time.monotonic() - self._saved_at >= SAVE_SECONDS:
@@ -175,10 +176,11 @@ class PoolFile:
 
 
 def _reserve(file: Path, nbytes: int) -> None:
-    """Make a file, with its disk space: a mapped file that finds none later kills the process.
+    """Create a file and allocate its disk space. Without space, writing to the mapped file would
+    kill the process.
 
     Raises:
-        OSError: there is not enough of it.
+        OSError: there is not enough disk space.
     """
     with file.open("wb") as stream:
         if hasattr(os, "posix_fallocate"):
@@ -187,15 +189,14 @@ def _reserve(file: Path, nbytes: int) -> None:
 
 
 def positions_files(folder: Path) -> list[Path]:
-    """Return the files of positions in a run's folder of pools: a pool's own, or those of its
-    parts."""
+    """Return all files of positions below a run's pool folder, one for each process."""
     return list(folder.rglob("positions.bin"))
 
 
 def drop_positions(folder: Path) -> int:
-    """Remove the positions of the pools in ``folder``, and return the bytes that were freed.
+    """Remove the positions of the pools in ``folder``, and return the number of freed bytes.
 
-    Their headers stay, without checksums: a pool that is built again there has the same values.
+    Headers stay, without checksums, so that a pool built again here has the same values.
     """
     freed = 0
     for file in positions_files(folder):

@@ -1,8 +1,8 @@
 """The pool in memory: allocated once and filled in place.
 
-Only positions are kept. A pair (x, v) of the paper is X^t and (X^{t+1} - X^t) / h, so T + 1
-positions stand for T pairs, in about half the memory; h is the length of a step on the clock of
-the velocity network (:mod:`nsgf.sinkhorn.base`), eta where steps are constant.
+The pool stores positions only. The paper's pair (x, v) is X^t and (X^{t+1} - X^t) / h, so T + 1
+positions give T pairs, in about half the memory. h is the length of a step on the velocity
+network's clock (:mod:`nsgf.sinkhorn.base`): eta for constant steps.
 
 Shapes: F trajectories (n of each flow), T flow steps, B pairs.
 """
@@ -30,11 +30,12 @@ class TrajectoryPool:
     """The trajectories of F particles on the CPU, in memory or in a mapped file."""
 
     def __init__(self, positions: Tensor, time_step: float, filled: int = 0) -> None:
-        """Take ``positions``, (F, T+1, *shape), whose first ``filled`` trajectories are known."""
+        """Use the tensor ``positions``, (F, T+1, *shape); its first ``filled`` trajectories are
+        already computed."""
         self._positions, self.time_step = positions, time_step
         self.steps = positions.shape[1] - 1
         self.filled = filled
-        """Number of trajectories so far."""
+        """Number of trajectories computed so far."""
 
     def __len__(self) -> int:
         """Number of pairs (x, v)."""
@@ -44,11 +45,11 @@ class TrajectoryPool:
         """Store the trajectories of finished flows, (n, T+1, *shape), from any device.
 
         Raises:
-            UserError: they are not finite, or beyond the range of the pool's type.
+            UserError: they are not finite, or out of range for the pool's dtype.
         """
         end = self.filled + len(positions)
         place = self._positions[self.filled : end].copy_(positions)
-        if not all(bound.isfinite() for bound in place.aminmax()):  # nan counts as both
+        if not all(bound.isfinite() for bound in place.aminmax()):  # aminmax returns nan if any is
             raise UserError(self._why_not_finite(positions))
         self.filled = end
 
@@ -64,12 +65,12 @@ class TrajectoryPool:
         )
 
     def particles(self, indices: Tensor) -> Tensor:
-        """Return the trajectory of the pair at each of these random indices (B,).  int64, (B,)"""
+        """Return the number of the trajectory for random indices of :meth:`pairs`, int64, (B,)."""
         return indices % len(self) // self.steps
 
     def pairs(self, indices: Tensor) -> PoolBatch:
-        """Return the pairs at these random indices (B,), float32 on the CPU. The indices are
-        uniform, int64 and much larger than the pool; their remainder chooses.
+        """Return the pairs at these random indices (B,), float32 on the CPU. Indices are uniform
+        int64 in a range much larger than the pool, and are taken modulo the number of pairs.
 
         Raises:
             ValueError: the pool is not complete.
@@ -80,6 +81,7 @@ class TrajectoryPool:
         particle, step = index // self.steps, index % self.steps
         rows = self._positions.flatten(0, 1)  # (F (T+1), *shape), a view
         row = index + particle  # particle (T + 1) + step
-        # to float32 before the difference: v / h would magnify what float16 rounds away
+        # convert before the difference: the division by h would magnify the rounding of float16
+
         x, after = rows.index_select(0, row).float(), rows.index_select(0, row + 1).float()
         return PoolBatch(x=x, v=(after - x) / self.time_step, t=step / self.steps)

@@ -16,7 +16,6 @@ from nsgf.comparison.tables import (
     all_tables,
     by_seed,
     columns_of,
-    is_better_higher,
     methods_of,
     settings_text,
     values,
@@ -30,6 +29,7 @@ from nsgf.config.files import (
     read_settings,
 )
 from nsgf.config.schema import Config
+from nsgf.metrics.names import is_better_higher, name_of
 from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import new_figure
 from nsgf.report.drawing import Album
@@ -134,9 +134,8 @@ def draw_quality(rows: Sequence[Row]) -> Any:
     for target, panels in zip(targets, axes, strict=True):
         for metric, panel in zip(metrics, panels, strict=True):
             _draw_measure(panel, rows, target, metric)
-            panel.set_title(metric if len(targets) == 1 else f"{target}: {metric}", fontsize=11)
-            wanted = "higher" if is_better_higher(metric) else "lower"
-            panel.set_ylabel(f"{wanted} is better")
+            name = name_of(metric)
+            panel.set_title(name if len(targets) == 1 else f"{target}: {name}", fontsize=11)
     for panel in axes[-1]:
         panel.set_xlabel("NFE (network calls a sample)")
     handles, names = axes[0][0].get_legend_handles_labels()

@@ -10,6 +10,7 @@ from nsgf.checks import check
 from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.data import class_names
+from nsgf.metrics.names import describe, drop_weak, is_measure, name_of
 from nsgf.plots.figures import draw_curves
 from nsgf.report.drawing import Album, draw_samples
 from nsgf.report.records import curves, log_lines, trained_updates
@@ -26,10 +27,6 @@ REPORTED = {
     ("cifar10", "inception_score"): "8.86 at NFE 59",
 }
 """Figures of the paper, by data set and measure."""
-FLOORS = {"nearest_real": "nearest_real_among_real"}
-"""Floors that are not called MEASURE_floor."""
-DESCRIPTIONS = ("nfe", "guidance", "tau_mean", "tau_std", "classifier_accuracy")
-"""Numbers that are no measures."""
 
 
 def write_page(folder: Path, template: str, **values: Any) -> str:
@@ -75,6 +72,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         missing = f"other pictures are left out: {error}"
         show(f"report: {missing}")
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
+    metrics = drop_weak(metrics)
     file = write_page(
         home,
         "run",
@@ -128,19 +126,9 @@ def _draw_pictures(config: Config, run: RunFolder, album: Album) -> None:
 
 def measure_rows(config: Config, metrics: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return name, value, floor and the paper's figure of each measure of ``nsgf evaluate``."""
-    rows: list[tuple[str, ...]] = []
-    floors = {name: FLOORS.get(name, f"{name}_floor") for name in metrics}
-    hidden, numbers = set(floors.values()), ("_std", *DESCRIPTIONS)
-    for name, value in metrics.items():
-        if isinstance(value, float) and name not in hidden and not name.endswith(numbers):
-            reported = "" if config.data.fake else REPORTED.get((config.data.name, name), "")
-            rows.append((name, _spread(metrics, name), _spread(metrics, floors[name]), reported))
-    return rows
-
-
-def _spread(metrics: dict[str, Any], name: str) -> str:
-    """Return a measure with its spread over repetitions; empty if it is missing or not finite."""
-    value, spread = metrics.get(name), metrics.get(f"{name}_std")
-    if not isinstance(value, float):
-        return ""
-    return f"{value:.4g}" + (f" ± {spread:.2g}" if isinstance(spread, float) and spread else "")
+    reported = {} if config.data.fake else REPORTED
+    return [
+        (name_of(key), value, floor, reported.get((config.data.name, key), ""))
+        for key, value, floor in describe(metrics)
+        if is_measure(key) and isinstance(metrics[key], float)
+    ]

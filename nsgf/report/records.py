@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
-from nsgf.config.files import build
-from nsgf.config.schema import Config, PhaseName
+from nsgf.comparison.results import FLOOR, read_rows
+from nsgf.comparison.tables import SETTINGS, TABLE
+from nsgf.config.files import build, read_settings
+from nsgf.config.schema import CompareConfig, Config, PhaseName
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder, check_links
+from nsgf.run.lock import is_locked
 from nsgf.run.log import read_costs
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import format_bytes, format_hours
@@ -53,16 +56,17 @@ def trained_updates(run: RunFolder, phase: PhaseName) -> int:
 
 
 def run_table(folder: Path) -> list[str]:
-    """Return lines about the runs in a folder, the newest first.
+    """Return lines about the runs and comparisons in a folder, the newest first.
 
     Raises:
         UserError: there is none.
     """
-    files = folder.glob("*/config.yaml")
+    files = [file for name in ("config.yaml", SETTINGS) for file in folder.glob(f"*/{name}")]
     runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
     if not runs:
         raise UserError(f"out_dir = {folder}: holds no run; train one, or say --out-dir DIR")
-    rows = [("run", "updates", "last loss", "time", "size"), *map(_row, map(RunFolder, runs))]
+    head = ("run", "data", "method", "progress", "last loss", "time", "size")
+    rows = [head, *map(_row, map(RunFolder, runs))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -71,14 +75,36 @@ def run_table(folder: Path) -> list[str]:
 
 
 def _row(run: RunFolder) -> tuple[str, ...]:
-    """Return the cells of a run, or why it cannot be read."""
+    """Return the cells of a run or a comparison, or why it cannot be read."""
     try:
         check_links(run.path)
-        loss = [f"{curve[-1][1]:.4g}" for curve in curves(run).values()][-1:]
-        taken = sum(cost.seconds for cost in read_costs(run.path).values())
+        about = _comparison_cells(run.path) if (run.path / SETTINGS).exists() else _run_cells(run)
         size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
-        time = format_hours(taken) if taken else ""
-        return (run.path.name, updates_done(run), "".join(loss), time, format_bytes(size))
+        return (run.path.name, *about, format_bytes(size))
     except (OSError, UserError) as error:
         why = cause(error) if isinstance(error, OSError) else str(error)
-        return (run.path.name, f"cannot be read: {why.removeprefix(f'{run.path}: ')}", "", "", "")
+        problem = f"cannot be read: {why.removeprefix(f'{run.path}: ')}"
+        return (run.path.name, "", "", problem, "", "", "")
+
+
+def _run_cells(run: RunFolder) -> tuple[str, ...]:
+    """Return data, method, progress, last loss and time of a run."""
+    settings = run.read_settings()
+    loss = [f"{curve[-1][1]:.4g}" for curve in curves(run).values()][-1:]
+    taken = sum(cost.seconds for cost in read_costs(run.path).values())
+    is_begun = any(map(run.has_checkpoint, settings.get("phases", [])))
+    progress = updates_done(run) if is_begun or is_locked(run.path) else "aborted: no checkpoint"
+    data, method = settings.get("data", {}).get("name", ""), settings.get("method") or ""
+    return (data, method, progress, "".join(loss), format_hours(taken) if taken else "")
+
+
+def _comparison_cells(folder: Path) -> tuple[str, ...]:
+    """Return data, methods and progress of a comparison; the other cells are empty."""
+    content = read_settings(folder / SETTINGS)
+    compare = build(CompareConfig, content.get("compare", {}))
+    targets = compare.targets or [content.get("data", {}).get("name", "")]
+    rows = read_rows(folder / TABLE)
+    done = {(row.target, row.method, row.seed) for row in rows if row.method != FLOOR}
+    total = len(targets) * len(compare.methods) * compare.seeds
+    progress = f"comparison, {len(done)} of {total} trials"
+    return (",".join(targets), ",".join(compare.methods), progress, "", "")

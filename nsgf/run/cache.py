@@ -1,4 +1,4 @@
-"""Tensors and plain values that are computed once and kept in a file of torch.save."""
+"""Cache computed tensors and plain values in a file of torch.save."""
 
 import hashlib
 import zipfile
@@ -29,34 +29,34 @@ def load_or_compute(
     compute: Callable[[], Any],
     log: Callable[[str], None],
 ) -> T:
-    """Return a value from its file, or computed now and kept there.
+    """Load a value from its file; if that fails, compute it and save the file.
 
     Args:
-        file: where the value is kept.
-        check: turns the file's content into the value; may raise any exception for another content.
+        file: the cache file.
+        check: converts the file's content to the value; may raise any exception.
         compute: returns the content, tensors and plain values.
-        log: takes a line about a file that cannot be used.
+        log: gets a line if the file cannot be used.
     """
     if lexists(file):
         try:
             return check(_read(file))
         except Exception as error:  # torch raises many types for damaged and foreign files
-            log(f"{file} cannot be used ({one_line(error)[:100]}); it is computed again")
+            log(f"{file} cannot be used ({one_line(error)[:100]}); computing it again")
     content = compute()
     try:
         with replacing(file) as stream:
             torch.save(content, stream)
-    except (OSError, RuntimeError) as error:  # torch hides a full disk behind an error of its own
-        log(f"{file} cannot be kept ({one_line(error)[:100]})")
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
+        log(f"{file} cannot be saved ({one_line(error)[:100]})")
     return check(content)
 
 
 def _read(file: Path) -> Any:
-    """Return the content of a file of torch.save. Checksums are compared, which torch itself does
-    not do."""
+    """Return the content of a file of torch.save, after a check of the checksums in it, which torch
+    does not check."""
     with file.open("rb") as stream:
         with zipfile.ZipFile(stream) as archive:
             if broken := archive.testzip():
-                raise ValueError(f"{broken} does not fit its checksum")
+                raise ValueError(f"wrong checksum of {broken}")
         stream.seek(0)
         return torch.load(stream, map_location="cpu", weights_only=True)

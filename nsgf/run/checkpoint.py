@@ -1,9 +1,11 @@
-"""Checkpoints. Each phase keeps its last two. A new one is written every
-``train.checkpoint_every`` updates and at the end of the phase, and later phases read it.
+"""Write and read checkpoints.
 
-    nsgf checkpoint FORMAT, lengths and checksums of what follows      one line of fixed length
+Each phase keeps its last two checkpoints. It writes one every ``train.checkpoint_every`` updates
+and at its end. Later phases read the last one. Content of a file:
+
+    nsgf checkpoint FORMAT, lengths and checksums of the rest          one line of fixed length
     phase, step, configuration, versions                               JSON
-    weights, average, optimizer, ...                                   as torch.save writes it
+    weights, average, optimizer, ...                                   written by torch.save
 
 The step can be read without the weights; the checksums cover every byte.
 """
@@ -28,28 +30,28 @@ from nsgf.system.json_reader import fields, parse_object
 FORMAT = 3
 MAGIC = b"nsgf checkpoint "
 HEADER = ("phase", "step", "precision", "config")
-"""Parts of a payload that are kept in the header."""
+"""Keys of a payload that are stored in the header."""
 CHUNK = 1 << 22
 
 
 def save(file: Path, payload: dict[str, Any]) -> None:
-    """Write a checkpoint, and keep the one before (:func:`nsgf.run.folder.previous_file`).
+    """Write a checkpoint, and keep the previous one (:func:`nsgf.run.folder.previous_file`).
 
-    At any time one of the two names holds a whole checkpoint.
+    At any time, one of the two files is a complete checkpoint.
 
     Args:
         file: the newest checkpoint of a phase.
         payload: nested dictionaries of tensors and plain values.
 
     Raises:
-        UserError: it cannot be written; the checkpoints are as they were before.
+        UserError: it cannot be written; the existing checkpoints do not change.
     """
     header = {key: payload[key] for key in HEADER if key in payload}
     text = json.dumps({**header, "versions": versions()}).encode()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
-            stream.write(_lead(text, 0, 0) + text)
+            stream.write(_first_line(text, 0, 0) + text)
             begin = stream.tell()
             rest = {key: value for key, value in payload.items() if key not in header}
             torch.save(rest, cast(IO[bytes], stream))
@@ -57,63 +59,63 @@ def save(file: Path, payload: dict[str, Any]) -> None:
             stream.seek(begin)
             checksum = _checksum(stream)
             stream.seek(0)
-            stream.write(_lead(text, size, checksum))
+            stream.write(_first_line(text, size, checksum))
             stream.flush()
             os.fsync(stream.fileno())
             if file.exists():
                 link_or_copy(file, previous_file(file))
     except (OSError, RuntimeError) as failure:
-        error = _hidden(failure)
+        error = _original_error(failure)
         if not isinstance(error, OSError):  # e.g. a second Ctrl-C
             raise error from None
         raise UserError(
-            f"checkpoint {file} cannot be written ({cause(error)}); make room or name another "
-            "folder with --out-dir DIR; the checkpoint before is kept"
+            f"checkpoint {file} cannot be written ({cause(error)}); free disk space, or use "
+            "another folder with --out-dir DIR; the previous checkpoint is kept"
         ) from error
 
 
-def _hidden(error: BaseException) -> BaseException:
-    """Return the error behind torch's own."""
+def _original_error(error: BaseException) -> BaseException:
+    """Return the original error behind an error of torch."""
     while isinstance(error, RuntimeError) and error.__context__:
         error = error.__context__
     return error
 
 
-def _lead(text: bytes, size: int, checksum: int) -> bytes:
-    """Return the first line: lengths and checksums of the header ``text`` and of the content."""
+def _first_line(text: bytes, size: int, checksum: int) -> bytes:
+    """Return the first line of a file: lengths and checksums of header ``text`` and content."""
     words = f"{FORMAT} {len(text):08d} {zlib.crc32(text):08x} {size:016d} {checksum:08x}\n"
     return MAGIC + words.encode()
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """Return phase, step, configuration and versions of a checkpoint without reading its weights;
-    errors as in :func:`load`."""
-    with _reading(file) as stream:
-        return _header(file, stream)[0]
+    """Return phase, step, configuration and versions of a checkpoint, without reading its weights.
+    Raises the errors of :func:`load`."""
+    with _open_checkpoint(file) as stream:
+        return _parse_header(file, stream)[0]
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Return a checkpoint on the CPU, tensors and plain values only.
+    """Return the content of a checkpoint, on the CPU: tensors and plain values only.
 
     Raises:
-        Unreadable: it is damaged.
-        UserError: it is missing or of a newer format, or the system refuses to read it.
+        Unreadable: the file is damaged.
+        UserError: the file is missing, has a newer format, or the system cannot read it.
     """
-    with _reading(file) as stream:
-        header, checksum = _header(file, stream)
+    with _open_checkpoint(file) as stream:
+        header, checksum = _parse_header(file, stream)
         start = stream.tell()
         if _checksum(stream) != checksum:
-            raise Unreadable(file, "its content does not fit its checksum")
+            raise Unreadable(file, "wrong checksum")
         stream.seek(start)
         try:
             payload = torch.load(stream, map_location="cpu", weights_only=True)
         except Exception as failure:  # torch raises many types for foreign files
-            error = _hidden(failure)
+            error = _original_error(failure)
             if isinstance(error, OSError | MemoryError) or "allocate memory" in str(error):
                 raise OSError(errno.EIO, one_line(error)) from failure
             raise Unreadable(file, one_line(error).partition(". ")[0]) from failure
     if not isinstance(payload, dict):
-        raise Unreadable(file, "it holds no dictionary")
+        raise Unreadable(file, "not a dictionary")
     for part in ("model", "ema"):
         if not is_finite(payload.get(part)):
             raise Unreadable(file, f"{part} has values that are not finite")
@@ -121,7 +123,7 @@ def load(file: Path) -> dict[str, Any]:
 
 
 class Unreadable(UserError):
-    """A file is damaged, or no checkpoint."""
+    """A file is damaged, or is not a checkpoint."""
 
     def __init__(self, file: Path, cause: str) -> None:
         super().__init__(f"checkpoint {file} cannot be read ({cause}); remove it")
@@ -129,10 +131,10 @@ class Unreadable(UserError):
 
 
 def find_damage(file: Path) -> str | None:
-    """Return what is wrong with a checkpoint; None if it is whole.
+    """Return what is wrong with a checkpoint; None if it is good.
 
     Raises:
-        UserError: the system refuses to read it, or it is of a newer format, which is no damage.
+        UserError: the system cannot read it, or it has a newer format (which is not damage).
     """
     try:
         load(file)
@@ -142,16 +144,16 @@ def find_damage(file: Path) -> str | None:
 
 
 def newer_format_error(file: str, its: int, ours: int) -> UserError:
-    """Return the error for a file of a later version, which is not damaged."""
+    """Return the error for a file that a later version of this program wrote."""
     return UserError(
-        f"{file} cannot be read (it is of the newer format {its}, this program reads {ours}); "
+        f"{file} cannot be read (it has the newer format {its}, this program reads {ours}); "
         "use the version that wrote it"
     )
 
 
 @contextmanager
-def _reading(file: Path) -> Iterator[BinaryIO]:
-    """Open a checkpoint. Raise UserError if there is none, or the system refuses to read it."""
+def _open_checkpoint(file: Path) -> Iterator[BinaryIO]:
+    """Open a checkpoint. Raise UserError if there is none, or the system cannot read it."""
     try:
         if not file.is_file():
             raise UserError(f"no checkpoint {file}: train that phase first")
@@ -161,24 +163,24 @@ def _reading(file: Path) -> Iterator[BinaryIO]:
         raise UserError(f"checkpoint {file} cannot be read ({cause(error)})") from error
 
 
-def _header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
-    """Return the header and the content's checksum; the stream is then at the content."""
-    lead = stream.read(len(_lead(b"", 0, 0)))
-    if lead.startswith(b"PK"):  # a bare file of torch.save
+def _parse_header(file: Path, stream: BinaryIO) -> tuple[dict[str, Any], int]:
+    """Return the header and the checksum of the content; leave the stream before the content."""
+    lead = stream.read(len(_first_line(b"", 0, 0)))
+    if lead.startswith(b"PK"):  # written by torch.save without a header
         raise UserError(f"checkpoint {file} has format 2 or older; use the version that wrote it")
     try:
         words = lead.removeprefix(MAGIC).split()
         if lead.startswith(MAGIC) and int(words[0]) > FORMAT:
             raise newer_format_error(f"checkpoint {file}", int(words[0]), FORMAT)
         text, size, checksum = stream.read(int(words[1])), int(words[3]), int(words[4], 16)
-        if lead != _lead(text, size, checksum):
-            raise ValueError("its header does not fit its checksum")
+        if lead != _first_line(text, size, checksum):
+            raise ValueError("wrong checksum of the header")
         header = parse_object(text)
         fields(header, phase=str, step=int, config=dict)
     except (ValueError, IndexError) as error:
         raise Unreadable(file, f"no header of format {FORMAT}") from error
     if stream.tell() + size != os.fstat(stream.fileno()).st_size:
-        raise Unreadable(file, "it has another length than its header says")
+        raise Unreadable(file, "the file's length differs from its header")
     return header, checksum
 
 
@@ -191,39 +193,39 @@ def _checksum(stream: BinaryIO) -> int:
 
 
 def is_finite(state: Any) -> bool:
-    """Whether all values of a network's state are finite; anything else counts as finite."""
+    """Whether all tensors in a network's state are finite. True for anything but a dictionary."""
     if not isinstance(state, Mapping):
         return True
     finite = [part.isfinite().all() for part in state.values() if isinstance(part, Tensor)]
-    return not finite or bool(torch.stack(finite).all())  # a card waits once, not for each
+    return not finite or bool(torch.stack(finite).all())  # wait for a card only once
 
 
 def restore_previous(file: Path, log: Callable[[str], None]) -> None:
-    """Replace a damaged or missing checkpoint by the one before, and log a line.
+    """Replace a damaged or missing checkpoint by the previous one, and log a line.
 
     Raises:
-        UserError: the system refuses to read it, or it is of a newer format.
+        UserError: the system cannot read it, or it has a newer format.
     """
     before = previous_file(file)
-    problem = find_damage(file) if file.exists() else "it is gone"
+    problem = find_damage(file) if file.exists() else "missing"
     if problem is None or not before.exists() or find_damage(before):
         return
     kept = ""
     if file.exists():
-        kept = f"; it is kept as {file.replace(unused_file(file, 'damaged')).name}"
+        kept = f"; kept as {file.replace(unused_file(file, 'damaged')).name}"
     link_or_copy(before, file)
     sync_folder(file.parent)
-    log(f"checkpoint {file} is damaged ({problem}{kept}); the one before is used")
+    log(f"checkpoint {file} is damaged ({problem}{kept}); the previous one is used")
 
 
 def load_good(
     file: Path, read: Callable[[Path], dict[str, Any]] = load
 ) -> tuple[dict[str, Any], str]:
-    """Return what ``read`` gives for the newest checkpoint that is not damaged, and a remark, which
-    is empty for the newest one. No file is changed.
+    """Apply ``read`` to the newest checkpoint, or to the previous one if that is damaged. Return
+    the result and a remark, which is empty for the newest. Changes no file.
 
     Raises:
-        UserError: neither it nor the one before can be read.
+        UserError: neither checkpoint can be read.
     """
     before, is_gone = previous_file(file), not file.exists()
     try:
@@ -235,25 +237,26 @@ def load_good(
             found = read(before)
         except UserError:
             raise error from None
-    state = "gone" if is_gone else "damaged"
-    return found, f"; {file.name} is {state}, this is the one before"
+    state = "missing" if is_gone else "damaged"
+    return found, f"; {file.name} is {state}, this is the previous one"
 
 
 def read_good_header(file: Path) -> dict[str, Any]:
-    """Return the header of the newest readable checkpoint; errors as in :func:`load_good`."""
+    """Return the header of the newest readable checkpoint; see :func:`load_good`."""
     return load_good(file, read_header)[0]
 
 
 def check_phase(file: Path, header: dict[str, Any], phase: str) -> None:
-    """Raise UserError if a checkpoint is of another phase."""
+    """Raise UserError if a checkpoint belongs to another phase."""
     if header["phase"] != phase:
         raise UserError(f"checkpoint {file} is of phase {header['phase']}, not {phase}; remove it")
 
 
 def interrupted_message(file: Path, phase: str) -> str:
-    """Return a line about a phase that is interrupted without saving."""
+    """Return the message for a phase that was interrupted without saving."""
     try:
         step = read_good_header(file)["step"]
     except UserError:
-        return f"{phase}: interrupted; there is no checkpoint of it yet"
+        return f"{phase}: interrupted; it has no checkpoint yet"
+
     return f"{phase}: interrupted; updates after {step} are lost, --resume continues from {file}"

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -18,12 +18,17 @@ from tempfile import TemporaryFile
 from typing import BinaryIO
 
 import psutil
+from torch import nn
 
-from nsgf.config.files import Content, read_plain, read_settings
+from nsgf.config.files import Content, read_settings
 from nsgf.config.schema import Config, PhaseName, family
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import provenance
+
+OwnNetwork = nn.Module | Callable[[], nn.Module]
+"""A caller's network, x (B, *shape), t (B,) and with classes labels (B,), 0 to K, K for none, to
+(B, *shape), of which each phase trains a copy; or a function that makes one."""
 
 
 class RunFolder:
@@ -31,6 +36,8 @@ class RunFolder:
 
     results_name: str | None = None
     """Folder in ``out_dir`` for results of a run that is only read; None: the run's own."""
+    network: OwnNetwork | None = None
+    """The caller's network, which no file holds, for a run with ``model.network``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,8 +73,8 @@ class RunFolder:
         Raises:
             UserError: the folder cannot be written.
         """
-        base, name = Path(config.out_dir).expanduser(), _folder_name(config.exp, config.smoke)
-        others = [_started(path, name) for path in base.glob(f"{name}-*")]
+        base, name = Path(config.out_dir).expanduser(), folder_stem(config.exp, config.smoke)
+        others = [start_time(path, name) for path in base.glob(f"{name}-*")]
         times = [started[0] for started in others if started]
         stem = f"{name}-{max([f'{datetime.now():%Y%m%d_%H%M%S}', *times])}"
         free = (base / (stem + suffix) for suffix in ("", *(f"_{n}" for n in range(2, 100))))
@@ -92,30 +99,6 @@ class RunFolder:
                 "name another folder with --out-dir DIR"
             ) from error
         return cls(path)
-
-    @classmethod
-    def newest(
-        cls, out_dir: Path, exp: str, *, smoke: bool = False, method: str | None = None
-    ) -> "RunFolder":
-        """Return the newest run of an experiment, among smoke runs or among the others.
-
-        Raises:
-            UserError: there is none, or none of ``method``.
-        """
-        name = _folder_name(exp, smoke)
-        runs = {
-            path: started
-            for path in out_dir.expanduser().glob(f"{name}-*")
-            if (path / "config.yaml").is_file() and (started := _started(path, name))
-        }
-        for path in sorted(runs, key=runs.__getitem__, reverse=True):
-            if method in (None, read_plain(path / "config.yaml").get("method")):
-                return cls(path)
-        of_method = f" with method {method}" if method else ""
-        raise UserError(
-            f"no run of {name}{of_method} in {out_dir}: train one, or name its folder with "
-            "--run DIR"
-        )
 
     def write_config(self, config: Config) -> None:
         """Save the configuration, and the versions beside it."""
@@ -264,12 +247,12 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _folder_name(exp: str, smoke: bool) -> str:
+def folder_stem(exp: str, smoke: bool) -> str:
     """Return the beginning of the names of an experiment's run folders."""
     return f"{exp}-smoke" if smoke else exp
 
 
-def _started(path: Path, exp: str) -> tuple[str, int] | None:
+def start_time(path: Path, exp: str) -> tuple[str, int] | None:
     """Return the time in a run folder's name, and its number within that second."""
     stamp = re.fullmatch(re.escape(exp) + r"-(\d{8}_\d{6})(?:_(\d+))?", path.name)
     return (stamp[1], int(stamp[2] or 1)) if stamp else None

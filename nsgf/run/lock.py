@@ -1,4 +1,4 @@
-"""One process at a time in a folder."""
+"""Locks that let only one process at a time work in a folder."""
 
 import errno
 import functools
@@ -18,7 +18,7 @@ from nsgf.system.output import show_error
 
 WAIT_SECONDS = 1.0
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EIO)
-"""Errors of file systems that have no locks."""
+"""Errors of file systems without locks."""
 
 
 class Busy(UserError):
@@ -29,11 +29,11 @@ class Busy(UserError):
 def lock_folder(folder: Path) -> Iterator[None]:
     """Lock a run folder.
 
-    The operating system releases the lock when its process ends, so a killed process blocks nobody.
-    A file system without locks is used with a warning.
+    The operating system releases the lock when the process ends, even if it is killed. On a file
+    system without locks there is only a warning.
 
     Raises:
-        Busy: another process works there; the message names it.
+        Busy: another process has locked the folder; the message names it.
         OSError: the folder cannot be written.
     """
     lock, owner = _lock(folder / "lock"), folder / "lock.owner"
@@ -41,7 +41,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         who = owner.read_text(errors="replace").strip() if owner.exists() else "another process"
-        raise Busy(f"run = {folder}: {who} works on it; wait for its end") from error
+        raise Busy(f"run = {folder}: {who} works on it; wait until it ends") from error
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in NO_LOCKS:
             raise
@@ -54,13 +54,26 @@ def lock_folder(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process works in a run folder, or may do so where locks cannot be tried."""
+    if not (folder / "lock").exists():
+        return False
+    lock = _lock(folder / "lock")
+    try:
+        lock.acquire()
+    except (Timeout, OSError, NotImplementedError):
+        return True
+    lock.release()
+    return False
+
+
 @contextmanager
 def wait_for_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Lock a folder as soon as other processes have released it.
+    """Wait until no other process has locked a folder, then lock it.
 
     Args:
-        folder: made if needed.
-        waiting: called about once a second while waiting; an exception ends the wait.
+        folder: created if needed.
+        waiting: called about once a second during the wait; an exception ends the wait.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -76,15 +89,15 @@ def wait_for_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> I
 
 @functools.cache
 def _warn_once(device: int) -> None:
-    """Warn about a device without locks."""
+    """Warn once about a file system without locks."""
     show_error(
         "warning: this file system has no locks; let only one process at a time work in a run"
     )
 
 
 def _lock(file: Path) -> FileLock:
-    """Return a lock of the operating system, never one that a killed process leaves behind."""
+    """Return a lock of the operating system; lock files would remain after a killed process."""
     try:
         return FileLock(file, timeout=0, fallback_to_soft=False)
-    except TypeError:  # versions that know no other kind
+    except TypeError:  # older versions have only this kind
         return FileLock(file, timeout=0)

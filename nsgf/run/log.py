@@ -18,16 +18,16 @@ from nsgf.system.output import show
 
 
 class RunLog:
-    """Writes the log and the records of a run folder; a context manager."""
+    """Write the log and the records of a run folder; a context manager."""
 
     def __init__(self, folder: Path, quiet: bool = False) -> None:
-        """``quiet``: write nothing, for all but the first process."""
+        """``quiet``: write nothing; for all processes except the first."""
         self._quiet = quiet
         self._log = folder / "log.txt"
         self._metrics = folder / "metrics.jsonl"
         self._costs = folder / "costs.jsonl"
         self.tracker: Tracker | None = None
-        """Gets records and pictures too, until it fails."""
+        """Also receives records and pictures; None after it failed."""
 
     def __enter__(self) -> "RunLog":
         return self
@@ -38,7 +38,7 @@ class RunLog:
         self.tracker = None
 
     def write(self, text: str, shown: bool = True) -> None:
-        """Append a line with the time to the log, and print it unless it is not ``shown``."""
+        """Append a line with the time to the log; if ``shown``, print it too."""
         if self._quiet:
             return
         if shown:
@@ -54,7 +54,8 @@ class RunLog:
         done: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> Progress:
-        """Return a progress counter, with lines in the log and, without a bar, on stdout."""
+        """Return a progress counter that writes lines to the log, and to stdout if there is no
+        bar."""
 
         def line(text: str) -> None:
             if not self._quiet:
@@ -64,11 +65,11 @@ class RunLog:
         return Progress(title, total, unit, done=done, line=line, shown=shown, clock=clock)
 
     def record(self, **values: Any) -> None:
-        """Append a line to metrics.jsonl, which the same seed fills with the same values."""
+        """Append a line to metrics.jsonl, for values that the seed determines."""
         self._append(self._metrics, values)
 
     def record_cost(self, **values: Any) -> None:
-        """Append a line to costs.jsonl: time and memory, which differ from run to run."""
+        """Append a line to costs.jsonl, for time and memory, which differ from run to run."""
         self._append(self._costs, values)
 
     def _append(self, file: Path, values: dict[str, Any]) -> None:
@@ -82,11 +83,11 @@ class RunLog:
         self._send(lambda tracker: tracker.picture(name, file))
 
     def rewind(self, phase: str, step: int) -> None:
-        """Drop the records of ``phase`` after ``step``, which a resumed run writes again."""
+        """Remove the records of ``phase`` after ``step``, since a resumed run writes them again."""
         self._rewrite(lambda lines: [line for line in lines if not _is_after(line, phase, step)])
 
     def sort(self, phases: Sequence[str]) -> None:
-        """Sort the records by phase, as in a run that was never interrupted."""
+        """Sort the records by phase, as in an uninterrupted run."""
         self._rewrite(lambda lines: sorted(lines, key=lambda line: _place(line, phases)))
 
     def _rewrite(self, change: Callable[[list[str]], list[str]]) -> None:
@@ -114,13 +115,13 @@ class Cost(NamedTuple):
     """Time and memory of a phase, from ``costs.jsonl``."""
 
     seconds: float
-    """Seconds of its preparation, as of the pool, and of its updates."""
+    """Time for preparation (such as the pool) and updates, in seconds."""
     peak_memory: int
     """Peak memory in bytes."""
 
 
 def read_costs(folder: Path) -> dict[str, Cost]:
-    """Return the costs by phase; a line's speed covers the updates since the line before."""
+    """Return the costs by phase. The speed in each line is for the updates since the last line."""
     found: dict[str, Cost] = {}
     steps: dict[str, int] = {}
     kinds = {"phase": str, "step": int, "steps_per_second": float, "peak_memory": int}
@@ -140,12 +141,12 @@ def _is_after(line: str, phase: str, step: int) -> bool:
     try:
         recorded, number = fields(parse_object(line), phase=str, step=int)
     except ValueError:
-        return True  # cut off by an interruption
+        return True  # the line was cut off by an interruption
     return bool(recorded == phase and number > step)
 
 
 def _place(line: str, phases: Sequence[str]) -> int:
     try:
         return phases.index(*fields(parse_object(line), phase=str))
-    except ValueError:  # another phase, or no record
+    except ValueError:  # another phase, or not a record
         return len(phases)

@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, or plain lines."""
+"""Show the progress of long work: a bar on a terminal, or plain lines."""
 
 import sys
 import time
@@ -20,12 +20,12 @@ def is_terminal() -> bool:
     """Whether stderr, where bars are drawn, is a terminal."""
     try:
         return sys.stderr.isatty()
-    except (AttributeError, ValueError):  # none, or closed
+    except (AttributeError, ValueError):  # stderr is missing or closed
         return False
 
 
 class Progress:
-    """Counts units of work; a context manager, which prints the last line."""
+    """Count units of work and show progress; a context manager that prints the last line."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Progress:
             title: name of the work.
             total: number of units.
             unit: name of a unit, e.g. ``step``.
-            done: number of units that were finished before.
-            line: gets a plain line every LINE_SECONDS, and after the first and the last unit;
-                None: lines go to stderr if no bar is drawn there, and short work has none.
-            shown: whether a bar may be drawn.
-            clock: monotonic seconds.
+            done: number of units that are already finished.
+            line: function that gets a line every LINE_SECONDS, and after the first and last unit;
+                None: print lines to stderr if there is no bar, and none for short work.
+            shown: whether to show a bar.
+            clock: monotonic clock, in seconds.
         """
         self._title, self._total, self._unit, self._done = title, total, unit, done
         self._has_log, self._line, self._clock = line is not None, line or _to_stderr, clock
@@ -73,7 +73,7 @@ class Progress:
         self._draw(self._bar.close)
 
     def update(self, count: int = 1, loss: float | None = None) -> None:
-        """Count finished units; ``loss`` is shown beside them."""
+        """Count finished units, and show ``loss``."""
         self._done += count
         if loss is not None:
             self._loss = loss
@@ -95,7 +95,7 @@ class Progress:
         if self._loss is not None:
             parts.append(f"loss {self._loss:.4g}")
         seconds = now - self._last_at
-        if seconds > 0 and (self._lines or not self._has_log):  # the first unit is a slow one
+        if seconds > 0 and (self._lines or not self._has_log):  # the first unit is slow
             speed = (self._done - self._last) / seconds
             parts.append(f"{speed:.3g}/s")
             if self._done < self._total:
@@ -110,7 +110,7 @@ def count_progress(
     unit: str,
     counter: Callable[[str, int, str], Progress] = Progress,
 ) -> Iterator[Item]:
-    """Yield the things, counted by ``counter``, for example a log's ``progress``."""
+    """Yield the things and show progress with ``counter``, for example ``RunLog.progress``."""
     with counter(title, len(things), unit) as progress:
         for thing in things:
             yield thing

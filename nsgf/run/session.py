@@ -1,4 +1,4 @@
-"""The session that trains a run."""
+"""The objects that training needs, in one record."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from nsgf.system.distributed import World
 
 @dataclass
 class Session:
-    """Everything that a phase needs for its training, in one process."""
+    """Everything that a phase needs for training, in one process."""
 
     config: Config
     run: RunFolder

@@ -19,16 +19,16 @@ class Stopped(Exception):
     """Training ended early on request; everything is saved."""
 
     folder: Path | None = None
-    """The run folder, if known."""
+    """The run folder; None if not known yet."""
 
 
 class StopRequest:
-    """Whether training should end after the current update, and why."""
+    """Tells whether training should end after the current update, and why."""
 
     def __init__(
         self, max_hours: float | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``max_hours``: limit from now on; None: no limit."""
+        """``max_hours``: time limit, starting now; None: no limit."""
         self._clock = clock
         self._deadline = None if max_hours is None else clock() + 3600 * max_hours
         self._limit = f"train.max_hours = {max_hours:g} is over" if max_hours is not None else ""
@@ -37,11 +37,11 @@ class StopRequest:
 
     @property
     def reason(self) -> str | None:
-        """Reason to stop; None: none."""
+        """Reason to stop; None if training should continue."""
         if self._signal is None and self._deadline is not None and self._clock() >= self._deadline:
             return self._limit
         if self._launcher is not None and os.getppid() != self._launcher:
-            return "torchrun is gone"  # a killed torchrun cannot end its processes
+            return "torchrun has ended"  # a killed torchrun cannot end its processes
         return self._signal
 
     def follow(self) -> None:
@@ -51,9 +51,9 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Treat SIGINT (Ctrl-C), SIGTERM and SIGHUP as requests to stop; a Ctrl-C after one of them
-        interrupts at once. An ignored SIGHUP (nohup) stays ignored. Call it in the main thread.
-        """
+        """Context in which SIGINT (Ctrl-C), SIGTERM and SIGHUP are requests to stop. A Ctrl-C after
+        a request interrupts at once. An ignored SIGHUP (nohup) stays ignored. Needs the main
+        thread."""
         before = {
             number: signal.signal(number, self._take)
             for number in SIGNALS
@@ -70,7 +70,7 @@ class StopRequest:
         if number == signal.SIGINT and self._signal is not None:
             raise KeyboardInterrupt
         self._signal = name
-        # print is not reentrant: the signal may have interrupted one
-        line = f"\nnsgf: {name}: ends after this step and saves; Ctrl-C now ends without saving\n"
+        # print is not reentrant: the signal may have interrupted a print
+        line = f"\nnsgf: {name}: saving and ending after this step; Ctrl-C ends without saving\n"
         with suppress(OSError):  # stderr is closed
             os.write(2, line.encode())

@@ -1,1 +1,1 @@
-"""Algorithms 2 and 4 and their solvers."""
+"""Sampling: Algorithms 2 and 4, and their ODE solvers."""

@@ -1,5 +1,4 @@
-"""The loop over batches of samples, and their files, with which an interrupted evaluation
-continues."""
+"""Draw samples batch by batch. Files of finished batches let an interrupted evaluation continue."""
 
 import hashlib
 import json
@@ -23,7 +22,7 @@ from nsgf.system.hardware import versions
 from nsgf.system.output import show
 
 SECTIONS = ("seed", "phases", "data", "flow", "model", "sampling")
-"""Sections that samples follow from, besides the weights."""
+"""Sections of the configuration that determine the samples, besides the weights."""
 
 Batch = dict[str, np.ndarray]
 """The samples of a batch, arrays by name."""
@@ -40,30 +39,30 @@ def generate(
     folder: Path | None = None,
     progress: bool = True,
 ) -> Samples:
-    """Draw ``n`` samples in batches of ``sampling.batch_size``, and gather them on the CPU. They do
-    not depend on the number of processes.
+    """Draw ``n`` samples in batches of ``sampling.batch_size``, and gather them on the CPU. Results
+    do not depend on the number of processes.
 
     Args:
-        sampler: e.g. of :func:`nsgf.phases.load_sampler`.
-        source: of mu0, from its first position on.
+        sampler: for example from :func:`nsgf.phases.load_sampler`.
+        source: stream of mu0; its first ``n`` samples are used.
         n: number of samples.
-        device: where the sampler runs.
-        keep: for images: number of the first samples that are kept as floats; all are kept as
-            bytes. None: all as floats.
-        world: the processes among which batches are shared; None: only this one.
-        folder: for batches, which are read if they are there, and written as they are drawn.
-        progress: whether progress is shown.
+        device: device of the sampler.
+        keep: for images: return all samples as bytes, and only the first ``keep`` as floats; None:
+            return all as floats.
+        world: processes that divide the batches; None: only this process.
+        folder: folder with a file for each finished batch, to read and to extend; None: no files.
+        progress: whether to show progress.
 
     Returns:
-        All samples; in other processes than the first none.
+        All samples in the first process; no samples in the other processes.
 
     Raises:
-        UserError: the program that started several processes is gone.
+        UserError: torchrun has ended.
     """
     world, stop, done = world or World(), StopRequest(), dict[int, Batch]()
     size = sampler.config.sampling.batch_size
     cuts = [range(first, min(first + size, n)) for first in range(0, n, size)]
-    # a batch of other weights, settings or noise has another origin
+    # identifies weights, settings and noise of a batch file
     origin = f"{folder.parent.name}/{folder.name} {_fingerprint(sampler)}" if folder else ""
     if folder and world.is_main and (done := _read_batches(folder, len(cuts), origin)):
         show(f"sample: {len(done)} of {len(cuts)} batches are there from before")
@@ -85,7 +84,7 @@ def generate(
 
 
 def _as_arrays(part: Samples, keep: int | None) -> Batch:
-    """Return a batch as arrays, of images the first ``keep`` as floats and all as bytes."""
+    """Return a batch as arrays; with ``keep``, all images as bytes and the first as floats."""
     tensors = {"x": part.x[:keep], "finite": part.x.isfinite().all()}
     others = {"tau": part.tau, "labels": part.labels}
     others["pixels"] = None if keep is None else to_bytes(part.x)
@@ -106,11 +105,12 @@ def _joined(batches: list[Batch], n: int) -> Samples:
 def batch_folder(
     samples: Path, sampler: FlowSampler, device: torch.device, keep: int | None
 ) -> Path:
-    """Return the folder of an evaluation's batches, named after its settings: ``.drawn-DIGEST``.
+    """Return the folder for the batches of an evaluation, ``.drawn-DIGEST``, where DIGEST depends
+    on all settings.
 
     Args:
         samples: the folder of a run's samples.
-        sampler, device, keep: as for :func:`generate`.
+        sampler, device, keep: see :func:`generate`.
     """
     config = sampler.config
     settings = fixed_values(config, SECTIONS)
@@ -120,7 +120,7 @@ def batch_folder(
 
 
 def _fingerprint(sampler: FlowSampler) -> str:
-    """Return the SHA-256 of the versions and of the networks' weights in the run's precision."""
+    """Return the SHA-256 of the package versions and of the networks' weights as used here."""
     digest = hashlib.sha256(json.dumps(versions()).encode())
     for leg in sampler.legs:
         if isinstance(leg.network, InferenceNetwork):
@@ -131,7 +131,7 @@ def _fingerprint(sampler: FlowSampler) -> str:
 
 
 def _read_batches(folder: Path, count: int, origin: str) -> dict[int, Batch]:
-    """Return the batches, by number, that are there, whole and of this origin."""
+    """Return the valid batches of this origin in the folder, by number."""
     found = {}
     for number in range(count):
         try:
@@ -145,12 +145,12 @@ def _read_batches(folder: Path, count: int, origin: str) -> dict[int, Batch]:
 
 
 def _write_batch(folder: Path, number: int, batch: Batch, origin: str) -> bool:
-    """Write a batch; if that is not possible, say so and return False."""
+    """Write a batch; if that is not possible, print a message and return False."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / f"{number}.npz") as stream:
             np.savez(stream, **batch, origin=np.array(f"{origin} {number}"))  # type: ignore[arg-type]
     except OSError as error:
-        show(f"samples are not kept for an interruption: {folder} ({cause(error)})")
+        show(f"{folder} cannot be written ({cause(error)}); an interruption would lose all samples")
         return False
     return True

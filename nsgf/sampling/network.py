@@ -1,4 +1,4 @@
-"""A trained network for sampling.
+"""Wrapper of a trained network for sampling.
 
 Shapes: B batch.
 """
@@ -14,11 +14,10 @@ from nsgf.training.precision import DTYPES, Precision, precision_context
 
 
 class InferenceNetwork(nn.Module):
-    """A network in eval mode whose layers compute in a given precision, with float32 inputs and
-    outputs. A batch that does not fit the card is split.
+    """A network in eval mode that computes in a given precision, with float32 inputs and outputs.
 
-    Batches are split here, and not by callers, so that a solver that chooses its steps for a whole
-    batch (dopri5) takes the same steps on a full card.
+    A batch that does not fit into the card's memory is split here, and not by the caller, so that
+    dopri5, which chooses steps for the whole batch, takes the same steps on any card.
     """
 
     def __init__(
@@ -28,47 +27,47 @@ class InferenceNetwork(nn.Module):
         device: torch.device,
         log: Callable[[str], None] = show,
     ) -> None:
-        """Take over ``model`` and cast the weights of its layers once, since autocast caches casts
-        of trained weights only. ``log`` takes a line when a batch has to be split."""
+        """Wrap ``model`` and cast the weights of its layers in place, since autocast would cast
+        them again at each call. ``log`` gets a line when a batch is split."""
         super().__init__()
         self.model, self._device, self._log = model, device, log
         self.precision = precision
         self._most: int | None = None
-        """Samples that fit at once; None: as many as were given so far."""
+        """Largest number of samples that fit into memory together; None: no limit known."""
         for layer in model.modules() if precision != "fp32" else ():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 layer.to(DTYPES[precision])
         self.eval()
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return the network's answer (B, ...) to inputs (B, ...).
+        """Return the network's output (B, ...) for inputs (B, ...).
 
         Raises:
-            UserError: not even single samples fit into the card's memory.
+            UserError: the card's memory is too small for a single sample.
         """
         size = together = min(len(inputs[0]), self._most or len(inputs[0]))
         while (answer := self._answer(inputs, together)) is None:
             if together <= 1:
                 raise UserError(
-                    "the card's memory is full, even with one sample at a time; free it of other "
-                    "programs, or use --device cpu"
+                    "the card's memory is full, even with one sample at a time; stop other "
+                    "programs on it, or use --device cpu"
                 )
             together = -(-together // 2)
             torch.cuda.empty_cache()
         if together < size:
             self._most = together
             self._log(
-                f"the card's memory is full with {len(inputs[0])} samples at a time; continues "
-                f"with {together} at a time through the network"
+                f"the card's memory is full with {len(inputs[0])} samples at a time; continuing "
+                f"with {together} at a time"
             )
         return answer
 
     def _answer(self, inputs: tuple[Tensor, ...], size: int) -> Tensor | None:
-        """Return the answer, computed for ``size`` samples at a time; None if memory is full."""
+        """Return the output, computed for ``size`` samples at a time; None if memory is full."""
         parts = zip(*(part.split(max(1, size)) for part in inputs), strict=True)
         try:
             with precision_context(self.precision, self._device):
                 answers = [self.model(*part).float() for part in parts]
             return answers[0] if len(answers) == 1 else torch.cat(answers)
         except torch.cuda.OutOfMemoryError:
-            return None  # the exception and what it holds are gone before the next try
+            return None  # frees the exception and its tensors before the next try

@@ -1,10 +1,10 @@
 """Sampling with the trained networks: Algorithm 2 (NSGF) and Algorithm 4 (NSGF++).
 
-A sample passes one leg after another; each leg is the part of one network. The phases that train
-the networks define the legs and their order (:mod:`nsgf.phases`).
+A sample passes several legs in order; on each leg one network moves it. The phases define the legs
+and their order (:mod:`nsgf.phases`).
 
-Shapes: B batch, *shape one sample. Time runs from 0 to 1 on every leg; one NFE is one call of any
-of the networks for one sample.
+Shapes: B batch, *shape one sample. Time runs from 0 to 1 on every leg. NFE is the number of calls
+of all networks per sample.
 """
 
 import math
@@ -27,30 +27,31 @@ Network = Callable[..., Tensor]
 
 @dataclass
 class Samples:
-    """The samples of one call of a sampler, or of several together."""
+    """The samples of one or several calls of a sampler."""
 
     x: Tensor
     """Samples, (B, *shape)."""
     nfe: float
     """Network calls per sample, averaged over the batch."""
     tau: Tensor | None = None
-    """Times at which they entered the straight flow of Algorithm 4, in [0, 1), (B,), predicted or
-    ``sampling.tau``; None without such times."""
+    """Times at which the samples entered the straight flow of Algorithm 4, in [0, 1), (B,),
+    predicted or ``sampling.tau``; None if there are no such times."""
     path: list[Tensor] = field(default_factory=list)
-    """States along the way, each (B, *shape), on request: start, NSGF steps, straight steps."""
+    """With ``keep_path``: all intermediate states, each (B, *shape): start, NSGF steps, straight
+    steps."""
     marks: list[str] = field(default_factory=list)
     """Name of each state of the path: ``start``, ``v 1/2`` after the first of two NSGF steps, ``u
-    3/10`` after three of ten parts of the straight flow."""
+    3/10`` after three of ten steps of the straight flow."""
     pixels: Tensor | None = None
-    """All samples as uint8 images, (N, C, H, W), on request; x then holds the first ones only."""
+    """All samples as uint8 images, (N, C, H, W), if requested; x then has only the first ones."""
     labels: Tensor | None = None
-    """Their classes, int64, (B,); None if the networks are given no classes."""
+    """Classes of the samples, int64, (B,); None if the networks take no classes."""
     finite: bool = True
     """Whether every value of every sample is a finite number."""
 
 
 class Leg(ABC):
-    """The part of one network in the way of a sample."""
+    """The part of sampling that uses one network."""
 
     symbol: ClassVar[str] = ""
     """Symbol of the network in pictures."""
@@ -62,21 +63,22 @@ class Leg(ABC):
 
     @abstractmethod
     def carry(self, samples: Samples, observe: Observer | None) -> None:
-        """Carry the states ``samples.x`` over this leg; ``observe`` is called after each step.
+        """Move the states ``samples.x`` along this leg; call ``observe`` after each step.
 
-        ``samples.tau`` holds the times at which they enter the straight flow; None: 0.
+        ``samples.tau`` are the times at which they enter the straight flow; None: 0.
         """
 
     @property
     def expected_calls(self) -> int | None:
-        """Network calls for each sample; None if they depend on the samples."""
+        """Number of network calls per sample; None if it depends on the samples."""
         return calls_per_velocity(self.config)
 
     def velocity(self, labels: Tensor | None) -> Velocity:
         """Return the network as a function of x and t, for samples with these labels (B,).
 
-        With classes it is a + w (b - a), where the network returns a without and b with the class,
-        and w is ``sampling.guidance`` (Ho and Salimans 2022). w = 1 takes only one call.
+        With classes the velocity is a + w (b - a), where a is the network's output without the
+        class, b with the class, and w is ``sampling.guidance`` (Ho and Salimans 2022). w = 1 needs
+        only one call.
         """
         if labels is None:
             return self._call
@@ -118,7 +120,7 @@ class NSGFSteps(Leg):
 
 
 class EntryTimes(Leg):
-    """Algorithm 4: tau = t_phi(x), or ``sampling.tau``, for which no network is called."""
+    """Algorithm 4: tau = t_phi(x), or ``sampling.tau`` without a network call."""
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x, fixed = samples.x, self.config.sampling.tau
@@ -130,15 +132,15 @@ class EntryTimes(Leg):
 
 
 class StraightFlow(Leg):
-    """Along u_delta from each sample's tau to 1: the end of Algorithm 4, and the only leg of the
-    flow-matching methods that NSGF is compared with."""
+    """Follow u_delta from each sample's tau to 1: the last leg of Algorithm 4, and the only leg of
+    flow-matching methods."""
 
     symbol = "u"
 
     def __init__(self, config: Config, network: Network) -> None:
         """
         Raises:
-            UserError: the solver needs torchdiffeq, which is missing.
+            UserError: the solver needs torchdiffeq, which is not installed.
         """
         super().__init__(config, network)
         load_odeint(config.sampling.solver)
@@ -157,7 +159,7 @@ class StraightFlow(Leg):
 
 
 class OneCall(Leg):
-    """G(x) = x + g(x, 0), one step of a velocity network over the whole flow time; or g(x, 0)."""
+    """G(x) = g(x, 0), or G(x) = x + g(x, 0) if g started as a velocity network."""
 
     symbol = "G"
 
@@ -170,7 +172,7 @@ class OneCall(Leg):
 
 
 class FlowSampler:
-    """Carries samples of mu0 to samples of mu*, leg by leg."""
+    """Map samples of mu0 to samples of mu*, leg by leg."""
 
     def __init__(self, legs: Sequence[Leg]) -> None:
         self.legs = list(legs)
@@ -182,12 +184,12 @@ class FlowSampler:
         """
         Args:
             x: samples of mu0, (B, *shape), on the networks' device.
-            labels: their classes, whole numbers in [0, K - 1], (B,); None: the labels of the first
-                samples, :meth:`labels`.
-            keep_path: whether the states on the way are kept.
+            labels: classes of the samples, integers in [0, K - 1], (B,); None: :meth:`labels` of
+                the positions 0 to B - 1.
+            keep_path: whether to return all intermediate states.
 
         Raises:
-            UserError: the labels are not valid, or the networks are given no classes.
+            UserError: the labels are not valid, or the networks take no classes.
         """
         if labels is None:
             labels = self.labels(range(len(x)))
@@ -206,7 +208,8 @@ class FlowSampler:
 
     def labels(self, positions: range) -> Tensor | None:
         """Return the classes of the samples at these positions, int64, (n,): ``sampling.label``, or
-        each class in turn; None if the networks are given no classes."""
+        each class in turn; None if the networks take no classes."""
+
         classes = data_classes(self.config.data)
         label = class_number(self.config.data, self.config.sampling.label)
         if not classes:
@@ -216,22 +219,22 @@ class FlowSampler:
         return class_labels(positions, classes).long()
 
     def with_settings(self, config: Config) -> "FlowSampler":
-        """Return a sampler of the same networks under other settings of sampling.
+        """Return a sampler with the same networks and other settings for sampling.
 
         Raises:
-            UserError: a solver needs torchdiffeq, which is missing.
+            UserError: a solver needs torchdiffeq, which is not installed.
         """
         return FlowSampler([type(leg)(config, leg.network) for leg in self.legs])
 
     @property
     def config(self) -> Config:
-        """Settings of all legs."""
+        """Configuration, the same for all legs."""
         return self.legs[0].config
 
     @property
     def expected_nfe(self) -> int | None:
-        """Number of network calls for each sample that the settings imply; None if it depends on
-        the samples (dopri5, ``omega``)."""
+        """Number of network calls per sample; None if it depends on the samples (dopri5,
+        ``omega``)."""
         calls = [leg.expected_calls for leg in self.legs]
         return None if None in calls else sum(calls)  # type: ignore[arg-type]
 
@@ -240,7 +243,7 @@ class FlowSampler:
 
 
 def _checked_labels(config: Config, labels: Tensor, count: int) -> Tensor:
-    """Return a caller's classes of ``count`` samples as int64, (count,), or raise UserError."""
+    """Return labels as int64, (count,). Raise UserError if they are not ``count`` valid classes."""
     classes, labels = data_classes(config.data), torch.as_tensor(labels)
     if not classes:
         raise UserError("labels: have no effect without data.conditional; leave them out")
@@ -265,8 +268,8 @@ def nsgf_steps(
     flow_time: float,
     observe: Observer | None = None,
 ) -> Tensor:
-    """Run Algorithm 2: x <- x + eta v_theta(x, s/S) for s = 0 .. S-1, eta = flow_time / S, from
-    samples x of mu0, (B, *shape). With S = T the steps are those of the flow."""
+    """Run Algorithm 2 on samples x of mu0, (B, *shape): x <- x + eta v_theta(x, s/S) for
+    s = 0 .. S-1, eta = flow_time / S. With S = T, eta is the flow's step size."""
     eta = flow_time / steps
     for step in range(steps):
         t = torch.full((len(x),), step / steps, device=x.device)
@@ -277,8 +280,8 @@ def nsgf_steps(
 
 
 def possible_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> tuple[int, float]:
-    """Return the smallest and the largest number of network calls for a sample. The smallest is one
-    for each leg, and one step of the solver for a straight flow (dopri5 counts as one)."""
+    """Return the smallest and the largest possible number of network calls per sample. The smallest
+    is one call for each leg, and one solver step for a straight flow (dopri5 counts as 1)."""
     step = SOLVERS[sampling.solver] or 1
     least = sum(step if leg is StraightFlow else 1 for leg in legs)
     return least, math.inf if {NSGFSteps, StraightFlow} & set(legs) else len(legs)
@@ -301,15 +304,15 @@ def choose_calls(config: Config, legs: Sequence[type[Leg]], nfe: int) -> Config:
 
 
 def limit_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
-    """Return the settings of sampling with this number of network calls, or the nearest below it.
+    """Return the configuration for sampling with this number of network calls, or slightly fewer.
 
-    NSGF++ spends one on the predictor, at most T and at most half of the others on the NSGF steps,
-    and the rest on the straight flow, whose Heun steps take two. dopri5 takes what it needs.
+    NSGF++ uses one call for the predictor, then at most T and at most half of the others for NSGF
+    steps, and the rest for the straight flow (a Heun step needs two). dopri5 ignores the limit.
 
     Args:
-        config: of a run.
-        legs: those whose networks are called.
-        calls: at least the smallest number of :func:`possible_calls`.
+        config: configuration of a run.
+        legs: the legs with network calls, in order.
+        calls: at least the smallest number from :func:`possible_calls`.
     """
     if OneCall in legs:
         return config

@@ -1,7 +1,7 @@
-"""Solvers of the ordinary differential equation of the straight flow.
+"""ODE solvers for the straight flow.
 
 Shapes: B batch, *shape one sample. A velocity is dx/dt = u(x, t) with x (B, *shape) and t (B,):
-each sample starts at a time of its own, and all end at time 1.
+samples start at different times, and all end at time 1.
 """
 
 from collections.abc import Callable
@@ -19,17 +19,17 @@ Observer = Callable[[Tensor], None]
 
 
 SOLVERS: dict[str, int | None] = {"euler": 1, "heun": 2, "dopri5": None}
-"""Network calls of a step for each ``sampling.solver``; None: it chooses its steps as it goes. All
-but euler are torchdiffeq's."""
+"""Number of network calls per step for each ``sampling.solver``; None: adaptive. torchdiffeq
+provides all solvers except euler."""
 MAX_STEPS = 1000
 """Largest number of dopri5 steps of a batch; a trained straight flow takes tens."""
 
 
 def load_odeint(solver: str) -> Callable[..., Tensor] | None:
-    """Return torchdiffeq's function, or None for euler, whose steps are written here.
+    """Return torchdiffeq's function, or None for euler, which this module implements.
 
     Raises:
-        UserError: torchdiffeq is needed and missing.
+        UserError: torchdiffeq is needed but not installed.
     """
     if solver == "euler":
         return None
@@ -50,27 +50,27 @@ def integrate(
     config: SamplingConfig,
     observe: Observer | None = None,
 ) -> Tensor:
-    """Integrate dx/dt = velocity(x, t) from each sample's own time to 1, without gradients.
+    """Integrate dx/dt = velocity(x, t) from each sample's start time to 1, without gradients.
 
-    euler and heun take ``straight_steps`` equal steps of each sample's way; euler with ``omega``
-    takes steps of that size instead, as many as each sample needs. dopri5 (Dormand and Prince 1980)
-    chooses its steps for the whole batch together: the root mean square, over all values of all
-    samples, of error / (tolerance (1 + |x|)) stays below 1 in each step. It calls the velocity
-    twice to find its first step, and 6 times for each step, also for one that it rejects.
+    euler and heun take ``straight_steps`` equal steps for each sample; euler with ``omega`` takes
+    steps of this size, as many as each sample needs. dopri5 (Dormand and Prince 1980) chooses steps
+    for the whole batch: the root mean square of error / (tolerance (1 + |x|)), over all values of
+    all samples, stays below 1 in each step. dopri5 calls the velocity twice to find the first step,
+    and 6 times for each step, accepted or rejected.
 
     Args:
         velocity: u.
-        x: states at their own times, (B, *shape); the result has their type.
-        start: those times, in [0, 1], (B,).
-        config: ``solver`` and what it reads: ``straight_steps``, ``omega``, ``tolerance``.
-        observe: called with the states after each round of steps; with dopri5 with those at
-            ``straight_steps`` equally spaced parts of the way, interpolated without calls.
+        x: states at the times ``start``, (B, *shape); the result has the same dtype.
+        start: start time of each sample, in [0, 1], (B,).
+        config: ``solver``, ``straight_steps``, ``omega`` and ``tolerance`` are used.
+        observe: called with the states after each step; for dopri5, with states interpolated at
+            ``straight_steps`` equally spaced times.
 
     Returns:
         The states at time 1, (B, *shape).
 
     Raises:
-        UserError: torchdiffeq is missing, or dopri5 cannot reach its tolerance.
+        UserError: torchdiffeq is not installed, or dopri5 cannot reach the tolerance.
     """
     odeint = load_odeint(config.solver)
     with torch.no_grad():
@@ -87,11 +87,11 @@ def _euler(
     omega = (1 - start) / rounds
     if config.omega is not None:
         omega = torch.full_like(start, config.omega)
-        steps = ((1 - start) / config.omega - 1e-6).ceil()  # a rounding remainder takes none
+        steps = ((1 - start) / config.omega - 1e-6).ceil()  # no extra step for a rounding error
         rounds = int(steps.max())
     for count in range(rounds):
         if steps is not None:
-            active = (steps > count).nonzero()[:, 0]  # for which a card is waited for, once
+            active = (steps > count).nonzero()[:, 0]  # waits for the card once
         t = start[active] + count * omega[active]
         step = torch.minimum(omega[active], 1 - t).view(-1, *[1] * (x.ndim - 1))
         moved = x[active] + step * velocity(x[active], t)
@@ -114,16 +114,17 @@ def _solve(
     factor = span.view(-1, *[1] * (x.ndim - 1))
 
     def slope(s: Tensor, state: Tensor) -> Tensor:
-        # the search for a first step may look behind the end, where no network was trained
+        # the search for the first step may look beyond the end, where the network is not trained
         return factor * velocity(state, start + s.clamp(max=1) * span)
 
     wide = wide_float(x.device)
     grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=wide, device=x.device)
     options: dict[str, Any] = {"grid_constructor": lambda *_: grid}
     if SOLVERS[config.solver] is None:
-        # without step_t the last step may end far behind 1
+        # without step_t the last step may end far beyond 1
         options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS, "dtype": wide}
-    wanted = grid if observe else grid[[0, -1]]  # all states of a batch may be too many
+    wanted = grid if observe else grid[[0, -1]]  # all states may need too much memory
+
     tolerances = {"rtol": config.tolerance, "atol": config.tolerance}
     method = {"heun": "heun2"}.get(config.solver, config.solver)
     try:

@@ -7,6 +7,7 @@ from typing import Any
 from nsgf.config.schema import ONE_CALL, PEER_PHASES, Config
 from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import report
+from nsgf.metrics.names import drop_weak, is_measure, name_of
 from nsgf.phases import Phase
 from nsgf.phases.generator import count_targets
 from nsgf.run.folder import RunFolder, phase_stem
@@ -16,8 +17,6 @@ from nsgf.system.json_reader import read_object
 from nsgf.version import __version__
 
 CARD_FILE = "README.md"
-MEASURES = ("w2", "fid", "inception_score", "kid", "precision", "recall", "classifier_fid")
-"""Measures of ``metrics.json`` in the hub's front matter."""
 
 
 def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:
@@ -73,9 +72,9 @@ def card(
         half=half,
         pictures=pictures,
         numbers=[
-            {"type": name, "value": measures[name]}
-            for name in MEASURES
-            if isinstance(measures.get(name), int | float)
+            {"type": key, "name": name_of(key), "value": value}
+            for key, value in measures.items()
+            if is_measure(key) and isinstance(value, float)
         ],
         measures=[line.replace("\n", " ") for line in report(measures)] if measures else [],
         version=__version__,
@@ -86,7 +85,7 @@ def card(
 def same_measures(config: Config, run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
     """Return ``metrics.json`` if it was measured after these updates, and with classes under the
     same guidance; else nothing."""
-    found = read_object(run.path / "metrics.json")
+    found = drop_weak(read_object(run.path / "metrics.json"))
     its = found.get("updates")
     same = isinstance(its, dict) and bool(its) and its.items() <= updates.items()
     if config.data.conditional:

@@ -74,9 +74,12 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
 def _write_weights(folder: Path, phase: Phase, config: Config, run: RunFolder, half: bool) -> str:
     """Write the averaged weights of a phase, and return its progress."""
     trained = load_network(phase, config, run, torch.device("cpu"))
-    state = {name: part.contiguous() for name, part in trained.network.state_dict().items()}
+    state = {
+        name: part.clone(memory_format=torch.contiguous_format)  # weights may be shared
+        for name, part in trained.network.state_dict().items()
+    }
     if half:
-        rounded = {name: part.half() for name, part in state.items()}
+        rounded = {name: part.half() for name, part in state.items() if part.is_floating_point()}
         state |= {name: part for name, part in rounded.items() if part.isfinite().all()}
     with replacing(folder / weights_file(phase.name)) as stream:
         stream.write(save_tensors(state, {"format": "pt"}))

@@ -24,7 +24,6 @@ from nsgf.config.files import Content, build, drop_machine_settings, pretrained_
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import Config, PhaseName
-from nsgf.data import shape_and_classes
 from nsgf.phases import Phase, TrainedNetwork
 from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, restored_network
 from nsgf.run.checkpoint import is_finite, newer_format_error
@@ -148,12 +147,12 @@ class ExportedRun(SharedRun):
                 key: part.float() if part.dtype == half else part for key, part in state.items()
             }
         with torch.device("meta"):  # a network that does not fit its file is never made
-            network = phase.network(config.model, *shape_and_classes(config.data))
+            network = phase.network(config, self.network)
         if problem := misfit(state, network.state_dict()):
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the types: torch compares no 8-bit numbers
             raise UserError(f"{file}: has values that are not finite")
-        model = restored_network(phase, config, state, device)
+        model = restored_network(phase, config, state, device, self.network)
         precision = supported_precision(config.train.precision, device)
         return TrainedNetwork(model, str(self._updates.get(phase.name)), precision)
 

@@ -1,4 +1,4 @@
-"""The velocity of the Sinkhorn gradient flow on empirical measures, and the flow itself.
+"""The Sinkhorn gradient flow on empirical measures, and its velocity.
 
 ``base`` states the conventions and the step sizes, ``batched`` is the solver of every shipped
 configuration, ``geomloss`` the reference by automatic differentiation.

@@ -1,4 +1,4 @@
-"""What the solvers share: conventions, checked input, cost matrices, float32, steps of a flow.
+"""Shared code of the solvers: conventions, input checks, cost matrices, precision, step sizes.
 
 Conventions, here and in the whole package: cost C(x, y) = 1/2 |x - y|^2, regularization
 eps = blur^2, uniform weights, S_eps the debiased Sinkhorn divergence. The velocity that decreases
@@ -7,8 +7,8 @@ S_eps(mu, mu*) is
     v(x) = grad f_{mu,mu}(x) - grad f_{mu,mu*}(x)                 (f: entropic OT potentials)
 
 so that x + eta v moves the particles of mu towards mu*. A *flow* is the simulation of one
-mini-batch, a *trajectory* the path of one of its particles, a *solve* one transport problem (x, y):
-each step of a flow is one.
+mini-batch, a *trajectory* the path of one particle, a *solve* one transport problem (x, y). Each
+step of a flow needs one solve.
 
 Shapes: B flows, N particles x, M targets y, D coordinates; images are flattened to D = C*H*W.
 """
@@ -32,21 +32,21 @@ Array = Tensor | np.ndarray[Any, Any]
 
 @dataclass
 class SolverReport:
-    """What a solver did since it was built."""
+    """Counts and errors of a solver since it was built."""
 
     flows: int = 0
-    """Flows begun."""
+    """Number of flows started."""
     solves: int = 0
-    """Transport problems (x, y) solved: one per flow and step."""
+    """Number of transport problems (x, y) solved: one per flow and step."""
     iterations: float = 0.0
-    """Mean updates of a solve, annealing included; 0 where the solver does not count them."""
+    """Mean number of updates per solve, with annealing; 0 if the solver does not count them."""
     worst_error: float | None = None
-    """Largest L1 marginal error of a plan; None where the solver does not measure it."""
+    """Largest L1 marginal error of a plan; None if the solver does not measure it."""
     unconverged: int = 0
-    """Solves that reached the cap on iterations before the tolerance."""
+    """Number of solves that reached the limit of iterations before the tolerance."""
 
     def record(self, iterations: Tensor, errors: Tensor, converged: Tensor) -> None:
-        """Add solves, one per entry of the arguments, each (B,)."""
+        """Add B solves; all arguments are (B,)."""
         wide = wide_float(errors.device)
         found = [iterations.sum(), errors.max(), (~converged).sum()]
         updates, worst, left = torch.stack([value.to(wide) for value in found]).tolist()
@@ -62,12 +62,12 @@ class SolverReport:
             return text
         return (
             f"{text}, {self.iterations:.0f} updates each, marginal errors up to "
-            f"{self.worst_error:.1e}, {self.unconverged} cut off"
+            f"{self.worst_error:.1e}, {self.unconverged} not converged"
         )
 
 
 class FlowSolver(Protocol):
-    """Velocity of the Sinkhorn gradient flow, and flows that follow it."""
+    """Compute the velocity of the Sinkhorn gradient flow, and run flows with it."""
 
     report: SolverReport
 
@@ -86,7 +86,7 @@ class FlowSolver(Protocol):
             Positions X^0 .. X^T of every particle, (B, N, T+1, *shape), float32.
 
         Raises:
-            ValueError: clouds that are empty, not finite or of different shapes.
+            ValueError: the clouds are empty, not finite or of different shapes.
         """
 
 
@@ -103,8 +103,11 @@ def to_tensor(name: str, points: Array) -> Tensor:
 
 
 def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return checked particles (B, N, *shape) and targets (B, M, *shape) as (B, N, D) and (B, M,
-    D)."""
+    """Check and flatten particles (B, N, *shape) and targets (B, M, *shape).
+
+    Returns:
+        (B, N, D) and (B, M, D).
+    """
     if x.ndim < 3 or y.ndim < 3 or x.shape[2:] != y.shape[2:] or len(x) != len(y):
         raise ValueError(
             f"particles {tuple(x.shape)} and targets {tuple(y.shape)} must be (flows, N, *shape) "
@@ -122,8 +125,8 @@ def half_squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return C_ij = 1/2 |x_i - y_j|^2 by one matrix product, without an (N, M, D) tensor.  (B, N,
     M)
 
-    The expansion of the square cancels, the more the further the clouds (B, N, D) and (B, M, D)
-    are from the origin: callers move both to the mean of y.
+    This expansion of the square loses digits for clouds (B, N, D) and (B, M, D) far from the
+    origin, so callers subtract the mean of y from both.
     """
     norms = [torch.linalg.vector_norm(z, dim=2).square() for z in (x, y)]
     cost = torch.baddbmm(norms[1].unsqueeze(1), x, y.mT, beta=0.5, alpha=-1)
@@ -131,8 +134,7 @@ def half_squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def box_diameter(x: Tensor, y: Tensor) -> Tensor:
-    """Return the diagonal of the box around both clouds (..., N, D), (..., M, D), an upper bound of
-    their diameter."""
+    """Return the diagonal of the bounding box of both clouds (..., N, D) and (..., M, D)."""
     low = torch.minimum(x.amin(-2), y.amin(-2))
     high = torch.maximum(x.amax(-2), y.amax(-2))
     return (high - low).norm(dim=-1)
@@ -140,7 +142,7 @@ def box_diameter(x: Tensor, y: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Disable autocast, and TF32, which loses the small differences of a cost matrix."""
+    """Disable autocast and TF32, which would round away small differences of costs."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -153,12 +155,11 @@ def full_precision(device: torch.device) -> Iterator[None]:
 def step_sizes(flow: FlowConfig) -> list[float]:
     """Return eta_0 .. eta_{T-1} of X^{t+1} = X^t + eta_t v(X^t).
 
-    The flow reaches its target only after infinite time: the rest of the way shrinks in proportion
-    to itself. With constant steps eta it stops at time T eta. Harmonic steps 1/T, 1/(T-1), ..., 1
-    follow the same curve on another clock, s = 1 - exp(-time), on which it ends at s = 1. In the
-    limit of exact transport particles then move at constant speed along straight lines
-    (displacement interpolation, McCann 1997), and the last step arrives. The velocity network
-    learns dX/ds.
+    The flow approaches its target exponentially and never arrives. Constant steps eta stop at time
+    T eta. Harmonic steps 1/T, 1/(T-1), ..., 1 follow the same curve on the clock
+    s = 1 - exp(-time), which ends at s = 1. In the limit of exact transport, particles then move at
+    constant speed along straight lines (displacement interpolation, McCann 1997) and arrive in the
+    last step. The velocity network learns dX/ds.
     """
     if flow.schedule == "harmonic":
         return [1 / (flow.steps - step) for step in range(flow.steps)]

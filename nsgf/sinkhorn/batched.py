@@ -1,17 +1,17 @@
-"""Many independent flows at once, each solved to a tolerance, with the velocity in closed form.
+"""Solve many independent flows at once to a tolerance, with the velocity in closed form.
 
     v_i = sum_j P_ij y_j - sum_j Q_ij x_j
 
 P and Q are the transport plans from x to y and from x to itself, rows scaled to sum to 1. Three
 things make it fast:
 
-1. Sinkhorn updates act on the plan of the moment, K_ij = exp((f_i + g_j - C_ij) / eps): a small
-   correction of f and g is a matrix-vector product with K. When it is no longer small, or when a
-   flow has converged, it is absorbed into f and g and K is computed anew for the other flows.
-2. The updates are over-relaxed: each goes `omega` times as far as it would (Thibault et al. 2021).
+1. Sinkhorn updates act on the current plan, K_ij = exp((f_i + g_j - C_ij) / eps): a small
+   correction of f and g is a matrix-vector product with K. When the correction becomes large, or
+   when a flow has converged, f and g absorb it, and K is computed again for the other flows.
+2. The updates are over-relaxed by the factor `omega` (Thibault et al. 2021).
 3. Each step of a flow starts from the potentials of the step before.
 
-A flow stops on its own error, so its result does not depend on the others in its chunk.
+The stopping rule looks at each flow separately, so results do not depend on the other flows.
 
 Shapes: B flows, N particles x, M targets y, D coordinates; potentials f (B, N) and g (B, M).
 """
@@ -32,51 +32,51 @@ from nsgf.sinkhorn.base import (
 )
 
 UPDATES = 10
-"""Updates of g and f between two looks at the error."""
+"""Number of updates of g and f between two checks of the error."""
 MAX_ITERATIONS = 2000
-"""Updates after which a solve that has not converged is cut off and counted."""
+"""Number of updates after which an unconverged solve stops."""
 OMEGA, OMEGA_MAX = 1.8, 1.95
-"""Over-relaxation at the start of a solve, and the most it is raised to where progress is slow."""
+"""Over-relaxation at the start of a solve, and its largest value when progress is slow."""
 LARGEST_CORRECTION = 2.3
-"""Logarithm of 10, the largest factor of one update: over-relaxation cannot run away."""
+"""Largest change of a log factor in one update (a factor of 10); keeps over-relaxation stable."""
 ANNEALING_RATIO, ANNEALING_UPDATES = 6.25, 3
-"""Ratio of two successive eps of the annealing, and updates at each."""
+"""Ratio of successive eps while annealing, and number of updates at each eps."""
 SELF_UPDATES = 14
-"""Updates for Q. The error falls by 3 with each: 14 take it to the rounding of float32."""
+"""Number of updates for Q. Each divides the error by 3; 14 reach the rounding of float32."""
 LOWEST, HIGHEST = -60.0, 20.0
 """Range of log K. Denormal numbers, below -87, would make each product several times slower."""
 SMALL = 10.0
-"""Corrections (logarithms) below this leave K as it is: computing it anew takes longer."""
+"""Corrections (logarithms) below this do not need a new K, which would take longer to compute."""
 ISOLATED = -16.0
-"""Particles whose kernel entries sum to less than exp of this stay where they are under Q: next to
-the 1 on the diagonal, float32 would round the sum away."""
+"""If the other kernel entries of all particles sum to less than exp(ISOLATED), Q is the identity:
+next to the 1 on the diagonal, float32 would round the sum away."""
 HIDDEN = -30.0
-"""A column of K whose largest entry is below exp of this is updated in the log domain."""
+"""Columns of K with all entries below exp(HIDDEN) are updated in the log domain."""
 FINEST = 0.01
-"""Smallest factor on the tolerance of slow particles; slower still, they count as at rest."""
+"""Smallest factor by which slow particles reduce the tolerance."""
 FLOAT32_LIMIT = 0.1 * 2**24
 """Largest C / eps: above it, rounding changes the entries of a plan by more than 10 %."""
 
 
 @dataclass
 class Solution:
-    """The transport problems (x, y) of B flows, solved."""
+    """Solution of the transport problems (x, y) of B flows."""
 
     velocity: Tensor  # (B, N, D)
     speed: Tensor  # (B,) root mean square of |v_i|
     g: Tensor  # (B, M) potential of the targets
-    own: Tensor  # (B, N) potential of the particles against themselves
+    self_potential: Tensor  # (B, N) potential of the particles against themselves
     iterations: Tensor  # (B,) int64, updates of the pair (f, g), annealing included
     error: Tensor  # (B,) L1 error of the marginals, the larger of P's and Q's
     converged: Tensor  # (B,) whether the error is within the tolerance
 
 
 class BatchedSolver:
-    """A FlowSolver for many flows at once. Between two calls it keeps nothing but its report.
+    """A FlowSolver for many flows at once. Between two calls it keeps only its report.
 
     The tolerance bounds the L1 error of a plan's marginals. Where particles move by less than the
-    blur it is multiplied by rms |v| / blur, because an error of the plan moves v by an amount that
-    does not shrink with v.
+    blur, it is multiplied by rms |v| / blur, because the effect of a plan's error on v does not
+    shrink with v.
     """
 
     def __init__(self, config: SinkhornConfig, max_iterations: int = MAX_ITERATIONS) -> None:
@@ -93,11 +93,11 @@ class BatchedSolver:
         """Solve the transport problems of one step of B flows, for particles (B, N, *shape) and
         targets (B, M, *shape).
 
-        `start` is a guess of the solution, of which only `g` and `speed` are used; it saves updates
-        and changes nothing beyond the tolerance.
+        `start` is an initial guess (only `g` and `speed` are used). It saves updates and changes
+        the result only within the tolerance.
 
         Raises:
-            ValueError: clouds that are empty, not finite or of different shapes, or a blur too
+            ValueError: the clouds are empty, not finite or of different shapes, or the blur is too
                 small for float32.
         """
         x, y = as_clouds(x, y)
@@ -121,13 +121,13 @@ class BatchedSolver:
                 solution = self.solve_centred(x, y, solution)
                 x.add_(solution.velocity, alpha=eta)
                 torch.add(x, origin, out=positions[:, :, t])
-                # What is left of the way shrinks by 1 - eta, and the potentials with it.
+                # the remaining distance shrinks by 1 - eta, and so do the potentials
                 solution.g.mul_(1 - eta)
                 solution.speed.mul_(abs(1 - eta))
         return positions.unflatten(3, shape)
 
     def solve_centred(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
-        """Run `solve` on float32 clouds (B, N, D), (B, M, D) around the mean of y, unchecked."""
+        """Run `solve` without checks on float32 clouds (B, N, D), (B, M, D), mean of y at 0."""
         cost = half_squared_distances(x, y)
         self._check_precision(cost)
         if start is None:
@@ -136,9 +136,9 @@ class BatchedSolver:
         else:
             g, iterations = start.g, torch.zeros_like(start.iterations)
             goal = self._goal(start.speed)
-        projected, own, self_error = self.self_projection(x)
+        projected, self_potential, self_error = self.self_projection(x)
         error = torch.full_like(goal, math.inf)
-        while True:  # each turn updates what is left: at most cap / UPDATES turns
+        while True:  # at most cap / UPDATES times: each pass updates the unfinished flows
             before = iterations
             g, error, iterations = self._updated(cost, g, error, goal, iterations)
             plan = torch.softmax(_exponent(cost, g, self._eps), dim=2)
@@ -146,15 +146,15 @@ class BatchedSolver:
             speed = torch.linalg.vector_norm(v, dim=(1, 2)) / math.sqrt(v.shape[1])
             needed = self._goal(speed)
             converged = torch.maximum(error, self_error) <= needed
-            # Where no update was due, the error that is too large is Q's: updates of P go nowhere.
+            # without any update, the error that is too large is Q's, and updates of P do not help
             finished = converged | (iterations >= self._cap) | (iterations == before)
-            # v is slower than was guessed; a little below, since it may be slower still.
+            # v is slower than guessed; aim a little lower, since it may become slower still
             goal = torch.where(finished, math.inf, torch.minimum(needed, goal) * 0.8)
             if finished.all():
                 break
         error = torch.maximum(error, self_error)
         self.report.record(iterations, error, converged)
-        return Solution(v, speed, g, own, iterations, error, converged)
+        return Solution(v, speed, g, self_potential, iterations, error, converged)
 
     def _goal(self, speed: Tensor) -> Tensor:
         """Return the marginal error that is small enough for particles of this speed.  (B,)"""
@@ -179,7 +179,7 @@ class BatchedSolver:
         for k in range(int(stages.max()), 0, -1):
             live = (stages >= k).nonzero()[:, 0]
             eps, live_cost = self._eps * ANNEALING_RATIO**k, _rows_of(cost, live)
-            f, h = _balanced(live_cost, g[live], eps)
+            f, h = _balance_rows(live_cost, g[live], eps)
             omega = torch.full_like(f[:, :1], OMEGA)
             correction = _Correction(live_cost, f, h, eps)
             correction.update(omega, ANNEALING_UPDATES)
@@ -191,10 +191,10 @@ class BatchedSolver:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Update the flows whose error exceeds their goal (B,).  -> g, error, iterations
 
-        Each turn of either loop counts towards the cap, and whole numbers grow whatever becomes of
-        the error. A card is waited for once a turn.
+        Each pass of either loop adds iterations, so both end at the limit even if the error is nan.
+        Each pass waits for the card once.
         """
-        f, g = _balanced(cost, g, self._eps)
+        f, g = _balance_rows(cost, g, self._eps)
         omega = torch.full_like(f[:, :1], OMEGA)
         error, iterations = error.clone(), iterations.clone()
         live = (~(error <= goal)).nonzero()[:, 0]
@@ -203,7 +203,7 @@ class BatchedSolver:
             while True:
                 before = error[live]
                 error[live] = correction.update(omega[live], UPDATES)
-                omega[live] = _raised(omega[live], (error[live] / before).unsqueeze(1))
+                omega[live] = _adapted_omega(omega[live], (error[live] / before).unsqueeze(1))
                 iterations[live] += UPDATES
                 going = ~(error[live] <= goal[live]) & (iterations[live] < self._cap)
                 if not (going.all() & correction.is_small()):
@@ -216,8 +216,8 @@ class BatchedSolver:
         """Return Q x (B, N, D), the potential of Q (B, N), and its marginal error (B,), for clouds
         x (B, N, D) near the origin.
 
-        With f = g the averaged update contracts from any start: K is positive definite. The
-        diagonal of K is 1, so that no row underflows.
+        With f = g the averaged update converges from any start, since K is positive definite. The
+        diagonal of K is 1, so no row underflows.
         """
         kernel = half_squared_distances(x, x).mul_(-1 / self._eps)
         kernel.diagonal(dim1=1, dim2=2).fill_(LOWEST)
@@ -236,26 +236,23 @@ class BatchedSolver:
 
 
 def _rows_of(cost: Tensor, live: Tensor) -> Tensor:
-    """Return the costs of the flows `live`, without a copy if these are all."""
+    """Return the costs of the flows `live`, without a copy if these are all flows."""
     return cost if len(live) == len(cost) else cost[live]
 
 
 def _exponent(cost: Tensor, g: Tensor, eps: float) -> Tensor:
-    """Return (g_j - C_ij) / eps without intermediate matrices, since new memory is slow.  (B, N,
-    M)"""
+    """Return (g_j - C_ij) / eps (B, N, M) without temporary matrices, which would be slow."""
     return torch.add((g / eps).unsqueeze(1), cost, alpha=-1 / eps)
 
 
 def _times(kernel: Tensor, b: Tensor) -> Tensor:
-    """Return K b, (B, N, M) and (B, M) to (B, N). b^T K^T is ten times as fast as K b on a CPU."""
+    """Return K b for K (B, N, M) and b (B, M). b^T K^T is ten times as fast as K b on a CPU."""
     return torch.bmm(b.unsqueeze(1), kernel.mT).squeeze(1)
 
 
-def _balanced(cost: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the f for which the rows of K have mean 1, in the log domain, and g.  (B, N), (B, M)
-
-    The entries of g whose columns of K would underflow next to the others are updated first.
-    """
+def _balance_rows(cost: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the f (B, N) for which the rows of K have mean 1, computed in the log domain, and g
+    (B, M). Entries of g whose columns of K would underflow are updated first."""
     z = _exponent(cost, g, eps)
     log_sum = torch.logsumexp(z, 2)
     z -= log_sum.unsqueeze(2)
@@ -267,7 +264,7 @@ def _balanced(cost: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 class _Correction:
-    """Factors exp(a) on the rows and exp(b) on the columns of K, for fixed f and g."""
+    """Factors exp(a) for the rows and exp(b) for the columns of K, with fixed f and g."""
 
     def __init__(self, cost: Tensor, f: Tensor, g: Tensor, eps: float) -> None:
         self._f, self._g, self._eps = f, g, eps
@@ -279,8 +276,8 @@ class _Correction:
         """Run over-relaxed Sinkhorn updates of b and a, with omega (B, 1), and return the error
         (B,).
 
-        At the optimum every row and every column of K has mean 1. The error is the L1 distance of
-        the column sums from uniform for the plan whose rows are exact: v is computed with it.
+        At the optimum every row and every column of K has mean 1. v is computed with the plan with
+        exact rows; the error is the L1 distance between the column sums of this plan and uniform.
         """
         kernel, a, b = self._kernel, self._a, self._b
         n, m = kernel.shape[1:]
@@ -295,7 +292,8 @@ class _Correction:
         return (column - 1).abs().mean(1)
 
     def is_small(self) -> Tensor:
-        """Whether `UPDATES` more can neither overflow nor leave the range of K; a scalar."""
+        """Whether `UPDATES` more updates can neither overflow nor leave the range of K; a scalar
+        tensor."""
         return torch.maximum(self._a.abs().amax(), self._b.abs().amax()) < SMALL
 
     def absorbed(self) -> tuple[Tensor, Tensor]:
@@ -303,12 +301,9 @@ class _Correction:
         return self._f + self._eps * self._a, self._g + self._eps * self._b
 
 
-def _raised(omega: Tensor, decrease: Tensor) -> Tensor:
-    """Return omega (B, 1) for an error that fell by the factor `decrease` (B, 1) in UPDATES
-    updates.
-
-    Young's formula for the best over-relaxation, given the rate seen with the present one.
-    """
+def _adapted_omega(omega: Tensor, decrease: Tensor) -> Tensor:
+    """Return a better omega (B, 1), given the factor `decrease` (B, 1) by which UPDATES updates
+    reduced the error. Uses Young's formula for the best over-relaxation."""
     rate = decrease.pow(1 / UPDATES).clamp(0.01, 0.999)
     plain_rate = ((rate + omega - 1).square() / (rate * omega.square())).clamp(max=0.9999)
     best = (2 / (1 + (1 - plain_rate).sqrt())).clamp(max=OMEGA_MAX)

@@ -1,10 +1,10 @@
-"""The Sinkhorn divergence and its velocity as functions of tensors, for use outside of training.
+"""The Sinkhorn divergence and its velocity as functions of tensors, for use in other programs.
 
     S_eps(x, y) = OT(x, y) - 1/2 OT(x, x) - 1/2 OT(y, y),      OT(x, y) = mean_i f_i + mean_j g_j
 
 with the conventions of :mod:`nsgf.sinkhorn.base` and converged potentials f, g. By the envelope
-theorem they count as constants in the gradient, which therefore is that of the limit and needs no
-graph through the iterations:
+theorem, the gradient treats them as constants and needs no graph through the iterations:
+
 
     N grad_{x_i} S = x_i - sum_j P_ij y_j - (x_i - sum_j Q_ij x_j) = -v_i
 
@@ -35,9 +35,10 @@ from nsgf.system.hardware import wide_float
 
 SHAPES = "(N, D), (B, N, D), (N, C, H, W) or (B, N, C, H, W)"
 BATCHED = {2: False, 3: True, 4: False, 5: True}
-"""Whether clouds of so many dimensions are several problems."""
+"""Whether a tensor has a batch axis, by its number of dimensions."""
 LARGEST = 10.0
-"""Largest blur, in diagonals of the box around x and y: rounding exceeds S and v far above it."""
+"""Largest blur, relative to the diagonal of the bounding box of x and y: far above it, rounding
+errors exceed S and v."""
 
 
 def sinkhorn_velocity(
@@ -51,24 +52,25 @@ def sinkhorn_velocity(
     """Return the velocity v = grad f_xx - grad f_xy of the particles x in the flow that decreases
     S_eps(x, y).
 
-    x + v moves each particle to where the plan to y sends it, corrected by that of x to itself. No
-    gradient passes through; differentiate :func:`sinkhorn_divergence` instead.
+    v is the displacement by the plan from x to y, minus the displacement by the plan from x to
+    itself. It has no gradient; differentiate :func:`sinkhorn_divergence` instead.
 
     Args:
         x: particles, a tensor or array (N, D), or images (N, C, H, W); several problems at once as
             (B, N, D) or (B, N, C, H, W).
         y: targets with M in place of N.
         blur: square root of eps, in units of the data, for the cost 1/2 |x - y|^2.
-        tolerance: largest L1 error of a plan's marginals; where particles move by less than the
-            blur it is smaller in proportion.
-        max_iterations: updates after which a problem is cut off, with a RuntimeWarning.
+        tolerance: largest L1 error of a plan's marginals; it shrinks in proportion where particles
+            move by less than the blur.
+        max_iterations: number of updates after which an unconverged problem ends with a
+            RuntimeWarning.
 
     Returns:
-        v in the shape, type and place of x, computed in float32.
+        v with the shape, dtype and device of x, computed in float32.
 
     Raises:
-        UserError: shapes, types or places do not go together, values are not finite, a setting is
-            out of its range, or the blur is too small or too large for these clouds in float32.
+        UserError: shapes, dtypes or devices do not match, values are not finite, an argument is out
+            of range, or the blur is too small or too large for these clouds in float32.
     """
     x, y = to_tensor("x", x), to_tensor("y", y)
     solver = _solver(blur, tolerance, max_iterations)
@@ -118,7 +120,7 @@ class _Divergence(torch.autograd.Function):
             solution = solver.solve_centred(x, y)
             projected_y, own_y, _ = solver.self_projection(y)
             value, f = _dual(x, y, solution.g)
-            value -= 0.5 * (_dual(x, x, solution.own)[0] + _dual(y, y, own_y)[0])
+            value -= 0.5 * (_dual(x, x, solution.self_potential)[0] + _dual(y, y, own_y)[0])
             v_y = projected_y
             if ctx.needs_input_grad[1]:  # the same plan, but with exact columns
                 plan = torch.softmax(f.float().unsqueeze(1) - half_squared_distances(y, x), 2)
@@ -128,7 +130,7 @@ class _Divergence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # torch's once_differentiable would count it as a constant
+        if torch.is_grad_enabled():  # once_differentiable would return zero second derivatives
             raise UserError("sinkhorn_divergence: has no second derivative (create_graph=True)")
         gradients = [
             (grad / -v.shape[1]).float().view(-1, 1, 1) * v if is_needed else None
@@ -138,9 +140,9 @@ class _Divergence(torch.autograd.Function):
 
 
 def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Return OT(x, y) for eps = 1 (B,), and the f (B, N) with which the rows of its plan are exact.
+    """Return OT(x, y) for eps = 1 (B,), and the f (B, N) that makes the rows of its plan exact.
 
-    The error of this OT is the square of that of g. In float32 it would cancel for a large blur.
+    The error is quadratic in the error of g. Float32 would lose all digits for a large blur.
     """
     log_plan = half_squared_distances(x, y).to(wide_float(x.device)).neg_().add_(g.unsqueeze(1))
     f = math.log(y.shape[1]) - torch.logsumexp(log_plan, 2)

@@ -1,11 +1,11 @@
-"""The velocity of generated samples in the Sinkhorn flow, with which a generator is trained.
+"""The Sinkhorn velocity of generated samples, which trains a generator.
 
     V(x) = T(x -> y) - T(x -> x')
 
-T are barycentric maps of entropic plans: from generated samples x to real ones y, and to generated
-samples x' of other noise. Against themselves particles would mostly meet themselves, and T(x -> x)
-would stay at x: V would then draw each one to the middle of its share of the data. Two batches that
-are both strangers to x make errors of the same kind, which cancel.
+T are barycentric maps of entropic plans: from generated samples x to real samples y, and to
+generated samples x' from other noise. The plan from x to itself would mostly pair each particle
+with itself, so T(x -> x) would be x, and V would pull particles to local means of the data. y and
+x' are both independent of x; the errors of the two maps are alike and cancel.
 
 Shapes: B problems, N generated samples, M real samples, *shape one sample.
 """
@@ -22,10 +22,10 @@ from nsgf.sinkhorn.batched import BatchedSolver
 
 
 class Drift:
-    """V of B independent problems, its halves each other's x'.
+    """Compute V for B independent problems; each half of the samples is the x' of the other half.
 
-    Blurs are in units of the root of the mean cost between x and y, which changes while a network
-    learns; of several the velocities' mean is taken.
+    The unit of the blurs is the root of the mean cost between x and y, which changes while a
+    network learns. V is averaged over the blurs.
     """
 
     def __init__(self, blurs: Sequence[float], tolerance: float) -> None:
@@ -34,17 +34,16 @@ class Drift:
 
     @property
     def reports(self) -> list[SolverReport]:
-        """What was solved so far, one for each blur."""
+        """Solver reports, one for each blur."""
         return [solver.report for solver in self._solvers]
 
     @torch.no_grad()
     def velocity(self, made: Tensor, real: Tensor) -> Tensor:
-        """Return V of generated samples (B, N, *shape) beside real ones (B, M, *shape), float32.
-
-        Of an odd number the last one is left where it is.  (B, N, *shape)
+        """Return V (B, N, *shape), float32, for generated samples (B, N, *shape) and real samples
+        (B, M, *shape). If N is odd, V of the last sample is 0.
 
         Raises:
-            ValueError: samples that are not finite, or a blur that is too small for float32.
+            ValueError: the samples are not finite, or a blur is too small for float32.
         """
         unit = mean_cost(made, real).sqrt()
         x, y = _halves(made.float() / unit), _halves(real.float() / unit)
@@ -60,7 +59,7 @@ class Drift:
 def _difference(solver: BatchedSolver, x: Tensor, y: Tensor) -> Tensor:
     """Return T(x -> y) - T(x -> x') of halves (2B, N, *shape) and (2B, M, *shape).
 
-    The solver's velocities are T minus the projection of x on itself, which cancels.
+    The solver returns T minus the projection of x on itself, which cancels in the difference.
     """
     other = x.roll(len(x) // 2, dims=0)
     if y.shape == x.shape:  # all problems at once
@@ -71,13 +70,13 @@ def _difference(solver: BatchedSolver, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _halves(samples: Tensor) -> Tensor:
-    """Reshape (B, N, *shape) to (2B, N/2, *shape), all first halves first."""
+    """Reshape (B, N, *shape) to (2B, N/2, *shape): all first halves, then all second halves."""
     return torch.cat(samples[:, : samples.shape[1] // 2 * 2].chunk(2, dim=1))
 
 
 def mean_cost(x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean of 1/2 |x - y|^2 over all pairs of all problems (B, N, *shape) and (B, M,
-    *shape), a scalar; 1 where it is 0."""
+    """Return the mean of 1/2 |x - y|^2 over all pairs of x (B, N, *shape) and y (B, M, *shape), a
+    scalar; 1 if that is 0."""
     origin = y.mean((0, 1))
     flat = [(cloud - origin).flatten(2).float() for cloud in (x, y)]
     squares = flat[0].square().sum(2).mean() + flat[1].square().sum(2).mean()

@@ -1,4 +1,4 @@
-"""The velocity by automatic differentiation of geomloss's divergence: the reference."""
+"""Reference solver: the velocity by automatic differentiation of geomloss's divergence."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from nsgf.sinkhorn.base import SolverReport, as_clouds, box_diameter, full_preci
 class GeomlossSolver:
     """A FlowSolver that takes one pair of clouds at a time.
 
-    v = -grad sum(F), F = f_xy - f_xx the debiased potential on x.
+    v = -grad sum(F), where F = f_xy - f_xx is the debiased potential on x.
     """
 
     def __init__(self, config: SinkhornConfig) -> None:
@@ -24,7 +24,7 @@ class GeomlossSolver:
         """Return the velocity of particles (N, *shape) towards targets (M, *shape), in x's type."""
         flat_x, flat_y = (z.squeeze(0) for z in as_clouds(x.unsqueeze(0), y.unsqueeze(0)))
         self.report.solves += 1
-        if float(box_diameter(flat_x, flat_y)) == 0.0:  # one single point: nothing to transport
+        if float(box_diameter(flat_x, flat_y)) == 0.0:  # all points are equal
             return torch.zeros_like(x)
         with full_precision(x.device):
             return self._solve(flat_x, flat_y).view(x.shape).to(x.dtype)

@@ -1,7 +1,7 @@
-"""Several processes that ``torchrun`` starts to work together.
+"""Cooperation of the processes that ``torchrun`` starts.
 
-Each process takes a contiguous part of the flows, or of the samples of a batch. Random numbers do
-not depend on the number of processes.
+Each process computes a contiguous part of the flows, or of the samples of a batch. Random numbers
+do not depend on the number of processes.
 """
 
 import os
@@ -21,8 +21,8 @@ from nsgf.system.output import is_launched
 Value = TypeVar("Value")
 
 PATIENCE = timedelta(hours=2)
-"""Longest wait for another process, for example while the first one draws pictures. If a process
-dies, torchrun ends the others."""
+"""Longest wait for another process, for example while the first process saves pictures. If a
+process dies, torchrun ends the others."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class World:
     size: int = 1
     """Number of processes."""
     local_rank: int = 0
-    """Number of this process on its machine, and of its card."""
+    """Number of this process on its machine; also the number of its card."""
 
     @property
     def card(self) -> int | None:
-        """Number of this process's card; None for a single process, which uses the current card."""
+        """Number of this process's card; None for a single process (torch's current card)."""
         return self.local_rank if self.size > 1 else None
 
     @property
@@ -47,7 +47,7 @@ class World:
         return self.rank == 0
 
     def share(self, things: range) -> range:
-        """Return this process's part of ``things``; sizes of parts differ by at most one."""
+        """Return this process's part of ``things``; parts differ in size by at most one."""
         cuts = [len(things) * rank // self.size for rank in (self.rank, self.rank + 1)]
         return things[cuts[0] : cuts[1]]
 
@@ -72,8 +72,7 @@ class World:
         return box[0]
 
     def gather(self, value: Value) -> list[Value]:
-        """Return the values of all processes by rank in the first process, and nothing in
-        others."""
+        """Return the values of all processes by rank; an empty list except in the first process."""
         if self.size == 1:
             return [value]
         box: list[Value] = [value] * self.size
@@ -95,10 +94,10 @@ def check_shares(counts: dict[str, int], size: int) -> None:
 
 @contextmanager
 def join(device: str) -> Iterator[World]:
-    """Yield the world of this process. Cards communicate over NCCL, CPUs over gloo.
+    """Connect the processes and yield this process's World. Cards use NCCL, CPUs use gloo.
 
     Raises:
-        UserError: there are more processes than cards, or one card for all of them.
+        UserError: see :func:`take_card`.
     """
     if not is_launched():
         yield World()
@@ -107,23 +106,23 @@ def join(device: str) -> Iterator[World]:
     backend = "cpu:gloo,cuda:nccl" if take_card(device) else "gloo"
     distributed.init_process_group(backend, timeout=PATIENCE)
     yield (world := World(rank, size, local))
-    # only without an error: after one, others may wait for this process until it ends
+    # skipped after an error: other processes may wait for this one until it ends
     if int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:  # on several machines
-        with suppress(RuntimeError):  # another process failed and reports it itself
-            world.any(False)  # wait for the first process: torchrun leaves machines early
+        with suppress(RuntimeError):  # another process failed and reports this
+            world.any(False)  # wait for the first process, as torchrun on other machines ends early
     distributed.destroy_process_group()
 
 
 def take_card(device: str) -> bool:
-    """Make this process's card torch's current one; return False if CPUs are used.
+    """Make this process's card torch's current card; return False if the device is the CPU.
 
     Raises:
-        UserError: there are more processes than cards, or one card for all of them.
+        UserError: there are more processes than cards, or ``device`` names a single device.
     """
     if device in OTHERS:
-        raise UserError(f"device = {device}: takes one process; start it without torchrun")
+        raise UserError(f"device = {device}: works with one process only; start without torchrun")
     if device.startswith("cuda:"):
-        raise UserError(f"device = {device}: several processes need a card each; say --device cuda")
+        raise UserError(f"device = {device}: each process needs its own card; use --device cuda")
     if device == "cpu" or not torch.cuda.is_available():
         return False
     if (local := int(os.environ["LOCAL_RANK"])) >= torch.cuda.device_count():

@@ -1,4 +1,4 @@
-"""The exception for errors that the user can fix, and texts that are safe to show and share."""
+"""The exception for errors that the user can fix, and functions that make texts safe to show."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ MAX_LENGTH = 2000
 ABSOLUTE_PATH = re.compile(
     r"""(?<![\w.+/~-])(?:~\w*)?/(?=[^\s/])(?:[^/\n"',;:()]*[^\s/"',;:()]/)*"""
 )
-"""All but the last part of an absolute path; names of folders may have spaces."""
+"""Matches all parts of an absolute path except the last; folder names may contain spaces."""
 
 
 class UserError(Exception):
@@ -20,8 +20,8 @@ class UserError(Exception):
 
 
 def one_line(said: str | BaseException) -> str:
-    """Return a text or an exception as one printable line; an exception without a message is named
-    by its type."""
+    """Return a text or an exception as one printable line. An exception without a message becomes
+    the name of its type."""
     text = str(said)
     if isinstance(said, BaseException) and not text.strip():
         text = type(said).__name__
@@ -37,12 +37,12 @@ def list_names(names: Sequence[str], most: int = 10) -> str:
 
 
 def cause(error: OSError) -> str:
-    """Return the reason that the operating system gives."""
+    """Return the operating system's reason for an error."""
     return one_line(error.strerror or error)
 
 
 def printable(text: str) -> str:
-    """Return a text with all characters escaped but line ends and printable ones."""
+    """Escape all characters of a text except printable ones and line ends."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(
@@ -51,6 +51,6 @@ def printable(text: str) -> str:
 
 
 def shorten_paths(text: str) -> str:
-    """Return a text in which absolute paths keep only their last part. The other parts may name
-    users of this machine."""
+    """Shorten absolute paths in a text to their last part, since the rest may contain user
+    names."""
     return ABSOLUTE_PATH.sub("", text)

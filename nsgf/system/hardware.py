@@ -18,16 +18,16 @@ from nsgf.system.errors import UserError
 from nsgf.version import __version__
 
 PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", "torch-fidelity"]
-"""Packages whose versions results depend on."""
+"""Packages that affect results; their versions are recorded."""
 OTHERS = ("mps", "xpu")
-"""Other devices than CPUs and CUDA cards: float32 only, one process, no memory checks."""
+"""Devices other than CPUs and CUDA cards: float32 only, one process, no memory checks."""
 
 
 def pick_device(name: str, card: int | None = None) -> torch.device:
     """Return the device that ``name`` (auto, cpu, cuda, cuda:N, mps, xpu) selects.
 
-    A card becomes torch's current one; auto and cuda select ``card``, or else the current one.
-    auto skips a card that torch cannot use.
+    A selected card becomes torch's current card. auto and cuda select ``card``; None: the current
+    card. auto skips a card that torch cannot use.
 
     Raises:
         UserError: the device does not exist, or this build of torch has no code for it.
@@ -37,7 +37,8 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
     device = torch.device(name)
     if device.type in OTHERS and device.type != _accelerator():
         raise UserError(
-            f"device = {name}: torch {torch.__version__} has none here; use --device auto"
+            f"device = {name}: torch {torch.__version__} finds none on this machine; "
+            "use --device auto"
         )
     if device.type != "cuda":
         return device
@@ -46,7 +47,7 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
             f"device = {name}: this machine has {torch.cuda.device_count()} CUDA devices; "
             "use --device auto"
         )
-    if device.index is None:  # some of torch's functions want a number
+    if device.index is None:  # some functions of torch need a number
         device = torch.device("cuda", torch.cuda.current_device() if card is None else card)
     if problem := _kernel_problem(device):
         raise UserError(f"device = {name}: {problem}; or use --device cpu")
@@ -55,7 +56,7 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
 
 
 def _accelerator() -> str | None:
-    """Return the one of OTHERS that this machine has; known from torch 2.6 on."""
+    """Return which of OTHERS this machine has, or None; works with torch 2.6 or newer."""
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is None or not accelerator.is_available():
         return None
@@ -70,36 +71,35 @@ def wide_float(device: torch.device) -> torch.dtype:
 
 def _kernel_problem(device: torch.device) -> str | None:
     """Return why this build of torch cannot use a card; None if it has code for the card's
-    generation, or code that the driver translates for it (``compute_``)."""
+    generation, or code that the driver can translate (``compute_``)."""
     capability = torch.cuda.get_device_capability(device)
     built = [re.match(r"(sm|compute)_(\d+)(\d)", name) for name in torch.cuda.get_arch_list()]
     generations = [(code[1], (int(code[2]), int(code[3]))) for code in built if code]
-    if not generations or any(  # AMD's builds have other names
+    if not generations or any(  # builds for AMD have other names
         generation <= capability and (kind == "compute" or generation[0] == capability[0])
         for kind, generation in generations
     ):
         return None
     return (
         f"{torch.cuda.get_device_name(device)} is of generation {capability[0]}.{capability[1]}, "
-        f"for which torch {torch.__version__} has no code "
-        f"({' '.join(torch.cuda.get_arch_list())}); install a build that has"
+        f"which torch {torch.__version__} does not support "
+        f"({' '.join(torch.cuda.get_arch_list())}); install a build that does"
     )
 
 
 def _unusable_card(driver: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """Return why torch cannot use this machine's card; None if it can, or there is none."""
+    """Return why torch cannot use this machine's card; None if it can, or if there is no card."""
     if torch.cuda.is_available():
         return _kernel_problem(torch.device("cuda", torch.cuda.current_device()))
     if driver.exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPUs"
-        return f"a card is there, but torch {torch.__version__}, built for {build}, cannot use it"
+        return f"torch {torch.__version__}, built for {build}, cannot use this machine's card"
     return None
 
 
 def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the free bytes of main memory, within a container's limit. Cached files count as free,
-    since the system drops them when memory is needed.
-    """
+    """Return the free main memory in bytes, within a container's limit. Cached files count as free,
+    since the system drops them when it needs memory."""
     available = psutil.virtual_memory().available
     for limit, usage, cached in (
         ("memory.max", "memory.current", "inactive_file"),
@@ -110,13 +110,13 @@ def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
             stat = dict(line.split() for line in stat_lines)
             used = int((cgroups / usage).read_text()) - int(stat[cached])
             available = min(available, max(0, int((cgroups / limit).read_text()) - used))
-        except (OSError, ValueError, KeyError):  # no such files, or "max"
+        except (OSError, ValueError, KeyError):  # no such file, or the limit is "max"
             continue
     return available
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Return the free bytes of the disk where ``folder`` is, or would be made."""
+    """Return the free bytes on the disk of ``folder``, which need not exist yet."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
@@ -124,7 +124,7 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 def release_memory(device: torch.device) -> None:
-    """Release the cached memory of the device."""
+    """Release the memory that torch caches on a device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -133,13 +133,13 @@ def release_memory(device: torch.device) -> None:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset :func:`peak_memory` of a card; the peak of main memory cannot be reset."""
+    """Reset :func:`peak_memory` for a card; the peak of main memory cannot be reset."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak of used bytes: on a card since the reset, else of the whole process."""
+    """Return the peak memory in bytes: of a card since the reset, else of the whole process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -151,10 +151,10 @@ def peak_memory(device: torch.device) -> int:
 
 
 def describe(device: torch.device, processes: int = 1) -> str:
-    """Return a line about the device and the free memory."""
+    """Return one line that describes the device and the free memory."""
     free = f"{format_bytes(available_bytes())} of main memory free"
     if device.type in OTHERS:
-        return f"{device.type}, on which this program is untested, {free}"
+        return f"{device.type}, untested with this program, {free}"
     if device.type != "cuda":
         together = f", {processes} processes" if processes > 1 else ""
         unusable = f"; {reason}" if (reason := _unusable_card()) else ""
@@ -171,7 +171,7 @@ def describe(device: torch.device, processes: int = 1) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Return bytes as text in powers of 1000: 1536 is '1.5 KB'."""
+    """Return a number of bytes as text, in powers of 1000: 1536 is '1.5 KB'."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -187,7 +187,7 @@ def format_hours(seconds: float) -> str:
 
 
 def provenance() -> dict[str, object]:
-    """Return versions, machine, and the commit of a checkout."""
+    """Return versions, machine, and git commit, for ``versions.json``."""
     machine = {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -198,7 +198,7 @@ def provenance() -> dict[str, object]:
 
 
 def _commit(checkout: Path) -> str | None:
-    """Return the commit of a checkout, with ``-dirty`` for changed files; None if it is none."""
+    """Return the git commit, with ``-dirty`` if files changed; None outside of a checkout."""
     if not (checkout / ".git").exists():
         return None
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
@@ -213,7 +213,7 @@ def _commit(checkout: Path) -> str | None:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions that a result depends on; every checkpoint holds them."""
+    """Return the versions of all packages that affect results; every checkpoint stores them."""
     found = {"nsgf": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """Return the object of a JSON text. Raise ValueError if there is none, or if it holds a number
-    that is not finite."""
+    """Return the object in a JSON text. Raise ValueError if it is not an object, or contains a
+    non-finite number."""
     try:
         found = json.loads(text, parse_float=_finite, parse_constant=_finite)
     except RecursionError as error:
@@ -20,21 +20,21 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 
 
 def expect(value: Any, kind: type[T]) -> T:
-    """Return a value. Raise ValueError if it is of another type; an integer may be a float."""
+    """Return a value. Raise ValueError if it has another type; integers are accepted as float."""
     typed: Any = float(value) if kind is float and type(value) is int else value
     if type(typed) is not kind:
-        raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
+        raise ValueError(f"a {type(value).__name__} instead of a {kind.__name__}")
     return typed
 
 
 def fields(record: Any, **kinds: type) -> list[Any]:
-    """Return fields of an object by name. Raise ValueError if one has not the expected type."""
+    """Return the named fields of an object. Raise ValueError if a field has another type."""
     known = expect(record, dict)
     return [expect(known.get(name), kind) for name, kind in kinds.items()]
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the object of a JSON file, which is empty if the file cannot be read."""
+    """Return the object in a JSON file; an empty one if the file cannot be read."""
     try:
         return parse_object(file.read_bytes())
     except (OSError, ValueError):
@@ -42,16 +42,16 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_lines(file: Path, **kinds: type) -> Iterator[list[Any]]:
-    """Yield the fields of each line of a file, except for lines that do not have them."""
+    """Yield the named fields of each line of a file; skip lines without them."""
     for line in file.read_bytes().splitlines() if file.exists() else ():
         try:
             yield fields(parse_object(line), **kinds)
         except ValueError:
-            continue  # cut off by an interruption, or of another version
+            continue  # cut off by an interruption, or written by another version
 
 
 def _finite(text: str) -> float:
-    """Return a number. Raise ValueError if it is not finite."""
+    """Parse a number. Raise ValueError if it is not finite."""
     if not math.isfinite(float(text)):
         raise ValueError(f"{text:.20} is not finite")
     return float(text)

@@ -1,7 +1,7 @@
-"""Output to the terminal, and whether torchrun started this process.
+"""Output to the terminal, and facts about torchrun.
 
-Control characters are escaped, and a closed terminal or pipe does not end the program. Nothing here
-loads torch, so that help is quick.
+Control characters are escaped, and a closed terminal or pipe does not end the program. This module
+does not import torch, so that --help is fast.
 """
 
 import os
@@ -17,42 +17,42 @@ def show(text: str) -> None:
     """Print a text to stdout at once, above a progress bar."""
     from tqdm import tqdm
 
-    _guarded(sys.stdout, lambda stream: tqdm.write(_encodable(text, stream), file=stream))
+    _write_safely(sys.stdout, lambda stream: tqdm.write(_escape_for(text, stream), file=stream))
 
 
 def show_error(text: str) -> None:
     """Print a text to stderr at once."""
-    _guarded(sys.stderr, lambda stream: print(_encodable(text, stream), file=stream))
+    _write_safely(sys.stderr, lambda stream: print(_escape_for(text, stream), file=stream))
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Suppress all lines and progress bars of this process."""
+    """Context without any output of this process."""
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         yield
 
 
-def _encodable(text: str, stream: TextIO) -> str:
-    """Return a text that the stream's encoding can write; other characters are escaped."""
+def _escape_for(text: str, stream: TextIO) -> str:
+    """Escape the characters that the stream's encoding cannot write."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return printable(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _guarded(stream: TextIO, write: Callable[[TextIO], object]) -> None:
+def _write_safely(stream: TextIO, write: Callable[[TextIO], object]) -> None:
     try:
         write(stream)
         stream.flush()
     except (OSError, ValueError):
-        with suppress(OSError, ValueError):  # else the interpreter fails when it flushes
+        with suppress(OSError, ValueError):  # otherwise Python fails when it flushes at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 STARTED_BY = os.getppid()
-"""Number of the parent process; a different one later means that the parent is gone."""
+"""Id of the parent process; another id later means that the parent has ended."""
 
 
 def is_launched() -> bool:
-    """Whether torchrun started this process beside others."""
+    """Whether torchrun started this process together with others."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
 
 

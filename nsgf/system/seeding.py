@@ -1,4 +1,4 @@
-"""Named random streams: every random number follows from the run's seed and a name."""
+"""Named random streams: the run's seed and a name determine every random number."""
 
 import hashlib
 
@@ -8,8 +8,8 @@ import torch
 def derive_seed(seed: int, *names: str | int) -> int:
     """Return the seed of the stream ``names``.
 
-    Streams with different names are independent, so the number of draws of one phase does not
-    affect any other.
+    Streams with different names are independent, so phases do not affect each other's random
+    numbers.
 
     Returns:
         An integer in [0, 2**63).
@@ -19,9 +19,9 @@ def derive_seed(seed: int, *names: str | int) -> int:
 
 
 def seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's generators of the CPU and of the device, for dropout and other libraries.
+    """Seed torch's generators for the CPU and the device, for dropout and other libraries.
 
-    ``torch.manual_seed`` would seed every device, which takes longer than a small update.
+    ``torch.manual_seed`` seeds every device, which takes longer than a small update.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
@@ -31,5 +31,6 @@ def seed_torch(seed: int, device: torch.device) -> None:
 
 
 def make_generator(seed: int, *names: str | int) -> torch.Generator:
-    """Return a CPU generator of the stream ``names``."""
+    """Return a CPU generator for the stream ``names``."""
+
     return torch.Generator().manual_seed(derive_seed(seed, *names))

@@ -1,1 +1,1 @@
-"""The step loop, the optimizer's state and the batches."""
+"""The training loop, the optimizer's state and the batches."""

@@ -1,4 +1,4 @@
-"""The step loop that all phases share."""
+"""The training loop that all phases share."""
 
 import math
 import time
@@ -17,7 +17,7 @@ from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
-from nsgf.training.precision import Forward, compile_errors_reported, device_settings
+from nsgf.training.precision import Forward, device_settings, report_compile_errors
 from nsgf.training.prefetch import Batches, should_prefetch
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
 from nsgf.training.task import Task
@@ -25,8 +25,8 @@ from nsgf.training.task import Task
 CHECKPOINT_SECONDS = 600.0
 """Longest time between two checkpoints."""
 MAX_SKIPPED = 20
-"""Training stops after this many updates in a row without finite loss and gradient. The scale of
-fp16 settles in fewer."""
+"""Training stops after this many successive updates with a non-finite loss or gradient. The fp16
+loss scale needs fewer to settle."""
 
 
 def fit(
@@ -42,16 +42,16 @@ def fit(
     Training resumes from the phase's checkpoint if there is one.
 
     Args:
-        phase: name of the phase, and of its settings, checkpoint and records.
+        phase: name of the phase; also names its settings, checkpoint and records.
         task: network, batches and loss.
         session: configuration, run folder, log, device and processes.
-        now: a clock in seconds that never goes backwards.
-        prepare_seconds: time that the task has taken before its first update, for its costs.
+        now: a monotonic clock, in seconds.
+        prepare_seconds: time spent before the first update, for ``costs.jsonl``.
 
     Raises:
         Stopped: ``session.stop`` ended training before the last update; a checkpoint is saved.
-        UserError: loss or gradient were not finite ``MAX_SKIPPED`` times in a row, or not even one
-            sample fits into the card's memory.
+        UserError: loss or gradient were not finite ``MAX_SKIPPED`` times in a row, or the card's
+            memory is too small for a single sample.
     """
     config, device, world = session.config.train, session.device, session.world
     optim: OptimConfig = getattr(session.config, phase)
@@ -79,7 +79,7 @@ def fit(
 
 
 class PhaseLoop:
-    """The updates of one phase, with logs and checkpoints."""
+    """Run the updates of one phase, with logs and checkpoints."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class PhaseLoop:
         self.log = session.log
         self.file = session.run.checkpoint_file(name)
         self.window: list[StepStats] = []
-        """Finite updates since the last log line."""
+        """Loss and gradient norm of the finite updates since the last log line."""
         self.skipped_in_a_row = 0
         self.mean_loss: float | None = None
         self.now, self.saved_at = now, now()
@@ -111,7 +111,7 @@ class PhaseLoop:
         total, done = self.optim.iterations, self.state.step
         with self.log.progress(self.name, total, "step", done, self.now) as progress:
             while not (stopping := self.session.should_stop()) and self.state.step < total:
-                # queue an update, then read the one before, which is done by now
+                # queue an update, then read the result of the previous one, which has finished
                 outcome = self._update()
                 self._settle(pending, progress)
                 pending = outcome
@@ -127,14 +127,14 @@ class PhaseLoop:
             self._settle(pending, progress)
         if self.saved_step != self.state.step:
             self._save()
-        if stopping and self.state.step < self.optim.iterations:  # otherwise the next phase stops
+        if stopping and self.state.step < self.optim.iterations:  # else the next phase raises it
             raise Stopped(f"{self.name}: step {self.state.step} of {self.optim.iterations}")
 
     def _compile(self) -> None:
         """Compile before the first update, and log how long it takes."""
         self.log.write(f"{self.name}: compiling")
         started = time.perf_counter()
-        with compile_errors_reported(), self._splitting():
+        with report_compile_errors(), self._logging_splits():
             self.state.rehearse(self.batches.at(self.state.step))
         seconds = time.perf_counter() - started
         self.log.write(f"{self.name}: compiled in {seconds:.1f} s")
@@ -143,23 +143,23 @@ class PhaseLoop:
         """Queue the next update.
 
         Raises:
-            UserError: the card's memory is full outside of the work that can be split.
+            UserError: the card's memory is full, and splitting the batch does not help.
         """
         step = self.state.step
         try:
             with torch.profiler.record_function("sample"):
                 batch = self.batches.at(step)
-            with self._splitting():
+            with self._logging_splits():
                 return self.state.update(batch)
         except torch.cuda.OutOfMemoryError as error:
             raise UserError(
-                f"{self.name}: out of memory on the card outside of the network's work, at step "
-                f"{step + 1}; try a smaller --batch-size"
+                f"{self.name}: out of memory on the card at step {step + 1}, where splitting the "
+                "batch does not help; try a smaller --batch-size"
             ) from error
 
     @contextmanager
-    def _splitting(self) -> Iterator[None]:
-        """Log when a batch had to be split."""
+    def _logging_splits(self) -> Iterator[None]:
+        """Log a line if a batch had to be split."""
         before = self.state.accumulate
         yield
         if self.state.accumulate != before:
@@ -170,7 +170,7 @@ class PhaseLoop:
             )
 
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
-        """Read the numbers of a queued update; stop after too many that were skipped."""
+        """Read the result of a queued update; raise UserError after too many skipped updates."""
         if outcome is None:
             return
         reading = outcome.read()
@@ -181,7 +181,7 @@ class PhaseLoop:
             return
         progress.update()
         self.skipped_in_a_row += 1
-        self.log.write(f"{self.name}: step {outcome.step} skipped, {self._why(reading)}")
+        self.log.write(f"{self.name}: step {outcome.step} skipped, {self._skip_reason(reading)}")
         if self.skipped_in_a_row >= MAX_SKIPPED:
             self._save()
             raise UserError(
@@ -191,7 +191,7 @@ class PhaseLoop:
                 f"({self.optim.lr:g}) in a new run"
             )
 
-    def _why(self, reading: StepStats) -> str:
+    def _skip_reason(self, reading: StepStats) -> str:
         scaler = self.state.scaler
         if scaler.is_enabled() and scaler.get_scale() >= 1 and math.isfinite(reading.loss):
             return f"fp16 gradients overflowed; their scale is now {scaler.get_scale():g}"
@@ -202,7 +202,7 @@ class PhaseLoop:
 
     def _is_save_due(self) -> bool:
         late = self.now() - self.saved_at >= CHECKPOINT_SECONDS
-        writes = self.session.world.is_main  # the clock of another process saves nothing
+        writes = self.session.world.is_main  # only the first process saves
         return (late and writes) or self._is_due(self.config.checkpoint_every)
 
     def _log(self) -> None:
@@ -239,8 +239,10 @@ class PhaseLoop:
             self.state.load_state_dict(payload)
             self.window = [StepStats(*pair) for pair in payload["window"]]
         except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            own = self.session.config.model.network
+            remedy = "remove it" if own is None else "pass the network that it was saved with"
             raise UserError(
-                f"checkpoint {self.file} does not fit ({one_line(error)}); remove it"
+                f"checkpoint {self.file} does not fit ({one_line(error)}); {remedy}"
             ) from error
         self.saved_step = self.state.step
         self.log.write(
@@ -251,8 +253,8 @@ class PhaseLoop:
         """Save a checkpoint.
 
         Raises:
-            UserError: the weights are not finite, so that the checkpoint before is better; or the
-                phase would be finished without a finite update.
+            UserError: the weights are not finite, so the previous checkpoint is kept; or no update
+                of the finished phase was finite.
         """
         payload, step = self._payload(), self.state.step
         if step >= self.optim.iterations > 0 and not self.state.has_learned:

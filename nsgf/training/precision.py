@@ -1,4 +1,4 @@
-"""How a network runs on the hardware: precision, compilation, several processes."""
+"""Precision and compilation of networks, and gradient exchange between processes."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -19,26 +19,27 @@ Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
-"""Compute capabilities from which fp16 is fast, and from which bf16 is there at all."""
+"""Smallest compute capabilities with fast fp16, and with bf16."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def pick_precision(wanted: str, device: torch.device) -> Precision:
-    """Return the arithmetic that ``train.precision`` means on a device.
+    """Return the precision that the setting ``train.precision`` selects on a device.
 
-    ``torch.cuda.is_bf16_supported`` is not used: it also counts a slow emulation.
+    ``torch.cuda.is_bf16_supported`` is not used, because it also accepts a slow emulation.
 
     Raises:
-        UserError: bf16 on a card without it, or 16 bit on neither a card nor a CPU.
+        UserError: the card does not support bf16, or the device is neither a card nor a CPU and
+            ``wanted`` is 16 bit.
     """
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if wanted == "bf16" and capability and capability < BFLOAT16:
         raise UserError(
             f"train.precision = bf16: {torch.cuda.get_device_name(device)} (compute capability "
-            f"{capability[0]}.{capability[1]}) has none; use --precision fp16 or auto"
+            f"{capability[0]}.{capability[1]}) does not support it; use --precision fp16 or auto"
         )
     if wanted in ("bf16", "fp16") and device.type in OTHERS:
-        raise UserError(f"train.precision = {wanted}: untried on {device.type}; use fp32 or auto")
+        raise UserError(f"train.precision = {wanted}: untested on {device.type}; use fp32 or auto")
     if wanted in ("fp32", "bf16", "fp16"):
         return wanted  # type: ignore[return-value]
     if capability is None or capability < TENSOR_CORES:
@@ -47,16 +48,16 @@ def pick_precision(wanted: str, device: torch.device) -> Precision:
 
 
 def sampling_precision(config: Config, device: torch.device) -> Precision:
-    """Return the arithmetic of samples: ``train.precision`` where the device has it and is not slow
-    in it, else float32. dopri5 takes float32, since it would take rounding for error."""
+    """Return the precision for sampling: ``train.precision`` if it is fast on the device, else
+    fp32. dopri5 always uses fp32, because it would treat rounding as integration error."""
     is_adaptive = config.sampling.solver == "dopri5"
     return "fp32" if is_adaptive else supported_precision(config.train.precision, device)
 
 
 def supported_precision(trained: object, device: torch.device) -> Precision:
-    """Return the precision ``trained`` if the device has it and is not slow in it, else float32."""
+    """Return the precision ``trained`` if it is fast on the device, else fp32."""
     if isinstance(trained, str) and not (trained == "fp16" and device.type == "cpu"):
-        with suppress(UserError):  # the device that trained may have had what this one has not
+        with suppress(UserError):  # the training device may have supported more
             return pick_precision(trained, device)
     return "fp32"
 
@@ -64,14 +65,13 @@ def supported_precision(trained: object, device: torch.device) -> Precision:
 def precision_context(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
     """Return the context in which a network's layers compute in this precision."""
     if precision == "fp32":
-        return nullcontext()  # torch's meta device has no autocast
+        return nullcontext()  # the meta device has no autocast
     return torch.autocast(device.type, DTYPES[precision])
 
 
 @contextmanager
 def device_settings() -> Iterator[None]:
-    """Let cuDNN choose its fastest algorithms and float32 layers use TF32; restore both at the
-    end."""
+    """Context with cuDNN's benchmark mode and with TF32 for float32 layers."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32)
     cudnn.benchmark = cudnn.allow_tf32 = matmul.allow_tf32 = True
@@ -82,10 +82,10 @@ def device_settings() -> Iterator[None]:
 
 
 class Forward:
-    """A network as an update calls it.
+    """A network in the precision of training, compiled or distributed if configured.
 
-    ``model`` keeps its own parameters and names. A compiled network, or one that processes share,
-    wraps it, and checkpoints and averages never see the wrapper.
+    ``model`` is the unwrapped network; checkpoints and averages use it, so they do not depend on
+    compilation or on the number of processes.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Forward:
     ) -> None:
         """
         Raises:
-            UserError: the precision does not exist on this device.
+            UserError: the device does not support the precision.
         """
         self.model, self.device = model, device
         self.precision = pick_precision(config.precision, device)
@@ -108,39 +108,35 @@ class Forward:
         self._network: Callable[..., Tensor] = network
 
     def __call__(self, *inputs: Tensor) -> Tensor:
-        """Return the network's answer, float32.
-
-        Raises:
-            UserError: it cannot be compiled on this machine.
-        """
+        """Return the network's output, float32."""
         with precision_context(self.precision, self.device):
             return self._network(*inputs).float()
 
     def gradient_sync(self, last: bool) -> AbstractContextManager[None]:
-        """Return the context of one part of a batch: processes exchange gradients at the last part
-        only."""
+        """Return the context for one part of a batch: processes exchange gradients only in the last
+        part."""
         if self._shared is not None and not last:
             return self._shared.no_sync()
         return nullcontext()
 
 
 def prepare_environment(config: TrainConfig) -> None:
-    """Set the folder of torch's compiler before its first use."""
+    """Set the cache folder of torch's compiler before its first use."""
     if config.compile:
         os.environ[COMPILED] = compiled_folder()
 
 
 def compiled_folder() -> str:
-    """Return the folder of torch's compiler, which executes code in it: the user's setting, or the
-    user's cache. It is never in a run, which may come from elsewhere, nor in a shared folder."""
+    """Return the cache folder of torch's compiler: the user's setting, or the user's cache. The
+    compiler executes code from there, so the folder is never in a run folder or a shared folder."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     caches = caches if caches.is_absolute() else Path.home() / ".cache"
     return os.environ.get(COMPILED) or str(caches / "nsgf" / "compiled")
 
 
 @contextmanager
-def compile_errors_reported() -> Iterator[None]:
-    """Turn errors of the first call of a compiled network into UserError.
+def report_compile_errors() -> Iterator[None]:
+    """Context that turns compiler errors into UserError.
 
     Raises:
         UserError: this machine cannot compile.

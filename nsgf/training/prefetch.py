@@ -1,4 +1,4 @@
-"""The batches of a phase, on the network's device, drawn ahead where that saves time."""
+"""Load the batches of a phase to the network's device, ahead of time where that is faster."""
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,33 +15,33 @@ from nsgf.system.distributed import World
 from nsgf.training.task import Batch, Task
 
 DEPTH = 2
-"""Batches drawn ahead: one ready while the next is being made."""
+"""Number of batches drawn ahead: one is ready while the next is being made."""
 
 
 class Loaded(NamedTuple):
-    """Tensors of a task that are being copied to the device."""
+    """Tensors of one batch that are being copied to the device."""
 
     tensors: tuple[Tensor, ...]
     arrived: torch.cuda.Event | None
-    """When the copies are complete; None: they are."""
+    """Event after the copies; None: the copies are complete."""
 
 
 def should_prefetch(config: Config, task: Task, device: torch.device) -> bool:
-    """Return whether a thread draws the batches: those of a pool on disk, and images for a card.
-    For points a thread costs more time than it saves."""
+    """Whether a thread should draw the batches: for a pool on disk, and for images on a card. For
+    points a thread costs more time than it saves."""
     return task.reads_disk or (device.type == "cuda" and is_image_set(config.data.name))
 
 
 def _thread(device: torch.device) -> ThreadPoolExecutor:
-    """Return a thread with the network's card as its current one."""
+    """Return a thread whose current card is the network's card."""
     if device.type != "cuda":
         return ThreadPoolExecutor(1, "batches")
     return ThreadPoolExecutor(1, "batches", torch.cuda.set_device, (device,))
 
 
 class Batches:
-    """The batches of a phase. Batch k holds samples k B to (k + 1) B - 1, of which each process
-    takes its share."""
+    """The batches of a phase. Batch k has the samples k B to (k + 1) B - 1, divided among the
+    processes."""
 
     def __init__(
         self,
@@ -52,37 +52,37 @@ class Batches:
         *,
         prefetch: bool = False,
     ) -> None:
-        """With ``prefetch`` a thread draws, until :meth:`close`; on CUDA it also copies from pinned
-        memory on a stream of its own."""
+        """With ``prefetch`` a thread draws batches until :meth:`close`; for a card it also copies
+        them from pinned memory on a separate stream."""
         self._task, self._size, self._device, self._world = task, batch_size, device, world
         self._thread = _thread(device) if prefetch else None
         self._ahead: deque[tuple[int, Future[Loaded]]] = deque()
         self._stream = torch.cuda.Stream(device) if prefetch and device.type == "cuda" else None
-        if self._stream is not None:  # what the task computed for its batches must be there
+        if self._stream is not None:  # the task may still be computing data for its batches
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def at(self, step: int) -> Batch:
         """Return the batch of update ``step`` (0, 1, ...)."""
         loaded = self._load(step) if self._thread is None else self._next(step, self._thread)
         if loaded.arrived is not None:
-            with record_function("transfer"):  # as much of it as is not hidden by computation
+            with record_function("transfer"):  # the part that computation does not hide
                 current = torch.cuda.current_stream(self._device)
                 current.wait_event(loaded.arrived)
                 for tensor in loaded.tensors:
                     if tensor.is_cuda:
-                        tensor.record_stream(current)  # its memory is in use there from now on
+                        tensor.record_stream(current)  # keep its memory until this stream is done
         return self._task.batch(*loaded.tensors)
 
     def close(self) -> None:
         """Stop the thread and drop its batches."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
-        if self._stream is not None:  # images and weights that it reads may be freed after this
+        if self._stream is not None:  # the caller may free what the stream still reads
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
         self._ahead.clear()
 
     def _next(self, step: int, thread: ThreadPoolExecutor) -> Loaded:
-        if self._ahead and self._ahead[0][0] != step:  # another batch than the next one
+        if self._ahead and self._ahead[0][0] != step:  # not the next batch
             for _, future in self._ahead:
                 future.cancel()
             self._ahead.clear()
@@ -101,8 +101,8 @@ class Batches:
         return Loaded(tensors, arrived)
 
     def _move(self, tensor: Tensor) -> Tensor:
-        """Move a tensor to the device, except for int64: these are seeds, and reading one back from
-        a card waits for it. int32 are labels, which networks read."""
+        """Move a tensor to the device, except int64 tensors: these are seeds, which the CPU reads.
+        Labels, which networks read, are int32."""
         if tensor.dtype == torch.int64:
             return tensor
         if tensor.device.type == "cpu" and self._device.type == "cuda":

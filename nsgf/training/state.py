@@ -1,4 +1,4 @@
-"""One optimizer update, and everything that it changes."""
+"""One optimizer update, and all state that it changes."""
 
 import copy
 import math
@@ -16,18 +16,18 @@ from nsgf.training.precision import Forward
 from nsgf.training.task import Batch, Loss, squared_error
 
 FUSED = ("cpu", "cuda")
-"""Devices whose fused Adam skips an update by ``found_inf`` in every version of torch."""
+"""Devices with a fused Adam that can skip an update (``found_inf``) in every version of torch."""
 
 
 class StepStats(NamedTuple):
-    """Loss and gradient norm of an update, or their means over several."""
+    """Loss and gradient norm of an update, or their means over several updates."""
 
     loss: float
     norm: float
 
     @property
     def is_finite(self) -> bool:
-        """Whether the update was done; else it was skipped."""
+        """Whether the update was applied; otherwise it was skipped."""
         return math.isfinite(self.loss + self.norm)
 
     @classmethod
@@ -37,24 +37,23 @@ class StepStats(NamedTuple):
 
 
 class PendingStats:
-    """Loss and gradient norm of one update on their way from the device.
+    """Loss and gradient norm of one update, while they are copied from the device.
 
-    They are copied after the update's own work. When they are read one update later, they have
-    arrived, and the device is never idle.
+    The loop reads them one update later. By then they have arrived, so the device is never idle.
     """
 
     def __init__(self, step: int, loss: Tensor, norm: Tensor) -> None:
-        """Begin to copy the numbers of update ``step`` (1, 2, ...): mean loss, and gradient norm
-        before clipping, scalars."""
+        """Start to copy the scalars of update ``step`` (1, 2, ...): mean loss, and gradient norm
+        before clipping."""
         self.step = step
-        on_card = loss.device.type == "cuda"  # other devices have no event for it
+        on_card = loss.device.type == "cuda"  # other devices have no events
         self._values = torch.stack([loss.detach(), norm]).to("cpu", non_blocking=on_card)
         self._copied = torch.cuda.Event() if on_card else None
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(loss.device))
 
     def read(self) -> StepStats:
-        """Wait until the update is done, and return its numbers."""
+        """Wait until the update is done, and return its statistics."""
         if self._copied is not None:
             self._copied.synchronize()
         return StepStats(*self._values.tolist())
@@ -63,8 +62,8 @@ class PendingStats:
 class TrainState:
     """The state of a training phase: weights, average, Adam, learning rate, loss scale, step.
 
-    An update does not wait for the device. If loss or gradient norm are not finite, the weights and
-    Adam's moments stay as they were; this is decided on the device too.
+    An update does not wait for the device. If loss or gradient norm are not finite, weights and
+    Adam's moments do not change; the device decides this.
     """
 
     def __init__(
@@ -78,14 +77,17 @@ class TrainState:
         accumulate: int = 1,
         world: World | None = None,
     ) -> None:
-        """Dropout at update s follows from ``seed`` and s. A batch is split into ``accumulate``
-        parts, which needs a ``divisible`` loss."""
+        """
+        Args:
+            seed: with the step, determines dropout.
+            accumulate: number of parts of each batch; more than 1 needs a ``divisible`` loss.
+        """
         self.forward, self.config, self.accumulate = forward, config, accumulate
         self.divisible, self._loss, self._seed = divisible, loss, seed
         self._world = world or World()
         self._parameters: list[Tensor] = list(forward.model.parameters())
         self.step = 0
-        # fused: one kernel, and the only Adam that can skip an update on the device (found_inf)
+        # fused Adam is one kernel, and the only Adam that can skip an update on the device
         self._fused = forward.device.type in FUSED
         self.adam = torch.optim.Adam(self._parameters, lr=config.lr, fused=self._fused)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -99,7 +101,7 @@ class TrainState:
         """Run one optimizer update on this process's share of a batch.
 
         Raises:
-            UserError: not even single samples fit into the card's memory.
+            UserError: the card's memory is too small for a single sample.
         """
         loss = self._fitting_gradient(batch)
         with record_function("optimizer"):
@@ -119,32 +121,33 @@ class TrainState:
 
     @property
     def has_learned(self) -> bool:
-        """Whether any update was finite, also before a resume. Adam counts only these."""
+        """Whether any update was finite, including updates before a resume."""
         return any(float(moments["step"]) > 0 for moments in list(self.adam.state.values())[:1])
 
     def rehearse(self, batch: Batch) -> None:
-        """Do everything that the first update does once, such as compiling, and change nothing.
+        """Compute and drop a gradient, so that the network is compiled before the first update.
 
         Raises:
-            UserError: not even single samples fit into the card's memory.
+            UserError: the card's memory is too small for a single sample.
         """
         self._fitting_gradient(batch)
         self.adam.zero_grad(set_to_none=True)
 
     def _fitting_gradient(self, batch: Batch) -> Tensor:
-        """Compute the gradient in as many parts as needed."""
+        """Compute the gradient of a batch, in as many parts as memory needs, and return the
+        loss."""
         while (loss := self._gradient(batch)) is None:
             self._halve(batch)
         return loss
 
     def _gradient(self, batch: Batch) -> Tensor | None:
-        """Leave the batch's gradient in the weights and return the loss; None if memory is full."""
+        """Compute the gradient of a batch and return the loss; None if the memory is full."""
         seed = derive_seed(self._seed, "dropout", self._world.rank, self.step)
         seed_torch(seed, self.forward.device)
         for parameter in self._parameters:  # Adam's zero_grad takes ten times as long
             parameter.grad = None
         parts = batch.split(self.accumulate)
-        # processes' gradients are averaged as they are, also where one has a sample more
+        # processes average their gradients with equal weights, even if one has a sample more
         size = self.config.batch_size / self._world.size if self._world.size > 1 else None
         total = torch.zeros((), device=batch.target.device)
         try:
@@ -157,7 +160,7 @@ class TrainState:
                         self.scaler.scale(loss).backward()
                 total += loss.detach()
         except torch.cuda.OutOfMemoryError:
-            return None  # this frees the exception and its graph before the next try
+            return None  # frees the exception and its graph before the next try
         return total
 
     def _halve(self, batch: Batch) -> None:
@@ -175,16 +178,16 @@ class TrainState:
 
     @torch.no_grad()
     def _average(self) -> None:
-        """Move the average towards the weights.
+        """Move the averaged weights towards the weights. ``torch.optim.swa_utils`` would make a new
+        function for each update, which profilers keep."""
 
-        ``torch.optim.swa_utils.get_ema_multi_avg_fn`` computes the same, but makes a new function
-        for the decay of each update, which profilers keep.
-        """
         decay = ema_decay(self.step, self.config)
         torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
+        for average, buffer in zip(self.ema.buffers(), self.forward.model.buffers(), strict=True):
+            average.copy_(buffer)  # of batch normalization in a caller's network
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state; every random stream of a phase follows from ``step``."""
+        """Return the whole state. ``step`` also determines all random streams of the phase."""
         return {
             "step": self.step,
             "model": self.forward.model.state_dict(),
@@ -196,36 +199,33 @@ class TrainState:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`."""
+        """Restore a state from :meth:`state_dict`."""
         self.step = int(state["step"])
         self.forward.model.load_state_dict(state["model"])
         self.ema.load_state_dict(state["ema"])
         groups = [{**group, "fused": self._fused} for group in state["optimizer"]["param_groups"]]
         self.adam.load_state_dict({**state["optimizer"], "param_groups": groups})
-        for moments in self.adam.state.values():  # fused Adam pairs them with weights in memory
+        for moments in self.adam.state.values():  # fused Adam needs the memory layout of weights
             moments |= {name: moments[name].contiguous() for name in ("exp_avg", "exp_avg_sq")}
         self.schedule.load_state_dict(state["scheduler"])
         for group in self.adam.param_groups:  # the schedule's length may have changed
             group["lr"] = self.config.lr * lr_factor(self.step, self.config)
-        self.accumulate = max(self.accumulate, int(state["accumulate"]))  # what did not fit before
-        if state["scaler"] and self.scaler.is_enabled():  # else the precision is another one now
+        self.accumulate = max(self.accumulate, int(state["accumulate"]))  # fewer parts did not fit
+        if state["scaler"] and self.scaler.is_enabled():  # the precision may have changed
             self.scaler.load_state_dict(state["scaler"])
 
 
 def ema_decay(step: int, config: OptimConfig) -> float:
-    """Return the decay of the average at update ``step`` (0, 1, ...): min(decay, (1 + step) / (10 +
-    step)).
-
-    The warm-up lets a run that is short for its decay forget the initial weights.
-    """
+    """Return min(decay, (1 + step) / (10 + step)), the decay of the average at update ``step`` (0,
+    1, ...). This warm-up lets short runs forget the initial weights."""
     return min(config.ema_decay, (1 + step) / (10 + step))
 
 
 def lr_factor(step: int, config: OptimConfig) -> float:
     """Return the learning rate of update ``step`` (0, 1, ...) divided by ``config.lr``.
 
-    Linear from 1/warmup_steps to 1, then constant, or half a cosine that would reach 0 one update
-    after the last.
+    The factor grows linearly from 1/warmup_steps to 1, then is constant or follows half a cosine,
+    which reaches 0 one update after the last.
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps

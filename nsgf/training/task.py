@@ -1,8 +1,8 @@
 """The task of a phase: a network, its batches and its loss.
 
-Every phase is a regression: the network learns to map the inputs of a :class:`Batch` to its
-target. Sample i of a phase's batches follows from the run's seed and i alone, so a batch is named
-by positions and can be drawn ahead, again, or in parts.
+Every phase is a regression: the network learns to map the inputs of a :class:`Batch` to the target.
+Sample i of a phase depends only on the run's seed and on i. So a range of positions identifies a
+batch, which can be drawn ahead, again, or in parts.
 
 Shapes: B batch.
 """
@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     inputs: tuple[Tensor, ...]
     """Arguments of the network, each (B, ...)."""
     target: Tensor
-    """Wanted outputs, (B, ...); for a loss that compares whole batches, (M, ...)."""
+    """Desired outputs, (B, ...); (M, ...) for a loss that compares whole batches."""
 
     @property
     def size(self) -> int:
@@ -40,10 +40,10 @@ class Batch(NamedTuple):
         ]
 
 
-Answer = Callable[..., Tensor]
-"""A network as an update calls it: inputs of a batch to outputs, float32, (B, ...)."""
-Loss = Callable[[Answer, Batch], Tensor]
-"""A scalar, the mean over the samples of a batch."""
+NetworkCall = Callable[..., Tensor]
+"""Maps the inputs of a batch to the network's outputs, float32, (B, ...)."""
+Loss = Callable[[NetworkCall, Batch], Tensor]
+"""Returns a scalar, the mean over the samples of a batch."""
 
 
 class Task(ABC):
@@ -54,32 +54,27 @@ class Task(ABC):
     reads_disk: bool = False
     """Whether drawing a batch waits for a disk."""
     divisible: bool = True
-    """Whether the loss of a batch is the mean of those of its parts."""
+    """Whether the loss of a batch is the mean of the losses of its parts."""
 
     @abstractmethod
     def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """Return everything random of the samples at these positions. It may run in another
-        thread."""
+        """Return all random tensors for the samples at these positions. May run in a thread."""
 
     @abstractmethod
     def batch(self, *drawn: Tensor) -> Batch:
-        """Return the regression problem of the tensors from :meth:`draw`. They are on the network's
-        device, except for int64 ones."""
+        """Return the regression problem for the tensors from :meth:`draw`, which are on the
+        network's device by now, except int64 tensors."""
 
     def remarks(self) -> tuple[str, ...]:
-        """Return lines for the log about the updates of this process, after its last one."""
+        """Return lines for the log, after the last update of this process."""
         return ()
 
-    def loss(self, forward: Answer, batch: Batch) -> Tensor:
-        """Return the loss, a mean over the batch: the squared error unless a phase overrides it.
-
-        Args:
-            forward: the network as an update calls it.
-            batch: a batch, or a part of one.
-        """
+    def loss(self, forward: NetworkCall, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch or of a part of one. Default: the squared error."""
         return squared_error(forward, batch)
 
 
-def squared_error(forward: Answer, batch: Batch) -> Tensor:
-    """Return the mean squared error of the network's answers."""
+def squared_error(forward: NetworkCall, batch: Batch) -> Tensor:
+    """Return the mean squared error of the network's outputs."""
+
     return functional.mse_loss(forward(*batch.inputs), batch.target)

@@ -198,7 +198,6 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp 2d --pool.build_batch x", "pool.build_batch = x: must be an integer or auto"),
     ("train", "--exp 2d --sampling.omega x", "sampling.omega = x: must be a number or null"),
     ("train", "--exp nope", "exp = nope: must be one of 2d, "),
-    ("train", "--exp digits-paper", "--exp digits --method nsgf++"),
     ("train", "--exp 2d --method nsfg", "did you mean nsgf?"),
     ("train", "--exp 2d --method nowhere.yaml", "nowhere.yaml: no such file"),
     ("train", "", "--exp NAME"),
@@ -262,9 +261,11 @@ def test_newest_run_of_a_method_is_found(tiny):
     first = RunFolder.create(replace(tiny, method="nsgf"))
     second = RunFolder.create(replace(tiny, method="nsgf++"))
     where = ["--exp", "2d", "--out-dir", tiny.out_dir]
-    assert parse(["sample", *where]).run == second.path
-    assert parse(["sample", *where, "--method", "nsgf"]).run == first.path
-    assert parse(["train", *where, "--resume"]).run == second.path
+    request = parse(["train", *where, "--resume"])
+    assert (request.run, request.notes) == (second.path, (f"run {second.path}",))
+    assert parse(["train", *where, "--resume", "--method", "nsgf"]).run == first.path
+    with pytest.raises(UserError, match="no checkpoint"):
+        parse(["sample", *where])
     assert parse(["train", *where, "--resume-phase", "2"]).config.model == tiny.model
     assert parse(["train", *where]).run is None
     with pytest.raises(UserError, match="otcfm"):
@@ -275,7 +276,6 @@ def test_smoke_selects_a_run_and_changes_no_setting_of_it(tiny):
     run = RunFolder.create(tiny)
     smoke = RunFolder.create(replace(tiny, smoke=True))
     where = ["--exp", "2d", "--out-dir", tiny.out_dir]
-    assert parse(["sample", *where]).run == run.path
     assert parse(["train", *where, "--resume"]).run == run.path
     assert parse(["train", *where, "--resume", "--smoke"]).run == smoke.path
     with pytest.raises(UserError, match=r"^--smoke: "):

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -162,6 +163,20 @@ def test_samples_that_are_not_finite_are_diverged(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "generate", lambda *how: replace(real(*how), finite=False))
     files, _ = run(moons(tmp_path, "--compare.methods=[nsgf]"))
     assert "| NSGF | diverged |" in files[0].read_text()
+
+
+def test_time_of_training_is_told_once_for_each_method(tmp_path):
+    """Before it starts."""
+    flags = [flag for flag in FLAGS if flag != "--smoke" and "methods" not in flag]
+    tiny = ("--train-iters=3", "--batch-size=4", "--pool-batches=2", "--sinkhorn-batch=8")
+    methods = ("--compare.methods=[nsgf,1rf]", "--compare.seeds=2", "--compare.nfe=[1]")
+    _, said = run(in_folder(compared("2d", *flags, *tiny, *methods), tmp_path))
+    told = [re.match(r"compare: (.*): training takes about", line) for line in said]
+    names = [match[1] for match in told if match]
+    assert names == ["NSGF", "1-RF"]
+    assert next(number for number, match in enumerate(told) if match) < said.index(
+        next(line for line in said if line.startswith("compare: NFE"))
+    )
 
 
 def test_stop_between_two_measures(comparison):

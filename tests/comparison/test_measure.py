@@ -25,7 +25,8 @@ def test_floors_compare_halves_and_samples_are_as_many(exp, own_data, compared):
     yardstick, data = Yardstick(config, CPU, print), Data(config.data, 3)
     assert yardstick.samples == data.count // 2
     yardstick.floor(seed=3, draw=0)
-    ((others, reals),) = compared
+    (others, reals), *standardised = compared
+    assert len(standardised) == (exp == "points")
     whole = torch.cat([reals, others]).flatten(1)
     assert len(whole.unique(dim=0)) == 2 * yardstick.samples
     assert torch.equal(reals, data.reference("compare", "0").sample(yardstick.samples))
@@ -35,7 +36,9 @@ def test_points_are_compared_in_their_units(own_data, compared):
     config = shipped("points", *own_data["points"])
     data, samples = Data(config.data, 0), torch.randn(20, 3)
     values = Yardstick(config, CPU, print).measure(samples, seed=0, draw=1)
-    ((x, reals),) = compared
+    (x, reals), (own, standardised) = compared
+    assert torch.equal(own, samples)
+    torch.testing.assert_close(data.in_units(standardised), reals)
     assert torch.equal(x, data.in_units(samples))
     assert torch.equal(reals, data.reference("compare", "1").sample(20))
     assert list(values) == Yardstick(config, CPU, print).names

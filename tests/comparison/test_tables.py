@@ -31,12 +31,12 @@ def test_verdict(differences, metric, word):
 
 def test_table_has_a_head_and_floors():
     lines = markdown(ROWS).splitlines()
-    assert (lines[0], lines[4]) == ("| w2 | moons, 10 |", "| floor | 0.050 |")
+    assert (lines[0], lines[4]) == ("| W2 ↓ | moons, 10 |", "| floor | 0.050 |")
 
 
 def test_each_measure_has_its_differences_unless_there_is_one_method():
     both = [item._replace(values={"w2": 0, "energy": 2 * item.values["w2"]}) for item in ROWS]
-    assert "| NSGF minus, w2 |" in markdown(both)
+    assert "| NSGF minus, W2 ↓ |" in markdown(both)
     assert "| I-CFM | -0.207 ± 0.007 ahead |" in markdown(both)
     assert "minus" not in markdown([item for item in ROWS if item.method != "icfm"])
 
@@ -118,14 +118,14 @@ def test_cells_without_a_measure_are_dashes_in_all_tables():
 
 def test_latex_has_the_tables_of_the_markdown():
     rows = [
-        item._replace(target="8gaussians_moons", values={"a_b & 100%": item.values["w2"]})
+        item._replace(target="8gaussians_moons", values={"recall & 100%": item.values["w2"]})
         for item in ROWS
     ]
     text = latex(rows)
     measures = r"""
 \begin{tabular}{lr}
 \toprule
-a\_b \& 100\% & 8gaussians\_moons, 10 \\
+recall \& 100\% & 8gaussians\_moons, 10 \\
 \midrule
 NSGF & \textbf{0.200 $\pm$ 0.100} \\
 I-CFM & 0.303 $\pm$ 0.105 \\

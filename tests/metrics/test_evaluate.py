@@ -2,13 +2,18 @@ import json
 import math
 import sys
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from nsgf.comparison.measure import Yardstick
 from nsgf.data import Data
 from nsgf.metrics import distances, evaluate
 from nsgf.metrics.evaluate import evaluate_run
+from nsgf.models.small_classifier import SmallCNN, TrainedClassifier
+from nsgf.report.page import report_run
 from nsgf.run.folder import results_folder
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
@@ -270,7 +275,46 @@ def test_samples_that_are_too_few_for_inception_are_not_kept(digits_run, monkeyp
 def test_report_is_in_columns():
     updates = {"nsgf": "12 of 12", "nsf": "3 of 12"}
     lines = evaluate.report({"updates": updates, "nfe": None, "w2": 0.123456, "versions": {}})
-    assert lines == ["updates  nsgf 12 of 12, nsf 3 of 12", "nfe      not known", "w2       0.1235"]
+    assert lines == ["updates  nsgf 12 of 12, nsf 3 of 12", "NFE      not known", "W2 ↓     0.1235"]
+
+
+def test_standardised_w2_does_not_depend_on_the_unit_of_a_column(tmp_path):
+    rows = torch.randn(60, 2, generator=torch.Generator().manual_seed(0)).double().numpy()
+    found = []
+    for unit in (1.0, 1000.0):
+        np.save(file := tmp_path / f"{unit}.npy", rows * [unit, 1.0])
+        config = shipped("points", f"--data.path={file}")
+        measures = evaluate.Measures(config, torch.device("cpu"), print)
+        found.append(measures.w2_and_floor([torch.full((30, 2), 0.5)]))
+    for key in ("w2_standardised", "w2_standardised_floor"):
+        assert found[1][key] == pytest.approx(found[0][key], rel=1e-5)
+    assert found[1]["w2"] > 100 * found[0]["w2"]
+    # from one point W2^2 is the mean square of the distances: variance + squared distance of means
+    assert found[0]["w2_standardised"] == pytest.approx((2 * (1 + 0.25)) ** 0.5, rel=0.2)
+
+
+@pytest.mark.parametrize("accuracy", [0.62, 0.95])
+def test_measures_of_a_weak_classifier_are_left_out(accuracy, digits_run, monkeypatch):
+    config, run = digits_run
+    network = SmallCNN((1, 8, 8), 10).requires_grad_(False)
+    stub = TrainedClassifier(network, accuracy)
+    monkeypatch.setattr("nsgf.metrics.classifier.load_or_train", lambda *_: stub)
+    config = replace(config, evaluation=replace(config.evaluation, classifier=True))
+    file, found = evaluate_run(config, run)
+    names = {f"classifier_{name}" for name in ("fid", "precision", "recall")}
+    assert found["classifier_accuracy"] == accuracy
+    assert (names & found.keys() == names) == (accuracy > 0.9)
+    assert ("62.0%" in found.get("classifier", "")) == (accuracy < 0.9)
+    # a file of an earlier version has measures beside the accuracy
+    file.write_text(json.dumps(found | dict.fromkeys([*names, "classifier_fid_floor"], 0.5)))
+    page = Path(report_run(config, run)[0]).read_text("utf-8")
+    assert ("classifier features" in page) == (accuracy > 0.9)
+    assert ("needs 90%" in page) == (accuracy < 0.9)
+    # a comparison measures pixels instead
+    said: list[str] = []
+    yardstick = Yardstick(config, torch.device("cpu"), said.append)
+    assert (set(yardstick.names) == names) == (accuracy > 0.9)
+    assert ("62.0%" in said[0]) == (accuracy < 0.9)
 
 
 def test_own_points_are_measured_in_their_units_by_halves(own_data, monkeypatch):
@@ -283,7 +327,8 @@ def test_own_points_are_measured_in_their_units_by_halves(own_data, monkeypatch)
     measured = measures.w2_and_floor([samples, samples + 1, samples + 2])
     assert measured["w2_samples"] == 20  # of 40
     rows = {tuple(row) for row in data.points.tolist()}
-    own, floors = compared[0::2], compared[1::2]
+    own, floors = compared[0:6:2], compared[1:6:2]
+    assert all(torch.equal(x, samples[:20] + n) for n, (x, _) in enumerate(compared[6::2]))
     for number, (x, y) in enumerate(own):
         assert torch.equal(x, data.in_units(samples[:20] + number))
         assert {tuple(row) for row in y.tolist()} < rows

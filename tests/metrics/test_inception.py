@@ -269,4 +269,4 @@ def test_bad_files_are_computed_again(content, case):
     good = case.measure()
     torch.save(content, case.file())
     assert case.measure() == good
-    assert "computed again" in case.said[0]
+    assert "computing it again" in case.said[0]

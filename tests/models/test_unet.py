@@ -69,7 +69,7 @@ def test_answer_depends_on_the_class_of_each_sample(dtype):
 def test_labels_belong_to_networks_with_classes():
     x, t = torch.zeros(2, 1, 8, 8), torch.zeros(2)
     for classes, labels in ((3, None), (0, t.long())):
-        with pytest.raises(ValueError, match="labels are for networks with classes"):
+        with pytest.raises(ValueError, match="label: needed"):
             UNet((1, 8, 8), SHAPES["digits"][1], classes)(x, t, labels)
 
 

@@ -115,7 +115,7 @@ MEASURES = [
 def test_lines_are_means_with_the_spread_over_seeds():
     moved = [item._replace(target="scurve", values={"w2": 7.0}) for item in MEASURES]
     panel, below = draw_quality([*MEASURES, *moved]).axes
-    assert [panel.get_title(), below.get_title()] == ["moons: w2", "scurve: w2"]
+    assert [panel.get_title(), below.get_title()] == ["moons: W2 ↓", "scurve: W2 ↓"]
     dashed = [one for one in panel.lines if one.get_linestyle() == "--"]
     assert [set(one.get_ydata()) for one in dashed] == [{0.05}]
     x, means = line(panel, "NSGF")

@@ -82,19 +82,22 @@ def test_what_files_say_is_no_html(small, small_run):
 def test_measures_stand_beside_floors_and_what_is_reported():
     metrics = {"fid": 4.25, "w2": 2.0, "w2_floor": 1.5, "nearest_real": 3.0, "nfe": 60.0}
     metrics |= {"nearest_real_among_real": 2.5, "exp": "mnist", "w2_std": 0.25, "tau_std": 0.1}
-    metrics |= {"classifier_accuracy": 0.99, "guidance": 2.0}
+    metrics |= {"classifier_accuracy": 0.99, "guidance": 2.0, "classifier_precision": 0.92}
+    metrics |= {"classifier_precision_floor": 0.9, "classifier_precision_noise": 0.95}
     rows = measure_rows(shipped("mnist"), metrics)
     assert rows == [
-        ("fid", "4.25", "", "3.8 at NFE 60"),
-        ("w2", "2 ± 0.25", "1.5", ""),
-        ("nearest_real", "3", "2.5", ""),
+        ("FID ↓", "4.25", "", "3.8 at NFE 60"),
+        ("W2 ↓", "2 ± 0.25", "1.5", ""),
+        ("distance to nearest real image", "3", "2.5", ""),
+        ("precision, classifier features ↑", "0.92", "0.9; pure noise: 0.95", ""),
     ]
     assert measure_rows(shipped("mnist", "--fake-data"), metrics)[0][-1] == ""
 
 
 def test_measures_that_were_not_finite_are_left_empty():
     metrics = {"fid": 1.5, "fid_floor": None, "w2": None, "w2_std": "x", "kid": 0.5, "kid_std": "x"}
-    assert measure_rows(shipped("2d"), metrics) == [("fid", "1.5", "", ""), ("kid", "0.5", "", "")]
+    rows = measure_rows(shipped("2d"), metrics)
+    assert rows == [("FID ↓", "1.5", "not known", ""), ("KID ↓", "0.5", "", "")]
 
 
 def test_page_of_a_run_that_diverged_says_so(small, small_run):

@@ -5,10 +5,14 @@ from pathlib import Path
 import pytest
 
 from nsgf.cli import main
+from nsgf.comparison.results import FLOOR, Row, table_csv
+from nsgf.comparison.tables import settings_text
 from nsgf.report.records import LOG_LINES, curves, log_lines, run_table
 from nsgf.run.folder import RunFolder
+from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
 from nsgf.system.errors import UserError
+from tests.conftest import compared
 from tests.run.test_checkpoint import craft
 
 
@@ -48,12 +52,36 @@ def test_runs_are_listed_the_newest_first(runs, small_run):
     for file in small_run.path.glob("checkpoints/phase3*"):
         file.unlink()
     head, newest, damaged = run_table(runs)
-    assert head.split() == ["run", "updates", "last", "loss", "time", "size"]
+    assert head.split() == ["run", "data", "method", "progress", "last", "loss", "time", "size"]
+    assert newest.split()[1:3] == ["8gaussians", "nsgf"]
     assert newest.startswith(small_run.path.name)
     assert "nsgf 12/12, nsf 12/12, predictor 0/12" in newest
     assert newest.endswith("KB")
     assert damaged.startswith("2d-older")
     assert "cannot be read" in damaged
+
+
+def test_run_without_a_checkpoint_is_aborted_unless_a_process_works_on_it(tiny):
+    run = RunFolder.create(tiny)
+    assert "aborted" in run_table(run.path.parent)[1]
+    with lock_folder(run.path):
+        assert "nsgf 0/12" in run_table(run.path.parent)[1]
+    assert "aborted" in run_table(run.path.parent)[1]
+
+
+def test_comparison_is_listed_with_its_trials(tmp_path):
+    flags = ("--methods=nsgf,icfm", "--compare.targets=[moons,scurve]", "--compare.seeds=3")
+    comparison, folder = compared("2d", *flags), tmp_path / "compare-2d"
+    folder.mkdir()
+    (folder / "comparison.yaml").write_text(settings_text(comparison))
+    places = [("moons", "nsgf", 0), ("moons", "nsgf", 1), ("moons", FLOOR, 0)]
+    rows = [
+        Row(*place, 0, nfe, 5.0, 9, 1.0, 1.0, {"w2": 1.0}) for place in places for nfe in (5, 9)
+    ]
+    (folder / "table.csv").write_text(table_csv(rows))
+    line = run_table(tmp_path)[1]
+    assert line.split()[:3] == ["compare-2d", "moons,scurve", "nsgf,icfm"]
+    assert "2 of 12 trials" in line
 
 
 def break_pipe(run: Path) -> None:

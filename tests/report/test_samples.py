@@ -1,12 +1,15 @@
+import csv
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from nsgf.config.schema import PHASES
 from nsgf.data import Data, build_source
+from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
@@ -66,7 +69,7 @@ def test_unfinished_networks_and_earlier_checkpoints_are_named(small, small_run)
     file = small_run.checkpoint_file("nsgf")
     file.unlink()
     line = sample_run(longer, small_run)[0]
-    assert f"nsgf 10 of 12; {file.name} is gone" in line
+    assert f"nsgf 10 of 12; {file.name} is missing" in line
     assert "nsf 12 of 500" in line
 
 
@@ -128,6 +131,61 @@ def test_images_are_sampled_to_a_grid(digits_run, tmp_path):
     assert victim.read_text() == "precious"
     assert not any(file.is_symlink() for file in results.iterdir())
     assert np.load(files[0])["x"].shape == (9, 1, 8, 8)
+
+
+def test_samples_go_to_one_file_or_folder(small, small_run, digits_run, tmp_path):
+    """The same samples in each form, with the NFE that was wanted, and nothing else."""
+    table, array = tmp_path / "new" / "x.csv", tmp_path / "x.npz"
+    lines = sample_run(small, small_run, nfe=6, out=str(table))
+    assert (lines[0][:17], lines[1:]) == ("20 samples, NFE 6", [str(table)])
+    sample_run(small, small_run, nfe=6, out=str(array))
+    (head, *rows), saved = csv.reader(table.open()), np.load(array)
+    assert head == ["x1", "x2"]
+    assert np.array_equal(np.array(rows, "f4"), saved["x"])
+    assert saved["nfe"] == 6
+    assert not small_run.samples.exists()
+
+    config, run = digits_run
+    sample_run(config, run, out=f"{tmp_path}/images/")
+    sample_run(config, run, out=str(tmp_path / "images.npz"))
+    files = sorted((tmp_path / "images").iterdir())
+    assert [file.name for file in files] == [f"{number:06d}.png" for number in range(9)]
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
+    expected = to_bytes(torch.from_numpy(np.load(tmp_path / "images.npz")["x"]))
+    assert np.array_equal(pixels[:, None], expected)
+
+
+def test_columns_have_the_names_of_the_data(own_data, tmp_path):
+    config = shipped("points", *own_data["points"], "--smoke", "--device=cpu", "--phases=[nsgf]")
+    found = {**config.data.found, "names": ["a, b", "c", "d"]}
+    config = replace(config, data=replace(config.data, found=found), out_dir=str(tmp_path))
+    sample_run(config, train(config), out=str(tmp_path / "x.csv"))
+    assert next(csv.reader((tmp_path / "x.csv").open())) == ["a, b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"out": "x.txt"}, "out = x.txt: must be FILE.npz or FILE.csv"),
+        ({"out": "folder"}, "out = folder"),
+        ({"out": "old.csv"}, "old.csv: exists"),
+        ({"out": "old.csv/x.npz"}, "cannot be written"),
+        ({"nfe": 2}, "nfe = 2: must be a whole number >= 3"),
+    ],
+)
+def test_wrong_output_or_calls_are_known_before_sampling(
+    how, words, small, small_run, monkeypatch, tmp_path
+):
+    monkeypatch.setattr("nsgf.report.samples.load_sampler", lambda *_: pytest.fail("loaded"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.csv").touch()
+    with pytest.raises(UserError, match=words):
+        sample_run(small, small_run, **how)
+
+
+def test_images_are_refused_as_a_table(digits_run, tmp_path):
+    with pytest.raises(UserError, match="or DIR/"):
+        sample_run(*digits_run, out=str(tmp_path / "x.csv"))
 
 
 def test_there_are_few_images_on_a_cpu():

@@ -40,7 +40,9 @@ def serialized(payload) -> bytes:
 def craft(file: Path, content: bytes, **header) -> None:
     """A checkpoint whose header and checksums are right, whatever its content is."""
     text = json.dumps(header).encode()
-    file.write_bytes(checkpoint._lead(text, len(content), zlib.crc32(content)) + text + content)
+    file.write_bytes(
+        checkpoint._first_line(text, len(content), zlib.crc32(content)) + text + content
+    )
 
 
 @pytest.fixture
@@ -182,7 +184,7 @@ def test_damaged_or_missing_checkpoint_is_replaced_by_the_one_before(pair, spoil
     spoil(pair)
     payload, remark = checkpoint.load_good(pair)
     assert payload["step"] == 1
-    assert "this is the one before" in remark
+    assert "this is the previous one" in remark
     checkpoint.restore_previous(pair, lines.append)
     assert checkpoint.load(pair)["step"] == 1
     [line] = lines
@@ -270,7 +272,7 @@ def test_checkpoint_from_a_card_is_read_on_a_cpu(tmp_path):
 
 def test_message_of_an_interruption_names_the_last_checkpoint(tmp_path):
     file = tmp_path / "phase2_nsf.pt"
-    assert "no checkpoint of it yet" in checkpoint.interrupted_message(file, "nsf")
+    assert "it has no checkpoint yet" in checkpoint.interrupted_message(file, "nsf")
     checkpoint.save(file, {**START, "step": 40})
     line = checkpoint.interrupted_message(file, "nsf")
     assert "updates after 40 are lost" in line

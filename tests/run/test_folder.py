@@ -15,7 +15,8 @@ import pytest
 
 from nsgf.cli.arguments import parse
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, append_text, check_links, dump_config, replacing, write_text
+from nsgf.run.folder import RunFolder, append_text, check_links, replacing, write_text
+from nsgf.run.newest import newest_run
 from nsgf.share.exported import open_run
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import START
@@ -38,21 +39,7 @@ def test_clock_that_went_back_leaves_the_new_run_the_newest(tiny, monkeypatch):
     runs = [RunFolder.create(tiny) for _ in range(2)]
     expected = ["2d-20990102_030405_2", "2d-20990102_030405_3"]
     assert [run.path.name for run in runs] == expected
-    assert RunFolder.newest(Path(tiny.out_dir), "2d").path == runs[-1].path
-
-
-def test_newest_run_is_of_that_experiment(tiny, tmp_path):
-    for name in (
-        *("2d-20260101_000000", "2d-20270101_000000", "2d-big-20280101_000000"),
-        "2d-20290101_000000_backup",
-    ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.yaml").write_text(dump_config(tiny))
-    (tmp_path / "2d-20290101_000000").mkdir()  # no configuration in it
-    assert RunFolder.newest(tmp_path, "2d").path.name == "2d-20270101_000000"
-    assert RunFolder.newest(tmp_path, "2d-big").path.name == "2d-big-20280101_000000"
-    with pytest.raises(UserError, match="no run of mnist"):
-        RunFolder.newest(tmp_path, "mnist")
+    assert newest_run(Path(tiny.out_dir), "2d", resume=True)[0].path == runs[-1].path
 
 
 def test_folder_that_cannot_be_written_or_is_no_run_is_refused(tiny, tmp_path):

@@ -75,8 +75,8 @@ def test_worker_whose_launcher_was_killed_ends(monkeypatch):
     launched = StopRequest()
     assert launched.reason is None
     monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert launched.reason == "torchrun is gone"
-    assert StopRequest().reason == "torchrun is gone"  # also if that was before it was asked
+    assert launched.reason == "torchrun has ended"
+    assert StopRequest().reason == "torchrun has ended"  # also if that was before it was asked
     monkeypatch.delenv("WORLD_SIZE")
     assert StopRequest().reason is None
 
@@ -153,10 +153,10 @@ def test_time_limit_ends_a_run_with_exit_code_0(tmp_path, capsys):
 def test_impatient_ctrl_c_ends_with_130(tmp_path):
     process = started(tmp_path, "--nsgf.batch_size", "50000")  # an update takes a while
     process.send_signal(signal.SIGINT)
-    while "SIGINT: ends after this step" not in process.stderr.readline():
+    while "SIGINT: saving and ending" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, output + errors
-    assert "nsgf: interrupted; there is no checkpoint of it yet" in output
+    assert "nsgf: interrupted; it has no checkpoint yet" in output
     assert "Traceback" not in errors

@@ -119,7 +119,7 @@ def test_batches_of_other_noise_settings_or_weights_are_drawn_again(
 def test_full_disk_does_not_end_sampling(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert drawn(tmp_path / "file" / "in it")[1] == [8, 8, 4]
-    assert capsys.readouterr().out.count("samples are not kept for an interruption") == 1
+    assert capsys.readouterr().out.count("an interruption would lose all samples") == 1
 
 
 def test_folder_follows_only_from_settings_and_device(small, small_run, tmp_path):
@@ -166,9 +166,9 @@ def test_processes_end_one_batch_after_torchrun_at_most(monkeypatch, tmp_path):
 
     class Last(Copies):
         def __call__(self, x, labels=None):
-            stop.reason = "torchrun is gone"
+            stop.reason = "torchrun has ended"
             return super().__call__(x, labels)
 
-    with pytest.raises(UserError, match="torchrun is gone; give the command again"):
+    with pytest.raises(UserError, match="torchrun has ended; give the command again"):
         drawn(tmp_path, Last(), world=World(0, 2))
     assert [file.name for file in tmp_path.iterdir()] == ["0.npz"]

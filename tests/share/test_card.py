@@ -35,8 +35,8 @@ def test_measures_of_the_same_weights_are_shown(small, small_run):
     text = card(small, with_measures(small_run, w2_x="x\n\n# Title\x1b[1m"), UPDATES, [])
     (model,) = front_matter(text)["model-index"]
     (result,) = model["results"]
-    assert result["metrics"] == [{"type": "w2", "value": 0.25}]
-    assert "    w2       0.25\n" in text
+    assert result["metrics"] == [{"type": "w2", "name": "W2 ↓", "value": 0.25}]
+    assert "    W2 ↓     0.25\n" in text
     assert "\n# Title" not in text
     assert "\x1b" not in text
 

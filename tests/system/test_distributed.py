@@ -212,7 +212,7 @@ def test_two_processes_measure_what_one_does(runs, tmp_path):
     done = torchrun(2, "-m", "nsgf", "--", *words)
     assert done.returncode == 0, done.stderr
     assert (run / "metrics.json").read_bytes() == alone
-    assert done.stdout.count("w2_floor ") == 1
+    assert done.stdout.count("W2 ↓") == 1
     assert not list((run / "samples").glob(".*"))
 
 

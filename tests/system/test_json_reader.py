@@ -40,7 +40,7 @@ def test_fields_have_their_types_and_an_integer_may_be_a_float():
     assert values == ["x", 3, 2.0]
     assert type(values[-1]) is float
     for record in ({"name": "x"}, [], None):
-        with pytest.raises(ValueError, match="in place of"):
+        with pytest.raises(ValueError, match="instead of"):
             fields(record, name=str, step=int)
 
 

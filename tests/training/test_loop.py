@@ -256,7 +256,7 @@ def test_out_of_memory_beside_the_network_is_one_line(tiny):
         def batch(self, *drawn):
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    with pytest.raises(UserError, match="outside of the network's work, at step 1"):
+    with pytest.raises(UserError, match="at step 1, where splitting"):
         run_fit(tiny, Hungry(), iterations=4)
 
 

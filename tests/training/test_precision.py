@@ -60,7 +60,7 @@ def test_samples_are_drawn_in_the_runs_precision_or_in_float32(monkeypatch, capa
 def test_untried_devices_compute_in_float32():
     assert pick_precision("auto", torch.device("mps")) == "fp32"
     for short in ("bf16", "fp16"):
-        with pytest.raises(UserError, match=rf"train\.precision = {short}: untried on mps"):
+        with pytest.raises(UserError, match=rf"train\.precision = {short}: untested on mps"):
             pick_precision(short, torch.device("mps"))
 
 

@@ -1,4 +1,4 @@
-"""A caller's tensors, arrays and data sets of torch, as a file that ``data.path`` can name."""
+"""What a caller passes to ``nsgf.train``: samples, which go into a file, and a network."""
 
 import hashlib
 from collections.abc import Iterator
@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from nsgf.config.schema import Config
+from nsgf.data import shape_and_classes
 from nsgf.data.arrays import class_numbers, image_bytes
-from nsgf.run.folder import ensure_writable, replacing
+from nsgf.models import count_parameters, make_own
+from nsgf.run.folder import OwnNetwork, ensure_writable, replacing
 from nsgf.system.errors import UserError, one_line
 
 Samples = Tensor | ArrayLike | Dataset[Any]
@@ -73,3 +77,31 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
 
 def _array(values: Any) -> np.ndarray:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def class_name(network: OwnNetwork) -> str:
+    """Return the name of the class of a caller's network."""
+    made = network if isinstance(network, nn.Module) or not callable(network) else network()
+    if not isinstance(made, nn.Module):
+        raise UserError(f"network: {type(made).__name__}, must be a torch.nn.Module")
+    return type(made).__name__
+
+
+def check_network(network: OwnNetwork, config: Config, device: torch.device) -> None:
+    """Raise UserError unless a caller's network takes a batch of two and returns its shape."""
+    shape, classes = shape_and_classes(config.data)
+    inputs = {"x": torch.zeros(2, *shape), "t": torch.tensor([0.0, 0.5])}
+    if classes:  # as training gives them; the last one stands for no class
+        inputs["labels"] = torch.tensor([0, classes], dtype=torch.int32)
+    shown = ", ".join(f"{k} {list(v.shape)} {v.dtype}" for k, v in inputs.items())
+    try:
+        with torch.no_grad():
+            model = make_own(network).to(device).eval()
+            answer = model(*(part.to(device) for part in inputs.values()))
+    except Exception as error:
+        raise UserError(f"network: fails with {shown} ({one_line(error)})") from error
+    if not isinstance(answer, Tensor) or answer.shape != inputs["x"].shape:
+        its = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        raise UserError(f"network: returns {its} for {shown}, must be a tensor of x's shape")
+    if not count_parameters(model):
+        raise UserError("network: has no weights to train")

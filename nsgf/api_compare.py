@@ -1,0 +1,108 @@
+"""Compare a caller's own method with those of the package, as ``nsgf compare`` does."""
+
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from nsgf.cli.arguments import request
+from nsgf.cli.flags import as_settings
+from nsgf.comparison import compare as comparing
+from nsgf.comparison.results import COLUMNS, FLOOR, read_rows
+from nsgf.comparison.tables import TABLE
+from nsgf.comparison.trials import Comparison, Draw
+from nsgf.report.comparison import report_comparison
+from nsgf.run.stop import Stopped
+from nsgf.system.errors import UserError
+from nsgf.system.output import silence
+
+NAME = re.compile(r"[\w .+()-]{1,50}")
+
+
+class Compared(NamedTuple):
+    """The measures of a comparison."""
+
+    folder: Path
+    """Its folder, with ``table.md``, ``table.csv``, ``table.tex``, pictures and ``report.html``."""
+    table: str
+    """Means, differences and costs, as Markdown."""
+    rows: list[dict[str, Any]]
+    """All measures: a row for each method, target, seed, draw and NFE, as of ``table.csv``."""
+
+
+def compare(
+    exp: str | None = None,
+    *,
+    methods: Mapping[str, Draw] | None = None,
+    against: Sequence[str] | None = None,
+    dataset: str | None = None,
+    nfe: Sequence[int] | None = None,
+    seeds: int | None = None,
+    out_dir: str | PathLike[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> Compared:
+    """Measure your own methods, and train and measure those of the package, on equal terms: from
+    the same noise, against the same samples, at the same numbers of network calls.
+
+        nsgf.compare("digits", methods={"mine": draw}, against=["nsgf++h", "otcfm"], nfe=[5, 10])
+
+    A call that is given again trains nothing anew. Your functions are measured at each call.
+
+    Args:
+        exp: the name of an experiment, as ``2d``.
+        methods: functions ``draw(noise, nfe)`` by name. ``noise`` is a batch of the source,
+            (B, *shape); the function returns as many samples, in the units of the
+            networks (images in [-1, 1]), after ``nfe`` calls of its network for each sample, which
+            are not counted here. It runs without gradients.
+        against: methods of the package, or YAML files; None: those of the experiment.
+        dataset: ``data.name``, as ``moons``.
+        nfe: numbers of network calls; None: those of the experiment.
+        seeds: trainings of each method; your functions meet the noise of each seed.
+        out_dir: folder of the comparison's folder; None: ``runs``.
+        overrides: other settings by dotted key, as ``{"compare.updates": [1000]}``.
+        quiet: print nothing.
+
+    Raises:
+        UserError: an argument or a setting is wrong, a function returned something other than
+            samples, or ``train.max_hours`` are over.
+    """
+    named = {
+        **{"exp": exp, "data.name": dataset, "out_dir": out_dir, "compare.seeds": seeds},
+        **{"compare.methods": against, "compare.nfe": nfe},
+    }
+    given = {key: value for key, value in named.items() if value is not None}
+    try:
+        wanted = request("compare", {}, {**(overrides or {}), **given})
+        comparison = Comparison.of(wanted.config, wanted.methods)
+        own = _checked(methods or {}, comparison)
+        cards = range(torch.cuda.device_count())
+        with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
+            files = comparing.compare(replace(comparison, functions=own))
+            report_comparison(comparison.folder, wanted.config.out_dir)
+    except Stopped as stopped:
+        raise UserError(f"max_hours is over, {stopped}; the same call continues") from stopped
+    except UserError as error:
+        words = as_settings(str(error)).replace("compare.methods", "against")
+        error.args = (re.sub(r"\bcompare\.(?=nfe|seeds)", "", words),)
+        raise
+    rows = read_rows(comparison.folder / TABLE)
+    cells = [dict(zip(COLUMNS, row, strict=False)) | dict(row.values) for row in rows]
+    return Compared(comparison.folder, files[0].read_text("utf-8"), cells)
+
+
+def _checked(methods: Mapping[str, Draw], comparison: Comparison) -> dict[str, Draw]:
+    """Return the caller's functions. Raise UserError unless each has a name of its own."""
+    if not isinstance(methods, Mapping):
+        raise UserError("methods: must be a dictionary of functions; others are named in against")
+    taken = [FLOOR, *comparison.methods]
+    for name, draw in methods.items():
+        if not callable(draw) or not NAME.fullmatch(name) or name in taken:
+            must = f"must be a function draw(noise, nfe), with a short name that is not in {taken}"
+            raise UserError(f'methods["{name}"]: {must}')
+    return dict(methods)

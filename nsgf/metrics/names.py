@@ -1,0 +1,89 @@
+"""Names of measures for people, the same in terminals, pages, tables and model cards.
+
+The files ``metrics.json`` and ``table.csv`` keep the short keys.
+"""
+
+from typing import Any
+
+NAMES = {
+    "w2": "W2 ↓",
+    "w2_standardised": "W2 of standardised columns ↓",
+    "1000 energy": "1000 x energy distance ↓",
+    "nearest_real": "distance to nearest real image",
+    "classifier_fid": "Fréchet distance, classifier features ↓",
+    "classifier_precision": "precision, classifier features ↑",
+    "classifier_recall": "recall, classifier features ↑",
+    "fid": "FID ↓",
+    "inception_score": "Inception score ↑",
+    "kid": "KID ↓",
+    "precision": "precision, Inception features ↑",
+    "recall": "recall, Inception features ↑",
+    "nfe": "NFE",
+    "expected_nfe": "NFE expected",
+    "classifier_accuracy": "classifier right on held-out images",
+}
+"""Measures with an arrow to the better values, and descriptions that need other words than their
+keys."""
+FLOORS = {"nearest_real": "nearest_real_among_real"}
+"""Floors that are not called MEASURE_floor."""
+LEAST_ACCURACY = 0.9
+"""Smallest share of held-out images on which a classifier must be right to measure samples."""
+
+
+def name_of(key: str) -> str:
+    """Return the name of a measure or description."""
+    return NAMES.get(key, key.replace("_", " "))
+
+
+def is_better_higher(key: str) -> bool:
+    """Whether larger values of a measure are better."""
+    return name_of(key).endswith("↑")
+
+
+def is_measure(key: str) -> bool:
+    """Whether the key names a measure of quality, which may have a floor and a spread."""
+    return name_of(key).endswith(("↓", "↑")) or key in FLOORS
+
+
+def describe(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Return key, value and floor of each line of ``metrics.json`` as text, with the spread over
+    draws; the floor is empty for lines without one."""
+    floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
+    beside = {f"{key}{end}" for key in (*floors, *floors.values()) for end in ("_std", "_noise")}
+    lines = []
+    for key in (key for key in metrics if key not in beside | set(floors.values())):
+        floor, noise = (_in_words(metrics, name) for name in (floors.get(key, ""), f"{key}_noise"))
+        lines.append(
+            (key, _in_words(metrics, key), f"{floor}; pure noise: {noise}" if noise else floor)
+        )
+    return lines
+
+
+def _in_words(metrics: dict[str, Any], key: str) -> str:
+    """Return a value, with its spread if it has one; empty if there is no such key."""
+    value, spread = metrics.get(key), metrics.get(f"{key}_std")
+    if key not in metrics:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" + (f" ± {spread:.2g}" if isinstance(spread, float) and spread else "")
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_in_words(value, name)}" for name in value)
+    return "not known" if value is None else str(value)
+
+
+def weakness(accuracy: float) -> str:
+    """Return why a classifier of this accuracy, in [0, 1], is not used; empty if it is good."""
+    right = f"classifier {accuracy:.1%} right on held-out images"
+    why = f"{right}: too weak, measures left out (needs {LEAST_ACCURACY:.0%})"
+    return why if accuracy < LEAST_ACCURACY else ""
+
+
+def drop_weak(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of ``metrics.json`` without measures of a weak classifier, which earlier
+    versions wrote."""
+    accuracy = metrics.get("classifier_accuracy")
+    if not isinstance(accuracy, float) or not (why := weakness(accuracy)):
+        return metrics
+    weak = tuple(key for key in NAMES if key.startswith("classifier_") and is_measure(key))
+    kept = {key: value for key, value in metrics.items() if not key.startswith(weak)}
+    return kept | {"classifier": why}

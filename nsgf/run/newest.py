@@ -1,0 +1,56 @@
+"""The newest run of an experiment that a command can use."""
+
+from pathlib import Path
+
+from nsgf.run.checkpoint import read_good_header
+from nsgf.run.folder import RunFolder, check_links, folder_stem, start_time
+from nsgf.system.errors import UserError, cause
+
+
+def newest_run(
+    out_dir: Path, exp: str, *, smoke: bool = False, method: str | None = None, resume: bool = False
+) -> tuple[RunFolder, str]:
+    """Return the newest run with a checkpoint that can be read, and a line that names it and says
+    why newer ones are passed over.
+
+    Args:
+        out_dir: the folder that holds the runs.
+        exp: their experiment.
+        smoke: whether only smoke runs are considered, or only others.
+        method: their method; None: any.
+        resume: whether the run is trained further, for which a pool is enough, and settings if no
+            run has more.
+
+    Raises:
+        UserError: there is none.
+    """
+    stem, passed, begun = folder_stem(exp, smoke), list[str](), list[RunFolder]()
+    times = {path: start_time(path, stem) for path in out_dir.expanduser().glob(f"{stem}-*")}
+    dated = sorted((time, path) for path, time in times.items() if time)
+    for run in (RunFolder(path) for _, path in reversed(dated)):
+        if not run.config_file.is_file():
+            continue
+        try:
+            check_links(run.path)
+            settings = run.read_settings()
+            if method not in (None, settings.get("method")):
+                continue
+            begun.append(run)
+            saved = [phase for phase in settings.get("phases", []) if run.has_checkpoint(phase)]
+            if saved:
+                read_good_header(run.checkpoint_file(saved[0]))
+            elif not (resume and run.pool.exists()):
+                raise UserError("no checkpoint")
+        except (UserError, OSError) as error:
+            why = cause(error) if isinstance(error, OSError) else str(error)
+            passed.append(f"{run.path.name} ({why.removeprefix(f'{run.path}: ')})")
+            continue
+        return run, f"run {run.path}" + (f"; passed over: {', '.join(passed)}" if passed else "")
+    if resume and begun:
+        return begun[0], f"run {begun[0].path}"
+    of_method = f" with method {method}" if method else ""
+    unusable = f" that can be used, not {', '.join(passed)}" if passed else ""
+    raise UserError(
+        f"no run of {stem}{of_method} in {out_dir}{unusable}: train one, or name its folder with "
+        "--run DIR"
+    )

@@ -1,0 +1,20 @@
+import pytest
+
+from nsgf.metrics.names import NAMES, describe, is_better_higher
+
+HIGHER = {"inception_score"} | {
+    f"{group}{name}" for group in ("", "classifier_") for name in ("precision", "recall")
+}
+
+
+def test_each_measure_has_a_name_with_its_direction():
+    measures = {"w2", "w2_standardised", "1000 energy", "fid", "kid", "classifier_fid", *HIGHER}
+    assert {key for key in NAMES if NAMES[key].endswith(("↓", "↑"))} == measures
+    assert {key for key in NAMES if is_better_higher(key)} == HIGHER
+
+
+@pytest.mark.parametrize("value", [1.5, None])
+def test_spreads_and_floors_stand_in_the_line_of_their_measure(value):
+    metrics = {"w2": 2.0, "w2_std": 0.5, "w2_floor": value, "w2_floor_std": 0.25, "tau_std": 0.1}
+    floor = "not known" if value is None else "1.5 ± 0.25"
+    assert describe(metrics) == [("w2", "2 ± 0.5", floor), ("tau_std", "0.1", "")]

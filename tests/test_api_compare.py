@@ -1,0 +1,86 @@
+"""One's own method in a comparison."""
+
+import re
+
+import pytest
+import torch
+
+import nsgf
+from nsgf import UserError
+from nsgf.comparison import compare as engine
+from nsgf.comparison.measure import Yardstick
+from nsgf.comparison.results import read_rows
+from nsgf.data import build_source
+from tests.conftest import shipped
+from tests.pool.conftest import CPU
+
+SMALL = {
+    "smoke": True,
+    "device": "cpu",
+    "model.mlp.width": 16,
+    "evaluation.num_samples": 32,
+    "evaluation.w2_samples": 16,
+    "sampling.batch_size": 20,
+}
+
+
+def compare(out_dir, draw, name="mine", **how):
+    how = {"against": ["nsgf", "1rf"], "nfe": [2, 3], "dataset": "moons", **how}
+    return nsgf.compare(
+        "2d", methods={name: draw}, out_dir=out_dir, overrides=SMALL, quiet=True, **how
+    )
+
+
+def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
+    """From the same noise, by the same measures, anew at each call, and shown everywhere."""
+    asked = []
+
+    def draw(noise, nfe):
+        asked.append((noise.clone(), nfe))
+        return noise.mul_(nfe + torch.rand(()).item()).double().numpy()
+
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    found = compare(tmp_path, draw)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert capsys.readouterr() == ("", "")
+    config = shipped("2d", "--dataset=moons", "--num-samples=32", "--evaluation.w2_samples=16")
+    noise = build_source(config.data, 0, "compare", "0").sample(32)
+    assert [nfe for _, nfe in asked[:4]] == [2, 2, 3, 3]
+    assert torch.equal(torch.cat([x for x, _ in asked[:2]]), noise)
+    own = {row["nfe"]: row for row in found.rows if row["method"] == "mine"}
+    assert [row["calls"] for row in own.values()] == [2, 3]
+    assert {row["method"] for row in found.rows} == {"mine", "nsgf", "1rf", "floor"}
+
+    monkeypatch.setattr(engine, "train", None)
+    again = compare(tmp_path, lambda noise, _: noise)
+    (row, *_) = again.rows
+    expected = Yardstick(config, CPU, print).measure(noise, 0, 0)
+    assert {name: row[name] for name in expected} == pytest.approx(expected)
+    assert row["w2"] != own[2]["w2"]
+    assert again.table.index("| mine |") < again.table.index("| NSGF |")
+    assert "| mine minus, w2 |" in again.table
+    assert read_rows(again.folder / "table.csv")[0].method == "mine"
+    assert "mine" in (again.folder / "report.html").read_text()
+    assert (again.folder / "moons.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("draw", "how", "words"),
+    [
+        (lambda x, _: x[:3], {}, 'methods["mine"]: returned (3, 2) at nfe = 2'),
+        (lambda x, _: x / 0, {}, 'methods["mine"]: returned (20, 2) at nfe = 2'),
+        (lambda x, _: None, {}, 'methods["mine"]: must be a tensor or an array'),
+        (torch.zeros(3), {}, 'methods["mine"]: must be'),
+        (print, {"name": "nsgf"}, 'methods["nsgf"]: must be'),
+        (print, {"name": "a|b"}, 'methods["a|b"]: must be'),
+        (print, {"nfe": []}, "nfe = []"),
+        (print, {"against": []}, "against = []"),
+        (print, {"seeds": 0}, "seeds = 0"),
+        (print, {"dataset": "moon"}, "data.name = moon"),
+    ],
+)
+def test_wrong_arguments_are_named_before_training(tmp_path, monkeypatch, draw, how, words):
+    monkeypatch.setattr(engine, "train", None)
+    with pytest.raises(UserError, match=re.escape(words)):
+        compare(tmp_path, draw, **how)

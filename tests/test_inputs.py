@@ -1,0 +1,173 @@
+"""Training on samples and with a network of the caller."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import nsgf
+from nsgf import UserError
+from nsgf.cli import main
+from tests.data.own_files import own_points
+from tests.test_api import SMALL
+
+POINTS = torch.from_numpy(own_points(40, 3))
+PIXELS = np.random.default_rng(0).integers(256, size=(40, 1, 8, 8), dtype=np.uint8)
+LABELS = torch.arange(40) % 2
+
+
+def train(folder, overrides=None, **how):
+    settings = {**SMALL, **(overrides or {})}
+    return nsgf.train(out_dir=folder, overrides=settings, quiet=True, **how)
+
+
+def test_a_run_of_tensors_is_the_run_of_their_file(tmp_path):
+    """Bit for bit, also resumed, with samples in the units of the data."""
+    np.save(tmp_path / "own.npy", POINTS.numpy())
+    ours = train(tmp_path, data=POINTS, iterations=2)
+    other = train(
+        tmp_path, {"data.path": tmp_path / "own.npy", "optim.iterations": 2}, exp="points"
+    )
+    assert torch.equal(ours.sample(30, seed=0), other.sample(30, seed=0))
+    ours, other = (nsgf.train(resume=run.path, iterations=4, quiet=True) for run in (ours, other))
+    samples = ours.sample(300, seed=0)
+    assert torch.equal(samples, other.sample(300, seed=0))
+    assert ((samples.mean(0) - POINTS.mean(0)).abs() < 2 * POINTS.std(0)).all()
+
+
+def test_labels_make_a_run_conditional(tmp_path):
+    run = train(tmp_path, data=TensorDataset(torch.from_numpy(PIXELS) / 127.5 - 1, LABELS))
+    assert (run.config.data.conditional, run.config.method) == (True, "nsgf++h")
+    assert run.config.nsf.coupling == "independent"
+    assert run.sample(3, label=1).shape == (3, 1, 8, 8)
+    again = nsgf.train(resume=run.path, data=PIXELS, labels=LABELS, quiet=True)
+    assert torch.equal(again.sample(3, seed=0), run.sample(3, seed=0))
+
+
+@pytest.mark.parametrize(
+    ("how", "key"),
+    [
+        ({"data": POINTS, "exp": "points"}, "data: "),
+        ({"data": POINTS.log()}, "data: nan in point"),
+        ({"data": POINTS[:3]}, "data: .*N >= 16"),
+        ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
+        ({"data": ["a"]}, "data: "),
+        ({"data": TensorDataset(POINTS, LABELS)}, "labels: points"),
+        ({"data": PIXELS, "labels": LABELS[:9]}, "labels: .*40"),
+        ({"data": POINTS, "method": "otcmf"}, "method = otcmf.*did you mean otcfm"),
+        ({"data": POINTS, "overrides": {"optim.lr": -1}}, "lr = -1"),
+    ],
+)
+def test_wrong_data_are_refused_by_their_argument(how, key, tmp_path):
+    with pytest.raises(UserError, match=f"^[^-]*{key}"):
+        train(tmp_path, **how)
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()]
+
+
+def test_errors_name_settings_and_no_flags(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"name a folder for the results with out_dir DIR"):
+        train(tmp_path / "file", data=POINTS)
+
+
+class MyUNet(nn.Module):
+    """One level down and up, with the time and perhaps a class, and batch normalization."""
+
+    def __init__(self, width: int = 8, classes: int = 0):
+        super().__init__()
+        self.first, self.down = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, width, 2, 2)
+        self.time, self.norm = nn.Linear(1, width), nn.BatchNorm2d(width)
+        self.up, self.last = nn.ConvTranspose2d(width, width, 2, 2), nn.Conv2d(2 * width, 1, 1)
+        self.label = nn.Embedding(classes + 1, width) if classes else None
+
+    def forward(self, x, t, labels=None):
+        skip = self.norm(self.first(x))
+        given = self.time(t[:, None])
+        if self.label is not None:
+            given = given + self.label(labels)
+        low = torch.relu(self.down(skip) + given[:, :, None, None])
+        return self.last(torch.cat([skip, self.up(low)], 1))
+
+
+class Flat(nn.Linear):
+    """Returns another shape."""
+
+    def __init__(self):
+        super().__init__(64, 64)
+
+    def forward(self, x, t):
+        return super().forward(x.flatten(1))
+
+
+def train_own(folder, network, overrides=None, **how):
+    settings = {"nsf.starts": 8, **(overrides or {})}
+    return train(folder, settings, data=PIXELS, network=network, **how)
+
+
+def test_a_network_is_interrupted_resumed_and_exported(tmp_path, capsys):
+    """Bit for bit as without an interruption; a module that is passed stays as it was."""
+
+    def interrupted():
+        model, calls = MyUNet(), []
+
+        def count(*_):
+            calls.append(model.training)
+            if sum(calls) > 2:
+                raise KeyboardInterrupt
+
+        model.register_forward_pre_hook(count)
+        return model
+
+    whole = train_own(tmp_path / "whole", MyUNet).sample(5, seed=0)
+    assert whole.shape == (5, 1, 8, 8)
+    with pytest.raises(KeyboardInterrupt):
+        train_own(tmp_path, interrupted, {"train.checkpoint_every": 1})
+    (folder,) = map(str, tmp_path.glob("images-*"))
+    assert main(["train", "--run", folder, "--resume"]) == 2
+    assert "model.network = MyUNet: " in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"does not fit .* pass the network"):
+        nsgf.train(resume=folder, network=MyUNet(16), quiet=True)
+    network = MyUNet()
+    before = [part.clone() for part in network.state_dict().values()]
+    run = nsgf.train(resume=folder, network=network, quiet=True)
+    assert "continues after step 2 of 4" in (run.path / "log.txt").read_text()
+    assert torch.equal(run.sample(5, seed=0), whole)
+    assert all(map(torch.equal, before, network.state_dict().values()))
+
+    assert main(["export", "--run", folder, "--to", str(tmp_path / "out")]) == 2
+    run.export(tmp_path / "out")
+    for place in (folder, tmp_path / "out"):
+        assert torch.equal(nsgf.load(place, network=MyUNet()).sample(5, seed=0), whole)
+        for other in (None, MyUNet(16), nn.Linear(1, 1)):
+            with pytest.raises(UserError, match="network"):
+                nsgf.load(place, network=other)
+
+
+def test_a_network_is_given_classes(tmp_path):
+    settings = {"nsf.starts": None, "generator.batch_size": 12}
+    run = train_own(
+        tmp_path, MyUNet(classes=2), settings, labels=np.arange(40) % 2, method="onecall"
+    )
+    assert not torch.equal(run.sample(4, 0, label=0), run.sample(4, 0, label=1))
+
+
+@pytest.mark.parametrize(
+    ("network", "what"),
+    [
+        (MyUNet(classes=2), "network: fails with x .*NoneType"),
+        (nn.Conv2d(1, 1, 3), "network: fails"),
+        (lambda: MyUNet().up, "network: fails"),
+        (Flat(), r"network: returns \[2, 64\]"),
+        (3, "network: int"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused(network, what, tmp_path):
+    with pytest.raises(UserError, match=what):
+        train_own(tmp_path, network)
+    assert not list(tmp_path.glob("images-*"))
+
+
+def test_a_run_with_its_own_networks_takes_no_other(small_run):
+    with pytest.raises(UserError, match=r"model\.network"):
+        nsgf.load(small_run.path, network=MyUNet())
