@@ -245,7 +245,7 @@ class TrainConfig:
     """Logs, checkpoints and hardware use, for all phases."""
 
     log_every: Annotated[int, Range(1)] = 100
-    """Number of updates between two lines in metrics.jsonl."""
+    """Maximum number of updates between two lines of metrics.jsonl; short phases have 50 lines."""
     checkpoint_every: Annotated[int, Range(1)] = 1000
     """Number of updates between two checkpoints of a phase."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
