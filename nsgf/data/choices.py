@@ -20,7 +20,9 @@ POOL_VALUES, START_VALUES = 2**29, 2**28
 MANY = 10_000
 """Smallest number of images for networks as large as for the shipped sets of this image size."""
 LARGEST_END = 16
-"""Largest side in pixels of a UNet's last level; the cost of attention grows with side^4."""
+"""Largest side in pixels of a UNet's last level: attention there costs its fourth power."""
+READING = ("skip_broken", "columns", "key")
+"""Settings of the section ``data`` that choose among what is at ``data.path``."""
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
 """Settings that only some methods use; the rules lower a method's value and set no new one."""
 
@@ -51,7 +53,7 @@ def choose_for_own_data(
     Raises:
         UserError: ``data.path`` is missing, or what is there cannot be trained on.
     """
-    if is_new and {"name", "path", "size"} & set(flags.get("data", {})):
+    if is_new and {"name", "path", "size", *READING} & set(flags.get("data", {})):
         own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
         base = {**base, "data": own}
     name = merge_settings(base, flags).get("data", {}).get("name")
