@@ -4,7 +4,7 @@ The command is ``nsgf``; from Python:
 
     run = nsgf.load("runs/digits-...")
     images = run.sample(64, seed=0)
-    run = nsgf.train(exp="2d", dataset="moons")
+    run = nsgf.train(exp="2d", dataset="moons")              # or data=x, network=MyUNet()
     loss = nsgf.sinkhorn_divergence(x, y, blur=0.5)
 
 Modules are loaded on first use. Errors that a caller can fix raise :class:`UserError`.

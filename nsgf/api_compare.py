@@ -1,6 +1,5 @@
 """Compare a caller's own method with those of the package, as ``nsgf compare`` does."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -42,11 +41,9 @@ def compare(
     methods: Mapping[str, Draw] | None = None,
     against: Sequence[str] | None = None,
     dataset: str | None = None,
-    config: str | PathLike[str] | None = None,
     nfe: Sequence[int] | None = None,
     seeds: int | None = None,
     out_dir: str | PathLike[str] | None = None,
-    device: str | torch.device | None = None,
     overrides: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Compared:
@@ -60,16 +57,14 @@ def compare(
     Args:
         exp: the name of an experiment, as ``2d``.
         methods: functions ``draw(noise, nfe)`` by name. ``noise`` is a batch of the source,
-            (B, *shape), on ``device``; the function returns as many samples, in the units of the
+            (B, *shape); the function returns as many samples, in the units of the
             networks (images in [-1, 1]), after ``nfe`` calls of its network for each sample, which
             are not counted here. It runs without gradients.
         against: methods of the package, or YAML files; None: those of the experiment.
         dataset: ``data.name``, as ``moons``.
-        config: a YAML file in place of ``exp``.
         nfe: numbers of network calls; None: those of the experiment.
         seeds: trainings of each method; your functions meet the noise of each seed.
         out_dir: folder of the comparison's folder; None: ``runs``.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``; None: the experiment's.
         overrides: other settings by dotted key, as ``{"compare.updates": [1000]}``.
         quiet: print nothing.
 
@@ -79,16 +74,11 @@ def compare(
     """
     named = {
         **{"exp": exp, "data.name": dataset, "out_dir": out_dir, "compare.seeds": seeds},
-        **{"compare.methods": against, "compare.nfe": nfe, "device": device and str(device)},
+        **{"compare.methods": against, "compare.nfe": nfe},
     }
-    lists = (list, tuple)
-    settings = {
-        key: list(value) if isinstance(value, lists) else value
-        for key, value in {**(overrides or {}), **named}.items()
-        if value is not None
-    }
+    given = {key: value for key, value in named.items() if value is not None}
     try:
-        wanted = request("compare", {"config": os.fspath(config)} if config else {}, settings)
+        wanted = request("compare", {}, {**(overrides or {}), **given})
         comparison = Comparison.of(wanted.config, wanted.methods)
         own = _checked(methods or {}, comparison)
         cards = range(torch.cuda.device_count())
@@ -96,10 +86,7 @@ def compare(
             files = comparing.compare(replace(comparison, functions=own))
             report_comparison(comparison.folder, wanted.config.out_dir)
     except Stopped as stopped:
-        hours = wanted.config.train.max_hours
-        raise UserError(
-            f"train.max_hours = {hours} is over, {stopped}; the same call continues"
-        ) from stopped
+        raise UserError(f"max_hours is over, {stopped}; the same call continues") from stopped
     except UserError as error:
         words = as_settings(str(error)).replace("compare.methods", "against")
         error.args = (re.sub(r"\bcompare\.(?=nfe|seeds)", "", words),)
@@ -113,12 +100,9 @@ def _checked(methods: Mapping[str, Draw], comparison: Comparison) -> dict[str, D
     """Return the caller's functions. Raise UserError unless each has a name of its own."""
     if not isinstance(methods, Mapping):
         raise UserError("methods: must be a dictionary of functions; others are named in against")
+    taken = [FLOOR, *comparison.methods]
     for name, draw in methods.items():
-        if not callable(draw):
-            raise UserError(f'methods["{name}"]: must be a function draw(noise, nfe)')
-        if not NAME.fullmatch(str(name)) or name in {FLOOR, *comparison.methods}:
-            taken = ", ".join([FLOOR, *comparison.methods])
-            raise UserError(
-                f'methods["{name}"]: must have a short name, of letters and digits, not {taken}'
-            )
+        if not callable(draw) or not NAME.fullmatch(name) or name in taken:
+            must = f"must be a function draw(noise, nfe), with a short name that is not in {taken}"
+            raise UserError(f'methods["{name}"]: {must}')
     return dict(methods)

@@ -1,7 +1,4 @@
-"""The trajectory pool for your own training loop: :class:`SinkhornPool`.
-
-Shapes: N points, *shape one of them.
-"""
+"""The trajectory pool for your own training loop. Shapes: N points, *shape one of them."""
 
 import re
 import warnings
@@ -19,7 +16,7 @@ from nsgf.pool.build import Simulation
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import Array, time_step, to_tensor
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import pick_device, release_memory
+from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import derive_seed, make_generator
 
 Draw = Callable[[int, torch.Generator], Array]
@@ -40,8 +37,8 @@ class SinkhornPool:
             loss = (network(torch.cat([x, t.unsqueeze(1)], dim=1)) - v).square().mean()
             optimizer.zero_grad(), loss.backward(), optimizer.step()
 
-    Iterating passes once over all pairs (x, v), in an order from torch's global generator;
-    ``len(pool)`` is the number of batches of a pass, ``num_batches * steps``.
+    Iterating passes once over all ``num_batches * steps`` batches, in an order from torch's global
+    generator.
     """
 
     def __init__(
@@ -66,13 +63,11 @@ class SinkhornPool:
             target: points of mu*, in the same form and of the same shape.
             blur: square root of the regularization eps, in units of the points.
             steps: steps T of a flow.
-            eta: size of a step of the constant schedule.
-            schedule: ``constant``, or ``harmonic`` for steps of 1/T, 1/(T-1), ..., 1.
+            eta: size of a step of the constant schedule; ``harmonic`` has 1/T, 1/(T-1), ..., 1.
             num_batches: number of flows.
             batch_size: particles of a flow, and pairs of a batch.
             target_batch: targets of a flow; None: as many as particles.
-            device: of the simulation and of the batches: ``auto``, ``cpu``, ``cuda``, ``cuda:N``.
-                The pool itself stays in main memory.
+            device: of simulation and batches, as ``cuda``. The pool stays in main memory.
             seed: of the order of the points, and of the functions' generators.
 
         Raises:
@@ -102,16 +97,8 @@ class SinkhornPool:
             yield self._pairs(indices)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> PoolBatch:
-        """Return n pairs, drawn uniformly with replacement.
-
-        Args:
-            n: number of pairs.
-            generator: of the CPU; None: torch's global one.
-
-        Returns:
-            Positions x and velocities v, (n, *shape), and times t in [0, 1), (n,), all float32 on
-            ``device``.
-        """
+        """Return n pairs (x, v), drawn uniformly with replacement, and times t in [0, 1), (n,), all
+        float32 on ``device``. ``generator`` is of the CPU; None: torch's global one."""
         return self._pairs(torch.randint(len(self._pool), (n,), generator=generator))
 
     def _pairs(self, indices: Tensor) -> PoolBatch:
@@ -132,11 +119,8 @@ def _simulate(
     pool = TrajectoryPool(positions, time_step(config.flow))
     simulation = Simulation(config, mu0, mu1, build_solver(config.sinkhorn), device)
     together = build_batch(config, shape, device)
-    while (start := pool.filled // n) < flows:
-        numbers = range(start, min(start + together, flows))
-        if not simulation.try_flows(numbers, pool):
-            release_memory(device)
-            together = len(numbers) // 2
+    for start in range(0, flows, together):
+        pool.append(simulation.flows(range(start, min(start + together, flows))))
     if (report := simulation.solver.report).unconverged:
         warnings.warn(f"{report}; a larger blur needs fewer updates", RuntimeWarning, stacklevel=3)
     return pool
@@ -157,10 +141,8 @@ def _sampler(name: str, points: Array | Draw, seed: int) -> Sampler:
 def _checked(name: str, points: Array, n: int | None = None) -> Tensor:
     """Return points in float32. Raise UserError unless they are finite and (n, *shape)."""
     x = to_tensor(name, points).detach()
-    is_shape = x.ndim > 1 and len(x) == n if n else x.ndim > 1 and x.numel() > 0
+    is_shape = x.ndim > 1 and x.numel() > 0 and n in (None, len(x))
     if not (is_shape and x.is_floating_point() and x.isfinite().all()):
-        raise UserError(
-            f"{name} is {tuple(x.shape)}, {x.dtype}: must be finite, of a floating-point type and "
-            f"({n or 'N'}, *shape)"
-        )
+        must = f"must be finite, of a floating-point type, ({n or 'N'}, *shape)"
+        raise UserError(f"{name} is {tuple(x.shape)}, {x.dtype}: {must}")
     return x.float()

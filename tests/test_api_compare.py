@@ -16,6 +16,7 @@ from tests.pool.conftest import CPU
 
 SMALL = {
     "smoke": True,
+    "device": "cpu",
     "model.mlp.width": 16,
     "evaluation.num_samples": 32,
     "evaluation.w2_samples": 16,
@@ -24,7 +25,7 @@ SMALL = {
 
 
 def compare(out_dir, draw, name="mine", **how):
-    how = {"against": ["nsgf", "1rf"], "nfe": [2, 3], "dataset": "moons", "device": "cpu", **how}
+    how = {"against": ["nsgf", "1rf"], "nfe": [2, 3], "dataset": "moons", **how}
     return nsgf.compare(
         "2d", methods={name: draw}, out_dir=out_dir, overrides=SMALL, quiet=True, **how
     )
@@ -70,9 +71,9 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
         (lambda x, _: x[:3], {}, 'methods["mine"]: returned (3, 2) at nfe = 2'),
         (lambda x, _: x / 0, {}, 'methods["mine"]: returned (20, 2) at nfe = 2'),
         (lambda x, _: None, {}, 'methods["mine"]: must be a tensor or an array'),
-        (torch.zeros(3), {}, 'methods["mine"]: must be a function'),
-        (print, {"name": "nsgf"}, 'methods["nsgf"]: must have'),
-        (print, {"name": "a|b"}, 'methods["a|b"]: must have'),
+        (torch.zeros(3), {}, 'methods["mine"]: must be'),
+        (print, {"name": "nsgf"}, 'methods["nsgf"]: must be'),
+        (print, {"name": "a|b"}, 'methods["a|b"]: must be'),
         (print, {"nfe": []}, "nfe = []"),
         (print, {"against": []}, "against = []"),
         (print, {"seeds": 0}, "seeds = 0"),

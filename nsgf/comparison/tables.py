@@ -74,6 +74,12 @@ def values(
     return {(row.seed, row.draw): row.values[metric] for row in cell}
 
 
+def calls_of(rows: Sequence[Row], target: str, nfe: int, method: str) -> float:
+    """Return the mean network calls for each sample of a cell; ``nfe`` if the cell is empty."""
+    cell = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
+    return mean(row.calls for row in cell) if cell else nfe
+
+
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
     """Return the mean of each seed's draws, or the draws of a single seed.
 
@@ -109,7 +115,7 @@ def _remark(rows: Sequence[Row], method: str, target: str, nfe: int) -> str:
     own = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
     places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
     remarks = [f"{len(own)} of {len(places)} measures"] if 0 < len(own) < len(places) else []
-    calls = mean(row.calls for row in own) if own else nfe
+    calls = calls_of(rows, target, nfe, method)
     if abs(calls - nfe) > 0.05:
         remarks.append(f"NFE {calls:.3g}")
     return f" ({', '.join(remarks)})" if remarks else ""

@@ -112,18 +112,12 @@ class Comparison:
         return config.compare.nfe if trial.method in self.functions else possible_nfe(config)
 
     def trial_folder(self, trial: Trial) -> Path:
-        """Return the trial's run folder."""
-        return self.folder / self.trial_place(trial)
-
-    def trial_place(self, trial: Trial) -> Path:
-        """Return the trial's run folder, relative to the comparison's folder.
-
-        Rectified flows share one: 2-RF continues after 1-RF, unless each has updates of its own.
-        """
+        """Return the trial's run folder. Rectified flows share one: 2-RF continues after 1-RF,
+        unless each has updates of its own."""
         own = self.methods[trial.method]
         is_shared = own.phases[0] in PEER_PHASES and own.peer.method == "rf"
         name = "rf" if is_shared and not self.config.compare.updates else trial.method
-        return Path(trial.target) / f"{name}-seed{trial.seed}"
+        return self.folder / trial.target / f"{name}-seed{trial.seed}"
 
     def trial_config(self, trial: Trial) -> Config:
         """Return the configuration that trains a trial, with the precision that ``auto`` selects.

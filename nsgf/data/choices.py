@@ -22,6 +22,8 @@ MANY = 10_000
 """Number of images from which on networks are as large as those for shipped sets of their size."""
 LARGEST_END = 16
 """Largest side in pixels of a UNet's last level: attention there costs its fourth power."""
+READING = ("skip_broken", "columns", "key")
+"""Settings of the section ``data`` that choose among what is at ``data.path``."""
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
 """Settings that only some methods use; the rules lower a method's value and set no new one."""
 
@@ -52,7 +54,7 @@ def choose_for_own_data(
     Raises:
         UserError: ``data.path`` is missing, or what is there cannot be trained on.
     """
-    if is_new and {"name", "path", "size"} & set(flags.get("data", {})):
+    if is_new and {"name", "path", "size", *READING} & set(flags.get("data", {})):
         own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
         base = {**base, "data": own}
     name = merge_settings(base, flags).get("data", {}).get("name")

@@ -56,6 +56,8 @@ class Phase(ABC):
 
     name: ClassVar[PhaseName]
     """Its name in the configuration, where its section has the same name."""
+    title: ClassVar[str]
+    """What its network is, in words for pictures and pages."""
     leg: ClassVar[type[Leg]] = StraightFlow
     """Part of its network in sampling."""
     takes_classes: ClassVar[bool] = False

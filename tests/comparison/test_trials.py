@@ -71,7 +71,7 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
     assert list(comparison.methods) == ["nsgf++", "mine"]
     own = comparison.trial_config(Trial("digits", "mine", 0))
     assert (own.phases, own.flow.steps, own.nsf.source) == (["nsgf", "nsf"], 3, "nsgf")
-    assert comparison.trial_place(Trial("digits", "mine", 4)).name == "mine-seed4"
+    assert comparison.trial_folder(Trial("digits", "mine", 4)).name == "mine-seed4"
 
 
 def test_a_set_with_an_underscore_is_configured_under_its_whole_name(monkeypatch):
@@ -119,7 +119,7 @@ def test_updates_of_each_method_are_shared_among_its_networks(updates, shares, p
     for own, expected in zip(comparison.methods.values(), shares, strict=True):
         assert [getattr(own, phase).iterations for phase in own.phases] == expected
     for name, place in zip(("1rf", "2rf"), places, strict=True):
-        assert comparison.trial_place(Trial("moons", name, 2)).name == place
+        assert comparison.trial_folder(Trial("moons", name, 2)).name == place
 
 
 @pytest.mark.parametrize("wrong", ["[2,700,500]", "[1,2]"])
