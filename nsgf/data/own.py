@@ -23,7 +23,7 @@ LEAST = 16
 """Smallest number of images or points that can be trained on."""
 SUFFIXES = (".npz", ".npy", ".csv")
 SEPARATORS = ",;\t"
-"""Of the values in a line; the most frequent one of the first line is taken."""
+"""Allowed separators; the most frequent one in the first line is used."""
 
 
 class Found(NamedTuple):
