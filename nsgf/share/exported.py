@@ -50,12 +50,13 @@ def checksum(content: bytes) -> str:
 
 
 def find_folder(path: str | PathLike[str]) -> Path:
-    """Return the folder of ``hf://OWNER/NAME``, of a pretrained run by its name where no such
-    folder exists, or the path itself."""
+    """Return the folder of ``hf://OWNER/NAME``, of a pretrained run by its name where no run has
+    that path, or the path itself."""
     if is_address(path):
         return fetched(path)
     folder = Path(path).expanduser()
-    return folder if folder.exists() else pretrained_runs().get(str(path), folder)
+    is_run = any((folder / name).is_file() for name in ("config.yaml", CONFIG_FILE))
+    return folder if is_run else pretrained_runs().get(str(path), folder)
 
 
 def open_run(folder: Path) -> RunFolder:
