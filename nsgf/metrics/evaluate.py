@@ -30,7 +30,8 @@ from nsgf.system.output import show
 from nsgf.training.precision import sampling_precision
 
 REPEATS = 3
-"""Number of draws of points that are measured."""
+"""Number of times that points are drawn and measured.
+"""
 NEAREST = 2048
 """Largest number of samples, and of real images, for distances to the nearest real image."""
 
