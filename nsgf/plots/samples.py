@@ -231,7 +231,7 @@ def draw_table(
         start = next(iter(next(iter(drawn.values())).values())).path[0]
         low, high = point_box(target.cpu(), start.cpu().to(target))
         shape = (high[1] - low[1]) / (high[0] - low[0]) if same_scale else 1.0
-    names = [*([] if is_image else ["Paths, fewest calls"]), *map(words_of_calls, counts)]
+    names = [*([] if is_image else ["Paths"]), *map(words_of_calls, counts)]
     width = 2.2 * (len(drawn) + 1)
     figure = new_figure(width, 0.9 + 2.2 * shape * len(names))
     letters = {"fontsize": max(MIN_LETTERS, width)}
