@@ -378,11 +378,11 @@ def variants(options: Options, flags: Sequence[str]) -> list[Variant]:
 
 
 def trained(options: Options, variant: Variant) -> dict[str, dict[str, Any]]:
-    """What `nsgf train` records about its second window of --steps updates, by phase. The first
-    window is the warm-up."""
+    """Return the speed and memory of the last --steps updates of each phase, after as many to warm
+    up, from the records of `nsgf train`."""
     with tempfile.TemporaryDirectory() as folder:
         words = [*words_of(options.exp, variant.flags), "--out-dir", folder]
-        words += ["--train.preview=false", f"--train.log_every={options.steps}"]
+        words += ["--train.preview=false"]
         words += [f"--train-iters={2 * options.steps}"]
         command = [sys.executable, "-m", "nsgf", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -390,7 +390,16 @@ def trained(options: Options, variant: Variant) -> dict[str, dict[str, Any]]:
             raise UserError(f"{variant.label}: {done.stderr.splitlines()[-1]}")
         (file,) = Path(folder).glob("*/costs.jsonl")
         records = [json.loads(line) for line in file.read_text().splitlines()]
-    return {record["phase"]: record for record in records}
+    found: dict[str, dict[str, Any]] = {}
+    for record in records:
+        own = found.setdefault(record["phase"], {"step": 0, "updates": 0, "seconds": 0.0})
+        updates, own["step"] = record["step"] - own["step"], record["step"]
+        if own["step"] > options.steps:
+            own["updates"] += updates
+            own["seconds"] += updates / record["steps_per_second"]
+            own["steps_per_second"] = own["updates"] / own["seconds"]
+            own["peak_memory"] = record["peak_memory"]
+    return found
 
 
 def train_table(options: Options, flags: Sequence[str], device: torch.device) -> Iterator[str]:

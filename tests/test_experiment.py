@@ -53,7 +53,7 @@ def test_all_phases_leave_their_checkpoints_and_records(tiny, tiny_run):
     assert list(weights(tiny_run)) == ["nsgf", "nsf", "predictor"]
     records = [json.loads(line) for line in (tiny_run.path / "metrics.jsonl").open()]
     assert [(r["phase"], r["step"]) for r in records] == [
-        (phase, step) for phase in ("nsgf", "nsf", "predictor") for step in (4, 8, 12)
+        (phase, step) for phase in ("nsgf", "nsf", "predictor") for step in range(1, 13)
     ]
 
 
@@ -290,7 +290,7 @@ def test_finished_run_is_cleaned_and_sorted_too(tiny, tiny_run):
     metrics = tiny_run.path / "metrics.jsonl"
     before = metrics.read_text()
     lines = before.splitlines(keepends=True)
-    metrics.write_text("".join(lines[-3:] + lines[:-3]))
+    metrics.write_text("".join(lines[-12:] + lines[:-12]))
     train(tiny, tiny_run)
     assert not list(tiny_run.path.rglob("positions.bin"))
     assert metrics.read_text() == before
@@ -301,7 +301,8 @@ def test_finished_run_is_cleaned_and_sorted_too(tiny, tiny_run):
 def test_losses_are_those_of_earlier_versions(trained_once):
     """Data, seeds, flows, networks and updates of a run keep their numbers, up to rounding."""
     lines = map(json.loads, (trained_once / "metrics.jsonl").read_text().splitlines())
-    found = [value for line in lines for value in (line["loss"], line["grad_norm"])]
+    values = torch.tensor([[line["loss"], line["grad_norm"]] for line in lines])
+    found = values.view(9, 4, 2).mean(1).flatten().tolist()
     expected = [3.086934, 0.705687, 3.658436, 0.721894, 2.751117, 0.578157]  # nsgf
     expected += [14.371827, 1.241803, 14.595777, 2.335835, 13.634736, 1.131583]  # nsf
     expected += [0.094560, 0.060153, 0.091028, 0.059333, 0.083167, 0.067038]  # predictor

@@ -74,6 +74,12 @@ def values(
     return {(row.seed, row.draw): row.values[metric] for row in cell}
 
 
+def calls_of(rows: Sequence[Row], target: str, nfe: int, method: str) -> float:
+    """Return the mean network calls for each sample of a cell; ``nfe`` if the cell is empty."""
+    cell = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
+    return mean(row.calls for row in cell) if cell else nfe
+
+
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
     """Return the mean of each seed's draws, or the draws of a single seed.
 
@@ -105,11 +111,11 @@ def _head(title: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _remark(rows: Sequence[Row], method: str, target: str, nfe: int) -> str:
-    """Return remarks on a cell: fewer measures than the target has, another NFE than requested."""
+    """Return remarks on a cell: measures are missing, or the NFE differs from the requested one."""
     own = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
     places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
     remarks = [f"{len(own)} of {len(places)} measures"] if 0 < len(own) < len(places) else []
-    calls = mean(row.calls for row in own) if own else nfe
+    calls = calls_of(rows, target, nfe, method)
     if abs(calls - nfe) > 0.05:
         remarks.append(f"NFE {calls:.3g}")
     return f" ({', '.join(remarks)})" if remarks else ""
@@ -125,7 +131,7 @@ def spread(found: Sequence[float]) -> str:
 
 
 def difference_table(rows: Sequence[Row], metric: str) -> Table:
-    """Return the differences of the first method from the others, taken draw by draw."""
+    """Return the paired differences between the first method and the others."""
     first, *others = methods_of(rows)
     table = [_head(f"{method_title(first)} minus, {name_of(metric)}", rows)]
     for other in others:

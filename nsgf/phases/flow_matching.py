@@ -103,7 +103,7 @@ class PeerTask(Task):
 class Peer(Phase):
     """Train u with a flow-matching method, on lines or bridges from noise to data."""
 
-    name = "peer"
+    name, title = "peer", "flow matching"
     takes_classes = True
     follows = (*Phase.follows, "peer.method", "peer.sigma", "peer.coupling_batch")
 

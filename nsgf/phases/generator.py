@@ -88,7 +88,7 @@ class GeneratorTask(Task):
 class Generator(Phase):
     """Train G with Sinkhorn velocities."""
 
-    name = "generator"
+    name, title = "generator", "one-call generator"
     leg = OneCall
     takes_classes = True
     follows = (*Phase.follows, "phases")

@@ -96,7 +96,7 @@ class NSFTask(LineTask):
 class NSF(LinePhase):
     """Train u_delta on the velocity of straight lines."""
 
-    name = "nsf"
+    name, title = "nsf", "straight flow"
     follows = (*LinePhase.follows, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
@@ -120,7 +120,7 @@ class TimePredictorTask(LineTask):
 class Predictor(LinePhase):
     """Train t_phi on the times of points on the lines of phase 2."""
 
-    name = "predictor"
+    name, title = "predictor", "time predictor"
     leg = EntryTimes
 
     def task(self, session: Session, data: Data) -> Task:

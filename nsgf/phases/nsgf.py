@@ -61,7 +61,7 @@ class NSGFTask(Task):
 class NSGF(Phase):
     """Fill the trajectory pool with Sinkhorn flows, and train v_theta on their velocities."""
 
-    name = "nsgf"
+    name, title = "nsgf", "Sinkhorn flow"
     leg = NSGFSteps
     takes_classes = True
     follows = ("seed", "data", "sinkhorn", "flow", "pool", "model")

@@ -53,7 +53,7 @@ class ReflowTask(Task):
 class Reflow(Phase):
     """Train the peer's network again, on straight lines between the ends of its paths."""
 
-    name = "reflow"
+    name, title = "reflow", "reflow"
     follows = (*Peer.follows, "reflow.pairs")
 
     def task(self, session: Session, data: Data) -> Task:

@@ -20,10 +20,10 @@ LARGE_RANGE = 5
 """Ratio of largest to smallest value above which an axis is logarithmic."""
 FEW_POINTS = 50
 """Number of points below which a curve has markers: a single point has no line."""
-ARROWS = 256
+ARROWS = 128
 """Largest number of arrows of a field."""
 FRAME, PAUSE = 250, 1500
-"""Milliseconds that an animation shows a state, and the first and the last one."""
+"""Duration of each frame of an animation, and of the first and last frame, in milliseconds."""
 FRAMES = 40
 """Largest number of states of an animation."""
 
@@ -34,20 +34,17 @@ Field = tuple[str, Tensor, Tensor, Tensor]
 
 
 def draw_curves(curves: Mapping[str, Curve]) -> Any:
-    """Draw loss and gradient norm over the updates, a column for each phase."""
-    figure = new_figure(3.2 * len(curves) + 0.6, 4.4)
-    axes = figure.subplots(2, len(curves), squeeze=False, sharex="col")
-    for column, (phase, curve) in zip(axes.T, curves.items(), strict=True):
+    """Draw loss and gradient norm over the updates, a column for each title."""
+    figure = new_figure(3.4 * len(curves), 5)
+    axes = figure.subplots(2, len(curves), squeeze=False)
+    for column, (title, curve) in zip(axes.T, curves.items(), strict=True):
         steps, *both = zip(*curve, strict=True)
-        for panel, values in zip(column, both, strict=True):
+        for panel, values, what in zip(column, both, ("loss", "norm of the gradient"), strict=True):
             marker = "." if len(values) < FEW_POINTS else None
             panel.plot(steps, values, linewidth=1, marker=marker, color="tab:blue")
             panel.grid(alpha=0.3)
             choose_scale(panel, values)
-        column[0].set_title(phase)
-        column[1].set_xlabel("updates")
-    axes[0][0].set_ylabel("loss (mean square)")
-    axes[1][0].set_ylabel("norm of the gradient")
+            panel.set(title=title, xlabel="updates", ylabel=what)
     return figure
 
 
@@ -86,7 +83,7 @@ def draw_neighbours(samples: Tensor, nearest: Tensor) -> Any:
 
 
 def draw_fields(fields: Sequence[Field]) -> Any:
-    """Draw the learned velocity on top of the Sinkhorn flow's, a panel for each time."""
+    """Draw the learned velocity and the Sinkhorn flow's velocity, a panel for each time."""
     figure = new_figure(4 * len(fields), 4.4)
     axes = figure.subplots(1, len(fields), squeeze=False, sharex=True, sharey=True)[0]
     for panel, (title, x, learned, sinkhorn) in zip(axes, fields, strict=True):
@@ -94,8 +91,8 @@ def draw_fields(fields: Sequence[Field]) -> Any:
         _show_arrows(panel, x, learned, "tab:red", "network")
         panel.set_title(title)
         panel.set_aspect("equal")
-        panel.margins(0.15)
-    axes[0].legend(loc="upper right")
+        panel.tick_params(labelleft=True)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -104,6 +101,8 @@ def _show_arrows(panel: Any, x: Tensor, velocity: Tensor, color: str, label: str
     arrows = (*x[:ARROWS].T.numpy(), *velocity[:ARROWS].T.numpy())
     how = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.003}
     panel.quiver(*arrows, color=color, label=label, **how)
+    panel.update_datalim((x + velocity)[:ARROWS].numpy())
+    panel.autoscale_view()
 
 
 def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) -> None:
@@ -128,7 +127,7 @@ def _pixels(figure: Any) -> Any:
     from PIL import Image
 
     stream = BytesIO()
-    figure.savefig(stream, format="png")
+    figure.savefig(stream, format="png", dpi=100)
     return Image.open(stream).convert("RGB")
 
 
@@ -151,6 +150,7 @@ def _point_frame(samples: Samples, state: int, axes: tuple[str, ...] | None) -> 
     if state + 1 < len(samples.path):
         _show_arrows(panel, x, samples.path[state + 1] - x, "0.5")
     panel.scatter(*x.T.numpy(), s=2, color="tab:red")
-    panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), title=samples.marks[state])
+    panel.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]))
+    figure.suptitle(samples.marks[state])
     name_axes(panel, axes)
     return figure

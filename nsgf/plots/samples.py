@@ -8,6 +8,7 @@ Shapes: N samples, D coordinates, C channels, H x W pixels.
 import math
 import warnings
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,12 @@ MAX_PATHS = 256
 ROWS, COLUMNS = 8, 16
 """Largest numbers of samples and of states of a path of images."""
 BINS = 60
+DPI = 120
+"""Pixels per inch of a figure."""
+FADED = 0.2
+"""Opacity of the source, behind the samples."""
 NAME_LENGTH = 40
-"""Characters of a coordinate's name that are shown."""
+"""Largest number of characters of a coordinate's name."""
 MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
 MIN_LETTERS = 12
@@ -37,15 +42,31 @@ def new_figure(width: float, height: float) -> Any:
     """Return an empty figure, sizes in inches."""
     from matplotlib.figure import Figure  # half a second to import
 
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout="constrained", dpi=DPI)
 
 
-def save_figure(figure: Any, file: Path, dpi: int = 120) -> None:
+def save_figure(figure: Any, file: Path, dpi: int = DPI) -> None:
     """Write a figure in the format of the file's suffix: .png, .svg or .pdf."""
     with replacing(file) as stream, warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in another script
         # equal axes, and the title of a narrow table, overflow a constrained layout
         figure.savefig(stream, format=file.suffix[1:], dpi=dpi, bbox_inches="tight")
+
+
+def cut_panels(figure: Any) -> list[tuple[bytes, float]]:
+    """Return the panels and legends of a figure that was saved, each as a PNG with its share of the
+    figure's width in percent."""
+    from PIL import Image
+
+    whole, parts = BytesIO(), []
+    figure.savefig(whole, format="png", dpi=figure.dpi)
+    with Image.open(whole) as picture:
+        for part in [*figure.axes, *figure.legends]:
+            left, bottom, right, top = part.get_tightbbox().padded(4).extents
+            box = (left, picture.height - top, right, picture.height - bottom)
+            picture.crop(tuple(map(round, box))).save(stream := BytesIO(), "png")
+            parts.append((stream.getvalue(), 100 * (right - left) / picture.width))
+    return parts
 
 
 def save_grid(images: Tensor, file: Path, columns: int | None = None) -> None:
@@ -95,8 +116,13 @@ def compare_images(images: Tensor, real: Tensor, title: str) -> Any:
     show_grid(left, images)
     left.set_title(title)
     show_grid(right, real)
-    right.set_title("real images")
+    right.set_title("Real images")
     return figure
+
+
+def words_of_calls(nfe: float) -> str:
+    """Return a number of network calls in words: ``10 network calls``."""
+    return f"{nfe:g} network call{'' if nfe == 1 else 's'}"
 
 
 def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
@@ -110,19 +136,25 @@ def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
     figure = new_figure(0.4 + 0.75 * len(columns), 0.5 + 0.75 * count * height / width)
     panel, cell = figure.subplots(), width + 1
     show_grid(panel, states.flatten(0, 1), len(columns))
-    panel.set_xticks([(number + 0.5) * cell for number in range(len(columns))], marks)
+    texts = ["\n".join(mark.rsplit(" ", 1)) for mark in marks]
+    panel.set_xticks([(number + 0.5) * cell for number in range(len(columns))], texts)
     panel.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     if samples.labels is not None and names:
         show_names(panel, [names[label] for label in samples.labels[:count].tolist()], height)
     for number in range(2, len(marks)):
-        if marks[number][0] != marks[number - 1][0]:
+        if leg_of(marks[number]) != leg_of(marks[number - 1]):
             panel.axvline(number * cell, color="tab:red", linewidth=2)
     return figure
 
 
+def leg_of(mark: str) -> str:
+    """Return the leg of a state's mark: ``straight`` of ``straight 3/10``."""
+    return mark.split()[0]
+
+
 def chosen_states(marks: Sequence[str]) -> list[int]:
     """Return the states that are shown: all if they fit, else every few of the last leg."""
-    last = [number for number, mark in enumerate(marks) if mark[0] == marks[-1][0]]
+    last = [number for number, mark in enumerate(marks) if leg_of(mark) == leg_of(marks[-1])]
     every = math.ceil(len(last) / max(1, COLUMNS - (len(marks) - len(last))))
     return [*range(last[0]), *reversed(last[::-1][::every])]
 
@@ -146,12 +178,16 @@ def draw_points(
     if on_line:
         _show_samples(right, path[-1], target, "tab:red", "samples")
     _show_samples(right, target, target, "tab:green", "target")
-    for panel, words in ((left, title), (right, "target")):
+    for panel, words in ((left, title), (right, "Target")):
         panel.set_title(words)
-        panel.legend(loc="upper right")
+        panel.tick_params(labelleft=True)
         if axes or not on_line:
             name_axes(panel, axes)
+    if len(path) > 1:
+        known = left.get_legend_handles_labels()
+        figure.legend(*known, loc="outside lower center", ncols=2, markerscale=3)
     if on_line:
+        right.legend()
         left.set_ylabel("step")
         right.set_ylabel("share")
     return figure
@@ -195,7 +231,7 @@ def draw_table(
         start = next(iter(next(iter(drawn.values())).values())).path[0]
         low, high = point_box(target.cpu(), start.cpu().to(target))
         shape = (high[1] - low[1]) / (high[0] - low[0]) if same_scale else 1.0
-    names = [*([] if is_image else ["path, least NFE"]), *(f"NFE {nfe}" for nfe in counts)]
+    names = [*([] if is_image else ["Paths"]), *map(words_of_calls, counts)]
     width = 2.2 * (len(drawn) + 1)
     figure = new_figure(width, 0.9 + 2.2 * shape * len(names))
     letters = {"fontsize": max(MIN_LETTERS, width)}
@@ -210,12 +246,13 @@ def draw_table(
         for panel, nfe in zip(column[-len(counts) :], counts, strict=True):
             if nfe in samples:
                 _show_samples(panel, samples[nfe].x.cpu(), target, "tab:red")
-    panels[0][-1].set_title("target", **letters)
-    _show_samples(panels[0][-1], target, target, "tab:green")
+            else:
+                panel.text(0.5, 0.5, "not possible", ha="center", transform=panel.transAxes)
+    panels[0][-1].set_title("Target", **letters)
+    for panel in panels[:, -1]:
+        _show_samples(panel, target, target, "tab:green")
     for panel, text in zip(panels[:, 0], names, strict=True):
         panel.set_ylabel(text, **letters)
-    for panel in panels[1:, -1]:
-        panel.set_axis_off()
     if not is_image:
         panels[0][0].set_xlim(low[0], high[0])
     if not is_image and not on_line:
@@ -224,8 +261,8 @@ def draw_table(
 
 
 def _show_path(panel: Any, path: list[Tensor]) -> None:
-    """Draw source, lines and samples of states (N, D); only the samples of a single state. Points
-    on a line are drawn above the number of their state."""
+    """Draw source, lines and samples from states (N, D); for a single state, only the samples. 1D
+    points are drawn at the height of their state's number."""
     from matplotlib.collections import LineCollection  # a Line2D each takes ten times as long
 
     if path[0].shape[1] == 1:
@@ -234,7 +271,7 @@ def _show_path(panel: Any, path: list[Tensor]) -> None:
     if len(path) > 1:
         lines = LineCollection(list(states[:MAX_PATHS]), colors="0.65", linewidths=0.4, zorder=1)
         panel.add_collection(lines)
-        panel.scatter(*states[:, 0].T, s=3, color="tab:blue", label="source", zorder=2)
+        panel.scatter(*states[:, 0].T, s=3, color="tab:blue", alpha=FADED, label="source", zorder=0)
     panel.scatter(*states[:, -1].T, s=3, color="tab:red", label="samples", zorder=3)
 
 

@@ -15,6 +15,7 @@ from nsgf.comparison.tables import (
     TABLE,
     all_tables,
     by_seed,
+    calls_of,
     columns_of,
     methods_of,
     settings_text,
@@ -40,8 +41,6 @@ from nsgf.system.errors import UserError
 from nsgf.system.json_reader import read_object
 
 MARKERS = "osD^vP*X<>"
-APART = 1.03
-"""Factor between the positions of two methods at the same NFE, which keeps error bars apart."""
 
 
 def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str]:
@@ -136,8 +135,7 @@ def draw_quality(rows: Sequence[Row]) -> Any:
             _draw_measure(panel, rows, target, metric)
             name = name_of(metric)
             panel.set_title(name if len(targets) == 1 else f"{target}: {name}", fontsize=11)
-    for panel in axes[-1]:
-        panel.set_xlabel("NFE (network calls a sample)")
+            panel.set_xlabel("network calls for each sample (NFE)")
     handles, names = axes[0][0].get_legend_handles_labels()
     columns = min(2 * len(metrics), len(names))
     figure.legend(handles, names, loc="outside lower center", ncols=columns)
@@ -145,8 +143,10 @@ def draw_quality(rows: Sequence[Row]) -> Any:
 
 
 def _draw_measure(panel: Any, rows: Sequence[Row], target: str, metric: str) -> None:
-    """Draw one measure of one target; diverged samples leave a gap."""
+    """Draw one measure of one target at the network calls that were made; diverged samples leave a
+    gap."""
     shown: list[float] = []
+    ticks: set[float] = set()
     methods, counts = methods_of(rows), list(dict.fromkeys(nfe for _, nfe in columns_of(rows)))
     known = list(TITLES)
     for number, method in enumerate(methods):
@@ -156,14 +156,16 @@ def _draw_measure(panel: Any, rows: Sequence[Row], target: str, metric: str) -> 
         spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
         place = known.index(method) if method in known else len(known) + number
         how = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)], "markersize": 4}
-        x = [nfe * APART ** (number - (len(methods) - 1) / 2) for nfe in counts]
-        panel.errorbar(x, means, spreads, label=method_title(method), capsize=2, **how)
+        made = [calls_of(rows, target, nfe, method) for nfe in counts]
+        width = 2 + number  # which tells bars at the same place apart
+        panel.errorbar(made, means, spreads, label=method_title(method), capsize=width, **how)
+        ticks |= {round(calls, 1) for calls in made}
         shown += [value for value in means if math.isfinite(value)]
     if floors := by_seed(values(rows, metric, target, None, FLOOR)):
         panel.axhline(mean(floors), color="0.3", linestyle="--", linewidth=1, label=FLOOR)
         shown.append(mean(floors))
     panel.set_xscale("log")
-    panel.set_xticks(counts, [str(nfe) for nfe in counts])
+    panel.set_xticks(sorted(ticks), [f"{calls:g}" for calls in sorted(ticks)])
     panel.minorticks_off()
     if not is_better_higher(metric):
         choose_scale(panel, shown)

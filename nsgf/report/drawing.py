@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from nsgf.config.schema import Config
@@ -17,7 +18,7 @@ from nsgf.data import Data, class_names
 from nsgf.data.images import to_unit_range
 from nsgf.phases import load_sampler
 from nsgf.plots.figures import Field, draw_entry_times, draw_fields, draw_neighbours, save_animation
-from nsgf.plots.samples import save_figure
+from nsgf.plots.samples import cut_panels, save_figure
 from nsgf.report.samples import count_samples, draw_path
 from nsgf.run.folder import RunFolder, ensure_writable
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
@@ -25,6 +26,8 @@ from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import step_sizes, time_step
 from nsgf.system.errors import UserError
 
+BROAD = 700
+"""Pixels above which a picture is not made as narrow as a telephone."""
 NEIGHBOURS = 16
 PART_VALUES = 2**24
 """Values of training images that are compared with samples at once."""
@@ -48,14 +51,23 @@ class Album:
         for kind in self._kinds:
             save_figure(figure, self.folder / f"{name}.{kind}")
         self.add(self.folder / f"{name}.png", title, text)
+        if len(figure.axes) > 1:
+            panels = [(_as_link(part, "image/png"), width) for part, width in cut_panels(figure)]
+            self.pictures[-1] |= {"panels": panels, "is_broad": False}
         self.files += [str(self.folder / f"{name}.{kind}") for kind in self._kinds if kind != "png"]
 
     def add(self, file: Path, title: str, text: str) -> None:
         """Add a picture that exists."""
-        kind, content = mimetypes.guess_type(file.name)[0], base64.b64encode(file.read_bytes())
-        source = f"data:{kind};base64,{content.decode()}"
-        self.pictures.append({"title": title, "text": text, "source": source})
+        source = _as_link(file.read_bytes(), mimetypes.guess_type(file.name)[0])
+        with Image.open(file) as image:
+            picture = {"title": title, "text": text, "is_broad": image.width > BROAD}
+        self.pictures.append(picture | {"panels": [(source, 100)]})
         self.files.append(str(file))
+
+
+def _as_link(content: bytes, kind: str | None) -> str:
+    """Return a picture as a link that holds it."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.device) -> None:
@@ -100,7 +112,7 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
         file = album.folder / "way.gif"
         shown = [data.in_units(state) for state in samples.path]
         save_animation(replace(samples, path=shown), file, data.axes)
-        album.add(file, "The same, moving", "v: NSGF steps; u: straight.")
+        album.add(file, "The same, moving", "One picture for each state on the way.")
     if samples.tau is not None:
         figure = draw_entry_times(samples.tau.cpu())
         album.draw("tau", figure, "Where samples enter the straight flow", calls)
@@ -137,6 +149,6 @@ def velocity_fields(
         here, after = positions[:, step], positions[:, step + 1]
         learned = network(here, torch.full((len(here),), step / flow.steps, device=device))
         velocity = (after - here) / time_step(flow)
-        title = f"step {step + 1} of {flow.steps}"
+        title = f"Step {step + 1} of {flow.steps}"
         fields.append((title, here.cpu(), learned.cpu(), velocity.cpu()))
     return fields

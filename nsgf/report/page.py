@@ -1,4 +1,4 @@
-"""The page about a run. Pages are HTML files that hold all that they show."""
+"""Write the HTML page of a run. A page is one file with all its pictures."""
 
 import json
 import shlex
@@ -11,6 +11,7 @@ from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.data import class_names
 from nsgf.metrics.names import describe, drop_weak, is_measure, name_of
+from nsgf.phases import get_phase
 from nsgf.plots.figures import draw_curves
 from nsgf.report.drawing import Album, draw_samples
 from nsgf.report.records import curves, log_lines, trained_updates
@@ -55,7 +56,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     Args:
         config: the run's settings with this command's on top.
         run: its folder.
-        kind: png, or svg or pdf for files of that kind beside the PNGs that the page has.
+        kind: png; svg or pdf also writes each figure in that format.
 
     Returns:
         The files.
@@ -108,7 +109,7 @@ def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
         loss = f"{logged[phase][-1][1]:.4g}" if phase in logged else ""
         time = f"{costs[phase].seconds:.0f} s" if phase in costs else ""
         memory = format_bytes(costs[phase].peak_memory) if phase in costs else ""
-        rows.append((phase, updates, loss, time, memory))
+        rows.append((f"{get_phase(phase).title} ({phase})", updates, loss, time, memory))
     return rows
 
 
@@ -116,11 +117,14 @@ def _draw_pictures(config: Config, run: RunFolder, album: Album) -> None:
     """Draw all that the run allows. Raise UserError at the first picture that is not possible."""
     if found := curves(run):
         text = "Loss and gradient of each update that was logged."
-        album.draw("curves", draw_curves(found), "Training", text)
+        titled = {get_phase(own).title: found[own] for own in config.phases if own in found}
+        album.draw("curves", draw_curves(titled), "Training", text)
     for phase in config.phases:
         file = run.samples / f"{phase_stem(phase)}.png"
         if file.exists():
-            album.add(file, f"After phase {phase}", "From the same noise.")
+            album.add(
+                file, f"Samples after training: {get_phase(phase).title}", "From the same noise."
+            )
     draw_samples(config, run, album, pick_device(config.device))
 
 

@@ -32,6 +32,7 @@ from nsgf.plots.samples import (
     draw_rows,
     save_figure,
     save_grid,
+    words_of_calls,
 )
 from nsgf.run.folder import (
     RunFolder,
@@ -175,7 +176,8 @@ def draw_path(samples: Samples, data: Data | None, stream: str, names: tuple[str
         return draw_image_path(samples, names)
     states = [data.in_units(state.cpu()) for state in samples.path]
     target = data.reference(stream).sample(len(samples.x))
-    return draw_points(states, target, f"NFE {samples.nfe:g}", data.axes)
+    title = f"Samples after {words_of_calls(samples.nfe)}"
+    return draw_points(states, target, title, data.axes)
 
 
 def _save_grid(config: Config, samples: Samples, file: Path) -> None:
@@ -219,7 +221,7 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
     wanted = session.config.train.preview and session.stop.reason is None
     if not (wanted and session.world.is_main):
         return
-    file, title = run.samples / f"{phase_stem(phase.name)}.png", f"samples after phase {phase.name}"
+    file, title = run.samples / f"{phase_stem(phase.name)}.png", f"After training: {phase.title}"
     try:
         run.samples.mkdir(exist_ok=True)
         x = preview_samples(session.config, run, phase, data, session.device)

@@ -40,8 +40,8 @@ class Samples:
     """With ``keep_path``: all intermediate states, each (B, *shape): start, NSGF steps, straight
     steps."""
     marks: list[str] = field(default_factory=list)
-    """Name of each state of the path: ``start``, ``v 1/2`` after the first of two NSGF steps, ``u
-    3/10`` after three of ten steps of the straight flow."""
+    """Name of each state of the path: ``start``, ``NSGF 1/2`` after the first of two NSGF steps,
+    ``straight 3/10`` after three of ten steps of the straight flow."""
     pixels: Tensor | None = None
     """All samples as uint8 images, (N, C, H, W), if requested; x then has only the first ones."""
     labels: Tensor | None = None
@@ -53,8 +53,8 @@ class Samples:
 class Leg(ABC):
     """The part of sampling that uses one network."""
 
-    symbol: ClassVar[str] = ""
-    """Symbol of the network in pictures."""
+    title: ClassVar[str] = ""
+    """Name of the network's steps in pictures."""
 
     def __init__(self, config: Config, network: Network) -> None:
         self.config, self.network = config, network
@@ -102,7 +102,7 @@ class Leg(ABC):
 class NSGFSteps(Leg):
     """Algorithm 2 with v_theta."""
 
-    symbol = "v"
+    title = "NSGF"
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         velocity, length = self.velocity(samples.labels), flow_time(self.config.flow)
@@ -135,7 +135,7 @@ class StraightFlow(Leg):
     """Follow u_delta from each sample's tau to 1: the last leg of Algorithm 4, and the only leg of
     flow-matching methods."""
 
-    symbol = "u"
+    title = "straight"
 
     def __init__(self, config: Config, network: Network) -> None:
         """
@@ -161,7 +161,7 @@ class StraightFlow(Leg):
 class OneCall(Leg):
     """G(x) = g(x, 0), or G(x) = x + g(x, 0) if g started as a velocity network."""
 
-    symbol = "G"
+    title = "one call"
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x = samples.x
@@ -202,7 +202,7 @@ class FlowSampler:
         for leg in self.legs:
             leg.carry(samples, samples.path.append if keep_path else None)
             new = len(samples.path) - len(samples.marks)
-            samples.marks += [f"{leg.symbol} {step}/{new}" for step in range(1, new + 1)]
+            samples.marks += [f"{leg.title} {step}/{new}" for step in range(1, new + 1)]
         samples.nfe = (self._evaluations() - before) / len(x)
         return samples
 

@@ -24,6 +24,8 @@ from nsgf.training.task import Task
 
 CHECKPOINT_SECONDS = 600.0
 """Longest time between two checkpoints."""
+LOSS_POINTS = 50
+"""Smallest number of lines of metrics.jsonl for each phase, which loss curves show."""
 MAX_SKIPPED = 20
 """Training stops after this many successive updates with a non-finite loss or gradient. The fp16
 loss scale needs fewer to settle."""
@@ -94,6 +96,7 @@ class PhaseLoop:
         self.config, self.optim = session.config.train, state.config
         self.log = session.log
         self.file = session.run.checkpoint_file(name)
+        self.log_every = min(self.config.log_every, max(1, self.optim.iterations // LOSS_POINTS))
         self.window: list[StepStats] = []
         """Loss and gradient norm of the finite updates since the last log line."""
         self.skipped_in_a_row = 0
@@ -116,7 +119,7 @@ class PhaseLoop:
                 self._settle(pending, progress)
                 pending = outcome
 
-                logs, saves = self._is_due(self.config.log_every), self._is_save_due()
+                logs, saves = self._is_due(self.log_every), self._is_save_due()
                 if logs or saves:
                     self._settle(pending, progress)
                     pending = None

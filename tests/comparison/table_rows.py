@@ -26,7 +26,7 @@ def in_folder(comparison: Comparison, out_dir: Path) -> Comparison:
 
 
 def row(method: str, seed: int, w2: float, nfe: int | None = 10, draw: int = 0) -> Row:
-    return Row("moons", method, seed, draw, nfe, 10.0, 100, 60.0, 0.5, {"w2": w2})
+    return Row("moons", method, seed, draw, nfe, float(nfe or 10), 100, 60.0, 0.5, {"w2": w2})
 
 
 ROWS = [

@@ -52,7 +52,7 @@ def test_generator_trains_samples_and_evaluates(one_call):
     network = load_network(get_phase("generator"), one_call, run, CPU).network
     assert found.nfe == 1 == sampler.expected_nfe
     assert torch.equal(found.x, network(noise, torch.zeros(5)))
-    assert found.marks == ["start", "G 1/1"]
+    assert found.marks == ["start", "one call 1/1"]
     _, measures = evaluate_run(one_call, run)
     assert measures["nfe"] == 1 == measures["expected_nfe"]
     assert "blur 0.1: 48 transport problems" in (run.path / "log.txt").read_text()

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 from functools import partial
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from nsgf.plots.samples import (
     ROWS,
     chosen_states,
     compare_images,
+    cut_panels,
     draw_image_path,
     draw_points,
     draw_table,
@@ -50,8 +52,8 @@ def test_grid_keeps_order_and_full_contrast(tmp_path):
 def image_path(nsgf: int, straight: int) -> Samples:
     """Ten samples: black at the start, grey after NSGF steps, white on the straight flow."""
     values = [-1.0] + [0.0] * nsgf + [1.0] * straight
-    marks = [f"v {step}/{nsgf}" for step in range(1, nsgf + 1)]
-    marks += [f"u {step}/{straight}" for step in range(1, straight + 1)]
+    marks = [f"NSGF {step}/{nsgf}" for step in range(1, nsgf + 1)]
+    marks += [f"straight {step}/{straight}" for step in range(1, straight + 1)]
     path = [torch.full((10, 3, 8, 8), value) for value in values]
     return Samples(path[-1], 0.0, path=path, marks=["start", *marks])
 
@@ -62,7 +64,8 @@ def test_image_path_has_a_row_for_each_sample_and_a_column_for_each_state():
         shown = [cell(panel, row, column) for column in range(6)]
         np.testing.assert_allclose(shown, [0, 0.5, 0.5, 1, 1, 1])
     labels = [label.get_text() for label in panel.get_xticklabels()]
-    assert labels == ["start", "v 1/2", "v 2/2", "u 1/3", "u 2/3", "u 3/3"]
+    straight = [f"straight\n{step}/3" for step in (1, 2, 3)]
+    assert labels == ["start", "NSGF\n1/2", "NSGF\n2/2", *straight]
     assert panel.images[0].get_array().shape[0] == 9 * ROWS + 1
     (begin,) = panel.lines  # of the straight flow
     assert begin.get_xdata()[0] == 3 * 9
@@ -71,7 +74,8 @@ def test_image_path_has_a_row_for_each_sample_and_a_column_for_each_state():
 
 @pytest.mark.parametrize(("nsgf", "straight"), [(5, 54), (2, 10), (100, 0), (0, 100)])
 def test_some_states_of_a_long_path_are_shown(nsgf, straight):
-    marks = ["start", *(f"v {n}" for n in range(nsgf)), *(f"u {n}" for n in range(straight))]
+    marks = ["start", *(f"NSGF {n}" for n in range(nsgf))]
+    marks += [f"straight {n}" for n in range(straight)]
     chosen = chosen_states(marks)
     assert 0.6 * min(COLUMNS, len(marks)) < len(chosen) <= COLUMNS
     assert chosen == sorted(set(chosen))
@@ -85,7 +89,7 @@ def test_some_states_of_a_long_path_are_shown(nsgf, straight):
 def test_samples_stand_beside_real_images():
     images, real = torch.full((4, 1, 8, 8), -1.0), torch.full((4, 1, 8, 8), 1.0)
     left, right = compare_images(images, real, "samples of X").axes
-    assert [left.get_title(), right.get_title()] == ["samples of X", "real images"]
+    assert [left.get_title(), right.get_title()] == ["samples of X", "Real images"]
     assert (cell(left, 0, 0), cell(right, 0, 0)) == (0, 1)
 
 
@@ -95,11 +99,25 @@ def test_points_are_drawn_with_their_path_beside_the_target(tmp_path):
     np.testing.assert_allclose(left.collections[0].get_segments()[4][1], start[4] + 3)
     np.testing.assert_allclose(offsets(left, 1), start)
     np.testing.assert_allclose(offsets(left, 2), start + 3)
+    lines, source, samples = left.collections
+    assert source.get_alpha() < 0.5 < (samples.get_alpha() or 1)
+    assert source.get_zorder() < min(lines.get_zorder(), samples.get_zorder())
     np.testing.assert_allclose(offsets(right, 0), target)
     assert left.get_xlim() == right.get_xlim()
     assert left.get_aspect() == right.get_aspect() == 1
     left, _ = draw_points([start], target, "title").axes
     np.testing.assert_allclose(offsets(left, 0), start)
+
+
+def test_panels_and_legend_are_cut_apart():
+    figure = draw_points([torch.randn(9, 2), torch.randn(9, 2)], torch.randn(9, 2), "t")
+    for row, color in zip(range(2), ("black", "gold"), strict=True):
+        figure.axes[row].set_facecolor(color)
+    cut = [(Image.open(BytesIO(part)), width) for part, width in cut_panels(figure)]
+    middles = [np.asarray(part.convert("RGB"))[part.height // 3, 60].tolist() for part, _ in cut]
+    assert middles[:2] == [[0, 0, 0], [255, 215, 0]]
+    assert [round(width) for _, width in cut[:2]] == pytest.approx([50, 50], abs=8)
+    assert len(cut) == 3
 
 
 LONG = "8gaussians_moons, seed 0: 2048 samples of each, from the same source"
@@ -151,11 +169,13 @@ def test_table_of_points_has_methods_across_and_nfe_down():
     figure = draw_table({"A": {10: drawn[10], 20: drawn[20]}, "B": {1: drawn[1]}}, target, "t")
     panels = np.reshape(figure.axes, (4, 3))
     assert figure.get_suptitle() == "t"
-    assert [panel.get_title() for panel in panels[0]] == ["A", "B", "target"]
-    assert [row[0].get_ylabel() for row in panels[1:]] == ["NFE 1", "NFE 10", "NFE 20"]
+    assert [panel.get_title() for panel in panels[0]] == ["A", "B", "Target"]
+    labels = [row[0].get_ylabel() for row in panels[1:]]
+    assert labels == ["1 network call", "10 network calls", "20 network calls"]
     shown = [[bool(panel.collections) for panel in row] for row in panels]
     assert shown[0] == [True, True, True]
-    assert shown[1:] == [[False, True, False], [True, False, False], [True, False, False]]
+    assert shown[1:] == [[False, True, True], [True, False, True], [True, False, True]]
+    assert [bool(panel.texts) for panel in panels[1]] == [True, False, False]  # says why
     for panel, nfe in zip(panels[0], (10, 1), strict=False):
         np.testing.assert_allclose(offsets(panel, 1), start, rtol=1e-6)
         np.testing.assert_allclose(offsets(panel, 2), start + nfe, rtol=1e-6)
@@ -170,11 +190,11 @@ def test_table_of_images_keeps_each_in_its_place():
     drawn = {"A": {2: images(1.0), 4: images(-1.0)}, "B": {4: images(0.0)}}
     real = torch.full((4, 1, 8, 8), 0.2)
     panels = np.reshape(draw_table(drawn, real, "t").axes, (2, 3))
-    assert [panel.get_title() for panel in panels[0]] == ["A", "B", "target"]
-    assert [row[0].get_ylabel() for row in panels] == ["NFE 2", "NFE 4"]
+    assert [panel.get_title() for panel in panels[0]] == ["A", "B", "Target"]
+    assert [row[0].get_ylabel() for row in panels] == ["2 network calls", "4 network calls"]
     assert not panels[0][1].images
     shown = [cell(panel, 1, 1) for panel in panels.flat if panel.images]
-    np.testing.assert_allclose(shown, [1, 0.6, 0, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(shown, [1, 0.6, 0, 0.5, 0.6], rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])

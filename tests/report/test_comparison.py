@@ -119,13 +119,21 @@ def test_lines_are_means_with_the_spread_over_seeds():
     dashed = [one for one in panel.lines if one.get_linestyle() == "--"]
     assert [set(one.get_ydata()) for one in dashed] == [{0.05}]
     x, means = line(panel, "NSGF")
-    np.testing.assert_allclose(x, [2, 10], rtol=0.05)
-    assert (x < line(panel, "I-CFM")[0]).all()  # beside each other
+    assert x.tolist() == [2, 10]
     np.testing.assert_allclose(means, [2.0, 0.2])
     np.testing.assert_allclose(spreads(panel, "NSGF"), [1.0, 0.1])
     _, means = line(panel, "I-CFM")
     np.testing.assert_allclose(means, [9.0, 0.6])
     np.testing.assert_allclose(spreads(panel, "I-CFM"), [0.0, np.std([0.5, 0.7], ddof=1)])
+
+
+def test_markers_stand_at_the_calls_that_were_made():
+    rows = [row("nsgf", 0, 0.5, 2), row("nsgf", 0, 0.4, 10)._replace(calls=11.5)]
+    (panel,) = draw_quality([*rows, row("icfm", 0, 0.6, 10)]).axes
+    assert panel.get_xscale() == "log"
+    assert line(panel, "NSGF")[0].tolist() == [2, 11.5]
+    assert line(panel, "I-CFM")[0].tolist()[1] == 10
+    assert panel.get_xticks().tolist() == [2, 10, 11.5]
 
 
 @pytest.mark.parametrize(

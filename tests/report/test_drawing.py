@@ -27,7 +27,7 @@ def test_fields_are_the_flow_s_and_the_network_s(tiny):
     data = Data(tiny.data, tiny.seed)
     fields = velocity_fields(tiny, sampler, data, CPU)
     steps = tiny.flow.steps
-    assert [title for title, *_ in fields] == [f"step {k} of {steps}" for k in (1, 2, 3)]
+    assert [title for title, *_ in fields] == [f"Step {k} of {steps}" for k in (1, 2, 3)]
     for (_, _, learned, _), time in zip(fields, (0, 1 / 3, 2 / 3), strict=True):
         assert (learned == torch.tensor(time)).all()
     target = Data(tiny.data, tiny.seed).target("report", "field").sample(tiny.sinkhorn.targets)

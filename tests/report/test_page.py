@@ -107,7 +107,7 @@ def test_page_of_a_run_that_diverged_says_so(small, small_run):
     save(file, {**payload, "ema": huge})
     page = Page(Path(report_run(small, small_run)[0]))
     assert "training has diverged" in page.text
-    assert len(page.links) == 1  # the curves
+    assert len(page.links) == 6  # loss and gradient of three phases
 
 
 def test_phases_that_are_not_trained_yet_say_so(small, small_run):
@@ -115,9 +115,9 @@ def test_phases_that_are_not_trained_yet_say_so(small, small_run):
     file.unlink()
     previous_file(file).unlink()
     rows = {phase: (updates, loss) for phase, updates, loss, *_ in phase_rows(small, small_run)}
-    assert rows["predictor"][0] == "0 of 12"
-    assert rows["nsgf"][0] == "12 of 12"
-    assert float(rows["nsgf"][1]) > 0
+    assert rows["time predictor (predictor)"][0] == "0 of 12"
+    assert rows["Sinkhorn flow (nsgf)"][0] == "12 of 12"
+    assert float(rows["Sinkhorn flow (nsgf)"][1]) > 0
     for file in small_run.path.glob("checkpoints/*"):
         file.unlink()
     with pytest.raises(UserError, match="nothing is trained yet"):

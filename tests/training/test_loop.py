@@ -55,6 +55,20 @@ def test_toy_loss_falls(tiny):
     assert weight(trainer) == pytest.approx(3, abs=0.1)
 
 
+@pytest.fixture
+def few_lines(monkeypatch):
+    """Records are as rare as ``train.log_every`` says, however short the phase."""
+    monkeypatch.setattr("nsgf.training.loop.LOSS_POINTS", 1)
+
+
+@pytest.mark.parametrize(("iterations", "every"), [(30, 1), (120, 2), (1000, 4)])
+def test_short_phases_have_fifty_records(tiny, iterations, every):
+    run = run_fit(tiny, Quadratic(), iterations=iterations)
+    steps = [record["step"] for record in records(run)]
+    assert steps == list(range(every, iterations + 1, every))
+
+
+@pytest.mark.usefixtures("few_lines")
 def test_records_and_batches_count_updates(tiny):
     trainer, rate = Quadratic(), {"lr": 0.8, "warmup_steps": 8, "schedule": "constant"}
     trainer.model.eval()
@@ -71,6 +85,7 @@ def test_records_and_batches_count_updates(tiny):
     assert re.search(r"nsgf: peak memory \d", log(run))
 
 
+@pytest.mark.usefixtures("few_lines")
 def test_speed_is_updates_by_seconds(tiny, monkeypatch):
     """The clock is read for each record."""
     ticks = itertools.count()
@@ -80,6 +95,7 @@ def test_speed_is_updates_by_seconds(tiny, monkeypatch):
     assert speeds == [16.0, 16.0]
 
 
+@pytest.mark.usefixtures("few_lines")
 def test_logged_loss_is_the_mean_of_the_window(tiny):
     trainer = Quadratic()
     trainer.model.fault = lambda answer, call: answer * 0 + 3 + call
@@ -165,6 +181,7 @@ class Asked(StopRequest):
         return "test" if self.calls < 0 else None
 
 
+@pytest.mark.usefixtures("few_lines")
 @pytest.mark.parametrize("calls", [0, 4, 5, 7])
 def test_stop_on_request_saves_and_resumes_the_same(tiny, calls):
     """Wherever it falls: log lines (4, 8), checkpoints (5, 10), or neither."""
@@ -236,6 +253,7 @@ def test_a_good_update_ends_a_row_of_bad_ones(tiny, monkeypatch):
     run_fit(tiny, trainer, iterations=30)
 
 
+@pytest.mark.usefixtures("few_lines")
 def test_nothing_that_is_not_finite_is_saved(tiny):
     """Not even when a checkpoint is due right after the fault, long before the next log line."""
     trainer = Quadratic()
