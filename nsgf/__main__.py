@@ -5,15 +5,15 @@ import sys
 
 
 def configure_allocator() -> None:
-    """Let CUDA memory grow in place, since phases allocate different sizes. torch reads this
-    setting when it is loaded."""
+    """Let CUDA memory segments grow, since phases allocate different sizes. Call it before torch is
+    imported."""
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(os.environ):
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def open_streams() -> None:
-    """Open closed standard streams (``2>&-``) on the null device, or a file that is opened later
-    would get their number, and the output with it."""
+    """Open closed standard streams (``2>&-``) on the null device. Otherwise the next opened file
+    would get their file descriptor and receive the output."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

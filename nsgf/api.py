@@ -45,7 +45,8 @@ from nsgf.system.output import show, silence
 
 @contextmanager
 def _in_python_words() -> Iterator[None]:
-    """Let errors speak of settings in place of flags."""
+    """Context in which error messages name settings instead of flags."""
+
     try:
         yield
     except UserError as error:
@@ -55,7 +56,7 @@ def _in_python_words() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run, opened for sampling."""
+    """A trained run that is open for sampling."""
 
     path: Path
     """The run folder, or the folder that ``nsgf export`` wrote."""
@@ -166,8 +167,9 @@ class Run:
         """
         images, png = torch.as_tensor(samples), Path(file).expanduser()
         if images.ndim != 4 or not images.is_floating_point():
-            given = f"{images.dtype} of shape {tuple(images.shape)}"
-            raise UserError(f"samples: {given}, must be floats (N, C, H, W) in [-1, 1]")
+            raise UserError(
+                f"samples: {images.dtype} {[*images.shape]}, must be floats (N, C, H, W)"
+            )
         if png.suffix.lower() != ".png":
             raise UserError(f"file = {file}: must end in .png")
         save_grid(images, png)
@@ -269,10 +271,9 @@ def train(
         labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is then
             true.
         network: a module with forward(x, t), with classes forward(x, t, labels), that returns x's
-            shape: x (B, *shape), t (B,) in [0, 1), labels (B,) int32 or int64, 0 to K, K for no
-            class. Every velocity network of the run starts as a copy of it; it is not saved, so
-            that resuming and loading need it again. A function or class without arguments makes a
-            new one for each. None: the program's.
+            shape; t (B,) in [0, 1), labels (B,) int32 or int64, 0 to K, K for no class. Every
+            velocity network of the run starts as a copy of it, or is made by it if it is a function
+            or class. Only weights are saved: resuming and loading need it again.
         method: as ``nsgf++h`` or ``otcfm``, or a YAML file; None: the experiment's own.
         iterations: updates of every phase.
         dataset: ``data.name``, as ``moons``.

@@ -1,4 +1,4 @@
-"""What makes a configuration valid: ranges from the schema, and rules between settings."""
+"""Check a configuration: ranges from the schema, and rules between settings."""
 
 import math
 import re
@@ -38,11 +38,11 @@ EXP = re.compile(r"[\w-]{1,100}")
 DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:[0-9]{1,2})?")
 
 Rule = tuple[bool, str, str]
-"""Whether a setting is wrong, its key, and what it must be instead."""
+"""Whether a setting is wrong, its key, and the message after ``KEY = VALUE:``."""
 
 
 def check(config: Config) -> None:
-    """Raise UserError, in one line that names each wrong setting, unless all settings are valid."""
+    """Raise UserError if any setting is wrong; its one-line message names each wrong setting."""
     check_values(config)
     rules = [*_general_rules(config), *_data_rules(config), *_class_rules(config)]
     if isinstance(target_set(config.data), ImageSet):
@@ -53,7 +53,8 @@ def check(config: Config) -> None:
 
 
 def check_values(config: Config) -> None:
-    """Raise UserError unless each value is valid by itself, whatever the others are."""
+    """Raise UserError if a value is outside of its range. Rules between settings are not
+    checked."""
     _refuse(config, _value_rules(config))
 
 
@@ -62,7 +63,7 @@ def _refuse(config: Config, rules: Iterable[Rule], problems: Iterable[str] = ())
     wrong = [(key.partition("."), must) for is_wrong, key, must in rules if is_wrong]
     phases = config.phases or ()
     trained = {name for (section, _, name), _ in wrong if section in phases}
-    untrained = {*OF_PHASES} - {*phases}  # --lr sets those too: they are named only by themselves
+    untrained = {*OF_PHASES} - {*phases}  # --lr sets these too; do not repeat the same error
     lines = [
         f"{''.join(key)} = {format_value(values[''.join(key)])}: {must}"
         for key, must in wrong
@@ -74,7 +75,7 @@ def _refuse(config: Config, rules: Iterable[Rule], problems: Iterable[str] = ())
 
 def _value_rules(config: Config) -> Iterator[Rule]:
     for key, value, item in leaves(config):
-        # the parser lets null through for every type
+        # the parser accepts null for every type
         yield value is None and NoneType not in get_args(item.kind), key, "must have a value"
         for number in value if isinstance(value, list) else [value]:
             if item.range and isinstance(number, int | float) and number not in item.range:
@@ -82,7 +83,7 @@ def _value_rules(config: Config) -> Iterator[Rule]:
         if isinstance(value, str):
             yield not value.isprintable(), key, "must be printable characters"
         if item.is_path and value is not None:
-            yield not _is_path(value), key, "must be a path, ~NAME of a known user"
+            yield not _is_path(value), key, "must be a path (~NAME only for an existing user)"
     name = "must be 1 to 100 letters, digits, '-' and '_'"
     yield config.exp is not None and not EXP.fullmatch(config.exp), "exp", name
 
@@ -90,7 +91,7 @@ def _value_rules(config: Config) -> Iterator[Rule]:
 def _is_path(text: str) -> bool:
     try:
         return bool(text) and bool(Path(text).expanduser())
-    except RuntimeError:  # ~NAME of no user
+    except RuntimeError:  # no user of this NAME in ~NAME
         return False
 
 
@@ -98,10 +99,10 @@ def expand_path(key: str, path: str) -> Path:
     """Return a user's path with ``~`` replaced by the home folder.
 
     Raises:
-        UserError: it is empty or not printable, or there is no such user.
+        UserError: the path is empty or not printable, or there is no such user.
     """
     if not path.isprintable() or not _is_path(path):
-        raise UserError(f"{key} = {path!r}: must be a path, ~NAME of a known user")
+        raise UserError(f"{key} = {path!r}: must be a path (~NAME only for an existing user)")
     return Path(path).expanduser()
 
 
@@ -151,7 +152,7 @@ def _data_rules(config: Config) -> Iterator[Rule]:
         wanted = f"must be {NOISE} for {target.name}, which has another number of coordinates"
         yield wrong, "data.source", wanted
     yield data.source == data.name, "data.source", "must differ from data.name"
-    for name in ("root", "source", "fake", "flip", "path", "size"):
+    for name in ("root", "source", "fake", "flip", "path", "size", "skip_broken", "columns", "key"):
         usual = getattr(DataConfig(), name)
         useless = name not in target.uses and getattr(data, name) != usual
         yield useless, f"data.{name}", f"must be {format_value(usual)} for {data.name}"
@@ -165,7 +166,7 @@ def _data_rules(config: Config) -> Iterator[Rule]:
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:
-    """Return the rules of the UNet and of the time predictor for images."""
+    """Yield the rules for the UNet and for the time predictor for images."""
     unet, channels = config.model.unet, config.model.predictor_channels
     size = data_shape(config.data)[1]
     layers = f"must have 1 to {int(math.log2(size))} layers, each halves {size} pixels"
@@ -217,7 +218,8 @@ def _class_rules(config: Config) -> Iterator[Rule]:
 
 
 def fit_to_classes(config: Config) -> tuple[Content, tuple[str, ...]]:
-    """Return settings that fit ``data.conditional`` where those of a file do not, and a line."""
+    """Return replacements for settings of files that do not fit ``data.conditional``, and a note
+    for the user."""
     classes, nsf, own = data_classes(config.data), config.nsf, config.generator
     wanted: dict[str, Any] = {}
     if classes and PHASES[1] in config.phases:

@@ -2,10 +2,10 @@
 
     phase 1  nsgf       Sinkhorn flows -> trajectory pool -> velocity network v_theta
     phase 2  nsf        straight lines from noise to data -> straight-flow network u_delta
-    phase 3  predictor  where on its line a sample is -> time predictor t_phi
+    phase 3  predictor  points on these lines -> time predictor t_phi
 
-Phases share data and settings; what one learns reaches the next through its checkpoint file. The
-methods that NSGF is compared with are phases too (:mod:`nsgf.phases`).
+Phases share data and settings; a phase reads the networks of earlier phases from their checkpoints.
+Other methods, for comparison, are phases too (:mod:`nsgf.phases`).
 """
 
 import time
@@ -56,8 +56,8 @@ def train(
 ) -> RunFolder:
     """Train the configured phases that are not finished, and return the run folder.
 
-    All checks come before anything is written, except the lock of an earlier run's folder and
-    damaged checkpoints that are put aside.
+    All checks come before anything is written. Exceptions: the lock of an existing run folder, and
+    the renaming of damaged checkpoints.
 
     Args:
         config: the experiment.
@@ -83,7 +83,7 @@ def train(
 def train_phase(phase: Phase, session: Session, data: Data) -> None:
     """Train one phase from its start or its checkpoint to its end."""
     file, log = session.run.checkpoint_file(phase.name), session.log
-    session.world.wait()  # until the first process has written and moved its files
+    session.world.wait()  # for the first process, which writes and renames files
     try:
         started = time.perf_counter()
         task = phase.task(session, data)
@@ -91,7 +91,7 @@ def train_phase(phase: Phase, session: Session, data: Data) -> None:
     except KeyboardInterrupt:  # a second Ctrl-C
         log.write(interrupted_message(file, phase.name))
         raise
-    del task  # and its data
+    del task  # frees its data
     phase.clean(session)
     release_memory(session.device)
     log.sort(session.config.phases)
@@ -108,10 +108,10 @@ def open_run(
     stop: StopRequest | None,
     network: OwnNetwork | None,
 ) -> Iterator[tuple[Session, list[Phase], Data | None]]:
-    """Lock and check a run, and yield it with the phases to train, in order, and their data (None
-    if there is nothing to train). Arguments and errors as for :func:`train`."""
+    """Lock and check a run. Yield its session, the phases to train, in order, and their data (None
+    if there is nothing to train). For arguments and errors see :func:`train`."""
     world, stop = world or World(), stop or StopRequest(config.train.max_hours)
-    if run is None or not run.config_file.exists():  # a run's own settings may be from elsewhere
+    if run is None or not run.config_file.exists():  # an existing run works without its tracker
         require_tracker(config)
     prepare_environment(config.train)
     device = pick_device(config.device, world.card)
@@ -130,7 +130,7 @@ def open_run(
         world.wait()
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
         plan = training_plan(config, names, device, run, world, restarts, network)
-        world.wait()  # the first process moves checkpoints only when all have read them
+        world.wait()  # all processes must read checkpoints before the first one renames them
         data = load_data(config, device) if names else None
         is_new = run is None
         if world.is_main and is_new:
@@ -151,7 +151,7 @@ def open_run(
             if not is_new:
                 restart(config, run, restarts, log.write)
             log.tracker = open_tracker(config, run, log.write)
-        for phase in get_phases(config.phases):  # a kill may have come before its own clean-up
+        for phase in get_phases(config.phases):  # a killed run may have skipped this
             if phase.name not in names:
                 phase.clean(session)
         log.sort(config.phases)
@@ -163,7 +163,7 @@ def open_run(
 
 
 def load_data(config: Config, device: torch.device) -> Data:
-    """Return source and target; a small image set is kept on the card that trains.
+    """Return source and target; a small image set is kept on the training card.
 
     Raises:
         UserError: the target's files are missing or damaged.
@@ -189,15 +189,15 @@ def training_plan(
         run: an earlier run; None: a new one.
         world: the processes that train together; None: only this one.
         restarts: phases of ``names`` whose checkpoints are set aside.
-        network: the caller's, for a run with ``model.network``.
+        network: the caller's network, for a run with ``model.network``.
 
     Raises:
-        UserError: pool or checkpoints do not fit, the run has a pool of other settings, a precision
-            or a package is missing, or a process would have nothing to do.
+        UserError: pool or checkpoints do not fit, the run has a pool with other settings, a
+            precision or a package is missing, or there are more processes than samples in a batch.
     """
     world, pending = world or World(), get_phases(names)
     if pending and config.train.precision == "fp16" and device.type == "cpu":
-        raise UserError("train.precision = fp16: a CPU is slow in it; use fp32, bf16 or auto")
+        raise UserError("train.precision = fp16: too slow on a CPU; use fp32, bf16 or auto")
     lines = [f"{name}: finished" for name in config.phases if name not in names]
     weights = {}
     for phase in pending:
@@ -227,10 +227,10 @@ def check_space(
     checkpoints, and one more while it is written.
 
     Args:
-        weights: their number for each phase that is not finished.
-        pool: bytes that a pool on disk still takes.
-        run: its folder, also one that does not exist yet.
-        restarts: phases whose newest checkpoint is set aside, and so keeps its room.
+        weights: number of weights of each unfinished phase.
+        pool: bytes that a pool on disk will still need.
+        run: run folder; need not exist yet.
+        restarts: phases whose newest checkpoint is set aside and not overwritten.
     """
     needed = WEIGHT_BYTES * (2 * sum(weights.values()) + max(weights.values(), default=0))
     for phase in weights:

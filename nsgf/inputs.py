@@ -98,10 +98,9 @@ def check_network(network: OwnNetwork, config: Config, device: torch.device) -> 
         with torch.no_grad():
             model = make_own(network).to(device).eval()
             answer = model(*(part.to(device) for part in inputs.values()))
+        if answer.shape != inputs["x"].shape:
+            raise ValueError(f"returns {list(answer.shape)}, must be x's shape")
+        if not count_parameters(model):
+            raise ValueError("has no weights to train")
     except Exception as error:
-        raise UserError(f"network: fails with {shown} ({one_line(error)})") from error
-    if not isinstance(answer, Tensor) or answer.shape != inputs["x"].shape:
-        its = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
-        raise UserError(f"network: returns {its} for {shown}, must be a tensor of x's shape")
-    if not count_parameters(model):
-        raise UserError("network: has no weights to train")
+        raise UserError(f"network: fails with {shown}: {one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""Measure what training would take on this machine, with a few updates of each phase."""
+"""Estimate time and memory of a training on this machine, with a few updates of each phase."""
 
 import math
 import os
@@ -38,22 +38,22 @@ from nsgf.training.precision import prepare_environment
 UPDATES = 6
 """Number of updates of each phase; the loss scale of fp16 needs a few to settle."""
 RESERVE_HOURS = 0.5
-"""Hours of a session that start, data and last checkpoint may take."""
+"""Hours of a session reserved for the start, loading data and the last checkpoint."""
 PREFIX = ".nsgf-preflight-"
-"""Beginning of the name of the folder for the trial of the phases."""
+"""Start of the name of the temporary folder."""
 
 
 def preflight(
     config: Config, session_hours: float = 12.0, command: str = "python -m nsgf train"
 ) -> Iterator[str]:
-    """Yield lines for people: the plan, the checks, the measured time, the sessions.
+    """Yield lines for the user: plan, checks, measured time, number of sessions.
 
-    A line that begins with NO names a problem that would stop a run, and the setting that helps.
-    Missing data are downloaded.
+    A line that begins with NO names a problem that would stop a run, and a remedy. Missing data are
+    downloaded.
 
     Args:
         config: the experiment.
-        session_hours: hours that a session has.
+        session_hours: length of a session in hours.
         command: the command that starts the training.
 
     Raises:
@@ -104,7 +104,7 @@ def _plan_sessions(
 
 
 def _tried(work: Callable[[], Iterable[str]]) -> Iterator[str]:
-    """Yield the lines of some work; if it is refused, the last one is NO and the reason."""
+    """Yield the lines of ``work``; after a UserError or a full card yield NO and the reason."""
     try:
         yield from work()
     except UserError as error:
@@ -114,7 +114,7 @@ def _tried(work: Callable[[], Iterable[str]]) -> Iterator[str]:
 
 
 def _trial_folder(out_dir: Path) -> "tempfile.TemporaryDirectory[str]":
-    """Return a temporary folder on the disk of the runs."""
+    """Return a temporary folder on the same disk as the runs; remove leftovers of killed calls."""
     place = out_dir.expanduser().absolute()
     while not place.exists():
         place = place.parent
@@ -133,8 +133,8 @@ def _trial_folder(out_dir: Path) -> "tempfile.TemporaryDirectory[str]":
 def _try_phase(
     config: Config, phase: Phase, data: Data, run: RunFolder, device: torch.device
 ) -> tuple[str, float]:
-    """Train a phase for a few updates as a run does; return a line about it, and its seconds in a
-    run."""
+    """Train a phase for a few updates. Return a line for the user, and the estimated seconds of the
+    whole phase."""
     short, times = phase.trial(config, device)
     optim = replace(getattr(config, phase.name), iterations=UPDATES)
     train = replace(config.train, log_every=1, max_hours=None)

@@ -138,9 +138,9 @@ def _add_control(group: Any, command: str) -> None:
         meaning = f"a run that comes with the program: {', '.join(pretrained_runs())}"
         add("--pretrained", meaning, which, type=str, metavar="NAME")
     if command == "sample":
-        nfe = "network calls for each sample, or the nearest possible number below"
+        nfe = "network calls for each sample, or the nearest number below"
         add("--nfe", nfe, type=int, metavar="N")
-        out = "write only this new file or folder: FILE.csv, FILE.npz, or DIR/ for PNG files"
+        out = "write only FILE.csv, FILE.npz, or DIR/ for PNG files; must be new"
         add("--out", out, type=str, metavar="PATH")
     if command == "train":
         either, numbers = group.add_mutually_exclusive_group(), range(1, len(PHASES) + 1)

@@ -40,7 +40,7 @@ class Yardstick:
             out_dir = Path(config.out_dir)
             classifier = ClassifierMetrics(config.data, images, out_dir, device, log)
             if classifier.weakness:
-                log(f"compare: {classifier.weakness}; W2 and energy distance of pixels instead")
+                log(f"compare: classifier {classifier.weakness}; pixels are compared instead")
             else:
                 self._classifier = classifier
                 self.names = [f"classifier_{name}" for name in ("fid", "precision", "recall")]

@@ -21,7 +21,7 @@ FAMILIES: tuple[tuple[PhaseName, ...], ...] = (PHASES, PEER_PHASES, ONE_CALL)
 
 
 def family(phase: PhaseName) -> tuple[PhaseName, ...]:
-    """Return the first family of phases that holds this one, in the order of training."""
+    """Return the first family that contains a phase."""
     return next(names for names in FAMILIES if phase in names)
 
 
@@ -56,6 +56,12 @@ class DataConfig:
     size: Annotated[int | None, Range(4, 1024)] = None
     """images: pixels of a side, to which the middle square of each image is scaled; null: 32, or as
     they are in a file."""
+    skip_broken: bool = False
+    """images: leave out files of a folder that cannot be read."""
+    columns: str | None = None
+    """points: columns to use, A,B,C, by name or by number from 1 on; null: all."""
+    key: str | None = None
+    """points: name of the array in a file .npz that has several."""
     found: dict[str, Any] = field(default_factory=dict)
     """Written by the program: what a new run finds at data.path, and a resumed run must find."""
 

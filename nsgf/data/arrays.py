@@ -114,14 +114,14 @@ def image_bytes(images: np.ndarray) -> np.ndarray:
     Raises:
         ValueError: they have another shape, type or range.
     """
-    if images.ndim != 4 or len(images) < LEAST or images.shape[1] not in (1, 3):
+    is_wrong = images.ndim != 4 or len(images) < LEAST or images.shape[1] not in (1, 3)
+    if is_wrong or (images.dtype != np.uint8 and images.dtype.kind != "f"):
         raise ValueError(
-            f"images of shape {images.shape}, must be (N, C, H, W) with N >= {LEAST} and C 1 or 3"
+            f"images of shape {images.shape} and type {images.dtype}, must be (N, C, H, W), "
+            f"N >= {LEAST}, C 1 or 3, of uint8 or floats in [-1, 1]"
         )
     if images.dtype == np.uint8:
         return images
-    if images.dtype.kind != "f":
-        raise ValueError(f"images of {images.dtype}, must be uint8, or floats in [-1, 1]")
     low, high = images.min(), images.max()
     if not (-1 <= low < 0 and high <= 1):  # also if one is nan
         raise ValueError(
@@ -145,11 +145,11 @@ def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray
             "on, or names, one for each image"
         )
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    if labels.dtype.kind != "U" and (values != np.arange(len(values))).any():
-        raise ValueError(f"labels: {values.tolist()[:20]}, must be all numbers from 0 to K - 1")
-    if len(values) < 2 or counts.min() < LEAST_OF_CLASS:
+    has_gaps = labels.dtype.kind != "U" and (values != np.arange(len(values))).any()
+    if has_gaps or len(values) < 2 or counts.min() < LEAST_OF_CLASS:
+        numbers_of = dict(zip(values.tolist()[:20], counts.tolist(), strict=False))
         raise ValueError(
-            f"labels: {counts.min()} images of class {values[counts.argmin()]}, must be "
-            f"{LEAST_OF_CLASS} or more of each of two or more classes"
+            f"labels: images of each class {numbers_of}, must be {LEAST_OF_CLASS} or more of each "
+            "of 0 to K - 1, or of each name, K >= 2"
         )
     return [one_line(str(name)) for name in values], numbers.astype(np.int64)

@@ -1,8 +1,7 @@
-"""Settings that are chosen for a user's own data, from what is found at ``data.path``.
+"""Choose settings for a user's own data, from its size and shape.
 
-The rules stand only here and in docs/own-data.md. They choose once, for a new run: what is found
-and chosen is saved with it, so that a resumed or sampled run chooses nothing again. Settings of
-files and flags win over the rules.
+These rules are also described in docs/own-data.md. They apply once, to a new run, which saves the
+results; a resumed or sampled run does not choose again. Settings of files and flags win.
 """
 
 from collections.abc import Callable
@@ -19,9 +18,12 @@ from nsgf.system.errors import UserError
 POOL_VALUES, START_VALUES = 2**29, 2**28
 """Largest numbers of values in a pool and in cached starts: 2 and 1 GiB in float32."""
 MANY = 10_000
-"""Number of images from which on networks are as large as those for shipped sets of their size."""
+"""Smallest number of images for networks as large as for the shipped sets of this image size."""
 LARGEST_END = 16
-"""Largest side in pixels of a UNet's last level: attention there costs its fourth power."""
+"""Largest side in pixels of a UNet's last level; the cost of attention grows with side^4."""
+
+READING = ("skip_broken", "columns", "key")
+"""Settings of the section ``data`` that choose among what is at ``data.path``."""
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
 """Settings that only some methods use; the rules lower a method's value and set no new one."""
 
@@ -52,7 +54,7 @@ def choose_for_own_data(
     Raises:
         UserError: ``data.path`` is missing, or what is there cannot be trained on.
     """
-    if is_new and {"name", "path", "size"} & set(flags.get("data", {})):
+    if is_new and {"name", "path", "size", *READING} & set(flags.get("data", {})):
         own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
         base = {**base, "data": own}
     name = merge_settings(base, flags).get("data", {}).get("name")
@@ -90,7 +92,7 @@ def for_points(samples: int, dim: int) -> dict[str, Any]:
     return {
         "optim.batch_size": min(256, samples),
         "sinkhorn.batch_size": n,
-        # distances grow with the root of dim; 0.1 in the plane is what 0.25 is to the shipped sets
+        # distances grow with sqrt(dim); 0.1 in standardised units is 0.25 in the shipped 2D sets
         "sinkhorn.blur": round(0.07 * dim**0.5, 3),
         "pool.num_batches": _flows(102_400, n, 11 * dim),
         "model.mlp.width": 256 if dim <= 16 else 512 if dim <= 128 else 1024,
@@ -103,7 +105,7 @@ def for_images(samples: int, channels: int, size: int) -> dict[str, Any]:
     Raises:
         UserError: a network cannot halve that side often enough.
     """
-    sides = [size]  # of the levels of a network that halves as often as it can
+    sides = [size]  # image side at each level, halved as often as possible
     while sides[-1] % 2 == 0 and sides[-1] >= 8:
         sides.append(sides[-1] // 2)
     if sides[-1] > LARGEST_END:
@@ -112,7 +114,7 @@ def for_images(samples: int, channels: int, size: int) -> dict[str, Any]:
             f"{LARGEST_END} or fewer, as 28, 32, 48, 96 and 224 do"
         )
     n, values = min(128, samples), channels * size**2
-    # small sets get narrow networks, which learn them by heart later
+    # small sets get narrow networks, which overfit later
     width, many = (32 if size < 32 else 64 if size < 64 else 128), samples >= MANY
     width = width if many else max(32, width // 2)
     return {
@@ -133,6 +135,6 @@ def for_images(samples: int, channels: int, size: int) -> dict[str, Any]:
 
 
 def _flows(trajectories: int, particles: int, values: int) -> int:
-    """Return the number of flows in a pool of so many trajectories, or of as many as POOL_VALUES
-    allow; each trajectory has ``values`` values."""
+    """Return the number of flows for a pool of ``trajectories`` (fewer if POOL_VALUES requires it);
+    each trajectory has ``values`` numbers."""
     return max(1, -(-min(trajectories, POOL_VALUES // values) // particles))

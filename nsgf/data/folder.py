@@ -7,7 +7,7 @@ torchvision's ImageFolder; images may also lie deeper, or all in the folder itse
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from glob import glob
 from io import BytesIO
 from pathlib import Path
@@ -36,8 +36,8 @@ GREY = "1LI"
 """First letters of Pillow's modes without colour; those with an I hold 16 bits a pixel."""
 
 
-def find_images(root: Path) -> list[Path]:
-    """Return the images below a folder, relative to it and sorted, without hidden ones.
+def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
+    """Return the images below a folder, relative to it and sorted, without hidden and broken ones.
 
     Raises:
         UserError: there is no such folder, or too few images in it.
@@ -49,6 +49,7 @@ def find_images(root: Path) -> list[Path]:
         )
     files = (Path(name) for name in glob("**", root_dir=root, recursive=True))
     images = [one for one in files if one.suffix.lower() in SUFFIXES and (root / one).is_file()]
+    images = [one for one in images if one_line(one.as_posix()) not in broken]
     if len(images) < LEAST:
         raise UserError(
             f"data.path = {root}: {len(images)} images in it, must be at least {LEAST} of "
@@ -65,6 +66,9 @@ def inspect_images(config: DataConfig) -> Inspection:
     """
     root, digest, size = data_path(config), hashlib.sha256(), config.size or 32
     files = find_images(root)
+    broken = [file for file in files if config.skip_broken and _is_broken(root, file)]
+    names = [one_line(file.as_posix()) for file in broken]
+    files = find_images(root, names)
     modes = set(_each(root, files, digest, lambda image: image.mode[0]))
     shape = [1 if modes <= set(GREY) else 3, size, size]
     counts = Counter(_class_names(files))
@@ -77,9 +81,20 @@ def inspect_images(config: DataConfig) -> Inspection:
         else "evaluation.classifier: off, it needs two or more subfolders with "
         f"{LEAST_OF_CLASS} images in each and no image outside",
     )
-    names = [one_line(name) for name in sorted(counts)] if has_classes else []
+    left_out = f"data: {len(names)} broken images left out: {list_names(names, 5)}"
+    classes = [one_line(name) for name in sorted(counts)] if has_classes else []
     checksum = digest.hexdigest()[:12]
-    return Found(len(files), shape, checksum, len(names), class_names=names), notes
+    found = Found(len(files), shape, checksum, len(classes), class_names=classes, broken=names)
+    return found, (left_out, *notes) if names else notes
+
+
+def _is_broken(root: Path, file: Path) -> bool:
+    """Whether an image cannot be decoded."""
+    try:
+        list(_each(root, [file], hashlib.sha256(), lambda image: _pixels(image, [3, 8, 8])))
+    except UserError:
+        return True
+    return False
 
 
 def _class_names(files: list[Path]) -> list[str]:
@@ -106,7 +121,7 @@ def image_set(config: DataConfig) -> ImageSet:
         class_names=tuple(found.class_names or map(str, range(found.classes))),
         # about as many updates as for the shipped sets, whatever the number of images
         classifier_epochs=max(4, min(30, 400_000 // found.samples)),
-        uses=frozenset({"path", "size", "flip"}),
+        uses=frozenset({"path", "size", "flip", "skip_broken"}),
     )
 
 
@@ -117,7 +132,7 @@ def read_images(config: DataConfig) -> Tensor:
         UserError: one is broken, or they are not those that the run was begun with.
     """
     found, root, digest = read_found(config), data_path(config), hashlib.sha256()
-    files = find_images(root)
+    files = find_images(root, found.broken or ())
     needed, free = len(files) * math.prod(found.shape), available_bytes()
     if needed > free:
         raise UserError(
@@ -134,14 +149,14 @@ def read_images(config: DataConfig) -> Tensor:
 
 def read_labels(config: DataConfig) -> Tensor:
     """Return the class of each image; classes are numbered in the order of their names.  (N,)"""
-    names = _class_names(find_images(data_path(config)))
+    names = _class_names(find_images(data_path(config), read_found(config).broken or ()))
     _, numbers = np.unique(names, return_inverse=True)
     return torch.from_numpy(numbers)
 
 
 def _each(root: Path, files: list[Path], digest: Any, read: Callable[[Any], T]) -> Iterator[T]:
-    """Yield ``read`` of Pillow's image of each file, which is not decoded yet, and add the names
-    and contents of the files to a digest.
+    """Yield ``read(image)`` for each file, where Pillow has not decoded ``image`` yet, and add
+    names and contents of the files to a digest.
 
     Raises:
         UserError: a file is not an image, or cannot be read; names it.
@@ -158,7 +173,7 @@ def _each(root: Path, files: list[Path], digest: Any, read: Callable[[Any], T]) 
         except Exception as error:  # Pillow raises many types
             raise UserError(
                 f"data.path = {root}: {file} cannot be read as one of {', '.join(FORMATS)} "
-                f"({one_line(error)}); remove it, or save it anew"
+                f"({one_line(error)}); remove it, or say --data.skip_broken true"
             ) from error
         yield value
 

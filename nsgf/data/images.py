@@ -1,6 +1,6 @@
 """Image sets, held as uint8 tensors (N, C, H, W) in main memory.
 
-All that the program knows of a set is its :class:`ImageSet`. To add one: its reading functions and
+An :class:`ImageSet` describes all properties of a set. To add a set, add its reading functions and
 its record here, its name in config/schema.py, and its settings in configs/.
 """
 
@@ -77,7 +77,7 @@ class ImageSet:
 
     @contextmanager
     def _in_one_line(self, config: DataConfig) -> Iterator[None]:
-        """Raise UserError with what can be done, in place of the errors of readers."""
+        """Turn errors of the reading functions into a UserError with a remedy."""
         try:
             yield
         except UserError:
@@ -97,7 +97,7 @@ def data_root(config: DataConfig) -> Path:
 
 def to_unit_range(images: Tensor) -> Tensor:
     """Convert uint8 in [0, 255] to float32 in [-1, 1]."""
-    # a tensor: by a plain number a card does not divide, but multiply with its rounded inverse
+    # divide by a tensor: for a plain number, a card would multiply by the rounded inverse
     half = torch.full((), 127.5, device=images.device)
     return images.float().div_(half).sub_(1.0)
 
@@ -127,8 +127,8 @@ def _mnist(config: DataConfig) -> Any:
 def _cifar10(config: DataConfig) -> Any:
     """Return torchvision's training set: ``data`` (N, 32, 32, 3), and ``targets``.
 
-    The files are pickles, which could run code: torchvision opens none before it has compared its
-    md5 sum with the published one. A download would replace files with other sums.
+    The files are pickles, which could run code, but torchvision first compares their md5 sums with
+    the published ones. ``download`` is off for existing files, which it would replace.
     """
     from torchvision.datasets import CIFAR10
 

@@ -7,22 +7,23 @@ Shapes: N points, D coordinates.
 
 import csv
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, list_names, one_line
 
 LEAST = 16
 """Smallest number of images or points that can be trained on."""
 SUFFIXES = (".npz", ".npy", ".csv")
 SEPARATORS = ",;\t"
-"""Of the values in a line; the most frequent one of the first line is taken."""
+"""Allowed separators; the most frequent one in the first line is used."""
 
 
 class Found(NamedTuple):
@@ -44,6 +45,8 @@ class Found(NamedTuple):
     """Standard deviation of each coordinate."""
     class_names: list[str] | None = None
     """Names of the classes, which runs of earlier versions do not have."""
+    broken: list[str] | None = None
+    """Files that are left out, with ``data.skip_broken``."""
 
 
 Inspection = tuple[Found, tuple[str, ...]]
@@ -87,7 +90,7 @@ class TableSet:
     found: Found
     name: ClassVar[str] = "points"
     """``data.name``."""
-    uses: ClassVar[frozenset[str]] = frozenset({"path"})
+    uses: ClassVar[frozenset[str]] = frozenset({"path", "columns", "key"})
     """Settings of the section ``data`` that have an effect, besides ``name``."""
 
     @property
@@ -112,11 +115,22 @@ def inspect_points(config: DataConfig) -> Inspection:
     Raises:
         UserError: as :func:`read_table`.
     """
-    values, names = read_table(data_path(config))
+    values, names = read_table(config)
     rows, (count, dim) = torch.from_numpy(values), values.shape
     mean, scale = rows.mean(0).tolist(), rows.std(0, correction=0).tolist()
     found = Found(count, [dim], _checksum(values), 0, list(names), mean, scale)
-    return found, (f"data: {count} points of {config.path}, {dim} coordinates",)
+    note = f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}"
+    counting = [
+        name
+        for number, name in enumerate(names)
+        if number == 0 or name == _unnamed(number)
+        if any(np.array_equal(values[:, number] - begin, np.arange(count)) for begin in (0, 1))
+    ]
+    others = [name for name in names if name not in counting]
+    if not (counting and others):
+        return found, (note,)
+    leave_out = f"to leave it out say --data.columns '{list_names(others, dim)}'"
+    return found, (note, f"data: {counting[0]} counts the rows, perhaps an index; {leave_out}")
 
 
 def read_points(config: DataConfig) -> Tensor:
@@ -125,7 +139,7 @@ def read_points(config: DataConfig) -> Tensor:
     Raises:
         UserError: as :func:`read_table`, or they are not those that the run was begun with.
     """
-    values, _ = read_table(data_path(config))
+    values, _ = read_table(config)
     check_same_data(config, _checksum(values) == read_found(config).checksum)
     return torch.from_numpy(values)
 
@@ -137,13 +151,14 @@ def _checksum(values: np.ndarray) -> str:
     return digest.hexdigest()[:12]
 
 
-def read_table(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the points of a file, float64, (N, D), and the names of their coordinates.
+def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the points of ``data.path``, float64, (N, D), and the names of their coordinates.
 
     Raises:
         UserError: there is no such file, it is of another type, holds anything but one table of
             finite numbers, or too few of them, or a coordinate is the same in all points.
     """
+    file = data_path(config)
     if not file.is_file() or file.suffix.lower() not in SUFFIXES:
         raise UserError(
             f"data.path = {file}: no such file ending in {', '.join(SUFFIXES)}; name one "
@@ -151,39 +166,64 @@ def read_table(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
         )
     try:
         is_text = file.suffix.lower() == ".csv"
-        values, names = _read_csv(file) if is_text else (_read_array(file), ())
+        if config.key and file.suffix.lower() != ".npz":
+            raise ValueError(f"has no array {config.key}; data.key is for files .npz")
+        values, names = _read_csv(file, config.columns) if is_text else _read_array(file, config)
         if values.ndim != 2 or len(values) < LEAST or not values.shape[1]:
             raise ValueError(
                 f"an array of shape {values.shape}, must be (N, D) with N >= {LEAST}: a row for "
                 "each point, a column for each coordinate"
             )
-        names = names or tuple(f"coordinate {number + 1}" for number in range(values.shape[1]))
-        if len(names) != values.shape[1]:
-            raise ValueError(f"{len(names)} names for {values.shape[1]} columns")
         _check_values(values, names)
     except Exception as error:  # numpy raises many types for damaged and foreign files
         raise UserError(f"data.path = {file}: {one_line(error)}") from error
     return values, names
 
 
-def _read_csv(file: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the values, float64, (N, D), and the names in the first line, if it has no number.
+def _unnamed(number: int) -> str:
+    return f"coordinate {number + 1}"
+
+
+def _choose(columns: str | None, names: Sequence[str]) -> list[int]:
+    """Return the places of the columns A,B,C, by name or by number from 1 on; None: all.
 
     Raises:
-        ValueError: a line has a text, nothing between two separators, or another number of values.
+        ValueError: there is no such column.
+    """
+    (wanted,) = csv.reader([columns or ""], skipinitialspace=True)
+    places = {str(number + 1): number for number in range(len(names))}
+    places |= {name: number for number, name in enumerate(names)}
+    for name in wanted:
+        if name not in places:
+            raise ValueError(f"data.columns: no column {name}, must be of {list_names(names)}")
+    return [places[name] for name in wanted] or list(range(len(names)))
+
+
+def _read_csv(file: Path, columns: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the values of the columns, float64, (N, D), and their names in the first line, if it
+    has no number.
+
+    Raises:
+        ValueError: a line has a text, nothing between two separators, or another number of values,
+            or there is no such column.
     """
     lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     if len(lines) < LEAST:
         raise ValueError(f"{len(lines)} lines, must be at least {LEAST} points")
     separator = max(SEPARATORS, key=lines[0].count)
     (row,) = csv.reader(lines[:1], delimiter=separator)
-    names = () if any(map(_is_number, row)) else tuple(map(one_line, row))
-    body = lines[1:] if names else lines
+    has_names = not any(map(_is_number, row))
+    names = [(has_names and one_line(name)) or _unnamed(n) for n, name in enumerate(row)]
+    chosen = _choose(columns, names)
+    how: dict[str, Any] = {"delimiter": separator, "quotechar": '"', "comments": None, "ndmin": 2}
     try:
-        values = np.loadtxt(body, delimiter=separator, quotechar='"', comments=None, ndmin=2)
+        values = np.loadtxt(lines[has_names:], usecols=chosen if columns else None, **how)
     except ValueError as error:
-        raise ValueError(f"{error} Numbers have a decimal point: 0.5") from error
-    return values, names
+        hint = "Numbers have a decimal point: 0.5; --data.columns A,B leaves columns out"
+        raise ValueError(f"{error} {hint}") from error
+    if len(chosen) != values.shape[1]:
+        raise ValueError(f"{len(chosen)} names for {values.shape[1]} columns")
+    return values, tuple(names[number] for number in chosen)
 
 
 def _is_number(text: str) -> bool:
@@ -194,8 +234,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _read_array(file: Path) -> np.ndarray:
-    """Return the array of a file .npy, or the only one of a file .npz.  float64
+def _read_array(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the array of a file .npy, or the only one of a file .npz or ``data.key``, float64, and
+    names of its columns.
 
     Raises:
         Exception: of many types: the file is damaged, or holds anything but one array of numbers.
@@ -203,10 +244,16 @@ def _read_array(file: Path) -> np.ndarray:
     content = np.load(file, allow_pickle=False)
     if not isinstance(content, np.ndarray):
         with content:
-            if len(content.files) != 1:
-                raise ValueError(f"{len(content.files)} arrays, must be one")
-            content = content[content.files[0]]
-    return np.ascontiguousarray(content.astype(np.float64, casting="same_kind"))
+            names = content.files if config.key is None else [config.key]
+            if len(names) != 1 or names[0] not in content.files:
+                what = f"no array {config.key}" if config.key else f"{len(content.files)} arrays"
+                raise ValueError(f"{what}; say --data.key NAME, of {list_names(content.files)}")
+            content = content[names[0]]
+    values = np.ascontiguousarray(content.astype(np.float64, casting="same_kind"))
+    if values.ndim != 2:
+        return values, ()
+    chosen = _choose(config.columns, [_unnamed(number) for number in range(values.shape[1])])
+    return np.ascontiguousarray(values[:, chosen]), tuple(map(_unnamed, chosen))
 
 
 def _check_values(values: np.ndarray, names: tuple[str, ...]) -> None:

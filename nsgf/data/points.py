@@ -33,7 +33,7 @@ class Times:
 
 
 class RandomIndices:
-    """Integers from [0, 2^62): modulo N a choice among N, for any N.  int64"""
+    """Uniform integers in [0, 2^62), to be taken modulo any N.  int64"""
 
     shape: tuple[int, ...] = ()
 
@@ -50,7 +50,7 @@ class PointSet:
     draw: Callable[[int, torch.Generator], Tensor]
     """(n, generator) -> n independent points, float32, (n, D)."""
     is_source: bool = False
-    """Whether ``data.source`` may name it."""
+    """Whether the set can be ``data.source``."""
     shape: tuple[int, ...] = (2,)
     """(D,)."""
     uses: ClassVar[frozenset[str]] = frozenset({"source"})
@@ -58,7 +58,7 @@ class PointSet:
 
 
 Distribution = Gaussian | Times | RandomIndices | PointSet
-"""Laws with unlimited samples: the ``shape`` of one, and ``draw(n, generator)``, (n, *shape)."""
+"""Anything with ``shape`` (of one sample) and ``draw(n, generator)``, which returns (n, *shape)."""
 
 
 def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
@@ -71,8 +71,8 @@ def eight_gaussians(n: int, generator: torch.Generator) -> Tensor:
 def moons(n: int, generator: torch.Generator) -> Tensor:
     """Draw from scikit-learn's two moons, noise 0.2, mapped by 3x - 1 as in torchcfm.  (n, 2)
 
-    ``make_moons`` places its points at equal distances along the arcs; picking n out of many more
-    makes them independent draws for any n, also for n = 1.
+    ``make_moons`` places its points at equal distances along the arcs. Taking n of many more points
+    makes them nearly independent, for any n.
     """
     from sklearn.datasets import make_moons
 

@@ -1,1 +1,1 @@
-"""Measures of samples: exact W2, nearest neighbours, features of a classifier and of Inception."""
+"""Measures of samples: exact W2, nearest neighbours, classifier and Inception features."""

@@ -13,7 +13,7 @@ from nsgf.system.errors import UserError
 
 NEIGHBOURS = 3
 PRC_BATCH = 2000
-"""Rows of distances that precision and recall compute at a time; does not affect results."""
+"""Number of rows of distances computed at a time; does not affect results."""
 
 
 def w2(x: Tensor, y: Tensor) -> float:
@@ -23,7 +23,7 @@ def w2(x: Tensor, y: Tensor) -> float:
     Raises:
         ValueError: empty, non-finite or mismatched samples, or the simplex did not finish.
     """
-    import ot  # a second to import
+    import ot  # takes a second to import
 
     if x.shape[1:] != y.shape[1:] or not len(x) or not len(y):
         raise ValueError(f"cannot compare samples of shape {tuple(x.shape)} and {tuple(y.shape)}")
@@ -38,7 +38,7 @@ def w2(x: Tensor, y: Tensor) -> float:
 
 
 def w2_floor(target: Sampler, n: int) -> float:
-    """Return W2 between two independent draws of mu*: what a perfect sampler scores at this n."""
+    """Return W2 between two independent draws of mu*, the score of a perfect sampler at this n."""
     return w2(target.sample(n), target.sample(n))
 
 
@@ -46,8 +46,9 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     """Return 2 E|X - Y| - E|X - X'| - E|Y - Y'|, estimated without bias: around 0 for equal
     distributions.
 
-    W2 of few samples depends more on chance differences in mass than on the shape of the law; this
-    distance depends on both alike (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape), N, M > 1
+    With few samples, this distance shows differences in shape better than W2, which then mostly
+    shows random differences in mass (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape),
+    N, M > 1
     """
     a, b = x.flatten(1).double(), y.flatten(1).double()
     n, m = len(a), len(b)
@@ -80,7 +81,7 @@ def require_fidelity(key: str) -> str:
     """Return the version of torch-fidelity, which the setting ``key`` needs.
 
     Raises:
-        UserError: it is not installed, or too old.
+        UserError: torch-fidelity is not installed, or is too old.
     """
     try:
         import torch_fidelity.metric_prc  # new in 0.4
@@ -93,7 +94,7 @@ def require_fidelity(key: str) -> str:
 
 
 def require_neighbours(count: int) -> None:
-    """Raise UserError if precision and recall cannot be computed of so few images."""
+    """Raise UserError if there are too few images for precision and recall."""
     if count <= NEIGHBOURS:
         raise UserError(
             f"evaluation.num_samples: precision and recall need more than {NEIGHBOURS} samples "
@@ -104,8 +105,8 @@ def require_neighbours(count: int) -> None:
 def compare_features(samples: Tensor, real: Tensor, device: torch.device) -> dict[str, Any]:
     """Compare the features of samples (N, F) with those of real images (M, F), float32 on the CPU.
 
-    Precision and recall need all (N + M)^2 distances, which a card computes; their formulas then
-    take them from there block by block.
+    Precision and recall need all (N + M)^2 distances, which are computed on the card if there is
+    one, block by block.
 
     Returns:
         ``fid``, the Frechet distance, smaller is better; ``precision``, the share of samples among

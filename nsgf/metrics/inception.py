@@ -1,7 +1,7 @@
-"""FID, Inception score, KID, precision and recall in the features of Inception's network.
+"""FID, Inception score, KID, precision and recall in the features of the Inception network.
 
-Network and formulas are torch-fidelity's. Files are read here as tensors only, since torch-fidelity
-would unpickle weights and cached features.
+Network and formulas come from torch-fidelity. This module reads files as tensors only, since
+torch-fidelity would unpickle weights and cached features, which could run code.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ KID_SUBSET = 1000
 
 
 class Inception:
-    """Inception's network, with weights from a file that is read once."""
+    """The Inception network, with weights from a file that is read once."""
 
     def __init__(self, file: Path | None = None) -> None:
         """Load the weights; None: the published file, which is downloaded into torch's cache if
@@ -103,7 +103,7 @@ def _published() -> Path:
 
 @dataclass(frozen=True)
 class Reference:
-    """The real images that samples are compared with."""
+    """The real images for comparison, and their cached features."""
 
     images: Tensor
     """uint8, (N, C, H, W): a whole training set, not mirrored."""
@@ -113,7 +113,7 @@ class Reference:
     """Folder of cached features."""
 
     def describe(self) -> str:
-        """Return all about the images that a measure depends on, for people."""
+        """Describe the reference images for ``metrics.json``, in one line."""
         count, channels, height, width = self.images.shape
         colour = "grey replicated to 3 channels" if channels == 1 else "colour"
         return (
@@ -125,10 +125,7 @@ class Reference:
     def features(
         self, network: Inception, device: torch.device, batch_size: int, log: Callable[[str], None]
     ) -> Tensor:
-        """Return their features (N, 2048), from the file, or computed now and kept there.
-
-        ``log`` takes a line in the second case.
-        """
+        """Load the features (N, 2048) from their file, or compute and save them, and log a line."""
 
         def check(found: Tensor) -> Tensor:
             if (found.dtype, found.ndim, len(found)) != (torch.float32, 2, len(self.images)):
@@ -158,15 +155,15 @@ def inception_metrics(
 
     Args:
         samples: generated images, uint8, (N, C, H, W).
-        reference: the real ones.
-        network: whose features are compared.
-        device, batch_size: where the network runs, and images that go through it together.
-        log: takes a line about the features that are kept.
+        reference: real images.
+        network: the Inception network.
+        device, batch_size: device of the network, and number of images per call.
+        log: gets a line when features are saved.
 
     Returns:
         ``fid``, ``inception_score`` and ``inception_score_std`` (over 10 splits, or fewer for
         fewer than 10 samples), ``kid`` and ``kid_std`` (over 100 subsets of ``kid_subset_size``),
-        ``precision``, ``recall``, and under ``inception_*`` in words what they depend on.
+        ``precision``, ``recall``, and descriptions of weights and reference as ``inception_*``.
 
     Raises:
         UserError: there are too few samples.

@@ -18,6 +18,7 @@ NAMES = {
     "kid": "KID ↓",
     "precision": "precision, Inception features ↑",
     "recall": "recall, Inception features ↑",
+    "w2_samples": "samples for W2",
     "nfe": "NFE",
     "expected_nfe": "NFE expected",
     "classifier_accuracy": "classifier right on held-out images",
@@ -73,7 +74,7 @@ def _in_words(metrics: dict[str, Any], key: str) -> str:
 
 def weakness(accuracy: float) -> str:
     """Return why a classifier of this accuracy, in [0, 1], is not used; empty if it is good."""
-    right = f"classifier {accuracy:.1%} right on held-out images"
+    right = f"{accuracy:.1%} right on held-out images"
     why = f"{right}: too weak, measures left out (needs {LEAST_ACCURACY:.0%})"
     return why if accuracy < LEAST_ACCURACY else ""
 

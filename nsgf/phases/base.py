@@ -1,4 +1,4 @@
-"""The base class of phases. Plans, resuming and sampling know this class and no phase by name."""
+"""The base class of phases. Planning, resuming and sampling use this class, not phase names."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -26,18 +26,18 @@ from nsgf.training.precision import Precision, supported_precision
 from nsgf.training.task import Task
 
 FREE_IN_SAMPLING = {"seed", "sinkhorn", "pool"}
-"""Settings that training samples follow from and sampling does not read."""
+"""Settings that affect training samples but are not used in sampling."""
 
 
 class TrainedNetwork(NamedTuple):
-    """A network and how far its training got."""
+    """A trained network, its progress and its precision."""
 
     network: nn.Module
     progress: str
-    """Updates done of those configured when it was saved, e.g. ``300 of 100000``."""
+    """Updates done and configured when it was saved, e.g. ``300 of 100000``."""
     precision: Precision
-    """Precision in which paths that later phases learn from are computed: as it was trained, if the
-    device can. It follows from no setting of sampling, so that a resumed run learns from the same
+    """Precision for computing the paths that later phases learn from: the precision of training, if
+    the device supports it. It depends on no sampling setting, so a resumed run learns from the same
     paths."""
 
 
@@ -47,52 +47,54 @@ class PhasePlan(NamedTuple):
     lines: tuple[str, ...] = ()
     """Lines for the user."""
     disk_bytes: int = 0
-    """Bytes that it is still going to write into the run folder, besides checkpoints."""
+    """Bytes that the phase will still write into the run folder, besides checkpoints."""
 
 
 @dataclass(frozen=True)
 class Phase(ABC):
-    """One network of an experiment. It holds no state, so all phases of a class are equal."""
+    """Definition of one network of an experiment and its training; has no state."""
 
     name: ClassVar[PhaseName]
-    """Its name in the configuration, where its section has the same name."""
+    """Name of the phase, and of its section in the configuration."""
     title: ClassVar[str]
-    """What its network is, in words for pictures and pages."""
+    """Title of the network in pictures and pages."""
+
     leg: ClassVar[type[Leg]] = StraightFlow
-    """Part of its network in sampling."""
+    """The leg of sampling that uses the phase's network."""
     takes_classes: ClassVar[bool] = False
-    """Whether its batches can tell the network classes, with ``data.conditional``."""
+    """Whether the network can be trained with class labels (``data.conditional``)."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
-    """Sections and dotted leaves that its training samples or its network follow from. They must
-    match for a checkpoint to be reused. The phase's own optimization is not among them."""
+    """Sections and dotted settings that determine training samples and network. They must match
+    when a checkpoint is reused. The phase's optimizer settings are not included."""
 
     @abstractmethod
     def task(self, session: Session, data: Data) -> Task:
         """Return network and batches, ready for the first update.
 
         Raises:
-            Stopped: a stop was requested while something is prepared.
-            UserError: an earlier phase is missing, or something does not fit.
+            Stopped: a stop was requested during preparation.
+            UserError: an earlier phase is not trained, or memory is too small.
         """
 
     def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
-        """Return the network with weights of torch's global generator, or a copy of the caller's.
+        """Return a new network with weights from torch's global generator, or a copy of the
+        caller's network ``own``.
 
         Raises:
-            UserError: the caller's is missing.
+            UserError: the run needs the caller's network, and ``own`` is None.
         """
         name = config.model.network
         if name is None:
             return velocity_network(config.model, *shape_and_classes(config.data))
         if own is None:
             raise UserError(
-                f"model.network = {name}: is yours and not saved; resume the run from Python with "
+                f"model.network = {name}: is your class and not saved; from Python, use "
                 f"nsgf.train(resume=FOLDER, network={name}()), or nsgf.load(FOLDER, network=...)"
             )
         return make_own(own)
 
     def needs(self, config: Config) -> tuple["Phase", ...]:
-        """Return earlier phases whose networks its training samples come from."""
+        """Return the earlier phases that must be trained before this one."""
         return ()
 
     def plan(
@@ -101,23 +103,23 @@ class Phase(ABC):
         """Return what the phase does before its first update.
 
         Raises:
-            UserError: a package that only this phase needs is missing, or it does not fit this
-                machine, or contradicts what the run has already.
+            UserError: a package is missing, this machine is too small, or the run folder has files
+                with other settings.
         """
         return PhasePlan()
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
-        """Return settings with which the phase is prepared in a short time, and how many times
-        longer its preparation takes with ``config``."""
+        """Return settings for a shorter preparation, and how many times longer the preparation
+        takes with ``config``."""
         return config, 1.0
 
     def clean(self, session: Session) -> None:
-        """Free what only the training of the phase needs; called when it is finished."""
+        """Remove files that are not needed after training; called when the phase is finished."""
         return
 
 
 def count_weights(phase: Phase, config: Config, own: OwnNetwork | None = None) -> int:
-    """Return the number of weights of a phase's network; nothing is computed."""
+    """Return the number of weights of a phase's network, without allocating them."""
     with torch.device("meta"):
         return count_parameters(phase.network(config, own))
 
@@ -125,16 +127,17 @@ def count_weights(phase: Phase, config: Config, own: OwnNetwork | None = None) -
 def new_network(
     phase: Phase, config: Config, device: torch.device, own: OwnNetwork | None = None
 ) -> nn.Module:
-    """Return a phase's network before its first update, from a random stream of the phase's own.
-    torch's global generator is left as it was."""
+    """Return a phase's network before its first update. Its weights depend on seed and phase;
+    torch's global generator does not change."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, phase.name, "init"))
         return phase.network(config, own).to(device)
 
 
 def starting_network(phase: Phase, session: Session, other: Phase | None = None) -> nn.Module:
-    """Return a phase's network before its first update, with the averaged weights of ``other`` if
-    it is given.
+    """Return a phase's network before its first update, with the averaged weights of phase
+    ``other``; None: with random weights.
+
 
     Raises:
         UserError: the other phase is not trained.
@@ -152,7 +155,7 @@ def restored_network(
     """Return a phase's network with the weights ``state``, in eval mode and without gradients.
 
     Raises:
-        RuntimeError, TypeError, AttributeError: they do not fit it.
+        RuntimeError, TypeError, AttributeError: the weights do not fit the network.
     """
     model = new_network(phase, config, torch.device("cpu"), own)
     model.load_state_dict(state)
@@ -174,7 +177,7 @@ def load_network(
     gradients.
 
     Raises:
-        UserError: there is no checkpoint, or one of other settings or another architecture.
+        UserError: there is no checkpoint, or it has other settings or another architecture.
     """
     if isinstance(run, SharedRun):
         return run.load(phase, config, device)
@@ -182,7 +185,7 @@ def load_network(
     try:
         payload, remark = checkpoint.load_good(file)
     except checkpoint.Unreadable as error:
-        # a later run of the same family may leave the phase out
+        # the configuration need not contain the phase, only its family
         names = config.phases if phase.name in config.phases else family(phase.name)
         number = names.index(phase.name) + 1
         raise UserError(

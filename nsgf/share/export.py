@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -29,7 +29,8 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
         config: the run's settings.
         run: its folder, which is only read.
         to: the folder to write; it must be new or empty.
-        half: whether weights are rounded to float16, where all values of a tensor fit.
+        half: whether weights are rounded to float16, where all values of a tensor fit, and
+            ``train.precision`` becomes auto: samples take what suits the machine.
 
     Returns:
         Lines for people: the files, and how they are used.
@@ -38,6 +39,8 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
         UserError: the run has no weights, damaged ones, or settings of its own for them; ``to``
             holds something, or cannot be written.
     """
+    if half:
+        config = replace(config, train=replace(config.train, precision="auto"))
     to = to.expanduser().resolve()
     phases = [phase for phase in get_phases(config.phases) if run.has_checkpoint(phase.name)]
     if not phases:

@@ -208,3 +208,24 @@ def test_subfolders_name_the_classes(tmp_path):
     assert {label: class_number(config, label) for label in known} == known
     earlier = {key: value for key, value in config.found.items() if key != "class_names"}
     assert class_names(replace(config, found=earlier)) == ("0", "1", "2")
+
+
+def test_broken_images_are_left_out_and_named(tmp_path):
+    write_images(tmp_path, 24, classes=2)
+    images, labels = read_images(inspected(tmp_path)), read_labels(inspected(tmp_path))
+    broken = {"class0/000.png": b"", "class1/005.png": None}  # None: cut off
+    for name, content in broken.items():
+        file = tmp_path / name
+        file.write_bytes(file.read_bytes()[:-60] if content is None else content)
+    config = replace(settings(tmp_path), skip_broken=True)
+    found, notes = inspect_images(config)
+    assert (found.samples, found.broken) == (22, list(broken))
+    assert "2 broken" in notes[0]
+    assert all(name in notes[0] for name in broken)
+    config = replace(config, found=found._asdict())
+    kept = [i for i in range(24) if i not in (0, 14)]
+    assert torch.equal(read_images(config), images[kept])
+    assert torch.equal(read_labels(config), labels[kept])
+    (tmp_path / "class1" / "001.png").unlink()
+    with pytest.raises(UserError, match="other images"):
+        read_images(config)

@@ -82,9 +82,13 @@ def write_csv(file: Path, *lines: str) -> Path:
     return file
 
 
-def refused(file: Path) -> str:
+def table(file: Path, **how) -> tuple[np.ndarray, tuple[str, ...]]:
+    return read_table(DataConfig(name="points", path=str(file), **how))
+
+
+def refused(file: Path, **how) -> str:
     with pytest.raises(UserError) as refusal:
-        read_table(file)
+        table(file, **how)
     message = str(refusal.value)
     assert message.startswith(f"data.path = {file}: ")
     return message
@@ -100,26 +104,26 @@ def test_all_types_of_files_hold_the_same_points(tmp_path):
         found, _ = inspect_points(DataConfig(name="points", path=str(file)))
         assert found.names == ["coordinate 1", "coordinate 2", "coordinate 3"]
         assert found.checksum == "054dd0607581"  # by which earlier runs find their points again
-        assert np.array_equal(read_table(file)[0], points)
+        assert np.array_equal(table(file)[0], points)
     np.save(tmp_path / "x.npy", whole := np.arange(60).reshape(20, 3).astype("int8"))
-    assert np.array_equal(read_table(tmp_path / "x.npy")[0], whole.astype(float))
+    assert np.array_equal(table(tmp_path / "x.npy")[0], whole.astype(float))
 
 
 @pytest.mark.parametrize("separator", ",;\t")
 def test_a_first_line_of_names_is_no_point(separator, tmp_path):
     lines = ["\ufeff", '"a b",c', "", *(row.replace(",", ',"') + '"' for row in ROWS), ""]
     file = write_csv(tmp_path / "x.csv", *(line.replace(",", separator) for line in lines))
-    values, names = read_table(file)
+    values, names = table(file)
     assert names == ("a b", "c")
     assert values.tolist() == [[number, number**2] for number in range(20)]
-    assert read_table(write_csv(tmp_path / "y.csv", *ROWS))[0].shape == (20, 2)
-    assert read_table(write_csv(tmp_path / "z.csv", *map(str, range(20))))[0].shape == (20, 1)
+    assert table(write_csv(tmp_path / "y.csv", *ROWS))[0].shape == (20, 2)
+    assert table(write_csv(tmp_path / "z.csv", *map(str, range(20))))[0].shape == (20, 1)
 
 
 def test_names_cannot_command_the_terminal(tmp_path):
     """matplotlib prints the characters of a name for which its font has no picture."""
     file = write_csv(tmp_path / "x.csv", "\x1b]0;title\x07height,\x9b2Jweight", *ROWS)
-    assert read_table(file)[1] == (r"\x1b]0;title\x07height", r"\x9b2Jweight")
+    assert table(file)[1] == (r"\x1b]0;title\x07height", r"\x9b2Jweight")
 
 
 def test_other_points_than_before_are_refused(tmp_path):
@@ -175,3 +179,41 @@ def test_wrong_arrays_and_other_files_are_refused(tmp_path):
         (tmp_path / name).write_bytes(bytes(range(128, 256)))
     for file in (*tmp_path.iterdir(), tmp_path, tmp_path / "missing.csv"):
         refused(file)
+
+
+def test_columns_are_chosen_by_name_or_number(tmp_path):
+    lines = ["id,kind,b,a", *(f"{n},x,{n * n},{-n}" for n in range(20))]
+    file = write_csv(tmp_path / "x.csv", *lines)
+    values, names = table(file, columns="a, b")
+    assert names == ("a", "b")
+    assert values.tolist() == [[-n, n * n] for n in range(20)]
+    assert table(file, columns="4")[1] == ("a",)
+    assert "id, kind, b, a" in refused(file, columns="c")
+    assert "--data.columns" in refused(file)
+    rows = write_csv(tmp_path / "y.csv", *ROWS)
+    assert table(rows, columns="2,1")[0].tolist() == [[n * n, n] for n in range(20)]
+    np.save(tmp_path / "z.npy", own_points())
+    assert np.array_equal(table(tmp_path / "z.npy", columns="3,1")[0], own_points()[:, [2, 0]])
+
+
+def test_array_is_chosen_by_its_key(tmp_path):
+    np.savez(tmp_path / "x.npz", first=own_points(), second=-own_points())
+    assert np.array_equal(table(tmp_path / "x.npz", key="second")[0], -own_points())
+    for how in ({}, {"key": "third"}):
+        assert "--data.key NAME, of first, second" in refused(tmp_path / "x.npz", **how)
+    assert "data.key" in refused(write_points(tmp_path / "x.npy"), key="first")
+
+
+@pytest.mark.parametrize(
+    ("names", "begin", "hint"),
+    [(",a,b", 0, "'a, b'"), ("id,a,b", 1, "'a, b'"), ("a,,b", 0, "'a, b'"), ("a,i,b", 0, None)],
+)
+def test_index_among_the_columns_is_named(names, begin, hint, tmp_path):
+    place = 1 if names[0] == "a" else 0
+    rows = ([3 * n % 7, n * n] for n in range(20))
+    lines = (
+        ",".join(map(str, [*row[:place], n + begin, *row[place:]])) for n, row in enumerate(rows)
+    )
+    file = write_csv(tmp_path / "x.csv", names, *lines)
+    _, notes = inspect_points(DataConfig(name="points", path=str(file)))
+    assert (hint in notes[-1] and "index" in notes[-1]) if hint else len(notes) == 1

@@ -294,12 +294,13 @@ def test_standardised_w2_does_not_depend_on_the_unit_of_a_column(tmp_path):
 
 
 @pytest.mark.parametrize("accuracy", [0.62, 0.95])
-def test_measures_of_a_weak_classifier_are_left_out(accuracy, digits_run, monkeypatch):
+def test_measures_of_a_weak_classifier_are_left_out(accuracy, digits_run, monkeypatch, tmp_path):
     config, run = digits_run
     network = SmallCNN((1, 8, 8), 10).requires_grad_(False)
     stub = TrainedClassifier(network, accuracy)
     monkeypatch.setattr("nsgf.metrics.classifier.load_or_train", lambda *_: stub)
     config = replace(config, evaluation=replace(config.evaluation, classifier=True))
+    config = replace(config, out_dir=str(tmp_path))
     file, found = evaluate_run(config, run)
     names = {f"classifier_{name}" for name in ("fid", "precision", "recall")}
     assert found["classifier_accuracy"] == accuracy

@@ -89,7 +89,9 @@ def test_accuracy_is_on_images_without_influence_on_the_weights(digits):
 def test_a_large_class_does_not_decide_the_accuracy():
     """Of 220 noise images one in ten is labelled otherwise: always the same answer is no skill."""
     noise = torch.randint(256, (220, 1, 8, 8), dtype=torch.uint8)
-    found = train(replace(SHORT, classes=2), noise, (torch.arange(220) % 10 == 0).long(), CPU)
+    found = train(
+        replace(SHORT, class_names=("a", "b")), noise, (torch.arange(220) % 10 == 0).long(), CPU
+    )
     assert found.accuracy < 0.75
 
 

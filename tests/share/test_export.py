@@ -165,7 +165,9 @@ def test_weights_rounded_to_half_are_read_as_float32(small, small_run, target):
     name, other = list(payload["ema"])[:2]
     payload["ema"][name].view(-1)[0] = 1e6
     checkpoint.save(small_run.checkpoint_file("nsf"), payload)
-    export_run(small, small_run, target, half=True)
+    config = replace(small, train=replace(small.train, precision="bf16"))
+    export_run(config, small_run, target, half=True)
+    assert nsgf.load(target).config.train.precision == "auto"
     stored = load_file(target / "phase2_nsf.safetensors")
     assert (stored[name].dtype, stored[other].dtype) == (torch.float32, torch.float16)
     assert json.loads((target / "config.json").read_text())["weights"] == "float16"

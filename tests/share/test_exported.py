@@ -159,7 +159,7 @@ def shipped_run(exported, monkeypatch) -> None:
 
 
 def test_pretrained_run_is_opened_by_its_name(shipped_run, exported, tmp_path, monkeypatch, capsys):
-    """A folder of that name comes first."""
+    """A run in a folder of that name comes first."""
     monkeypatch.chdir(tmp_path)
     assert nsgf.load("tiny").path == exported
     assert main(["sample", "--pretrained=tiny", "--num-samples=5"]) == 0
@@ -169,8 +169,9 @@ def test_pretrained_run_is_opened_by_its_name(shipped_run, exported, tmp_path, m
     with pytest.raises(UserError, match="tiny"):
         nsgf.load("other")
     (tmp_path / "tiny").mkdir()
-    with pytest.raises(UserError, match="no run folder"):
-        nsgf.load("tiny")
+    assert nsgf.load("tiny").path == exported
+    shutil.copytree(exported, tmp_path / "tiny", dirs_exist_ok=True)
+    assert nsgf.load("tiny").path == Path("tiny")
 
 
 @pytest.mark.parametrize("name", pretrained_runs())
