@@ -45,7 +45,8 @@ from nsgf.system.output import show, silence
 
 @contextmanager
 def _in_python_words() -> Iterator[None]:
-    """Let errors speak of settings in place of flags."""
+    """Context in which error messages name settings instead of flags."""
+
     try:
         yield
     except UserError as error:
@@ -55,7 +56,7 @@ def _in_python_words() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Run:
-    """A trained run, opened for sampling."""
+    """A trained run that is open for sampling."""
 
     path: Path
     """The run folder, or the folder that ``nsgf export`` wrote."""

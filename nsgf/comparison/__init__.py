@@ -1,1 +1,1 @@
-"""``nsgf compare``: NSGF and the methods that users would pick instead, on equal terms."""
+"""``nsgf compare``: compare NSGF with alternative methods on equal terms."""

@@ -1,4 +1,4 @@
-"""The comparison itself: train what is not trained, measure what is not measured, report."""
+"""Run a comparison: train and measure the missing trials, then report."""
 
 import math
 import time
@@ -85,7 +85,7 @@ def compare(
 
 
 def comparison_plan(comparison: Comparison) -> list[str]:
-    """Return lines that say what a comparison is going to do, after checking that it can.
+    """Check a comparison, and return lines that describe what it is going to do.
 
     Raises:
         UserError: the data are conditional, a trial's configuration is wrong, it was trained with
@@ -176,7 +176,7 @@ class Work:
                 self._yardsticks[trial.target] = Yardstick(config, self.device, log)
 
     def is_measured(self, trial: Trial) -> bool:
-        """Whether all measures of a trial are there."""
+        """Whether all measures of a trial exist."""
         return is_measured(self._comparison, trial, self._yardsticks[trial.target].names)
 
     def finish(self, trial: Trial) -> bool:

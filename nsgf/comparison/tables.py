@@ -111,7 +111,7 @@ def _head(title: str, rows: Sequence[Row]) -> list[str]:
 
 
 def _remark(rows: Sequence[Row], method: str, target: str, nfe: int) -> str:
-    """Return remarks on a cell: fewer measures than the target has, another NFE than requested."""
+    """Return remarks on a cell: measures are missing, or the NFE differs from the requested one."""
     own = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
     places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
     remarks = [f"{len(own)} of {len(places)} measures"] if 0 < len(own) < len(places) else []
@@ -131,7 +131,7 @@ def spread(found: Sequence[float]) -> str:
 
 
 def difference_table(rows: Sequence[Row], metric: str) -> Table:
-    """Return the differences of the first method from the others, taken draw by draw."""
+    """Return the paired differences between the first method and the others."""
     first, *others = methods_of(rows)
     table = [_head(f"{method_title(first)} minus, {name_of(metric)}", rows)]
     for other in others:

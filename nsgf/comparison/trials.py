@@ -1,8 +1,8 @@
 """Trials of a comparison: one for each method, target and seed, each with its configuration.
 
-Equal terms: the same data, network, batch size and number of updates for every method, shared among
-its networks in proportion to their own settings. Only 2-RF goes beyond: it trains as many updates
-again after those of 1-RF, unless ``compare.updates`` says otherwise.
+Equal terms: every method has the same data, network, batch size and total number of updates, which
+are divided among its networks in proportion to their iterations. The exception is 2-RF: it trains
+as many updates again after 1-RF, unless ``compare.updates`` is set.
 """
 
 from collections.abc import Callable, Iterator, Mapping

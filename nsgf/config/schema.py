@@ -21,7 +21,7 @@ FAMILIES: tuple[tuple[PhaseName, ...], ...] = (PHASES, PEER_PHASES, ONE_CALL)
 
 
 def family(phase: PhaseName) -> tuple[PhaseName, ...]:
-    """Return the first family of phases that holds this one, in the order of training."""
+    """Return the first family that contains a phase."""
     return next(names for names in FAMILIES if phase in names)
 
 

@@ -129,7 +129,7 @@ class Data:
         self.points: Tensor | None = None
         """The user's own points in the units of their file, float64, (N, D); None for others."""
         self.classes = data_classes(config)
-        """K; 0: networks are given no classes."""
+        """Number of classes K; 0: networks take no labels."""
         self._labels: Tensor | None = None
         if isinstance(self._target, TableSet):
             self.points = read_points(config)
@@ -186,8 +186,8 @@ class Data:
         return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)
 
     def reference(self, *stream: str) -> Sampler:
-        """Return :meth:`target` for measures and pictures, with own points in the units of their
-        file."""
+        """Return a sampler like :meth:`target` for measures and pictures, where own points have the
+        units of their file."""
         if self.points is None:
             return self.target(*stream)
         return RowSampler(self.points, derive_seed(self._seed, "target", *stream))
@@ -209,8 +209,7 @@ class Data:
         return None if rows is None else len(rows)
 
     def at_most_half(self, n: int) -> int:
-        """Return ``n``, or half of a finite target if that is less: two draws of so many samples
-        have none in common."""
+        """Return ``n``, at most half of a finite target, so that two draws can be disjoint."""
         return n if self.count is None else min(n, self.count // 2)
 
     @property

@@ -20,7 +20,8 @@ POOL_VALUES, START_VALUES = 2**29, 2**28
 MANY = 10_000
 """Smallest number of images for networks as large as for the shipped sets of this image size."""
 LARGEST_END = 16
-"""Largest side in pixels of a UNet's last level: attention there costs its fourth power."""
+"""Largest side in pixels of a UNet's last level; the cost of attention grows with side^4."""
+
 READING = ("skip_broken", "columns", "key")
 """Settings of the section ``data`` that choose among what is at ``data.path``."""
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")

@@ -156,8 +156,8 @@ def read_labels(config: DataConfig) -> Tensor:
 
 
 def _each(root: Path, files: list[Path], digest: Any, read: Callable[[Any], T]) -> Iterator[T]:
-    """Yield ``read`` of Pillow's image of each file, which is not decoded yet, and add the names
-    and contents of the files to a digest.
+    """Yield ``read(image)`` for each file, where Pillow has not decoded ``image`` yet, and add
+    names and contents of the files to a digest.
 
     Raises:
         UserError: a file is not an image, or cannot be read; names it.

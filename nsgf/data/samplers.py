@@ -110,7 +110,7 @@ class RowSampler(Sampler):
 
 
 class ImageSampler(RowSampler):
-    """Images of bytes as floats in [-1, 1]."""
+    """Sample uint8 images, converted to floats in [-1, 1]."""
 
     def __init__(
         self, images: Tensor, seed: int, *, flip: bool = False, chosen: Tensor | None = None
@@ -167,13 +167,13 @@ class ClassSampler(Sampler):
         return whole.index_select(0, order.to(whole.device))
 
     def _within(self, position: int) -> int:
-        """Return the position of a sample in its own stream."""
+        """Return the position of a sample within the stream of its class."""
         turn = position // self._run // len(self._streams)
         return turn * self._run + position % self._run
 
 
 class LabelDropout:
-    """Leaves out labels at random, so that a network also learns to work without one."""
+    """Drop labels at random, so that the network also learns to work without labels."""
 
     def __init__(self, classes: int, seed: int) -> None:
         self._classes, self._coins = classes, PointSampler(Times(), seed)
@@ -186,7 +186,7 @@ class LabelDropout:
 
 
 def pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:
-    """Yield pages of ``size`` samples and the slices of them that make up ``positions``, in order.
+    """Yield (number, slice) of the pages of ``size`` samples that together cover ``positions``.
 
     Raises:
         ValueError: there are no positions, or they are not successive.

@@ -1,8 +1,8 @@
 """Frechet distance, precision and recall in the features of a small classifier.
 
-This is not Inception FID: the classifier is trained on the data set itself. The measures compare
-samplers of one set with each other and with the floor, and with nothing published. They also
-work where Inception's features do not (digits), and need no download.
+This is not Inception FID: the classifier is trained on the data set itself. Compare the values only
+between samplers for the same set and with the floor, not with published values. The features also
+suit images that Inception's features do not (digits), and need no download.
 """
 
 from collections.abc import Callable
@@ -30,10 +30,10 @@ NOISE = 256
 
 
 class ClassifierMetrics:
-    """Measures samples of one data set, any number of times, against the same real images.
+    """Measure samples of one data set against a fixed set of real images.
 
     The reference is half of the training images, at most MOST, the same for all runs. The other
-    images stand in for a perfect sampler: see :meth:`floor`.
+    images represent a perfect sampler, see :meth:`floor`.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class ClassifierMetrics:
     ) -> None:
         """
         Args:
-            config: the data set, and where its labels are.
-            images: all its training images, uint8, (N, C, H, W), in their published order.
-            out_dir: the folder of run folders; classifiers are kept in ``.classifiers`` there.
-            device: where the classifier runs.
-            log: takes a line about training it.
+            config: the data set.
+            images: all training images, uint8, (N, C, H, W), in their published order.
+            out_dir: folder of run folders; its ``.classifiers`` stores classifiers.
+            device: device of the classifier.
+            log: gets a line after the classifier is trained.
 
         Raises:
             UserError: torch-fidelity is missing, labels are missing or damaged, or the images are
@@ -70,15 +70,14 @@ class ClassifierMetrics:
         order = torch.randperm(len(images), generator=make_generator(SEED, "classifier", "real"))
         size = min(MOST, len(images) // 2)
         self.accuracy, self.reference_size = self._trained.accuracy, size
-        """Of the classifier on held-out images, in [0, 1]; and how many real images it takes."""
+        """Accuracy of the classifier on held-out images, in [0, 1]; number of reference images."""
         self.weakness = weakness(self.accuracy)
         """Why the classifier must not measure; empty if it may."""
         self._reference = self._features(images[order[:size]])
         self._others = images[order[size : size + MOST]]
 
     def used(self, n: int) -> int:
-        """Return how many of ``n`` samples are measured: at most as many as there are images for
-        the floor."""
+        """Return how many of ``n`` samples are measured: at most the number of floor images."""
         return min(n, len(self._others))
 
     def measure(self, samples: Tensor) -> dict[str, float]:
@@ -101,10 +100,10 @@ class ClassifierMetrics:
         return {f"classifier_{name}": value for name, value in found.items()}
 
     def floor(self, n: int) -> dict[str, float]:
-        """Return what real images outside of the reference score, as many as :meth:`used` of ``n``.
+        """Return the measures of real images that are not in the reference, :meth:`used` of ``n``.
 
-        The classifier was trained on four fifths of them, as of the reference. Only held-out images
-        score the same within the noise (measured on all three sets).
+        The classifier was trained on four fifths of these images. This does not matter: held-out
+        images score the same within the noise (measured on all three sets).
 
         Raises:
             UserError: too few samples.
@@ -112,8 +111,8 @@ class ClassifierMetrics:
         return self.measure(self._others[:n])
 
     def noise_precision(self) -> float:
-        """Return the precision of pure Gaussian noise, in [0, 1]. Beside few images or photographs
-        it is high: then a high precision of samples says nothing."""
+        """Return the precision of pure Gaussian noise, in [0, 1]. It is high for few images or for
+        photographs; a high precision of samples is then meaningless."""
         shape = self._others.shape[1:]
         noise = torch.randn(NOISE, *shape, generator=make_generator(SEED, "noise"))
         return self.measure(noise)["classifier_precision"]

@@ -44,18 +44,18 @@ def evaluate_run(
 ) -> tuple[Path, dict[str, Any]]:
     """Measure a run and write ``metrics.json``, part by part.
 
-    Batches of samples are kept until all is measured: an interrupted command continues when it is
-    given again.
+    Batches of samples are saved until all measures are done, so an interrupted command can be
+    repeated and continues.
 
     Args:
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
             that holds the run, the file goes to ``OUT_DIR/RUN``: the run may be read-only.
         run: its folder.
-        log: takes lines about what is measured, and what is computed once and kept in ``out_dir``.
-        world: the processes that sample together, of which the first measures; None: this one.
+        log: gets lines for the user.
+        world: the processes that sample together; the first one measures; None: only this process.
 
     Returns:
-        The file and its content; of other processes than the first without content.
+        The file and its content; the content is empty except in the first process.
 
     Raises:
         UserError: before sampling, if ``sampling.label`` is set, if checkpoints, data or a given
@@ -106,7 +106,7 @@ class Measures:
         self._config, self._device, self._log = config, device, log
         self._data = Data(config.data, config.seed)
         self.network: Inception | UserError = UserError("evaluation.inception is false")
-        """The network, or why there is none."""
+        """The network, or the error that explains why there is none."""
         if config.evaluation.inception:
             weights = config.evaluation.inception_weights
             try:
@@ -117,7 +117,7 @@ class Measures:
                 self.network = error
 
     def parts(self, samples: list[Samples]) -> Iterator[dict[str, Any]]:
-        """Yield the measures part by part; for groups that cannot be had, why they are left out."""
+        """Yield groups of measures, or the reason why a group is left out."""
         yield self.w2_and_floor([part.x for part in samples]) | {"versions": versions()}
         images, pixels = self._data.images, samples[0].pixels
         if images is None or pixels is None:
@@ -150,9 +150,9 @@ class Measures:
         return found | {"w2_samples": n, "repeats": len(samples)}
 
     def _nearest(self, samples: Tensor, count: int) -> dict[str, float]:
-        """Return the mean distance of samples (N, C, H, W) to their nearest real image, and of real
-        images to their nearest other one. Use ``count`` real images, and at most NEAREST of each
-        kind."""
+        """Return the mean distance from samples (N, C, H, W) to the nearest real image, and from
+        real images to the nearest other real image. Uses at most NEAREST samples and real
+        images."""
         real = self._data.target("nearest").sample(min(count, NEAREST))
         return {
             "nearest_real": nearest_distance(samples[:NEAREST], real),
@@ -208,7 +208,7 @@ def _description(
     samples: list[Samples],
     device: torch.device,
 ) -> dict[str, Any]:
-    """Return what was sampled, and how."""
+    """Return the settings and conditions of sampling, for ``metrics.json``."""
     description: dict[str, Any] = {
         "exp": config.exp,
         "method": config.method,
@@ -233,7 +233,7 @@ def _description(
 def _samples(
     config: Config, sampler: FlowSampler, device: torch.device, kept: Path, world: World
 ) -> list[Samples]:
-    """Draw points for each repetition, and images once. Batches are kept in the folder ``kept``."""
+    """Draw points for each repetition, and images once. Save batches in the folder ``kept``."""
     n, keep = config.evaluation.num_samples, _floats(config)
     drawn = []
     for repeat in map(str, range(REPEATS if keep is None else 1)):
@@ -244,14 +244,14 @@ def _samples(
 
 
 def _floats(config: Config) -> int | None:
-    """Return how many images are kept as floats; None for points, which all are."""
+    """Return the number of images to keep as floats; None for points: all are floats."""
     if not is_image_set(config.data.name):
         return None
     return max(config.evaluation.w2_samples, NEAREST)
 
 
 def _write(file: Path, metrics: dict[str, Any]) -> None:
-    """Save the measures; of them, what is no finite number becomes None, JSON's null."""
+    """Save the measures; non-finite numbers become null."""
     for key, value in metrics.items():
         if isinstance(value, float) and not math.isfinite(value):
             metrics[key] = None

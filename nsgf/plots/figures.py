@@ -23,7 +23,7 @@ FEW_POINTS = 50
 ARROWS = 128
 """Largest number of arrows of a field."""
 FRAME, PAUSE = 250, 1500
-"""Milliseconds that an animation shows a state, and the first and the last one."""
+"""Duration of each frame of an animation, and of the first and last frame, in milliseconds."""
 FRAMES = 40
 """Largest number of states of an animation."""
 
@@ -83,7 +83,7 @@ def draw_neighbours(samples: Tensor, nearest: Tensor) -> Any:
 
 
 def draw_fields(fields: Sequence[Field]) -> Any:
-    """Draw the learned velocity on top of the Sinkhorn flow's, a panel for each time."""
+    """Draw the learned velocity and the Sinkhorn flow's velocity, a panel for each time."""
     figure = new_figure(4 * len(fields), 4.4)
     axes = figure.subplots(1, len(fields), squeeze=False, sharex=True, sharey=True)[0]
     for panel, (title, x, learned, sinkhorn) in zip(axes, fields, strict=True):

@@ -28,7 +28,7 @@ DPI = 120
 FADED = 0.2
 """Opacity of the source, behind the samples."""
 NAME_LENGTH = 40
-"""Characters of a coordinate's name that are shown."""
+"""Largest number of characters of a coordinate's name."""
 MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
 MIN_LETTERS = 12
@@ -231,7 +231,7 @@ def draw_table(
         start = next(iter(next(iter(drawn.values())).values())).path[0]
         low, high = point_box(target.cpu(), start.cpu().to(target))
         shape = (high[1] - low[1]) / (high[0] - low[0]) if same_scale else 1.0
-    names = [*([] if is_image else ["Paths, fewest calls"]), *map(words_of_calls, counts)]
+    names = [*([] if is_image else ["Paths"]), *map(words_of_calls, counts)]
     width = 2.2 * (len(drawn) + 1)
     figure = new_figure(width, 0.9 + 2.2 * shape * len(names))
     letters = {"fontsize": max(MIN_LETTERS, width)}
@@ -261,8 +261,8 @@ def draw_table(
 
 
 def _show_path(panel: Any, path: list[Tensor]) -> None:
-    """Draw source, lines and samples of states (N, D); only the samples of a single state. Points
-    on a line are drawn above the number of their state."""
+    """Draw source, lines and samples from states (N, D); for a single state, only the samples. 1D
+    points are drawn at the height of their state's number."""
     from matplotlib.collections import LineCollection  # a Line2D each takes ten times as long
 
     if path[0].shape[1] == 1:

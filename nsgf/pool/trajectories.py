@@ -65,7 +65,8 @@ class TrajectoryPool:
         )
 
     def particles(self, indices: Tensor) -> Tensor:
-        """Return the number of the trajectory for random indices of :meth:`pairs`, int64, (B,)."""
+        """Return the trajectory numbers of :meth:`pairs` for the same random indices, int64,
+        (B,)."""
         return indices % len(self) // self.steps
 
     def pairs(self, indices: Tensor) -> PoolBatch:

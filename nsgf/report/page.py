@@ -1,4 +1,4 @@
-"""The page about a run. Pages are HTML files that hold all that they show."""
+"""Write the HTML page of a run. A page is one file with all its pictures."""
 
 import json
 import shlex
@@ -56,7 +56,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     Args:
         config: the run's settings with this command's on top.
         run: its folder.
-        kind: png, or svg or pdf for files of that kind beside the PNGs that the page has.
+        kind: png; svg or pdf also writes each figure in that format.
 
     Returns:
         The files.

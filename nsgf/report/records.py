@@ -1,4 +1,4 @@
-"""What the files of run folders say: curves, costs, log, progress; the list of runs."""
+"""Read curves, costs, log and progress from run folders; list runs."""
 
 from pathlib import Path
 
@@ -48,7 +48,7 @@ def updates_done(run: RunFolder) -> str:
 
 
 def trained_updates(run: RunFolder, phase: PhaseName) -> int:
-    """Return the number of updates in a phase's checkpoint, 0 if there is none."""
+    """Return the number of updates in a phase's checkpoint; 0 without a checkpoint."""
     if not run.has_checkpoint(phase):
         return 0
     step: int = read_good_header(run.checkpoint_file(phase))["step"]
@@ -59,7 +59,7 @@ def run_table(folder: Path) -> list[str]:
     """Return lines about the runs and comparisons in a folder, the newest first.
 
     Raises:
-        UserError: there is none.
+        UserError: there are no runs.
     """
     files = [file for name in ("config.yaml", SETTINGS) for file in folder.glob(f"*/{name}")]
     runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)

@@ -32,7 +32,7 @@ OwnNetwork = nn.Module | Callable[[], nn.Module]
 
 
 class RunFolder:
-    """Paths of one run."""
+    """The paths of one run's files."""
 
     results_name: str | None = None
     """Folder in ``out_dir`` for results of a run that is only read; None: the run's own."""
@@ -68,7 +68,7 @@ class RunFolder:
         """Make the folder ``OUT_DIR/EXP-YYYYmmdd_HHMMSS`` with the configuration in it; that of a
         smoke run is ``OUT_DIR/EXP-smoke-YYYYmmdd_HHMMSS``.
 
-        Its time is never earlier than that of an existing run, even if the clock went back.
+        The new run is never older by name than an existing run, even if the clock went back.
 
         Raises:
             UserError: the folder cannot be written.
@@ -149,7 +149,7 @@ def results_folder(config: Config, run: RunFolder) -> Path:
 
 
 def ensure_writable(folder: Path) -> Path:
-    """Return a folder after a check that files can be written into it; make it if needed.
+    """Create a folder if needed, check that files can be written into it, and return it.
 
     Raises:
         UserError: no file can be written.
@@ -185,7 +185,7 @@ def append_text(file: Path, text: str) -> None:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Add the file's name to errors of the system that have none, such as a full disk."""
+    """Add the file's name to system errors without a name, such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -195,8 +195,8 @@ def _naming(file: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[BinaryIO]:
-    """Yield a stream for a new version of a file, which replaces the old one when it is whole on
-    the disk. A failure leaves the old file. A link is replaced, never followed."""
+    """Yield a stream for a new version of a file, which replaces the old version once it is
+    completely on the disk. A failure leaves the old file. A link is replaced, not followed."""
     with _temporary(file) as partial:
         with partial.open("x+b") as stream:
             yield stream
@@ -219,7 +219,7 @@ def link_or_copy(file: Path, other: Path) -> None:
 @contextmanager
 def _temporary(file: Path) -> Iterator[Path]:
     """Yield a temporary name beside a file, unique to this process, since two processes may write
-    the same file. It is removed at the end, as are those of processes that no longer exist.
+    the same file. Remove it at the end, and leftovers of processes that no longer exist.
     """
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
@@ -233,7 +233,7 @@ def _temporary(file: Path) -> Iterator[Path]:
 
 
 def is_running(process: str) -> bool:
-    """Whether a text is the number of a process that exists."""
+    """Whether a text is the id of a running process."""
     return process.isdecimal() and len(process) < 10 and psutil.pid_exists(int(process))
 
 
@@ -265,16 +265,16 @@ FOREIGN = "wandb"
 
 
 def check_links(folder: Path, home: Path | None = None) -> None:
-    """Raise UserError if a folder holds a link to a place outside of ``home``, by default itself,
-    or a pipe: nothing may be written through a link, and reading a pipe waits for ever."""
+    """Raise UserError if a folder has a pipe, which would block reading, or a link out of ``home``
+    (default: the folder itself), through which files could be written elsewhere."""
     home = home or folder.resolve()
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
             path = Path(place, name)
             if path.is_symlink() and not path.resolve().is_relative_to(home):
                 raise UserError(
-                    f"{folder}: {path.relative_to(folder)} is a link out of that folder; put what "
-                    "it points to in its place"
+                    f"{folder}: {path.relative_to(folder)} is a link out of that folder; replace "
+                    "the link by a copy"
                 )
             if path.is_fifo():
                 raise UserError(f"{folder}: {path.relative_to(folder)} is a pipe; remove it")
@@ -283,11 +283,11 @@ def check_links(folder: Path, home: Path | None = None) -> None:
 
 
 def drop_unsafe_settings(config: Config, run: RunFolder, given: set[str]) -> Config:
-    """Return the configuration of an existing run without settings that its own file must not
-    decide, since the folder may come from elsewhere.
+    """Return the configuration of an existing run without unsafe settings from its file, since the
+    folder may come from somebody else.
 
-    ``out_dir`` is where the run is now. Only this command can send records to a service, or
-    download images into a folder outside of the working directory.
+    ``out_dir`` becomes the run's present place. Only the current command can turn on a tracking
+    service, or downloads to a folder outside of the working directory.
 
     Args:
         config: the run's settings with this command's on top.

@@ -1,7 +1,7 @@
-"""Trackers: the records and pictures of a run at Weights & Biases, or in files of TensorBoard.
+"""Trackers send records and pictures of a run to Weights & Biases, or to files of TensorBoard.
 
-``tracking.tracker`` chooses one. The packages are imported only if a run asks for them. A tracker
-that fails does not end a run.
+``tracking.tracker`` chooses one. Its package is imported only if a run uses it. A tracker that
+fails does not end a run.
 """
 
 import os
@@ -32,7 +32,7 @@ WANDB_SETTINGS = ("wandb/settings", ".wandb/settings")
 
 
 class Tracker(Protocol):
-    """A run in a tracker. After an exception of a method the tracker is not used any more."""
+    """A tracker for one run. After an exception in a method it is not used any more."""
 
     def record(self, values: dict[str, Any]) -> None:
         """Take a record of metrics.jsonl or costs.jsonl, with its phase and step."""
@@ -71,11 +71,11 @@ def open_tracker(config: Config, run: RunFolder, log: Callable[[str], None]) -> 
 
 
 class TensorBoardTracker:
-    """Files in the run folder's ``tensorboard/``: a folder for each phase, since each counts its
-    own steps.
+    """Write files into the run folder's ``tensorboard/``, a folder for each phase, since the steps
+    of each phase start at 0.
 
-    A resumed phase begins its next file at the step of its first record, which hides what an
-    interrupted session wrote after that step.
+    A resumed phase starts a new file at its first step. TensorBoard then hides the later steps of
+    the interrupted session.
     """
 
     def __init__(self, config: Config, run: RunFolder) -> None:
@@ -148,13 +148,13 @@ class WandbTracker:
 def _open_wandb(config: Config, run: RunFolder, log: Callable[[str], None]) -> WandbTracker | None:
     """Return the W&B run of a run folder, new or continued; None if there can be none.
 
-    Without a server or an API key the run is kept offline. A settings file in the working directory
-    may be somebody else's and name a server that gets the user's key: then W&B is not used.
+    Without a server or an API key the run is kept offline. W&B is not used if the working directory
+    has a settings file, because a foreign file could send the user's key to another server.
     """
     if foreign := next(filter(lexists, WANDB_SETTINGS), None):
         log(
-            f"W&B: not used: {Path(foreign).absolute()} may name a server that gets your key; what "
-            "is yours of it belongs into ~/.config/wandb/settings, then remove it"
+            f"W&B: not used: {Path(foreign).absolute()} could send your key to another server; "
+            "move your settings to ~/.config/wandb/settings and remove this file"
         )
         return None
     failure = ""

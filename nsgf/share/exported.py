@@ -4,7 +4,7 @@
     phase1_nsgf.safetensors  averaged weights of a phase, one file each, float32 or float16
     README.md, *.png         the model card and its pictures
 
-Nothing in it can run code. Names of files follow from the phases; none is read from the folder.
+No file can run code. The phases determine the file names; the folder does not.
 """
 
 import hashlib
@@ -102,7 +102,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 
 class ExportedRun(SharedRun):
-    """An exported run whose settings are read, and whose weights are read when they are used."""
+    """An exported run. Its settings are read at once, weights only when they are used."""
 
     def __init__(self, folder: Path) -> None:
         """Read the settings of the run in this folder.
@@ -128,7 +128,7 @@ class ExportedRun(SharedRun):
         return self._saved
 
     def has_checkpoint(self, phase: PhaseName) -> bool:
-        """Whether the weights of a phase belong to it."""
+        """Whether the exported run has the weights of a phase."""
         return weights_file(phase) in self._sums
 
     def load(self, phase: Phase, config: Config, device: torch.device) -> TrainedNetwork:
@@ -171,8 +171,8 @@ class ExportedRun(SharedRun):
 
 
 def misfit(state: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
-    """Return how the tensors of a file differ from a network's in names, shapes or types; None if
-    they fit."""
+    """Return how the tensors of a file differ in names, shapes or types from the tensors of a
+    network; None if they fit."""
     its, ours = (
         {name: f"{list(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
         for tensors in (state, expected)
