@@ -148,13 +148,12 @@ class ExportedRun(SharedRun):
             state = {
                 key: part.float() if part.dtype == half else part for key, part in state.items()
             }
-        with torch.device("meta"):  # check the file before the network is made
+        with torch.device("meta"):  # check the file before weights are allocated
             network = phase.network(config, self.network)
         if problem := misfit(state, network.state_dict()):
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the dtypes: torch cannot compare 8-bit
-            raise
- UserError(f"{file}: has values that are not finite")
+            raise UserError(f"{file}: has values that are not finite")
         model = restored_network(phase, config, state, device, self.network)
         precision = supported_precision(config.train.precision, device)
         return TrainedNetwork(model, str(self._updates.get(phase.name)), precision)
