@@ -49,7 +49,8 @@ def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
         )
     files = (Path(name) for name in glob("**", root_dir=root, recursive=True))
     images = [one for one in files if one.suffix.lower() in SUFFIXES and (root / one).is_file()]
-    images = [one for one in images if one_line(one.as_posix()) not in broken]
+    left_out = frozenset(broken)
+    images = [one for one in images if one_line(one.as_posix()) not in left_out]
     if len(images) < LEAST:
         raise UserError(
             f"data.path = {root}: {len(images)} images in it, must be at least {LEAST} of "
@@ -118,7 +119,7 @@ def image_set(config: DataConfig) -> ImageSet:
         shape=(channels, height, width),
         read_images=read_images,
         read_labels=read_labels if found.classes else None,
-        class_names=tuple(found.class_names or map(str, range(found.classes))),
+        class_names=tuple(map(str, found.class_names or range(found.classes))),
         # about as many updates as for the shipped sets, whatever the number of images
         classifier_epochs=max(4, min(30, 400_000 // found.samples)),
         uses=frozenset({"path", "size", "flip", "skip_broken"}),

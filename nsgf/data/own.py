@@ -165,10 +165,10 @@ def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
             "with --data.path FILE, or a folder of images with --exp images --data.path DIR"
         )
     try:
-        is_text = file.suffix.lower() == ".csv"
         if config.key and file.suffix.lower() != ".npz":
             raise ValueError(f"has no array {config.key}; data.key is for files .npz")
-        values, names = _read_csv(file, config.columns) if is_text else _read_array(file, config)
+        read = _read_csv if file.suffix.lower() == ".csv" else _read_array
+        values, names = read(file, config)
         if values.ndim != 2 or len(values) < LEAST or not values.shape[1]:
             raise ValueError(
                 f"an array of shape {values.shape}, must be (N, D) with N >= {LEAST}: a row for "
@@ -199,7 +199,7 @@ def _choose(columns: str | None, names: Sequence[str]) -> list[int]:
     return [places[name] for name in wanted] or list(range(len(names)))
 
 
-def _read_csv(file: Path, columns: str | None) -> tuple[np.ndarray, tuple[str, ...]]:
+def _read_csv(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the values of the columns, float64, (N, D), and their names in the first line, if it
     has no number.
 
@@ -214,10 +214,10 @@ def _read_csv(file: Path, columns: str | None) -> tuple[np.ndarray, tuple[str, .
     (row,) = csv.reader(lines[:1], delimiter=separator)
     has_names = not any(map(_is_number, row))
     names = [(has_names and one_line(name)) or _unnamed(n) for n, name in enumerate(row)]
-    chosen = _choose(columns, names)
+    chosen = _choose(config.columns, names)
     how: dict[str, Any] = {"delimiter": separator, "quotechar": '"', "comments": None, "ndmin": 2}
     try:
-        values = np.loadtxt(lines[has_names:], usecols=chosen if columns else None, **how)
+        values = np.loadtxt(lines[has_names:], usecols=chosen if config.columns else None, **how)
     except ValueError as error:
         hint = "Numbers have a decimal point: 0.5; --data.columns A,B leaves columns out"
         raise ValueError(f"{error} {hint}") from error

@@ -154,7 +154,7 @@ def test_the_command(small_run, target, capsys):
     assert cli.main(["evaluate", f"--run={small_run.path}"]) == 0
     assert cli.main(words) == 0
     assert "hf upload OWNER/NAME" in capsys.readouterr().out
-    assert "    w2_floor  " in (target / "README.md").read_text()
+    assert "    W2 ↓ " in (target / "README.md").read_text()
     index = json.loads((target / "config.json").read_text())
     assert index["settings"]["sampling"]["straight_steps"] == 3
 
