@@ -190,8 +190,9 @@ def positions_files(folder: Path) -> list[Path]:
 
 
 def drop_positions(folder: Path) -> int:
-    """Remove the positions of the pools in ``folder``, and return the number of freed bytes. Headers
-    stay, without checksums, so that a pool built again here has the same values."""
+    """Remove the positions of the pools in ``folder``, and return the number of freed bytes.
+    Headers stay, without checksums, so that a pool built again here has the same values."""
+
     freed = 0
     for file in positions_files(folder):
         if header := read_header(file.parent):
