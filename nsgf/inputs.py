@@ -59,7 +59,7 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
                 data, labels = (*data, labels)[:2]
         samples = _array(data)
         images = image_bytes(samples) if samples.ndim > 2 else None
-    except Exception as error:  # a data set may raise any
+    except Exception as error:  # a Dataset may raise any type
         raise UserError(f"data: {one_line(error)}") from error
     if samples.dtype.kind not in "iuf":
         raise UserError(f"data: {samples.dtype} of shape {samples.shape}, must be numbers")

@@ -62,7 +62,7 @@ class Yardstick:
         return found | self._standardised(samples, data.target(*stream))
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
-        """Return the measures of as many samples of the target itself."""
+        """Return the measures of equally many fresh samples of the target."""
         if self._classifier:
             return self._classifier.floor(self.samples)
         data = self._data.with_seed(seed)

@@ -26,7 +26,7 @@ NAMES = {
 """Names of measures, with an arrow that shows whether higher or lower is better, and of other
 entries."""
 FLOORS = {"nearest_real": "nearest_real_among_real"}
-"""Floors that are not called MEASURE_floor."""
+"""Keys of floors, for measures whose floor is not MEASURE_floor."""
 LEAST_ACCURACY = 0.9
 """Smallest accuracy of a classifier on held-out images for measuring samples."""
 
