@@ -1,4 +1,4 @@
-"""What a caller passes to ``nsgf.train``: samples, which go into a file, and a network."""
+"""Check and store the arguments of ``nsgf.train``: samples (in a file) and a network."""
 
 import hashlib
 from collections.abc import Iterator
@@ -20,18 +20,18 @@ from nsgf.run.folder import OwnNetwork, ensure_writable, replacing
 from nsgf.system.errors import UserError, one_line
 
 Samples = Tensor | ArrayLike | Dataset[Any]
-"""Points (N, D), or images (N, C, H, W), uint8 or floats in [-1, 1]; or a data set with an index
-and a length, of such samples, or of pairs of a sample and its label."""
+"""Points (N, D), or images (N, C, H, W), uint8 or floats in [-1, 1]; or a torch Dataset with a
+length that returns such samples, or pairs (sample, label)."""
 
 
 @contextmanager
 def stored(data: Samples, labels: ArrayLike | None, folder: Path) -> Iterator[dict[str, Any]]:
-    """Write samples into ``folder/NAME-CHECKSUM.npz``, and yield the settings that name the file.
+    """Write samples into ``folder/NAME-CHECKSUM.npz``, and yield the settings for this file.
 
-    Errors of the body that name the file name ``data`` instead, and a new file is removed.
+    If the body raises UserError, a new file is removed, and the message names ``data``.
 
     Raises:
-        UserError: names ``data`` or ``labels``, which are of a wrong type, shape or range.
+        UserError: ``data`` or ``labels`` have a wrong type, shape or range.
     """
     arrays = _arrays(data, labels)
     digest = hashlib.sha256()
@@ -59,7 +59,7 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
                 data, labels = (*data, labels)[:2]
         samples = _array(data)
         images = image_bytes(samples) if samples.ndim > 2 else None
-    except Exception as error:  # a data set may raise any
+    except Exception as error:  # a Dataset may raise any type
         raise UserError(f"data: {one_line(error)}") from error
     if samples.dtype.kind not in "iuf":
         raise UserError(f"data: {samples.dtype} of shape {samples.shape}, must be numbers")

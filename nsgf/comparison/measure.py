@@ -56,7 +56,7 @@ class Yardstick:
         return self._distances(data.in_units(samples), data.reference(*stream), samples, target)
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
-        """Return the measures of as many samples of the target itself."""
+        """Return the measures of equally many fresh samples of the target."""
         if self._classifier:
             return self._classifier.floor(self.samples)
         data, stream = self._data.with_seed(seed), ("compare", str(draw))

@@ -182,7 +182,7 @@ def cost_table(rows: Sequence[Row]) -> Table:
 
 
 def all_tables(rows: Sequence[Row]) -> tuple[list[Table], list[Table], Table]:
-    """Return the tables of means and of differences, one for each measure, and that of costs."""
+    """Return tables of means and of differences for each measure, and the table of costs."""
     metrics, is_single = list(rows[0].values), len(methods_of(rows)) < 2
     differences = [difference_table(rows, metric) for metric in metrics if not is_single]
     return [measure_table(rows, metric) for metric in metrics], differences, cost_table(rows)

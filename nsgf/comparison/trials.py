@@ -89,7 +89,8 @@ class Comparison:
 
     @property
     def folder(self) -> Path:
-        """Folder of the comparison; a smoke comparison has one of its own."""
+        """Folder of the comparison; a smoke comparison has a different folder."""
+
         exp = self.config.exp
         name = f"compare-{exp}-smoke" if self.config.smoke else f"compare-{exp}"
         return Path(self.config.out_dir).expanduser() / name

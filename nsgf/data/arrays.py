@@ -21,7 +21,7 @@ from nsgf.system.hardware import format_bytes
 
 
 def is_array(config: DataConfig) -> bool:
-    """Whether ``data.path`` names a file of arrays, else a folder."""
+    """Whether ``data.path`` is a file of arrays; else it is a folder."""
     return data_path(config).suffix.lower() == ".npz"
 
 
@@ -149,7 +149,7 @@ def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray
     if has_gaps or len(values) < 2 or counts.min() < LEAST_OF_CLASS:
         numbers_of = dict(zip(values.tolist()[:20], counts.tolist(), strict=False))
         raise ValueError(
-            f"labels: images of each class {numbers_of}, must be {LEAST_OF_CLASS} or more of each "
-            "of 0 to K - 1, or of each name, K >= 2"
+            f"labels: {numbers_of} images by class; must be 2 or more classes, numbered from 0 "
+            f"without gaps or named, with {LEAST_OF_CLASS} or more images each"
         )
     return [one_line(str(name)) for name in values], numbers.astype(np.int64)
