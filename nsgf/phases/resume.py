@@ -86,10 +86,8 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
 def restart(
     config: Config, run: RunFolder, restarts: list[PhaseName], log: Callable[[str], None]
 ) -> None:
-    """Write the settings of a run, and set aside the checkpoints of phases that start again.
-
-    A plan file is written first, so that :func:`finish_restart` can complete this after a kill.
-    """
+    """Write the settings of a run, and set aside the checkpoints of phases that start again. A plan
+    file is written first, so that :func:`finish_restart` can complete this after a kill."""
     intention = {"config": dump_config(config), "phases": restarts}
     write_text(run.restart_file, json.dumps(intention))
     run.write_config(config)
