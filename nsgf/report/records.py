@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from nsgf.comparison.results import FLOOR, read_rows
+from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import SETTINGS, TABLE
-from nsgf.config.files import build, read_settings
-from nsgf.config.schema import CompareConfig, Config, PhaseName
+from nsgf.comparison.trials import Comparison, Trial, possible_nfe
+from nsgf.config.files import build, merge_settings, method_layers, read_settings
+from nsgf.config.schema import Config, PhaseName
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder, check_links
@@ -100,11 +101,24 @@ def _run_cells(run: RunFolder) -> tuple[str, ...]:
 
 def _comparison_cells(folder: Path) -> tuple[str, ...]:
     """Return data, methods and progress of a comparison; the other cells are empty."""
+    comparison = stored_comparison(folder)
+    own = comparison.methods
+    trials = {trial for trial in comparison.trials() if possible_nfe(own[trial.method])}
+    done = {Trial(row.target, row.method, row.seed) for row in read_rows(folder / TABLE)} & trials
+    targets = dict.fromkeys(trial.target for trial in comparison.trials())
+    progress = f"comparison, {len(done)} of {len(trials)} trials"
+    return (",".join(targets), ",".join(own), progress, "", "")
+
+
+def stored_comparison(folder: Path) -> Comparison:
+    """Return the comparison of the command that wrote the table.
+
+    Raises:
+        UserError: its settings cannot be read.
+    """
     content = read_settings(folder / SETTINGS)
-    compare = build(CompareConfig, content.get("compare", {}))
-    targets = compare.targets or [content.get("data", {}).get("name", "")]
-    rows = read_rows(folder / TABLE)
-    done = {(row.target, row.method, row.seed) for row in rows if row.method != FLOOR}
-    total = len(targets) * len(compare.methods) * compare.seeds
-    progress = f"comparison, {len(done)} of {total} trials"
-    return (",".join(targets), ",".join(compare.methods), progress, "", "")
+    names = content.get("compare", {}).get("methods")
+    if not names:
+        raise UserError(f"compare = {folder}: its {SETTINGS} names no methods")
+    methods = [build(Config, merge_settings(*method_layers(content, name))) for name in names]
+    return Comparison(methods[0], {method.method: method for method in methods})
