@@ -19,4 +19,4 @@ RUN pip install --no-cache-dir --extra-index-url ${TORCH_INDEX} ".[fidelity]"
 WORKDIR /nsgf
 VOLUME /nsgf/runs
 ENTRYPOINT ["python", "-m", "nsgf"]
-CMD ["train", "--exp", "2d", "--dataset", "moons", "--train-iters", "2000", "--pool-batches", "25"]
+CMD ["train", "--exp", "2d", "--dataset", "checkerboard", "--train-iters", "7000", "--pool-batches", "20"]

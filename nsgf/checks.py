@@ -189,7 +189,7 @@ def _class_rules(config: Config) -> Iterator[Rule]:
     """Return the rules of networks that are given classes, and of those that are not."""
     data, nsf, label, sampling = config.data, config.nsf, config.sampling.label, config.sampling
     if not data.conditional:
-        unused = "has no effect without data.conditional, with which a run is trained"
+        unused = "has no effect unless the run is trained with data.conditional"
         yield label is not None, "sampling.label", unused
         yield sampling.guidance != 1, "sampling.guidance", unused
         return

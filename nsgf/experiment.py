@@ -122,7 +122,7 @@ def open_run(
             except OSError as error:
                 raise UserError(
                     f"run = {run.path}: cannot be written ({cause(error)}); copy the run folder "
-                    "to where you may write, and resume it there with --run COPY"
+                    "to where you may write, and resume that copy"
                 ) from error
             finish_restart(run, RunLog(run.path).write)
             for name in config.phases:

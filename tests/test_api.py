@@ -203,21 +203,27 @@ def test_training_that_cannot_be_is_refused(how, key, tmp_path, monkeypatch):
 
 
 def test_lines_of_the_readme_run(tmp_path, monkeypatch):
-    """As they stand there, with fewer updates and the path of a run that is there."""
+    """As they stand there, with fewer updates, and with a stub in place of the pretrained run."""
     text = (Path(__file__).parents[1] / "README.md").read_text()
     blocks = re.findall(r"(?:^    .*\n|^\n)+", text, re.MULTILINE)
     (code,) = (block for block in blocks if "import nsgf\n" in block)
-    lines, real = textwrap.dedent(code), nsgf.train
-    assert "nsgf.train(" in lines
-    assert "nsgf.load(" in lines
-    small = {key: value for key, value in SMALL.items() if not key.startswith("sinkhorn")}
+    train, compare = nsgf.train, nsgf.compare
 
-    def train(*words, overrides=None, **how):
-        return real(*words, **how, overrides={**(overrides or {}), "nsgf.iterations": 4, **small})
+    def short_train(**how):
+        return train(**{**how, "iterations": 4}, overrides={**SMALL, "nsf.starts": 16})
+
+    def short_compare(exp, against, **how):
+        small = {"smoke": True, "device": "cpu", "compare.nfe": [1]}
+        return compare(exp, against=against[1:], overrides=small, **how)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(nsgf, "train", train, raising=False)
-    made = real("2d", overrides={**SMALL, "phases": ["nsgf"]}, quiet=True)
-    names = {"x": torch.randn(20, 2), "y": torch.randn(20, 2) + 1}
-    exec(re.sub(r'"runs/[^"]*\.\.\."', repr(str(made.path)), lines), names)
-    assert names["run"].sample(3).shape == (3, 2)
+    monkeypatch.setattr(nsgf, "train", short_train, raising=False)
+    monkeypatch.setattr(nsgf, "compare", short_compare, raising=False)
+    x, x0, x1 = torch.randn(40, 2), torch.randn(20, 2), torch.randn(20, 2) + 1
+    names = {"x": x, "x0": x0, "x1": x1, "draw": lambda noise, nfe: noise}
+    exec(textwrap.dedent(code), names)
+    assert names["points"].shape == (64, 2)
+    assert (tmp_path / "page.html").exists()
+    assert (tmp_path / "folder" / "config.json").exists()
+    assert {row["method"] for row in names["result"].rows} == {"mine", "otcfm", "floor"}
+    assert names["v"].shape == x0.shape

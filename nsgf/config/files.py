@@ -94,7 +94,7 @@ def method_layers(content: Content, method: str | None = None) -> tuple[Content,
     name = Path(wanted).stem if wanted.endswith((".yaml", ".yml")) else wanted
     if "phases" in content and method and name != content.get("method"):
         own = content.get("method", "no method")
-        raise UserError(f"method = {method}: must be {own}, for which the settings are complete")
+        raise UserError(f"method = {method}: must be {own}, the method of these settings")
     base = merge_settings(content, content.get("methods", {}).get(name, {}))
     below = _method_settings(wanted, has_phases="phases" in base)
     return apply_optim(below), {**apply_optim(base), "method": name}

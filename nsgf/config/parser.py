@@ -155,7 +155,7 @@ def add_settings(parser: Parser) -> Any:
             help=_brief(words[key], 60) if key in words else argparse.SUPPRESS,
             **extra,
         )
-        action.option_strings = [f"--{key}"]  # without --KEY+, which would append to nothing
+        action.option_strings = [f"--{key}"]  # drop --KEY+, which appends to a list
     groups["optim"].title = f"optim (of one phase only, as --nsgf.lr: {', '.join(OF_PHASES)})"
     return groups[""]
 

@@ -8,9 +8,7 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that quotes texts such as ``08``, ``1e5`` and ``no``, which :func:`load_yaml` or a
-    YAML 1.1 reader would otherwise read as numbers or booleans.
-    """
+    """Dumper that quotes texts such as ``08`` and ``no``, which YAML 1.1 or 1.2 would convert."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True  # the loader refuses aliases

@@ -101,7 +101,8 @@ class RowSampler(Sampler):
         return rows, torch.cat(coins).to(device)
 
     def _turn_to(self, epoch: int) -> None:
-        """Draw order and coins of an epoch, unless it is the current one."""
+        """Draw order and coins for an epoch, unless it is the current epoch."""
+
         if epoch != self._epoch:
             generator = make_generator(self._seed, "epoch", epoch)
             self._order = torch.randperm(self._count, generator=generator)

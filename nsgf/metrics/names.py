@@ -1,4 +1,4 @@
-"""Names of measures for people, the same in terminals, pages, tables and model cards.
+"""Readable names of measures, the same in terminals, pages, tables and model cards.
 
 The files ``metrics.json`` and ``table.csv`` keep the short keys.
 """
@@ -23,12 +23,12 @@ NAMES = {
     "expected_nfe": "NFE expected",
     "classifier_accuracy": "classifier right on held-out images",
 }
-"""Measures with an arrow to the better values, and descriptions that need other words than their
-keys."""
+"""Names of measures, with an arrow that shows whether higher or lower is better, and of other
+entries."""
 FLOORS = {"nearest_real": "nearest_real_among_real"}
-"""Floors that are not called MEASURE_floor."""
+"""Keys of floors, for measures whose floor is not MEASURE_floor."""
 LEAST_ACCURACY = 0.9
-"""Smallest share of held-out images on which a classifier must be right to measure samples."""
+"""Smallest accuracy of a classifier on held-out images for measuring samples."""
 
 
 def name_of(key: str) -> str:

@@ -115,10 +115,8 @@ def load_or_train(
 def train(
     kind: ImageSet, images: Tensor, labels: Tensor, device: torch.device
 ) -> TrainedClassifier:
-    """Train a classifier on four fifths of the images and test it on the others.
-
-    Deterministic; torch's global generator does not change.
-    """
+    """Train a classifier on four fifths of the images and test it on the others. Deterministic;
+    torch's global generator does not change."""
     fitted, held_out = split(len(images))
     network = _new_network(kind).to(device)
     updates = kind.classifier_epochs * -(-len(fitted) // BATCH)

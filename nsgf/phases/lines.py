@@ -157,21 +157,14 @@ def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
 
 
 def load_nsgf_steps(session: Session) -> Transport:
-    """Return a function that runs trained NSGF steps (Algorithm 2).
-
-    Raises:
-        UserError: NSGF is not trained.
-    """
+    """Return a function that runs NSGF steps. Raise UserError if NSGF is not trained."""
     flow = session.config.flow
     return load_euler_steps(NSGF(), session, flow.steps, flow_time(flow))
 
 
 def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) -> Transport:
     """Return a function that runs Euler steps with a phase's trained network, from 0 to ``time``.
-
-    Raises:
-        UserError: the phase is not trained.
-    """
+    Raise UserError if the phase is not trained."""
     trained = load_network(phase, session.config, session.run, session.device)
     network = InferenceNetwork(
         trained.network, trained.precision, session.device, session.log.write

@@ -57,8 +57,8 @@ def pending_phases(
             number = config.phases.index(name) + 1
             raise UserError(
                 f"{name}.iterations = {getattr(config, name).iterations}: phase {number} would "
-                f"change, but {later} have learned from it; --resume-phase {number} trains them "
-                "again too"
+                f"change, but {later} have learned from it; nsgf train --run {run.path} "
+                f"--resume-phase {number} trains them again too"
             )
     return pending, restarts
 
@@ -86,10 +86,8 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
 def restart(
     config: Config, run: RunFolder, restarts: list[PhaseName], log: Callable[[str], None]
 ) -> None:
-    """Write the settings of a run, and set aside the checkpoints of phases that start again.
-
-    A plan file is written first, so that :func:`finish_restart` can complete this after a kill.
-    """
+    """Write the settings of a run, and set aside the checkpoints of phases that start again. A plan
+    file is written first, so that :func:`finish_restart` can complete this after a kill."""
     intention = {"config": dump_config(config), "phases": restarts}
     write_text(run.restart_file, json.dumps(intention))
     run.write_config(config)

@@ -176,12 +176,8 @@ class PoolFile:
 
 
 def _reserve(file: Path, nbytes: int) -> None:
-    """Create a file and allocate its disk space. Without space, writing to the mapped file would
-    kill the process.
-
-    Raises:
-        OSError: there is not enough disk space.
-    """
+    """Create a file and allocate its disk space, or raise OSError. Otherwise a full disk would kill
+    the process when it writes to the mapped file."""
     with file.open("wb") as stream:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(stream.fileno(), 0, nbytes)
@@ -195,9 +191,8 @@ def positions_files(folder: Path) -> list[Path]:
 
 def drop_positions(folder: Path) -> int:
     """Remove the positions of the pools in ``folder``, and return the number of freed bytes.
+    Headers stay, without checksums, so that a pool built again here has the same values."""
 
-    Headers stay, without checksums, so that a pool built again here has the same values.
-    """
     freed = 0
     for file in positions_files(folder):
         if header := read_header(file.parent):

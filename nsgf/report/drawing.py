@@ -66,7 +66,7 @@ class Album:
 
 
 def _as_link(content: bytes, kind: str | None) -> str:
-    """Return a picture as a link that holds it."""
+    """Return a picture as a data URL."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 

@@ -255,7 +255,7 @@ def preview_samples(
 
 
 def count_samples(config: Config, data: Data, device: torch.device) -> int:
-    """Return the number of samples of a picture: a few seconds of work."""
+    """Return the number of samples for a picture, few enough to draw in seconds."""
     if data.images is None:
         return POINT_SAMPLES
     return min(

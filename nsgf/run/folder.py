@@ -138,7 +138,7 @@ def results_folder(config: Config, run: RunFolder) -> Path:
     home, out = run.path.resolve(), Path(config.out_dir).expanduser()
     if run.results_name:
         return out / run.results_name
-    parents = {home.parent, run.path.absolute().parent.resolve()}  # of a link and its target
+    parents = {home.parent, run.path.absolute().parent.resolve()}  # differ for a link
     return run.path if out.resolve() in parents else out / home.name
 
 

@@ -63,7 +63,8 @@ def open_run(folder: Path) -> RunFolder:
     """Return the run in a folder, which may be an exported one.
 
     Raises:
-        UserError: there is none, it is damaged, or it leads out of its folder.
+        UserError: there is no run, it is damaged, or it has links out of its folder.
+
     """
     run = RunFolder(folder)
     if run.config_file.is_file():
@@ -147,11 +148,11 @@ class ExportedRun(SharedRun):
             state = {
                 key: part.float() if part.dtype == half else part for key, part in state.items()
             }
-        with torch.device("meta"):  # a network that does not fit its file is never made
+        with torch.device("meta"):  # check the file before weights are allocated
             network = phase.network(config, self.network)
         if problem := misfit(state, network.state_dict()):
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
-        if not is_finite(state):  # after the types: torch compares no 8-bit numbers
+        if not is_finite(state):  # after the dtypes: torch cannot compare 8-bit
             raise UserError(f"{file}: has values that are not finite")
         model = restored_network(phase, config, state, device, self.network)
         precision = supported_precision(config.train.precision, device)
@@ -192,7 +193,7 @@ def fetched(address: str | PathLike[str]) -> Path:
     """Return the folder in the hub's cache that holds ``hf://OWNER/NAME[@REVISION]``.
 
     Raises:
-        UserError: it is no such address, huggingface_hub is missing, or the download failed.
+        UserError: the address is wrong, huggingface_hub is not installed, or the download failed.
     """
     named = ADDRESS.fullmatch(str(address))
     if not named:
@@ -203,6 +204,6 @@ def fetched(address: str | PathLike[str]) -> Path:
         return Path(snapshot_download(named[1], revision=named[2], allow_patterns=DOWNLOADED))
     except ImportError as error:
         raise UserError(f"{address}: needs huggingface_hub; pip install -e .[hub]") from error
-    except Exception as error:  # the hub's, its transport's and the system's: many types
+    except Exception as error:  # the hub, its transport and the system raise many types
         why = one_line(error)[:300]
         raise UserError(f"{address}: cannot be downloaded from the hub ({why})") from error

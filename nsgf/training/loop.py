@@ -39,9 +39,7 @@ def fit(
     now: Callable[[], float] = time.monotonic,
     prepare_seconds: float = 0.0,
 ) -> None:
-    """Train one phase to its last update and save its checkpoint in the run folder.
-
-    Training resumes from the phase's checkpoint if there is one.
+    """Train one phase, from its checkpoint if there is one, to its last update, and save it.
 
     Args:
         phase: name of the phase; also names its settings, checkpoint and records.

@@ -77,7 +77,7 @@ def test_a_run_that_is_not_finished_is_exported_as_far_as_it_is(small, small_run
     )
 
 
-TEXTS = {"exp", "method", "device", "data.columns", "data.key", "model.network"}
+TEXTS = {"exp", "method", "device", "model.network", "data.columns", "data.key"}
 """Settings that are texts and no paths."""
 
 
