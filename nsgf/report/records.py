@@ -4,14 +4,16 @@ from pathlib import Path
 
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import SETTINGS, TABLE
-from nsgf.comparison.trials import Comparison, Trial, possible_nfe
+from nsgf.comparison.trials import Comparison, Trial
 from nsgf.config.files import build, merge_settings, method_layers, read_settings
 from nsgf.config.schema import Config, PhaseName
+from nsgf.phases import called_legs
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import is_locked
 from nsgf.run.log import read_costs
+from nsgf.sampling.sampler import possible_calls
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import format_bytes, format_hours
 from nsgf.system.json_reader import read_lines
@@ -103,11 +105,18 @@ def _comparison_cells(folder: Path) -> tuple[str, ...]:
     """Return data, methods and progress of a comparison; the other cells are empty."""
     comparison = stored_comparison(folder)
     own = comparison.methods
-    trials = {trial for trial in comparison.trials() if possible_nfe(own[trial.method])}
+    trials = {trial for trial in comparison.trials() if has_possible_calls(own[trial.method])}
     done = {Trial(row.target, row.method, row.seed) for row in read_rows(folder / TABLE)} & trials
     targets = dict.fromkeys(trial.target for trial in comparison.trials())
     progress = f"comparison, {len(done)} of {len(trials)} trials"
     return (",".join(targets), ",".join(own), progress, "", "")
+
+
+def has_possible_calls(config: Config) -> bool:
+    """Whether a method can be sampled with one of ``compare.nfe``."""
+    legs = called_legs(config, config.phases.__contains__)
+    least, most = possible_calls(config.sampling, legs)
+    return any(least <= nfe <= most for nfe in config.compare.nfe)
 
 
 def stored_comparison(folder: Path) -> Comparison:
