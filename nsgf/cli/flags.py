@@ -78,8 +78,9 @@ def as_settings(message: str) -> str:
     with --run and --resume-phase, which Python has no words for, stays one."""
 
     def named(flag: re.Match[str]) -> str:
-        keys = SHORT_FLAGS.get(flag[0], (flag[1].replace("-", "_"),))
-        return keys[0].replace("nsgf.", "optim.")
+        if flag[0] in SHORT_FLAGS:
+            return SHORT_FLAGS[flag[0]][0].replace("nsgf.", "optim.")
+        return flag[1].replace("-", "_")
 
     return re.sub(r"(?<!\S)--(?!run\b|resume-phase)([a-z][\w.-]*\w)", named, message)
 
