@@ -184,7 +184,8 @@ def load_network(
         names = config.phases if phase.name in config.phases else family(phase.name)
         number = names.index(phase.name) + 1
         raise UserError(
-            f"{error} and train that phase anew: train --run {run.path} --resume-phase {number}"
+            f"{error} and train that phase anew: nsgf train --run {run.path} --resume-phase "
+            f"{number}"
         ) from error
     checkpoint.check_phase(file, payload, phase.name)
     texts = find_contradictions(payload["config"], config, set(phase.follows) - FREE_IN_SAMPLING)
