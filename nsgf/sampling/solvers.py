@@ -58,15 +58,10 @@ def integrate(
     and 6 times for each step, accepted or rejected.
 
     Args:
-        velocity: u.
         x: states at the times ``start``, (B, *shape); the result has the same dtype.
         start: start time of each sample, in [0, 1], (B,).
-        config: ``solver``, ``straight_steps``, ``omega`` and ``tolerance`` are used.
         observe: called with the states after each step; for dopri5, with states interpolated at
             ``straight_steps`` equally spaced times.
-
-    Returns:
-        The states at time 1, (B, *shape).
 
     Raises:
         UserError: torchdiffeq is not installed, or dopri5 cannot reach the tolerance.
