@@ -24,7 +24,6 @@ from torch import Tensor
 
 from nsgf.config.schema import FlowConfig
 from nsgf.system.errors import UserError, one_line
-from nsgf.system.hardware import wide_float
 
 Array = Tensor | np.ndarray[Any, Any]
 """Points that a caller of the Python functions may pass."""
@@ -47,9 +46,8 @@ class SolverReport:
 
     def record(self, iterations: Tensor, errors: Tensor, converged: Tensor) -> None:
         """Add B solves; all arguments are (B,)."""
-        wide = wide_float(errors.device)
         found = [iterations.sum(), errors.max(), (~converged).sum()]
-        updates, worst, left = torch.stack([value.to(wide) for value in found]).tolist()
+        updates, worst, left = torch.stack([value.double() for value in found]).tolist()
         spent = self.iterations * self.solves + updates
         self.solves += len(iterations)
         self.iterations = spent / self.solves

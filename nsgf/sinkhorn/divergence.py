@@ -30,7 +30,6 @@ from nsgf.sinkhorn.base import (
 )
 from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import wide_float
 
 SHAPES = "(N, D), (B, N, D), (N, C, H, W) or (B, N, C, H, W)"
 BATCHED = {2: False, 3: True, 4: False, 5: True}
@@ -136,7 +135,7 @@ def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
     The error is quadratic in the error of g. Float32 would lose all digits for a large blur.
     """
-    log_plan = half_squared_distances(x, y).to(wide_float(x.device)).neg_().add_(g.unsqueeze(1))
+    log_plan = half_squared_distances(x, y).double().neg_().add_(g.unsqueeze(1))
     f = math.log(y.shape[1]) - torch.logsumexp(log_plan, 2)
     return f.mean(1) + g.to(f.dtype).mean(1), f
 
