@@ -26,7 +26,7 @@ from nsgf.cli.flags import as_settings
 from nsgf.config.files import build, merge_settings, parse_settings
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape, in_units
-from nsgf.inputs import Samples, check_network, class_name, stored
+from nsgf.inputs import Samples, check_network, class_name, request_training
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phases, load_sampler, sampled_phases
 from nsgf.plots.samples import save_grid
@@ -46,7 +46,6 @@ from nsgf.system.output import show, silence
 @contextmanager
 def _in_python_words() -> Iterator[None]:
     """Context in which error messages name settings instead of flags."""
-
     try:
         yield
     except UserError as error:
@@ -120,18 +119,13 @@ class Run:
             "sampling.label": label,
             "sampling.batch_size": batch_size,
         }
-        given_changes = {key: value for key, value in changes.items() if value is not None}
-        config = build(Config, merge_settings(asdict(self.config), parse_settings(given_changes)))
+        config = build(Config, merge_settings(asdict(self.config), parse_settings(_given(changes))))
         check(config)
         if nfe is not None:
-            config = choose_calls(
-                config, [phase.leg for phase in get_phases(list(self.networks))], nfe
-            )
-        sampler = self.sampler.with_settings(config)
-        source, count = (
-            build_source(config.data, config.seed, "sample"),
-            config.sampling.num_samples,
-        )
+            legs = [phase.leg for phase in get_phases(list(self.networks))]
+            config = choose_calls(config, legs, nfe)
+        source = build_source(config.data, config.seed, "sample")
+        sampler, count = self.sampler.with_settings(config), config.sampling.num_samples
         samples = generate(sampler, source, count, self.device, progress=False)
         return in_units(config.data, samples.x, raw=raw)
 
@@ -203,9 +197,8 @@ def load(
         UserError: there is no such run, its files are missing, damaged or foreign, a setting is
             wrong or does not fit its networks, or the device does not exist.
     """
-    settings = dict(overrides or {})
-    settings |= {"device": str(device)} if device is not None else {}
-    settings |= {"model.network": class_name(network)} if network is not None else {}
+    named = {"device": device and str(device), "model.network": class_name(network)}
+    settings = {**(overrides or {}), **_given(named)}
     run = open_run(find_folder(path))
     run.network = network
     config = request("sample", {"run": str(run.path)}, settings).config
@@ -220,23 +213,9 @@ def load(
     return Run(run.path, config, place, progress, sampler, networks, run)
 
 
-def _request(
-    data: Samples | None, labels: ArrayLike | None, words: dict[str, Any], settings: dict[str, Any]
-) -> Request:
-    """Return the request of a training, with settings that name the file of the caller's data."""
-    if data is None:
-        if labels is not None:
-            raise UserError("labels: belong to data, which is missing")
-        return request("train", words, settings)
-    if other := settings.get("exp", settings.get("data.name")):
-        raise UserError(f"data: cannot be given beside exp or dataset ({other}); leave one out")
-    out_dir = words["run"] + "/.." if "run" in words else settings.get("out_dir", Config.out_dir)
-    with stored(data, labels, Path(out_dir).expanduser() / ".data") as own:
-        if "run" in words:
-            del own["data.conditional"]
-        elif "config" not in words:
-            own["exp"] = own["data.name"]
-        return request("train", words, {**own, **settings})
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not None."""
+    return {key: value for key, value in values.items() if value is not None}
 
 
 @_in_python_words()
@@ -257,24 +236,20 @@ def train(
     overrides: Mapping[str, Any] | None = None,
     quiet: bool = False,
 ) -> Run:
-    """Train an experiment or your own data in this process, as ``nsgf train`` does, and open the
-    run. The caller's random numbers stay as they were.
-
-    Your own data are written once into ``OUT_DIR/.data``; the run is then one of ``points`` or
-    ``images``, also for all commands. Ctrl-C loses what came after the last checkpoint.
+    """Train an experiment or your own data as ``nsgf train`` does, and open the run. The caller's
+    random numbers stay as they were. Ctrl-C loses what came after the last checkpoint.
 
     Args:
         exp: the name of an experiment, as ``2d``; or give ``data``.
-        data: tensor or array of points (N, D) in any units, or of images (N, C, H, W), uint8 or
-            floats in [-1, 1] (kept as bytes); or a data set of torch that has an index and a
-            length, of such samples or of pairs (sample, label).
-        labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is then
-            true.
+        data: tensor or array of points (N, D) in any units, or of images (N, C, S, S), uint8 or
+            floats in [-1, 1] (kept as bytes); or a data set of torch with a length, of such
+            samples or of pairs (sample, label). They are written once into ``OUT_DIR/.data``.
+        labels: classes of images, (N,), numbers from 0 on or names.
         network: a module with forward(x, t), with classes forward(x, t, labels), that returns x's
             shape; t (B,) in [0, 1), labels (B,) int32 or int64, 0 to K, K for no class. Every
             velocity network of the run starts as a copy of it, or is made by it if it is a function
             or class. Only weights are saved: resuming and loading need it again.
-        method: as ``nsgf++h`` or ``otcfm``, or a YAML file; None: the experiment's own.
+        method: as ``nsgf++h``, or a YAML file; None: the experiment's own.
         iterations: updates of every phase.
         dataset: ``data.name``, as ``moons``.
         config: a YAML file in place of ``exp``, or on top of ``resume``.
@@ -284,31 +259,23 @@ def train(
         seed: of every random number of the run; None: the experiment's.
         overrides: settings by dotted key, as ``{"nsgf.iterations": 2000}``; ``optim.*`` apply to
             every phase.
-        quiet: print nothing; the run folder's log has all lines.
+        quiet: print nothing.
 
     Raises:
         UserError: as the command; or ``train.max_hours`` are over.
     """
-    named = {
-        "exp": exp,
-        "data.name": dataset,
-        "method": method,
-        "optim.iterations": iterations,
-        "out_dir": out_dir,
-        "device": None if device is None else str(device),
-        "seed": seed,
-        "model.network": None if network is None else class_name(network),
+    named = {"exp": exp, "data.name": dataset, "method": method, "optim.iterations": iterations}
+    where = {"out_dir": out_dir, "device": device and str(device), "seed": seed}
+    own = {"model.network": class_name(network)}
+    settings = {**(overrides or {}), **_given({**named, **where, **own})}
+    files = {
+        key: os.fspath(file) for key, file in _given({"run": resume, "config": config}).items()
     }
-    settings = {**(overrides or {}), **{k: v for k, v in named.items() if v is not None}}
-    control = {"run": resume, "config": config}
-    words: dict[str, str | bool] = {
-        key: os.fspath(path) for key, path in control.items() if path is not None
-    }
-    if resume is not None:
-        words["resume"] = True
-    wanted = _request(data, labels, words, settings)
-    run = RunFolder(wanted.run) if wanted.run else None
-    device = pick_device(wanted.config.device)
+    return _train(request_training(data, labels, files, settings), network, quiet)
+
+
+def _train(wanted: Request, network: OwnNetwork | None, quiet: bool) -> Run:
+    run, device = RunFolder(wanted.run) if wanted.run else None, pick_device(wanted.config.device)
     cards = [device] if device.type == "cuda" else []
     with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
         if network is not None:

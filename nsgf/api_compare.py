@@ -21,18 +21,16 @@ from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError
 from nsgf.system.output import silence
 
-NAME = re.compile(r"[\w .+()-]{1,50}")
-
 
 class Compared(NamedTuple):
     """The measures of a comparison."""
 
     folder: Path
-    """Its folder, with ``table.md``, ``table.csv``, ``table.tex``, pictures and ``report.html``."""
+    """Folder with ``table.md``, ``table.csv``, ``table.tex``, pictures and ``report.html``."""
     table: str
     """Means, differences and costs, as Markdown."""
     rows: list[dict[str, Any]]
-    """All measures: a row for each method, target, seed, draw and NFE, as of ``table.csv``."""
+    """All measures, as in ``table.csv``: a row for each method, target, seed, draw and NFE."""
 
 
 def compare(
@@ -52,14 +50,13 @@ def compare(
 
         nsgf.compare("digits", methods={"mine": draw}, against=["nsgf++h", "otcfm"], nfe=[5, 10])
 
-    A call that is given again trains nothing anew. Your functions are measured at each call.
+    The same call trains nothing again. Your functions are measured at each call.
 
     Args:
         exp: the name of an experiment, as ``2d``.
-        methods: functions ``draw(noise, nfe)`` by name. ``noise`` is a batch of the source,
-            (B, *shape); the function returns as many samples, in the units of the
-            networks (images in [-1, 1]), after ``nfe`` calls of its network for each sample, which
-            are not counted here. It runs without gradients.
+        methods: functions ``draw(noise, nfe)`` by name. ``noise`` is (B, *shape); the function
+            returns as many samples, in the units of the networks (images in [-1, 1]), after
+            ``nfe`` calls of its network for each sample. It runs without gradients.
         against: methods of the package, or YAML files; None: those of the experiment.
         dataset: ``data.name``, as ``moons``.
         nfe: numbers of network calls; None: those of the experiment.
@@ -80,10 +77,10 @@ def compare(
     try:
         wanted = request("compare", {}, {**(overrides or {}), **given})
         comparison = Comparison.of(wanted.config, wanted.methods)
-        own = _checked(methods or {}, comparison)
+        _check_functions(methods or {}, comparison)
         cards = range(torch.cuda.device_count())
         with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
-            files = comparing.compare(replace(comparison, functions=own))
+            files = comparing.compare(replace(comparison, functions=methods or {}))
             report_comparison(comparison.folder, wanted.config.out_dir)
     except Stopped as stopped:
         raise UserError(f"max_hours is over, {stopped}; the same call continues") from stopped
@@ -96,13 +93,12 @@ def compare(
     return Compared(comparison.folder, files[0].read_text("utf-8"), cells)
 
 
-def _checked(methods: Mapping[str, Draw], comparison: Comparison) -> dict[str, Draw]:
-    """Return the caller's functions. Raise UserError unless each has a name of its own."""
+def _check_functions(methods: Mapping[str, Draw], comparison: Comparison) -> None:
+    """Raise UserError unless these are functions, whose names are not taken."""
     if not isinstance(methods, Mapping):
         raise UserError("methods: must be a dictionary of functions; others are named in against")
     taken = [FLOOR, *comparison.methods]
     for name, draw in methods.items():
-        if not callable(draw) or not NAME.fullmatch(name) or name in taken:
-            must = f"must be a function draw(noise, nfe), with a short name that is not in {taken}"
+        if not callable(draw) or name in taken:
+            must = f"must be a function draw(noise, nfe), with a name that is not in {taken}"
             raise UserError(f'methods["{name}"]: {must}')
-    return dict(methods)

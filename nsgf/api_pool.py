@@ -26,9 +26,9 @@ Draw = Callable[[int, torch.Generator], Array]
 class SinkhornPool:
     """Batches (x, v, t) of Sinkhorn gradient flows from a source to a target.
 
-    The flows are simulated once, when the pool is made. A network that learns v from x and t
-    carries new points of the source to the target in ``steps`` steps
-    ``x = x + pool.time_step * network(x, t)`` with t = 0, 1 / steps, 2 / steps, ... ::
+    The flows are simulated when the pool is made. A network that learns v from x and t carries new
+    points of the source to the target by ``x = x + pool.time_step * network(x, t)``, ``steps``
+    times, with t = 0, 1 / steps, 2 / steps, ... ::
 
         pool = nsgf.SinkhornPool(torch.randn(2000, 2), data, blur=0.5, steps=5)
         network = nn.Sequential(nn.Linear(3, 64), nn.SiLU(), nn.Linear(64, 2))
@@ -37,8 +37,24 @@ class SinkhornPool:
             loss = (network(torch.cat([x, t.unsqueeze(1)], dim=1)) - v).square().mean()
             optimizer.zero_grad(), loss.backward(), optimizer.step()
 
-    Iterating passes once over all ``num_batches * steps`` batches, in an order from torch's global
-    generator.
+    Iterating passes once over all pairs, in an order from torch's global generator.
+
+    Args:
+        source: points of mu0, a tensor or array (N, *shape), or a function ``draw(n, generator)``
+            that returns n of them; its generator is of the CPU.
+        target: points of mu*, in the same form and of the same shape.
+        blur: square root of the regularization eps, in units of the points.
+        steps: steps T of a flow.
+        eta: size of a step of the constant schedule; ``harmonic`` has 1/T, 1/(T-1), ..., 1.
+        num_batches: number of flows.
+        batch_size: particles of a flow, and pairs of a batch.
+        target_batch: targets of a flow; None: as many as particles.
+        device: of simulation and batches, as ``cuda``. The pool stays in main memory.
+        seed: of the order of the points, and of the functions' generators.
+
+    Raises:
+        UserError: an argument is out of its range, points are not finite or of different shapes,
+            the pool does not fit into memory, or the blur is too small for float32.
     """
 
     def __init__(
@@ -56,24 +72,6 @@ class SinkhornPool:
         device: str | torch.device = "auto",
         seed: int = 0,
     ) -> None:
-        """
-        Args:
-            source: points of mu0, a tensor or array (N, *shape), or a function
-                ``draw(n, generator)`` that returns n of them; its generator is of the CPU.
-            target: points of mu*, in the same form and of the same shape.
-            blur: square root of the regularization eps, in units of the points.
-            steps: steps T of a flow.
-            eta: size of a step of the constant schedule; ``harmonic`` has 1/T, 1/(T-1), ..., 1.
-            num_batches: number of flows.
-            batch_size: particles of a flow, and pairs of a batch.
-            target_batch: targets of a flow; None: as many as particles.
-            device: of simulation and batches, as ``cuda``. The pool stays in main memory.
-            seed: of the order of the points, and of the functions' generators.
-
-        Raises:
-            UserError: an argument is out of its range, points are not finite or of different
-                shapes, the pool does not fit into memory, or the blur is too small for float32.
-        """
         settings = {
             **{"sinkhorn.blur": blur, "sinkhorn.batch_size": batch_size, "seed": seed},
             **{"sinkhorn.target_batch": target_batch, "pool.num_batches": num_batches},
@@ -84,7 +82,8 @@ class SinkhornPool:
             config = build(Config, parse_settings(settings))
             check(config)
             self.device = pick_device(config.device)
-            self._pool = _simulate(config, source, target, self.device)
+            mu0, mu1 = _sampler("source", source, seed), _sampler("target", target, seed)
+            self._pool = _simulate(config, mu0, mu1, self.device)
         except UserError as error:  # its settings are arguments here
             raise UserError(re.sub(r"\b(sinkhorn|flow|pool)\.", "", str(error))) from error
         self.batch_size, self.time_step = batch_size, self._pool.time_step
@@ -106,21 +105,19 @@ class SinkhornPool:
 
 
 def _simulate(
-    config: Config, source: Array | Draw, target: Array | Draw, device: torch.device
+    config: Config, source: Sampler, target: Sampler, device: torch.device
 ) -> TrajectoryPool:
     """Return the pool that a run with these settings has."""
-    mu0 = _sampler("source", source, config.seed)
-    mu1, shape = _sampler("target", target, config.seed), mu0.shape
-    if shape != mu1.shape:
-        raise UserError(f"source has points of shape {shape}, target {mu1.shape}: must be equal")
-    n, flows = config.sinkhorn.batch_size, config.pool.num_batches
+    shape, flows = source.shape, range(config.pool.num_batches)
+    if shape != target.shape:
+        raise UserError(f"source has points of shape {shape}, target {target.shape}: must be equal")
     dtype = getattr(torch, plan_pool(config, shape, device).dtype)
-    positions = torch.empty(flows * n, config.flow.steps + 1, *shape, dtype=dtype)
-    pool = TrajectoryPool(positions, time_step(config.flow))
-    simulation = Simulation(config, mu0, mu1, build_solver(config.sinkhorn), device)
+    size = len(flows) * config.sinkhorn.batch_size, config.flow.steps + 1, *shape
+    pool = TrajectoryPool(torch.empty(size, dtype=dtype), time_step(config.flow))
+    simulation = Simulation(config, source, target, build_solver(config.sinkhorn), device)
     together = build_batch(config, shape, device)
-    for start in range(0, flows, together):
-        pool.append(simulation.flows(range(start, min(start + together, flows))))
+    for start in flows[::together]:
+        pool.append(simulation.flows(flows[start : start + together]))
     if (report := simulation.solver.report).unconverged:
         warnings.warn(f"{report}; a larger blur needs fewer updates", RuntimeWarning, stacklevel=3)
     return pool
@@ -130,12 +127,11 @@ def _sampler(name: str, points: Array | Draw, seed: int) -> Sampler:
     seed = derive_seed(seed, name, "pool")  # as in a run
     if not callable(points):
         return RowSampler(_checked(name, points), seed)
-
-    def draw(n: int, generator: torch.Generator) -> Tensor:
-        return _checked(name, points(n, generator), n)
-
-    shape = tuple(draw(1, make_generator(seed)).shape[1:])
-    return PointSampler(PointSet(name, draw, shape=shape), seed)
+    shape = tuple(_checked(name, points(1, make_generator(seed)), 1).shape[1:])
+    drawn = PointSet(
+        name, lambda n, generator: _checked(name, points(n, generator), n), shape=shape
+    )
+    return PointSampler(drawn, seed)
 
 
 def _checked(name: str, points: Array, n: int | None = None) -> Tensor:

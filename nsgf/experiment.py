@@ -122,7 +122,7 @@ def open_run(
             except OSError as error:
                 raise UserError(
                     f"run = {run.path}: cannot be written ({cause(error)}); copy the run folder "
-                    "to where you may write, and resume it there with --run COPY"
+                    "to where you may write, and resume that copy"
                 ) from error
             finish_restart(run, RunLog(run.path).write)
             for name in config.phases:
@@ -131,7 +131,7 @@ def open_run(
         names, restarts = pending_phases(config, run, first) if run else (config.phases, [])
         plan = training_plan(config, names, device, run, world, restarts, network)
         world.wait()  # all processes must read checkpoints before the first one renames them
-        data = load_data(config, device) if names else None
+        data = Data(config.data, config.seed) if names else None
         is_new = run is None
         if world.is_main and is_new:
             run = RunFolder.create(config)
@@ -160,15 +160,6 @@ def open_run(
         except Stopped as stopped:
             stopped.folder = run.path
             raise
-
-
-def load_data(config: Config, device: torch.device) -> Data:
-    """Return source and target; a small image set is kept on the training card.
-
-    Raises:
-        UserError: the target's files are missing or damaged.
-    """
-    return Data(config.data, config.seed, device if device.type == "cuda" else None)
 
 
 def training_plan(

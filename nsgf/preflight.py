@@ -15,7 +15,7 @@ import torch
 from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import Data
-from nsgf.experiment import load_data, training_plan
+from nsgf.experiment import training_plan
 from nsgf.phases import Phase, get_phases
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, is_running
@@ -67,22 +67,22 @@ def preflight(
     yield f"machine: {describe(device)}"
     machine = [*_tried(lambda: [*training_plan(config, config.phases, device), "ok memory, disk"])]
     yield from machine
-    data = [*_tried(lambda: [_load(config, device)])]
+    data = [*_tried(lambda: [_load(config)])]
     yield from data
     if not any(line.startswith("NO ") for line in [*machine, *data]):
         hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
         yield from _tried(lambda: _plan_sessions(config, device, hours, command))
 
 
-def _load(config: Config, device: torch.device) -> str:
-    data = load_data(config, device)
+def _load(config: Config) -> str:
+    data = Data(config.data, config.seed)
     return f"ok data: {f'{data.count} samples of ' if data.count else ''}{config.data.name}"
 
 
 def try_phases(config: Config, device: torch.device) -> Iterator[tuple[str, float]]:
     """Train each phase for a few updates in a temporary folder; yield a line about it, and its
     seconds in a run."""
-    data = load_data(config, device)
+    data = Data(config.data, config.seed)
     with _trial_folder(Path(config.out_dir)) as folder:
         run = RunFolder.prepare(Path(folder) / "run")
         for phase in get_phases(config.phases):

@@ -36,7 +36,6 @@ from nsgf.comparison.results import Row, read_rows
 from nsgf.comparison.tables import latex, markdown
 from nsgf.config.schema import Config, DataConfig, SinkhornConfig
 from nsgf.data import Data, data_shape, is_image_set
-from nsgf.experiment import load_data
 from nsgf.phases import get_phase
 from nsgf.plots.samples import save_figure
 from nsgf.pool import build_batch, pool_bytes
@@ -298,7 +297,7 @@ def pool_tables(options: Options, flags: Sequence[str], device: torch.device) ->
     size = config.nsgf.batch_size
     yield f"\n| drawing a batch of {size} | ms | slowest tenth | ahead, ms | slowest tenth |"
     yield "|---|---:|---:|---:|---:|"
-    data = load_data(experiment(options.exp, flags), device)
+    data = Data(config.data, config.seed)
     for storage, kind in itertools.product(("memory", "disk"), ("float32", "float16")):
         words = [*flags, f"--pool.storage={storage}", f"--pool.dtype={kind}"]
         with tempfile.TemporaryDirectory() as folder:

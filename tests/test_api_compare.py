@@ -73,7 +73,6 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
         (lambda x, _: None, {}, 'methods["mine"]: must be a tensor or an array'),
         (torch.zeros(3), {}, 'methods["mine"]: must be'),
         (print, {"name": "nsgf"}, 'methods["nsgf"]: must be'),
-        (print, {"name": "a|b"}, 'methods["a|b"]: must be'),
         (print, {"nfe": []}, "nfe = []"),
         (print, {"against": []}, "against = []"),
         (print, {"seeds": 0}, "seeds = 0"),

@@ -50,10 +50,9 @@ def test_labels_make_a_run_conditional(tmp_path):
     [
         ({"data": POINTS, "exp": "points"}, "data: "),
         ({"data": POINTS.log()}, "data: nan in point"),
-        ({"data": POINTS[:3]}, "data: .*N >= 16"),
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
         ({"data": ["a"]}, "data: "),
-        ({"data": TensorDataset(POINTS, LABELS)}, "labels: points"),
+        ({"data": TensorDataset(POINTS, LABELS)}, "data: points"),
         ({"data": PIXELS, "labels": LABELS[:9]}, "labels: .*40"),
         ({"data": POINTS, "method": "otcmf"}, "method = otcmf.*did you mean otcfm"),
         ({"data": POINTS, "overrides": {"optim.lr": -1}}, "lr = -1"),

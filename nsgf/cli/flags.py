@@ -74,15 +74,15 @@ def short_flags(command: str) -> dict[str, tuple[str, ...]]:
 
 
 def as_settings(message: str) -> str:
-    """Return a message for Python: with ``out_dir DIR`` in place of ``--out-dir DIR``."""
+    """Return a message for Python: with ``out_dir DIR`` in place of ``--out-dir DIR``. A command
+    with --run and --resume-phase, which Python has no words for, stays one."""
 
     def named(flag: re.Match[str]) -> str:
-        if flag[0] not in ("--to", *command_parser("train").flags):
-            return flag[0]
-        keys = SHORT_FLAGS.get(flag[0], (flag[1].replace("-", "_"),))
-        return keys[0] if len(keys) < len(OF_PHASES) else keys[0].replace(OF_PHASES[0], "optim", 1)
+        if flag[0] in SHORT_FLAGS:
+            return SHORT_FLAGS[flag[0]][0].replace("nsgf.", "optim.")
+        return flag[1].replace("-", "_")
 
-    return re.sub(r"(?<!\S)--([a-z][\w.-]*\w)", named, message)
+    return re.sub(r"(?<!\S)--(?!run\b|resume-phase)([a-z][\w.-]*\w)", named, message)
 
 
 def comma_separated(text: str | list[str]) -> list[str]:

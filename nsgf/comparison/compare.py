@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 
 from nsgf.comparison.measure import Yardstick
-from nsgf.comparison.own import trial_sampler
 from nsgf.comparison.results import FLOOR, Row, counted_file, measure_file, read_measure, table_csv
 from nsgf.comparison.tables import save_pictures, write_report
 from nsgf.comparison.trials import (
@@ -16,6 +15,7 @@ from nsgf.comparison.trials import (
     Trial,
     count_updates,
     method_title,
+    trial_sampler,
 )
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import Config, PhaseName
@@ -58,13 +58,12 @@ def compare(
 
     Raises:
         Stopped: a stop was requested.
-        UserError: a trial's configuration is wrong, it was trained with another one, or
-            something that it needs is missing.
+        UserError: see :func:`comparison_plan`.
     """
     for line in comparison_plan(comparison):
         log(line)
     work = Work(comparison, stop or StopRequest(comparison.config.train.max_hours), log)
-    work.measure_functions()  # first: what is wrong with them shows before hours of training
+    work.measure_functions()  # first: an error in them shows before hours of training
     pending = [trial for trial in comparison.trials() if not work.is_measured(trial)]
     while pending:
         left = []
@@ -89,28 +88,25 @@ def comparison_plan(comparison: Comparison) -> list[str]:
 
     Raises:
         UserError: the data are conditional, a trial's configuration is wrong, it was trained with
-            another one, no method can be sampled with one of ``compare.nfe``, a package is
-            missing, or this machine has too little memory.
+            another one, ``compare.nfe`` is too small, a package is missing, or this machine has
+            too little memory.
     """
     config, methods = comparison.config, comparison.methods
     if any(own.data.conditional for own in methods.values()):
-        raise UserError(
-            "data.conditional = true: must be false, the compared methods know no classes"
-        )
+        raise UserError("data.conditional = true: must be false, compared methods know no classes")
     todo = [trial for trial in comparison.trials() if comparison.trial_nfe(trial)]
     if not todo:
-        nfe = config.compare.nfe
-        raise UserError(f"compare.nfe = {nfe}: no method can be sampled with any of these calls")
+        raise UserError(f"compare.nfe = {config.compare.nfe}: no method can make so few calls")
     load_odeint(config.sampling.solver)
     check_links(comparison.folder)
+    device, planned = pick_device(config.device), set()
     for trial in todo:
-        check_trained(comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial)))
-    device = pick_device(config.device)
-    # the first seed of each method and target needs what all the others need
-    for trial in {(trial.target, trial.method): trial for trial in reversed(todo)}.values():
         own, run = comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial))
-        left = [phase for phase in own.phases if not is_trained(own, run, phase)]
-        training_plan(own, left, device, run)
+        check_trained(own, run)
+        if trial[:2] not in planned:  # the other seeds need as much
+            planned.add(trial[:2])
+            left = [phase for phase in own.phases if not is_trained(own, run, phase)]
+            training_plan(own, left, device, run)
     done = sum(is_measured(comparison, trial) for trial in todo)
     names = ", ".join(map(method_title, [*comparison.functions, *methods]))
     targets = ", ".join(sorted({trial.target for trial in todo}))
@@ -123,10 +119,10 @@ def comparison_plan(comparison: Comparison) -> list[str]:
 
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     """Whether a phase has all its updates."""
-    wanted: int = getattr(config, phase).iterations
-    return (
-        run.has_checkpoint(phase) and read_good_header(run.checkpoint_file(phase))["step"] >= wanted
-    )
+    if not run.has_checkpoint(phase):
+        return False
+    step: int = read_good_header(run.checkpoint_file(phase))["step"]
+    return step >= getattr(config, phase).iterations
 
 
 def check_trained(config: Config, run: RunFolder) -> None:
@@ -157,19 +153,14 @@ def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int],
 
 
 class Work:
-    """The trials of one comparison."""
+    """The trials of one comparison, with the arguments of :func:`compare`."""
 
     def __init__(self, comparison: Comparison, stop: StopRequest, log: Log) -> None:
-        """Take the arguments of :func:`compare`.
-
-        Raises:
-            UserError: something that measuring needs is missing.
-        """
         self._comparison, self._stop, self._log = comparison, stop, log
         self.device = pick_device(comparison.config.device)
-        self._yardsticks: dict[str, Yardstick] = {}
         self._of_functions: list[Row] = []
         self._estimated: set[str] = set()
+        self._yardsticks: dict[str, Yardstick] = {}
         for trial in comparison.trials():
             if trial.target not in self._yardsticks:
                 config = comparison.trial_config(trial)
@@ -180,11 +171,7 @@ class Work:
         return is_measured(self._comparison, trial, self._yardsticks[trial.target].names)
 
     def finish(self, trial: Trial) -> bool:
-        """Train and measure a trial, and return True; return False if another process works on it.
-
-        Raises:
-            Stopped: a stop was requested.
-        """
+        """Train and measure a trial; return False if another process works on it."""
         if self.is_measured(trial):
             return True
         self.check_stop()
@@ -209,7 +196,7 @@ class Work:
         return True
 
     def _log_estimate(self, method: str, config: Config) -> None:
-        """Log, once for each method, about how long a training takes, by a few timed updates."""
+        """Log once per method how long a training takes, measured by a few updates."""
         if not config.smoke and method not in self._estimated:
             self._estimated.add(method)
             seconds = sum(needed for _, needed in try_phases(config, self.device))
@@ -220,12 +207,7 @@ class Work:
             )
 
     def measure_functions(self) -> None:
-        """Measure the caller's functions, which may have changed since the last call.
-
-        Raises:
-            Stopped: a stop was requested.
-            UserError: a function returned something other than samples.
-        """
+        """Measure the caller's functions, which may have changed since the last call."""
         config, places = self._comparison.config.compare, self._comparison.trials()
         for target, seed in dict.fromkeys((trial.target, trial.seed) for trial in places):
             for name in self._comparison.functions:
@@ -236,8 +218,8 @@ class Work:
                     self._of_functions.append(row)
 
     def _measure(self, trial: Trial, nfe: int, draw: int) -> Row:
-        """Sample with ``nfe`` network calls for each sample and measure the samples. All methods
-        start from the same noise. Measures are inf if a sample is not finite."""
+        """Measure samples with ``nfe`` network calls each, from the same noise for all methods.
+        Measures are inf if a sample is not finite."""
         comparison, yardstick = self._comparison, self._yardsticks[trial.target]
         config = comparison.trial_config(trial)
         sampler = trial_sampler(comparison, trial, nfe, self.device)
@@ -263,17 +245,13 @@ class Work:
             raise Stopped("between two measures")
 
     def rows(self) -> list[Row]:
-        """Return all measures so far, and those of samples of the targets themselves, which are
-        measured here, for each draw of a seed."""
+        """Return all measures so far, and for each draw of a seed the floor, measured here."""
         comparison = self._comparison
         names = {target: own.names for target, own in self._yardsticks.items()}
-        rows = [
-            row
-            for trial in comparison.trials()
-            for file in measure_files(comparison, trial).values()
-            if (row := read_measure(file, names[trial.target]))
-        ]
-        rows = [*self._of_functions, *rows]
+        rows = [*self._of_functions]
+        for trial in comparison.trials():
+            files = measure_files(comparison, trial).values()
+            rows += filter(None, (read_measure(file, names[trial.target]) for file in files))
         trials = {(row.target, row.seed, row.draw): row.method for row in rows}
         for (target, seed, draw), method in trials.items():
             config = comparison.trial_config(Trial(target, method, seed))

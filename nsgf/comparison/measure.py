@@ -1,8 +1,4 @@
-"""The measures of a comparison.
-
-All methods of one target, seed and draw are compared with the same target samples, so that their
-differences do not come from the draws.
-"""
+"""The measures of a comparison: all methods meet the same target samples of a seed and draw."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,10 +41,8 @@ class Yardstick:
                 self._classifier = classifier
                 self.names = [f"classifier_{name}" for name in ("fid", "precision", "recall")]
                 log(f"compare: precision of pure noise {classifier.noise_precision():.2f}")
-        if self._classifier:
-            self.samples = self._classifier.used(self.samples)
-        else:
-            self.samples = self._data.at_most_half(self.samples)
+        limit = self._classifier.used if self._classifier else self._data.at_most_half
+        self.samples = limit(self.samples)
         if self.samples < 2:
             raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
 
@@ -58,30 +52,29 @@ class Yardstick:
         if self._classifier:
             return self._classifier.measure(samples)
         data, stream = self._data.with_seed(seed), ("compare", str(draw))
-        found = self._distances(data.in_units(samples), data.reference(*stream))
-        return found | self._standardised(samples, data.target(*stream))
+        target = data.target(*stream)
+        return self._distances(data.in_units(samples), data.reference(*stream), samples, target)
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
         """Return the measures of equally many fresh samples of the target."""
         if self._classifier:
             return self._classifier.floor(self.samples)
-        data = self._data.with_seed(seed)
-        real = data.reference("compare", str(draw))
+        data, stream = self._data.with_seed(seed), ("compare", str(draw))
+        real, target = data.reference(*stream), data.target(*stream)
         if data.count is None:
             others = data.reference("floor", str(draw)).sample(self.samples)
-        else:
-            others = real.at(range(self.samples, 2 * self.samples))  # disjoint
-        target = data.target("compare", str(draw))
-        found = self._distances(others, real)
-        return found | self._standardised(target.at(range(self.samples, 2 * self.samples)), target)
+            return self._distances(others, real, others, target)
+        rest = range(self.samples, 2 * self.samples)  # disjoint
+        return self._distances(real.at(rest), real, target.at(rest), target)
 
-    def _standardised(self, samples: Tensor, target: Sampler) -> dict[str, float]:
-        """Return W2 of own points as networks see them; nothing for other sets."""
-        if self._data.points is None:
-            return {}
-        return {"w2_standardised": w2(samples[: self._n], target.sample(len(samples))[: self._n])}
-
-    def _distances(self, samples: Tensor, target: Sampler) -> dict[str, float]:
-        reals = target.sample(len(samples))
-        near = w2(samples[: self._n], reals[: self._n])
-        return {"w2": near, "1000 energy": 1000 * energy_distance(samples, reals)}
+    def _distances(
+        self, samples: Tensor, real: Sampler, standardised: Tensor, target: Sampler
+    ) -> dict[str, float]:
+        """Return the distances of samples in the units of ``real``, which are also given
+        ``standardised``, in the units of ``target``."""
+        reals, n = real.sample(len(samples)), self._n
+        found = {"w2": w2(samples[:n], reals[:n])}
+        found["1000 energy"] = 1000 * energy_distance(samples, reals)
+        if self._data.points is not None:
+            found["w2_standardised"] = w2(standardised[:n], target.sample(len(samples))[:n])
+        return found

@@ -1,9 +1,5 @@
-"""Results of a comparison: files of measures, and the table of all.
-
-A measure is a line of ``table.csv``, and has a file of its own of the same form: in the run folder
-of its trial, or in the folder of its target for a floor, the measure of samples of the target
-itself.
-"""
+"""The measures of a comparison: lines of ``table.csv``, each also in a file of the same form in the
+run folder of its trial, or for a floor in the folder of its target."""
 
 import csv
 import hashlib
@@ -48,7 +44,7 @@ COLUMNS = Row._fields[:-1]
 
 
 def table_csv(rows: Sequence[Row]) -> str:
-    """Return the text of ``table.csv``, a line for each row."""
+    """Return the text of ``table.csv``."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*COLUMNS, *rows[0].values])
@@ -100,8 +96,7 @@ def counted_file(folder: Path, name: str, config: Config, draw: int) -> Path:
 
 
 def read_measure(file: Path, names: Sequence[str] | None = None) -> Row | None:
-    """Return the measure in a file; None if it has to be measured, also because the file has other
-    measures than ``names``."""
+    """Return the measure in a file; None if there is none, or one of other ``names``."""
     try:
         (row,) = read_rows(file)
     except (UserError, ValueError):  # there is no file, or it is damaged

@@ -10,9 +10,8 @@ from statistics import mean, stdev
 
 import torch
 
-from nsgf.comparison.own import trial_sampler
 from nsgf.comparison.results import FLOOR, Row, table_csv
-from nsgf.comparison.trials import Comparison, Trial, method_title
+from nsgf.comparison.trials import Comparison, Trial, method_title, trial_sampler
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import Data
 from nsgf.metrics.names import is_better_higher, name_of
@@ -32,17 +31,8 @@ COST_LEGEND = (
     "includes 1-RF. For a comparison at equal time pass the fourth column, in this order, to "
     "--compare.updates [...] with another --out-dir."
 )
-IN_LATEX = str.maketrans(
-    {
-        "↓": r"$\downarrow$",
-        "↑": r"$\uparrow$",
-        "_": r"\_",
-        "±": r"$\pm$",
-        "%": r"\%",
-        "&": r"\&",
-        "#": r"\#",
-    }
-)
+IN_LATEX = {ord(character): rf"\{character}" for character in "_%&#"}
+IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): r"$\pm$"}
 
 TABLE, SETTINGS = "table.csv", "comparison.yaml"
 """Files of a comparison's folder: its measures, and the settings of its command."""
@@ -66,17 +56,22 @@ def columns_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
     return [(target, nfe) for nfe in counts for target in targets]
 
 
+def cell_of(rows: Sequence[Row], target: str, nfe: int | None, method: str) -> list[Row]:
+    """Return the rows of a cell."""
+    return [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
+
+
 def values(
     rows: Sequence[Row], metric: str, target: str, nfe: int | None, method: str
 ) -> dict[tuple[int, int], float]:
     """Return the values of a cell by seed and draw."""
-    cell = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
+    cell = cell_of(rows, target, nfe, method)
     return {(row.seed, row.draw): row.values[metric] for row in cell}
 
 
 def calls_of(rows: Sequence[Row], target: str, nfe: int, method: str) -> float:
     """Return the mean network calls for each sample of a cell; ``nfe`` if the cell is empty."""
-    cell = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
+    cell = cell_of(rows, target, nfe, method)
     return mean(row.calls for row in cell) if cell else nfe
 
 
@@ -112,7 +107,7 @@ def _head(title: str, rows: Sequence[Row]) -> list[str]:
 
 def _remark(rows: Sequence[Row], method: str, target: str, nfe: int) -> str:
     """Return remarks on a cell: measures are missing, or the NFE differs from the requested one."""
-    own = [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
+    own = cell_of(rows, target, nfe, method)
     places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
     remarks = [f"{len(own)} of {len(places)} measures"] if 0 < len(own) < len(places) else []
     calls = calls_of(rows, target, nfe, method)
@@ -170,16 +165,15 @@ def cost_table(rows: Sequence[Row]) -> Table:
     counts = sorted({row.nfe for row in rows if row.nfe is not None})
     head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
     table = [head + [f"sampling at NFE {nfe}, s" for nfe in counts]]
-    timed = {
-        method: [row.train_seconds for row in found if row.train_seconds]
-        for method, found in own.items()
-    }
-    slowest = max((mean(seconds) for seconds in timed.values() if seconds), default=0.0)
+    timed: dict[str, float] = {}
+    for method, found in own.items():
+        if seconds := [row.train_seconds for row in found if row.train_seconds]:
+            timed[method] = mean(seconds)
     for method, found in own.items():
         line = [method_title(method), str(found[0].updates), "-", "-"]
-        if seconds := timed[method]:
-            equal = found[0].updates * slowest / mean(seconds)
-            line[2:] = [f"{mean(seconds):.0f}", f"{equal:.0f}"]
+        if method in timed:
+            equal = found[0].updates * max(timed.values()) / timed[method]
+            line[2:] = [f"{timed[method]:.0f}", f"{equal:.0f}"]
         for nfe in counts:
             times = [row.sample_seconds for row in found if row.nfe == nfe]
             line.append(f"{mean(times):.2f}" if times else "-")
@@ -225,15 +219,12 @@ def _latex_table(table: Table) -> str:
 
 def _latex_cell(text: str) -> str:
     """Return a cell for LaTeX; a minus sign before a number is typeset as one."""
-    if text == "-":
-        return "--"
     text = re.sub(r"^-(?=\d)", "$-$", text.translate(IN_LATEX))
-    return re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", text)
+    return "--" if text == "-" else re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", text)
 
 
 def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
-    """Write ``table.md``, ``table.csv``, ``table.tex`` and the settings into the comparison's
-    folder, and return the files of tables."""
+    """Write the tables and the settings into the comparison's folder; return the tables' files."""
     folder = comparison.folder
     write_text(folder / SETTINGS, settings_text(comparison))
     texts = {"table.md": markdown(rows), TABLE: table_csv(rows), "table.tex": latex(rows)}
@@ -261,18 +252,16 @@ def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
 def _save_picture(comparison: Comparison, target: str, device: torch.device) -> Path:
     seed, file = comparison.config.seed, comparison.folder / f"{target}.png"
     methods = [*comparison.functions, *comparison.methods]
-    trials = [Trial(target, method, seed) for method in methods]
-    data = Data(comparison.trial_config(trials[0]).data, seed)
+    data = Data(comparison.trial_config(Trial(target, methods[0], seed)).data, seed)
     count, what = (POINTS, "source") if data.images is None else (IMAGES, "noise")
     noise = data.source("picture").sample(count).to(device)
-    drawn: dict[str, dict[int, Samples]] = {}
-    for trial in trials:
+    drawn: dict[str, dict[int, Samples]] = {method_title(method): {} for method in methods}
+    for trial in (Trial(target, method, seed) for method in methods):
         for nfe in comparison.trial_nfe(trial):
-            sampler = trial_sampler(comparison, trial, nfe, device)
-            own = drawn.setdefault(method_title(trial.method), {})
-            samples = sampler(noise, keep_path=True)
+            samples = trial_sampler(comparison, trial, nfe, device)(noise, keep_path=True)
             path = [data.in_units(state) for state in samples.path]
-            own[nfe] = replace(samples, x=path[-1], path=path)
+            drawn[method_title(trial.method)][nfe] = replace(samples, x=path[-1], path=path)
+    drawn = {title: found for title, found in drawn.items() if found}
     title = f"{target}, seed {seed}: {count} samples of each, from the same {what}"
     real = data.reference("picture").sample(count)
     save_figure(draw_table(drawn, real, title, data.axes), file, dpi=90)

@@ -1,4 +1,4 @@
-"""Trials of a comparison: one for each method, target and seed, each with its configuration.
+"""Trials of a comparison: one for each method, target and seed, its configuration and sampler.
 
 Equal terms: every method has the same data, network, batch size and total number of updates, which
 are divided among its networks in proportion to their iterations. The exception is 2-RF: it trains
@@ -7,17 +7,21 @@ as many updates again after 1-RF, unless ``compare.updates`` is set.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from nsgf.checks import check
 from nsgf.config.schema import PEER_PHASES, Config
 from nsgf.data import DATA_SETS, NOISE
-from nsgf.phases import called_legs
-from nsgf.sampling.sampler import limit_calls, possible_calls
-from nsgf.sinkhorn.base import Array
+from nsgf.phases import called_legs, load_sampler
+from nsgf.run.folder import RunFolder
+from nsgf.sampling.sampler import FlowSampler, Leg, Samples, limit_calls, possible_calls
+from nsgf.sampling.solvers import Observer
+from nsgf.sinkhorn.base import Array, to_tensor
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
@@ -37,13 +41,12 @@ TITLES = {
 }
 """Titles of the shipped methods in tables and pictures, in the order of their colours."""
 
-
 Draw = Callable[[Tensor, int], Array]
 """(noise, nfe) -> samples, both (B, *shape)."""
 
 
 def method_title(method: str) -> str:
-    """Return the title of a method; a user's own method has the name of its file."""
+    """Return the title of a method; a user's own method has its own name."""
     return TITLES.get(method, method)
 
 
@@ -75,16 +78,12 @@ class Comparison:
             UserError: two methods have one name, or a method has too few updates for its networks.
         """
         names = [own.method for own in methods]
-        for name in names:
-            if names.count(name) > 1:
-                raise UserError(f"compare.methods: {name} is named twice; rename one of the files")
+        if len(set(names)) < len(names):
+            raise UserError(f"compare.methods = {names}: names must differ; rename a file")
         given = config.compare.updates
         if len(given) not in (0, 1, len(names)):
-            raise UserError(
-                f"compare.updates = {given}: must have one number, or one for each of {names}"
-            )
-        totals = given or [count_updates(config)]
-        totals = totals * len(names) if len(totals) == 1 else totals
+            raise UserError(f"compare.updates = {given}: must be one number, or one per method")
+        totals = given if len(given) > 1 else (given or [count_updates(config)]) * len(names)
         pairs = zip(methods, totals, strict=True)
         return cls(config, {own.method: share_updates(own, total) for own, total in pairs})
 
@@ -97,20 +96,20 @@ class Comparison:
         return Path(self.config.out_dir).expanduser() / name
 
     def trials(self) -> Iterator[Trial]:
-        """Yield all trials that are trained, seed by seed: an interrupted comparison has whole
-        seeds."""
+        """Yield all trials that are trained, one seed after the other."""
         data, compare = self.config.data, self.config.compare
-        own = data.name if data.source == NOISE else f"{data.source}_{data.name}"
-        targets: list[str] = [*compare.targets] or [own]
-        for seed in range(self.config.seed, self.config.seed + compare.seeds):
-            for target in targets:
-                for method in self.methods:
-                    yield Trial(target, method, seed)
+        own: Any = data.name if data.source == NOISE else f"{data.source}_{data.name}"
+        seeds = range(self.config.seed, self.config.seed + compare.seeds)
+        for seed, target, method in product(seeds, compare.targets or [own], self.methods):
+            yield Trial(target, method, seed)
 
     def trial_nfe(self, trial: Trial) -> list[int]:
         """Return the values of ``compare.nfe`` with which a trial can be sampled."""
         config = self.trial_config(trial)
-        return config.compare.nfe if trial.method in self.functions else possible_nfe(config)
+        if trial.method in self.functions:
+            return config.compare.nfe
+        least, most = possible_calls(config.sampling, _legs(config))
+        return [nfe for nfe in config.compare.nfe if least <= nfe <= most]
 
     def trial_folder(self, trial: Trial) -> Path:
         """Return the trial's run folder. Rectified flows share one: 2-RF continues after 1-RF,
@@ -124,7 +123,7 @@ class Comparison:
         """Return the configuration that trains a trial, with the precision that ``auto`` selects.
 
         Raises:
-            UserError: it is not valid for this target or device.
+            UserError: it is not valid for this target.
         """
         config = self.methods.get(trial.method, self.config)
         source, _, name = trial.target.rpartition("_")
@@ -172,14 +171,43 @@ def count_updates(config: Config) -> int:
     return sum(getattr(config, phase).iterations for phase in config.phases)
 
 
-def possible_nfe(config: Config) -> list[int]:
-    """Return the values of ``compare.nfe`` with which a trial can be sampled."""
-    legs = called_legs(config, config.phases.__contains__)
-    least, most = possible_calls(config.sampling, legs)
-    return [nfe for nfe in config.compare.nfe if least <= nfe <= most]
-
-
 def at_nfe(config: Config, nfe: int) -> Config:
     """Return a trial's configuration with ``nfe`` network calls for each sample
     (:func:`nsgf.sampling.sampler.limit_calls`)."""
-    return limit_calls(config, called_legs(config, config.phases.__contains__), nfe)
+    return limit_calls(config, _legs(config), nfe)
+
+
+def _legs(config: Config) -> list[type[Leg]]:
+    return called_legs(config, config.phases.__contains__)
+
+
+def trial_sampler(
+    comparison: Comparison, trial: Trial, nfe: int, device: torch.device
+) -> FlowSampler:
+    """Return the sampler of a trained trial, or of a function, with ``nfe`` network calls."""
+    config = comparison.trial_config(trial)
+    if draw := comparison.functions.get(trial.method):
+        return FlowSampler([FunctionLeg(config, trial.method, draw, nfe)])
+    run = RunFolder(comparison.trial_folder(trial))
+    return load_sampler(at_nfe(config, nfe), run, device)[0]
+
+
+class FunctionLeg(Leg):
+    """The whole way of a sample by a caller's function, which is believed to make ``nfe`` calls."""
+
+    def __init__(self, config: Config, name: str, draw: Draw, nfe: int) -> None:
+        super().__init__(config, torch.nn.Identity())
+        self._name, self._draw, self._nfe = f'methods["{name}"]', draw, nfe
+
+    def carry(self, samples: Samples, observe: Observer | None) -> None:
+        noise = samples.x
+        x = to_tensor(self._name, self._draw(noise.clone(), self._nfe))
+        if x.shape != noise.shape or not x.isfinite().all():
+            raise UserError(
+                f"{self._name}: returned {tuple(x.shape)} at nfe = {self._nfe}: must be finite "
+                f"numbers, {tuple(noise.shape)} as the noise"
+            )
+        samples.x = x.to(noise)
+        self.evaluations += self._nfe * len(x)
+        if observe:
+            observe(samples.x)

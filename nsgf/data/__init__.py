@@ -8,7 +8,6 @@ other code uses the records and knows no set by its name.
 from collections.abc import Callable
 from copy import copy
 
-import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
@@ -41,8 +40,6 @@ INSPECTORS: dict[str, Callable[[DataConfig], Inspection]] = {
 """Functions that fill ``data.found`` of a user's own data, by ``data.name``."""
 NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
-DEVICE_SHARE = 0.1
-"""Largest share of a card's free memory that an image set may take (CIFAR-10 has 154 MB)."""
 
 
 def data_set(name: str) -> PointSet | ImageSet:
@@ -115,9 +112,8 @@ def in_units(config: DataConfig, samples: Tensor, *, raw: bool = False) -> Tenso
 class Data:
     """Source and target of an experiment: loads the target once and makes independent samplers."""
 
-    def __init__(self, config: DataConfig, seed: int, device: torch.device | None = None) -> None:
-        """Load the target; images go to ``device`` if they take little of its free memory.
-
+    def __init__(self, config: DataConfig, seed: int) -> None:
+        """
         Raises:
             UserError: the target's files are missing or damaged, or a class has no images.
         """
@@ -135,20 +131,16 @@ class Data:
             self.points = read_points(config)
             self._rows = self._target.standardised(self.points)
         elif isinstance(self._target, ImageSet):
-            if config.fake:
-                self.images = self._target.fake_images(make_generator(seed, "fake"))
-            else:
-                self.images = self._target.images(config)
+            generator = make_generator(seed, "fake")
+            target = self._target
+            self.images = target.fake_images(generator) if config.fake else target.images(config)
             if self.classes:
-                self._labels = self._target.labels(config, len(self.images))
-                empty = self.classes - len(self._labels.unique())
-                if empty:
+                self._labels = target.labels(config, len(self.images))
+                if empty := self.classes - len(self._labels.unique()):
                     raise UserError(
                         f"data.conditional = true: {empty} classes of {config.name} have no "
                         "images; say --data.conditional false"
                     )
-            if device is not None and fits_beside_training(self.images, device):
-                self.images = self.images.to(device)
 
     def source(self, *stream: str) -> Sampler:
         """Return a sampler of mu0 with a random stream of its own."""
@@ -217,14 +209,6 @@ class Data:
         """Names of the coordinates of own points; None for other sets."""
         target = self._target
         return tuple(target.found.names or ()) if isinstance(target, TableSet) else None
-
-
-def fits_beside_training(images: Tensor, device: torch.device) -> bool:
-    """Whether the images take at most DEVICE_SHARE of the device's free memory."""
-    if device.type != "cuda":
-        return True
-    free, _ = torch.cuda.mem_get_info(device)
-    return images.nbytes <= DEVICE_SHARE * free
 
 
 def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:

@@ -74,19 +74,23 @@ def inspect_images(config: DataConfig) -> Inspection:
     shape = [1 if modes <= set(GREY) else 3, size, size]
     counts = Counter(_class_names(files))
     has_classes = len(counts) > 1 and min(counts.values()) >= LEAST_OF_CLASS
-    notes = (
-        f"data: {len(files)} images of {root}, {shape[0]} x {size} x {size}, "
-        f"{format_bytes(len(files) * math.prod(shape))} of memory",
-        f"data: {len(counts)} classes by subfolder: {list_names(sorted(counts))}"
-        if has_classes
-        else "evaluation.classifier: off, it needs two or more subfolders with "
-        f"{LEAST_OF_CLASS} images in each and no image outside",
-    )
-    left_out = f"data: {len(names)} broken images left out: {list_names(names, 5)}"
     classes = [one_line(name) for name in sorted(counts)] if has_classes else []
     checksum = digest.hexdigest()[:12]
     found = Found(len(files), shape, checksum, len(classes), class_names=classes, broken=names)
-    return found, (left_out, *notes) if names else notes
+    left_out = f"data: {len(names)} broken images left out: {list_names(names, 5)}"
+    return found, (*[left_out] * bool(names), *notes_about(found, config))
+
+
+def notes_about(found: Found, config: DataConfig) -> tuple[str, ...]:
+    """Return lines for the user about images."""
+    shape, memory = " x ".join(map(str, found.shape)), found.samples * math.prod(found.shape)
+    return (
+        f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)} of memory",
+        f"data: {found.classes} classes: {list_names(found.class_names or [])}"
+        if found.classes
+        else "evaluation.classifier: off, it needs labels, or all images in two or more "
+        f"subfolders with {LEAST_OF_CLASS} or more in each",
+    )
 
 
 def _is_broken(root: Path, file: Path) -> bool:

@@ -63,18 +63,14 @@ class PointSampler(Sampler):
 
 
 class RowSampler(Sampler):
-    """Samples of a finite set without replacement within an epoch, a fresh permutation for each.
-
-    They stay on the device of ``rows``. The permutation is drawn on the CPU and does not depend on
-    the device.
-    """
+    """Samples of a finite set without replacement within an epoch, a fresh permutation for each."""
 
     def __init__(self, rows: Tensor, seed: int, chosen: Tensor | None = None) -> None:
         """
         Args:
-            rows: (N, *shape), any device, shared and never written.
+            rows: (N, *shape), shared and never written.
             seed: of the permutations.
-            chosen: numbers of the rows that are drawn, int64, (M,), CPU; None: all.
+            chosen: numbers of the rows that are drawn, int64, (M,); None: all.
         """
         self.shape = tuple(rows.shape[1:])
         self._rows, self._chosen = rows, chosen
@@ -93,16 +89,13 @@ class RowSampler(Sampler):
             self._turn_to(epoch)
             indices.append(self._order[cut])
             coins.append(self._coins[cut])
-        device = self._rows.device
         index = torch.cat(indices)
         if self._chosen is not None:
-            index = self._chosen.index_select(0, index)
-        rows = self._rows.index_select(0, index.to(device))
-        return rows, torch.cat(coins).to(device)
+            index = self._chosen[index]
+        return self._rows[index], torch.cat(coins)
 
     def _turn_to(self, epoch: int) -> None:
         """Draw order and coins for an epoch, unless it is the current epoch."""
-
         if epoch != self._epoch:
             generator = make_generator(self._seed, "epoch", epoch)
             self._order = torch.randperm(self._count, generator=generator)
@@ -150,7 +143,7 @@ class ClassSampler(Sampler):
     """
 
     def __init__(self, streams: Sequence[Sampler], run: int = 1) -> None:
-        """``streams``: one for each class, with samples of one shape on one device."""
+        """``streams``: one for each class, with samples of one shape."""
         self.shape = streams[0].shape
         self._streams, self._run = list(streams), run
 
@@ -160,17 +153,11 @@ class ClassSampler(Sampler):
         for number, stream in enumerate(self._streams):
             own = (owners == number).nonzero()[:, 0]
             if len(own):
-                first = self._within(positions.start + int(own[0]))
+                turn, within = divmod(positions.start + int(own[0]), self._run)
+                first = turn // len(self._streams) * self._run + within
                 parts.append(stream.at(range(first, first + len(own))))
                 places.append(own)
-        order = torch.cat(places).argsort()
-        whole = torch.cat(parts)
-        return whole.index_select(0, order.to(whole.device))
-
-    def _within(self, position: int) -> int:
-        """Return the position of a sample within the stream of its class."""
-        turn = position // self._run // len(self._streams)
-        return turn * self._run + position % self._run
+        return torch.cat(parts)[torch.cat(places).argsort()]
 
 
 class LabelDropout:

@@ -8,11 +8,7 @@ import torch
 from torch import nn
 
 from nsgf.config.leaves import find_contradictions
-from nsgf.config.schema import (
-    Config,
-    PhaseName,
-    family,
-)
+from nsgf.config.schema import Config, PhaseName, family
 from nsgf.data import Data, shape_and_classes
 from nsgf.models import count_parameters, make_own, velocity_network
 from nsgf.run import checkpoint
@@ -138,7 +134,6 @@ def starting_network(phase: Phase, session: Session, other: Phase | None = None)
     """Return a phase's network before its first update, with the averaged weights of phase
     ``other``; None: with random weights.
 
-
     Raises:
         UserError: the other phase is not trained.
     """
@@ -189,7 +184,8 @@ def load_network(
         names = config.phases if phase.name in config.phases else family(phase.name)
         number = names.index(phase.name) + 1
         raise UserError(
-            f"{error} and train that phase anew: train --run {run.path} --resume-phase {number}"
+            f"{error} and train that phase anew: nsgf train --run {run.path} --resume-phase "
+            f"{number}"
         ) from error
     checkpoint.check_phase(file, payload, phase.name)
     texts = find_contradictions(payload["config"], config, set(phase.follows) - FREE_IN_SAMPLING)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from nsgf.comparison.results import measure_file
-from nsgf.comparison.trials import Trial, at_nfe, count_updates, possible_nfe
+from nsgf.comparison.trials import Trial, at_nfe, count_updates
 from nsgf.config.schema import Config
 from nsgf.data import DATA_SETS, PointSet
 from nsgf.data.points import moons
@@ -139,8 +139,11 @@ def test_updates_that_fit_no_method_are_refused(wrong):
     ],
 )
 def test_methods_are_sampled_with_the_calls_that_they_can_make(method, flag, possible):
-    config = one_trial("digits", method, "--compare.nfe=[1,2,3,20]", *flag.split())
-    assert possible_nfe(config) == possible
+    methods = f"--compare.methods=[{method}]"
+    comparison = compared("digits", methods, "--compare.nfe=[1,2,3,20]", *flag.split())
+    trial = next(comparison.trials())
+    assert comparison.trial_nfe(trial) == possible
+    config = comparison.trial_config(trial)
     steps = {nfe: at_nfe(config, nfe).sampling.nsgf_steps for nfe in possible}
     if method == "nsgf++" and not flag:
         assert steps == {3: 1, 20: 5}

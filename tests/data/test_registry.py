@@ -17,7 +17,6 @@ from nsgf.data import (
     build_source,
     data_set,
     data_shape,
-    fits_beside_training,
     is_image_set,
 )
 from nsgf.system.errors import UserError
@@ -118,14 +117,3 @@ def test_draws_are_those_of_earlier_versions(name, point):
 def test_source_can_be_eight_gaussians():
     data = Data(DataConfig(name="moons", source="8gaussians"), seed=0)
     assert abs(float(data.source("x").sample(500).norm(dim=1).mean()) - 5) < 0.1
-
-
-def test_images_lie_on_the_card_where_they_take_little_of_it(monkeypatch):
-    card = torch.device("cuda", 1)
-    memory = {card: (9_990, 10**12)}
-    monkeypatch.setattr(torch.cuda, "mem_get_info", memory.__getitem__)
-    images = torch.zeros(1000, dtype=torch.uint8)
-    assert fits_beside_training(images, torch.device("cpu"))
-    assert not fits_beside_training(images, card)
-    memory[card] = (10_000, 10**12)
-    assert fits_beside_training(images, card)

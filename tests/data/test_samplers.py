@@ -61,14 +61,6 @@ def test_times_and_indices_fill_their_range(law, low, high):
     assert draws.mean() == pytest.approx((low + high) / 2, rel=0.05)
 
 
-@pytest.mark.gpu
-def test_images_on_the_card_give_the_same_batches():
-    images = torch.randint(256, (50, 3, 4, 4), dtype=torch.uint8)
-    on_card = ImageSampler(images.cuda(), 5, flip=True).sample(120)
-    assert on_card.is_cuda
-    assert torch.equal(on_card.cpu(), ImageSampler(images, 5, flip=True).sample(120))
-
-
 def test_no_block_of_noise_comes_twice():
     """Each block has draws of its own, also read backwards."""
     sampler = PointSampler(Gaussian((1,)), seed=0)
