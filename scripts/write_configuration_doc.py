@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 from nsgf.cli.flags import OF_SAMPLING, SHORT_FLAGS, SMOKE
-from nsgf.config.describe import describe_allowed, format_value, setting_descriptions
-from nsgf.config.leaves import Leaf, leaves
+from nsgf.config.describe import describe_type, format_value, setting_descriptions
+from nsgf.config.leaves import MANY, Leaf, leaves
 from nsgf.config.schema import FAMILIES, OF_PHASES, Settings
 from nsgf.phases import get_phases
 
@@ -75,7 +75,10 @@ _TABLE = ["| Key | Allowed | Default | Meaning | On resume |", "| --- | --- | --
 
 def _row(leaf: Leaf, meaning: str) -> str:
     default = f"`{format_value(leaf.value)}`"
-    cells = [f"`{leaf.key}`", describe_allowed(leaf.setting), default, meaning, on_resume(leaf)]
+    allowed = describe_type(leaf.setting.kind)
+    if leaf.setting.range:
+        allowed += f", {leaf.setting.range}".removesuffix(f" and <= {MANY}")
+    cells = [f"`{leaf.key}`", allowed, default, meaning, on_resume(leaf)]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -10,7 +10,6 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from nsgf.config import schema
-from nsgf.config.leaves import MANY, Setting
 
 NAMES: dict[Any, str] = {
     **{int: "an integer", float: "a number", bool: "true or false", str: "a text"},
@@ -22,11 +21,7 @@ def setting_descriptions(kind: Any = schema.Settings, prefix: str = "") -> dict[
     """Return the docstrings of sections and settings by dotted key, in the order of the schema.
 
     The empty key is the configuration itself. Settings that phases inherit appear once, under
-    ``optim``.
-
-    Args:
-        kind: a dataclass of the schema.
-        prefix: start of each key, for example ``model.``.
+    ``optim``. ``prefix`` is the start of each key, for example ``model.``.
     """
     found = {prefix.rstrip("."): inspect.cleandoc(kind.__doc__).replace("\n", " ")}
     inherits = issubclass(kind, schema.OptimConfig) and prefix != "optim."
@@ -53,12 +48,6 @@ def _docs() -> dict[str, dict[str, str]]:
         for node in ast.parse(inspect.getsource(schema)).body
         if isinstance(node, ast.ClassDef)
     }
-
-
-def describe_allowed(item: Setting) -> str:
-    """Return type and range of a setting as text: ``a number, > 0``."""
-    bounds = f", {item.range}".removesuffix(f" and <= {MANY}") if item.range else ""
-    return describe_type(item.kind) + bounds
 
 
 def describe_type(kind: Any) -> str:

@@ -50,9 +50,7 @@ def pretrained_runs() -> dict[str, Path]:
 def read_settings(file: Path) -> Content:
     """Return the settings of a file, nested as in the file, with values of the declared types.
 
-    Args:
-        file: YAML in UTF-8. The section ``methods`` of an experiment has one section of settings
-            for each method.
+    The section ``methods`` of an experiment has one section of settings for each method.
 
     Raises:
         UserError: see :func:`read_plain`; or a key is unknown, a value has a wrong type, or the
@@ -80,10 +78,8 @@ def method_layers(content: Content, method: str | None = None) -> tuple[Content,
 
     The second layer wins over the first. ``optim`` is already applied to the phases of both.
 
-    Args:
-        content: an experiment, from :func:`read_settings`.
-        method: a shipped method, a YAML file, or a section of the experiment; None: the method
-            that the experiment names, if any.
+    ``content`` is an experiment, from :func:`read_settings`. ``method`` is a shipped method, a YAML
+    file, or a section of the experiment; None: the method that the experiment names, if any.
 
     Raises:
         UserError: the method does not exist, or the content is complete and names another method.

@@ -63,12 +63,8 @@ class Leaf(NamedTuple):
 
 
 def leaves(node: Any, prefix: str = "") -> list[Leaf]:
-    """Return every setting of a configuration, or of a section of it.
-
-    Args:
-        node: a dataclass of the schema.
-        prefix: start of each key, for example ``model.``.
-    """
+    """Return every setting of a configuration, or of a section of it; ``prefix`` is the start of
+    each key, for example ``model.``."""
     found = []
     for name, setting in settings_of(node.__class__).items():
         value = getattr(node, name)
@@ -106,17 +102,13 @@ def fixed_values(config: Any, sections: tuple[str, ...]) -> dict[str, Any]:
 def find_contradictions(
     saved: dict[str, Any], config: Any, frozen: Collection[str], running: str | None = None
 ) -> list[str]:
-    """Return the settings of ``config`` that differ from ``saved`` although they must agree.
+    """Return one text for each setting of ``config`` that differs from ``saved``, the nested
+    configuration of a checkpoint, although both must agree.
 
     Args:
-        saved: the configuration stored in a checkpoint, nested plain values.
-        config: the configuration of this command.
         frozen: sections and dotted settings that must agree, as in ``Phase.follows``.
         running: the unfinished phase to resume. Its section must agree too, except for the number
             of iterations.
-
-    Returns:
-        One text per difference, with both values.
     """
     texts = []
     for key, value, item in leaves(config):

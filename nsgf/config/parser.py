@@ -16,12 +16,6 @@ from nsgf.config.schema import OF_PHASES, Settings
 from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError
 
-REMOVED: dict[str, tuple[Any, ...]] = {
-    "model.mlp.depth": (3,),
-    "generator.init": ("random", "nsgf"),
-    "generator.residual": (False, True),
-}
-"""Removed settings that older runs still contain, with the values that are still accepted."""
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
 
 
@@ -80,36 +74,24 @@ class Parser(ArgumentParser):
         """Return the content of a file, with values converted to the declared types.
 
         Raises:
-            UserError: a key is unknown or removed, or a value has a wrong type.
+            UserError: a key is unknown, or a value has a wrong type.
         """
-        old = content.get("generator")
-        if isinstance(old, dict) and old.get("residual") and old.get("init") == "random":
-            raise UserError("generator.residual = true: was removed, and needs phase nsgf")
+        self._check_keys(content)
         try:
-            result: dict[str, Any] = self.parse_object(self._drop_removed(content)).as_dict()
+            result: dict[str, Any] = self.parse_object(content).as_dict()
         except OverflowError as error:
             raise UserError(f"a number of the settings is too large: {error}") from error
         return result
 
-    def _drop_removed(self, content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
-        """Return the settings without removed ones, which older runs still contain.
-
-        Raises:
-            UserError: a key is unknown, or a removed setting has a value that is not accepted.
-        """
-        known, flags = {}, self.flags
+    def _check_keys(self, content: dict[Any, Any], prefix: str = "") -> None:
+        """Raise UserError if a key of a file is unknown."""
+        flags = self.flags
         for name, value in content.items():
             key = f"{prefix}{name}"
-            if f"--{key}" in flags:
-                known[name] = value
-            elif isinstance(value, dict):
-                known[name] = self._drop_removed(value, f"{key}.")
-            elif key not in REMOVED:
-                self._refuse_unknown(key)
-            elif value not in REMOVED[key]:
-                allowed = " or ".join(map(format_value, REMOVED[key]))
-                raise UserError(f"{key} = {value}: was removed; it must be {allowed}")
-        return known
+            if f"--{key}" not in flags:
+                if not isinstance(value, dict):
+                    self._refuse_unknown(key)
+                self._check_keys(value, f"{key}.")
 
     def _refuse_unknown(self, name: str) -> NoReturn:
         """Raise UserError for an unknown flag (with dashes) or an unknown key of a file."""
@@ -117,8 +99,6 @@ class Parser(ArgumentParser):
         known = {flag.removeprefix("--"): action for flag, action in self.flags.items()}
         if any(other.startswith(f"{key}.") for other in known):
             raise UserError(f"{name} is a section; set its keys, as in {name}.KEY")
-        if key in REMOVED:
-            raise UserError(f"{name}: was removed; leave it out")
         shown = [
             other
             for other in known
@@ -169,7 +149,6 @@ def _brief(meaning: str, width: int) -> str:
 @functools.cache
 def settings_parser() -> Parser:
     """Return the parser of configuration files."""
-
     parser = Parser(prog="nsgf train", add_help=False)
     add_settings(parser)
     return parser

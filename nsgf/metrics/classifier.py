@@ -15,7 +15,6 @@ from nsgf.config.schema import DataConfig
 from nsgf.data import ImageSet, target_set
 from nsgf.data.images import to_bytes
 from nsgf.metrics.distances import compare_features, require_fidelity, require_neighbours
-from nsgf.metrics.names import weakness
 from nsgf.models.small_classifier import SEED, load_or_train
 from nsgf.system.errors import UserError
 from nsgf.system.output import show
@@ -25,6 +24,8 @@ MOST = 10_000
 """Largest number of real images in the reference, and of samples compared with it: the cost of
 precision and recall grows with the product."""
 
+LEAST_ACCURACY = 0.9
+"""Smallest accuracy on held-out images for measuring samples."""
 NOISE = 256
 """Number of samples of pure noise that are measured."""
 
@@ -46,10 +47,8 @@ class ClassifierMetrics:
     ) -> None:
         """
         Args:
-            config: the data set.
             images: all training images, uint8, (N, C, H, W), in their published order.
             out_dir: folder of run folders; its ``.classifiers`` stores classifiers.
-            device: device of the classifier.
             log: gets a line after the classifier is trained.
 
         Raises:
@@ -71,8 +70,11 @@ class ClassifierMetrics:
         size = min(MOST, len(images) // 2)
         self.accuracy, self.reference_size = self._trained.accuracy, size
         """Accuracy of the classifier on held-out images, in [0, 1]; number of reference images."""
-        self.weakness = weakness(self.accuracy)
+        self.weakness = ""
         """Why the classifier must not measure; empty if it may."""
+        if self.accuracy < LEAST_ACCURACY:
+            right = f"{self.accuracy:.1%} right on held-out images"
+            self.weakness = f"{right}: too weak, measures left out (needs {LEAST_ACCURACY:.0%})"
         self._reference = self._features(images[order[:size]])
         self._others = images[order[size : size + MOST]]
 

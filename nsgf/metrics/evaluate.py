@@ -30,8 +30,7 @@ from nsgf.system.output import show
 from nsgf.training.precision import sampling_precision
 
 REPEATS = 3
-"""Number of times that points are drawn and measured.
-"""
+"""Number of times that points are drawn and measured."""
 NEAREST = 2048
 """Largest number of samples, and of real images, for distances to the nearest real image."""
 
@@ -50,8 +49,6 @@ def evaluate_run(
     Args:
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
             that holds the run, the file goes to ``OUT_DIR/RUN``: the run may be read-only.
-        run: its folder.
-        log: gets lines for the user.
         world: the processes that sample together; the first one measures; None: only this process.
 
     Returns:

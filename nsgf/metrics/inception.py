@@ -155,9 +155,7 @@ def inception_metrics(
 
     Args:
         samples: generated images, uint8, (N, C, H, W).
-        reference: real images.
-        network: the Inception network.
-        device, batch_size: device of the network, and number of images per call.
+        batch_size: number of images per call of the network.
         log: gets a line when features are saved.
 
     Returns:

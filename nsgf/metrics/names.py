@@ -27,8 +27,6 @@ NAMES = {
 entries."""
 FLOORS = {"nearest_real": "nearest_real_among_real"}
 """Keys of floors, for measures whose floor is not MEASURE_floor."""
-LEAST_ACCURACY = 0.9
-"""Smallest accuracy of a classifier on held-out images for measuring samples."""
 
 
 def name_of(key: str) -> str:
@@ -70,21 +68,3 @@ def _in_words(metrics: dict[str, Any], key: str) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_in_words(value, name)}" for name in value)
     return "not known" if value is None else str(value)
-
-
-def weakness(accuracy: float) -> str:
-    """Return why a classifier of this accuracy, in [0, 1], is not used; empty if it is good."""
-    right = f"{accuracy:.1%} right on held-out images"
-    why = f"{right}: too weak, measures left out (needs {LEAST_ACCURACY:.0%})"
-    return why if accuracy < LEAST_ACCURACY else ""
-
-
-def drop_weak(metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of ``metrics.json`` without measures of a weak classifier, which earlier
-    versions wrote."""
-    accuracy = metrics.get("classifier_accuracy")
-    if not isinstance(accuracy, float) or not (why := weakness(accuracy)):
-        return metrics
-    weak = tuple(key for key in NAMES if key.startswith("classifier_") and is_measure(key))
-    kept = {key: value for key, value in metrics.items() if not key.startswith(weak)}
-    return kept | {"classifier": why}

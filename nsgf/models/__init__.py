@@ -34,6 +34,3 @@ def time_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
 def count_parameters(model: nn.Module) -> int:
     """Return the number of trainable parameters."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-
-
-__all__ = ["count_parameters", "make_own", "time_network", "velocity_network"]

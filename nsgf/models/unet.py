@@ -265,5 +265,4 @@ class UNet(nn.Module):
 
 def _call_on_parts(layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
     """Concatenate inside the recomputed function, so that only the parts are stored."""
-
     return layer(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0], embedding)

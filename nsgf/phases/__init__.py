@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import Config, PhaseName
-from nsgf.phases.base import Phase, TrainedNetwork, load_network
+from nsgf.phases.base import Phase, load_network
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.generator import Generator
 from nsgf.phases.lines import NSF, Predictor
@@ -24,9 +24,9 @@ from nsgf.training.precision import sampling_precision
 
 _ALL: tuple[Phase, ...] = (NSGF(), NSF(), Predictor(), Peer(), Reflow(), Generator())
 _BY_NAME: dict[str, Phase] = {phase.name: phase for phase in _ALL}
-_ALGORITHM_4: tuple[Phase, ...] = (NSGF(), Predictor(), NSF())
+_ALGORITHM_4 = (NSGF(), Predictor(), NSF())
 """Phases of Algorithm 4, in sampling order."""
-_HAND_OVER: tuple[Phase, ...] = (NSGF(), NSF())
+_HAND_OVER = (NSGF(), NSF())
 """Phases of the hand-over, in sampling order: straight lines start where NSGF steps end."""
 
 
@@ -83,30 +83,6 @@ def previewed_phases(config: Config, phase: Phase) -> tuple[Phase, ...]:
     return (phase,)
 
 
-def join_legs(
-    config: Config,
-    phases: Sequence[Phase],
-    load: Callable[[Phase], TrainedNetwork],
-    device: torch.device,
-) -> tuple[FlowSampler, dict[str, str]]:
-    """Return a sampler with the legs of these phases, in order, and the training progress of its
-    networks by phase. ``load`` returns the network of a phase.
-
-    Raises:
-        UserError: torchdiffeq is needed but not installed.
-    """
-    legs, progress, called = [], dict[str, str](), _called(tuple(phases), config)
-    precision = sampling_precision(config, device)
-    for phase in phases:
-        network: Network = nn.Identity()  # never called
-        if phase in called:
-            trained = load(phase)
-            model, progress[phase.name] = trained.network, trained.progress
-            network = InferenceNetwork(model, precision, device)
-        legs.append(phase.leg(config, network))
-    return FlowSampler(legs), {name: progress[name] for name in _BY_NAME if name in progress}
-
-
 def load_sampler(
     config: Config, run: RunFolder, device: torch.device, phases: Sequence[Phase] | None = None
 ) -> tuple[FlowSampler, dict[str, str]]:
@@ -117,21 +93,14 @@ def load_sampler(
         UserError: a checkpoint is missing or does not fit, or torchdiffeq is needed but not
             installed.
     """
-
-    def load(phase: Phase) -> TrainedNetwork:
-        return load_network(phase, config, run, device)
-
-    return join_legs(config, phases or sampled_phases(config, run.has_checkpoint), load, device)
-
-
-__all__ = [
-    "Phase",
-    "TrainedNetwork",
-    "called_legs",
-    "get_phase",
-    "get_phases",
-    "join_legs",
-    "load_sampler",
-    "previewed_phases",
-    "sampled_phases",
-]
+    way = tuple(phases or sampled_phases(config, run.has_checkpoint))
+    legs, progress, called = [], dict[str, str](), _called(way, config)
+    precision = sampling_precision(config, device)
+    for phase in way:
+        network: Network = nn.Identity()  # never called
+        if phase in called:
+            trained = load_network(phase, config, run, device)
+            model, progress[phase.name] = trained.network, trained.progress
+            network = InferenceNetwork(model, precision, device)
+        legs.append(phase.leg(config, network))
+    return FlowSampler(legs), {name: progress[name] for name in _BY_NAME if name in progress}

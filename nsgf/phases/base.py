@@ -8,11 +8,7 @@ import torch
 from torch import nn
 
 from nsgf.config.leaves import find_contradictions
-from nsgf.config.schema import (
-    Config,
-    PhaseName,
-    family,
-)
+from nsgf.config.schema import Config, PhaseName, family
 from nsgf.data import Data, shape_and_classes
 from nsgf.models import count_parameters, make_own, velocity_network
 from nsgf.run import checkpoint
@@ -137,7 +133,6 @@ def new_network(
 def starting_network(phase: Phase, session: Session, other: Phase | None = None) -> nn.Module:
     """Return a phase's network before its first update, with the averaged weights of phase
     ``other``; None: with random weights.
-
 
     Raises:
         UserError: the other phase is not trained.

@@ -100,9 +100,8 @@ class NSF(LinePhase):
     follows = (*LinePhase.follows, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
-        model = starting_network(
-            self, session, NSGF() if session.config.nsf.init == "nsgf" else None
-        )
+        start = NSGF() if session.config.nsf.init == "nsgf" else None
+        model = starting_network(self, session, start)
         return NSFTask(model, *make_pairs(self, session, data), data.classes)
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
@@ -166,16 +165,15 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) ->
     """Return a function that runs Euler steps with a phase's trained network, from 0 to ``time``.
     Raise UserError if the phase is not trained."""
     trained = load_network(phase, session.config, session.run, session.device)
-    network = InferenceNetwork(
-        trained.network, trained.precision, session.device, session.log.write
-    )
+    log = session.log.write
+    network = InferenceNetwork(trained.network, trained.precision, session.device, log)
 
     @torch.no_grad()
     def transport(x: Tensor, *labels: Tensor) -> Tensor:
         def velocity(x: Tensor, t: Tensor) -> Tensor:
             return network(x, t, *labels)
 
-        return nsgf_steps(velocity, x, steps=steps, flow_time=time)
+        return nsgf_steps(velocity, x, steps, time)
 
     return transport
 

@@ -77,7 +77,6 @@ class Reflow(Phase):
 def path_ends(starts: Tensor, carry: Callable[[Tensor], Tensor], session: Session) -> Tensor:
     """Return the ends Z1 = ``carry``(Z0) for starts Z0 (N, *shape), both on the CPU.
 
-
     Raises:
         Stopped: a stop was requested; no path is kept.
     """

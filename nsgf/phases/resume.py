@@ -19,12 +19,9 @@ def pending_phases(
     """Return the phases to train, in order, and the phases among them that start again although
     they have a checkpoint.
 
-    Args:
-        config: the experiment.
-        run: the run folder.
-        first: start with this phase; earlier phases must be finished. From here on, a phase starts
-            again if it is finished or if it learned from a phase that starts again. Other
-            unfinished phases resume.
+    With ``first``, start with this phase; earlier phases must be finished. From here on, a phase
+    starts again if it is finished or if it learned from a phase that starts again. Other unfinished
+    phases resume.
 
     Raises:
         UserError: a checkpoint contradicts the configuration, or a phase before ``first`` is not

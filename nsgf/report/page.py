@@ -10,7 +10,7 @@ from nsgf.checks import check
 from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.data import class_names
-from nsgf.metrics.names import describe, drop_weak, is_measure, name_of
+from nsgf.metrics.names import describe, is_measure, name_of
 from nsgf.phases import get_phase
 from nsgf.plots.figures import draw_curves
 from nsgf.report.drawing import Album, draw_samples
@@ -73,7 +73,6 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
         missing = f"other pictures are left out: {error}"
         show(f"report: {missing}")
     metrics = read_object(home / "metrics.json") or read_object(run.path / "metrics.json")
-    metrics = drop_weak(metrics)
     file = write_page(
         home,
         "run",

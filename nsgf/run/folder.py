@@ -89,15 +89,9 @@ class RunFolder:
         Raises:
             UserError: it cannot be written.
         """
-        try:
-            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            for folder in (path, path.parent):
-                sync_folder(folder)
-        except OSError as error:
-            raise UserError(
-                f"out_dir: {path} cannot be written ({cause(error)}); "
-                "name another folder with --out-dir DIR"
-            ) from error
+        ensure_writable(path / "checkpoints")
+        for folder in (path, path.parent):
+            sync_folder(folder)
         return cls(path)
 
     def write_config(self, config: Config) -> None:
@@ -148,11 +142,11 @@ def results_folder(config: Config, run: RunFolder) -> Path:
     return run.path if out.resolve() in parents else out / home.name
 
 
-def ensure_writable(folder: Path) -> Path:
+def ensure_writable(folder: Path, flag: str = "--out-dir DIR") -> Path:
     """Create a folder if needed, check that files can be written into it, and return it.
 
     Raises:
-        UserError: no file can be written.
+        UserError: no file can be written; the message names ``flag``, which changes the folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,8 +154,7 @@ def ensure_writable(folder: Path) -> Path:
             probe.write(b"x")
     except OSError as error:
         raise UserError(
-            f"{folder} cannot be written ({cause(error)}); name a folder for the results with "
-            "--out-dir DIR, or copy the run folder to where you may write"
+            f"{folder} cannot be written ({cause(error)}); name another folder with {flag}"
         ) from error
     return folder
 

@@ -43,16 +43,11 @@ def generate(
     do not depend on the number of processes.
 
     Args:
-        sampler: for example from :func:`nsgf.phases.load_sampler`.
         source: stream of mu0; its first ``n`` samples are used.
-        n: number of samples.
-        device: device of the sampler.
         keep: for images: return all samples as bytes, and only the first ``keep`` as floats; None:
             return all as floats.
         world: processes that divide the batches; None: only this process.
         folder: folder with a file for each finished batch, to read and to extend; None: no files.
-        progress: whether to show progress.
-
     Returns:
         All samples in the first process; no samples in the other processes.
 
@@ -105,13 +100,8 @@ def _joined(batches: list[Batch], n: int) -> Samples:
 def batch_folder(
     samples: Path, sampler: FlowSampler, device: torch.device, keep: int | None
 ) -> Path:
-    """Return the folder for the batches of an evaluation, ``.drawn-DIGEST``, where DIGEST depends
-    on all settings.
-
-    Args:
-        samples: the folder of a run's samples.
-        sampler, device, keep: see :func:`generate`.
-    """
+    """Return the folder for the batches of an evaluation inside a run's folder of samples,
+    ``.drawn-DIGEST``, where DIGEST depends on all settings. ``keep``: see :func:`generate`."""
     config = sampler.config
     settings = fixed_values(config, SECTIONS)
     wanted = [settings, config.evaluation.num_samples, keep, device.type]

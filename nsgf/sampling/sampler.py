@@ -106,9 +106,7 @@ class NSGFSteps(Leg):
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         velocity, length = self.velocity(samples.labels), flow_time(self.config.flow)
-        samples.x = nsgf_steps(
-            velocity, samples.x, steps=self._steps, flow_time=length, observe=observe
-        )
+        samples.x = nsgf_steps(velocity, samples.x, self._steps, length, observe)
 
     @property
     def expected_calls(self) -> int | None:
@@ -209,7 +207,6 @@ class FlowSampler:
     def labels(self, positions: range) -> Tensor | None:
         """Return the classes of the samples at these positions, int64, (n,): ``sampling.label``, or
         each class in turn; None if the networks take no classes."""
-
         classes = data_classes(self.config.data)
         label = class_number(self.config.data, self.config.sampling.label)
         if not classes:
@@ -261,12 +258,7 @@ def calls_per_velocity(config: Config) -> int:
 
 
 def nsgf_steps(
-    velocity: Velocity,
-    x: Tensor,
-    *,
-    steps: int,
-    flow_time: float,
-    observe: Observer | None = None,
+    velocity: Velocity, x: Tensor, steps: int, flow_time: float, observe: Observer | None = None
 ) -> Tensor:
     """Run Algorithm 2 on samples x of mu0, (B, *shape): x <- x + eta v_theta(x, s/S) for
     s = 0 .. S-1, eta = flow_time / S. With S = T, eta is the flow's step size."""
@@ -309,10 +301,8 @@ def limit_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config
     NSGF++ uses one call for the predictor, then at most T and at most half of the others for NSGF
     steps, and the rest for the straight flow (a Heun step needs two). dopri5 ignores the limit.
 
-    Args:
-        config: configuration of a run.
-        legs: the legs with network calls, in order.
-        calls: at least the smallest number from :func:`possible_calls`.
+    ``legs`` are the legs with network calls, in order; ``calls`` is at least the smallest number
+    from :func:`possible_calls`.
     """
     if OneCall in legs:
         return config

@@ -7,7 +7,7 @@ from typing import Any
 from nsgf.config.schema import ONE_CALL, PEER_PHASES, Config
 from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import report
-from nsgf.metrics.names import drop_weak, is_measure, name_of
+from nsgf.metrics.names import is_measure, name_of
 from nsgf.phases import Phase
 from nsgf.phases.generator import count_targets
 from nsgf.run.folder import RunFolder, phase_stem
@@ -85,7 +85,7 @@ def card(
 def same_measures(config: Config, run: RunFolder, updates: dict[str, str]) -> dict[str, Any]:
     """Return ``metrics.json`` if it was measured after these updates, and with classes under the
     same guidance; else nothing."""
-    found = drop_weak(read_object(run.path / "metrics.json"))
+    found = read_object(run.path / "metrics.json")
     its = found.get("updates")
     same = isinstance(its, dict) and bool(its) and its.items() <= updates.items()
     if config.data.conditional:

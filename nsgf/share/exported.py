@@ -24,8 +24,8 @@ from nsgf.config.files import Content, build, drop_machine_settings, pretrained_
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import Config, PhaseName
-from nsgf.phases import Phase, TrainedNetwork
-from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, restored_network
+from nsgf.phases import Phase
+from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, TrainedNetwork, restored_network
 from nsgf.run.checkpoint import is_finite, newer_format_error
 from nsgf.run.folder import RunFolder, check_links, phase_stem
 from nsgf.system.errors import UserError, cause, one_line

@@ -41,12 +41,8 @@ def fit(
 ) -> None:
     """Train one phase, from its checkpoint if there is one, to its last update, and save it.
 
-    Args:
-        phase: name of the phase; also names its settings, checkpoint and records.
-        task: network, batches and loss.
-        session: configuration, run folder, log, device and processes.
-        now: a monotonic clock, in seconds.
-        prepare_seconds: time spent before the first update, for ``costs.jsonl``.
+    ``now`` is a monotonic clock, and ``prepare_seconds`` the time spent before the first update,
+    for ``costs.jsonl``, both in seconds.
 
     Raises:
         Stopped: ``session.stop`` ended training before the last update; a checkpoint is saved.

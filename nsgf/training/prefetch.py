@@ -32,13 +32,6 @@ def should_prefetch(config: Config, task: Task, device: torch.device) -> bool:
     return task.reads_disk or (device.type == "cuda" and is_image_set(config.data.name))
 
 
-def _thread(device: torch.device) -> ThreadPoolExecutor:
-    """Return a thread whose current card is the network's card."""
-    if device.type != "cuda":
-        return ThreadPoolExecutor(1, "batches")
-    return ThreadPoolExecutor(1, "batches", torch.cuda.set_device, (device,))
-
-
 class Batches:
     """The batches of a phase. Batch k has the samples k B to (k + 1) B - 1, divided among the
     processes."""
@@ -55,10 +48,12 @@ class Batches:
         """With ``prefetch`` a thread draws batches until :meth:`close`; for a card it also copies
         them from pinned memory on a separate stream."""
         self._task, self._size, self._device, self._world = task, batch_size, device, world
-        self._thread = _thread(device) if prefetch else None
+        self._thread = ThreadPoolExecutor(1, "batches") if prefetch else None
         self._ahead: deque[tuple[int, Future[Loaded]]] = deque()
         self._stream = torch.cuda.Stream(device) if prefetch and device.type == "cuda" else None
-        if self._stream is not None:  # the task may still be computing data for its batches
+        if self._thread is not None and self._stream is not None:
+            self._thread.submit(torch.cuda.set_device, device)
+            # the task may still be computing data for its batches
             self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def at(self, step: int) -> Batch:

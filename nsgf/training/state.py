@@ -180,7 +180,6 @@ class TrainState:
     def _average(self) -> None:
         """Move the averaged weights towards the weights. ``torch.optim.swa_utils`` would make a new
         function for each update, which profilers keep."""
-
         decay = ema_decay(self.step, self.config)
         torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
         for average, buffer in zip(self.ema.buffers(), self.forward.model.buffers(), strict=True):

@@ -76,5 +76,4 @@ class Task(ABC):
 
 def squared_error(forward: NetworkCall, batch: Batch) -> Tensor:
     """Return the mean squared error of the network's outputs."""
-
     return functional.mse_loss(forward(*batch.inputs), batch.target)

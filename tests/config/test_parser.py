@@ -1,7 +1,7 @@
 import pytest
 
 from nsgf.config.files import nest_keys
-from nsgf.config.parser import REMOVED, settings_parser
+from nsgf.config.parser import settings_parser
 from nsgf.system.errors import UserError
 
 GOOD = [
@@ -44,25 +44,6 @@ def test_values_of_a_file_get_their_type():
     for wrong in ({"exp": 5}, {"seed": 1.0}, {"smoke": "x"}, {"seed": {}}, {1: 2}, {"nsgf": None}):
         with pytest.raises(UserError):
             settings_parser().check_types(wrong)
-
-
-@pytest.mark.parametrize("key", REMOVED)
-def test_removed_settings_are_read_with_the_value_that_holds_and_refused_with_another(key):
-    """Run folders of earlier versions name them."""
-    old = {"exp": "2d", **nest_keys({key: REMOVED[key][0]})}
-    assert settings_parser().check_types(old) == {"exp": "2d"}
-    with pytest.raises(UserError, match=rf"^{key} = other: "):
-        settings_parser().check_types({"exp": "2d", **nest_keys({key: "other"})})
-    with pytest.raises(UserError, match=rf"^--{key}: was removed"):
-        settings_parser().parse_flags([f"--{key}=other"])
-
-
-def test_generators_of_earlier_runs_are_read_unless_they_would_be_sampled_otherwise():
-    old = {"exp": "2d", "generator": {"init": "nsgf", "residual": True}}
-    assert settings_parser().check_types(old) == {"exp": "2d"}
-    old["generator"]["init"] = "random"
-    with pytest.raises(UserError, match=r"generator\.residual"):
-        settings_parser().check_types(old)
 
 
 def test_nested_settings():

@@ -59,19 +59,6 @@ def test_damaged_checkpoint_without_one_before_says_how_to_train_its_phase_anew(
     assert main(["sample", *argv, "--num-samples", "9"]) == 0
 
 
-def test_run_whose_settings_have_a_removed_key_continues_or_is_refused(tiny_run, capsys):
-    """Earlier versions wrote the key: its value is ignored if nothing else is possible now."""
-    own = tiny_run.config_file.read_text()
-    argv = ["--run", str(tiny_run.path)]
-    tiny_run.config_file.write_text(own.replace("mlp:\n", "mlp:\n    depth: 3\n"))
-    assert main(["train", *argv, "--resume"]) == 0
-    assert main(["sample", *argv, "--num-samples", "9"]) == 0
-    tiny_run.config_file.write_text(own.replace("mlp:\n", "mlp:\n    depth: 2\n"))
-    capsys.readouterr()
-    assert main(["sample", *argv]) == 2
-    assert "model.mlp.depth = 2: " in capsys.readouterr().err
-
-
 def test_run_folder_may_be_moved(tiny, tiny_run, tmp_path):
     moved = RunFolder(Path(shutil.move(tiny_run.path, tmp_path / "elsewhere")))
     longer = replace(tiny, predictor=replace(tiny.predictor, iterations=14))

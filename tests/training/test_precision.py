@@ -57,13 +57,6 @@ def test_samples_are_drawn_in_the_runs_precision_or_in_float32(monkeypatch, capa
         assert sampling_precision(config, device) == "fp32"
 
 
-def test_untried_devices_compute_in_float32():
-    assert pick_precision("auto", torch.device("mps")) == "fp32"
-    for short in ("bf16", "fp16"):
-        with pytest.raises(UserError, match=rf"train\.precision = {short}: untested on mps"):
-            pick_precision(short, torch.device("mps"))
-
-
 def test_device_settings_hold_inside_and_are_gone_outside():
     def now():
         cudnn = torch.backends.cudnn
