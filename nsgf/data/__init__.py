@@ -11,9 +11,9 @@ from copy import copy
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.data.arrays import image_set, inspect_images
 from nsgf.data.images import IMAGE_SETS, ImageSet
 from nsgf.data.own import Inspection, TableSet, inspect_points, read_found, read_points
+from nsgf.data.own_images import image_set, inspect_images
 from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
 from nsgf.data.samplers import (
     ClassSampler,
