@@ -1,9 +1,8 @@
 import runpy
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
-from nsgf.config.describe import describe_type, format_value, setting_descriptions
+from nsgf.config.describe import setting_descriptions
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import OF_PHASES, OptimConfig, Settings
 
@@ -28,10 +27,3 @@ def test_the_page_of_the_configuration_is_the_one_that_the_schema_gives():
     assert ends["seed"] == ends["model.unet.mult"] == ends["nsf.coupling"] == "no"
     assert ends["optim.lr"] == "after the phase"
     assert ends["data.root"] == ends["train.log_every"] == ends["optim.iterations"] == "yes"
-
-
-def test_types_and_values_in_words():
-    assert describe_type(float | None) == "a number or null"
-    assert describe_type(list[Literal["a", "b"]]) == "a list, each one of a, b"
-    assert describe_type(int | Literal["auto"]) == "an integer or auto"
-    assert [format_value(value) for value in (None, True, [1, "a"])] == ["null", "true", "[1, a]"]

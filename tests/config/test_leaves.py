@@ -3,7 +3,6 @@ from dataclasses import asdict
 import pytest
 
 from nsgf.config.leaves import Range, find_contradictions, leaves
-from nsgf.config.schema import Config
 from nsgf.phases import get_phase
 from nsgf.phases.base import FREE_IN_SAMPLING
 from tests.conftest import shipped
@@ -75,11 +74,3 @@ def test_settings_that_a_checkpoint_lacks_had_their_defaults():
     found = find_contradictions(saved, now, ["sinkhorn", "model.unet.channels"])
     assert found[0] == "sinkhorn.target_batch: the checkpoint has None, this command 9"
     assert found[1] == "model.unet.channels: the checkpoint has 32, this command 64"
-
-
-def test_leaves_that_may_change_are_marked_in_the_schema():
-    free = {key for key, _, item in leaves(Config()) if item.is_free}
-    assert free == {
-        *("data.root", "data.path", "data.download"),
-        *("pool.storage", "pool.build_batch", "model.checkpoint_activations"),
-    }

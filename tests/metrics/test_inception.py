@@ -111,20 +111,6 @@ def loads(monkeypatch):
     return given
 
 
-def test_a_weights_file_is_read_once(loads, tmp_path, monkeypatch):
-    """Whatever takes its place after it was checked is not looked at."""
-    file, checked = tmp_path / "w.pth", torch.load
-    torch.save({"x": torch.ones(2)}, file)
-
-    def load(*args, **how):
-        file.write_bytes(b"another")
-        return checked(*args, **how)
-
-    monkeypatch.setattr("nsgf.metrics.inception.torch.load", load)
-    Inception(file)
-    assert torch.equal(loads[0]["x"], torch.ones(2))
-
-
 def test_a_file_planted_in_torchs_cache_is_not_executed(loads, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nsgf.checks import check
 from nsgf.config.schema import UNetConfig
 from nsgf.data import data_set
-from nsgf.models import count_parameters, time_network, velocity_network
+from nsgf.models import time_network, velocity_network
 from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
 from nsgf.system.errors import UserError
@@ -33,10 +33,6 @@ def test_networks_of_an_experiment(name, shape, phase):
         assert first(x).shape == (3,)
     else:
         assert first(x, torch.rand(3)).shape == x.shape
-
-
-def test_parameters_are_counted():
-    assert count_parameters(torch.nn.Linear(3, 4)) == 16
 
 
 @given(

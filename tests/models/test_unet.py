@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.functional import silu
 
 from nsgf.config.schema import UNetConfig
-from nsgf.models.unet import Downsample, ResBlock, Stage, UNet, Upsample
+from nsgf.models.unet import ResBlock, Stage, UNet
 
 SHAPES = {
     "digits": ((1, 8, 8), UNetConfig(channels=32, mult=[1, 2], attention=[4])),
@@ -142,12 +142,6 @@ def test_residual_block_is_its_formula():
     h = block.norm(h) * (1 + time[:, :64]) + time[:, 64:]
     expected = block.shortcut(x) + block.second[2](silu(h))
     torch.testing.assert_close(block(x, embedding), expected)
-
-
-def test_down_and_up_change_the_resolution_by_two():
-    x = torch.randn(1, 4, 14, 14)
-    assert Downsample(4)(x, None).shape == (1, 4, 7, 7)
-    assert Upsample(4)(x).shape == (1, 4, 28, 28)
 
 
 def test_dropout_acts_in_training_only():

@@ -11,7 +11,7 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network, new_network
-from nsgf.phases.generator import GeneratorTask, group_problems, nearest_multiple
+from nsgf.phases.generator import GeneratorTask, nearest_multiple
 from nsgf.run import checkpoint
 from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
@@ -34,12 +34,6 @@ def one_call(tiny):
 def task_of(config) -> GeneratorTask:
     model = new_network(get_phase("generator"), config, CPU)
     return GeneratorTask(model, Data(config.data, config.seed), config)
-
-
-def test_batches_of_one_group_need_two_samples_for_each_process(one_call):
-    config = replace(one_call, generator=replace(one_call.generator, batch_size=5))
-    assert list(group_problems(config, 2)) == []
-    assert "generator.batch_size" in next(group_problems(config, 3))
 
 
 def test_generator_trains_samples_and_evaluates(one_call):

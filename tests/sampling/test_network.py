@@ -161,15 +161,10 @@ def test_no_setting_of_sampling_changes_what_is_learned_from(tiny, tiny_run):
         assert not torch.equal(full, short)
 
 
-def test_paths_are_walked_in_the_precision_that_their_network_was_trained_in(tiny, tiny_run):
-    """In float32 by earlier versions, whose checkpoints do not say, and where the device has not
-    that precision."""
-    file, x = tiny_run.checkpoint_file("nsgf"), torch.randn(64, 2)
+def test_lines_start_in_float32_where_the_device_lacks_the_precision_of_training(tiny, tiny_run):
+    file, x, found = tiny_run.checkpoint_file("nsgf"), torch.randn(64, 2), []
     session = Session(tiny, tiny_run, RunLog(tiny_run.path), CPU)
-    payload, found = checkpoint.load(file), []
-    for precision in ("fp32", "fp16", None, ["bf16"]):
+    for precision in ("fp32", "fp16"):
         trained_in(precision, file)
         found.append(load_nsgf_steps(session)(x))
-    checkpoint.save(file, {key: part for key, part in payload.items() if key != "precision"})
-    found.append(load_nsgf_steps(session)(x))
-    assert all(torch.equal(found[0], other) for other in found)
+    assert torch.equal(*found)

@@ -2,10 +2,7 @@ import gc
 import itertools
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 import time
 import tracemalloc
 from dataclasses import replace
@@ -253,22 +250,6 @@ def test_a_good_update_ends_a_row_of_bad_ones(tiny, monkeypatch):
     run_fit(tiny, trainer, iterations=30)
 
 
-@pytest.mark.usefixtures("few_lines")
-def test_nothing_that_is_not_finite_is_saved(tiny):
-    """Not even when a checkpoint is due right after the fault, long before the next log line."""
-    trainer = Quadratic()
-    trainer.model.weight.register_hook(
-        lambda gradient: gradient * (math.inf if len(trainer.drawn) == 10 else 1)
-    )
-    train = {"log_every": 40, "checkpoint_every": 5}
-    run = run_fit(tiny, trainer, train=train, iterations=10, clip_norm=None)
-    payload = saved(run)
-    assert payload["step"] == 10
-    assert payload["model"]["weight"].isfinite().all()
-    assert payload["ema"]["weight"].isfinite().all()
-    assert "step 10 skipped" in log(run)
-
-
 def test_out_of_memory_beside_the_network_is_one_line(tiny):
     class Hungry(Quadratic):
         def batch(self, *drawn):
@@ -300,21 +281,6 @@ def test_checkpoints_know_nothing_of_compilation(tiny):
     for part in ("model", "ema"):
         assert list(payloads[0][part]) == ["weight"]
         torch.testing.assert_close(*(payload[part] for payload in payloads), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.e2e
-def test_compiled_code_is_kept_among_the_users_caches(tmp_path):
-    """In a process of its own: torch settles on a folder once."""
-    runs, caches = tmp_path / "runs", tmp_path / "caches"
-    command = [sys.executable, "-m", "nsgf", "train", "--exp", "2d", "--smoke", "--device", "cpu"]
-    command += ["--train.compile", "true", "--out-dir", str(runs)]
-    environment = {key: value for key, value in os.environ.items() if "INDUCTOR" not in key}
-    environment["XDG_CACHE_HOME"] = str(caches)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "nsgf: compiled in" in done.stdout
-    assert list((caches / "nsgf" / "compiled").iterdir())
-    assert [path.name for path in runs.iterdir() if path.name.startswith(".")] == []
 
 
 @pytest.mark.e2e

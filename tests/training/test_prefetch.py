@@ -44,14 +44,6 @@ def test_batch_k_holds_its_samples(prefetch):
             assert torch.equal(batch.target, -expected)
 
 
-def test_a_batch_that_was_drawn_ahead_is_not_drawn_again():
-    numbers = Numbers()
-    with closing(Batches(numbers, 5, CPU, World(), prefetch=True)) as batches:
-        for step in range(6):
-            batches.at(step)
-    assert len(numbers.drawn) == len({part.start for part in numbers.drawn})
-
-
 def test_seeds_stay_on_the_host_and_labels_go_to_the_device():
     """A seed (int64) that was sent to a card would have to be waited for."""
 

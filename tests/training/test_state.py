@@ -13,7 +13,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.precision import Forward
-from nsgf.training.state import PendingStats, StepStats, TrainState, ema_decay, lr_factor
+from nsgf.training.state import TrainState, ema_decay, lr_factor
 from nsgf.training.task import Batch
 from tests.conftest import shipped
 from tests.run.test_checkpoint import START
@@ -293,23 +293,3 @@ def test_loss_is_the_one_that_was_given(accumulate):
         accumulate=accumulate,
     )
     assert state.update(trainer.batch(*trainer.draw(range(8)))).read().norm == pytest.approx(1)
-
-
-def test_stats_are_averaged_and_checked():
-    assert StepStats.mean([StepStats(1.0, 2.0), StepStats(3.0, 6.0)]) == StepStats(2.0, 4.0)
-    assert not StepStats(math.inf, 1.0).is_finite
-    assert not StepStats(1.0, math.nan).is_finite
-
-
-def test_copy_is_awaited_where_nothing_says_when_it_arrives(monkeypatch):
-    """Only cards have their event."""
-    waits, to = [], torch.Tensor.to
-
-    def spy(tensor, *args, **kwargs):
-        waits.append(not kwargs["non_blocking"])
-        return to(tensor, *args, **kwargs)
-
-    monkeypatch.setattr(torch.Tensor, "to", spy)
-    pending = PendingStats(7, torch.tensor(0.5), torch.tensor(2.0))
-    assert waits == [True]
-    assert (pending.step, pending.read()) == (7, StepStats(0.5, 2.0))
