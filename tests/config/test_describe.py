@@ -9,7 +9,7 @@ from nsgf.config.schema import OF_PHASES, OptimConfig, Settings
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_setting_is_described_once_but_for_what_phases_inherit():
+def test_every_setting_is_described_once_and_inherited_ones_under_optim():
     apply_optim = {f"{phase}.{name}" for phase in OF_PHASES for name in asdict(OptimConfig())}
     keys = {key for key, _, _ in leaves(Settings())}
     sections = {key.rpartition(".")[0] for key in keys}
@@ -18,7 +18,7 @@ def test_every_setting_is_described_once_but_for_what_phases_inherit():
     assert all(text.endswith(".") for text in found.values())
 
 
-def test_the_page_of_the_configuration_is_the_one_that_the_schema_gives():
+def test_configuration_page_is_up_to_date_with_the_schema():
     script = runpy.run_path(str(ROOT / "scripts" / "write_configuration_doc.py"))
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert page == script["document"](), "python scripts/write_configuration_doc.py"

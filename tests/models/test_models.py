@@ -17,7 +17,7 @@ from tests.conftest import shipped
 
 @pytest.mark.parametrize("phase", ["nsgf", "nsf", "predictor"])
 @pytest.mark.parametrize(("name", "shape"), [("2d", (2,)), ("digits", (1, 8, 8))])
-def test_networks_of_an_experiment(name, shape, phase):
+def test_new_networks_depend_on_the_seed_and_return_the_right_shapes(name, shape, phase):
     torch.manual_seed(1)
     before = torch.get_rng_state()
     first, again, other = (
@@ -46,7 +46,7 @@ def test_networks_of_an_experiment(name, shape, phase):
 )
 @example("digits", [2], [], 1, 1, [1], 1)
 @example("digits", [1, 1, 1, 1], [3], 1, 1, [1, 1, 1], 1)
-def test_every_architecture_that_is_not_refused_works(
+def test_every_accepted_architecture_works(
     name, mult, attended, heads, res_blocks, predictor, batch
 ):
     """On torch's meta device, which computes shapes alone."""

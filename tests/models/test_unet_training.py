@@ -69,7 +69,7 @@ def test_norm_runs_outside_autocast_with_weights_of_its_inputs_type(monkeypatch)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_everything_between_the_convolutions_is_16_bit_under_autocast(device):
+def test_unet_is_16_bit_under_autocast_between_convolutions(device):
     config = UNetConfig(channels=32, mult=[1, 2], attention=[4])
     model = small_unet(config=config).to(device)
     x, t = (z.to(device) for z in images())
@@ -119,7 +119,7 @@ def test_attention_and_its_gradients_in_either_layout(layout):
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", ["digits", "mnist", "cifar10"])
-def test_fused_kernels_take_every_attention_of_the_shipped_networks(name, layout, monkeypatch):
+def test_every_attention_of_shipped_networks_can_use_fused_kernels(name, layout, monkeypatch):
     """torch takes plain matrix products without a word where the last stride is not 1, and kernels
     for unaligned memory where rows do not begin at multiples of 16 bytes, 8 values of 16 bit."""
     config, shape, shapes = shipped(name).model, data_set(name).shape, set()
@@ -162,7 +162,7 @@ def test_recomputed_activations_give_the_same_gradients(dropout):
         assert torch.equal(gradient, recomputed[name]), name
 
 
-def test_every_stage_is_recomputed_once_and_only_for_gradients():
+def test_each_stage_is_recomputed_once_and_only_for_gradients():
     config = shipped("digits", "--model.checkpoint_activations=true").model
     model, calls = awake(velocity_network(config, (1, 8, 8))), []
     stages = [module for module in model.modules() if isinstance(module, Stage)]
@@ -205,7 +205,7 @@ def check_compiled(model: nn.Module, *inputs: torch.Tensor) -> None:
         torch.testing.assert_close(parameter.grad, expected, atol=1e-5, rtol=1e-3, msg=name)
 
 
-def test_compiles_as_one_graph_under_autocast():
+def test_residual_block_compiles_as_one_graph_under_autocast():
     torch._dynamo.reset()
     block = awake(ResBlock(32, 32, 16, UNetConfig()))
     compiled = torch.compile(block, backend="eager", fullgraph=True)
