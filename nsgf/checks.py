@@ -35,7 +35,7 @@ from nsgf.phases.generator import count_groups, group_problems, nearest_multiple
 from nsgf.system.errors import UserError, list_names
 
 EXP = re.compile(r"[\w-]{1,100}")
-DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:[0-9]{1,2})?")
+DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
 
 Rule = tuple[bool, str, str]
 """Whether a setting is wrong, its key, and the message after ``KEY = VALUE:``."""
@@ -111,8 +111,8 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     allowed = dict.fromkeys(names[: end + 1] for names in families for end in range(len(names)))
     wanted = ", ".join(f"[{','.join(names)}]" for names in allowed)
     yield tuple(config.phases) not in allowed, "phases", f"must be one of {wanted}"
-    devices = "must be auto, cpu, cuda, cuda:N, mps or xpu"
-    yield not DEVICE.fullmatch(config.device), "device", devices
+    is_device = DEVICE.fullmatch(config.device)
+    yield not is_device, "device", "must be auto, cpu, cuda or cuda:N"
 
     nsf, peer, generator, sampling = config.nsf, config.peer, config.generator, config.sampling
     useless = bool(nsf.coupling_batch) and nsf.coupling != "ot"

@@ -261,9 +261,8 @@ class TrackingConfig:
     """Experiment tracker, in addition to the files in the run folder."""
 
     tracker: Literal["none", "wandb", "wandb-offline", "tensorboard"] = "none"
-    """wandb: upload to Weights & Biases, or keep files offline if that fails; wandb-offline: keep
-    files in the run folder for `wandb sync`; tensorboard: write files in the run folder. W&B reads
-    WANDB_PROJECT and WANDB_ENTITY."""
+    """wandb: upload to Weights & Biases; wandb-offline: keep files in the run folder for `wandb
+    sync`; tensorboard: write files in the run folder. W&B reads WANDB_PROJECT and WANDB_ENTITY."""
 
 
 @dataclass
@@ -349,7 +348,7 @@ class Config:
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of every random number of the run."""
     device: str = "auto"
-    """auto (cuda if torch can use one, else cpu), cpu, cuda, cuda:N; untested: mps, xpu."""
+    """auto (cuda if torch can use one, else cpu), cpu, cuda, cuda:N."""
     out_dir: Annotated[str, MACHINE_PATH] = "runs"
     """Folder in which run folders are made."""
     smoke: bool = False

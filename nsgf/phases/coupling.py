@@ -9,7 +9,6 @@ from torch import Tensor
 from nsgf.data import Sampler
 from nsgf.data.samplers import pages
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import wide_float
 
 
 def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
@@ -23,8 +22,7 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
     """
     from scipy.optimize import linear_sum_assignment
 
-    wide = wide_float(start.device)
-    cost = torch.cdist(start.flatten(1).to(wide), end.flatten(1).to(wide)).square().cpu()
+    cost = torch.cdist(start.flatten(1).double(), end.flatten(1).double()).square().cpu()
     if not cost.isfinite().all():
         raise UserError("nsf.coupling = ot: a point is not finite, so it cannot be paired")
     return torch.from_numpy(linear_sum_assignment(cost.numpy())[1]).to(end.device)

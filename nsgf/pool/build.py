@@ -49,8 +49,8 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
             positions = torch.empty(size, dtype=getattr(torch, dtype))
     except OSError as error:
         raise UserError(
-            f"pool.storage = {config.pool.storage}: the pool folder {folder} cannot be written "
-            f"({cause(error)}); name another one with --out-dir DIR"
+            f"pool.storage = {config.pool.storage}: {folder} cannot be written ({cause(error)}); "
+            "name another folder with --out-dir DIR"
         ) from error
     pool = TrajectoryPool(positions, time_step(config.flow), finished * flow_shape[0])
     if world.any(finished < len(share)):
@@ -82,8 +82,7 @@ class Simulation:
         (k + 1) m - 1, so any part of the pool can be built again.
 
         Raises:
-            UserError: the solver refuses the clouds, e.g. because the blur is too small for
-                float32.
+            UserError: a flow diverges, or the blur is too small for float32.
         """
         sinkhorn, flow = self.config.sinkhorn, self.config.flow
         clouds = []
@@ -101,11 +100,8 @@ class Simulation:
             ) from error
 
     def try_flows(self, numbers: range, pool: TrajectoryPool) -> bool:
-        """Append these flows to the pool; return False if the card's memory is too small.
-
-        Raises:
-            UserError: even a single flow does not fit, or see :meth:`flows`.
-        """
+        """Append these flows to the pool; return False if the card's memory is too small for
+        them. Raise UserError if it is too small for one flow."""
         before = asdict(self.solver.report)
         try:
             pool.append(self.flows(numbers))

@@ -1,8 +1,4 @@
-"""Compute the size of pool and solver, and compare it with free memory and disk space.
-
-A *flow* is the simulation of one mini-batch, a *trajectory* the path of one particle. The pool
-holds ``pool.num_batches`` flows with ``sinkhorn.batch_size`` trajectories each.
-"""
+"""Compute the size of pool and solver, and compare it with free memory and disk space."""
 
 import math
 from pathlib import Path
@@ -59,16 +55,12 @@ def flow_bytes(config: Config, shape: tuple[int, ...]) -> int:
     larger = max(n, m)
     rows = larger if config.sinkhorn.solver == "geomloss" else n  # geomloss also solves y to y
     positions = 2 * (config.flow.steps + 1)  # the computed positions and a converted copy
-    values = (positions * n + CLOUDS * larger) * math.prod(shape) + MATRICES * rows * larger
-    return 4 * values
+    return 4 * ((positions * n + CLOUDS * larger) * math.prod(shape) + MATRICES * rows * larger)
 
 
 def build_batch(config: Config, shape: tuple[int, ...], device: torch.device) -> int:
-    """Return the number of flows that are simulated together.
-
-    This is ``pool.build_batch``, or as many as fit into a fixed budget. It depends on settings and
-    device but not on free memory, because it affects rounding.
-    """
+    """Return the number of flows that are simulated together. It depends on settings and device but
+    not on free memory, because it affects rounding."""
     if config.pool.build_batch != "auto":
         return min(config.pool.build_batch, config.pool.num_batches)
     budget: float = BUILD_BYTES
@@ -85,24 +77,21 @@ def plan_pool(
     run: RunFolder | None = None,
     world: World | None = None,
 ) -> PoolPlan:
-    """Choose the pool's type, and check that pool and solver fit.
+    """Choose the pool's type, and check that pool and solver fit. On a graphics card the solver is
+    not checked: the flows at a time are halved when its memory is full.
 
-    On a CPU the solver shares the memory with the pool. On a graphics card the solver is not
-    checked: the number of simultaneous flows is halved when its memory is full. Without ``run``,
-    plan for a new run in ``config.out_dir``.
+    Without ``run``, plan for a new run in ``config.out_dir``.
 
     Raises:
         UserError: it does not fit, or the run has a pool with other settings.
     """
-    memory = available_bytes()
-    solver = 0
+    memory, solver = available_bytes(), 0
     if device.type == "cpu":
         solver = build_batch(config, shape, device) * flow_bytes(config, shape) // 2
     if solver > MEMORY_SHARE * memory:
         raise UserError(
-            f"sinkhorn.batch_size = {config.sinkhorn.batch_size}: flows against "
-            f"{config.sinkhorn.targets} targets need about {format_bytes(solver)} of memory, "
-            f"{format_bytes(memory)} are free; use a smaller "
+            f"sinkhorn.batch_size = {config.sinkhorn.batch_size}: flows need about "
+            f"{format_bytes(solver)} of memory, {format_bytes(memory)} are free; use a smaller "
             "sinkhorn.batch_size or sinkhorn.target_batch"
         )
     taken = 0

@@ -52,11 +52,7 @@ class Header:
 
 
 def read_header(folder: Path) -> Header | None:
-    """Return the header in ``folder``; None if there is none.
-
-    Raises:
-        UserError: it is damaged, has another format or cannot be read.
-    """
+    """Return the header in ``folder``; None if there is none. Raise UserError if it is damaged."""
     file = folder / "header.json"
     if not file.is_file():
         return None
@@ -94,12 +90,10 @@ def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict
 def matching_header(
     folder: Path, config: Config, shape: tuple[int, ...], dtype: str | None = None
 ) -> Header | None:
-    """Return the header in ``folder`` if it matches these settings (and ``dtype``, unless None);
-    else None.
+    """Return the header in ``folder`` if it has these settings (and ``dtype``, unless None).
 
     Raises:
-        UserError: with ``pool.storage`` disk, the folder has flows with other settings; or the
-            header is damaged.
+        UserError: the header is damaged, or the folder has flows on disk with other settings.
     """
     known = read_header(folder)
     if known is None:
@@ -129,7 +123,7 @@ class PoolFile:
         header: Header,
         flows: int,
         shape: tuple[int, ...],
-        counter: Callable[[str, int, str], Progress] = Progress,
+        counter: Callable[[str, int, str], Progress],
     ) -> None:
         """Open or create the file in ``folder``; each flow has positions (n, T+1, *shape).
 
@@ -139,22 +133,23 @@ class PoolFile:
             UserError: the file is damaged.
             OSError: the file cannot be written, or the disk is full.
         """
-        self._header = header
-        self._folder, self._file = folder, folder / "positions.bin"
+        self._header, self._folder, file = header, folder, folder / "positions.bin"
         dtype: torch.dtype = getattr(torch, header.dtype)
         nbytes = flows * math.prod(shape) * dtype.itemsize
         if not header.checksums:
-            _reserve(self._file, nbytes)
-        self._map = np.memmap(self._file, dtype=np.uint8, mode="r+", shape=(nbytes,))
+            with file.open("wb") as stream:
+                if hasattr(os, "posix_fallocate"):  # a full disk would kill the process later
+                    os.posix_fallocate(stream.fileno(), 0, nbytes)
+                stream.truncate(nbytes)
+        self._map = np.memmap(file, dtype=np.uint8, mode="r+", shape=(nbytes,))
         self._bytes = self._map.reshape(flows, -1)
         self.positions: Tensor = torch.from_numpy(self._map).view(dtype).view(-1, *shape[1:])
         self._saved_at = time.monotonic()
-        for index, known in enumerate(
-            count_progress(header.checksums, "pool: checking", "flow", counter)
-        ):
+        known_flows = count_progress(header.checksums, "pool: checking", "flow", counter)
+        for index, known in enumerate(known_flows):
             if self._checksum(index) != known:
                 raise UserError(
-                    f"pool file {self._file} was changed or cut off (flow {index}); "
+                    f"pool file {file} was changed or cut off (flow {index}); "
                     f"remove the folder {folder} to build it again"
                 )
 
@@ -175,15 +170,6 @@ class PoolFile:
         return f"{zlib.crc32(self._bytes[index]):08x}"
 
 
-def _reserve(file: Path, nbytes: int) -> None:
-    """Create a file and allocate its disk space, or raise OSError. Otherwise a full disk would kill
-    the process when it writes to the mapped file."""
-    with file.open("wb") as stream:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(stream.fileno(), 0, nbytes)
-        stream.truncate(nbytes)
-
-
 def positions_files(folder: Path) -> list[Path]:
     """Return all files of positions below a run's pool folder, one for each process."""
     return list(folder.rglob("positions.bin"))
@@ -192,7 +178,6 @@ def positions_files(folder: Path) -> list[Path]:
 def drop_positions(folder: Path) -> int:
     """Remove the positions of the pools in ``folder``, and return the number of freed bytes.
     Headers stay, without checksums, so that a pool built again here has the same values."""
-
     freed = 0
     for file in positions_files(folder):
         if header := read_header(file.parent):

@@ -7,9 +7,9 @@ network's clock (:mod:`nsgf.sinkhorn.base`): eta for constant steps.
 Shapes: F trajectories (n of each flow), T flow steps, B pairs.
 """
 
+import math
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from nsgf.system.errors import UserError
@@ -33,9 +33,7 @@ class TrajectoryPool:
         """Use the tensor ``positions``, (F, T+1, *shape); its first ``filled`` trajectories are
         already computed."""
         self._positions, self.time_step = positions, time_step
-        self.steps = positions.shape[1] - 1
-        self.filled = filled
-        """Number of trajectories computed so far."""
+        self.steps, self.filled = positions.shape[1] - 1, filled
 
     def __len__(self) -> int:
         """Number of pairs (x, v)."""
@@ -50,23 +48,20 @@ class TrajectoryPool:
         end = self.filled + len(positions)
         place = self._positions[self.filled : end].copy_(positions)
         if not all(bound.isfinite() for bound in place.aminmax()):  # aminmax returns nan if any is
-            raise UserError(self._why_not_finite(positions))
+            most = float(positions.abs().max())
+            if math.isfinite(most):
+                raise UserError(
+                    f"pool.dtype = float16: a position of {most:.3g} is beyond its range of 65504; "
+                    "use pool.dtype float32"
+                )
+            raise UserError(
+                f"a flow with steps of {self.time_step} left the finite numbers; try a smaller "
+                "flow.eta"
+            )
         self.filled = end
 
-    def _why_not_finite(self, positions: Tensor) -> str:
-        if not positions.isfinite().all():
-            return (
-                f"a flow with steps of {self.time_step} left the finite numbers; "
-                "try a smaller flow.eta"
-            )
-        return (
-            f"pool.dtype = float16: a position of {float(positions.abs().max()):.3g} is beyond its "
-            f"range of {torch.finfo(torch.float16).max:.0f}; use pool.dtype float32"
-        )
-
     def particles(self, indices: Tensor) -> Tensor:
-        """Return the trajectory numbers of :meth:`pairs` for the same random indices, int64,
-        (B,)."""
+        """Return the trajectory numbers of :meth:`pairs` for the same indices, int64, (B,)."""
         return indices % len(self) // self.steps
 
     def pairs(self, indices: Tensor) -> PoolBatch:
@@ -83,6 +78,5 @@ class TrajectoryPool:
         rows = self._positions.flatten(0, 1)  # (F (T+1), *shape), a view
         row = index + particle  # particle (T + 1) + step
         # convert before the difference: the division by h would magnify the rounding of float16
-
         x, after = rows.index_select(0, row).float(), rows.index_select(0, row + 1).float()
         return PoolBatch(x=x, v=(after - x) / self.time_step, t=step / self.steps)

@@ -22,20 +22,14 @@ from nsgf.comparison.tables import (
     values,
 )
 from nsgf.comparison.trials import TITLES, Comparison, method_title
-from nsgf.config.files import (
-    build,
-    drop_machine_settings,
-    merge_settings,
-    method_layers,
-    read_settings,
-)
+from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.metrics.names import is_better_higher, name_of
 from nsgf.plots.figures import choose_scale
 from nsgf.plots.samples import new_figure
 from nsgf.report.drawing import Album
 from nsgf.report.page import write_page
-from nsgf.report.records import updates_done
+from nsgf.report.records import stored_comparison, updates_done
 from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.system.errors import UserError
 from nsgf.system.json_reader import read_object
@@ -108,20 +102,6 @@ def measured_rows(folder: Path) -> list[Row]:
             "measured trial; the page of a run is written with --run DIR"
         )
     return rows
-
-
-def stored_comparison(folder: Path) -> Comparison:
-    """Return the comparison of the command that wrote the table.
-
-    Raises:
-        UserError: its settings cannot be read.
-    """
-    content = read_settings(folder / SETTINGS)
-    names = content.get("compare", {}).get("methods")
-    if not names:
-        raise UserError(f"compare = {folder}: its {SETTINGS} names no methods")
-    methods = [build(Config, merge_settings(*method_layers(content, name))) for name in names]
-    return Comparison(methods[0], {method.method: method for method in methods})
 
 
 def draw_quality(rows: Sequence[Row]) -> Any:

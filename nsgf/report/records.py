@@ -2,15 +2,18 @@
 
 from pathlib import Path
 
-from nsgf.comparison.results import FLOOR, read_rows
+from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import SETTINGS, TABLE
-from nsgf.config.files import build, read_settings
-from nsgf.config.schema import CompareConfig, Config, PhaseName
+from nsgf.comparison.trials import Comparison, Trial
+from nsgf.config.files import build, merge_settings, method_layers, read_settings
+from nsgf.config.schema import Config, PhaseName
+from nsgf.phases import called_legs
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import is_locked
 from nsgf.run.log import read_costs
+from nsgf.sampling.sampler import possible_calls
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import format_bytes, format_hours
 from nsgf.system.json_reader import read_lines
@@ -100,11 +103,31 @@ def _run_cells(run: RunFolder) -> tuple[str, ...]:
 
 def _comparison_cells(folder: Path) -> tuple[str, ...]:
     """Return data, methods and progress of a comparison; the other cells are empty."""
+    comparison = stored_comparison(folder)
+    own = comparison.methods
+    trials = {trial for trial in comparison.trials() if has_possible_calls(own[trial.method])}
+    done = {Trial(row.target, row.method, row.seed) for row in read_rows(folder / TABLE)} & trials
+    targets = dict.fromkeys(trial.target for trial in comparison.trials())
+    progress = f"comparison, {len(done)} of {len(trials)} trials"
+    return (",".join(targets), ",".join(own), progress, "", "")
+
+
+def has_possible_calls(config: Config) -> bool:
+    """Whether a method can be sampled with one of ``compare.nfe``."""
+    legs = called_legs(config, config.phases.__contains__)
+    least, most = possible_calls(config.sampling, legs)
+    return any(least <= nfe <= most for nfe in config.compare.nfe)
+
+
+def stored_comparison(folder: Path) -> Comparison:
+    """Return the comparison of the command that wrote the table.
+
+    Raises:
+        UserError: its settings cannot be read.
+    """
     content = read_settings(folder / SETTINGS)
-    compare = build(CompareConfig, content.get("compare", {}))
-    targets = compare.targets or [content.get("data", {}).get("name", "")]
-    rows = read_rows(folder / TABLE)
-    done = {(row.target, row.method, row.seed) for row in rows if row.method != FLOOR}
-    total = len(targets) * len(compare.methods) * compare.seeds
-    progress = f"comparison, {len(done)} of {total} trials"
-    return (",".join(targets), ",".join(compare.methods), progress, "", "")
+    names = content.get("compare", {}).get("methods")
+    if not names:
+        raise UserError(f"compare = {folder}: its {SETTINGS} names no methods")
+    methods = [build(Config, merge_settings(*method_layers(content, name))) for name in names]
+    return Comparison(methods[0], {method.method: method for method in methods})

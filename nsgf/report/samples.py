@@ -44,7 +44,7 @@ from nsgf.run.folder import (
 )
 from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
-from nsgf.sampling.sampler import Samples, choose_calls
+from nsgf.sampling.sampler import FlowSampler, Samples, choose_calls
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import pick_device, release_memory
@@ -115,15 +115,20 @@ def sample_run(
         for name in ("samples.npz", "grid.png", "trajectory.png")
     )
     _save_arrays(config, samples, arrays)
-    shown = POINT_SAMPLES if data else PATH_SAMPLES
-    start = build_source(config.data, config.seed, "path").sample(shown).to(device)
-    path = sampler(start, keep_path=True)
-    save_figure(draw_path(path, data, "path", class_names(config.data)), trajectory)
-    files = [arrays, trajectory]
-    if not data:
-        files.insert(1, grid)
-        _save_grid(config, samples, grid)
-    return [count, *map(str, files)]
+    save_figure(_path_figure(config, sampler, data, device), trajectory)
+    if data:
+        return [count, str(arrays), str(trajectory)]
+    _save_grid(config, samples, grid)
+    return [count, str(arrays), str(grid), str(trajectory)]
+
+
+def _path_figure(
+    config: Config, sampler: FlowSampler, data: Data | None, device: torch.device
+) -> Any:
+    """Draw the path of new samples; ``data`` is for points."""
+    source = build_source(config.data, config.seed, "path")
+    start = source.sample(POINT_SAMPLES if data else PATH_SAMPLES).to(device)
+    return draw_path(sampler(start, keep_path=True), data, "path", class_names(config.data))
 
 
 def _output(out: str, config: Config) -> Path:
@@ -139,7 +144,7 @@ def _output(out: str, config: Config) -> Path:
         raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UserError(f"out = {out}: exists; name a new one, or remove it")
-    ensure_writable(path if is_folder else path.parent)
+    ensure_writable(path if is_folder else path.parent, "--out PATH")
     return path
 
 

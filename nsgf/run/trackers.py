@@ -8,13 +8,13 @@ import os
 import re
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.util import find_spec
 from itertools import chain
 from os.path import lexists
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from PIL import Image
@@ -24,7 +24,7 @@ from nsgf.run.folder import RunFolder, dump_config, name_within, write_text
 from nsgf.system.errors import UserError, one_line
 
 INIT_SECONDS = 15.0
-"""Longest wait for the W&B server before a run is kept offline."""
+"""Longest wait for the W&B server."""
 FINISH_SECONDS = 60.0
 """Longest wait for uploads at the end; the rest stays in the run folder."""
 WANDB_SETTINGS = ("wandb/settings", ".wandb/settings")
@@ -33,6 +33,9 @@ WANDB_SETTINGS = ("wandb/settings", ".wandb/settings")
 
 class Tracker(Protocol):
     """A tracker for one run. After an exception in a method it is not used any more."""
+
+    place: str
+    """Where its records are, for the log."""
 
     def record(self, values: dict[str, Any]) -> None:
         """Take a record of metrics.jsonl or costs.jsonl, with its phase and step."""
@@ -59,14 +62,13 @@ def open_tracker(config: Config, run: RunFolder, log: Callable[[str], None]) -> 
     name = config.tracking.tracker
     if name == "none":
         return None
-    if name != "tensorboard":
-        return _open_wandb(config, run, log)
     try:
-        tracker = TensorBoardTracker(config, run)
+        kind = TensorBoardTracker if name == "tensorboard" else WandbTracker
+        tracker = kind(config, run)
     except Exception as error:  # trackers raise many types
         log(f"{name}: not used ({one_line(error)})")
         return None
-    log(f"tensorboard: show it with: tensorboard --logdir {run.path / 'tensorboard'}")
+    log(f"{name}: {tracker.place}")
     return tracker
 
 
@@ -84,6 +86,7 @@ class TensorBoardTracker:
 
         self._begin, self._config = SummaryWriter, config
         self._folder = run.path / "tensorboard"
+        self.place = f"show it with: tensorboard --logdir {self._folder}"
         self._writers: dict[str, Any] = {}
         self._steps: dict[str, int] = {}
 
@@ -123,11 +126,48 @@ class TensorBoardTracker:
 class WandbTracker:
     """A W&B run with a step axis of its own for each phase: ``nsgf/step`` for ``nsgf/*``."""
 
-    def __init__(self, run: Any) -> None:
-        self._run = run
+    def __init__(self, config: Config, run: RunFolder) -> None:
+        """Raise an exception of any type if wandb cannot begin or continue its run.
+
+        W&B is not used if the working directory has a settings file, because a foreign file could
+        send the user's key to another server.
+        """
+        import wandb
+
+        if foreign := next(filter(lexists, WANDB_SETTINGS), None):
+            raise UserError(
+                f"{Path(foreign).absolute()} could send your key to another server; move your "
+                "settings to ~/.config/wandb/settings and remove this file"
+            )
+        is_offline = config.tracking.tracker == "wandb-offline"
+        # silence before init also rules out its prompts
+        wandb.setup(settings=wandb.Settings(silent=True))
+        self._run = wandb.init(
+            mode="offline" if is_offline else "online",
+            project=os.environ.get("WANDB_PROJECT", "nsgf"),
+            name=name_within(config, run),
+            group=config.exp,
+            id=run_id(run),
+            resume="allow",
+            config=asdict(config),
+            allow_val_change=True,  # a resumed run may train longer
+            dir=str(run.path),
+            settings=wandb.Settings(
+                silent=True,
+                console="off",  # progress bars would fill its copy of the terminal
+                init_timeout=INIT_SECONDS,
+                finish_timeout=FINISH_SECONDS,
+                disable_git=True,
+                save_code=False,
+            ),
+        )
+        self.place = str(self._run.url)
+        if is_offline:
+            folder = Path(self._run.dir).parent
+            self.place = f"kept offline; upload it with: wandb sync {folder}"
         for phase in chain(*FAMILIES):
-            run.define_metric(f"{phase}/step")
-            run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
+            self._run.define_metric(f"{phase}/step")
+            self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
 
     def record(self, values: dict[str, Any]) -> None:
         """Log a record under its phase: ``nsgf/loss``, ..."""
@@ -145,41 +185,6 @@ class WandbTracker:
         self._run.finish(exit_code=int(failed))
 
 
-def _open_wandb(config: Config, run: RunFolder, log: Callable[[str], None]) -> WandbTracker | None:
-    """Return the W&B run of a run folder, new or continued; None if there can be none.
-
-    Without a server or an API key the run is kept offline. W&B is not used if the working directory
-    has a settings file, because a foreign file could send the user's key to another server.
-    """
-    if foreign := next(filter(lexists, WANDB_SETTINGS), None):
-        log(
-            f"W&B: not used: {Path(foreign).absolute()} could send your key to another server; "
-            "move your settings to ~/.config/wandb/settings and remove this file"
-        )
-        return None
-    failure = ""
-    if config.tracking.tracker == "wandb":
-        try:
-            begun = _begin(config, run, "online")
-            tracker = WandbTracker(begun)
-            log(f"W&B: {begun.url}")
-            return tracker
-        except Exception as error:  # wandb raises many types, not all of them its own
-            failure = f"not online ({one_line(error)}), "
-            with suppress(Exception, SystemExit):  # the failed attempt still has the run's id
-                import wandb
-
-                wandb.teardown()
-    try:
-        begun = _begin(config, run, "offline")
-        tracker = WandbTracker(begun)
-    except Exception as error:
-        log(f"W&B: {failure}not used ({one_line(error)})")
-        return None
-    log(f"W&B: {failure}kept offline; upload it with: wandb sync {Path(begun.dir).parent}")
-    return tracker
-
-
 def run_id(run: RunFolder) -> str:
     """Return the W&B run's id, which is made once and kept in ``wandb_id.txt``.
 
@@ -193,30 +198,3 @@ def run_id(run: RunFolder) -> str:
     if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", found):  # wandb names folders after it
         raise UserError(f"{file} holds no id of a W&B run; remove it for a new one")
     return found
-
-
-def _begin(config: Config, run: RunFolder, mode: Literal["online", "offline"]) -> Any:
-    """Return a W&B run. Raise an exception of any type if wandb cannot begin one."""
-    import wandb
-
-    # silence before init also rules out its prompts
-    wandb.setup(settings=wandb.Settings(silent=True))
-    return wandb.init(
-        mode=mode,
-        project=os.environ.get("WANDB_PROJECT", "nsgf"),
-        name=name_within(config, run),
-        group=config.exp,
-        id=run_id(run),
-        resume="allow",
-        config=asdict(config),
-        allow_val_change=True,  # a resumed run may train longer
-        dir=str(run.path),
-        settings=wandb.Settings(
-            silent=True,
-            console="off",  # progress bars would fill its copy of the terminal
-            init_timeout=INIT_SECONDS,
-            finish_timeout=FINISH_SECONDS,
-            disable_git=True,
-            save_code=False,
-        ),
-    )

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from nsgf.config.schema import SamplingConfig
 from nsgf.system.errors import UserError, one_line
-from nsgf.system.hardware import wide_float
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 Observer = Callable[[Tensor], None]
@@ -112,12 +111,11 @@ def _solve(
         # the search for the first step may look beyond the end, where the network is not trained
         return factor * velocity(state, start + s.clamp(max=1) * span)
 
-    wide = wide_float(x.device)
-    grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=wide, device=x.device)
+    grid = torch.linspace(0, 1, config.straight_steps + 1, dtype=torch.float64, device=x.device)
     options: dict[str, Any] = {"grid_constructor": lambda *_: grid}
     if SOLVERS[config.solver] is None:
         # without step_t the last step may end far beyond 1
-        options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS, "dtype": wide}
+        options = {"step_t": grid[-1:], "max_num_steps": MAX_STEPS, "dtype": torch.float64}
     wanted = grid if observe else grid[[0, -1]]  # all states may need too much memory
 
     tolerances = {"rtol": config.tolerance, "atol": config.tolerance}

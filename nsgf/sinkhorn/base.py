@@ -1,4 +1,4 @@
-"""Shared code of the solvers: conventions, input checks, cost matrices, precision, step sizes.
+"""Shared code of the solvers.
 
 Conventions, here and in the whole package: cost C(x, y) = 1/2 |x - y|^2, regularization
 eps = blur^2, uniform weights, S_eps the debiased Sinkhorn divergence. The velocity that decreases
@@ -24,7 +24,6 @@ from torch import Tensor
 
 from nsgf.config.schema import FlowConfig
 from nsgf.system.errors import UserError, one_line
-from nsgf.system.hardware import wide_float
 
 Array = Tensor | np.ndarray[Any, Any]
 """Points that a caller of the Python functions may pass."""
@@ -47,9 +46,8 @@ class SolverReport:
 
     def record(self, iterations: Tensor, errors: Tensor, converged: Tensor) -> None:
         """Add B solves; all arguments are (B,)."""
-        wide = wide_float(errors.device)
         found = [iterations.sum(), errors.max(), (~converged).sum()]
-        updates, worst, left = torch.stack([value.to(wide) for value in found]).tolist()
+        updates, worst, left = torch.stack([value.double() for value in found]).tolist()
         spent = self.iterations * self.solves + updates
         self.solves += len(iterations)
         self.iterations = spent / self.solves
@@ -75,15 +73,10 @@ class FlowSolver(Protocol):
         """Return the velocity of particles x (N, *shape) towards y (M, *shape), in x's type."""
 
     def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
-        """Run Algorithm 1 for B independent flows: X^{t+1} = X^t + eta_t v(X^t).
+        """Run Algorithm 1 for B independent flows: X^{t+1} = X^t + eta_t v(X^t), eta_t in etas.
 
-        Args:
-            x: particles X^0, (B, N, *shape).
-            y: targets, (B, M, *shape).
-            etas: step sizes eta_0 .. eta_{T-1}.
-
-        Returns:
-            Positions X^0 .. X^T of every particle, (B, N, T+1, *shape), float32.
+        Return the positions X^0 .. X^T (B, N, T+1, *shape), float32, of particles X^0
+        (B, N, *shape) with targets y (B, M, *shape).
 
         Raises:
             ValueError: the clouds are empty, not finite or of different shapes.
@@ -91,11 +84,7 @@ class FlowSolver(Protocol):
 
 
 def to_tensor(name: str, points: Array) -> Tensor:
-    """Return the argument ``name`` as a tensor; an array is copied.
-
-    Raises:
-        UserError: it is neither tensor nor array of numbers.
-    """
+    """Return the argument ``name`` as a tensor. Raise UserError if it is no array of numbers."""
     try:
         return points if isinstance(points, Tensor) else torch.tensor(np.asarray(points))
     except (TypeError, ValueError) as error:
@@ -103,11 +92,8 @@ def to_tensor(name: str, points: Array) -> Tensor:
 
 
 def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Check and flatten particles (B, N, *shape) and targets (B, M, *shape).
-
-    Returns:
-        (B, N, D) and (B, M, D).
-    """
+    """Return particles (B, N, *shape) and targets (B, M, *shape) as (B, N, D) and (B, M, D). Raise
+    ValueError if they are empty, not finite or of different shapes."""
     if x.ndim < 3 or y.ndim < 3 or x.shape[2:] != y.shape[2:] or len(x) != len(y):
         raise ValueError(
             f"particles {tuple(x.shape)} and targets {tuple(y.shape)} must be (flows, N, *shape) "
@@ -122,11 +108,10 @@ def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple
 
 
 def half_squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Return C_ij = 1/2 |x_i - y_j|^2 by one matrix product, without an (N, M, D) tensor.  (B, N,
-    M)
+    """Return C_ij = 1/2 |x_i - y_j|^2 (B, N, M) of clouds (B, N, D) and (B, M, D).
 
-    This expansion of the square loses digits for clouds (B, N, D) and (B, M, D) far from the
-    origin, so callers subtract the mean of y from both.
+    One matrix product, without an (N, M, D) tensor. It loses digits for clouds far from the origin,
+    so callers subtract the mean of y from both.
     """
     norms = [torch.linalg.vector_norm(z, dim=2).square() for z in (x, y)]
     cost = torch.baddbmm(norms[1].unsqueeze(1), x, y.mT, beta=0.5, alpha=-1)

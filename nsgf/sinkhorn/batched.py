@@ -24,12 +24,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn.base import (
-    SolverReport,
-    as_clouds,
-    full_precision,
-    half_squared_distances,
-)
+from nsgf.sinkhorn.base import SolverReport, as_clouds, full_precision, half_squared_distances
 
 UPDATES = 10
 """Number of updates of g and f between two checks of the error."""
@@ -90,15 +85,13 @@ class BatchedSolver:
 
     @torch.no_grad()
     def solve(self, x: Tensor, y: Tensor, start: Solution | None = None) -> Solution:
-        """Solve the transport problems of one step of B flows, for particles (B, N, *shape) and
-        targets (B, M, *shape).
+        """Solve one step of B flows, particles (B, N, *shape) and targets (B, M, *shape).
 
-        `start` is an initial guess (only `g` and `speed` are used). It saves updates and changes
-        the result only within the tolerance.
+        `g` and `speed` of `start` are an initial guess, which saves updates and changes the result
+        only within the tolerance.
 
         Raises:
-            ValueError: the clouds are empty, not finite or of different shapes, or the blur is too
-                small for float32.
+            ValueError: see :func:`as_clouds`; or the blur is too small for float32.
         """
         x, y = as_clouds(x, y)
         origin = y.mean(1, keepdim=True)
@@ -111,8 +104,7 @@ class BatchedSolver:
         shape = x.shape[2:]
         x, y = as_clouds(x, y)
         self.report.flows += len(x)
-        positions = x.new_empty(*x.shape[:2], len(etas) + 1, x.shape[2])
-        positions[:, :, 0] = x
+        positions = x.unsqueeze(2).repeat(1, 1, len(etas) + 1, 1)
         origin = y.mean(1, keepdim=True)
         x, y = x - origin, y - origin
         solution = None
@@ -161,8 +153,7 @@ class BatchedSolver:
         return self._tolerance * (speed / self._blur).clamp(FINEST, 1.0)
 
     def _check_precision(self, cost: Tensor) -> None:
-        """Raise ValueError if costs (B, N, M) are too large relative to eps for plans in
-        float32."""
+        """Raise ValueError if costs (B, N, M) are too large for plans in float32."""
         largest = float(cost.amax()) / self._eps
         if not largest <= FLOAT32_LIMIT:  # nan, where distances overflow, is refused too
             raise ValueError(
@@ -171,8 +162,7 @@ class BatchedSolver:
             )
 
     def _annealed(self, cost: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a first g (B, M) and the updates spent on it (B,): eps falls from the spread of
-        C."""
+        """Return a first g (B, M), by eps that falls from the spread of C, and its updates (B,)."""
         g = torch.zeros_like(cost[:, 0])
         spread = (2 * cost.mean((1, 2)) / self._eps).clamp_min(1.0)
         stages = (spread.log() / math.log(ANNEALING_RATIO)).ceil().long()
@@ -189,10 +179,9 @@ class BatchedSolver:
     def _updated(
         self, cost: Tensor, g: Tensor, error: Tensor, goal: Tensor, iterations: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Update the flows whose error exceeds their goal (B,).  -> g, error, iterations
+        """Update the flows whose error exceeds their goal (B,), and return g, error, iterations.
 
-        Each pass of either loop adds iterations, so both end at the limit even if the error is nan.
-        Each pass waits for the card once.
+        Each pass of either loop adds iterations, so both end even if the error is nan.
         """
         f, g = _balance_rows(cost, g, self._eps)
         omega = torch.full_like(f[:, :1], OMEGA)
@@ -251,8 +240,8 @@ def _times(kernel: Tensor, b: Tensor) -> Tensor:
 
 
 def _balance_rows(cost: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the f (B, N) for which the rows of K have mean 1, computed in the log domain, and g
-    (B, M). Entries of g whose columns of K would underflow are updated first."""
+    """Return the f (B, N) for which the rows of K have mean 1, and g (B, M). Entries of g whose
+    columns of K would underflow are updated first."""
     z = _exponent(cost, g, eps)
     log_sum = torch.logsumexp(z, 2)
     z -= log_sum.unsqueeze(2)
@@ -273,15 +262,13 @@ class _Correction:
         self._kernel = exponent.clamp_(LOWEST, HIGHEST).exp_()
 
     def update(self, omega: Tensor, updates: int) -> Tensor:
-        """Run over-relaxed Sinkhorn updates of b and a, with omega (B, 1), and return the error
-        (B,).
+        """Run Sinkhorn updates of b and a, over-relaxed by omega (B, 1), and return the error (B,).
 
-        At the optimum every row and every column of K has mean 1. v is computed with the plan with
-        exact rows; the error is the L1 distance between the column sums of this plan and uniform.
+        At the optimum every row and every column of K has mean 1. The error is the L1 distance
+        between uniform and the column sums of the plan with exact rows, which gives v.
         """
-        kernel, a, b = self._kernel, self._a, self._b
+        kernel, a, b, limit = self._kernel, self._a, self._b, LARGEST_CORRECTION
         n, m = kernel.shape[1:]
-        limit = LARGEST_CORRECTION
         for _ in range(updates):
             log_mean = _times(kernel.mT, a.exp()).log_().add_(b).sub_(math.log(n))
             b -= omega * log_mean.clamp_(-limit, limit)
@@ -292,8 +279,7 @@ class _Correction:
         return (column - 1).abs().mean(1)
 
     def is_small(self) -> Tensor:
-        """Whether `UPDATES` more updates can neither overflow nor leave the range of K; a scalar
-        tensor."""
+        """Whether `UPDATES` more updates stay in the range of K; a scalar tensor."""
         return torch.maximum(self._a.abs().amax(), self._b.abs().amax()) < SMALL
 
     def absorbed(self) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@
 with the conventions of :mod:`nsgf.sinkhorn.base` and converged potentials f, g. By the envelope
 theorem, the gradient treats them as constants and needs no graph through the iterations:
 
-
     N grad_{x_i} S = x_i - sum_j P_ij y_j - (x_i - sum_j Q_ij x_j) = -v_i
 
 Shapes: B problems, N particles x, M targets y, D coordinates.
@@ -31,7 +30,6 @@ from nsgf.sinkhorn.base import (
 )
 from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import wide_float
 
 SHAPES = "(N, D), (B, N, D), (N, C, H, W) or (B, N, C, H, W)"
 BATCHED = {2: False, 3: True, 4: False, 5: True}
@@ -49,11 +47,9 @@ def sinkhorn_velocity(
     tolerance: float = SinkhornConfig.tolerance,
     max_iterations: int = MAX_ITERATIONS,
 ) -> Tensor:
-    """Return the velocity v = grad f_xx - grad f_xy of the particles x in the flow that decreases
-    S_eps(x, y).
+    """Return the velocity v of the particles x in the flow that decreases S_eps(x, y).
 
-    v is the displacement by the plan from x to y, minus the displacement by the plan from x to
-    itself. It has no gradient; differentiate :func:`sinkhorn_divergence` instead.
+    It has no gradient; differentiate :func:`sinkhorn_divergence` instead.
 
     Args:
         x: particles, a tensor or array (N, D), or images (N, C, H, W); several problems at once as
@@ -73,12 +69,10 @@ def sinkhorn_velocity(
             of range, or the blur is too small or too large for these clouds in float32.
     """
     x, y = to_tensor("x", x), to_tensor("y", y)
-    solver = _solver(blur, tolerance, max_iterations)
-    with torch.no_grad(), _outside_functorch():
+    with _solver(blur, tolerance, max_iterations) as solver, torch.no_grad():
         clouds = _as_problems(x, y, blur)
         with full_precision(x.device):
             velocity = solver.solve_centred(*clouds).velocity * blur
-    _warn(solver)
     return velocity.view(x.shape).to(x.dtype)
 
 
@@ -90,11 +84,10 @@ def sinkhorn_divergence(
     tolerance: float = SinkhornConfig.tolerance,
     max_iterations: int = MAX_ITERATIONS,
 ) -> Tensor:
-    """Return the debiased Sinkhorn divergence S_eps(x, y) with uniform weights and cost 1/2 |x -
-    y|^2.
+    """Return the debiased Sinkhorn divergence S_eps(x, y) with uniform weights.
 
-    Its gradient, in x and in y where they ask for one, is exact for converged potentials: -N times
-    it is :func:`sinkhorn_velocity`. A second derivative is refused.
+    Its gradient in x and in y is exact for converged potentials: -N times it is
+    :func:`sinkhorn_velocity`. A second derivative is refused.
 
     Args, raises: as for :func:`sinkhorn_velocity`.
 
@@ -103,10 +96,8 @@ def sinkhorn_divergence(
         for 16 bit.
     """
     x, y = to_tensor("x", x), to_tensor("y", y)
-    solver = _solver(blur, tolerance, max_iterations)
-    with _outside_functorch():
+    with _solver(blur, tolerance, max_iterations) as solver:
         value: Tensor = _Divergence.apply(*_as_problems(x, y, blur), solver) * blur**2
-    _warn(solver)
     value = value.to(torch.promote_types(x.dtype, torch.float32))
     return value if BATCHED[x.ndim] else value.squeeze(0)
 
@@ -144,19 +135,16 @@ def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
     The error is quadratic in the error of g. Float32 would lose all digits for a large blur.
     """
-    log_plan = half_squared_distances(x, y).to(wide_float(x.device)).neg_().add_(g.unsqueeze(1))
+    log_plan = half_squared_distances(x, y).double().neg_().add_(g.unsqueeze(1))
     f = math.log(y.shape[1]) - torch.logsumexp(log_plan, 2)
     return f.mean(1) + g.to(f.dtype).mean(1), f
 
 
 def _as_problems(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, Tensor]:
     """Return clouds as problems (B, N, D) and (B, M, D) around the mean of y, in units of the blur
-    and float32.
+    and float32. Raise UserError if they do not fit each other or the blur.
 
     The mean is subtracted first: float32 has no digits left for clouds far from the origin.
-
-    Raises:
-        UserError: they do not go together with each other or with blur.
     """
     is_float = x.is_floating_point() and y.is_floating_point()
     if not is_float or x.ndim not in BATCHED or x.ndim != y.ndim or x.device != y.device:
@@ -184,21 +172,20 @@ def _as_problems(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, Tensor]:
     return x.div_(blur).float(), y.div_(blur).float()
 
 
-def _solver(blur: float, tolerance: float, max_iterations: int) -> BatchedSolver:
-    """Return a solver for clouds in units of the blur. Raise UserError for a setting that is not >
-    0."""
+@contextmanager
+def _solver(blur: float, tolerance: float, max_iterations: int) -> Iterator[BatchedSolver]:
+    """Context with a solver for clouds in units of the blur; it warns of unconverged problems.
+
+    Raises:
+        UserError: a setting is not > 0, or torch.func, which cannot follow the solver, is in use.
+    """
     given = {"blur": blur, "tolerance": tolerance, "max_iterations": max_iterations}
     for key, value in given.items():
         if not 0 < value < math.inf:
             raise UserError(f"{key} = {value}: must be > 0 and finite")
-    return BatchedSolver(SinkhornConfig(blur=1.0, tolerance=tolerance), max_iterations)
-
-
-@contextmanager
-def _outside_functorch() -> Iterator[None]:
-    """Raise UserError inside a transform of torch.func, which cannot follow the solver."""
+    solver = BatchedSolver(SinkhornConfig(blur=1.0, tolerance=tolerance), max_iterations)
     try:
-        yield
+        yield solver
     except RuntimeError as error:
         if "functorch" in str(error) or "vmap" in str(error):
             raise UserError(
@@ -206,14 +193,10 @@ def _outside_functorch() -> Iterator[None]:
                 "pass several problems as (B, N, D)"
             ) from error
         raise
-
-
-def _warn(solver: BatchedSolver) -> None:
-    report = solver.report
-    if report.unconverged:
+    if (report := solver.report).unconverged:
         warnings.warn(
             f"{report.unconverged} of {report.solves} Sinkhorn problems did not converge: an error "
             f"of {report.worst_error:.1e} is left; raise max_iterations, tolerance or blur",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,  # the line of the caller
         )

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import SinkhornConfig
-from nsgf.sinkhorn.base import SolverReport
 from nsgf.sinkhorn.batched import BatchedSolver
 
 
@@ -31,11 +30,8 @@ class Drift:
     def __init__(self, blurs: Sequence[float], tolerance: float) -> None:
         base = SinkhornConfig(tolerance=tolerance)
         self._solvers = [BatchedSolver(replace(base, blur=blur)) for blur in blurs]
-
-    @property
-    def reports(self) -> list[SolverReport]:
+        self.reports = [solver.report for solver in self._solvers]
         """Solver reports, one for each blur."""
-        return [solver.report for solver in self._solvers]
 
     @torch.no_grad()
     def velocity(self, made: Tensor, real: Tensor) -> Tensor:

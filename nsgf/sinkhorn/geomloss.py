@@ -17,7 +17,8 @@ class GeomlossSolver:
     """
 
     def __init__(self, config: SinkhornConfig) -> None:
-        self._blur, self._scaling = config.blur, config.scaling
+        settings = {"blur": config.blur, "scaling": config.scaling}
+        self._loss = SamplesLoss("sinkhorn", potentials=True, backend="tensorized", **settings)
         self.report = SolverReport()
 
     def velocity(self, x: Tensor, y: Tensor) -> Tensor:
@@ -26,31 +27,18 @@ class GeomlossSolver:
         self.report.solves += 1
         if float(box_diameter(flat_x, flat_y)) == 0.0:  # all points are equal
             return torch.zeros_like(x)
-        with full_precision(x.device):
-            return self._solve(flat_x, flat_y).view(x.shape).to(x.dtype)
+        with full_precision(x.device), torch.enable_grad():
+            flat_x = flat_x.detach().requires_grad_(True)
+            potential, _ = self._loss(flat_x, flat_y.detach())
+            (gradient,) = torch.autograd.grad(potential.sum(), flat_x)
+        return -gradient.view(x.shape).to(x.dtype)
 
     def flows(self, x: Tensor, y: Tensor, etas: Sequence[float]) -> Tensor:
         """Return the positions (B, N, T+1, *shape) of B flows; see FlowSolver."""
         flat_x, flat_y = as_clouds(x, y)
         self.report.flows += len(x)
-        positions = flat_x.new_empty(*flat_x.shape[:2], len(etas) + 1, flat_x.shape[2])
-        positions[:, :, 0] = flat_x
+        positions = flat_x.unsqueeze(2).repeat(1, 1, len(etas) + 1, 1)
         for path, targets in zip(positions, flat_y, strict=True):
             for t, eta in enumerate(etas):
                 path[:, t + 1] = path[:, t] + eta * self.velocity(path[:, t], targets)
         return positions.unflatten(3, x.shape[2:])
-
-    def _solve(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the velocity of particles x (N, D) towards y (M, D), all float32.  (N, D)"""
-        loss = SamplesLoss(
-            "sinkhorn",
-            blur=self._blur,
-            scaling=self._scaling,
-            potentials=True,
-            backend="tensorized",
-        )
-        with torch.enable_grad():
-            x = x.detach().requires_grad_(True)
-            potential, _ = loss(x, y.detach())
-            (gradient,) = torch.autograd.grad(potential.sum(), x)
-        return -gradient

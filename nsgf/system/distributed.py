@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, distributed
 
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import OTHERS
 from nsgf.system.output import is_launched
 
 Value = TypeVar("Value")
@@ -119,8 +118,6 @@ def take_card(device: str) -> bool:
     Raises:
         UserError: there are more processes than cards, or ``device`` names a single device.
     """
-    if device in OTHERS:
-        raise UserError(f"device = {device}: works with one process only; start without torchrun")
     if device.startswith("cuda:"):
         raise UserError(f"device = {device}: each process needs its own card; use --device cuda")
     if device == "cpu" or not torch.cuda.is_available():

@@ -19,12 +19,10 @@ from nsgf.version import __version__
 
 PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", "torch-fidelity"]
 """Packages that affect results; their versions are recorded."""
-OTHERS = ("mps", "xpu")
-"""Devices other than CPUs and CUDA cards: float32 only, one process, no memory checks."""
 
 
 def pick_device(name: str, card: int | None = None) -> torch.device:
-    """Return the device that ``name`` (auto, cpu, cuda, cuda:N, mps, xpu) selects.
+    """Return the device that ``name`` (auto, cpu, cuda, cuda:N) selects.
 
     A selected card becomes torch's current card. auto and cuda select ``card``; None: the current
     card. auto skips a card that torch cannot use.
@@ -35,11 +33,6 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and not _unusable_card() else "cpu"
     device = torch.device(name)
-    if device.type in OTHERS and device.type != _accelerator():
-        raise UserError(
-            f"device = {name}: torch {torch.__version__} finds none on this machine; "
-            "use --device auto"
-        )
     if device.type != "cuda":
         return device
     if (device.index or 0) >= torch.cuda.device_count():
@@ -53,20 +46,6 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
         raise UserError(f"device = {name}: {problem}; or use --device cpu")
     torch.cuda.set_device(device)  # for streams, events and memory that name no device
     return device
-
-
-def _accelerator() -> str | None:
-    """Return which of OTHERS this machine has, or None; works with torch 2.6 or newer."""
-    accelerator = getattr(torch, "accelerator", None)
-    if accelerator is None or not accelerator.is_available():
-        return None
-    kind = accelerator.current_accelerator().type
-    return kind if kind in OTHERS else None
-
-
-def wide_float(device: torch.device) -> torch.dtype:
-    """Return float64 where the device has it, else float32."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _kernel_problem(device: torch.device) -> str | None:
@@ -128,8 +107,6 @@ def release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    elif device.type in OTHERS:
-        torch.get_device_module(device).empty_cache()
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -153,8 +130,6 @@ def peak_memory(device: torch.device) -> int:
 def describe(device: torch.device, processes: int = 1) -> str:
     """Return one line that describes the device and the free memory."""
     free = f"{format_bytes(available_bytes())} of main memory free"
-    if device.type in OTHERS:
-        return f"{device.type}, untested with this program, {free}"
     if device.type != "cuda":
         together = f", {processes} processes" if processes > 1 else ""
         unusable = f"; {reason}" if (reason := _unusable_card()) else ""

@@ -26,8 +26,6 @@ def seed_torch(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-    elif device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
 
 
 def make_generator(seed: int, *names: str | int) -> torch.Generator:

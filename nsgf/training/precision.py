@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from nsgf.config.schema import Config, TrainConfig
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import OTHERS
 
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -29,8 +28,7 @@ def pick_precision(wanted: str, device: torch.device) -> Precision:
     ``torch.cuda.is_bf16_supported`` is not used, because it also accepts a slow emulation.
 
     Raises:
-        UserError: the card does not support bf16, or the device is neither a card nor a CPU and
-            ``wanted`` is 16 bit.
+        UserError: the card does not support bf16.
     """
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if wanted == "bf16" and capability and capability < BFLOAT16:
@@ -38,8 +36,6 @@ def pick_precision(wanted: str, device: torch.device) -> Precision:
             f"train.precision = bf16: {torch.cuda.get_device_name(device)} (compute capability "
             f"{capability[0]}.{capability[1]}) does not support it; use --precision fp16 or auto"
         )
-    if wanted in ("bf16", "fp16") and device.type in OTHERS:
-        raise UserError(f"train.precision = {wanted}: untested on {device.type}; use fp32 or auto")
     if wanted in ("fp32", "bf16", "fp16"):
         return wanted  # type: ignore[return-value]
     if capability is None or capability < TENSOR_CORES:

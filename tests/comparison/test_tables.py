@@ -6,7 +6,7 @@ from nsgf.cli.arguments import parse
 from nsgf.comparison.results import FLOOR, Row
 from nsgf.comparison.tables import cost_table, latex, markdown, measure_table, verdict, write_report
 from nsgf.comparison.trials import Comparison
-from nsgf.report.comparison import stored_comparison
+from nsgf.report.records import stored_comparison
 from tests.comparison.table_rows import ROWS, in_folder, row
 from tests.conftest import compared
 

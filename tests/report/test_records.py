@@ -70,7 +70,9 @@ def test_run_without_a_checkpoint_is_aborted_unless_a_process_works_on_it(tiny):
 
 
 def test_comparison_is_listed_with_its_trials(tmp_path):
-    flags = ("--methods=nsgf,icfm", "--compare.targets=[moons,scurve]", "--compare.seeds=3")
+    """Of a method that cannot be sampled with these calls there are none."""
+    flags = ("--methods=nsgf,icfm,nsgf++", "--compare.targets=[moons,scurve]")
+    flags += ("--compare.seeds=3", "--compare.nfe=[2]")
     comparison, folder = compared("2d", *flags), tmp_path / "compare-2d"
     folder.mkdir()
     (folder / "comparison.yaml").write_text(settings_text(comparison))
@@ -80,7 +82,7 @@ def test_comparison_is_listed_with_its_trials(tmp_path):
     ]
     (folder / "table.csv").write_text(table_csv(rows))
     line = run_table(tmp_path)[1]
-    assert line.split()[:3] == ["compare-2d", "moons,scurve", "nsgf,icfm"]
+    assert line.split()[:3] == ["compare-2d", "moons,scurve", "nsgf,icfm,nsgf++"]
     assert "2 of 12 trials" in line
 
 

@@ -18,9 +18,7 @@ from nsgf.system.hardware import (
     peak_memory,
     pick_device,
     provenance,
-    release_memory,
     reset_peak_memory,
-    wide_float,
 )
 
 CPU = torch.device("cpu")
@@ -39,40 +37,6 @@ def pretend(monkeypatch, cards: int = 1, **fakes) -> None:
     }
     for name, fake in (known | fakes).items():
         monkeypatch.setattr(torch.cuda, name, fake)
-
-
-@pytest.mark.parametrize("there", ["mps", "xpu", "cuda", None])
-@pytest.mark.parametrize("wanted", ["mps", "xpu"])
-def test_other_devices_are_taken_only_where_they_exist_and_by_name(wanted, there, monkeypatch):
-    device = torch.device(there) if there else None
-    accelerator = SimpleNamespace(
-        is_available=lambda: bool(there), current_accelerator=lambda: device
-    )
-    monkeypatch.setattr(torch, "accelerator", accelerator, raising=False)
-    pretend(monkeypatch, cards=0)
-    assert pick_device("auto") == pick_device("cpu", 0) == CPU
-    if wanted == there:
-        assert pick_device(wanted) == torch.device(wanted)
-        assert describe(device).startswith(f"{wanted}, ")
-        return
-    with pytest.raises(
-        UserError, match=rf"^device = {wanted}: torch .* finds none on this machine"
-    ):
-        pick_device(wanted)
-
-
-def test_cached_memory_of_other_devices_is_released(monkeypatch):
-    emptied = []
-    module = SimpleNamespace(empty_cache=lambda: emptied.append(1))
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    release_memory(torch.device("mps"))
-    release_memory(CPU)
-    assert emptied == [1]
-
-
-def test_float64_is_used_where_it_exists():
-    assert wide_float(torch.device("mps")) == torch.float32
-    assert wide_float(CPU) == wide_float(torch.device("cuda")) == torch.float64
 
 
 def test_missing_cuda_device_is_refused():

@@ -1,8 +1,6 @@
-from types import SimpleNamespace
-
 import torch
 
-from nsgf.system.seeding import derive_seed, make_generator, seed_torch
+from nsgf.system.seeding import derive_seed, make_generator
 
 
 def test_streams_differ_by_seed_and_by_each_name():
@@ -19,13 +17,3 @@ def test_generator_repeats_its_stream():
     first = torch.rand(4, generator=make_generator(3, "x"))
     assert torch.equal(first, torch.rand(4, generator=make_generator(3, "x")))
     assert not torch.equal(first, torch.rand(4, generator=make_generator(3, "y")))
-
-
-def test_devices_of_any_kind_are_seeded(monkeypatch):
-    """Dropout of an update follows from its number there too."""
-    seeds = []
-    module = SimpleNamespace(manual_seed=seeds.append)
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    for device in ("mps", "xpu", "cpu"):
-        seed_torch(7, torch.device(device))
-    assert seeds == [7, 7]

@@ -57,13 +57,6 @@ def test_sampling_precision_is_that_of_the_run_or_float32(monkeypatch, capabilit
         assert sampling_precision(config, device) == "fp32"
 
 
-def test_untested_devices_use_float32():
-    assert pick_precision("auto", torch.device("mps")) == "fp32"
-    for short in ("bf16", "fp16"):
-        with pytest.raises(UserError, match=rf"train\.precision = {short}: untested on mps"):
-            pick_precision(short, torch.device("mps"))
-
-
 def test_device_settings_apply_only_inside_the_context():
     def now():
         cudnn = torch.backends.cudnn
