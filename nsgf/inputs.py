@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, default_collate
 from nsgf.cli.arguments import Request, request
 from nsgf.config.schema import Config
 from nsgf.data import shape_and_classes
-from nsgf.data.arrays import image_bytes
+from nsgf.data.own_images import image_bytes
 from nsgf.models import make_own
 from nsgf.run.folder import OwnNetwork, ensure_writable, replacing
 from nsgf.system.errors import UserError, one_line

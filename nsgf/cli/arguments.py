@@ -85,16 +85,8 @@ def parse(argv: list[str]) -> Request:
 
 
 def request(command: str, control: Content, settings: Mapping[str, Any]) -> Request:
-    """Return the request of a call from Python.
-
-    Args:
-        command: one of :data:`nsgf.cli.flags.COMMANDS`.
-        control: what is no setting, as ``{"run": "runs/2d-..."}``.
-        settings: what flags would set, by dotted key.
-
-    Raises:
-        UserError: as :func:`parse`.
-    """
+    """Return the request of a call from Python, from what is no setting, as
+    ``{"run": "runs/2d-..."}``, and settings by dotted key. Raises the errors of :func:`parse`."""
     try:
         return _request(command, control, parse_settings(settings))
     except OSError as error:
@@ -155,13 +147,8 @@ def _configure(
     run: "RunFolder | None",
     smaller_batches: bool,
 ) -> tuple[Config, Content, tuple[str, ...]]:
-    """Return the checked configuration of a method of an experiment, or of a run.
-
-    Besides it the flags, with what was found of own data, and notes for the user.
-
-    Raises:
-        UserError: there is no such method, or a setting is wrong.
-    """
+    """Return the checked configuration of a method of an experiment, or of a run; the flags, with
+    what was found of own data; and notes for the user."""
     # loads torch: a typo need not wait for it
     from nsgf.checks import check, check_values, fit_to_classes
     from nsgf.data import target_set
@@ -209,11 +196,7 @@ def _check_allowed(command: str, control: Content, flags: Content) -> None:
 
 
 def _file(control: Content, flags: Content) -> Path | None:
-    """Return the file of --config FILE or --exp NAME; None without either.
-
-    Raises:
-        UserError: there is none of that name.
-    """
+    """Return the file of --config FILE or --exp NAME; None without either."""
     if "config" in control:
         return Path(control["config"])
     exp = flags.get("exp")
@@ -229,16 +212,10 @@ def _find_run(
     command: str, control: Content, flags: Content, own: Content
 ) -> tuple["RunFolder | None", str]:
     """Return the run folder that the command works on, None for a new run, and a line about how it
-    was found.
-
-    Args:
-        own: the settings of the experiment's file, which may name a folder of runs.
-
-    Raises:
-        UserError: there is none, or it is a run of another experiment.
+    was found. ``own`` are the settings of the experiment's file, which may name a folder of runs.
     """
-    resumes = {"run", "resume", "resume_phase"} & set(control)
-    if command in WITHOUT_RUN or "compare" in control or (command == "train" and not resumes):
+    is_new = command == "train" and not {"run", "resume", "resume_phase"} & set(control)
+    if command in WITHOUT_RUN or "compare" in control or is_new:
         return None, ""
     from nsgf.checks import check_values
     from nsgf.run.newest import newest_run
@@ -247,9 +224,8 @@ def _find_run(
     if "run" in control:
         run = open_run(control["run"])
         if run.results_name and command not in ON_EXPORTS:
-            raise UserError(
-                f"run = {run.path}: an exported run, for {' and '.join(ON_EXPORTS)} only"
-            )
+            allowed = " and ".join(ON_EXPORTS)
+            raise UserError(f"run = {run.path}: an exported run, for {allowed} only")
         return run, ""
     if not own:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
@@ -265,11 +241,7 @@ def _find_run(
 
 
 def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:
-    """Return the settings of a run, with those of a file on top.
-
-    Raises:
-        UserError: the run is not of this experiment or method, or no smoke run.
-    """
+    """Return the settings of a run, with those of a file on top, after a check of the run."""
     saved = run.read_settings()
     for key in ("exp", "method"):
         if flags.get(key) not in (None, saved.get(key)):
@@ -282,11 +254,8 @@ def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:
 def _without_unsafe_settings(
     command: str, config: Config, run: "RunFolder", flags: Content, own: Content
 ) -> tuple[Config, tuple[str, ...]]:
-    """Return the settings of a run without those that only this command may decide, and notes.
-
-    Args:
-        own: the settings of --config FILE, which count as this command's.
-    """
+    """Return the settings of a run without those that only this command may decide, and notes. The
+    settings ``own`` of --config FILE count as this command's."""
     from nsgf.run.folder import drop_unsafe_settings
     from nsgf.run.trackers import require_tracker
 

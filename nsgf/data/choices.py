@@ -48,11 +48,8 @@ def choose_for_own_data(
             what was chosen, not what was found.
 
     Returns:
-        ``base`` on top of what is chosen, ``flags`` with what was found, and lines about both.
-        Nothing changes for other data and for runs that exist.
-
-    Raises:
-        UserError: ``data.path`` is missing, or what is there cannot be trained on.
+        ``base`` on top of what is chosen, ``flags`` with what was found, and lines about both; or
+        nothing new, for other data and runs that exist. Errors as for the inspection.
     """
     if is_new and {"name", "path", "size", *READING} & set(flags.get("data", {})):
         own = {key: value for key, value in base.get("data", {}).items() if key != "found"}

@@ -66,14 +66,14 @@ def read_found(config: DataConfig) -> Found:
     return Found(**config.found)
 
 
-def check_same_data(config: DataConfig, is_same: bool) -> None:
+def check_same_data(config: DataConfig, checksum: str) -> None:
     """Raise UserError unless ``data.path`` holds the data that the run was begun with."""
-    if not is_same:
-        found = read_found(config)
+    found = read_found(config)
+    if checksum != found.checksum:
         raise UserError(
             f"data.path = {config.path}: holds other {config.name} than the run was begun with "
             f"({found.samples} of them, checksum {found.checksum}); restore those, "
-            "give their folder with --data.path, or train a new run"
+            "give their place with --data.path, or train a new run"
         )
 
 
@@ -120,17 +120,15 @@ def inspect_points(config: DataConfig) -> Inspection:
     mean, scale = rows.mean(0).tolist(), rows.std(0, correction=0).tolist()
     found = Found(count, [dim], _checksum(values), 0, list(names), mean, scale)
     note = f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}"
-    counting = [
-        name
-        for number, name in enumerate(names)
-        if number == 0 or name == _unnamed(number)
-        if any(np.array_equal(values[:, number] - begin, np.arange(count)) for begin in (0, 1))
-    ]
-    others = [name for name in names if name not in counting]
-    if not (counting and others):
+    steps = values - np.arange(count)[:, None]  # of a column that counts, 0 or 1 everywhere
+    counts = (steps == 0).all(0) | (steps == 1).all(0)
+    is_index = [counts[i] and (i == 0 or name == _unnamed(i)) for i, name in enumerate(names)]
+    others = [name for name, index in zip(names, is_index, strict=True) if not index]
+    if len(others) in (0, dim):
         return found, (note,)
     leave_out = f"to leave it out say --data.columns '{list_names(others, dim)}'"
-    return found, (note, f"data: {counting[0]} counts the rows, perhaps an index; {leave_out}")
+    index = names[is_index.index(True)]
+    return found, (note, f"data: {index} counts the rows, perhaps an index; {leave_out}")
 
 
 def read_points(config: DataConfig) -> Tensor:
@@ -140,7 +138,7 @@ def read_points(config: DataConfig) -> Tensor:
         UserError: as :func:`read_table`, or they are not those that the run was begun with.
     """
     values, _ = read_table(config)
-    check_same_data(config, _checksum(values) == read_found(config).checksum)
+    check_same_data(config, _checksum(values))
     return torch.from_numpy(values)
 
 
@@ -166,7 +164,7 @@ def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
         )
     try:
         if config.key and file.suffix.lower() != ".npz":
-            raise ValueError(f"has no array {config.key}; data.key is for files .npz")
+            raise ValueError("data.key is for files .npz")
         read = _read_csv if file.suffix.lower() == ".csv" else _read_array
         values, names = read(file, config)
         if values.ndim != 2 or len(values) < LEAST or not values.shape[1]:
@@ -174,7 +172,13 @@ def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
                 f"an array of shape {values.shape}, must be (N, D) with N >= {LEAST}: a row for "
                 "each point, a column for each coordinate"
             )
-        _check_values(values, names)
+        wrong = np.argwhere(~np.isfinite(values))
+        if len(wrong):
+            row, column = wrong[0]
+            raise ValueError(f"{values[row, column]} in point {row + 1}, {names[column]}")
+        flat = np.flatnonzero(np.ptp(values, axis=0) == 0)
+        if len(flat):
+            raise ValueError(f"one value everywhere in {names[flat[0]]}; leave that column out")
     except Exception as error:  # numpy raises many types for damaged and foreign files
         raise UserError(f"data.path = {file}: {one_line(error)}") from error
     return values, names
@@ -185,11 +189,7 @@ def _unnamed(number: int) -> str:
 
 
 def _choose(columns: str | None, names: Sequence[str]) -> list[int]:
-    """Return the places of the columns A,B,C, by name or by number from 1 on; None: all.
-
-    Raises:
-        ValueError: there is no such column.
-    """
+    """Return the places of the columns A,B,C, by name or by number from 1 on; None: all."""
     (wanted,) = csv.reader([columns or ""], skipinitialspace=True)
     places = {str(number + 1): number for number in range(len(names))}
     places |= {name: number for number, name in enumerate(names)}
@@ -201,12 +201,7 @@ def _choose(columns: str | None, names: Sequence[str]) -> list[int]:
 
 def _read_csv(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the values of the columns, float64, (N, D), and their names in the first line, if it
-    has no number.
-
-    Raises:
-        ValueError: a line has a text, nothing between two separators, or another number of values,
-            or there is no such column.
-    """
+    has no number; raise ValueError for anything else."""
     lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     if len(lines) < LEAST:
         raise ValueError(f"{len(lines)} lines, must be at least {LEAST} points")
@@ -236,32 +231,16 @@ def _is_number(text: str) -> bool:
 
 def _read_array(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the array of a file .npy, or the only one of a file .npz or ``data.key``, float64, and
-    names of its columns.
-
-    Raises:
-        Exception: of many types: the file is damaged, or holds anything but one array of numbers.
-    """
+    names of its columns; raise errors of many types for anything else."""
     content = np.load(file, allow_pickle=False)
     if not isinstance(content, np.ndarray):
         with content:
-            names = content.files if config.key is None else [config.key]
-            if len(names) != 1 or names[0] not in content.files:
-                what = f"no array {config.key}" if config.key else f"{len(content.files)} arrays"
-                raise ValueError(f"{what}; say --data.key NAME, of {list_names(content.files)}")
+            names = [name for name in content.files if config.key in (None, name)]
+            if len(names) != 1:
+                raise ValueError(f"say --data.key NAME, of {list_names(content.files)}")
             content = content[names[0]]
     values = np.ascontiguousarray(content.astype(np.float64, casting="same_kind"))
     if values.ndim != 2:
         return values, ()
     chosen = _choose(config.columns, [_unnamed(number) for number in range(values.shape[1])])
     return np.ascontiguousarray(values[:, chosen]), tuple(map(_unnamed, chosen))
-
-
-def _check_values(values: np.ndarray, names: tuple[str, ...]) -> None:
-    """Raise ValueError unless the values are finite and vary in each column."""
-    wrong = np.argwhere(~np.isfinite(values))
-    if len(wrong):
-        row, column = wrong[0]
-        raise ValueError(f"{values[row, column]} in point {row + 1}, {names[column]}")
-    flat = np.flatnonzero(np.ptp(values, axis=0) == 0)
-    if len(flat):
-        raise ValueError(f"the same value everywhere in {names[flat[0]]}; leave that column out")

@@ -174,14 +174,9 @@ class LabelDropout:
 
 
 def pages(positions: range, size: int) -> Iterator[tuple[int, slice]]:
-    """Yield (number, slice) of the pages of ``size`` samples that together cover ``positions``.
-
-    Raises:
-        ValueError: there are no positions, or they are not successive.
-    """
+    """Yield (number, slice) of the pages of ``size`` samples that together cover ``positions``,
+    which are successive."""
     start, n = positions.start, len(positions)
-    if n < 1 or positions.step != 1:
-        raise ValueError(f"samples of {positions}: needs one or more successive positions")
     while n > 0:
         page, offset = divmod(start, size)
         count = min(n, size - offset)

@@ -29,13 +29,10 @@ def load_or_compute(
     compute: Callable[[], Any],
     log: Callable[[str], None],
 ) -> T:
-    """Load a value from its file; if that fails, compute it and save the file.
+    """Load a value from its file; if that fails, log it, compute the value and save the file.
 
-    Args:
-        file: the cache file.
-        check: converts the file's content to the value; may raise any exception.
-        compute: returns the content, tensors and plain values.
-        log: gets a line if the file cannot be used.
+    ``check`` converts the file's content, tensors and plain values, to the value, or raises any
+    exception; ``compute`` returns the content.
     """
     if lexists(file):
         try:

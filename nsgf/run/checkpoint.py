@@ -37,11 +37,8 @@ CHUNK = 1 << 22
 def save(file: Path, payload: dict[str, Any]) -> None:
     """Write a checkpoint, and keep the previous one (:func:`nsgf.run.folder.previous_file`).
 
-    At any time, one of the two files is a complete checkpoint.
-
-    Args:
-        file: the newest checkpoint of a phase.
-        payload: nested dictionaries of tensors and plain values.
+    At any time, one of the two files is a complete checkpoint. ``payload`` is nested dictionaries
+    of tensors and plain values.
 
     Raises:
         UserError: it cannot be written; the existing checkpoints do not change.
@@ -82,7 +79,7 @@ def _original_error(error: BaseException) -> BaseException:
 
 
 def _first_line(text: bytes, size: int, checksum: int) -> bytes:
-    """Return the first line of a file: lengths and checksums of header ``text`` and content."""
+    """Return the first line of a file: lengths and checksums of header and content."""
     words = f"{FORMAT} {len(text):08d} {zlib.crc32(text):08x} {size:016d} {checksum:08x}\n"
     return MAGIC + words.encode()
 

@@ -74,8 +74,7 @@ class RunFolder:
             UserError: the folder cannot be written.
         """
         base, name = Path(config.out_dir).expanduser(), folder_stem(config.exp, config.smoke)
-        others = [start_time(path, name) for path in base.glob(f"{name}-*")]
-        times = [started[0] for started in others if started]
+        times = [time for time, _, _ in dated_folders(base, name)]
         stem = f"{name}-{max([f'{datetime.now():%Y%m%d_%H%M%S}', *times])}"
         free = (base / (stem + suffix) for suffix in ("", *(f"_{n}" for n in range(2, 100))))
         run = cls.prepare(next(path for path in free if not path.exists()))
@@ -245,10 +244,12 @@ def folder_stem(exp: str, smoke: bool) -> str:
     return f"{exp}-smoke" if smoke else exp
 
 
-def start_time(path: Path, exp: str) -> tuple[str, int] | None:
-    """Return the time in a run folder's name, and its number within that second."""
-    stamp = re.fullmatch(re.escape(exp) + r"-(\d{8}_\d{6})(?:_(\d+))?", path.name)
-    return (stamp[1], int(stamp[2] or 1)) if stamp else None
+def dated_folders(out_dir: Path, stem: str) -> list[tuple[str, int, Path]]:
+    """Return the run folders with a stem, the oldest first: the time in their name, the number
+    within that second, the folder."""
+    stamp = re.compile(re.escape(stem) + r"-(\d{8}_\d{6})(?:_(\d+))?")
+    named = ((stamp.fullmatch(path.name), path) for path in out_dir.glob(f"{stem}-*"))
+    return sorted((name[1], int(name[2] or 1), path) for name, path in named if name)
 
 
 IN_FOLDER = ("none", "tensorboard")
@@ -279,14 +280,9 @@ def drop_unsafe_settings(config: Config, run: RunFolder, given: set[str]) -> Con
     """Return the configuration of an existing run without unsafe settings from its file, since the
     folder may come from somebody else.
 
-    ``out_dir`` becomes the run's present place. Only the current command can turn on a tracking
-    service, or downloads to a folder outside of the working directory.
-
-    Args:
-        config: the run's settings with this command's on top.
-        run: the run folder.
-        given: keys that this command sets, e.g. ``data.root``, ``data.download``,
-            ``tracking.tracker``; ``out_dir`` where results may go elsewhere.
+    ``out_dir`` becomes the run's present place. Only the current command, which sets the keys
+    ``given``, can turn on a tracking service, or downloads to a folder outside of the working
+    directory.
     """
     if "out_dir" not in given and run.results_name is None:
         path = run.path if run.path.name not in ("", "..") else run.path.resolve()

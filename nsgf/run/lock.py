@@ -69,11 +69,9 @@ def is_locked(folder: Path) -> bool:
 
 @contextmanager
 def wait_for_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Wait until no other process has locked a folder, then lock it.
+    """Make a folder if needed, wait until no other process has locked it, then lock it.
 
-    Args:
-        folder: created if needed.
-        waiting: called about once a second during the wait; an exception ends the wait.
+    ``waiting`` is called about once a second during the wait; an exception ends the wait.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:

@@ -56,13 +56,13 @@ class RunLog:
     ) -> Progress:
         """Return a progress counter that writes lines to the log, and to stdout if there is no
         bar."""
-
-        def line(text: str) -> None:
-            if not self._quiet:
-                self.write(text, shown=not is_terminal())
-
-        shown = not self._quiet
-        return Progress(title, total, unit, done=done, line=line, shown=shown, clock=clock)
+        return Progress(
+            *(title, total, unit),
+            done=done,
+            line=lambda text: self.write(text, shown=not is_terminal()),
+            shown=not self._quiet,
+            clock=clock,
+        )
 
     def record(self, **values: Any) -> None:
         """Append a line to metrics.jsonl, for values that the seed determines."""

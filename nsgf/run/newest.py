@@ -3,31 +3,24 @@
 from pathlib import Path
 
 from nsgf.run.checkpoint import read_good_header
-from nsgf.run.folder import RunFolder, check_links, folder_stem, start_time
+from nsgf.run.folder import RunFolder, check_links, dated_folders, folder_stem
 from nsgf.system.errors import UserError, cause
 
 
 def newest_run(
     out_dir: Path, exp: str, *, smoke: bool = False, method: str | None = None, resume: bool = False
 ) -> tuple[RunFolder, str]:
-    """Return the newest run with a checkpoint that can be read, and a line that names it and says
-    why newer ones are passed over.
+    """Return the newest run of an experiment with a checkpoint that can be read, and a line that
+    names it and says why newer ones are passed over.
 
-    Args:
-        out_dir: the folder that holds the runs.
-        exp: their experiment.
-        smoke: whether only smoke runs are considered, or only others.
-        method: their method; None: any.
-        resume: whether the run is trained further, for which a pool is enough, and settings if no
-            run has more.
+    To ``resume`` it a pool is enough, and settings if no run has more. ``method`` None: any.
 
     Raises:
         UserError: there is none.
     """
     stem, passed, begun = folder_stem(exp, smoke), list[str](), list[RunFolder]()
-    times = {path: start_time(path, stem) for path in out_dir.expanduser().glob(f"{stem}-*")}
-    dated = sorted((time, path) for path, time in times.items() if time)
-    for run in (RunFolder(path) for _, path in reversed(dated)):
+    dated = dated_folders(out_dir.expanduser(), stem)
+    for run in (RunFolder(path) for _, _, path in reversed(dated)):
         if not run.config_file.is_file():
             continue
         try:

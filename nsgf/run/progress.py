@@ -41,9 +41,7 @@ class Progress:
         """
         Args:
             title: name of the work.
-            total: number of units.
-            unit: name of a unit, e.g. ``step``.
-            done: number of units that are already finished.
+            total: number of units, of which ``done`` are already finished.
             line: function that gets a line every LINE_SECONDS, and after the first and last unit;
                 None: print lines to stderr if there is no bar, and none for short work.
             shown: whether to show a bar.

@@ -1,1 +1,1 @@
-"""Exported runs: ``export`` writes a folder, ``exported`` reads it, ``card`` is its README."""
+"""Exported runs: ``export`` writes a folder, ``exported`` reads it."""

@@ -51,9 +51,13 @@ def checksum(content: bytes) -> str:
 
 def find_folder(path: str | PathLike[str]) -> Path:
     """Return the folder of ``hf://OWNER/NAME``, of a pretrained run by its name where no run has
-    that path, or the path itself."""
-    if is_address(path):
-        return fetched(path)
+    that path, or the path itself.
+
+    Raises:
+        UserError: the address is wrong, huggingface_hub is not installed, or the download failed.
+    """
+    if str(path).startswith("hf://"):
+        return _downloaded(str(path))
     folder = Path(path).expanduser()
     is_run = any((folder / name).is_file() for name in ("config.yaml", CONFIG_FILE))
     return folder if is_run else pretrained_runs().get(str(path), folder)
@@ -64,7 +68,6 @@ def open_run(folder: Path) -> RunFolder:
 
     Raises:
         UserError: there is no run, it is damaged, or it has links out of its folder.
-
     """
     run = RunFolder(folder)
     if run.config_file.is_file():
@@ -106,11 +109,7 @@ class ExportedRun(SharedRun):
     """An exported run. Its settings are read at once, weights only when they are used."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the settings of the run in this folder.
-
-        Raises:
-            UserError: it is damaged or foreign, or a setting is wrong.
-        """
+        """Raise UserError if the folder is damaged or foreign, or a setting is wrong."""
         super().__init__(folder)
         index = read_index(folder)
         try:
@@ -123,7 +122,6 @@ class ExportedRun(SharedRun):
         self._saved = asdict(drop_machine_settings(saved))
         self._updates: dict[str, str] = index["updates"]
         self._sums: dict[str, str] = index["files"]
-        self._is_half = index.get("weights") == "float16"
 
     def read_settings(self) -> Content:
         return self._saved
@@ -143,11 +141,8 @@ class ExportedRun(SharedRun):
         if texts:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
         state = self._state(file)
-        if self._is_half:
-            half = torch.float16
-            state = {
-                key: part.float() if part.dtype == half else part for key, part in state.items()
-            }
+        for key, part in state.items():  # of an export with --half
+            state[key] = part.float() if part.dtype == torch.float16 else part
         with torch.device("meta"):  # check the file before weights are allocated
             network = phase.network(config, self.network)
         if problem := misfit(state, network.state_dict()):
@@ -184,18 +179,9 @@ def misfit(state: dict[str, Tensor], expected: dict[str, Tensor]) -> str | None:
     return None
 
 
-def is_address(path: str | PathLike[str]) -> bool:
-    """Whether this names a run on the hub and not a folder."""
-    return isinstance(path, str) and path.startswith("hf://")
-
-
-def fetched(address: str | PathLike[str]) -> Path:
-    """Return the folder in the hub's cache that holds ``hf://OWNER/NAME[@REVISION]``.
-
-    Raises:
-        UserError: the address is wrong, huggingface_hub is not installed, or the download failed.
-    """
-    named = ADDRESS.fullmatch(str(address))
+def _downloaded(address: str) -> Path:
+    """Return the folder in the hub's cache that holds ``hf://OWNER/NAME[@REVISION]``."""
+    named = ADDRESS.fullmatch(address)
     if not named:
         raise UserError(f"{address}: must be hf://OWNER/NAME or hf://OWNER/NAME@REVISION")
     try:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import data_set
+from nsgf.data import DATA_SETS
 from nsgf.data.images import to_unit_range
 from nsgf.metrics import classifier
 from nsgf.metrics.classifier import ClassifierMetrics
@@ -16,12 +16,12 @@ CONFIG = DataConfig(name="digits")
 
 @pytest.fixture(scope="module")
 def images() -> torch.Tensor:
-    return data_set("digits").images(CONFIG)
+    return DATA_SETS["digits"].images(CONFIG)
 
 
 @pytest.fixture(scope="module")
 def labels() -> torch.Tensor:
-    return data_set("digits").labels(CONFIG, 1797)
+    return DATA_SETS["digits"].labels(CONFIG, 1797)
 
 
 @pytest.fixture(scope="module")

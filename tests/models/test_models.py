@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from nsgf.checks import check
 from nsgf.config.schema import UNetConfig
-from nsgf.data import data_set
+from nsgf.data import DATA_SETS
 from nsgf.models import count_parameters, time_network, velocity_network
 from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
@@ -54,7 +54,7 @@ def test_every_architecture_that_is_not_refused_works(
     name, mult, attended, heads, res_blocks, predictor, batch
 ):
     """On torch's meta device, which computes shapes alone."""
-    config, shape = shipped(name), data_set(name).shape
+    config, shape = shipped(name), DATA_SETS[name].shape
     attention = [shape[1] >> level for level in attended]
     unet = UNetConfig(32, res_blocks, mult, attention, heads)
     config.model = replace(config.model, unet=unet, predictor_channels=predictor)

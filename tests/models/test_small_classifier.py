@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import data_set
+from nsgf.data import DATA_SETS
 from nsgf.data.images import IMAGE_SETS, to_unit_range
 from nsgf.models import small_classifier as network
 from nsgf.models.small_classifier import FEATURES, SmallCNN, load_or_train, split, train
 from tests.run.test_hostile_files import WEIGHTS, _nothing_is_executed  # noqa: F401
 
 CPU = torch.device("cpu")
-DIGITS = data_set("digits")
+DIGITS = DATA_SETS["digits"]
 SHORT = replace(DIGITS, classifier_epochs=1)
 """Trained in a tenth of a second."""
 BRIEF = replace(DIGITS, classifier_epochs=3)

@@ -7,7 +7,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nsgf.config.schema import MLPConfig, UNetConfig
-from nsgf.data import data_set
+from nsgf.data import DATA_SETS
 from nsgf.models import velocity_network
 from nsgf.models.mlp import TimePredictorCNN, VelocityMLP
 from nsgf.models.unet import Attention, Norm, ResBlock, Stage, UNet
@@ -128,7 +128,7 @@ def test_attention_and_its_gradients_in_either_layout(layout):
 def test_fused_kernels_take_every_attention_of_the_shipped_networks(name, layout, monkeypatch):
     """torch takes plain matrix products without a word where the last stride is not 1, and kernels
     for unaligned memory where rows do not begin at multiples of 16 bytes, 8 values of 16 bit."""
-    config, shape, shapes = shipped(name).model, data_set(name).shape, set()
+    config, shape, shapes = shipped(name).model, DATA_SETS[name].shape, set()
     with torch.device("meta"):
         model = velocity_network(config, shape)
         for layer in model.modules():

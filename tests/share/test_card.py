@@ -10,7 +10,7 @@ import pytest
 from nsgf.config.yaml_loader import load_yaml
 from nsgf.phases import get_phases
 from nsgf.run.folder import RunFolder
-from nsgf.share.card import card, copied_pictures
+from nsgf.share.export import card, copied_pictures
 from tests.conftest import shipped
 
 UPDATES = {"nsgf": "12 of 12", "nsf": "12 of 12", "predictor": "12 of 12"}

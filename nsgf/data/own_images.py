@@ -1,7 +1,8 @@
-"""A folder of the user's own images, decoded by Pillow into one uint8 tensor.
+"""The user's own images: a folder, decoded by Pillow into one uint8 tensor, or a file .npz.
 
-Images are taken in the order of their names. Subfolders on the first level are the classes, as for
-torchvision's ImageFolder; images may also lie deeper, or all in the folder itself.
+Images of a folder are taken in the order of their names. Subfolders on the first level are the
+classes, as for torchvision's ImageFolder; images may also lie deeper, or all in the folder itself.
+A file has the arrays ``images`` (N, C, S, S), and for classes ``labels`` (N,).
 """
 
 import hashlib
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.data.images import ImageSet
+from nsgf.data.images import ImageSet, to_bytes
 from nsgf.data.own import LEAST, Found, Inspection, check_same_data, data_path, read_found
 from nsgf.system.errors import UserError, list_names, one_line
 from nsgf.system.hardware import available_bytes, format_bytes
@@ -47,10 +48,13 @@ def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
             f"data.path = {root}: no such folder; name a folder of images with --data.path DIR, "
             "or a file of points with --exp points --data.path FILE"
         )
-    files = (Path(name) for name in glob("**", root_dir=root, recursive=True))
-    images = [one for one in files if one.suffix.lower() in SUFFIXES and (root / one).is_file()]
-    left_out = frozenset(broken)
-    images = [one for one in images if one_line(one.as_posix()) not in left_out]
+    files, left_out = map(Path, glob("**", root_dir=root, recursive=True)), {*broken}
+    images = [
+        file
+        for file in files
+        if file.suffix.lower() in SUFFIXES and (root / file).is_file()
+        if one_line(file.as_posix()) not in left_out
+    ]
     if len(images) < LEAST:
         raise UserError(
             f"data.path = {root}: {len(images)} images in it, must be at least {LEAST} of "
@@ -59,15 +63,44 @@ def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
     return sorted(images, key=lambda file: file.parts)
 
 
+def is_array(config: DataConfig) -> bool:
+    """Whether ``data.path`` is a file of arrays; else it is a folder."""
+    return data_path(config).suffix.lower() == ".npz"
+
+
 def inspect_images(config: DataConfig) -> Inspection:
-    """Count the images of ``data.path``, without decoding them, and find their colour and classes.
+    """Describe the images of ``data.path``; those of a folder are not decoded.
 
     Raises:
-        UserError: there is no such folder, or a file in it is not an image or cannot be opened.
+        UserError: there is no such folder or file, or what is in it cannot be used as images.
     """
+    found = _find_arrays(config) if is_array(config) else _find_files(config)
+    shape, memory = " x ".join(map(str, found.shape)), found.samples * math.prod(found.shape)
+    broken, classes = found.broken or [], found.class_names or []
+    notes = (
+        [f"data: {len(broken)} broken images left out: {list_names(broken, 5)}"] if broken else []
+    )
+    return found, (
+        *notes,
+        f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)} of memory",
+        f"data: {len(classes)} classes: {list_names(classes)}"
+        if classes
+        else "evaluation.classifier: off, it needs labels, or all images in two or more "
+        f"subfolders with {LEAST_OF_CLASS} or more in each",
+    )
+
+
+def _find_arrays(config: DataConfig) -> Found:
+    images, _, names, checksum = _read_arrays(config)
+    count, *shape = images.shape
+    if config.size not in (None, shape[1]):
+        raise UserError(f"data.size = {config.size}: must be {shape[1]}, as in {config.path}")
+    return Found(count, shape, checksum, len(names), class_names=names)
+
+
+def _find_files(config: DataConfig) -> Found:
     root, digest, size = data_path(config), hashlib.sha256(), config.size or 32
-    files = find_images(root)
-    broken = [file for file in files if config.skip_broken and _is_broken(root, file)]
+    broken = [file for file in find_images(root) if config.skip_broken and _is_broken(root, file)]
     names = [one_line(file.as_posix()) for file in broken]
     files = find_images(root, names)
     modes = set(_each(root, files, digest, lambda image: image.mode[0]))
@@ -76,21 +109,7 @@ def inspect_images(config: DataConfig) -> Inspection:
     has_classes = len(counts) > 1 and min(counts.values()) >= LEAST_OF_CLASS
     classes = [one_line(name) for name in sorted(counts)] if has_classes else []
     checksum = digest.hexdigest()[:12]
-    found = Found(len(files), shape, checksum, len(classes), class_names=classes, broken=names)
-    left_out = f"data: {len(names)} broken images left out: {list_names(names, 5)}"
-    return found, (*[left_out] * bool(names), *notes_about(found, config))
-
-
-def notes_about(found: Found, config: DataConfig) -> tuple[str, ...]:
-    """Return lines for the user about images."""
-    shape, memory = " x ".join(map(str, found.shape)), found.samples * math.prod(found.shape)
-    return (
-        f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)} of memory",
-        f"data: {found.classes} classes: {list_names(found.class_names or [])}"
-        if found.classes
-        else "evaluation.classifier: off, it needs labels, or all images in two or more "
-        f"subfolders with {LEAST_OF_CLASS} or more in each",
-    )
+    return Found(len(files), shape, checksum, len(classes), class_names=classes, broken=names)
 
 
 def _is_broken(root: Path, file: Path) -> bool:
@@ -131,11 +150,15 @@ def image_set(config: DataConfig) -> ImageSet:
 
 
 def read_images(config: DataConfig) -> Tensor:
-    """Return all images of ``data.path``.  uint8, (N, C, size, size)
+    """Return all images of ``data.path``.  uint8, (N, C, S, S)
 
     Raises:
         UserError: one is broken, or they are not those that the run was begun with.
     """
+    if is_array(config):
+        arrays, *_, checksum = _read_arrays(config)
+        check_same_data(config, checksum)
+        return arrays
     found, root, digest = read_found(config), data_path(config), hashlib.sha256()
     files = find_images(root, found.broken or ())
     needed, free = len(files) * math.prod(found.shape), available_bytes()
@@ -148,15 +171,16 @@ def read_images(config: DataConfig) -> Tensor:
     decoded = _each(root, files, digest, lambda image: _pixels(image, found.shape))
     for image, pixels in zip(images, decoded, strict=True):
         image.copy_(pixels)
-    check_same_data(config, digest.hexdigest()[:12] == found.checksum)
+    check_same_data(config, digest.hexdigest()[:12])
     return images
 
 
 def read_labels(config: DataConfig) -> Tensor:
     """Return the class of each image; classes are numbered in the order of their names.  (N,)"""
+    if is_array(config):
+        return torch.from_numpy(_read_arrays(config)[1])
     names = _class_names(find_images(data_path(config), read_found(config).broken or ()))
-    _, numbers = np.unique(names, return_inverse=True)
-    return torch.from_numpy(numbers)
+    return torch.from_numpy(np.unique(names, return_inverse=True)[1])
 
 
 def _each(root: Path, files: list[Path], digest: Any, read: Callable[[Any], T]) -> Iterator[T]:
@@ -198,3 +222,63 @@ def _pixels(image: Any, shape: list[int]) -> Tensor:
     image = image.convert("L" if channels == 1 else "RGB")
     image = ImageOps.fit(image, size, Image.Resampling.BICUBIC)
     return torch.from_numpy(np.array(image, np.uint8).reshape(*size, channels)).permute(2, 0, 1)
+
+
+def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[str], str]:
+    """Return the images of a file, uint8, (N, C, S, S), their classes, (N,), the names of these,
+    and the checksum of images and classes."""
+    file = data_path(config)
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            images, labels = image_bytes(content["images"]), content.get("labels")
+        names, classes = ([], None) if labels is None else class_numbers(labels, len(images))
+    except Exception as error:  # numpy raises many types for damaged and foreign files
+        raise UserError(f"data.path = {file}: {one_line(error)}") from error
+    digest = hashlib.sha256(repr(images.shape).encode())
+    for part in (images, classes):
+        digest.update(b"" if part is None else part.tobytes())
+    return torch.from_numpy(images), classes, names, digest.hexdigest()[:12]
+
+
+def image_bytes(images: np.ndarray) -> np.ndarray:
+    """Return images (N, C, S, S) of bytes, or of floats in [-1, 1], as bytes.
+
+    Raises:
+        ValueError: they have another shape, type or range.
+    """
+    is_square = images.ndim == 4 and images.shape[2] == images.shape[3]
+    is_right = is_square and images.shape[1] in (1, 3) and len(images) >= LEAST
+    if not is_right or (images.dtype != np.uint8 and images.dtype.kind != "f"):
+        raise ValueError(
+            f"images: {images.dtype} of shape {images.shape}, must be (N, C, S, S), "
+            f"N >= {LEAST}, C 1 or 3, of uint8 or floats in [-1, 1]"
+        )
+    if images.dtype == np.uint8:
+        return images
+    low, high = images.min(), images.max()
+    if not (-1 <= low < 0 and high <= 1):  # also if one is nan
+        raise ValueError(
+            f"images: values from {low:g} to {high:g}, floats must be in [-1, 1] with some below "
+            "0; for values in [0, 1] use 2 * images - 1"
+        )
+    return to_bytes(torch.from_numpy(images).float()).numpy()
+
+
+def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
+    """Return the names of the K classes, in their order, and the classes of ``count`` images as
+    numbers 0 to K - 1, int64, (N,).
+
+    Raises:
+        ValueError: there are not as many, they are neither whole numbers nor names, or a class has
+            too few images.
+    """
+    is_wrong = labels.shape != (count,) or labels.dtype.kind not in "iuU"
+    values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    has_gaps = labels.dtype.kind != "U" and values.tolist() != list(range(len(values)))
+    if is_wrong or has_gaps or len(values) < 2 or counts.min() < LEAST_OF_CLASS:
+        raise ValueError(
+            f"labels: {labels.dtype} of shape {labels.shape} with {len(values)} classes, must be "
+            f"one for each of {count} images: whole numbers from 0 on without gaps, or names, of 2 "
+            f"or more classes with {LEAST_OF_CLASS} or more images each"
+        )
+    return [one_line(str(name)) for name in values], numbers.astype(np.int64)
