@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from functools import partial
 from io import BytesIO
 
 import numpy as np
@@ -212,6 +213,25 @@ def test_tables_are_drawn_whatever_the_samples_are(dim, kind, tmp_path):
         assert max(map(abs, figure.axes[0].get_xlim())) < 10
         save_figure(draw_points([start], target, "t", axes), tmp_path / "s.png")
         assert pixels(tmp_path / "s.png").shape[1] < 1600
+
+
+@pytest.mark.parametrize(
+    "save",
+    [
+        partial(save_grid, torch.zeros(2, 1, 8, 8)),
+        lambda file: save_figure(draw_points([torch.randn(9, 2)], torch.randn(9, 2), "t"), file),
+    ],
+)
+def test_picture_that_cannot_be_finished_leaves_the_one_before(tmp_path, monkeypatch, save):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    file = tmp_path / "p.png"
+    file.write_bytes(b"before")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        save(file)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"before"]
 
 
 @pytest.mark.e2e
