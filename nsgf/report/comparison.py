@@ -43,13 +43,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
 
     The measures are read from ``table.csv``; nothing is sampled or measured.
 
-    Args:
-        folder: the folder that ``nsgf compare`` has written.
-        out_dir: where results go.
-        kind: png, svg or pdf, as of :func:`nsgf.report.page.report_run`.
-
-    Returns:
-        The files.
+    ``kind`` svg or pdf also writes the figure in that format. Return the files.
 
     Raises:
         UserError: the folder holds no comparison, nothing is measured yet, or the files cannot be

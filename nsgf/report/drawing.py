@@ -86,32 +86,21 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
     calls = f"{count} samples, {samples.nfe:g} network calls each."
-    album.draw(
-        "way",
-        draw_path(samples, data, "report", class_names(config.data)),
-        "The way of a batch",
-        calls,
-    )
+    figure = draw_path(samples, data, "report", class_names(config.data))
+    album.draw("way", figure, "The way of a batch", calls)
     if data.images is not None:
-        nearest = nearest_images(samples.x[:NEIGHBOURS], data.images, flip=config.data.flip)
-        album.draw(
-            "nearest",
-            draw_neighbours(samples.x[:NEIGHBOURS], nearest),
-            "The nearest training images",
-            "By the distance of all pixels: equal pairs would be copies.",
-        )
+        shown = samples.x[:NEIGHBOURS]
+        figure = draw_neighbours(shown, nearest_images(shown, data.images, flip=config.data.flip))
+        text = "By the distance of all pixels: equal pairs would be copies."
+        album.draw("nearest", figure, "The nearest training images", text)
     in_plane = samples.x.shape[1:] == (2,)
     if in_plane and (fields := velocity_fields(config, sampler, data, device)):
-        album.draw(
-            "field",
-            draw_fields(fields),
-            "The learned velocity on top of the flow's",
-            "Both at points of a Sinkhorn flow that was not trained on, with their true lengths.",
-        )
+        text = "Both at points of a Sinkhorn flow that was not trained on, with their true lengths."
+        album.draw("field", draw_fields(fields), "The learned velocity on top of the flow's", text)
     if data.images is not None or in_plane:
         file = album.folder / "way.gif"
-        shown = [data.in_units(state) for state in samples.path]
-        save_animation(replace(samples, path=shown), file, data.axes)
+        path = [data.in_units(state) for state in samples.path]
+        save_animation(replace(samples, path=path), file, data.axes)
         album.add(file, "The same, moving", "One picture for each state on the way.")
     if samples.tau is not None:
         figure = draw_entry_times(samples.tau.cpu())

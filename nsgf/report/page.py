@@ -53,13 +53,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     """Write ``report.html`` and the figures that it shows, into ``report/`` of the run folder, or
     of ``OUT_DIR/RUN`` if ``out_dir`` is not the folder that holds the run.
 
-    Args:
-        config: the run's settings with this command's on top.
-        run: its folder.
-        kind: png; svg or pdf also writes each figure in that format.
-
-    Returns:
-        The files.
+    ``kind`` svg or pdf also writes each figure in that format. Return the files.
 
     Raises:
         UserError: nothing is trained, or the files cannot be written.
