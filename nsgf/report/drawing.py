@@ -37,11 +37,8 @@ class Album:
     """The pictures of a page and their files, which may be of another format too."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        """``folder`` is for drawn figures, PNG and ``kind``: png, svg or pdf.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
+        """``folder`` is for drawn figures, PNG and ``kind``: png, svg or pdf. Raise UserError if
+        the folder cannot be written."""
         self.folder, self._kinds = ensure_writable(folder), dict.fromkeys(("png", kind))
         self.pictures: list[dict[str, Any]] = []
         self.files: list[str] = []
@@ -71,11 +68,8 @@ def _as_link(content: bytes, kind: str | None) -> str:
 
 
 def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.device) -> None:
-    """Draw the pictures that need the run's networks and data.
-
-    Raises:
-        UserError: there is no checkpoint, the data are not there, or training has diverged.
-    """
+    """Draw the pictures that need the run's networks and data. Raise UserError if there is no
+    checkpoint, the data are not there, or training has diverged."""
     data = Data(config.data, config.seed)
     sampler, _ = load_sampler(config, run, device)
     count = min(count_samples(config, data, device), config.sampling.batch_size)

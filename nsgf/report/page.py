@@ -88,11 +88,8 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
 
 
 def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
-    """Return name, updates, last loss, time and peak memory of each phase.
-
-    Raises:
-        UserError: none has a checkpoint.
-    """
+    """Return name, updates, last loss, time and peak memory of each phase. Raise UserError if none
+    has a checkpoint."""
     if not any(map(run.has_checkpoint, config.phases)):
         raise UserError(f"{run.path}: nothing is trained yet, so there is nothing to report")
     rows: list[tuple[str, ...]] = []
