@@ -56,8 +56,8 @@ def train(
 ) -> RunFolder:
     """Train the configured phases that are not finished, and return the run folder.
 
-    All checks come before anything is written. Exceptions: the lock of an existing run folder, and
-    the renaming of damaged checkpoints.
+    All checks come before anything is written, except the lock of an existing run folder and the
+    renaming of damaged checkpoints.
 
     Args:
         config: the experiment.
@@ -171,16 +171,8 @@ def training_plan(
     restarts: Collection[PhaseName] = (),
     network: OwnNetwork | None = None,
 ) -> list[str]:
-    """Check that training is possible, and return lines about it.
-
-    Args:
-        config: the experiment.
-        names: phases to train; the other configured ones are finished.
-        device: where they are trained.
-        run: an earlier run; None: a new one.
-        world: the processes that train together; None: only this one.
-        restarts: phases of ``names`` whose checkpoints are set aside.
-        network: the caller's network, for a run with ``model.network``.
+    """Check that phases ``names`` can be trained, and return lines about it. Checkpoints of
+    ``restarts`` are set aside. For the other arguments see :func:`train`.
 
     Raises:
         UserError: pool or checkpoints do not fit, the run has a pool with other settings, a
@@ -214,15 +206,9 @@ def check_space(
     run: RunFolder,
     restarts: Collection[PhaseName] = (),
 ) -> None:
-    """Raise UserError if the disk would be full before the end of a run. Each phase keeps two
-    checkpoints, and one more while it is written.
-
-    Args:
-        weights: number of weights of each unfinished phase.
-        pool: bytes that a pool on disk will still need.
-        run: run folder; need not exist yet.
-        restarts: phases whose newest checkpoint is set aside and not overwritten.
-    """
+    """Raise UserError if the disk would be full before the end of a run: ``weights`` of each
+    unfinished phase in two checkpoints, and one more while it is written, beside ``pool`` bytes.
+    Checkpoints of ``restarts`` are set aside and not overwritten."""
     needed = WEIGHT_BYTES * (2 * sum(weights.values()) + max(weights.values(), default=0))
     for phase in weights:
         newest = run.checkpoint_file(phase)

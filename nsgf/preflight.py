@@ -1,8 +1,6 @@
 """Estimate time and memory of a training on this machine, with a few updates of each phase."""
 
 import math
-import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +16,7 @@ from nsgf.data import Data
 from nsgf.experiment import training_plan
 from nsgf.phases import Phase, get_phases
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, is_running
+from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError, cause
@@ -39,22 +37,14 @@ UPDATES = 6
 """Number of updates of each phase; the loss scale of fp16 needs a few to settle."""
 RESERVE_HOURS = 0.5
 """Hours of a session reserved for the start, loading data and the last checkpoint."""
-PREFIX = ".nsgf-preflight-"
-"""Start of the name of the temporary folder."""
 
 
 def preflight(
     config: Config, session_hours: float = 12.0, command: str = "python -m nsgf train"
 ) -> Iterator[str]:
-    """Yield lines for the user: plan, checks, measured time, number of sessions.
-
-    A line that begins with NO names a problem that would stop a run, and a remedy. Missing data are
-    downloaded.
-
-    Args:
-        config: the experiment.
-        session_hours: length of a session in hours.
-        command: the command that starts the training.
+    """Yield lines for the user: plan, checks, measured time, number of sessions in which
+    ``command`` trains. A line that begins with NO names a problem that would stop a run, and a
+    remedy.
 
     Raises:
         UserError: the configuration is not valid, or the device does not exist.
@@ -65,11 +55,10 @@ def preflight(
     prepare_environment(config.train)
     device = pick_device(config.device)
     yield f"machine: {describe(device)}"
-    machine = [*_tried(lambda: [*training_plan(config, config.phases, device), "ok memory, disk"])]
-    yield from machine
-    data = [*_tried(lambda: [_load(config)])]
-    yield from data
-    if not any(line.startswith("NO ") for line in [*machine, *data]):
+    lines = [*_tried(lambda: [*training_plan(config, config.phases, device), "ok memory, disk"])]
+    lines += _tried(lambda: [_load(config)])
+    yield from lines
+    if not any(line.startswith("NO ") for line in lines):
         hours = session_hours - min(RESERVE_HOURS, session_hours / 10)
         yield from _tried(lambda: _plan_sessions(config, device, hours, command))
 
@@ -114,15 +103,12 @@ def _tried(work: Callable[[], Iterable[str]]) -> Iterator[str]:
 
 
 def _trial_folder(out_dir: Path) -> "tempfile.TemporaryDirectory[str]":
-    """Return a temporary folder on the same disk as the runs; remove leftovers of killed calls."""
+    """Return a temporary folder on the same disk as the runs."""
     place = out_dir.expanduser().absolute()
     while not place.exists():
         place = place.parent
-    for left in place.glob(f"{PREFIX}*"):
-        if not is_running(left.name.removeprefix(PREFIX).partition("-")[0]):
-            shutil.rmtree(left, ignore_errors=True)
     try:
-        return tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-", dir=place)
+        return tempfile.TemporaryDirectory(prefix=".nsgf-preflight-", dir=place)
     except OSError as error:
         raise UserError(
             f"out_dir: {place} cannot be written ({cause(error)}); name another folder with "
@@ -136,10 +122,8 @@ def _try_phase(
     """Train a phase for a few updates. Return a line for the user, and the estimated seconds of the
     whole phase."""
     short, times = phase.trial(config, device)
-    optim = replace(getattr(config, phase.name), iterations=UPDATES)
-    train = replace(config.train, log_every=1, max_hours=None)
-    own: dict[str, Any] = {phase.name: optim}
-    short = replace(short, train=train, **own)
+    own: dict[str, Any] = {phase.name: replace(getattr(config, phase.name), iterations=UPDATES)}
+    short = replace(short, train=replace(config.train, log_every=1, max_hours=None), **own)
     with silence(), RunLog(run.path) as log:
         session = Session(short, run, log, device)
         begin = time.perf_counter()

@@ -97,11 +97,7 @@ def method_layers(content: Content, method: str | None = None) -> tuple[Content,
 
 
 def _method_settings(method: str, *, has_phases: bool) -> Content:
-    """Return the settings of a method's file; empty if the experiment has them in its section.
-
-    Raises:
-        UserError: the file does not exist or names no phases.
-    """
+    """Return the settings of a method's file; empty if the experiment has them in its section."""
     names = methods()
     if method.endswith((".yaml", ".yml")):
         file = Path(method).expanduser()

@@ -27,8 +27,6 @@ def family(phase: PhaseName) -> tuple[PhaseName, ...]:
 
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
 ImageName = Literal["digits", "mnist", "cifar10"]
-OwnName = Literal["images", "points"]
-SourceName = Literal["gaussian", "8gaussians"]
 SolverName = Literal["euler", "heun", "dopri5"]
 
 
@@ -36,9 +34,9 @@ SolverName = Literal["euler", "heun", "dopri5"]
 class DataConfig:
     """Source mu0 and target mu*."""
 
-    name: Literal[PointName, ImageName, OwnName] = "8gaussians"
+    name: Literal[PointName, ImageName, "images", "points"] = "8gaussians"
     """Target mu*: a 2D set, an image set, or the images or points at data.path."""
-    source: SourceName = "gaussian"
+    source: Literal["gaussian", "8gaussians"] = "gaussian"
     """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
     root: Annotated[str, MACHINE_PATH, FREE_ON_RESUME] = "data"
     """Folder of the downloaded image sets, in torchvision's layout."""
@@ -198,14 +196,11 @@ class NSFConfig(OptimConfig):
     averaged weights)."""
 
 
-PeerName = Literal["icfm", "otcfm", "sbcfm", "rf"]
-
-
 @dataclass
 class PeerConfig(OptimConfig):
     """Phase ``peer``: a flow-matching method to compare NSGF with (extra `compare`)."""
 
-    method: PeerName = "icfm"
+    method: Literal["icfm", "otcfm", "sbcfm", "rf"] = "icfm"
     """torchcfm's independent pairs (icfm), exact transport in the batch (otcfm) or Schroedinger
     bridge (sbcfm); or rectified flow (rf: independent pairs, no noise)."""
     sigma: Annotated[float, Range(0, 1e6)] = 0.1
@@ -316,9 +311,6 @@ class EvaluationConfig:
     on the labelled images (extra `fidelity`). Comparable only with other runs of this program."""
 
 
-TargetName = Literal[PointName, "8gaussians_moons"]
-
-
 @dataclass
 class CompareConfig:
     """Trials and measures of `nsgf compare`."""
@@ -330,7 +322,7 @@ class CompareConfig:
     updates: Annotated[list[int], Range(1)] = field(default_factory=list)
     """Number of updates of a method, all networks together: one number for all methods, or one for
     each (which then includes the 1rf updates of 2rf); empty: as many as the experiment's method."""
-    targets: list[TargetName] = field(default_factory=list)
+    targets: list[Literal[PointName, "8gaussians_moons"]] = field(default_factory=list)
     """2D sets; 8gaussians_moons is moons with source 8gaussians; empty: data.name."""
     seeds: Annotated[int, Range(1, 1000)] = 5
     """Number of runs of each method, with the seeds seed, seed + 1, ..."""

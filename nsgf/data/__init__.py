@@ -14,7 +14,7 @@ from nsgf.config.schema import DataConfig
 from nsgf.data.images import IMAGE_SETS, ImageSet
 from nsgf.data.own import Inspection, TableSet, inspect_points, read_found, read_points
 from nsgf.data.own_images import image_set, inspect_images
-from nsgf.data.points import POINT_SETS, Distribution, Gaussian, PointSet, RandomIndices, Times
+from nsgf.data.points import POINT_SETS, Gaussian, PointSet, RandomIndices, Times
 from nsgf.data.samplers import (
     ClassSampler,
     ImageSampler,
@@ -42,31 +42,17 @@ NOISE = "gaussian"
 """``data.source`` for the standard Gaussian, which has the shape of the target."""
 
 
-def data_set(name: str) -> PointSet | ImageSet:
-    """Return the record of a shipped data set.
-
-    Raises:
-        UserError: there is none of this name.
-    """
-    if name not in DATA_SETS:
-        raise UserError(f"data.name = {name}: must be one of {', '.join(DATA_SETS)}")
-    return DATA_SETS[name]
-
-
 def target_set(config: DataConfig) -> PointSet | ImageSet | TableSet:
-    """Return the record of the set that the section ``data`` names.
-
-    Raises:
-        UserError: there is none of this name, or own data were not inspected.
-    """
+    """Return the record of the set that the section ``data`` names; raise UserError for own data
+    that were not inspected."""
     if config.name == "images":
         return image_set(config)
-    return TableSet(read_found(config)) if config.name == "points" else data_set(config.name)
+    return TableSet(read_found(config)) if config.name == "points" else DATA_SETS[config.name]
 
 
 def is_image_set(name: str) -> bool:
     """Whether the set holds images; else points."""
-    return name == "images" if name in INSPECTORS else isinstance(data_set(name), ImageSet)
+    return name == "images" if name in INSPECTORS else isinstance(DATA_SETS[name], ImageSet)
 
 
 def data_shape(config: DataConfig) -> tuple[int, ...]:
@@ -113,13 +99,10 @@ class Data:
     """Source and target of an experiment: loads the target once and makes independent samplers."""
 
     def __init__(self, config: DataConfig, seed: int) -> None:
-        """
-        Raises:
-            UserError: the target's files are missing or damaged, or a class has no images.
-        """
-        self._config, self._seed = config, seed
-        self._target = target_set(config)
-        self.shape: tuple[int, ...] = self._target.shape
+        """Raise UserError if the target's files are missing or damaged, or a class is empty."""
+        target = target_set(config)
+        self._config, self._seed, self._target = config, seed, target
+        self.shape: tuple[int, ...] = target.shape
         self.images: Tensor | None = None
         """The training images, uint8, (N, C, H, W); None for points."""
         self.points: Tensor | None = None
@@ -127,12 +110,11 @@ class Data:
         self.classes = data_classes(config)
         """Number of classes K; 0: networks take no labels."""
         self._labels: Tensor | None = None
-        if isinstance(self._target, TableSet):
+        if isinstance(target, TableSet):
             self.points = read_points(config)
-            self._rows = self._target.standardised(self.points)
-        elif isinstance(self._target, ImageSet):
+            self._rows = target.standardised(self.points)
+        elif isinstance(target, ImageSet):
             generator = make_generator(seed, "fake")
-            target = self._target
             self.images = target.fake_images(generator) if config.fake else target.images(config)
             if self.classes:
                 self._labels = target.labels(config, len(self.images))
@@ -157,19 +139,12 @@ class Data:
         return ImageSampler(self.images, seed, flip=self._config.flip)
 
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
-        """Return a sampler of mu* class by class, with random streams of its own. All classes come
-        equally often, whatever their number of images.
-
-        Args:
-            stream: names the streams.
-            run: successive samples of one class.
-            mixed: add a group after class K - 1 with samples of all classes.
-
-        Raises:
-            UserError: networks are given no classes.
+        """Return a sampler of mu* class by class, ``run`` successive samples of each, with random
+        streams of its own. All classes come equally often, whatever their number of images. With
+        ``mixed`` a group with samples of all classes follows class K - 1.
         """
-        if self.images is None or self._labels is None:
-            raise UserError("data.conditional = false: samples have no classes")
+        assert self.images is not None
+        assert self._labels is not None
         streams: list[Sampler] = []
         for label in range(self.classes):
             own = (self._labels == label).nonzero()[:, 0]
@@ -212,15 +187,7 @@ class Data:
 
 
 def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:
-    """Return a sampler of mu0 with a random stream of its own; needs no files of the target.
-
-    Raises:
-        UserError: ``data.source`` is neither noise nor a set that can be a source.
-    """
-    law: Distribution = Gaussian(data_shape(config))
-    if config.source != NOISE:
-        named = data_set(config.source)
-        if not (isinstance(named, PointSet) and named.is_source):
-            raise UserError(f"data.source = {config.source}: cannot be a source")
-        law = named
+    """Return a sampler of mu0 with a random stream of its own; needs no files of the target."""
+    law = Gaussian(data_shape(config)) if config.source == NOISE else DATA_SETS[config.source]
+    assert not isinstance(law, ImageSet)
     return PointSampler(law, derive_seed(seed, "source", *stream))

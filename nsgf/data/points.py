@@ -49,8 +49,6 @@ class PointSet:
     """``data.name``."""
     draw: Callable[[int, torch.Generator], Tensor]
     """(n, generator) -> n independent points, float32, (n, D)."""
-    is_source: bool = False
-    """Whether the set can be ``data.source``."""
     shape: tuple[int, ...] = (2,)
     """(D,)."""
     uses: ClassVar[frozenset[str]] = frozenset({"source"})
@@ -102,7 +100,7 @@ def _numpy_seed(generator: torch.Generator) -> int:
 
 
 POINT_SETS = (
-    PointSet("8gaussians", eight_gaussians, is_source=True),
+    PointSet("8gaussians", eight_gaussians),
     PointSet("moons", moons),
     PointSet("scurve", scurve),
     PointSet("checkerboard", checkerboard),

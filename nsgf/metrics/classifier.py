@@ -106,9 +106,6 @@ class ClassifierMetrics:
 
         The classifier was trained on four fifths of these images. This does not matter: held-out
         images score the same within the noise (measured on all three sets).
-
-        Raises:
-            UserError: too few samples.
         """
         return self.measure(self._others[:n])
 

@@ -17,16 +17,14 @@ PRC_BATCH = 2000
 
 
 def w2(x: Tensor, y: Tensor) -> float:
-    """Return W2 = (min over couplings of mean |x - y|^2)^(1/2), uniform weights; (N, *shape), (M,
-    *shape).
+    """Return W2 = (min over couplings of mean |x - y|^2)^(1/2), uniform weights.  x (N, *shape),
+    y (M, *shape)
 
     Raises:
-        ValueError: empty, non-finite or mismatched samples, or the simplex did not finish.
+        ValueError: samples are not finite, or the simplex did not finish.
     """
     import ot  # takes a second to import
 
-    if x.shape[1:] != y.shape[1:] or not len(x) or not len(y):
-        raise ValueError(f"cannot compare samples of shape {tuple(x.shape)} and {tuple(y.shape)}")
     if not (x.isfinite().all() and y.isfinite().all()):
         raise ValueError("samples are not finite")
     a, b = x.flatten(1).double(), y.flatten(1).double()

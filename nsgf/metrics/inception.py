@@ -83,11 +83,7 @@ class Inception:
 
 
 def _published() -> Path:
-    """Return the published weights in torch's cache.
-
-    Raises:
-        UserError: they are not there and cannot be downloaded.
-    """
+    """Return the file of the published weights in torch's cache; download it if it is missing."""
     file = Path(torch.hub.get_dir(), "checkpoints", PUBLISHED)
     try:
         if not lexists(file):
@@ -111,16 +107,6 @@ class Reference:
     """Name of the set; says whether it is a random stand-in."""
     cache: Path
     """Folder of cached features."""
-
-    def describe(self) -> str:
-        """Describe the reference images for ``metrics.json``, in one line."""
-        count, channels, height, width = self.images.shape
-        colour = "grey replicated to 3 channels" if channels == 1 else "colour"
-        return (
-            f"{self.name} train, {count} images, {height}x{width} {colour}, not flipped, resized "
-            "to 299x299 by torch-fidelity (TF1 bilinear), sha256 of the pixels "
-            f"{fingerprint(self.images)}..."
-        )
 
     def features(
         self, network: Inception, device: torch.device, batch_size: int, log: Callable[[str], None]
@@ -169,7 +155,9 @@ def inception_metrics(
     from torch_fidelity.metric_isc import isc_features_to_metric
     from torch_fidelity.metric_kid import kid_features_to_metric
 
-    fewest = min(len(samples), len(reference.images))
+    count, channels, height, width = reference.images.shape
+    colour = "grey replicated to 3 channels" if channels == 1 else "colour"
+    fewest = min(len(samples), count)
     require_neighbours(fewest)
     real = reference.features(network, device, batch_size, log)
     features, logits = network.features(samples, "samples", device, batch_size)
@@ -183,7 +171,9 @@ def inception_metrics(
         "kid_std": kid["kernel_inception_distance_std"],
         "kid_subset_size": subset,
         "inception_samples": len(samples),
-        "inception_reference": reference.describe(),
+        "inception_reference": f"{reference.name} train, {count} images, {height}x{width} {colour}"
+        ", not flipped, resized to 299x299 by torch-fidelity (TF1 bilinear), sha256 of the pixels "
+        f"{fingerprint(reference.images)}...",
         "inception_weights": network.name,
         "inception_library": f"torch-fidelity {network.version}; precision and recall with k = "
         f"{NEIGHBOURS} in Inception's 2048 features, not VGG16's",

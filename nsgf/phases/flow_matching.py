@@ -32,16 +32,6 @@ SIMPLEX_ITERATIONS = 10_000_000
 """Iteration limit of POT's exact solver; the default is too small above about 2,500 points."""
 
 
-def check_installed() -> None:
-    """Raise UserError if torchcfm is missing."""
-    try:
-        import torchcfm.conditional_flow_matching  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"phases = [peer]: needs torchcfm ({error}): pip install torchcfm --no-deps"
-        ) from error
-
-
 def build_matcher(config: PeerConfig) -> Any:
     """Return torchcfm's flow matcher for the configured method."""
     from torchcfm import conditional_flow_matching as cfm
@@ -118,5 +108,10 @@ class Peer(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
-        check_installed()
+        try:
+            import torchcfm.conditional_flow_matching  # noqa: F401
+        except ImportError as error:
+            raise UserError(
+                f"phases = [peer]: needs torchcfm ({error}): pip install torchcfm --no-deps"
+            ) from error
         return PhasePlan()

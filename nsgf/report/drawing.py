@@ -17,8 +17,8 @@ from nsgf.config.schema import Config
 from nsgf.data import Data, class_names
 from nsgf.data.images import to_unit_range
 from nsgf.phases import load_sampler
-from nsgf.plots.figures import Field, draw_entry_times, draw_fields, draw_neighbours, save_animation
-from nsgf.plots.samples import cut_panels, save_figure
+from nsgf.plots.figures import Field, draw_entry_times, draw_fields, save_animation
+from nsgf.plots.samples import cut_panels, draw_rows, save_figure
 from nsgf.report.samples import count_samples, draw_path
 from nsgf.run.folder import RunFolder, ensure_writable
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
@@ -83,8 +83,9 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     figure = draw_path(samples, data, "report", class_names(config.data))
     album.draw("way", figure, "The way of a batch", calls)
     if data.images is not None:
-        shown = samples.x[:NEIGHBOURS]
-        figure = draw_neighbours(shown, nearest_images(shown, data.images, flip=config.data.flip))
+        some = samples.x[:NEIGHBOURS]
+        nearest = nearest_images(some, data.images, flip=config.data.flip)
+        figure = draw_rows(torch.cat([some, nearest]), ["sample", "nearest"])
         text = "By the distance of all pixels: equal pairs would be copies."
         album.draw("nearest", figure, "The nearest training images", text)
     in_plane = samples.x.shape[1:] == (2,)

@@ -136,12 +136,8 @@ class StraightFlow(Leg):
     title = "straight"
 
     def __init__(self, config: Config, network: Network) -> None:
-        """
-        Raises:
-            UserError: the solver needs torchdiffeq, which is not installed.
-        """
         super().__init__(config, network)
-        load_odeint(config.sampling.solver)
+        load_odeint(config.sampling.solver)  # raises before any sampling
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x, velocity = samples.x, self.velocity(samples.labels)
@@ -216,11 +212,7 @@ class FlowSampler:
         return class_labels(positions, classes).long()
 
     def with_settings(self, config: Config) -> "FlowSampler":
-        """Return a sampler with the same networks and other settings for sampling.
-
-        Raises:
-            UserError: a solver needs torchdiffeq, which is not installed.
-        """
+        """Return a sampler with the same networks and other settings for sampling."""
         return FlowSampler([type(leg)(config, leg.network) for leg in self.legs])
 
     @property

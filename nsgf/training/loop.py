@@ -17,7 +17,7 @@ from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
-from nsgf.training.precision import Forward, device_settings, report_compile_errors
+from nsgf.training.precision import Forward, device_settings
 from nsgf.training.prefetch import Batches, should_prefetch
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
 from nsgf.training.task import Task
@@ -129,19 +129,23 @@ class PhaseLoop:
 
     def _compile(self) -> None:
         """Compile before the first update, and log how long it takes."""
+        from torch._dynamo.exc import TorchDynamoException
+
         self.log.write(f"{self.name}: compiling")
         started = time.perf_counter()
-        with report_compile_errors(), self._logging_splits():
-            self.state.rehearse(self.batches.at(self.state.step))
+        try:
+            with self._logging_splits():
+                self.state.rehearse(self.batches.at(self.state.step))
+        except TorchDynamoException as error:
+            cause = " ".join(str(error).partition("\n\n")[0].split())
+            raise UserError(
+                f"train.compile = true: cannot compile here ({cause}); use --train.compile false"
+            ) from error
         seconds = time.perf_counter() - started
         self.log.write(f"{self.name}: compiled in {seconds:.1f} s")
 
     def _update(self) -> PendingStats:
-        """Queue the next update.
-
-        Raises:
-            UserError: the card's memory is full, and splitting the batch does not help.
-        """
+        """Queue the next update."""
         step = self.state.step
         try:
             with torch.profiler.record_function("sample"):
@@ -247,12 +251,8 @@ class PhaseLoop:
         )
 
     def _save(self) -> None:
-        """Save a checkpoint.
-
-        Raises:
-            UserError: the weights are not finite, so the previous checkpoint is kept; or no update
-                of the finished phase was finite.
-        """
+        """Save a checkpoint; raise UserError if the weights are not finite, or if no update of the
+        finished phase was."""
         payload, step = self._payload(), self.state.step
         if step >= self.optim.iterations > 0 and not self.state.has_learned:
             raise UserError(

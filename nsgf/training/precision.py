@@ -87,10 +87,6 @@ class Forward:
     def __init__(
         self, model: nn.Module, config: TrainConfig, device: torch.device, world: World
     ) -> None:
-        """
-        Raises:
-            UserError: the device does not support the precision.
-        """
         self.model, self.device = model, device
         self.precision = pick_precision(config.precision, device)
         self._shared: DistributedDataParallel | None = None
@@ -128,21 +124,3 @@ def compiled_folder() -> str:
     caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
     caches = caches if caches.is_absolute() else Path.home() / ".cache"
     return os.environ.get(COMPILED) or str(caches / "nsgf" / "compiled")
-
-
-@contextmanager
-def report_compile_errors() -> Iterator[None]:
-    """Context that turns compiler errors into UserError.
-
-    Raises:
-        UserError: this machine cannot compile.
-    """
-    from torch._dynamo.exc import TorchDynamoException
-
-    try:
-        yield
-    except TorchDynamoException as error:
-        cause = " ".join(str(error).partition("\n\n")[0].split())
-        raise UserError(
-            f"train.compile = true: cannot compile here ({cause}); use --train.compile false"
-        ) from error

@@ -125,11 +125,7 @@ class TrainState:
         return any(float(moments["step"]) > 0 for moments in list(self.adam.state.values())[:1])
 
     def rehearse(self, batch: Batch) -> None:
-        """Compute and drop a gradient, so that the network is compiled before the first update.
-
-        Raises:
-            UserError: the card's memory is too small for a single sample.
-        """
+        """Compute and drop a gradient, so that the network is compiled before the first update."""
         self._fitting_gradient(batch)
         self.adam.zero_grad(set_to_none=True)
 

@@ -77,7 +77,7 @@ def entries(folder: Path) -> set[str]:
 @example("2d", "phases", None)
 @example("2d", "data.source", "!!int ''")
 @example("2d", "exp", "../x")
-def test_one_changed_key_is_valid_or_one_line(here, name, key, value):
+def test_one_changed_key_is_valid_or_a_one_line_error(here, name, key, value):
     (here / "c.yaml").write_bytes(changed(name, key, value))
     outcome(["train", "--config", "c.yaml"])
     assert entries(here) == {"n.yaml", "c.yaml"}
@@ -98,7 +98,7 @@ SOME_TEXTS = (st.sampled_from(VALUES) | st.text(max_size=12)).map(str)
 @example("2d", [("pool.num_batches", "null"), ("sinkhorn-batch", "8")], True)
 @example("2d", [("out_dir", "~no_such_user/x")], True)
 @example("2d", [("run", "~no_such_user/x"), ("resume", "")], True)
-def test_any_flags_are_valid_or_one_line(here, name, flags, is_joined):
+def test_any_flags_are_valid_or_a_one_line_error(here, name, flags, is_joined):
     argv = ["train", "--exp", name]
     for flag, value in flags:
         argv += [f"--{flag}={value}"] if is_joined else [f"--{flag}", value]
@@ -135,7 +135,7 @@ FILES = [  # content of a file, words of the message
 
 
 @pytest.mark.parametrize(("content", "words"), FILES)
-def test_files_that_are_wrong_end_in_one_line(here, content, words, capsys):
+def test_wrong_files_give_a_one_line_error(here, content, words, capsys):
     (here / "c.yaml").write_bytes(content)
     assert cli.main(["train", "--config", "c.yaml"]) == 2
     printed = capsys.readouterr()
@@ -146,12 +146,12 @@ def test_files_that_are_wrong_end_in_one_line(here, content, words, capsys):
     assert entries(here) == {"n.yaml", "c.yaml"}
 
 
-def test_a_byte_order_mark_is_passed_over(here):
+def test_byte_order_mark_is_ignored(here):
     (here / "c.yaml").write_bytes(b"\xef\xbb\xbfexp: a\nseed: 7\n")
     assert parse(["train", "--config", "c.yaml"]).config.seed == 7
 
 
-def test_no_is_a_text_and_false_for_a_switch_alone(here):
+def test_no_is_a_text_unless_the_setting_is_true_or_false(here):
     """YAML 1.1, which PyYAML reads, takes it for false everywhere."""
     (here / "c.yaml").write_text("exp: no\ndata: {flip: no}\n")
     config = parse(["train", "--config", "c.yaml", "--data.root=no", "--data.name=mnist"]).config
@@ -161,7 +161,7 @@ def test_no_is_a_text_and_false_for_a_switch_alone(here):
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "missing", "long", "NUL"])
-def test_what_is_no_file_ends_in_one_line(here, kind, capsys):
+def test_path_that_is_not_a_regular_file_gives_a_one_line_error(here, kind, capsys):
     name = {"long": "x" * 5000, "NUL": "a\0b"}.get(kind, "it")
     if kind == "folder":
         (here / name).mkdir()
@@ -172,7 +172,7 @@ def test_what_is_no_file_ends_in_one_line(here, kind, capsys):
     assert capsys.readouterr().err.count("\n") == 2
 
 
-def test_paths_with_signs_of_patterns_are_taken_literally(here):
+def test_brackets_in_a_path_are_not_a_pattern(here):
     """A parser that expands patterns would read another file, or none."""
     folder = here / "runs[1]"
     folder.mkdir()
@@ -181,6 +181,6 @@ def test_paths_with_signs_of_patterns_are_taken_literally(here):
 
 
 @pytest.mark.parametrize("exp", ["/abs", "**/", "..", "", "a\nb"])
-def test_names_of_experiments_are_refused_before_runs_are_looked_for(here, exp):
+def test_invalid_experiment_name_is_refused_before_looking_for_runs(here, exp):
     (here / "c.yaml").write_text(yaml.safe_dump({"exp": exp}))
     assert (outcome(["train", "--config", "c.yaml", "--resume"]) or "").startswith("exp = ")

@@ -1,16 +1,15 @@
 import runpy
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
-from nsgf.config.describe import describe_type, format_value, setting_descriptions
+from nsgf.config.describe import setting_descriptions
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import OF_PHASES, OptimConfig, Settings
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_setting_is_described_once_but_for_what_phases_inherit():
+def test_every_setting_is_described_once_and_inherited_ones_under_optim():
     apply_optim = {f"{phase}.{name}" for phase in OF_PHASES for name in asdict(OptimConfig())}
     keys = {key for key, _, _ in leaves(Settings())}
     sections = {key.rpartition(".")[0] for key in keys}
@@ -19,7 +18,7 @@ def test_every_setting_is_described_once_but_for_what_phases_inherit():
     assert all(text.endswith(".") for text in found.values())
 
 
-def test_the_page_of_the_configuration_is_the_one_that_the_schema_gives():
+def test_configuration_page_is_up_to_date_with_the_schema():
     script = runpy.run_path(str(ROOT / "scripts" / "write_configuration_doc.py"))
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert page == script["document"](), "python scripts/write_configuration_doc.py"
@@ -28,10 +27,3 @@ def test_the_page_of_the_configuration_is_the_one_that_the_schema_gives():
     assert ends["seed"] == ends["model.unet.mult"] == ends["nsf.coupling"] == "no"
     assert ends["optim.lr"] == "after the phase"
     assert ends["data.root"] == ends["train.log_every"] == ends["optim.iterations"] == "yes"
-
-
-def test_types_and_values_in_words():
-    assert describe_type(float | None) == "a number or null"
-    assert describe_type(list[Literal["a", "b"]]) == "a list, each one of a, b"
-    assert describe_type(int | Literal["auto"]) == "an integer or auto"
-    assert [format_value(value) for value in (None, True, [1, "a"])] == ["null", "true", "[1, a]"]

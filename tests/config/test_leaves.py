@@ -2,8 +2,7 @@ from dataclasses import asdict
 
 import pytest
 
-from nsgf.config.leaves import Range, find_contradictions, leaves
-from nsgf.config.schema import Config
+from nsgf.config.leaves import Range, find_contradictions
 from nsgf.phases import get_phase
 from nsgf.phases.base import FREE_IN_SAMPLING
 from tests.conftest import shipped
@@ -19,34 +18,13 @@ FROZEN = get_phase("nsgf").follows
         (Range(0, below=1), (0, 0.99), (-0.1, 1), ">= 0 and < 1"),
     ],
 )
-def test_range(allowed, inside, outside, words):
+def test_range_contains_its_values_and_prints_its_bounds(allowed, inside, outside, words):
     assert all(number in allowed for number in inside)
     assert not any(number in allowed for number in (*outside, float("nan"), float("inf")))
     assert str(allowed) == words
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("model.unet.channels", 64),
-        ("data.flip", "true"),
-        ("sinkhorn.blur", 2.0),
-        ("sinkhorn.target_batch", 1797),
-        ("flow.eta", 0.1),
-        ("pool.num_batches", 3),
-        ("pool.dtype", "float16"),
-        ("seed", 1),
-    ],
-)
-def test_other_architecture_or_data_contradicts_a_checkpoint(key, value):
-    now = shipped("digits", f"--{key}={value}")
-    (text,) = find_contradictions(asdict(shipped("digits")), now, FROZEN)
-    found = {name: found for name, found, _ in leaves(now)}[key]
-    assert text.startswith(f"{key}: the checkpoint has ")
-    assert text.endswith(f"this command {found}")
-
-
-def test_what_changes_no_result_so_far_may_differ():
+def test_settings_that_do_not_change_earlier_results_may_differ():
     flags = "--data.download=false --sampling.straight_steps=3 --train.log_every=7 --nsf.lr=1"
     flags += " --nsgf.iterations=9 --out-dir=x --device=cpu --pool.storage=disk"
     flags += " --pool.build_batch=3 --model.checkpoint_activations=true"
@@ -54,20 +32,20 @@ def test_what_changes_no_result_so_far_may_differ():
     assert find_contradictions(asdict(shipped("mnist")), now, FROZEN, running="nsgf") == []
 
 
-def test_optimization_is_fixed_in_the_middle_of_its_phase():
+def test_optimizer_settings_are_fixed_while_their_phase_is_unfinished():
     saved, now = asdict(shipped("digits")), shipped("digits", "--nsgf.lr=1e-5")
     assert find_contradictions(saved, now, FROZEN) == []
     (text,) = find_contradictions(saved, now, FROZEN, running="nsgf")
     assert text == "nsgf.lr: the checkpoint has 0.001, this command 1e-05"
 
 
-def test_samples_may_have_another_seed_but_not_another_flow():
+def test_sampling_may_use_another_seed_but_not_another_flow():
     now = shipped("digits", "--seed=1", "--pool-batches=3", "--flow.eta=0.1")
     (text,) = find_contradictions(asdict(shipped("digits")), now, set(FROZEN) - FREE_IN_SAMPLING)
     assert text.startswith("flow.eta")
 
 
-def test_settings_that_a_checkpoint_lacks_had_their_defaults():
+def test_settings_missing_in_a_checkpoint_count_as_defaults():
     saved = asdict(shipped("digits"))
     del saved["sinkhorn"]["target_batch"], saved["model"]
     assert find_contradictions(saved, shipped("digits"), ["sinkhorn"]) == []
@@ -75,11 +53,3 @@ def test_settings_that_a_checkpoint_lacks_had_their_defaults():
     found = find_contradictions(saved, now, ["sinkhorn", "model.unet.channels"])
     assert found[0] == "sinkhorn.target_batch: the checkpoint has None, this command 9"
     assert found[1] == "model.unet.channels: the checkpoint has 32, this command 64"
-
-
-def test_leaves_that_may_change_are_marked_in_the_schema():
-    free = {key for key, _, item in leaves(Config()) if item.is_free}
-    assert free == {
-        *("data.root", "data.path", "data.download"),
-        *("pool.storage", "pool.build_batch", "model.checkpoint_activations"),
-    }

@@ -27,18 +27,18 @@ BAD = [
 
 
 @pytest.mark.parametrize(("key", "text", "value"), GOOD)
-def test_text_of_a_flag_gets_the_type_of_its_setting(key, text, value):
+def test_flag_value_is_converted_to_the_type_of_its_setting(key, text, value):
     found = settings_parser().parse_flags([f"--{key}={text}"])
     assert repr(found) == repr(nest_keys({key: value}))
 
 
 @pytest.mark.parametrize(("key", "text"), BAD)
-def test_text_of_another_type_is_refused(key, text):
+def test_flag_value_of_a_wrong_type_is_refused(key, text):
     with pytest.raises(UserError):
         settings_parser().parse_flags([f"--{key}={text}"])
 
 
-def test_values_of_a_file_get_their_type():
+def test_file_values_are_converted_to_declared_types():
     content = {"exp": "5", "nsgf": {"lr": 1}, "model": {"unet": {}}}
     assert settings_parser().check_types(content) == {"exp": "5", "nsgf": {"lr": 1.0}}
     for wrong in ({"exp": 5}, {"seed": 1.0}, {"smoke": "x"}, {"seed": {}}, {1: 2}, {"nsgf": None}):
@@ -46,6 +46,6 @@ def test_values_of_a_file_get_their_type():
             settings_parser().check_types(wrong)
 
 
-def test_nested_settings():
+def test_dotted_keys_become_nested_sections():
     flat = {"a": 1, "b.c": 2, "b.d.e": 3, "b.d.f": {}}
     assert nest_keys(flat) == {"a": 1, "b": {"c": 2, "d": {"e": 3, "f": {}}}}

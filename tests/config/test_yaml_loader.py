@@ -16,19 +16,19 @@ PLAIN_LOOKING = (
 
 
 @given(st.text("0123456789eE+-._ox:~nulTtrue", max_size=8) | st.sampled_from(PLAIN_LOOKING.split()))
-def test_every_text_is_read_back_as_it_was_written(text):
+def test_dumped_text_loads_as_the_same_text(text):
     content = {"text": text, "list": [text, 1e-5, 3, None, True]}
     assert load_yaml(dump_yaml(content)) == content
     assert yaml.safe_load(dump_yaml(content)) == content
 
 
-def test_values_that_stand_twice_are_written_twice():
+def test_shared_values_are_dumped_without_aliases():
     same = [1, 2]
     assert load_yaml(dump_yaml({"a": same, "b": same})) == {"a": same, "b": same}
 
 
 @pytest.mark.parametrize("text", ["08", "1e5", "no", "~"])
-def test_a_saved_configuration_is_read_back(text, tmp_path):
+def test_saved_configuration_loads_unchanged(text, tmp_path):
     config = replace(Config(), out_dir=text, exp=text)
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(config))

@@ -10,7 +10,7 @@ import torch
 from torchvision.datasets import CIFAR10
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import Data, data_set
+from nsgf.data import DATA_SETS, Data
 from nsgf.data.images import IMAGE_SETS, to_bytes, to_unit_range
 from nsgf.system.errors import UserError
 from tests.run.test_hostile_files import (  # noqa: F401
@@ -27,12 +27,12 @@ CIFAR10_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batc
 
 
 def images(name, root, download=False) -> torch.Tensor:
-    return data_set(name).images(DataConfig(name=name, root=str(root), download=download))
+    return DATA_SETS[name].images(DataConfig(name=name, root=str(root), download=download))
 
 
 def labels(name, root, download=False) -> torch.Tensor:
     config = DataConfig(name=name, root=str(root), download=download)
-    return data_set(name).labels(config, {"digits": 1797, "mnist": 6, "cifar10": 10}[name])
+    return DATA_SETS[name].labels(config, {"digits": 1797, "mnist": 6, "cifar10": 10}[name])
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_one_sample_has_no_spread(small, small_run):
     assert found["nfe"] > 3 + 1 + 2
 
 
-def test_measure_that_is_no_finite_number_is_null(digits_run, monkeypatch):
+def test_measure_that_is_not_finite_is_saved_as_null(digits_run, monkeypatch):
     """Distances of samples that are nearly diverged overflow in float32."""
     config, run = digits_run
     monkeypatch.setattr(evaluate, "nearest_distance", lambda *_, **__: math.inf)
@@ -60,7 +60,7 @@ def test_measure_that_is_no_finite_number_is_null(digits_run, monkeypatch):
     assert found["nearest_real"] is None
 
 
-def test_w2_compares_samples_with_the_target(small, small_run, monkeypatch):
+def test_w2_is_small_for_target_samples_and_large_for_source_samples(small, small_run, monkeypatch):
     """Samples that are draws of the target score about the floor; draws of the source do not."""
     config = replace(small, evaluation=replace(small.evaluation, num_samples=400))
     data = Data(config.data, 99)
@@ -87,7 +87,9 @@ def test_diverged_networks_are_refused(small, small_run, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [".classifiers", ".fidelity"])
-def test_unusable_caches_are_refused_before_sampling(name, digits_run, monkeypatch, tmp_path):
+def test_unwritable_cache_folders_are_refused_before_sampling(
+    name, digits_run, monkeypatch, tmp_path
+):
     config, run = digits_run
     monkeypatch.setattr("nsgf.metrics.evaluate.load_sampler", lambda *_: pytest.fail("loaded"))
     evaluation = replace(config.evaluation, classifier=True, inception=True)
@@ -95,17 +97,10 @@ def test_unusable_caches_are_refused_before_sampling(name, digits_run, monkeypat
     (tmp_path / name).touch()  # a file in place of a folder
     with pytest.raises(UserError, match=f"{name} cannot be written"):
         evaluate_run(config, run)
-    (tmp_path / name).unlink()
-    (victim := tmp_path / "victim").write_text("precious")
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "lock").symlink_to(victim)
-    with pytest.raises(UserError, match="lock is a link out of that folder"):
-        evaluate_run(config, run)
-    assert victim.read_text() == "precious"
 
 
 @pytest.mark.parametrize("wrong", ["data", "weights"])
-def test_missing_data_and_weights_are_noticed_before_sampling(wrong, digits_run, monkeypatch):
+def test_missing_data_or_weights_are_refused_before_sampling(wrong, digits_run, monkeypatch):
     config, run = digits_run
     monkeypatch.setattr(FlowSampler, "__call__", lambda *_: pytest.fail("sampled"))
     if wrong == "data":
@@ -119,7 +114,7 @@ def test_missing_data_and_weights_are_noticed_before_sampling(wrong, digits_run,
         evaluate_run(replace(config, evaluation=evaluation), run)
 
 
-def test_measures_that_cannot_be_had_are_stated(digits_run, monkeypatch):
+def test_measures_that_are_left_out_state_the_reason(digits_run, monkeypatch):
     config, run = digits_run
     _, found = evaluate_run(config, run)
     for name in ("classifier", "inception"):
@@ -138,7 +133,7 @@ def test_measures_that_cannot_be_had_are_stated(digits_run, monkeypatch):
     assert not {"fid", "classifier_fid"} & set(found)
 
 
-def test_inception_metrics_and_their_conditions(digits_run, monkeypatch):
+def test_inception_measures_are_saved_with_their_conditions(digits_run, monkeypatch):
     """A small network stands in for Inception's, which reads the real images once."""
     monkeypatch.setattr("nsgf.metrics.evaluate.Inception", Tiny)
     config, run = digits_run
@@ -158,25 +153,7 @@ def test_inception_metrics_and_their_conditions(digits_run, monkeypatch):
     assert len(said) == 3
 
 
-@pytest.mark.e2e
-def test_classifier_metrics_are_beside_their_floor(digits_run, monkeypatch):
-    config, run = digits_run
-    config = replace(config, evaluation=replace(config.evaluation, classifier=True))
-    said: list[str] = []
-    file, found = evaluate_run(config, run, said.append)
-    assert json.loads(file.read_text()) == found
-    assert found["classifier_fid"] > found["classifier_fid_floor"] > 0  # 16 samples, large both
-    assert found["classifier_precision"] < 0.5 < found["classifier_precision_floor"]
-    assert found["classifier_samples"] == 16
-    assert found["classifier_accuracy"] > 0.97
-    assert len(said) == 2
-    assert (run.path.parent / ".classifiers").is_dir()
-    again = evaluate_run(config, run, said.append)[1]
-    assert again == found
-    assert len(said) == 3
-
-
-def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch, tmp_path):
+def test_repetitions_use_different_noise_and_targets(small, monkeypatch, tmp_path):
     """Their spread would be that of nothing."""
     config = small
     compared, cpu = [], torch.device("cpu")
@@ -202,7 +179,7 @@ def test_repetitions_share_neither_noise_nor_targets(small, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize("exp", ["2d", "digits"])
-def test_interrupted_evaluation_goes_on_with_the_samples_that_are_there(
+def test_interrupted_evaluation_continues_with_the_saved_samples(
     exp, small, small_run, digits_run, monkeypatch, capsys, tmp_path
 ):
     """Once while sampling, once after it; an evaluation with other settings comes between."""
@@ -241,7 +218,7 @@ def test_interrupted_evaluation_goes_on_with_the_samples_that_are_there(
     assert [folder.name for folder in samples.glob(".*")] == [".drawn-other-settings"]
 
 
-def test_samples_are_kept_until_inception_has_seen_them(digits_run, monkeypatch, tmp_path):
+def test_samples_are_kept_until_inception_has_measured_them(digits_run, monkeypatch, tmp_path):
     """The weights may be missing after hours of sampling."""
     config, run = digits_run
     evaluation = replace(config.evaluation, inception=True)
@@ -261,18 +238,7 @@ def test_samples_are_kept_until_inception_has_seen_them(digits_run, monkeypatch,
     assert not list((results_folder(config, run) / "samples").glob(".*"))
 
 
-def test_samples_that_are_too_few_for_inception_are_not_kept(digits_run, monkeypatch, tmp_path):
-    """The same command would leave it out again."""
-    config, run = digits_run
-    monkeypatch.setattr("nsgf.metrics.evaluate.Inception", Tiny)
-    evaluation, said = replace(config.evaluation, inception=True, num_samples=3), []
-    config = replace(config, evaluation=evaluation, out_dir=str(tmp_path))
-    assert "more than 3 samples" in evaluate_run(config, run, said.append)[1]["inception"]
-    assert not any("samples are kept" in line for line in said)
-    assert not list((results_folder(config, run) / "samples").glob(".*"))
-
-
-def test_report_is_in_columns():
+def test_report_lines_are_aligned():
     updates = {"nsgf": "12 of 12", "nsf": "3 of 12"}
     lines = evaluate.report({"updates": updates, "nfe": None, "w2": 0.123456, "versions": {}})
     assert lines == ["updates  nsgf 12 of 12, nsf 3 of 12", "NFE      not known", "W2 ↓     0.1235"]
@@ -305,6 +271,7 @@ def test_measures_of_a_weak_classifier_are_left_out(accuracy, digits_run, monkey
     names = {f"classifier_{name}" for name in ("fid", "precision", "recall")}
     assert found["classifier_accuracy"] == accuracy
     assert (names & found.keys() == names) == (accuracy > 0.9)
+    assert ("classifier_fid_floor" in found) == (accuracy > 0.9)
     assert ("62.0%" in found.get("classifier", "")) == (accuracy < 0.9)
     page = Path(report_run(config, run)[0]).read_text("utf-8")
     assert ("classifier features" in page) == (accuracy > 0.9)
@@ -316,7 +283,7 @@ def test_measures_of_a_weak_classifier_are_left_out(accuracy, digits_run, monkey
     assert ("62.0%" in said[0]) == (accuracy < 0.9)
 
 
-def test_own_points_are_measured_in_their_units_by_halves(own_data, monkeypatch):
+def test_own_points_are_measured_in_file_units_on_disjoint_halves(own_data, monkeypatch):
     config = shipped("points", *own_data["points"])
     data, compared = Data(config.data, config.seed), []
     for module in (evaluate, distances):

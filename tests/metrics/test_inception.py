@@ -1,7 +1,4 @@
 import hashlib
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -52,24 +49,19 @@ def write_folder(folder: Path, pixels: torch.Tensor) -> str:
     return str(folder)
 
 
-def by_command_line(samples: str, real: str, weights: str) -> dict[str, float]:
-    """torch-fidelity's own program on two folders of PNG files."""
-    words = ["--input1", samples, "--input2", real, "--cpu", "--no-cache", "--json", "--silent"]
-    words += ["--isc", "--fid", "--kid", "--prc", "--isc-splits", "10", "--kid-subset-size", "16"]
-    words += ["--feature-extractor", "inception-v3-compat", "--save-cpu-ram", "-b", "8"]
-    words += ["--feature-extractor-weights-path", weights]
-    result = subprocess.run(
-        [sys.executable, "-m", "torch_fidelity.fidelity", *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=110,
-    )
-    return json.loads(result.stdout[result.stdout.index("{") :])
+def by_torch_fidelity(samples: str, real: str, weights: str) -> dict[str, float]:
+    """torch-fidelity's own evaluation of two folders of PNG files."""
+    from torch_fidelity import calculate_metrics
+
+    measures = {"isc": True, "fid": True, "kid": True, "prc": True}
+    places = {"cuda": False, "cache": False, "verbose": False, "save_cpu_ram": True}
+    sizes = {"batch_size": 8, "isc_splits": 10, "kid_subset_size": 16}
+    own = {"feature_extractor": "inception-v3-compat", "feature_extractor_weights_path": weights}
+    return calculate_metrics(input1=samples, input2=real, **measures, **places, **sizes, **own)
 
 
 @pytest.mark.e2e
-def test_numbers_are_those_of_torch_fidelitys_own_program(weights, tmp_path):
+def test_measures_equal_those_of_torch_fidelity(weights, tmp_path):
     """The same samples in the same order, grey there turned into colour by reading PNG files."""
     samples, real = images(16, 0, 256), images(20, 0, 200, seed=1)
     real[:10] = samples[:10]
@@ -79,7 +71,7 @@ def test_numbers_are_those_of_torch_fidelitys_own_program(weights, tmp_path):
     found = inception_metrics(
         samples, Reference(real, "mnist", cache), network, CPU, 5, lambda _: None
     )
-    theirs = by_command_line(
+    theirs = by_torch_fidelity(
         write_folder(tmp_path / "samples", samples), write_folder(tmp_path / "real", real), weights
     )
     for ours, name in (
@@ -111,7 +103,7 @@ def loads(monkeypatch):
     return given
 
 
-def test_a_weights_file_is_read_once(loads, tmp_path, monkeypatch):
+def test_weights_file_is_read_once(loads, tmp_path, monkeypatch):
     """Whatever takes its place after it was checked is not looked at."""
     file, checked = tmp_path / "w.pth", torch.load
     torch.save({"x": torch.ones(2)}, file)
@@ -125,7 +117,7 @@ def test_a_weights_file_is_read_once(loads, tmp_path, monkeypatch):
     assert torch.equal(loads[0]["x"], torch.ones(2))
 
 
-def test_a_file_planted_in_torchs_cache_is_not_executed(loads, tmp_path, monkeypatch):
+def test_malicious_file_in_the_torch_cache_is_not_executed(loads, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     (tmp_path / "checkpoints").mkdir()
@@ -136,7 +128,9 @@ def test_a_file_planted_in_torchs_cache_is_not_executed(loads, tmp_path, monkeyp
     assert not loads
 
 
-def test_published_weights_are_downloaded_once_and_compared(loads, tmp_path, monkeypatch):
+def test_published_weights_are_downloaded_once_and_their_checksum_checked(
+    loads, tmp_path, monkeypatch
+):
     said = []
 
     def download(url, file, sha256, progress):
@@ -155,7 +149,7 @@ def test_published_weights_are_downloaded_once_and_compared(loads, tmp_path, mon
     assert len(loads) == 1
 
 
-def test_no_network_ends_in_one_line(monkeypatch, tmp_path):
+def test_failed_download_of_weights_is_a_one_line_error(monkeypatch, tmp_path):
     def unreachable(*_, **__):
         raise OSError("no route to host")
 
@@ -166,7 +160,7 @@ def test_no_network_ends_in_one_line(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["missing", "damaged", "another network's", "hostile"])
-def test_weights_files_end_in_one_line_and_execute_nothing(kind, tmp_path, monkeypatch):
+def test_bad_weights_files_give_a_one_line_error_and_execute_nothing(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if kind == "damaged":
         (tmp_path / "w.pth").write_bytes(b"no weights")
@@ -228,7 +222,7 @@ def case(tmp_path, monkeypatch):
     assert not Path("executed").exists()
 
 
-def test_real_images_go_through_the_network_once(case):
+def test_features_of_real_images_are_computed_once(case):
     network = Tiny()
     first = case.measure(network)
     assert network.read[0] == 7
@@ -244,7 +238,7 @@ def test_real_images_go_through_the_network_once(case):
     assert case.file()
 
 
-def test_each_change_of_the_features_changes_the_file(case, monkeypatch):
+def test_everything_that_changes_the_features_changes_the_file_name(case, monkeypatch):
     real = case.reference.images
     case.measure()
     case.measure(Tiny("b"))
@@ -265,7 +259,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("content", BAD)
-def test_bad_files_are_computed_again(content, case):
+def test_features_in_bad_files_are_computed_again(content, case):
     good = case.measure()
     torch.save(content, case.file())
     assert case.measure() == good

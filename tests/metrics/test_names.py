@@ -14,7 +14,7 @@ def test_each_measure_has_a_name_with_its_direction():
 
 
 @pytest.mark.parametrize("value", [1.5, None])
-def test_spreads_and_floors_stand_in_the_line_of_their_measure(value):
+def test_spread_and_floor_are_in_the_line_of_their_measure(value):
     metrics = {"w2": 2.0, "w2_std": 0.5, "w2_floor": value, "w2_floor_std": 0.25, "tau_std": 0.1}
     floor = "not known" if value is None else "1.5 ± 0.25"
     assert describe(metrics) == [("w2", "2 ± 0.5", floor), ("tau_std", "0.1", "")]

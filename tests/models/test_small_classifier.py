@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from nsgf.config.schema import DataConfig
-from nsgf.data import data_set
+from nsgf.data import DATA_SETS
 from nsgf.data.images import IMAGE_SETS, to_unit_range
 from nsgf.models import small_classifier as network
 from nsgf.models.small_classifier import FEATURES, SmallCNN, load_or_train, split, train
 from tests.run.test_hostile_files import WEIGHTS, _nothing_is_executed  # noqa: F401
 
 CPU = torch.device("cpu")
-DIGITS = data_set("digits")
+DIGITS = DATA_SETS["digits"]
 SHORT = replace(DIGITS, classifier_epochs=1)
 """Trained in a tenth of a second."""
 BRIEF = replace(DIGITS, classifier_epochs=3)
@@ -53,7 +53,7 @@ def same(one, other) -> bool:
 
 
 @pytest.mark.parametrize("shape", [one.shape for one in IMAGE_SETS])
-def test_every_image_set_fits(shape):
+def test_classifier_fits_every_image_set(shape):
     cnn = SmallCNN(shape, 7)
     x = torch.rand(2, *shape)
     assert cnn(x).shape == (2, 7)
@@ -66,7 +66,7 @@ def test_held_out_images_are_not_trained_on():
     assert torch.equal(torch.cat([fitted, held_out]).sort().values, torch.arange(1000))
 
 
-def test_accuracy_is_on_images_without_influence_on_the_weights(digits):
+def test_accuracy_is_measured_on_images_that_do_not_affect_the_weights(digits):
     """Wrong labels of held-out images change the accuracy alone; those of others the weights."""
     images, labels = digits
     fitted, held_out = split(len(images))
@@ -86,7 +86,7 @@ def test_accuracy_is_on_images_without_influence_on_the_weights(digits):
             assert other.accuracy < 0.3
 
 
-def test_a_large_class_does_not_decide_the_accuracy():
+def test_accuracy_is_the_mean_over_classes():
     """Of 220 noise images one in ten is labelled otherwise: always the same answer is no skill."""
     noise = torch.randint(256, (220, 1, 8, 8), dtype=torch.uint8)
     found = train(
@@ -106,7 +106,7 @@ def test_features_are_the_layer_before_the_logits(digits):
     assert (answers.argmax(1) == labels[:1200]).float().mean() > 0.8
 
 
-def test_training_repeats_and_comes_from_its_file_the_second_time(kept, monkeypatch):
+def test_training_is_deterministic_and_cached_in_a_file(kept, monkeypatch):
     before = torch.random.get_rng_state()
     first, again = kept.load_or_train(), train(SHORT, kept.images, kept.labels, CPU)
     assert torch.equal(before, torch.random.get_rng_state())
@@ -120,7 +120,7 @@ def test_training_repeats_and_comes_from_its_file_the_second_time(kept, monkeypa
     assert kept.said == []
 
 
-def test_each_change_of_the_classifier_changes_its_file(kept, monkeypatch):
+def test_everything_that_changes_the_classifier_changes_its_file_name(kept, monkeypatch):
     kept.load_or_train()
     kept.load_or_train(images=kept.images[:1000], labels=kept.labels[:1000])
     kept.load_or_train(images=kept.images.flip(-1))
@@ -135,7 +135,7 @@ BAD = [WEIGHTS["torch"], {"model": {"x": torch.ones(2)}}, {"accuracy": None}, "n
 
 
 @pytest.mark.parametrize("content", BAD)
-def test_damaged_files_are_trained_again(content, kept):
+def test_classifiers_in_damaged_files_are_trained_again(content, kept):
     good = kept.load_or_train()
     file = kept.file()
     payload = torch.load(file, weights_only=True)

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.functional import silu
 
 from nsgf.config.schema import UNetConfig
-from nsgf.models.unet import Downsample, ResBlock, Stage, UNet, Upsample
+from nsgf.models.unet import ResBlock, Stage, UNet
 
 SHAPES = {
     "digits": ((1, 8, 8), UNetConfig(channels=32, mult=[1, 2], attention=[4])),
@@ -44,7 +44,7 @@ def test_shape_and_gradient_of_every_weight(name):
     assert silent == []
 
 
-def test_classes_add_an_embedding_and_nothing_else():
+def test_classes_add_only_an_embedding():
     """Checkpoints of networks without classes fit, and begin with the same weights."""
     shape, config = SHAPES["digits"]
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def test_classes_add_an_embedding_and_nothing_else():
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_answer_depends_on_the_class_of_each_sample(dtype):
+def test_output_depends_on_the_class_of_each_sample(dtype):
     model = awake(UNet((1, 8, 8), SHAPES["digits"][1], 3)).eval()
     x, t = torch.ones(5, 1, 8, 8), torch.full((5,), 0.5)
     y = model(x, t, torch.tensor([0, 1, 2, 3, 1], dtype=dtype))
@@ -66,7 +66,7 @@ def test_answer_depends_on_the_class_of_each_sample(dtype):
         assert not torch.allclose(y[one], y[other], atol=1e-2)
 
 
-def test_labels_belong_to_networks_with_classes():
+def test_labels_are_required_exactly_by_networks_with_classes():
     x, t = torch.zeros(2, 1, 8, 8), torch.zeros(2)
     for classes, labels in ((3, None), (0, t.long())):
         with pytest.raises(ValueError, match="label: needed"):
@@ -93,7 +93,7 @@ def test_each_sample_sees_its_own_time(small):
         assert (alone[one] - alone[other]).abs().max() > 1e-3
 
 
-def test_single_sample_may_be_halved_down_to_one_pixel():
+def test_single_sample_at_one_pixel_resolution_works():
     """Groups of one channel, of which a single pixel is left: torch's own module refuses that.
     Their spread is 0, so that rounding is divided by the norm's 1e-5 alone."""
     model = awake(UNet((1, 8, 8), UNetConfig(channels=32, mult=[1, 1, 1, 1])))
@@ -125,14 +125,14 @@ def test_every_skip_connection_changes_the_output(small):
         handle.remove()
 
 
-def test_attention_sits_at_the_named_resolutions():
+def test_attention_is_only_at_the_configured_resolutions():
     for resolutions, expected in (([], [False, False]), ([8], [True, False]), ([4], [False, True])):
         config = UNetConfig(channels=32, mult=[1, 2], attention=resolutions)
         stages = [one for one in UNet((1, 8, 8), config).down if isinstance(one, Stage)]
         assert [stage.attention is not None for stage in stages] == expected
 
 
-def test_residual_block_is_its_formula():
+def test_residual_block_equals_its_formula():
     """norm(h) (1 + scale) + shift; then SiLU, convolution and the shortcut."""
     block = awake(ResBlock(32, 64, 16, UNetConfig()))
     x, embedding = torch.randn(3, 32, 4, 4), torch.randn(3, 16)
@@ -142,12 +142,6 @@ def test_residual_block_is_its_formula():
     h = block.norm(h) * (1 + time[:, :64]) + time[:, 64:]
     expected = block.shortcut(x) + block.second[2](silu(h))
     torch.testing.assert_close(block(x, embedding), expected)
-
-
-def test_down_and_up_change_the_resolution_by_two():
-    x = torch.randn(1, 4, 14, 14)
-    assert Downsample(4)(x, None).shape == (1, 4, 7, 7)
-    assert Upsample(4)(x).shape == (1, 4, 28, 28)
 
 
 def test_dropout_acts_in_training_only():

@@ -22,7 +22,7 @@ def cost(start, end) -> torch.Tensor:
     return (start - end).square().flatten(1).sum(1).mean()
 
 
-def test_optimal_pairs_cost_what_exact_transport_costs():
+def test_optimal_pairs_have_the_cost_of_exact_transport():
     start, end = sampler(0).sample(40), sampler(1).sample(40)
     index = optimal_pairs(start, end)
     assert sorted(index.tolist()) == list(range(40))
@@ -35,7 +35,7 @@ def test_points_that_are_not_finite_are_refused():
         optimal_pairs(torch.full((4, 2), torch.nan), torch.zeros(4, 2))
 
 
-def test_groups_are_paired_as_a_whole_from_the_streams():
+def test_each_group_of_samples_is_paired_as_a_whole():
     start, end = pairs(group=32).at(range(64))
     assert torch.equal(start, sampler(0).at(range(64)))
     for first in (0, 32):
@@ -45,7 +45,7 @@ def test_groups_are_paired_as_a_whole_from_the_streams():
 
 
 @pytest.mark.parametrize("group", [None, 16])
-def test_a_pair_follows_from_its_position_alone(group):
+def test_pair_depends_only_on_its_position(group):
     """Whichever part of a group is asked for, and whatever was asked for before."""
     whole = pairs(group=group).at(range(64))
     other = pairs(group=group)
@@ -54,7 +54,7 @@ def test_a_pair_follows_from_its_position_alone(group):
             assert torch.equal(part, expected[start:stop])
 
 
-def test_each_group_is_paired_once_while_batches_visit_it(monkeypatch):
+def test_group_is_paired_only_once_for_successive_batches(monkeypatch):
     seen = []
     monkeypatch.setattr(
         "nsgf.phases.coupling.optimal_pairs",

@@ -9,14 +9,10 @@ from nsgf.config.schema import PeerConfig
 from nsgf.data import Data, PointSampler
 from nsgf.phases import get_phase
 from nsgf.phases.coupling import Pairs
-from nsgf.phases.flow_matching import (
-    SIMPLEX_ITERATIONS,
-    PeerTask,
-    build_matcher,
-    check_installed,
-)
+from nsgf.phases.flow_matching import SIMPLEX_ITERATIONS, PeerTask, build_matcher
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
+from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
@@ -76,13 +72,13 @@ def test_icfm_has_noise_of_width_sigma_around_the_line():
 
 
 @pytest.mark.parametrize("method", ["otcfm", "sbcfm"])
-def test_exact_plan_of_a_large_batch_has_the_steps_it_needs(method):
+def test_exact_plan_has_enough_iterations_for_large_batches(method):
     """POT's own limit ends before the optimum from about 2,500 points on."""
     matcher = build_matcher(PeerConfig(method=method, sigma=0.1))
     assert matcher.ot_sampler.ot_fn.keywords["numItermax"] == SIMPLEX_ITERATIONS
 
 
-def test_pairs_that_come_from_a_group_are_not_paired_again(tiny, tiny_run):
+def test_samples_paired_in_groups_are_not_paired_again(tiny, tiny_run):
     """torchcfm would pair them anew within the batch."""
     peer = PeerConfig(method="otcfm", sigma=0.0, coupling_batch=32)
     run = Session(replace(tiny, peer=peer), tiny_run, RunLog(tiny_run.path), CPU)
@@ -106,7 +102,7 @@ def test_otcfm_pairs_by_optimal_transport():
     assert float((end - start).std()) < 2  # independent pairs: about 6.5
 
 
-def test_classes_are_paired_by_themselves():
+def test_samples_are_paired_within_their_class():
     """Pair i has class i mod K, ends of the class, and its label; a tenth has none."""
     pairs = Pairs(PointSampler(Grid(0.0), 1), ByClass(), CPU)
     peer = PeerTask(nn.Identity(), pairs, PeerConfig(method="otcfm", sigma=0.0), 3, classes=3)
@@ -131,7 +127,7 @@ def test_bridge_has_the_width_of_a_brownian_bridge():
 
 
 @pytest.mark.parametrize("method", ["icfm", "otcfm", "sbcfm", "rf"])
-def test_batches_follow_seed_and_position(method):
+def test_batches_depend_only_on_seed_and_position(method):
     """In any order, and whatever was drawn from the global generators in between."""
     expected = drawn(method, sigma=0.2)[3]
     again = task(method, sigma=0.2)
@@ -143,12 +139,12 @@ def test_batches_follow_seed_and_position(method):
     assert not torch.equal(drawn(method, 0.2, seed=4)[3].inputs[0], expected.inputs[0])
 
 
-def test_missing_torchcfm_is_one_line(monkeypatch):
+def test_missing_torchcfm_is_a_one_line_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchcfm.conditional_flow_matching", None)
     with pytest.raises(UserError, match="pip install torchcfm"):
-        check_installed()
+        get_phase("peer").plan(shipped("2d"), CPU, None, World())
 
 
-def test_bridge_without_width_is_refused():
+def test_bridge_with_sigma_zero_is_refused():
     with pytest.raises(UserError, match=r"peer\.sigma"):
         shipped("2d", "--phases=[peer]", "--peer.method=sbcfm", "--peer.sigma=0")

@@ -11,7 +11,7 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network, new_network
-from nsgf.phases.generator import GeneratorTask, group_problems, nearest_multiple
+from nsgf.phases.generator import GeneratorTask, nearest_multiple
 from nsgf.run import checkpoint
 from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
@@ -34,12 +34,6 @@ def one_call(tiny):
 def task_of(config) -> GeneratorTask:
     model = new_network(get_phase("generator"), config, CPU)
     return GeneratorTask(model, Data(config.data, config.seed), config)
-
-
-def test_batches_of_one_group_need_two_samples_for_each_process(one_call):
-    config = replace(one_call, generator=replace(one_call.generator, batch_size=5))
-    assert list(group_problems(config, 2)) == []
-    assert "generator.batch_size" in next(group_problems(config, 3))
 
 
 def test_generator_trains_samples_and_evaluates(one_call):
@@ -74,7 +68,7 @@ def test_residual_generator_adds_its_noise(one_call):
     assert float(own) == pytest.approx(float(whole))
 
 
-def test_loss_pulls_samples_along_their_velocity(one_call):
+def test_gradient_of_the_loss_points_along_the_velocity(one_call):
     task = task_of(one_call)
     batch = task.batch(*task.draw(range(16)))
     moved = batch.inputs[0].clone().requires_grad_()
@@ -90,13 +84,13 @@ def test_loss_pulls_samples_along_their_velocity(one_call):
     assert not task.loss(lambda x, t: math.inf * x, batch).isfinite()  # such an update is skipped
 
 
-def test_blur_too_small_is_one_line(one_call):
+def test_too_small_blur_is_a_one_line_error(one_call):
     config = replace(one_call, generator=replace(one_call.generator, blurs=[1e-6]))
     with pytest.raises(UserError, match=r"generator\.blurs = \[1e-06\]: .*too small"):
         train(config)
 
 
-def test_more_targets_than_particles(one_call):
+def test_batches_may_have_more_targets_than_particles(one_call):
     config = replace(one_call, generator=replace(one_call.generator, targets=40))
     task = task_of(config)
     cuts = [range(0, 16), range(16, 32)]
@@ -117,7 +111,7 @@ def told(tmp_path):
     return replace(config, out_dir=str(tmp_path))
 
 
-def test_samples_are_told_the_group_whose_data_they_meet(told):
+def test_labels_are_those_of_the_real_samples_in_the_group(told):
     task, data = task_of(told), Data(told.data, told.seed)
     batch = task.batch(*task.draw(range(44, 88)))
     labels = batch.inputs[2]
@@ -147,7 +141,7 @@ def test_transport_stays_within_the_classes(told):
     torch.testing.assert_close(towards, scale * found, rtol=1e-2, atol=1e-3 * scale)
 
 
-def test_it_begins_as_the_velocity_of_its_own_run(one_call):
+def test_generator_starts_with_the_velocity_network_of_its_run(one_call):
     generator = replace(one_call.generator, iterations=0)
     config = replace(one_call, phases=["nsgf", "generator"], generator=generator)
     run = train(config)
@@ -166,7 +160,7 @@ def test_it_begins_as_the_velocity_of_its_own_run(one_call):
 
 
 @pytest.mark.parametrize("name", ["one_call", "told"])
-def test_interrupted_generator_ends_as_one_that_was_not(name, request):
+def test_interrupted_generator_equals_uninterrupted(name, request):
     base = request.getfixturevalue(name)
     config = replace(base, generator=replace(base.generator, schedule="constant"))
     half = config.generator.iterations // 2
@@ -178,7 +172,7 @@ def test_interrupted_generator_ends_as_one_that_was_not(name, request):
         assert torch.equal(value, ends[1]["ema"][key])
 
 
-def test_processes_take_whole_groups(one_call, told):
+def test_batches_must_divide_into_whole_groups_for_each_process(one_call, told):
     assert [nearest_multiple(count, 22) for count in (1, 32, 34, 256)] == [22, 22, 44, 264]
     plan = get_phase("generator").plan
     plan(one_call, CPU, None, World(0, 8))

@@ -58,7 +58,7 @@ def test_points_lie_on_the_line_from_source_to_target():
 
 
 @pytest.mark.parametrize("kind", [NSFTask, TimePredictorTask])
-def test_ends_are_of_the_class_that_is_told(kind):
+def test_ends_belong_to_the_class_of_their_label(kind):
     ends = ClassSampler([Constant(float(number)) for number in range(3)])
     task = kind(nn.Identity(), Pairs(Constant(-1.0), ends, CPU), 0, classes=3)
     _, end, _, labels = task.draw(range(7, 407))
@@ -81,7 +81,7 @@ def test_nsgf_regresses_the_velocity_of_the_pool():
     assert set(t.tolist()) == {0.0, 0.5}
 
 
-def test_batches_of_all_tasks_follow_positions_alone():
+def test_batches_of_all_tasks_depend_only_on_positions():
     """Any part can be drawn alone, later, or by another process."""
     images = torch.randint(256, (50, 1, 2, 2), dtype=torch.uint8)
     pool = TrajectoryPool(torch.empty(10, 3, 2), 0.5)
@@ -126,7 +126,7 @@ def test_line_can_start_from_the_nsgf_output():
     assert walk.calls == [16, 16]
 
 
-def test_kept_starts_are_computed_once_and_come_again():
+def test_cached_starts_are_computed_once_and_repeated():
     walk = Walk()
     starts = cached(walk, 300)
     first = starts.at(range(300))
@@ -137,7 +137,7 @@ def test_kept_starts_are_computed_once_and_come_again():
 
 
 @pytest.mark.parametrize("kept", [None, 300])
-def test_steps_are_told_the_class_of_each_start(kept):
+def test_nsgf_steps_get_the_label_of_each_start(kept):
     starts = cached(Walk(), kept, classes=3).at(range(250, 950))
     assert torch.equal(starts[:, 0].int(), class_labels(range(250, 950), 3))
 
@@ -160,7 +160,7 @@ def handed(config, **changes):
     return replace(config, nsf=replace(config.nsf, source="nsgf", **changes))
 
 
-def test_starts_that_do_not_fit_are_refused(tiny, monkeypatch):
+def test_starts_that_do_not_fit_into_memory_are_refused(tiny, monkeypatch):
     monkeypatch.setattr("nsgf.phases.lines.available_bytes", lambda: 799)
     plan = get_phase("nsf").plan
     for processes, needed in ((1, "800 B"), (2, "1.6 KB")):

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_flows_end_at_images_of_the_class_that_their_labels_say(size, tmp_path):
+def test_flows_end_at_images_of_the_class_of_their_label(size, tmp_path):
     """A whole pool, whose images have pixels of the value of their class; other numbers of targets
     than of particles, chunks that are no whole turn of the classes, several processes."""
     flags = ("--data.conditional=true", "--sinkhorn-batch=4", "--pool-batches=25")
@@ -47,7 +47,7 @@ def test_flows_end_at_images_of_the_class_that_their_labels_say(size, tmp_path):
     assert torch.equal(everyone, plain.target("pool").at(range(50)))
 
 
-def test_pairs_come_with_the_class_of_their_trajectory():
+def test_pool_pairs_have_the_label_of_their_trajectory():
     """Positions are the class of their trajectory."""
     labels = (torch.arange(40) // 4 % 3).int()
     pool = TrajectoryPool(torch.empty(40, 3, 1, 1, 1), 1.0)

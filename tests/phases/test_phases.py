@@ -29,7 +29,7 @@ def sampled(config, *trained: str) -> list[str]:
     return names(sampled_phases(config, lambda name: name in trained))
 
 
-def test_phases_begin_with_weights_of_their_own(tiny):
+def test_phases_start_with_different_weights(tiny):
     """Networks of one architecture, so that a shared stream would show."""
     starts = {name: new_network(get_phase(name), tiny, CPU) for name in ALL if name != "predictor"}
     for one, other in combinations(starts.values(), 2):
@@ -38,7 +38,7 @@ def test_phases_begin_with_weights_of_their_own(tiny):
     assert torch.equal(again.layers[0].weight, starts["nsf"].layers[0].weight)
 
 
-def test_phases_draw_lines_of_their_own(tiny, tmp_path):
+def test_phases_draw_different_lines(tiny, tmp_path):
     session = Session(tiny, RunFolder(tmp_path), RunLog(tmp_path), CPU)
     data = Data(tiny.data, tiny.seed)
     tasks = [get_phase(name).task(session, data) for name in ("nsf", "predictor")]
@@ -47,15 +47,7 @@ def test_phases_draw_lines_of_their_own(tiny, tmp_path):
         assert not torch.equal(one, other)
 
 
-@pytest.mark.parametrize("storage", ["memory", "disk"])
-def test_batches_from_a_disk_are_waited_for(tiny, tmp_path, storage):
-    config = replace(tiny, pool=replace(tiny.pool, storage=storage))
-    session = Session(config, RunFolder(tmp_path), RunLog(tmp_path), CPU)
-    task = get_phase("nsgf").task(session, Data(config.data, config.seed))
-    assert task.reads_disk == (storage == "disk")
-
-
-def test_legs_of_a_sample_follow_from_the_phases_that_are_trained(tiny):
+def test_sampled_phases_depend_on_the_trained_phases(tiny):
     fixed = replace(tiny, sampling=replace(tiny.sampling, tau=0.5))
     handed = replace(tiny, phases=["nsgf", "nsf"], nsf=replace(tiny.nsf, source="nsgf"))
     at_once = replace(handed, sampling=replace(tiny.sampling, tau=0.0))
@@ -73,7 +65,7 @@ def test_legs_of_a_sample_follow_from_the_phases_that_are_trained(tiny):
         sampled(fixed, "nsgf")
 
 
-def test_time_that_is_given_needs_no_trained_predictor(tiny, tiny_run):
+def test_fixed_tau_needs_no_trained_predictor(tiny, tiny_run):
     fixed = replace(tiny, sampling=replace(tiny.sampling, tau=0.5))
     tiny_run.checkpoint_file("predictor").unlink()
     sampler, progress = load_sampler(fixed, tiny_run, CPU)
@@ -89,7 +81,7 @@ def test_time_that_is_given_needs_no_trained_predictor(tiny, tiny_run):
         ({"init": "nsgf"}, {"nsf": ["nsgf"]}, ["nsf"]),
     ],
 )
-def test_lines_or_weights_from_nsgf_need_it(tiny, settings, needed, previewed):
+def test_phases_that_use_nsgf_need_it_trained(tiny, settings, needed, previewed):
     config = replace(tiny, nsf=replace(tiny.nsf, **settings))
     found = {phase.name: names(phase.needs(config)) for phase in get_phases(PHASES)}
     assert {name: phases for name, phases in found.items() if phases} == needed
@@ -118,7 +110,7 @@ GENERATOR = FLOW[:3]
         ("generator", GENERATOR),
     ],
 )
-def test_trained_network_belongs_to_each_setting_that_it_follows(phase, fixed):
+def test_checkpoint_contradicts_each_setting_that_its_phase_follows(phase, fixed):
     saved = asdict(shipped("2d"))
     for flag in {*NSF, *PEER, *REFLOW, *GENERATOR}:
         changes = find_contradictions(saved, shipped("2d", *flag.split()), get_phase(phase).follows)

@@ -47,7 +47,7 @@ def test_peer_and_reflow_train_sample_and_evaluate(peer):
     assert found["w2"] > 0
 
 
-def test_reflow_goes_on_in_the_run_of_its_teacher(peer):
+def test_reflow_starts_with_the_weights_of_the_peer_in_the_same_run(peer):
     """1-RF is not trained again, and reflow begins with its averaged weights."""
     run = train(replace(peer, phases=["peer"]))
     before = checkpoint.load(run.checkpoint_file("peer"))
@@ -59,7 +59,7 @@ def test_reflow_goes_on_in_the_run_of_its_teacher(peer):
         assert torch.equal(start[name], value)
 
 
-def test_peers_have_the_settings_of_the_velocity_network():
+def test_flow_matching_trains_with_the_settings_of_nsgf():
     """Equal terms in the plane: updates, batch, rate, schedule and average."""
     config = shipped("2d")
     for name in ("iterations", "batch_size", "lr", "schedule", "ema_decay", "clip_norm"):
@@ -85,7 +85,7 @@ def test_reflow_learns_the_straight_line_between_the_ends_of_a_path(tiny, tiny_r
         path_ends(starts, lambda x: x, session)
 
 
-def test_pairs_and_times_of_reflow_are_those_of_earlier_versions():
+def test_pairs_and_times_of_reflow_are_unchanged():
     ends = torch.arange(50.0), 100 + torch.arange(50.0)
     start, end, t = ReflowTask(nn.Identity(), ends, seed=7).draw(range(3, 7))
     assert start.tolist() == [48, 35, 15, 7]

@@ -55,7 +55,7 @@ def assert_same(one, other):
 
 @pytest.mark.parametrize("keep", [None, 11])
 @pytest.mark.parametrize("classes", [0, 3])
-def test_batches_are_joined_and_read_as_they_were_written(keep, classes, tmp_path):
+def test_saved_batches_are_read_unchanged_and_joined(keep, classes, tmp_path):
     x = noise().at(range(20))
     whole, sizes = drawn(tmp_path / "new", Copies(classes), keep=keep)
     assert sizes == [8, 8, 4]
@@ -79,7 +79,7 @@ def test_samples_that_are_not_finite_are_noticed():
     assert not drawn(None, Broken(), keep=3)[0].finite
 
 
-def test_damaged_and_foreign_files_are_drawn_again(tmp_path):
+def test_damaged_and_foreign_batch_files_are_not_used(tmp_path):
     whole, _ = drawn(tmp_path)
     content = bytearray((tmp_path / "0.npz").read_bytes())
     content[content.index(whole.x[:8].numpy().tobytes())] ^= 1
@@ -91,7 +91,7 @@ def test_damaged_and_foreign_files_are_drawn_again(tmp_path):
     assert_same(again, whole)
 
 
-def test_batches_of_other_noise_settings_or_weights_are_drawn_again(
+def test_saved_batches_of_other_noise_settings_or_weights_are_not_used(
     small, small_run, tmp_path, monkeypatch
 ):
     drawn(tmp_path / "a" / "0")
@@ -122,7 +122,7 @@ def test_full_disk_does_not_end_sampling(tmp_path, capsys):
     assert capsys.readouterr().out.count("an interruption would lose all samples") == 1
 
 
-def test_folder_follows_only_from_settings_and_device(small, small_run, tmp_path):
+def test_batch_folder_depends_only_on_settings_and_device(small, small_run, tmp_path):
     def name(config, keep=None, device=CPU):
         sampler, _ = load_sampler(config, small_run, CPU)
         return batch_folder(tmp_path, sampler, device, keep)
@@ -145,7 +145,7 @@ def test_folder_follows_only_from_settings_and_device(small, small_run, tmp_path
 
 @pytest.mark.parametrize("size", [2, 5])
 @pytest.mark.parametrize("there", [[], [1], [0, 1, 2]])
-def test_processes_share_batches_and_draw_none_twice(size, there, tmp_path, monkeypatch):
+def test_processes_divide_the_missing_batches(size, there, tmp_path, monkeypatch):
     alone, _ = drawn(tmp_path, keep=11)
     missing, parts, sampler = [number for number in range(3) if number not in there], [], Copies()
     for number in missing:
@@ -159,7 +159,7 @@ def test_processes_share_batches_and_draw_none_twice(size, there, tmp_path, monk
     assert_same(shared, alone)
 
 
-def test_processes_end_one_batch_after_torchrun_at_most(monkeypatch, tmp_path):
+def test_processes_stop_after_the_current_batch_when_torchrun_ends(monkeypatch, tmp_path):
     monkeypatch.setattr(World, "agree", lambda _, value: value)
     stop = SimpleNamespace(reason=None)
     monkeypatch.setattr("nsgf.sampling.generate.StopRequest", lambda: stop)

@@ -50,7 +50,7 @@ def in_precision(config, precision):
     return replace(config, train=replace(config.train, precision=precision))
 
 
-def test_batch_that_does_not_fit_goes_through_in_parts_and_is_said_once():
+def test_batch_that_does_not_fit_is_split_and_logged_once():
     model, lines, x, t = Full(room=3), [], torch.randn(20, 2), torch.rand(20)
     network = inference(model, lines)
     assert torch.equal(network(x, t), Full()(x, t))
@@ -62,14 +62,14 @@ def test_batch_that_does_not_fit_goes_through_in_parts_and_is_said_once():
     assert "with 3 at a time" in lines[0]
 
 
-def test_single_samples_that_do_not_fit_are_one_line():
+def test_too_little_memory_for_one_sample_is_a_one_line_error():
     network = inference(Full(room=0), [])
     with pytest.raises(UserError, match="memory is full, even with one sample"):
         network(torch.ones(5, 2))
 
 
 @pytest.mark.parametrize("solver", ["euler", "dopri5"])
-def test_full_card_changes_no_sample_and_no_nfe(solver):
+def test_full_card_does_not_change_samples_or_nfe(solver):
     """dopri5 takes the steps of the whole batch also where the network sees parts of it."""
 
     def drawn(room):
@@ -84,7 +84,7 @@ def test_full_card_changes_no_sample_and_no_nfe(solver):
     assert whole.nfe == parts.nfe
 
 
-def test_layers_are_in_the_precision_and_answers_and_states_are_not():
+def test_layers_use_the_precision_and_outputs_are_float32():
     class Seen(nn.Linear):
         def forward(self, x, t):
             answer = super().forward(x)
@@ -100,7 +100,7 @@ def test_layers_are_in_the_precision_and_answers_and_states_are_not():
 
 
 @pytest.mark.parametrize("name", ["nsgf", "predictor"])
-def test_weights_are_cast_once_and_not_in_each_call(name):
+def test_weights_are_cast_once(name):
     """Autocast caches its casts of trained weights only. The answer is the same, bit for bit."""
     config = shipped("digits", "--precision=bf16", "--device=cpu")
     model = new_network(get_phase(name), config, CPU).eval().requires_grad_(False)
@@ -112,7 +112,7 @@ def test_weights_are_cast_once_and_not_in_each_call(name):
     assert {layer.weight.dtype for layer in layers} == {torch.bfloat16}
 
 
-def test_everything_that_asks_a_trained_network_does_so_in_the_precision(small, small_run):
+def test_samples_and_previews_use_the_configured_precision(small, small_run):
     """Samples and pictures: each is near the one in float32, and another one."""
     data = Data(small.data, small.seed)
 
@@ -143,7 +143,7 @@ def trained_in(precision, *files):
         checkpoint.save(file, {**checkpoint.load(file), "precision": precision})
 
 
-def test_no_setting_of_sampling_changes_what_is_learned_from(tiny, tiny_run):
+def test_sampling_settings_do_not_change_training_paths(tiny, tiny_run):
     """Nor does another precision at a resume: the other half would be learned from other paths."""
     reflow = replace(tiny.reflow, pairs=32)
     config = replace(tiny, peer=replace(tiny.peer, method="rf"), reflow=reflow)
@@ -161,15 +161,10 @@ def test_no_setting_of_sampling_changes_what_is_learned_from(tiny, tiny_run):
         assert not torch.equal(full, short)
 
 
-def test_paths_are_walked_in_the_precision_that_their_network_was_trained_in(tiny, tiny_run):
-    """In float32 by earlier versions, whose checkpoints do not say, and where the device has not
-    that precision."""
-    file, x = tiny_run.checkpoint_file("nsgf"), torch.randn(64, 2)
+def test_lines_start_in_float32_where_the_device_lacks_the_precision_of_training(tiny, tiny_run):
+    file, x, found = tiny_run.checkpoint_file("nsgf"), torch.randn(64, 2), []
     session = Session(tiny, tiny_run, RunLog(tiny_run.path), CPU)
-    payload, found = checkpoint.load(file), []
-    for precision in ("fp32", "fp16", None, ["bf16"]):
+    for precision in ("fp32", "fp16"):
         trained_in(precision, file)
         found.append(load_nsgf_steps(session)(x))
-    checkpoint.save(file, {key: part for key, part in payload.items() if key != "precision"})
-    found.append(load_nsgf_steps(session)(x))
-    assert all(torch.equal(found[0], other) for other in found)
+    assert torch.equal(*found)

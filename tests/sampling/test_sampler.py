@@ -46,7 +46,7 @@ def half(x):
     return x.new_full((len(x),), 0.5)
 
 
-def test_nsgf_takes_t_euler_steps_of_eta_at_the_pools_times():
+def test_nsgf_takes_euler_steps_at_the_times_of_the_pool():
     times = []
 
     def velocity(x, t):
@@ -144,7 +144,7 @@ def answers(x, t, labels):
 
 @pytest.mark.parametrize("weight", [0.0, 1.0, 2.5])
 @pytest.mark.parametrize("legs", [(OneCall,), (NSGFSteps,), (StraightFlow,), WAY])
-def test_guidance_is_the_formula_and_counts_both_calls(legs, weight):
+def test_guidance_equals_its_formula_and_counts_both_calls(legs, weight):
     """The time predictor is given no class, and is called once."""
 
     def network(x, *others):
@@ -164,7 +164,7 @@ def test_guidance_is_the_formula_and_counts_both_calls(legs, weight):
     assert found.nfe == sampler.expected_nfe == expected
 
 
-def test_settings_choose_classes():
+def test_sampling_settings_choose_the_classes():
     def labels(config):
         return FlowSampler([OneCall(config, answers)]).labels(range(8, 12))
 
@@ -189,7 +189,7 @@ def test_settings_choose_classes():
         torch.tensor([0.0, 1.5, 2.0]),
     ],
 )
-def test_wrong_labels_are_one_line(labels):
+def test_wrong_labels_are_a_one_line_error(labels):
     sampler = FlowSampler([OneCall(with_classes(), lambda *_: pytest.fail("called"))])
     with pytest.raises(UserError, match=r"^labels: must be 3 whole numbers"):
         sampler(torch.zeros(3, 1, 8, 8), labels)
@@ -209,7 +209,7 @@ def test_wrong_labels_are_one_line(labels):
         ([OneCall], "heun", 1, 1),
     ],
 )
-def test_possible_calls(legs, solver, least, most):
+def test_possible_calls_of_legs_and_solver(legs, solver, least, most):
     sampling = replace(shipped("digits").sampling, solver=solver, straight_steps=30)
     assert possible_calls(sampling, legs) == (least, most)
 
@@ -226,7 +226,7 @@ def test_possible_calls(legs, solver, least, most):
         (WAY, "euler", 50, 5, 44),
     ],
 )
-def test_calls_are_spent(legs, solver, calls, steps, straight):
+def test_limited_calls_are_divided_among_the_legs(legs, solver, calls, steps, straight):
     config = shipped("digits/nsgf++", f"--sampling.solver={solver}")
     found = limit_calls(config, legs, calls).sampling
     assert found.nsgf_steps == (steps or config.sampling.nsgf_steps)

@@ -30,7 +30,7 @@ def called_times(tau, **sampling):
 
 
 @pytest.mark.parametrize(("solver", "order"), [("euler", 1), ("heun", 2)])
-def test_half_the_step_divides_the_error_by_two_to_the_order(solver, order):
+def test_solver_error_has_the_order_of_the_solver(solver, order):
     tau = torch.tensor([0.0, 0.3], dtype=torch.float64)
     errors = []
     for n in (32, 64, 128):
@@ -44,7 +44,7 @@ def test_half_the_step_divides_the_error_by_two_to_the_order(solver, order):
 
 @pytest.mark.parametrize(("solver", "error"), [("euler", 2e-3), ("heun", 2e-6), ("dopri5", 2e-5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_samples_go_from_their_own_times_to_one(solver, error, dtype):
+def test_each_sample_is_integrated_from_its_own_time_to_one(solver, error, dtype):
     tau = torch.tensor([0.0, 0.25, 0.9, 1.0])
     config = SamplingConfig(solver=solver, straight_steps=1000)
     x = integrate(Slope(), torch.ones(4, 2, 3, 3, dtype=dtype), tau, config)
@@ -52,7 +52,7 @@ def test_samples_go_from_their_own_times_to_one(solver, error, dtype):
     torch.testing.assert_close(x, exact, rtol=error, atol=0)
 
 
-def test_euler_is_the_sum_written_out_bit_for_bit():
+def test_euler_equals_its_formula_bit_for_bit():
     x, tau = torch.randn(5, 3), torch.rand(5)
     found = integrate(Slope(), x, tau, SamplingConfig(straight_steps=7))
     omega = (1 - tau) / 7
@@ -82,7 +82,7 @@ def test_heun_calls_at_both_ends_of_the_samples_own_steps():
 
 
 @pytest.mark.parametrize("times", [[0.2, 0.99], [0.9995, 0.999]])
-def test_dopri5_calls_at_no_time_before_or_behind_the_way(times):
+def test_dopri5_calls_only_at_times_between_start_and_end(times):
     """Where little is left its search for a first step looks far ahead."""
     found, tau = torch.tensor(called_times(times, solver="dopri5")), torch.tensor(times)
     assert torch.equal(found[0], tau)
@@ -103,7 +103,7 @@ def test_dopri5_reaches_its_tolerance_with_more_calls():
 
 
 @pytest.mark.parametrize(("solver", "steps", "error"), [("heun", 100, 1e-3), ("dopri5", 5, 1e-3)])
-def test_states_on_the_way_are_shown_without_more_calls(solver, steps, error):
+def test_observed_states_need_no_more_calls(solver, steps, error):
     config, x, states = SamplingConfig(solver=solver, straight_steps=steps), torch.ones(2, 1), []
     seen, unseen = Slope(), Slope()
     end = integrate(seen, x, torch.zeros(2), config, states.append)
@@ -117,7 +117,7 @@ def test_states_on_the_way_are_shown_without_more_calls(solver, steps, error):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_values_that_are_not_finite_end_dopri5_with_one_line(value):
+def test_velocity_that_is_not_finite_is_a_one_line_error_of_dopri5(value):
     def slope(x, t):
         return torch.full_like(x, value if t[0] >= 0.5 else 1.0)
 
@@ -125,7 +125,7 @@ def test_values_that_are_not_finite_end_dopri5_with_one_line(value):
         integrate(slope, torch.ones(2, 1), torch.zeros(2), SamplingConfig(solver="dopri5"))
 
 
-def test_dopri5_ends_after_its_largest_number_of_steps(monkeypatch):
+def test_dopri5_stops_after_the_maximum_number_of_steps(monkeypatch):
     """A field that turns ever faster would take hours."""
     monkeypatch.setattr(solvers, "MAX_STEPS", 20)
     config = SamplingConfig(solver="dopri5")
@@ -134,7 +134,7 @@ def test_dopri5_ends_after_its_largest_number_of_steps(monkeypatch):
 
 
 @pytest.mark.parametrize("solver", ["heun", "dopri5"])
-def test_missing_torchdiffeq_is_one_line(solver, monkeypatch):
+def test_missing_torchdiffeq_is_a_one_line_error(solver, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     assert load_odeint("euler") is None
     with pytest.raises(UserError, match=rf"sampling\.solver = {solver}: .*pip install"):

@@ -45,7 +45,7 @@ def test_auto_precision_follows_the_card(monkeypatch, capability, auto):
         ((8, 0), "bf16 fp32 bf16 fp16"),
     ],
 )
-def test_samples_are_drawn_in_the_runs_precision_or_in_float32(monkeypatch, capability, found):
+def test_sampling_precision_is_that_of_the_run_or_float32(monkeypatch, capability, found):
     """None is a CPU: what a run was trained in elsewhere may not be there."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some card")
@@ -57,7 +57,7 @@ def test_samples_are_drawn_in_the_runs_precision_or_in_float32(monkeypatch, capa
         assert sampling_precision(config, device) == "fp32"
 
 
-def test_device_settings_hold_inside_and_are_gone_outside():
+def test_device_settings_apply_only_inside_the_context():
     def now():
         cudnn = torch.backends.cudnn
         return cudnn.benchmark, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
@@ -76,7 +76,7 @@ def test_device_settings_hold_inside_and_are_gone_outside():
         ("mine", "/c", "mine"),
     ],
 )
-def test_compiled_code_is_never_kept_in_a_run(own, caches, expected, monkeypatch):
+def test_compiled_code_is_kept_outside_of_runs(own, caches, expected, monkeypatch):
     """A run may bring some from elsewhere."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", own)
     monkeypatch.setenv("HOME", "/h")
@@ -88,7 +88,7 @@ def test_compiled_code_is_never_kept_in_a_run(own, caches, expected, monkeypatch
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_answers_are_float32_and_layers_are_not(precision):
+def test_forward_computes_in_the_precision_and_returns_float32(precision):
     model, seen = Scale(), []
     model.fault = lambda answer, call: seen.append(answer.dtype) or answer
     answer = Forward(model, TrainConfig(precision=precision), CPU, World())(torch.ones(2, 1))

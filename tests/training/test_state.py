@@ -13,7 +13,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.precision import Forward
-from nsgf.training.state import PendingStats, StepStats, TrainState, ema_decay, lr_factor
+from nsgf.training.state import TrainState, ema_decay, lr_factor
 from nsgf.training.task import Batch
 from tests.conftest import shipped
 from tests.run.test_checkpoint import START
@@ -32,7 +32,7 @@ def test_learning_rate_warms_up_and_follows_half_a_cosine():
     assert factors == pytest.approx([0.5, 1, 0.5 + 0.125**0.5, 0.5, 0])
 
 
-def test_updates_move_by_the_learning_rate_and_its_warmup():
+def test_first_updates_move_by_the_warmed_up_learning_rate():
     """The first steps of Adam have length lr, downhill."""
     trainer = Quadratic()
     updates = Updates(trainer, optim(lr=0.01, warmup_steps=4))
@@ -44,7 +44,7 @@ def test_updates_move_by_the_learning_rate_and_its_warmup():
     assert moved == pytest.approx([0.0025, 0.005, 0.0075, 0.01], rel=0.05)
 
 
-def test_average_follows_the_weights_with_its_decay():
+def test_averaged_weights_use_the_configured_decay():
     trainer = Quadratic()
     updates = Updates(trainer, optim(ema_decay=0.25))
     expected = 0.0
@@ -100,7 +100,7 @@ def updated(accumulate: int, precision: str = "fp32", updates: int = 2):
 
 
 @pytest.mark.parametrize("accumulate", [3, 12])
-def test_parts_of_a_batch_give_the_update_of_the_whole(accumulate):
+def test_accumulated_parts_give_the_update_of_the_whole_batch(accumulate):
     """13 samples never make equally large parts; clipping sees the whole gradient."""
     whole, expected, _ = updated(1)
     parts, readings, state = updated(accumulate)
@@ -169,7 +169,7 @@ def test_update_that_is_not_finite_changes_nothing(value, precision, fused, monk
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_run_may_go_on_on_a_device_with_another_adam(fused, monkeypatch, tmp_path):
+def test_training_may_resume_on_a_device_with_another_adam(fused, monkeypatch, tmp_path):
     """A checkpoint has the settings of the Adam that wrote it, and torch takes them over."""
     halves, whole = [Quadratic(), Quadratic()], Updates(Quadratic(), optim())
     for _ in range(6):
@@ -197,7 +197,7 @@ def test_infinite_loss_with_a_finite_gradient_is_skipped_too():
     assert weight(trainer) == 0.0
 
 
-def test_changed_length_of_the_schedule_reaches_the_first_update_after_a_resume():
+def test_resumed_training_uses_a_changed_schedule_at_once():
     updates = Updates(Quadratic(), optim(schedule="cosine", iterations=10))
     for _ in range(5):
         updates.update()
@@ -207,7 +207,7 @@ def test_changed_length_of_the_schedule_reaches_the_first_update_after_a_resume(
     assert resumed.adam.param_groups[0]["lr"] == pytest.approx(config.lr * lr_factor(5, config))
 
 
-def test_a_process_with_more_samples_counts_for_more():
+def test_process_with_more_samples_has_more_weight():
     """Of a batch of 8, two processes have 4 each on average; their gradients are averaged."""
     trainer = Quadratic()
     forward = Forward(trainer.model, TrainConfig(), CPU, World())
@@ -219,7 +219,7 @@ def test_a_process_with_more_samples_counts_for_more():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_updates_on_a_card_and_those_that_are_skipped(precision):
+def test_card_applies_finite_updates_and_skips_others(precision):
     if precision == "bf16" and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("this card has no bf16")
     card, trainer = torch.device("cuda", 0), Quadratic()
@@ -283,7 +283,7 @@ def test_gradient_is_clipped_before_the_step():
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_loss_is_the_one_that_was_given(accumulate):
+def test_state_uses_the_loss_of_the_task(accumulate):
     """The slope of the absolute error is 1 wherever the weight is below its goal."""
     trainer = Quadratic()
     state = TrainState(
@@ -293,23 +293,3 @@ def test_loss_is_the_one_that_was_given(accumulate):
         accumulate=accumulate,
     )
     assert state.update(trainer.batch(*trainer.draw(range(8)))).read().norm == pytest.approx(1)
-
-
-def test_stats_are_averaged_and_checked():
-    assert StepStats.mean([StepStats(1.0, 2.0), StepStats(3.0, 6.0)]) == StepStats(2.0, 4.0)
-    assert not StepStats(math.inf, 1.0).is_finite
-    assert not StepStats(1.0, math.nan).is_finite
-
-
-def test_copy_is_awaited_where_nothing_says_when_it_arrives(monkeypatch):
-    """Only cards have their event."""
-    waits, to = [], torch.Tensor.to
-
-    def spy(tensor, *args, **kwargs):
-        waits.append(not kwargs["non_blocking"])
-        return to(tensor, *args, **kwargs)
-
-    monkeypatch.setattr(torch.Tensor, "to", spy)
-    pending = PendingStats(7, torch.tensor(0.5), torch.tensor(2.0))
-    assert waits == [True]
-    assert (pending.step, pending.read()) == (7, StepStats(0.5, 2.0))

@@ -66,10 +66,9 @@ class Updates:
     """A :class:`TrainState` of a trainer that draws its own batches."""
 
     def __init__(self, trainer, config, **settings) -> None:
-        accumulate = settings.pop("accumulate", 1)
         self.trainer = trainer
         forward = Forward(trainer.model, TrainConfig(**settings), CPU, World())
-        self.state = TrainState(forward, config, accumulate=accumulate)
+        self.state = TrainState(forward, config)
 
     def update(self):
         size = self.state.config.batch_size
