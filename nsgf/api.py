@@ -1,6 +1,5 @@
-"""The Python API: train, load and sample, as the commands do.
+"""The Python API: train, load and sample, as the commands do, with the same settings and checks.
 
-:mod:`nsgf` offers these names. Settings have the keys, layers and checks of the command line.
 Errors that a caller can fix raise :class:`UserError` with a one-line message. Loading and sampling
 print nothing; training prints what the command prints.
 
@@ -66,9 +65,9 @@ class Run:
     progress: dict[str, str]
     """Training progress by phase: ``{"nsgf": "300 of 100000"}``."""
     sampler: FlowSampler = field(repr=False)
-    """Carries samples of mu0 (B, *shape) on ``device`` to samples of mu*. It also returns the
-    network calls, the times and, with ``keep_path=True``, the states on the way. Images are not
-    clamped. With classes, labels (B,) may be the second argument."""
+    """Carries samples of mu0 (B, *shape) on ``device`` to samples of mu*, not clamped, with the
+    network calls, the times and, with ``keep_path=True``, the states on the way. With classes,
+    labels (B,) may be the second argument."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
     """The networks that sampling calls, by phase, in eval mode and without gradients: velocities
     as (x, t), with classes as (x, t, labels), a time predictor as (x)."""
@@ -96,12 +95,11 @@ class Run:
 
         Args:
             n: number of samples.
-            seed: of the samples of mu0; None: one from torch's global generator, so that
-                ``torch.manual_seed`` repeats the samples of a program.
-            label: class of all samples, its name or its number; needs a run with
-                ``data.conditional``. None: use ``sampling.label``, or each class in turn.
-            nfe: network calls for each sample, or the nearest possible number below, shared among
-                the networks as in a comparison; None: what the settings of sampling imply.
+            seed: of the samples of mu0; None: one from torch's global generator.
+            label: class of all samples, its name or its number; None: use ``sampling.label``, or
+                each class in turn.
+            nfe: network calls for each sample, or the nearest possible number below; None: what
+                the settings of sampling imply.
             batch_size: number of samples that go through the networks together, which changes only
                 rounding; None: that of the settings.
             raw: whether images keep the values of the networks, which may leave [-1, 1].
@@ -110,8 +108,7 @@ class Run:
             (N, *shape), float32, on the CPU; own points float64 in the units of their file.
 
         Raises:
-            UserError: a number is out of its range, the run has no classes, ``nfe`` is too small,
-                or the card is full.
+            UserError: an argument is out of its range, or the card is full.
         """
         changes = {
             "sampling.num_samples": n,
@@ -131,11 +128,8 @@ class Run:
 
     @_in_python_words()
     def evaluate(self) -> dict[str, Any]:
-        """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``.
-
-        Raises:
-            UserError: as the command.
-        """
+        """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``;
+        raise UserError as the command."""
         return evaluate_run(self.config, self.folder)[1]
 
     @_in_python_words()
@@ -154,16 +148,12 @@ class Run:
         return Path(to)
 
     def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
-        """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square.
-
-        Raises:
-            UserError: they are no such images, or the file's name does not end in .png.
-        """
+        """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square; raise UserError for other
+        tensors, or a file that does not end in .png."""
         images, png = torch.as_tensor(samples), Path(file).expanduser()
         if images.ndim != 4 or not images.is_floating_point():
-            raise UserError(
-                f"samples: {images.dtype} {[*images.shape]}, must be floats (N, C, H, W)"
-            )
+            shown = f"{images.dtype} {[*images.shape]}"
+            raise UserError(f"samples: {shown}, must be floats (N, C, H, W)")
         if png.suffix.lower() != ".png":
             raise UserError(f"file = {file}: must end in .png")
         save_grid(images, png)

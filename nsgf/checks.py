@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -31,7 +32,7 @@ from nsgf.data import (
 )
 from nsgf.models.unet import GROUPS
 from nsgf.phases import get_phases
-from nsgf.phases.generator import count_groups, group_problems, nearest_multiple
+from nsgf.phases.generator import count_groups, nearest_multiple
 from nsgf.system.errors import UserError, list_names
 
 EXP = re.compile(r"[\w-]{1,100}")
@@ -47,9 +48,7 @@ def check(config: Config) -> None:
     rules = [*_general_rules(config), *_data_rules(config), *_class_rules(config)]
     if isinstance(target_set(config.data), ImageSet):
         rules += _network_rules(config)
-    has_groups = ONE_CALL[-1] in config.phases and count_groups(config) > 1
-    problems = group_problems(config) if has_groups else []
-    _refuse(config, rules, problems)
+    _refuse(config, rules)
 
 
 def check_values(config: Config) -> None:
@@ -58,7 +57,7 @@ def check_values(config: Config) -> None:
     _refuse(config, _value_rules(config))
 
 
-def _refuse(config: Config, rules: Iterable[Rule], problems: Iterable[str] = ()) -> None:
+def _refuse(config: Config, rules: Iterable[Rule]) -> None:
     values = {key: value for key, value, _ in leaves(config)}
     wrong = [(key.partition("."), must) for is_wrong, key, must in rules if is_wrong]
     phases = config.phases or ()
@@ -69,7 +68,7 @@ def _refuse(config: Config, rules: Iterable[Rule], problems: Iterable[str] = ())
         for key, must in wrong
         if key[0] not in untrained or key[2] not in trained
     ]
-    if lines := [*lines, *problems]:
+    if lines:
         raise UserError("; ".join(lines))
 
 
@@ -96,11 +95,8 @@ def _is_path(text: str) -> bool:
 
 
 def expand_path(key: str, path: str) -> Path:
-    """Return a user's path with ``~`` replaced by the home folder.
-
-    Raises:
-        UserError: the path is empty or not printable, or there is no such user.
-    """
+    """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is empty
+    or not printable, or there is no such user."""
     if not path.isprintable() or not _is_path(path):
         raise UserError(f"{key} = {path!r}: must be a path (~NAME only for an existing user)")
     return Path(path).expanduser()
@@ -187,7 +183,7 @@ def _network_rules(config: Config) -> Iterator[Rule]:
 
 def _class_rules(config: Config) -> Iterator[Rule]:
     """Return the rules of networks that are given classes, and of those that are not."""
-    data, nsf, label, sampling = config.data, config.nsf, config.sampling.label, config.sampling
+    data, label, sampling = config.data, config.sampling.label, config.sampling
     if not data.conditional:
         unused = "has no effect unless the run is trained with data.conditional"
         yield label is not None, "sampling.label", unused
@@ -205,32 +201,35 @@ def _class_rules(config: Config) -> Iterator[Rule]:
     yield wrong, "sampling.label", wanted
     wrong = PHASES[0] in config.phases and config.pool.num_batches < classes and not config.smoke
     yield wrong, "pool.num_batches", f"must be >= {classes}, a flow for each class"
-    mixes = "must be null with data.conditional: its groups mix classes"
-    wrong = PEER_PHASES[0] in config.phases and bool(config.peer.coupling_batch)
-    yield wrong, "peer.coupling_batch", mixes
-    if PHASES[1] in config.phases:
-        mixes = "must be independent with data.conditional: others mix classes"
-        yield nsf.coupling != "independent", "nsf.coupling", mixes
-        if nsf.starts and classes:
-            wanted = f"must be a multiple of {classes}, one class for each start; the nearest is"
-            nearest = nearest_multiple(nsf.starts, classes)
-            yield bool(nsf.starts % classes), "nsf.starts", f"{wanted} {nearest}"
+    for key, value in _for_classes(config).items():
+        wanted = f"must be {format_value(value)} for {classes} classes, which it must not mix"
+        yield attrgetter(key)(config) != value, key, wanted
+
+
+def _for_classes(config: Config) -> dict[str, Any]:
+    """Return the settings nearest to the given ones with which classes are not mixed and have equal
+    shares."""
+    classes, nsf, own = data_classes(config.data), config.nsf, config.generator
+    wanted: dict[str, Any] = {}
+    if classes and PHASES[1] in config.phases:
+        wanted["nsf.coupling"] = "independent"
+        wanted["nsf.starts"] = nsf.starts and nearest_multiple(nsf.starts, classes)
+        if nsf.coupling != "independent":
+            wanted["nsf.coupling_batch"] = None
+    if classes and PEER_PHASES[0] in config.phases:
+        wanted["peer.coupling_batch"] = None
+    if classes and ONE_CALL[-1] in config.phases:
+        unit = 2 * count_groups(config)
+        for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
+            wanted[f"generator.{key}"] = count and nearest_multiple(count, unit)
+    return wanted
 
 
 def fit_to_classes(config: Config) -> tuple[Content, tuple[str, ...]]:
     """Return replacements for settings of files that do not fit ``data.conditional``, and a note
     for the user."""
-    classes, nsf, own = data_classes(config.data), config.nsf, config.generator
-    wanted: dict[str, Any] = {}
-    if classes and PHASES[1] in config.phases:
-        starts = nsf.starts and nearest_multiple(nsf.starts, classes)
-        wanted = {"nsf.coupling": "independent", "nsf.coupling_batch": None, "nsf.starts": starts}
-    if classes and PEER_PHASES[0] in config.phases:
-        wanted = {"peer.coupling_batch": None}
-    if classes and ONE_CALL[-1] in config.phases:
-        unit = 2 * count_groups(config)
-        for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
-            wanted[f"generator.{key}"] = count and nearest_multiple(count, unit)
-    chosen = {k: wanted[k] for k, value, _ in leaves(config) if wanted.get(k, value) != value}
+    wanted = _for_classes(config).items()
+    chosen = {key: value for key, value in wanted if attrgetter(key)(config) != value}
     told = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
-    return nest_keys(chosen), (f"chosen for {classes} classes: {told}",) if chosen else ()
+    told = f"chosen for {data_classes(config.data)} classes: {told}"
+    return nest_keys(chosen), (told,) if chosen else ()

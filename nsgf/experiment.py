@@ -171,11 +171,8 @@ def training_plan(
     restarts: Collection[PhaseName] = (),
     network: OwnNetwork | None = None,
 ) -> list[str]:
-    """Check that training is possible, and return lines about it. For arguments see :func:`train`.
-
-    Args:
-        names: phases to train; the other configured ones are finished.
-        restarts: phases of ``names`` whose checkpoints are set aside.
+    """Check that phases ``names`` can be trained, and return lines about it. Checkpoints of
+    ``restarts`` are set aside. For the other arguments see :func:`train`.
 
     Raises:
         UserError: pool or checkpoints do not fit, the run has a pool with other settings, a

@@ -106,7 +106,11 @@ def test_wheel_has_the_package_and_its_configurations_and_nothing_else(wheel):
 
 @pytest.mark.e2e
 def test_wheel_states_what_it_is(wheel):
-    found = {name.partition("/")[2]: text.decode() for name, text in contents(wheel).items()}
+    found = {
+        name.partition("/")[2]: text.decode()
+        for name, text in contents(wheel).items()
+        if ".dist-info/" in name
+    }
     assert "nsgf = nsgf.__main__:main" in found["entry_points.txt"]
     stated = Parser().parsestr(found["METADATA"])
     assert stated["Requires-Python"] == ">=3.10"

@@ -76,10 +76,8 @@ def calls_of(rows: Sequence[Row], target: str, nfe: int, method: str) -> float:
 
 
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
-    """Return the mean of each seed's draws, or the draws of a single seed.
-
-    Draws of one trained network share its errors, so they do not count as independent runs.
-    """
+    """Return the mean of each seed's draws, or the draws of a single seed. Draws of one network
+    share its errors, so they do not count as independent runs."""
     seeds = sorted({seed for seed, _ in found})
     if len(seeds) < 2:
         return list(found.values())
@@ -110,8 +108,7 @@ def _remark(rows: Sequence[Row], method: str, target: str, nfe: int) -> str:
     own = cell_of(rows, target, nfe, method)
     places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
     remarks = [f"{len(own)} of {len(places)} measures"] if 0 < len(own) < len(places) else []
-    calls = calls_of(rows, target, nfe, method)
-    if abs(calls - nfe) > 0.05:
+    if abs((calls := calls_of(rows, target, nfe, method)) - nfe) > 0.05:
         remarks.append(f"NFE {calls:.3g}")
     return f" ({', '.join(remarks)})" if remarks else ""
 

@@ -43,11 +43,8 @@ NOISE = "gaussian"
 
 
 def target_set(config: DataConfig) -> PointSet | ImageSet | TableSet:
-    """Return the record of the set that the section ``data`` names.
-
-    Raises:
-        UserError: own data were not inspected.
-    """
+    """Return the record of the set that the section ``data`` names; raise UserError for own data
+    that were not inspected."""
     if config.name == "images":
         return image_set(config)
     return TableSet(read_found(config)) if config.name == "points" else DATA_SETS[config.name]
@@ -102,10 +99,7 @@ class Data:
     """Source and target of an experiment: loads the target once and makes independent samplers."""
 
     def __init__(self, config: DataConfig, seed: int) -> None:
-        """
-        Raises:
-            UserError: the target's files are missing or damaged, or a class has no images.
-        """
+        """Raise UserError if the target's files are missing or damaged, or a class is empty."""
         target = target_set(config)
         self._config, self._seed, self._target = config, seed, target
         self.shape: tuple[int, ...] = target.shape
@@ -145,19 +139,12 @@ class Data:
         return ImageSampler(self.images, seed, flip=self._config.flip)
 
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
-        """Return a sampler of mu* class by class, with random streams of its own. All classes come
-        equally often, whatever their number of images.
-
-        Args:
-            stream: names the streams.
-            run: successive samples of one class.
-            mixed: add a group after class K - 1 with samples of all classes.
-
-        Raises:
-            UserError: networks are given no classes.
+        """Return a sampler of mu* class by class, ``run`` successive samples of each, with random
+        streams of its own. All classes come equally often, whatever their number of images. With
+        ``mixed`` a group with samples of all classes follows class K - 1.
         """
-        if self.images is None or self._labels is None:
-            raise UserError("data.conditional = false: samples have no classes")
+        assert self.images is not None
+        assert self._labels is not None
         streams: list[Sampler] = []
         for label in range(self.classes):
             own = (self._labels == label).nonzero()[:, 0]

@@ -1,7 +1,6 @@
-"""Choose settings for a user's own data, from its size and shape.
+"""Choose settings for a user's own data, from its size and shape, when a run is begun.
 
-These rules are also described in docs/own-data.md. They apply once, to a new run, which saves the
-results; a resumed or sampled run does not choose again. Settings of files and flags win.
+The rules are described in docs/own-data.md. Settings of files and flags win.
 """
 
 from collections.abc import Callable
@@ -64,9 +63,7 @@ def choose_for_own_data(
     known = (read_found(config.data), ()) if config.data.found else None
     found, notes = known or INSPECTORS[name](config.data)
     chosen = _chosen(config, found)
-    data: dict[str, Any] = {"found": found._asdict()}
-    if name == "images":
-        data["size"] = found.shape[1]
+    data = {"found": found._asdict(), **({"size": found.shape[1]} if name == "images" else {})}
     below = merge_settings(merge_settings(method, apply_optim(nest_keys(chosen))), base)
     shown = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
     notes += (f"chosen for them: {shown}; your own settings and --smoke win",)
@@ -97,11 +94,8 @@ def for_points(samples: int, dim: int) -> dict[str, Any]:
 
 
 def for_images(samples: int, channels: int, size: int) -> dict[str, Any]:
-    """Return settings by dotted key for ``samples`` images of ``size`` x ``size`` pixels.
-
-    Raises:
-        UserError: a network cannot halve that side often enough.
-    """
+    """Return settings by dotted key for ``samples`` images of ``size`` x ``size`` pixels; raise
+    UserError if a network cannot halve that side often enough."""
     sides = [size]  # image side at each level, halved as often as possible
     while sides[-1] % 2 == 0 and sides[-1] >= 8:
         sides.append(sides[-1] // 2)

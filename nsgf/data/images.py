@@ -1,7 +1,7 @@
 """Image sets, held as uint8 tensors (N, C, H, W) in main memory.
 
-An :class:`ImageSet` describes all properties of a set. To add a set, add its reading functions and
-its record here, its name in config/schema.py, and its settings in configs/.
+To add a set, add its reading functions and its record here, its name in config/schema.py, and its
+settings in configs/.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,24 +45,18 @@ class ImageSet:
         return len(self.class_names)
 
     def images(self, config: DataConfig) -> Tensor:
-        """Return the training images.  uint8, (N, C, H, W)
-
-        Raises:
-            UserError: the files are missing, damaged, of another shape, or cannot be downloaded.
-        """
+        """Return the training images, uint8, (N, C, H, W); raise UserError if their files are
+        missing, damaged or of another shape."""
         with self._in_one_line(config):
             images = self.read_images(config)
             if images.shape[1:] != self.shape or images.dtype != torch.uint8 or not len(images):
-                found = f"{tuple(images.shape)} of {images.dtype}"
-                raise ValueError(f"images {found}, must be (N, {self.shape}) of torch.uint8")
+                what = f"{tuple(images.shape)} of {images.dtype}"
+                raise ValueError(f"images {what}, must be (N, {self.shape}) of torch.uint8")
         return images
 
     def labels(self, config: DataConfig, count: int) -> Tensor:
-        """Return the labels of the ``count`` training images, in their order.  int64, (count,)
-
-        Raises:
-            UserError: the files are missing, damaged, of other images, or cannot be downloaded.
-        """
+        """Return the labels of the ``count`` training images, in their order, int64, (count,);
+        raise UserError as :meth:`images`."""
         assert self.read_labels is not None
         with self._in_one_line(config):
             labels = self.read_labels(config).long()
@@ -125,15 +119,12 @@ def _mnist(config: DataConfig) -> Any:
 
 
 def _cifar10(config: DataConfig) -> Any:
-    """Return torchvision's training set: ``data`` (N, 32, 32, 3), and ``targets``.
-
-    The files are pickles, which could run code, but torchvision first compares their md5 sums with
-    the published ones. ``download`` is off for existing files, which it would replace.
-    """
+    """Return torchvision's training set: ``data`` (N, 32, 32, 3), and ``targets``. Torchvision
+    compares the md5 sums of the files with the published ones before it unpickles them."""
     from torchvision.datasets import CIFAR10
 
     root = data_root(config)
-    is_there = (root / CIFAR10.base_folder).exists()
+    is_there = (root / CIFAR10.base_folder).exists()  # and would be replaced by a download
     return CIFAR10(root, download=config.download and not is_there)
 
 

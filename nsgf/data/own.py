@@ -1,6 +1,6 @@
 """A user's own data: what is found at ``data.path``, and points of a file, standardised.
 
-What is found when a run begins is saved in ``data.found``. A resumed run must find the same again.
+A resumed run must find the same again as the new run, which saves it in ``data.found``.
 
 Shapes: N points, D coordinates.
 """
@@ -54,11 +54,8 @@ Inspection = tuple[Found, tuple[str, ...]]
 
 
 def read_found(config: DataConfig) -> Found:
-    """Return what was found at ``data.path`` when the run was begun.
-
-    Raises:
-        UserError: ``data.found`` is empty.
-    """
+    """Return what was found at ``data.path`` when the run was begun; raise UserError if nothing
+    was."""
     if not config.found:
         raise UserError(
             f"data.path = {config.path}: name the {config.name} to train on with --data.path"
@@ -110,11 +107,7 @@ class TableSet:
 
 
 def inspect_points(config: DataConfig) -> Inspection:
-    """Read the points of ``data.path`` and describe them.
-
-    Raises:
-        UserError: as :func:`read_table`.
-    """
+    """Read the points of ``data.path`` and describe them; errors as for :func:`read_table`."""
     values, names = read_table(config)
     rows, (count, dim) = torch.from_numpy(values), values.shape
     mean, scale = rows.mean(0).tolist(), rows.std(0, correction=0).tolist()
@@ -132,11 +125,8 @@ def inspect_points(config: DataConfig) -> Inspection:
 
 
 def read_points(config: DataConfig) -> Tensor:
-    """Return the points of ``data.path`` in the units of their file.  float64, (N, D)
-
-    Raises:
-        UserError: as :func:`read_table`, or they are not those that the run was begun with.
-    """
+    """Return the points of ``data.path`` in the units of their file, float64, (N, D); raise
+    UserError as :func:`read_table`, or if they are not those that the run was begun with."""
     values, _ = read_table(config)
     check_same_data(config, _checksum(values))
     return torch.from_numpy(values)

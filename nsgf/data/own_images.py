@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 from glob import glob
 from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from nsgf.data.own import LEAST, Found, Inspection, check_same_data, data_path, 
 from nsgf.system.errors import UserError, list_names, one_line
 from nsgf.system.hardware import available_bytes, format_bytes
 
-T = TypeVar("T")
 LEAST_OF_CLASS = 10
 """Smallest number of images in each class that a classifier is trained on."""
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
@@ -38,11 +37,8 @@ GREY = "1LI"
 
 
 def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
-    """Return the images below a folder, relative to it and sorted, without hidden and broken ones.
-
-    Raises:
-        UserError: there is no such folder, or too few images in it.
-    """
+    """Return the images below a folder, relative to it and sorted, without hidden and broken ones;
+    raise UserError if there is no such folder, or too few images in it."""
     if not root.is_dir():
         raise UserError(
             f"data.path = {root}: no such folder; name a folder of images with --data.path DIR, "
@@ -80,14 +76,10 @@ def inspect_images(config: DataConfig) -> Inspection:
     notes = (
         [f"data: {len(broken)} broken images left out: {list_names(broken, 5)}"] if broken else []
     )
-    return found, (
-        *notes,
-        f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)} of memory",
-        f"data: {len(classes)} classes: {list_names(classes)}"
-        if classes
-        else "evaluation.classifier: off, it needs labels, or all images in two or more "
-        f"subfolders with {LEAST_OF_CLASS} or more in each",
-    )
+    notes += [f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)}"]
+    told = f"data: {len(classes)} classes: {list_names(classes)}"
+    without = f"labels, or two or more subfolders with {LEAST_OF_CLASS} or more images in each"
+    return found, (*notes, told if classes else f"evaluation.classifier: off, it needs {without}")
 
 
 def _find_arrays(config: DataConfig) -> Found:
@@ -128,11 +120,8 @@ def _class_names(files: list[Path]) -> list[str]:
 
 
 def image_set(config: DataConfig) -> ImageSet:
-    """Return the record of the images of ``data.path``, which follows from ``data.found``.
-
-    Raises:
-        UserError: ``data.found`` is empty, or ``data.size`` is another one.
-    """
+    """Return the record of the images of ``data.path``, which follows from ``data.found``; raise
+    UserError if ``data.size`` is another one."""
     found = read_found(config)
     channels, height, width = found.shape
     if config.size != height:
@@ -183,13 +172,9 @@ def read_labels(config: DataConfig) -> Tensor:
     return torch.from_numpy(np.unique(names, return_inverse=True)[1])
 
 
-def _each(root: Path, files: list[Path], digest: Any, read: Callable[[Any], T]) -> Iterator[T]:
+def _each(root: Path, files: list[Path], digest: Any, read: Callable[[Any], Any]) -> Iterator[Any]:
     """Yield ``read(image)`` for each file, where Pillow has not decoded ``image`` yet, and add
-    names and contents of the files to a digest.
-
-    Raises:
-        UserError: a file is not an image, or cannot be read; names it.
-    """
+    names and contents of the files to a digest; raise UserError for a file that cannot be read."""
     from PIL import Image
 
     for file in files:
@@ -241,11 +226,8 @@ def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[st
 
 
 def image_bytes(images: np.ndarray) -> np.ndarray:
-    """Return images (N, C, S, S) of bytes, or of floats in [-1, 1], as bytes.
-
-    Raises:
-        ValueError: they have another shape, type or range.
-    """
+    """Return images (N, C, S, S) of bytes, or of floats in [-1, 1], as bytes; raise ValueError for
+    another shape, type or range."""
     is_square = images.ndim == 4 and images.shape[2] == images.shape[3]
     is_right = is_square and images.shape[1] in (1, 3) and len(images) >= LEAST
     if not is_right or (images.dtype != np.uint8 and images.dtype.kind != "f"):
@@ -266,12 +248,7 @@ def image_bytes(images: np.ndarray) -> np.ndarray:
 
 def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
     """Return the names of the K classes, in their order, and the classes of ``count`` images as
-    numbers 0 to K - 1, int64, (N,).
-
-    Raises:
-        ValueError: there are not as many, they are neither whole numbers nor names, or a class has
-            too few images.
-    """
+    numbers 0 to K - 1, int64, (N,); raise ValueError for other labels, or too few of a class."""
     is_wrong = labels.shape != (count,) or labels.dtype.kind not in "iuU"
     values, numbers, counts = np.unique(labels, return_inverse=True, return_counts=True)
     has_gaps = labels.dtype.kind != "U" and values.tolist() != list(range(len(values)))

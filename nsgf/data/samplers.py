@@ -66,12 +66,8 @@ class RowSampler(Sampler):
     """Samples of a finite set without replacement within an epoch, a fresh permutation for each."""
 
     def __init__(self, rows: Tensor, seed: int, chosen: Tensor | None = None) -> None:
-        """
-        Args:
-            rows: (N, *shape), shared and never written.
-            seed: of the permutations.
-            chosen: numbers of the rows that are drawn, int64, (M,); None: all.
-        """
+        """``rows``: (N, *shape), never written; ``chosen``: numbers of those that are drawn, int64,
+        (M,), None for all."""
         self.shape = tuple(rows.shape[1:])
         self._rows, self._chosen = rows, chosen
         self._count = len(rows) if chosen is None else len(chosen)
@@ -109,12 +105,7 @@ class ImageSampler(RowSampler):
     def __init__(
         self, images: Tensor, seed: int, *, flip: bool = False, chosen: Tensor | None = None
     ) -> None:
-        """
-        Args:
-            images: uint8, (N, C, H, W).
-            seed, chosen: as for :class:`RowSampler`.
-            flip: mirror each left to right with probability 1/2.
-        """
+        """``images``: uint8, (N, C, H, W); with ``flip`` half of them are mirrored."""
         super().__init__(images, seed, chosen)
         self._flip = flip
 
@@ -127,12 +118,8 @@ class ImageSampler(RowSampler):
 
 
 def class_labels(positions: range, classes: int, run: int = 1) -> Tensor:
-    """Return the classes of the samples at these positions, ``run`` successive samples of each.
-
-    Returns:
-        In [0, classes - 1], (len(positions),), int32: int64 stays on the CPU
-        (:mod:`nsgf.training.prefetch`).
-    """
+    """Return the classes of the samples at these positions, ``run`` successive samples of each:
+    (n,), int32, since int64 stays on the CPU (:mod:`nsgf.training.prefetch`)."""
     numbers = torch.arange(positions.start, positions.stop)
     return (numbers // run % classes).int()
 
