@@ -69,10 +69,8 @@ def compare(
         UserError: an argument or a setting is wrong, a function returned something other than
             samples, or ``train.max_hours`` are over.
     """
-    named = {
-        **{"exp": exp, "data.name": dataset, "out_dir": out_dir, "compare.seeds": seeds},
-        **{"compare.methods": against, "compare.nfe": nfe},
-    }
+    named: dict[str, Any] = {"exp": exp, "data.name": dataset, "out_dir": out_dir}
+    named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}
     given = {key: value for key, value in named.items() if value is not None}
     try:
         wanted = request("compare", {}, {**(overrides or {}), **given})

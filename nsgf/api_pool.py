@@ -20,7 +20,6 @@ from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import derive_seed, make_generator
 
 Draw = Callable[[int, torch.Generator], Array]
-"""(n, generator) -> n independent points, (n, *shape)."""
 
 
 class SinkhornPool:
@@ -96,8 +95,8 @@ class SinkhornPool:
             yield self._pairs(indices)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> PoolBatch:
-        """Return n pairs (x, v), drawn uniformly with replacement, and times t in [0, 1), (n,), all
-        float32 on ``device``. ``generator`` is of the CPU; None: torch's global one."""
+        """Return n random pairs (x, v) and their times t in [0, 1), (n,), float32 on ``device``.
+        ``generator`` is of the CPU; None: torch's global one."""
         return self._pairs(torch.randint(len(self._pool), (n,), generator=generator))
 
     def _pairs(self, indices: Tensor) -> PoolBatch:
@@ -127,11 +126,12 @@ def _sampler(name: str, points: Array | Draw, seed: int) -> Sampler:
     seed = derive_seed(seed, name, "pool")  # as in a run
     if not callable(points):
         return RowSampler(_checked(name, points), seed)
-    shape = tuple(_checked(name, points(1, make_generator(seed)), 1).shape[1:])
-    drawn = PointSet(
-        name, lambda n, generator: _checked(name, points(n, generator), n), shape=shape
-    )
-    return PointSampler(drawn, seed)
+
+    def draw(n: int, generator: torch.Generator) -> Tensor:
+        return _checked(name, points(n, generator), n)
+
+    shape = tuple(draw(1, make_generator(seed)).shape[1:])
+    return PointSampler(PointSet(name, draw, shape=shape), seed)
 
 
 def _checked(name: str, points: Array, n: int | None = None) -> Tensor:

@@ -66,11 +66,7 @@ class Request:
 
 
 def parse(argv: list[str]) -> Request:
-    """Return the request of a command line.
-
-    Raises:
-        UserError: anything wrong with it, in one line.
-    """
+    """Return the request of a command line. Raise UserError for anything wrong with it."""
     if not argv or argv[0] not in COMMANDS:
         named = repr(argv[0]) if argv else "missing"
         raise UserError(f"unknown command {named}: must be one of {', '.join(COMMANDS)}")

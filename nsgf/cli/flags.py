@@ -160,11 +160,8 @@ def _add_control(group: Any, command: str) -> None:
 
 
 def completion(shell: str) -> str:
-    """Return the script that completes commands and flags in a shell, made by shtab.
-
-    Raises:
-        UserError: shtab is missing, or knows no such shell.
-    """
+    """Return the script that completes commands and flags in a shell, made by shtab. Raise
+    UserError if shtab is missing or knows no such shell."""
     program = ArgumentParser(prog="nsgf")
     commands = program.add_subcommands()
     for name, meaning in COMMANDS.items():

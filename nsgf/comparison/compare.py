@@ -10,13 +10,7 @@ from pathlib import Path
 from nsgf.comparison.measure import Yardstick
 from nsgf.comparison.results import FLOOR, Row, counted_file, measure_file, read_measure, table_csv
 from nsgf.comparison.tables import save_pictures, write_report
-from nsgf.comparison.trials import (
-    Comparison,
-    Trial,
-    count_updates,
-    method_title,
-    trial_sampler,
-)
+from nsgf.comparison.trials import Comparison, Trial, count_updates, method_title, trial_sampler
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source
@@ -107,7 +101,8 @@ def comparison_plan(comparison: Comparison) -> list[str]:
             planned.add(trial[:2])
             left = [phase for phase in own.phases if not is_trained(own, run, phase)]
             training_plan(own, left, device, run)
-    done = sum(is_measured(comparison, trial) for trial in todo)
+    measures = [measure_files(comparison, trial).values() for trial in todo]
+    done = sum(all(map(read_measure, files)) for files in measures)
     names = ", ".join(map(method_title, [*comparison.functions, *methods]))
     targets = ", ".join(sorted({trial.target for trial in todo}))
     total = sum(count_updates(methods[trial.method]) for trial in todo)
@@ -137,11 +132,6 @@ def check_trained(config: Config, run: RunFolder) -> None:
             )
 
 
-def is_measured(comparison: Comparison, trial: Trial, names: list[str] | None = None) -> bool:
-    """Whether all measures of a trial are there, of these names if they are given."""
-    return all(read_measure(file, names) for file in measure_files(comparison, trial).values())
-
-
 def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int], Path]:
     """Return the files of a trial's measures by NFE and draw."""
     config, folder = comparison.trial_config(trial), comparison.trial_folder(trial)
@@ -168,7 +158,9 @@ class Work:
 
     def is_measured(self, trial: Trial) -> bool:
         """Whether all measures of a trial exist."""
-        return is_measured(self._comparison, trial, self._yardsticks[trial.target].names)
+        names = self._yardsticks[trial.target].names
+        files = measure_files(self._comparison, trial).values()
+        return all(read_measure(file, names) for file in files)
 
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial; return False if another process works on it."""
@@ -200,22 +192,18 @@ class Work:
         if not config.smoke and method not in self._estimated:
             self._estimated.add(method)
             seconds = sum(needed for _, needed in try_phases(config, self.device))
-            title, seeds = method_title(method), config.compare.seeds
-            self._log(
-                f"compare: {title}: training takes about {format_hours(seconds)}, "
-                f"seeds: {seeds}, together {format_hours(seeds * seconds)}"
-            )
+            each, seeds = format_hours(seconds), config.compare.seeds
+            together = f"seeds: {seeds}, together {format_hours(seeds * seconds)}"
+            self._log(f"compare: {method_title(method)}: training takes about {each}, {together}")
 
     def measure_functions(self) -> None:
         """Measure the caller's functions, which may have changed since the last call."""
-        config, places = self._comparison.config.compare, self._comparison.trials()
-        for target, seed in dict.fromkeys((trial.target, trial.seed) for trial in places):
-            for name in self._comparison.functions:
-                self._log(f"compare: {name}, {target}, seed {seed}")
-                for nfe, draw in product(config.nfe, range(config.draws)):
-                    self.check_stop()
-                    row = self._measure(Trial(target, name, seed), nfe, draw)
-                    self._of_functions.append(row)
+        comparison, settings = self._comparison, self._comparison.config.compare
+        places = dict.fromkeys((trial.target, trial.seed) for trial in comparison.trials())
+        cells = product(places, comparison.functions, settings.nfe, range(settings.draws))
+        for (target, seed), name, nfe, draw in cells:
+            self.check_stop()
+            self._of_functions.append(self._measure(Trial(target, name, seed), nfe, draw))
 
     def _measure(self, trial: Trial, nfe: int, draw: int) -> Row:
         """Measure samples with ``nfe`` network calls each, from the same noise for all methods.
@@ -231,7 +219,7 @@ class Work:
         if samples.finite:
             values = yardstick.measure(samples.x, config.seed, draw)
         texts = ", ".join(f"{name_of(name)} {value:.4g}" for name, value in values.items())
-        self._log(f"compare: NFE {samples.nfe:g}: {texts}")
+        self._log(f"compare: {method_title(trial.method)}, NFE {samples.nfe:g}: {texts}")
         updates, training = 0, 0.0
         if trial.method in comparison.methods:
             updates, costs = count_updates(config), read_costs(comparison.trial_folder(trial))
@@ -252,9 +240,8 @@ class Work:
         for trial in comparison.trials():
             files = measure_files(comparison, trial).values()
             rows += filter(None, (read_measure(file, names[trial.target]) for file in files))
-        trials = {(row.target, row.seed, row.draw): row.method for row in rows}
-        for (target, seed, draw), method in trials.items():
-            config = comparison.trial_config(Trial(target, method, seed))
+        for target, seed, draw in dict.fromkeys((row.target, row.seed, row.draw) for row in rows):
+            config = comparison.trial_config(Trial(target, rows[0].method, seed))
             file = counted_file(comparison.folder / target, FLOOR, config, draw)
             if (row := read_measure(file, names[target])) is None:
                 values = self._yardsticks[target].floor(seed, draw)

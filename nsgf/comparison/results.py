@@ -53,11 +53,7 @@ def table_csv(rows: Sequence[Row]) -> str:
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Return the rows of a ``table.csv``.
-
-    Raises:
-        UserError: the file cannot be read or is no such table.
-    """
+    """Return the rows of a ``table.csv``. Raise UserError if the file is no such table."""
     try:
         head, *lines = csv.reader(io.StringIO(file.read_text("utf-8")))
         names = head[len(COLUMNS) :]
@@ -81,8 +77,7 @@ def measure_file(folder: Path, method: str, config: Config, nfe: int, draw: int)
     """Return the file of a trial's measure in its run folder. Its name depends on all settings
     except for those of training, which all measures in the folder share."""
     sampling = asdict(replace(at_nfe(config, nfe).sampling, num_samples=1))
-    for name in ("label", "guidance"):  # compared methods know no classes
-        del sampling[name]
+    del sampling["label"], sampling["guidance"]  # compared methods know no classes
     updates = [getattr(config, phase).iterations for phase in config.phases]
     own = [FORMAT, method, nfe, updates, config.train.precision, sampling]
     digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()

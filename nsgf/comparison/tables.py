@@ -49,8 +49,7 @@ def methods_of(rows: Sequence[Row]) -> list[str]:
 
 
 def columns_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
-    """Return target and NFE of each column: NFE in ascending order, each with all targets in the
-    order of the rows."""
+    """Return target and NFE of each column: NFE in ascending order, each with all targets."""
     targets = dict.fromkeys(row.target for row in rows)
     counts = sorted({row.nfe for row in rows if row.nfe is not None})
     return [(target, nfe) for nfe in counts for target in targets]
@@ -76,10 +75,8 @@ def calls_of(rows: Sequence[Row], target: str, nfe: int, method: str) -> float:
 
 
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
-    """Return the mean of each seed's draws, or the draws of a single seed.
-
-    Draws of one trained network share its errors, so they do not count as independent runs.
-    """
+    """Return the mean of each seed's draws, or the draws of a single seed. Draws of one network
+    share its errors, so they do not count as independent runs."""
     seeds = sorted({seed for seed, _ in found})
     if len(seeds) < 2:
         return list(found.values())
@@ -110,8 +107,7 @@ def _remark(rows: Sequence[Row], method: str, target: str, nfe: int) -> str:
     own = cell_of(rows, target, nfe, method)
     places = {(row.seed, row.draw) for row in rows if row.target == target and row.nfe}
     remarks = [f"{len(own)} of {len(places)} measures"] if 0 < len(own) < len(places) else []
-    calls = calls_of(rows, target, nfe, method)
-    if abs(calls - nfe) > 0.05:
+    if abs((calls := calls_of(rows, target, nfe, method)) - nfe) > 0.05:
         remarks.append(f"NFE {calls:.3g}")
     return f" ({', '.join(remarks)})" if remarks else ""
 

@@ -90,9 +90,7 @@ class Comparison:
     @property
     def folder(self) -> Path:
         """Folder of the comparison; a smoke comparison has a different folder."""
-
-        exp = self.config.exp
-        name = f"compare-{exp}-smoke" if self.config.smoke else f"compare-{exp}"
+        name = f"compare-{self.config.exp}{'-smoke' * self.config.smoke}"
         return Path(self.config.out_dir).expanduser() / name
 
     def trials(self) -> Iterator[Trial]:
@@ -121,10 +119,7 @@ class Comparison:
 
     def trial_config(self, trial: Trial) -> Config:
         """Return the configuration that trains a trial, with the precision that ``auto`` selects.
-
-        Raises:
-            UserError: it is not valid for this target.
-        """
+        Raise UserError if it is not valid for this target."""
         config = self.methods.get(trial.method, self.config)
         source, _, name = trial.target.rpartition("_")
         if trial.target in DATA_SETS:  # whose name may have an underscore
@@ -146,23 +141,18 @@ class Comparison:
 def share_updates(config: Config, total: int) -> Config:
     """Return the settings with ``total`` updates, shared among the networks in proportion to their
     iterations. Without ``compare.updates`` 2-RF trains ``total`` updates of 1-RF, then its own.
-
-    Raises:
-        UserError: there are not enough updates for all networks.
-    """
-    phases = config.phases
-    if phases[0] in PEER_PHASES and not config.compare.updates:
-        shares = {phase: getattr(config, phase).iterations for phase in phases}
-        shares[phases[0]] = total
+    Raise UserError if there are not enough for all networks."""
+    sections: dict[str, Any] = {phase: getattr(config, phase) for phase in config.phases}
+    counts = [section.iterations for section in sections.values()]
+    if config.phases[0] in PEER_PHASES and not config.compare.updates:
+        shares = [total, *counts[1:]]
     else:
-        counts = [getattr(config, phase).iterations for phase in phases]
-        rounded = [round(count * total / max(1, sum(counts))) for count in counts[:-1]]
-        shares = dict(zip(phases, [*rounded, total - sum(rounded)], strict=True))
-    if len(phases) > 1 and min(shares.values()) < 1:
+        shares = [round(count * total / max(1, sum(counts))) for count in counts[:-1]]
+        shares.append(total - sum(shares))
+    if len(shares) > 1 and min(shares) < 1:
         raise UserError(f"compare.updates: {total} are too few for the networks of {config.method}")
-    sections: dict[str, Any] = {
-        phase: replace(getattr(config, phase), iterations=count) for phase, count in shares.items()
-    }
+    for phase, count in zip(config.phases, shares, strict=True):
+        sections[phase] = replace(sections[phase], iterations=count)
     return replace(config, **sections)
 
 

@@ -9,7 +9,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from nsgf.plots.samples import name_axes, new_figure, point_box, show_grid
@@ -71,17 +70,6 @@ def draw_entry_times(tau: Tensor) -> Any:
     return figure
 
 
-def draw_neighbours(samples: Tensor, nearest: Tensor) -> Any:
-    """Draw samples above their nearest training images, both (N, C, H, W) in [-1, 1]."""
-    count, _, height, width = samples.shape
-    figure = new_figure(0.9 + 0.7 * count, 0.5 + 1.4 * height / width)
-    panel, cell = figure.subplots(), height + 1
-    show_grid(panel, torch.cat([samples, nearest]), count)
-    panel.set_yticks([cell / 2, 1.5 * cell], ["sample", "nearest"])
-    panel.tick_params(length=0)
-    return figure
-
-
 def draw_fields(fields: Sequence[Field]) -> Any:
     """Draw the learned velocity and the Sinkhorn flow's velocity, a panel for each time."""
     figure = new_figure(4 * len(fields), 4.4)
@@ -107,15 +95,13 @@ def _show_arrows(panel: Any, x: Tensor, velocity: Tensor, color: str, label: str
 
 def save_animation(samples: Samples, file: Path, axes: tuple[str, ...] | None = None) -> None:
     """Write a GIF with a frame for each state of ``samples.path``: images (N, C, H, W), or points
-    (N, 2) with the arrows of the next step. ``axes``: as of
-    :func:`nsgf.plots.samples.draw_points`."""
+    (N, 2) with the arrows of the next step. ``axes``: names of their coordinates."""
     last = len(samples.path) - 1
     chosen = [*range(0, last, math.ceil(last / FRAMES) or 1), last]
-    is_image = samples.x.ndim == 4
-    frames = [
-        _pixels(_image_frame(samples, state) if is_image else _point_frame(samples, state, axes))
-        for state in chosen
-    ]
+    if samples.x.ndim == 4:
+        frames = [_pixels(_image_frame(samples, state)) for state in chosen]
+    else:
+        frames = [_pixels(_point_frame(samples, state, axes)) for state in chosen]
     times = [PAUSE, *[FRAME] * (len(frames) - 2), PAUSE][: len(frames)]
     with replacing(file) as stream:
         how = {"save_all": True, "append_images": frames[1:], "duration": times, "loop": 0}

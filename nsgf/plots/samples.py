@@ -7,7 +7,7 @@ Shapes: N samples, D coordinates, C channels, H x W pixels.
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,6 @@ MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
 MIN_LETTERS = 12
 """Smallest font size; a wide figure, which is shown smaller, has larger letters."""
-
-Drawn = dict[str, dict[int, Samples]]
-"""Samples by method and NFE; a method may lack some NFE."""
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -213,16 +210,17 @@ def point_box(*points: Tensor) -> tuple[list[float], list[float]]:
 
 
 def draw_table(
-    drawn: Drawn, target: Tensor, title: str, axes: tuple[str, ...] | None = None
+    drawn: Mapping[str, Mapping[int, Samples]],
+    target: Tensor,
+    title: str,
+    axes: tuple[str, ...] | None = None,
 ) -> Any:
-    """Draw a table of samples: methods across, NFE down, the target at the right. Of points the
-    first row has the paths at the smallest NFE, and panels show the box around source and target.
+    """Draw a table of samples: methods across, NFE down, the target (M, *shape) at the right. Of
+    points the first row has the paths at the smallest NFE.
 
     Args:
-        drawn: images (N, C, H, W) in [-1, 1], or points with paths of (N, D) states.
-        target: samples of mu*, (M, *shape).
-        title: above all.
-        axes: names of the coordinates, as of :func:`draw_points`.
+        drawn: by method and NFE: images (N, C, H, W) in [-1, 1], or points with their paths.
+        target, title, axes: see :func:`draw_points`.
     """
     counts = sorted({nfe for samples in drawn.values() for nfe in samples})
     is_image, on_line = target.ndim == 4, target.shape[1:] == (1,)

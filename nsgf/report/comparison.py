@@ -43,13 +43,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
 
     The measures are read from ``table.csv``; nothing is sampled or measured.
 
-    Args:
-        folder: the folder that ``nsgf compare`` has written.
-        out_dir: where results go.
-        kind: png, svg or pdf, as of :func:`nsgf.report.page.report_run`.
-
-    Returns:
-        The files.
+    ``kind`` svg or pdf also writes the figure in that format. Return the files.
 
     Raises:
         UserError: the folder holds no comparison, nothing is measured yet, or the files cannot be
@@ -89,11 +83,8 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
 
 
 def measured_rows(folder: Path) -> list[Row]:
-    """Return the measures of a comparison.
-
-    Raises:
-        UserError: the folder holds no comparison, or nothing is measured yet.
-    """
+    """Return the measures of a comparison. Raise UserError if nothing is measured yet, or it is no
+    comparison."""
     check_links(folder)
     rows = read_rows(folder / TABLE) if (folder / SETTINGS).exists() else []
     if not any(row.nfe for row in rows):

@@ -17,8 +17,8 @@ from nsgf.config.schema import Config
 from nsgf.data import Data, class_names
 from nsgf.data.images import to_unit_range
 from nsgf.phases import load_sampler
-from nsgf.plots.figures import Field, draw_entry_times, draw_fields, draw_neighbours, save_animation
-from nsgf.plots.samples import cut_panels, save_figure
+from nsgf.plots.figures import Field, draw_entry_times, draw_fields, save_animation
+from nsgf.plots.samples import cut_panels, draw_rows, save_figure
 from nsgf.report.samples import count_samples, draw_path
 from nsgf.run.folder import RunFolder, ensure_writable
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
@@ -37,11 +37,8 @@ class Album:
     """The pictures of a page and their files, which may be of another format too."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        """``folder`` is for drawn figures, PNG and ``kind``: png, svg or pdf.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
+        """``folder`` is for drawn figures, PNG and ``kind``: png, svg or pdf. Raise UserError if
+        the folder cannot be written."""
         self.folder, self._kinds = ensure_writable(folder), dict.fromkeys(("png", kind))
         self.pictures: list[dict[str, Any]] = []
         self.files: list[str] = []
@@ -71,11 +68,8 @@ def _as_link(content: bytes, kind: str | None) -> str:
 
 
 def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.device) -> None:
-    """Draw the pictures that need the run's networks and data.
-
-    Raises:
-        UserError: there is no checkpoint, the data are not there, or training has diverged.
-    """
+    """Draw the pictures that need the run's networks and data. Raise UserError if there is no
+    checkpoint, the data are not there, or training has diverged."""
     data = Data(config.data, config.seed)
     sampler, _ = load_sampler(config, run, device)
     count = min(count_samples(config, data, device), config.sampling.batch_size)
@@ -86,32 +80,22 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     if not all(bool(state.isfinite().all()) for state in samples.path):
         raise UserError("the samples are not finite: training has diverged")
     calls = f"{count} samples, {samples.nfe:g} network calls each."
-    album.draw(
-        "way",
-        draw_path(samples, data, "report", class_names(config.data)),
-        "The way of a batch",
-        calls,
-    )
+    figure = draw_path(samples, data, "report", class_names(config.data))
+    album.draw("way", figure, "The way of a batch", calls)
     if data.images is not None:
-        nearest = nearest_images(samples.x[:NEIGHBOURS], data.images, flip=config.data.flip)
-        album.draw(
-            "nearest",
-            draw_neighbours(samples.x[:NEIGHBOURS], nearest),
-            "The nearest training images",
-            "By the distance of all pixels: equal pairs would be copies.",
-        )
+        some = samples.x[:NEIGHBOURS]
+        nearest = nearest_images(some, data.images, flip=config.data.flip)
+        figure = draw_rows(torch.cat([some, nearest]), ["sample", "nearest"])
+        text = "By the distance of all pixels: equal pairs would be copies."
+        album.draw("nearest", figure, "The nearest training images", text)
     in_plane = samples.x.shape[1:] == (2,)
     if in_plane and (fields := velocity_fields(config, sampler, data, device)):
-        album.draw(
-            "field",
-            draw_fields(fields),
-            "The learned velocity on top of the flow's",
-            "Both at points of a Sinkhorn flow that was not trained on, with their true lengths.",
-        )
+        text = "Both at points of a Sinkhorn flow that was not trained on, with their true lengths."
+        album.draw("field", draw_fields(fields), "The learned velocity on top of the flow's", text)
     if data.images is not None or in_plane:
         file = album.folder / "way.gif"
-        shown = [data.in_units(state) for state in samples.path]
-        save_animation(replace(samples, path=shown), file, data.axes)
+        path = [data.in_units(state) for state in samples.path]
+        save_animation(replace(samples, path=path), file, data.axes)
         album.add(file, "The same, moving", "One picture for each state on the way.")
     if samples.tau is not None:
         figure = draw_entry_times(samples.tau.cpu())

@@ -53,13 +53,7 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     """Write ``report.html`` and the figures that it shows, into ``report/`` of the run folder, or
     of ``OUT_DIR/RUN`` if ``out_dir`` is not the folder that holds the run.
 
-    Args:
-        config: the run's settings with this command's on top.
-        run: its folder.
-        kind: png; svg or pdf also writes each figure in that format.
-
-    Returns:
-        The files.
+    ``kind`` svg or pdf also writes each figure in that format. Return the files.
 
     Raises:
         UserError: nothing is trained, or the files cannot be written.
@@ -94,11 +88,8 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
 
 
 def phase_rows(config: Config, run: RunFolder) -> list[tuple[str, ...]]:
-    """Return name, updates, last loss, time and peak memory of each phase.
-
-    Raises:
-        UserError: none has a checkpoint.
-    """
+    """Return name, updates, last loss, time and peak memory of each phase. Raise UserError if none
+    has a checkpoint."""
     if not any(map(run.has_checkpoint, config.phases)):
         raise UserError(f"{run.path}: nothing is trained yet, so there is nothing to report")
     rows: list[tuple[str, ...]] = []

@@ -59,11 +59,8 @@ def trained_updates(run: RunFolder, phase: PhaseName) -> int:
 
 
 def run_table(folder: Path) -> list[str]:
-    """Return lines about the runs and comparisons in a folder, the newest first.
-
-    Raises:
-        UserError: there are no runs.
-    """
+    """Return lines about the runs and comparisons in a folder, the newest first. Raise UserError if
+    there are none."""
     files = [file for name in ("config.yaml", SETTINGS) for file in folder.glob(f"*/{name}")]
     runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
     if not runs:
@@ -120,11 +117,8 @@ def has_possible_calls(config: Config) -> bool:
 
 
 def stored_comparison(folder: Path) -> Comparison:
-    """Return the comparison of the command that wrote the table.
-
-    Raises:
-        UserError: its settings cannot be read.
-    """
+    """Return the comparison of the command that wrote the table. Raise UserError if its settings
+    cannot be read."""
     content = read_settings(folder / SETTINGS)
     names = content.get("compare", {}).get("methods")
     if not names:

@@ -132,11 +132,7 @@ def _path_figure(
 
 
 def _output(out: str, config: Config) -> Path:
-    """Return the path of ``--out`` after a check that samples can be written there.
-
-    Raises:
-        UserError: it exists, is of no kind for these samples, or cannot be written.
-    """
+    """Return the path of ``--out`` after a check that samples can be written there."""
     path = expand_path("out", out)
     is_folder = out.endswith("/") or path.is_dir() or not path.suffix
     kinds = ("FILE.npz", "DIR/") if is_image_set(config.data.name) else ("FILE.npz", "FILE.csv")

@@ -128,11 +128,8 @@ class Unreadable(UserError):
 
 
 def find_damage(file: Path) -> str | None:
-    """Return what is wrong with a checkpoint; None if it is good.
-
-    Raises:
-        UserError: the system cannot read it, or it has a newer format (which is not damage).
-    """
+    """Return what is wrong with a checkpoint; None if it is good. Raise UserError if the system
+    cannot read it, or it has a newer format, which is no damage."""
     try:
         load(file)
     except Unreadable as error:
@@ -198,11 +195,8 @@ def is_finite(state: Any) -> bool:
 
 
 def restore_previous(file: Path, log: Callable[[str], None]) -> None:
-    """Replace a damaged or missing checkpoint by the previous one, and log a line.
-
-    Raises:
-        UserError: the system cannot read it, or it has a newer format.
-    """
+    """Replace a damaged or missing checkpoint by the previous one, and log a line. Raise the errors
+    of :func:`find_damage`."""
     before = previous_file(file)
     problem = find_damage(file) if file.exists() else "missing"
     if problem is None or not before.exists() or find_damage(before):
@@ -219,11 +213,8 @@ def load_good(
     file: Path, read: Callable[[Path], dict[str, Any]] = load
 ) -> tuple[dict[str, Any], str]:
     """Apply ``read`` to the newest checkpoint, or to the previous one if that is damaged. Return
-    the result and a remark, which is empty for the newest. Changes no file.
-
-    Raises:
-        UserError: neither checkpoint can be read.
-    """
+    the result and a remark, which is empty for the newest. Changes no file. Raise UserError if
+    neither can be read."""
     before, is_gone = previous_file(file), not file.exists()
     try:
         return read(file), ""

@@ -56,11 +56,8 @@ class RunFolder:
         return file.exists() or previous_file(file).exists()
 
     def read_settings(self) -> Content:
-        """Return the run's saved settings, nested.
-
-        Raises:
-            UserError: they cannot be read, or are wrong.
-        """
+        """Return the run's saved settings, nested. Raise UserError if they cannot be read, or are
+        wrong."""
         return read_settings(self.config_file)
 
     @classmethod
@@ -83,11 +80,8 @@ class RunFolder:
 
     @classmethod
     def prepare(cls, path: Path) -> "RunFolder":
-        """Return the run folder at this path, and make it if there is none.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Return the run folder at this path, and make it if there is none. Raise UserError if it
+        cannot be written."""
         ensure_writable(path / "checkpoints")
         for folder in (path, path.parent):
             sync_folder(folder)
@@ -142,11 +136,8 @@ def results_folder(config: Config, run: RunFolder) -> Path:
 
 
 def ensure_writable(folder: Path, flag: str = "--out-dir DIR") -> Path:
-    """Create a folder if needed, check that files can be written into it, and return it.
-
-    Raises:
-        UserError: no file can be written; the message names ``flag``, which changes the folder.
-    """
+    """Create a folder if needed, check that files can be written into it, and return it. Raise
+    UserError if no file can be written; it names ``flag``, which changes the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder) as probe:

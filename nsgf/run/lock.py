@@ -21,6 +21,9 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.EI
 """Errors of file systems without locks."""
 
 
+_warn_once = functools.cache(show_error)
+
+
 class Busy(UserError):
     """Another process has locked the run folder."""
 
@@ -45,7 +48,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     except (OSError, NotImplementedError) as error:
         if isinstance(error, OSError) and error.errno not in NO_LOCKS:
             raise
-        _warn_once(folder.stat().st_dev)
+        _warn_once("warning: this file system has no locks; let only one process work in a run")
     try:
         started = f"{datetime.now():%Y-%m-%d %H:%M:%S}"
         write_text(owner, f"process {os.getpid()} on {platform.node()} since {started}\n")
@@ -83,14 +86,6 @@ def wait_for_lock(folder: Path, waiting: Callable[[], None] = lambda: None) -> I
                 waiting()
                 time.sleep(WAIT_SECONDS)
         yield
-
-
-@functools.cache
-def _warn_once(device: int) -> None:
-    """Warn once about a file system without locks."""
-    show_error(
-        "warning: this file system has no locks; let only one process at a time work in a run"
-    )
 
 
 def _lock(file: Path) -> FileLock:

@@ -186,11 +186,8 @@ class WandbTracker:
 
 
 def run_id(run: RunFolder) -> str:
-    """Return the W&B run's id, which is made once and kept in ``wandb_id.txt``.
-
-    Raises:
-        UserError: the file holds something else.
-    """
+    """Return the W&B run's id, which is made once and kept in ``wandb_id.txt``. Raise UserError if
+    the file holds something else."""
     file = run.path / "wandb_id.txt"
     if not file.exists():
         write_text(file, uuid.uuid4().hex[:12] + "\n")

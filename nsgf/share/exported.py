@@ -64,11 +64,8 @@ def find_folder(path: str | PathLike[str]) -> Path:
 
 
 def open_run(folder: Path) -> RunFolder:
-    """Return the run in a folder, which may be an exported one.
-
-    Raises:
-        UserError: there is no run, it is damaged, or it has links out of its folder.
-    """
+    """Return the run in a folder, which may be an exported one. Raise UserError if there is none,
+    it is damaged, or it has links out of its folder."""
     run = RunFolder(folder)
     if run.config_file.is_file():
         check_links(folder)
@@ -82,11 +79,8 @@ def open_run(folder: Path) -> RunFolder:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Return the content of ``config.json``, with parts of the right types.
-
-    Raises:
-        UserError: it cannot be read, or is of another format or of another program.
-    """
+    """Return the content of ``config.json``, with parts of the right types. Raise UserError if it
+    cannot be read, or is of another format or program."""
     file, home = folder / CONFIG_FILE, folder.resolve()
     if home.parent.name == "snapshots":  # the hub's cache keeps files beside its snapshots
         home = home.parents[1]
@@ -131,11 +125,8 @@ class ExportedRun(SharedRun):
         return weights_file(phase) in self._sums
 
     def load(self, phase: Phase, config: Config, device: torch.device) -> TrainedNetwork:
-        """Return the network of a phase in float32, in eval mode and without gradients.
-
-        Raises:
-            UserError: its file is missing, damaged, or does not fit the settings.
-        """
+        """Return the network of a phase in float32, in eval mode and without gradients. Raise
+        UserError if its file is missing, damaged, or does not fit the settings."""
         file = self.path / weights_file(phase.name)
         texts = find_contradictions(self._saved, config, set(phase.follows) - FREE_IN_SAMPLING)
         if texts:

@@ -93,11 +93,8 @@ def check_shares(counts: dict[str, int], size: int) -> None:
 
 @contextmanager
 def join(device: str) -> Iterator[World]:
-    """Connect the processes and yield this process's World. Cards use NCCL, CPUs use gloo.
-
-    Raises:
-        UserError: see :func:`take_card`.
-    """
+    """Connect the processes and yield this process's World. Cards use NCCL, CPUs use gloo. Raise
+    the errors of :func:`take_card`."""
     if not is_launched():
         yield World()
         return
@@ -113,11 +110,8 @@ def join(device: str) -> Iterator[World]:
 
 
 def take_card(device: str) -> bool:
-    """Make this process's card torch's current card; return False if the device is the CPU.
-
-    Raises:
-        UserError: there are more processes than cards, or ``device`` names a single device.
-    """
+    """Make this process's card torch's current card; return False if the device is the CPU. Raise
+    UserError if there are more processes than cards, or ``device`` names a single device."""
     if device.startswith("cuda:"):
         raise UserError(f"device = {device}: each process needs its own card; use --device cuda")
     if device == "cpu" or not torch.cuda.is_available():

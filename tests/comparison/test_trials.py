@@ -93,17 +93,6 @@ def test_without_targets_the_data_section_is_compared():
     assert (own.data.source, own.data.name) == ("8gaussians", "moons")
 
 
-def test_methods_differ_in_what_their_files_say():
-    digits = {name: one_trial("digits", name) for name in ("otcfm+", "sbcfm", "nsgf++", "nsgf++h")}
-    paper, handed = digits["nsgf++"], digits["nsgf++h"]
-    assert (paper.nsf.source, paper.nsf.coupling, paper.flow.steps) == ("prior", "independent", 5)
-    assert (handed.nsf.source, handed.nsf.init, handed.nsf.coupling) == ("nsgf", "nsgf", "ot")
-    assert (handed.phases, handed.flow.steps) == (["nsgf", "nsf"], 2)
-    assert digits["otcfm+"].peer.coupling_batch == handed.nsf.coupling_batch == 1024
-    assert digits["sbcfm"].peer.sigma == one_trial("2d", "sbcfm").peer.sigma == 0.5
-    assert [one_trial(exp, "otcfm").peer.sigma for exp in ("2d", "digits")] == [0.1, 0]
-
-
 @pytest.mark.parametrize(
     ("updates", "shares", "places"),
     [

@@ -12,10 +12,8 @@ import torch
 import nsgf
 from nsgf import cli
 from nsgf.cli.arguments import parse
-from nsgf.metrics.inception import Inception
 from nsgf.run import checkpoint
 from nsgf.run.folder import drop_unsafe_settings, dump_config, previous_file
-from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.run.test_checkpoint import Malicious, craft, serialized
 
@@ -61,13 +59,6 @@ def test_checkpoints_never_execute(kind, tiny_run, capsys):
     assert "phase1_nsgf.pt" in fails(capsys, "sample", "--run", tiny_run.path)
     longer = ("--run", tiny_run.path, "--resume", "--nsgf.iterations", "20")
     assert "phase1_nsgf.pt" in fails(capsys, "train", *longer)
-
-
-@pytest.mark.parametrize("kind", WEIGHTS)
-def test_inception_weights_never_execute(kind):
-    Path("w.pth").write_bytes(WEIGHTS[kind])
-    with pytest.raises(UserError, match="no usable Inception weights"):
-        Inception(Path("w.pth"))
 
 
 # --- the run folder -----------------------------------------------------------------------------

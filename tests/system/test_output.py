@@ -1,13 +1,10 @@
-import ast
 import io
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import nsgf
 from nsgf.system.output import show, show_error
 
 
@@ -53,13 +50,3 @@ def test_control_characters_are_escaped(say, capsys):
     say("two\nlines of \x1b]0;title\x07 \x9b31m \r \u202e \udc80 é")
     shown = "".join(capsys.readouterr())
     assert shown == "two\nlines of \\x1b]0;title\\x07 \\x9b31m \\r \\u202e \\udc80 é\n"
-
-
-def test_only_output_prints():
-    printing = [
-        file.name
-        for file in Path(nsgf.__file__).parent.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Name) and node.id == "print"
-    ]
-    assert printing == ["output.py"]

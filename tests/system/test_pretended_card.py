@@ -195,16 +195,6 @@ def test_drawing_ends_before_its_images_are_given_back(card):
     torch.ones(1, device=CARD)
 
 
-def test_a_second_wait_in_an_update_is_found(card):
-    def curious(forward, batch):
-        loss = squared_error(forward, batch)
-        return loss if float(loss.detach()) > 0 else 2 * loss
-
-    with card.counted(TrainState, "update") as updates:
-        AnyTask().train(curious)
-    assert updates.waits == {"number": 3}
-
-
 @pytest.mark.parametrize(
     "mixed",
     [
