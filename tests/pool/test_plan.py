@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsgf.data import data_shape
 from nsgf.pool import build_batch, plan, plan_pool
 from nsgf.pool.plan import flow_bytes, pool_bytes
 from nsgf.run.folder import RunFolder
@@ -91,14 +90,6 @@ def test_a_part_of_what_is_free_stays_free(config, storage, share, free):
         plan_pool(chosen, (2,), CPU)
 
 
-@pytest.mark.parametrize("storage", ["memory", "disk"])
-def test_flows_of_a_hundred_thousand_particles_are_refused(storage, free):
-    config = with_clouds(with_pool(shipped("2d"), storage=storage, num_batches=1), 100_000)
-    free(100 * GB)
-    with pytest.raises(UserError, match=r"^sinkhorn\.batch_size = 100000: "):
-        plan_pool(config, data_shape(config.data), CPU)
-
-
 def test_memory_of_a_card_is_not_computed_beforehand(config, free):
     """Main memory needs room for the pool; flows that do not fit the card are halved."""
     chosen = with_pool(config, build_batch=7)
@@ -106,22 +97,6 @@ def test_memory_of_a_card_is_not_computed_beforehand(config, free):
     assert plan_pool(chosen, (2,), torch.device("cuda:1"))
     with pytest.raises(UserError, match=r"sinkhorn\.batch_size"):
         plan_pool(chosen, (2,), CPU)
-
-
-@pytest.mark.parametrize(
-    ("solver", "targets", "positions", "matrix"),
-    [
-        ("batched", None, 2 * 3 * 8 + 10 * 8, 64),
-        ("batched", 3, 2 * 3 * 8 + 10 * 8, 64),
-        ("batched", 60, 2 * 3 * 8 + 10 * 60, 8 * 60),
-        ("geomloss", None, 2 * 3 * 8 + 10 * 8, 64),
-        ("geomloss", 60, 2 * 3 * 8 + 10 * 60, 3600),
-    ],
-)
-def test_memory_of_a_flow_counts_clouds_and_matrices(config, solver, targets, positions, matrix):
-    """Of eight particles at T + 1 = 3 times; geomloss has a matrix of the targets alone."""
-    chosen = with_clouds(config, 8, targets, solver)
-    assert flow_bytes(chosen, (3, 5)) == 4 * (positions * 15 + 10 * matrix)
 
 
 def test_type_of_a_known_pool_stays_when_less_is_free(config, tmp_path, free):
