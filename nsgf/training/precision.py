@@ -121,6 +121,5 @@ def prepare_environment(config: TrainConfig) -> None:
 def compiled_folder() -> str:
     """Return the cache folder of torch's compiler: the user's setting, or the user's cache. The
     compiler executes code from there, so the folder is never in a run folder or a shared folder."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    caches = caches if caches.is_absolute() else Path.home() / ".cache"
-    return os.environ.get(COMPILED) or str(caches / "nsgf" / "compiled")
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return os.environ.get(COMPILED) or str(Path(caches, "nsgf", "compiled"))

@@ -1,4 +1,4 @@
-"""Whatever a file or a command line says: a valid request, or one line and exit code 2."""
+"""Any file and any command line gives a valid request, or a one-line error and exit code 2."""
 
 import os
 from pathlib import Path
@@ -39,14 +39,14 @@ FLAGS += ["resume-phase", "smoke", "print-config", "nsgf.lr.x", "phases+", "", "
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    """An empty working directory, but for a file that holds settings of a section."""
+    """Return a working directory that has only a file with settings of a section."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "n.yaml").write_text("lr: 1\n")
     return tmp_path
 
 
 def outcome(argv: list[str]) -> str | None:
-    """The one line that a command line ends in; None where it makes a valid request."""
+    """Return the error line of a command line; None if the request is valid."""
     line = None
     try:
         request = parse(argv)
@@ -61,7 +61,7 @@ def outcome(argv: list[str]) -> str | None:
 
 
 def changed(name: str, key: str, value: Any) -> bytes:
-    """A shipped file with one key set to something else."""
+    """Return a shipped file with another value for one key."""
     content = yaml.safe_load((config_folder() / f"{name}.yaml").read_text())
     return yaml.safe_dump(merge_settings(content, nest_keys({key: value}))).encode(
         "utf-8", "surrogatepass"
@@ -152,7 +152,7 @@ def test_byte_order_mark_is_ignored(here):
 
 
 def test_no_is_a_text_unless_the_setting_is_true_or_false(here):
-    """YAML 1.1, which PyYAML reads, takes it for false everywhere."""
+    """YAML 1.1, which PyYAML reads, converts it to false everywhere."""
     (here / "c.yaml").write_text("exp: no\ndata: {flip: no}\n")
     config = parse(["train", "--config", "c.yaml", "--data.root=no", "--data.name=mnist"]).config
     assert (config.exp, config.data.root) == ("no", "no")

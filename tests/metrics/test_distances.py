@@ -20,11 +20,6 @@ from nsgf.system.errors import UserError
 from tests.system.pretended_card import pretended_card
 
 
-def test_w2_of_a_translation_is_its_length():
-    x = torch.randn(50, 2)
-    assert w2(x, x + torch.tensor([3.0, 4.0])) == pytest.approx(5, rel=1e-5)
-
-
 def test_w2_is_the_root_mean_square_of_the_optimal_assignment():
     x, y = torch.randn(60, 1, 2, 2), 2 * torch.randn(60, 1, 2, 2)
     cost = torch.cdist(x.flatten(1), y.flatten(1)).square().numpy()

@@ -1,4 +1,4 @@
-"""One call from noise to data: its batches, its loss, and a run from training to measures."""
+"""Batches and loss of the generator, and a run from training to measures."""
 
 import math
 from dataclasses import replace
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def one_call(tiny):
-    """A generator of points, in a second."""
+    """Return settings of a generator of points that trains in a second."""
     return replace(
         tiny,
         phases=["generator"],
@@ -104,15 +104,15 @@ def test_batches_may_have_more_targets_than_particles(one_call):
 
 
 @pytest.fixture
-def told(tmp_path):
-    """A generator of digits that is told their class."""
+def conditional(tmp_path):
+    """Return settings of a generator of digits with classes."""
     flags = ("--data.conditional=true", "--batch-size=44", "--generator.targets=88")
     config = shipped("digits/onecall", *flags, "--train-iters=4", "--device=cpu")
     return replace(config, out_dir=str(tmp_path))
 
 
-def test_labels_are_those_of_the_real_samples_in_the_group(told):
-    task, data = task_of(told), Data(told.data, told.seed)
+def test_labels_are_those_of_the_real_samples_in_the_group(conditional):
+    task, data = task_of(conditional), Data(conditional.data, conditional.seed)
     batch = task.batch(*task.draw(range(44, 88)))
     labels = batch.inputs[2]
     assert torch.equal(labels, torch.arange(44).int() % 11)
@@ -123,19 +123,19 @@ def test_labels_are_those_of_the_real_samples_in_the_group(told):
         assert torch.equal(whole, torch.cat(pieces))
 
 
-def test_transport_stays_within_the_classes(told):
+def test_transport_stays_within_the_classes(conditional):
     """Each group moves as if it was alone."""
-    task = task_of(told)
+    task = task_of(conditional)
     batch = task.batch(*task.draw(range(44)))
     moved = batch.inputs[0].clone().requires_grad_()
     task.loss(lambda *inputs: moved, batch).backward()
     found = torch.zeros_like(batch.inputs[0])
-    (blur,) = told.generator.blurs
+    (blur,) = conditional.generator.blurs
     unit = mean_cost(batch.inputs[0].unsqueeze(0), batch.target.unsqueeze(0)).sqrt()
     for group in range(11):
         x, y = (part[group::11].unsqueeze(0) for part in (batch.inputs[0], batch.target))
         same_blur = blur * float(unit / mean_cost(x, y).sqrt())
-        found[group::11] = Drift([same_blur], told.generator.tolerance).velocity(x, y)[0]
+        found[group::11] = Drift([same_blur], conditional.generator.tolerance).velocity(x, y)[0]
     towards = -moved.grad
     scale = float(towards.norm() / found.norm())
     torch.testing.assert_close(towards, scale * found, rtol=1e-2, atol=1e-3 * scale)
@@ -159,25 +159,12 @@ def test_generator_starts_with_the_velocity_network_of_its_run(one_call):
         train(alone, run)
 
 
-@pytest.mark.parametrize("name", ["one_call", "told"])
-def test_interrupted_generator_equals_uninterrupted(name, request):
-    base = request.getfixturevalue(name)
-    config = replace(base, generator=replace(base.generator, schedule="constant"))
-    half = config.generator.iterations // 2
-    short = replace(config, generator=replace(config.generator, iterations=half))
-    runs = (train(config, train(short)), train(config))
-    ends = [checkpoint.load(run.checkpoint_file("generator")) for run in runs]
-    assert ("classes.weight" in ends[0]["model"]) == (name == "told")
-    for key, value in ends[0]["ema"].items():
-        assert torch.equal(value, ends[1]["ema"][key])
-
-
-def test_batches_must_divide_into_whole_groups_for_each_process(one_call, told):
+def test_batches_must_divide_into_whole_groups_for_each_process(one_call, conditional):
     assert [nearest_multiple(count, 22) for count in (1, 32, 34, 256)] == [22, 22, 44, 264]
     plan = get_phase("generator").plan
     plan(one_call, CPU, None, World(0, 8))
-    plan(told, CPU, None, World(0, 2))
+    plan(conditional, CPU, None, World(0, 2))
     with pytest.raises(UserError, match=r"batch_size = 44: must be a multiple of 66"):
-        plan(told, CPU, None, World(0, 3))
+        plan(conditional, CPU, None, World(0, 3))
     with pytest.raises(UserError, match=r"batch_size = 16: must be >= 18"):
         plan(one_call, CPU, None, World(0, 9))

@@ -1,4 +1,4 @@
-"""Phase 1 with classes: a flow belongs to one, and its pairs say which."""
+"""Phase 1 with classes: each flow has one class, which its pairs have as label."""
 
 from dataclasses import replace
 
@@ -36,12 +36,12 @@ def test_flows_end_at_images_of_the_class_of_their_label(size, tmp_path):
         built = build_pool(session, data.source("pool"), pool_target(config, data))
         ends.append(built._positions[:, -1])
         labels.append(flow_labels(session, 10))
-    last, told = torch.cat(ends), torch.cat(labels)
+    last, labels_of_pairs = torch.cat(ends), torch.cat(labels)
     assert last.shape == (25 * 4, 1, 8, 8)
     classes = to_unit_range((25 * torch.arange(10)).to(torch.uint8)).view(-1, 1).expand(-1, 64)
     nearest = torch.cdist(last.flatten(1), classes).argmin(1)
     assert torch.equal(nearest, (torch.arange(25) % 10).repeat_interleave(4))
-    assert torch.equal(nearest.int(), told)
+    assert torch.equal(nearest.int(), labels_of_pairs)
     plain = Data(replace(config.data, conditional=False), 0)
     everyone = pool_target(config, plain).at(range(50))
     assert torch.equal(everyone, plain.target("pool").at(range(50)))
@@ -53,11 +53,11 @@ def test_pool_pairs_have_the_label_of_their_trajectory():
     pool = TrajectoryPool(torch.empty(40, 3, 1, 1, 1), 1.0)
     pool.append(labels.float().view(-1, 1, 1, 1, 1).expand(-1, 3, -1, -1, -1))
     task = NSGFTask(nn.Identity(), pool, 0, labels=labels, classes=3)
-    x, _, _, told = task.draw(range(600))
-    kept = told < 3
-    assert torch.equal(told[kept], x[kept].flatten().int())
+    x, _, _, labels_of_pairs = task.draw(range(600))
+    kept = labels_of_pairs < 3
+    assert torch.equal(labels_of_pairs[kept], x[kept].flatten().int())
     assert 490 < int(kept.sum()) < 580
-    assert torch.equal(task.draw(range(50, 60))[3], told[50:60])
+    assert torch.equal(task.draw(range(50, 60))[3], labels_of_pairs[50:60])
     assert len(task.batch(*task.draw(range(5))).inputs) == 3
     plain = NSGFTask(nn.Identity(), pool, 0)
     assert torch.equal(plain.draw(range(600))[0], x)

@@ -1,4 +1,4 @@
-"""What every phase states, and what is asked of all of them."""
+"""Rules that hold for all phases."""
 
 from dataclasses import asdict, replace
 from itertools import combinations

@@ -1,4 +1,4 @@
-"""The methods NSGF is compared with, through the same training, resume and sampling."""
+"""Train, resume and sample the methods that NSGF is compared with."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ LOSSES = [13.070021, 13.793293, 13.676622]
 
 @pytest.fixture
 def peer(tiny):
-    """1-RF and 2-RF on points, in a second."""
+    """Return settings of 1-RF and 2-RF on points that train in a second."""
     return replace(
         tiny,
         phases=["peer", "reflow"],

@@ -1,4 +1,4 @@
-"""A problem small enough to know its answer."""
+"""A small training problem with a known solution."""
 
 import math
 from collections.abc import Callable
