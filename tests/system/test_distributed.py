@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -213,6 +214,22 @@ def test_two_processes_measure_what_one_does(runs, tmp_path):
     assert (run / "metrics.json").read_bytes() == alone
     assert done.stdout.count("W2 ↓") == 1
     assert not list((run / "samples").glob(".*"))
+
+
+@pytest.mark.e2e
+def test_three_processes_draw_the_images_that_one_does(digits_run, tmp_path):
+    """Two batches: one process has nothing to draw."""
+    words = ["sample", "--run", str(digits_run[1].path), "--sampling.batch_size=5"]
+    words.append("--sampling.solver=dopri5")
+    assert main([*words, f"--out-dir={tmp_path / 'one'}"]) == 0
+    done = torchrun(3, "-m", "nsgf", "--", *words, f"--out-dir={tmp_path / 'three'}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("9 samples, NFE") == 1
+    one, three = ([*(tmp_path / name).rglob("*.npz")] for name in ("one", "three"))
+    with np.load(one[0]) as alone, np.load(three[0]) as shared:
+        assert {*alone} == {"x", "tau", "nfe"}
+        for name, array in alone.items():
+            assert array.tobytes() == shared[name].tobytes()
 
 
 DYING = """
