@@ -38,8 +38,9 @@ from nsgf.config.schema import Config, DataConfig, SinkhornConfig
 from nsgf.data import Data, data_shape, is_image_set
 from nsgf.phases import get_phase
 from nsgf.plots.samples import save_figure
-from nsgf.pool import build_batch, pool_bytes
+from nsgf.pool import build_batch
 from nsgf.pool.build import Simulation
+from nsgf.pool.plan import pool_bytes
 from nsgf.report.comparison import draw_quality
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog

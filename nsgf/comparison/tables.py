@@ -49,8 +49,7 @@ def methods_of(rows: Sequence[Row]) -> list[str]:
 
 
 def columns_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
-    """Return target and NFE of each column: NFE in ascending order, each with all targets in the
-    order of the rows."""
+    """Return target and NFE of each column: NFE in ascending order, each with all targets."""
     targets = dict.fromkeys(row.target for row in rows)
     counts = sorted({row.nfe for row in rows if row.nfe is not None})
     return [(target, nfe) for nfe in counts for target in targets]

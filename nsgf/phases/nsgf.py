@@ -16,7 +16,8 @@ from nsgf.data import (
     data_shape,
 )
 from nsgf.phases.base import Phase, PhasePlan, starting_network
-from nsgf.pool import TrajectoryPool, build_batch, build_pool, drop_positions, plan_pool
+from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool
+from nsgf.pool.storage import drop_positions
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import NSGFSteps

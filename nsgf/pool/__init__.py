@@ -5,17 +5,7 @@
 """
 
 from nsgf.pool.build import build_pool
-from nsgf.pool.plan import build_batch, plan_pool, pool_bytes, pool_folder
-from nsgf.pool.storage import drop_positions
+from nsgf.pool.plan import build_batch, plan_pool, pool_folder
 from nsgf.pool.trajectories import PoolBatch, TrajectoryPool
 
-__all__ = [
-    "PoolBatch",
-    "TrajectoryPool",
-    "build_batch",
-    "build_pool",
-    "drop_positions",
-    "plan_pool",
-    "pool_bytes",
-    "pool_folder",
-]
+__all__ = ["PoolBatch", "TrajectoryPool", "build_batch", "build_pool", "plan_pool", "pool_folder"]

@@ -17,20 +17,18 @@ MEMORY_SHARE = 0.85
 """Share of the free memory that pool and solver may take; the rest is for networks and batches."""
 DISK_SHARE = 0.95
 """Share of the free disk space that a pool may take; the rest is for checkpoints."""
-BUILD_BYTES = 80 * 10**6
-"""Memory of the flows that are simulated together on a CPU, about the size of its caches."""
-BUILD_BYTES_CUDA, BUILD_SHARE_CUDA = 4 * 10**9, 0.25
-"""Memory of the flows that are simulated together on a graphics card, and the largest share of the
-card's memory."""
+BUILD_BYTES, BUILD_BYTES_CUDA = 80 * 10**6, 4 * 10**9
+"""Memory of the flows that are simulated together: about a CPU's caches; on a graphics card."""
+BUILD_SHARE_CUDA = 0.25
+"""Largest share of the graphics card's memory that they may take."""
 CLOUDS, MATRICES = 10, 10
 """Number of clouds and matrices that one flow allocates: twice the measured peak."""
 
 
 class PoolPlan(NamedTuple):
-    """Type and size of the pool."""
+    """Type (float32 or float16) and size of the pool."""
 
     dtype: str
-    """float32 or float16."""
     disk_bytes: int
     """Bytes that the pool will still add to the run folder."""
     text: str

@@ -44,8 +44,7 @@ class Header:
     settings: dict[str, Any]
     """All settings that determine the values, by dotted key."""
     limits: list[Any] = field(default_factory=list)
-    """Pairs (k, n): after a card was full, from flow k on, at most n flows were computed
-    together."""
+    """Pairs (k, n): from flow k on at most n flows fitted into the card together."""
     checksums: list[str] = field(default_factory=list)
     """Checksums of the finished flows; always empty for a pool in memory."""
     format: int = FORMAT

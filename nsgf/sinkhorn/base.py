@@ -56,12 +56,10 @@ class SolverReport:
 
     def __str__(self) -> str:
         text = f"{self.solves} transport problems"
-        if self.worst_error is None:
-            return text
-        return (
-            f"{text}, {self.iterations:.0f} updates each, marginal errors up to "
-            f"{self.worst_error:.1e}, {self.unconverged} not converged"
-        )
+        if self.worst_error is not None:
+            text += f", {self.iterations:.0f} updates each, marginal errors up to "
+            text += f"{self.worst_error:.1e}, {self.unconverged} not converged"
+        return text
 
 
 class FlowSolver(Protocol):
@@ -140,11 +138,10 @@ def full_precision(device: torch.device) -> Iterator[None]:
 def step_sizes(flow: FlowConfig) -> list[float]:
     """Return eta_0 .. eta_{T-1} of X^{t+1} = X^t + eta_t v(X^t).
 
-    The flow approaches its target exponentially and never arrives. Constant steps eta stop at time
-    T eta. Harmonic steps 1/T, 1/(T-1), ..., 1 follow the same curve on the clock
-    s = 1 - exp(-time), which ends at s = 1. In the limit of exact transport, particles then move at
-    constant speed along straight lines (displacement interpolation, McCann 1997) and arrive in the
-    last step. The velocity network learns dX/ds.
+    The flow never reaches its target. Constant steps eta stop at time T eta. Harmonic steps
+    1/T, 1/(T-1), ..., 1 follow the same curve on the clock s = 1 - exp(-time) up to s = 1. In the
+    limit of exact transport, particles then move at constant speed along straight lines (McCann
+    1997) and arrive in the last step. The velocity network learns dX/ds.
     """
     if flow.schedule == "harmonic":
         return [1 / (flow.steps - step) for step in range(flow.steps)]

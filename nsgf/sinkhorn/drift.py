@@ -36,11 +36,8 @@ class Drift:
     @torch.no_grad()
     def velocity(self, made: Tensor, real: Tensor) -> Tensor:
         """Return V (B, N, *shape), float32, for generated samples (B, N, *shape) and real samples
-        (B, M, *shape). If N is odd, V of the last sample is 0.
-
-        Raises:
-            ValueError: the samples are not finite, or a blur is too small for float32.
-        """
+        (B, M, *shape); 0 for the last sample if N is odd. Raise ValueError if samples are not
+        finite, or a blur is too small for float32."""
         unit = mean_cost(made, real).sqrt()
         x, y = _halves(made.float() / unit), _halves(real.float() / unit)
         total = torch.zeros_like(x)

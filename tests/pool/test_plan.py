@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nsgf.data import data_shape
-from nsgf.pool import build_batch, plan, plan_pool, pool_bytes
-from nsgf.pool.plan import flow_bytes
+from nsgf.pool import build_batch, plan, plan_pool
+from nsgf.pool.plan import flow_bytes, pool_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.conftest import shipped

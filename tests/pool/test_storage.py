@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nsgf.pool import drop_positions, plan_pool, pool_bytes
+from nsgf.pool import plan_pool
 from nsgf.pool import storage as files
+from nsgf.pool.plan import pool_bytes
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.pool.conftest import CPU, HalfWay, Killed, build, with_pool
@@ -93,7 +94,7 @@ def test_all_parts_of_a_pool_are_dropped_and_keep_their_headers(disk, folder):
     part.mkdir()
     for file in ("header.json", "positions.bin"):
         shutil.copy(folder / file, part / file)
-    assert drop_positions(folder) == 2 * pool_bytes(disk, (2,), "float32")
+    assert files.drop_positions(folder) == 2 * pool_bytes(disk, (2,), "float32")
     assert not files.positions_files(folder)
     assert header(part)["limits"] == header(folder)["limits"] == [[0, 3]]
     assert header(part)["checksums"] == header(folder)["checksums"] == []
