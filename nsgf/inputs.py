@@ -77,7 +77,10 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
 
 
 def _array(values: Any) -> np.ndarray:
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.dtype.kind == "O":
+        raise ValueError("holds objects, must be numbers, or names as labels")
+    return array
 
 
 def class_name(network: OwnNetwork | None) -> str | None:

@@ -143,11 +143,9 @@ def test_images_are_saved(small_run, tmp_path):
     [
         ({}, {"n": 0}, "sampling.num_samples = 0"),
         ({}, {"n": 4, "seed": -1}, "seed = -1"),
-        ({}, {"n": 4, "batch_size": 0}, "sampling.batch_size = 0"),
         ({}, {"n": 4, "nfe": 2}, "nfe = 2: must be a whole number >= 3"),
         ({}, {"n": 4, "nfe": 5.0}, "nfe = 5.0"),
         ({"sampling.solver": "dopri5"}, {"n": 4, "nfe": 10}, "nfe = 10: sampling.solver"),
-        ({"model.mlp.width": 32}, {"n": 4}, "model.mlp.width"),
         ({"sampling.stepz": 3}, {"n": 4}, "sampling.stepz"),
         ({1: 3}, {"n": 4}, "1: unknown key"),
         ({"device": "tpu"}, {"n": 4}, "device = tpu"),
@@ -190,7 +188,6 @@ def test_training_from_a_file_until_the_time_is_over(tmp_path):
     [
         ({}, "say exp NAME"),
         ({"exp": "3d"}, "exp = 3d"),
-        ({"exp": "2d", "dataset": "moon"}, "data.name = moon"),
         ({"exp": "2d", "labels": [1]}, "labels"),
         ({"exp": "2d", "iterations": 2.5}, "optim.iterations = 2.5"),
     ],

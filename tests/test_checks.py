@@ -27,20 +27,10 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("2d/onecall+", "--batch-size=3", "generator.batch_size"),
     ("2d/onecall+", "--generator.blurs=[]", "generator.blurs"),
     ("2d/onecall+", "--generator.targets=3", "generator.targets"),
-    ("2d", "--sinkhorn.target_batch=0", "sinkhorn.target_batch"),
     ("2d", "--sinkhorn.blur=0", "sinkhorn.blur"),
-    ("2d", "--sinkhorn.blur=.nan", "sinkhorn.blur"),
-    ("2d", "--sinkhorn.scaling=1", "sinkhorn.scaling"),
-    ("2d", "--flow.eta=.inf", "flow.eta"),
-    ("2d", "--pool.num_batches=-1", "pool.num_batches"),
-    ("2d", "--nsgf.lr=0", "nsgf.lr"),
-    ("2d", "--nsgf.ema_decay=1", "nsgf.ema_decay"),
-    ("2d", "--nsgf.clip_norm=0", "nsgf.clip_norm"),
     ("2d", "--sampling.omega=1.5", "sampling.omega"),
     ("2d", "--sampling.tau=1", "sampling.tau"),
-    ("2d", "--sampling.tau=0", "sampling.tau"),
     ("2d", "--sampling.label=0", "sampling.label"),
-    ("2d", "--sampling.tolerance=0", "sampling.tolerance"),
     ("2d", "--device=gpu", "device"),
     ("2d", "--phases=[nsf]", "phases"),
     ("2d", "--phases=[nsgf,predictor]", "phases"),
@@ -49,20 +39,15 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("2d", "--evaluation.inception=true", "evaluation.inception"),
     ("2d", "--evaluation.classifier=true", "evaluation.classifier"),
     ("2d", "--data-root=x", "data.root"),
-    ("digits", "--data.source=8gaussians", "data.source"),
     ("digits", "--model.unet.channels=48", "model.unet.channels"),
     ("digits", "--model.unet.attention=[16]", "model.unet.attention"),
     ("digits", "--model.unet.mult=[1,0]", "model.unet.mult"),
     ("digits", "--model.unet.heads=3", "model.unet.heads"),
-    ("digits", "--model.unet.dropout=1", "model.unet.dropout"),
     ("digits", "--model.predictor_channels=[8,8,8,8]", "model.predictor_channels"),
-    ("digits", "--data-root=x", "data.root"),
     ("digits", "--accumulate=1000", "train.accumulate"),
-    ("mnist", "--model.unet.attention=[16]", "model.unet.attention"),
     ("mnist", "--model.unet.mult=[1,1,1,1]", "model.unet.mult"),
     ("digits/onecall", "--label=7", "sampling.label"),
     ("digits/onecall", "--sampling.guidance=2", "sampling.guidance"),
-    ("digits/onecall", "--sampling.guidance=-1", "sampling.guidance"),
 ]
 ON = "--data.conditional=true"
 LINES = "--nsf.coupling=independent --nsf.coupling_batch=null --nsf.starts=null"
@@ -73,17 +58,14 @@ WRONG_WITH_CLASSES = [
     ("mnist/onecall", "--fake-data", "data.conditional"),
     ("digits/otcfm", "--peer.coupling_batch=64", "peer.coupling_batch"),
     ("digits", "--phases=[peer,reflow]", "data.conditional"),
-    ("digits", "--phases=[]", "phases"),
     ("digits", "--nsf.coupling=ot", "nsf.coupling"),
     ("digits", "--nsf.coupling_batch=512", "nsf.coupling_batch"),
     ("digits", "--nsf.starts=65536", "nsf.starts"),
     ("digits", f"{LINES} --pool-batches=9", "pool.num_batches"),
-    ("digits", f"{LINES} --sampling.omega=0.1", "sampling.omega"),
     ("digits/onecall", "--batch-size=256", "generator.batch_size"),
     ("digits/onecall", "--batch-size=22 --generator.targets=4", "generator.targets"),
     ("digits/onecall", f"{ALL} --phases=[nsgf,generator] --pool-batches=9", "pool.num_batches"),
     ("digits/onecall", f"{ALL} --label=10", "sampling.label"),
-    ("digits/onecall", f"{ALL} --label=-1", "sampling.label"),
 ]
 WRONG += [(exp, f"{ON} {flags}", key) for exp, flags, key in WRONG_WITH_CLASSES]
 
@@ -119,7 +101,6 @@ def test_all_problems_are_reported_at_once():
     [
         ("2d", "--sampling.omega=0.1"),
         ("2d", "--sampling.solver=heun"),
-        ("mnist", "--data-root=x"),
         ("2d", "--nsf.batch_size=4 --accumulate=8"),  # of a phase that is not trained
         ("digits", f"{ON} --nsf.starts=500"),
         ("digits/nsgf++", ON),
@@ -142,10 +123,6 @@ def test_what_belongs_together_is_valid(exp, flags):
         ("2d", "out_dir", "a\nb"),
         ("2d", "nsgf.lr", math.nan),
         ("2d", "data.flip", True),
-        ("2d", "nsf.coupling_batch", 64),
-        ("2d", "peer.coupling_batch", 64),
-        ("2d", "nsf.starts", 8),
-        ("2d", "sampling.omega", 0.1),
     ],
 )
 def test_wrong_settings_from_python_are_refused(exp, key, value):

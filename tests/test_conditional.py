@@ -9,7 +9,6 @@ import torch
 import nsgf
 from nsgf import UserError
 from nsgf.cli.arguments import parse
-from nsgf.comparison.compare import comparison_plan
 from nsgf.data import Data, build_source
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
@@ -20,7 +19,7 @@ from nsgf.report.samples import preview_samples, sample_run
 from nsgf.run import checkpoint
 from nsgf.sampling.generate import generate
 from nsgf.share.export import export_run
-from tests.conftest import compared, shipped
+from tests.conftest import shipped
 
 CPU = torch.device("cpu")
 
@@ -119,12 +118,6 @@ def test_checkpoint_of_a_version_without_classes_fits(small, small_run):
     checkpoint.save(file, payload)
     sampler, _ = load_sampler(small, small_run, CPU)
     assert sampler(torch.randn(2, 2)).labels is None
-
-
-def test_comparison_knows_no_classes():
-    flags = ("--data.conditional=true", "--smoke", "--compare.methods=[onecall]")
-    with pytest.raises(UserError, match=r"data\.conditional"):
-        comparison_plan(compared("digits/onecall", *flags))
 
 
 @pytest.mark.e2e

@@ -246,14 +246,6 @@ def test_straight_flow_begins_with_the_averaged_weights_of_nsgf(tiny):
         assert torch.equal(saved["nsf"]["model"][name], weight)
 
 
-def test_memory_is_released_after_each_phase(tiny, monkeypatch):
-    released = []
-    monkeypatch.setattr(experiment, "release_memory", released.append)
-    monkeypatch.setattr("nsgf.phases.nsgf.release_memory", released.append)
-    train(tiny)
-    assert len(released) == 4  # after the pool and after each of three phases
-
-
 def test_pool_is_gone_when_the_next_phase_starts(tiny, monkeypatch):
     alive, real_task = [], NSF.task
 

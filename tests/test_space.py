@@ -12,7 +12,7 @@ from nsgf.run.folder import RunFolder, previous_file
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
-from tests.pool.conftest import CPU, with_pool
+from tests.pool.conftest import CPU
 
 
 def test_a_checkpoint_has_about_the_bytes_that_are_asked_for(tiny, tiny_run):
@@ -50,17 +50,6 @@ def test_checkpoints_that_are_there_need_no_more_room(tmp_path, fits):
         fits(needed, {"nsf": 1000}, 0, run, restarts)
         with pytest.raises(UserError):
             fits(needed - 1, {"nsf": 1000}, 0, run, restarts)
-
-
-@pytest.mark.parametrize(("storage", "pool_bytes"), [("memory", 0), ("disk", 2048)])
-def test_plan_asks_for_the_room_of_checkpoints_and_pool(tiny, monkeypatch, storage, pool_bytes):
-    values_seen = []
-    monkeypatch.setattr(experiment, "check_space", lambda *values: values_seen.append(values))
-    training_plan(with_pool(tiny, storage=storage), ["nsgf"], CPU)
-    [(weights, pool, run, _)] = values_seen
-    assert list(weights) == ["nsgf"]
-    assert pool == pool_bytes
-    assert str(run.path) == tiny.out_dir
 
 
 def test_plan_refuses_fp16_on_a_cpu(tiny):

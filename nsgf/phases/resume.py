@@ -54,8 +54,8 @@ def pending_phases(
             number = config.phases.index(name) + 1
             raise UserError(
                 f"{name}.iterations = {getattr(config, name).iterations}: phase {number} would "
-                f"change, but {later} have learned from it; nsgf train --run {run.path} "
-                f"--resume-phase {number} trains them again too"
+                f"change, but {later} have learned from it; leave it, train a new run, or "
+                f"say nsgf train --run {run.path} --resume-phase {number}, which trains them again"
             )
     return pending, restarts
 

@@ -5,7 +5,6 @@ import torch
 
 from nsgf.data import ImageSampler, PointSampler, RandomIndices, RowSampler, Times
 from nsgf.data.points import Gaussian
-from nsgf.data.samplers import BLOCK
 
 IMAGES = torch.arange(160).to(torch.uint8).view(40, 1, 2, 2)
 STREAMS = [
@@ -59,14 +58,6 @@ def test_times_and_indices_fill_their_range(law, low, high):
     assert low <= draws.min() < low + 0.01 * (high - low)
     assert high - 0.01 * (high - low) < draws.max() <= high
     assert draws.mean() == pytest.approx((low + high) / 2, rel=0.05)
-
-
-def test_no_block_of_noise_comes_twice():
-    """Each block has draws of its own, also read backwards."""
-    sampler = PointSampler(Gaussian((1,)), seed=0)
-    noise = sampler.sample(3 * BLOCK)
-    assert torch.equal(sampler.at(range(BLOCK)), noise[:BLOCK])
-    assert len(noise.unique()) > 3 * BLOCK - 5
 
 
 def flips(epochs: int, count: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
