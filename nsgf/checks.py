@@ -52,8 +52,7 @@ def check(config: Config) -> None:
 
 
 def check_values(config: Config) -> None:
-    """Raise UserError if a value is outside of its range. Rules between settings are not
-    checked."""
+    """Raise UserError if a value is outside of its range, whatever the other settings are."""
     _refuse(config, _value_rules(config))
 
 

@@ -45,12 +45,8 @@ def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
             "or a file of points with --exp points --data.path FILE"
         )
     files, left_out = map(Path, glob("**", root_dir=root, recursive=True)), {*broken}
-    images = [
-        file
-        for file in files
-        if file.suffix.lower() in SUFFIXES and (root / file).is_file()
-        if one_line(file.as_posix()) not in left_out
-    ]
+    images = [one for one in files if one.suffix.lower() in SUFFIXES and (root / one).is_file()]
+    images = [one for one in images if one_line(one.as_posix()) not in left_out]
     if len(images) < LEAST:
         raise UserError(
             f"data.path = {root}: {len(images)} images in it, must be at least {LEAST} of "
