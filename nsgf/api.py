@@ -233,7 +233,7 @@ def train(
         data: tensor or array of points (N, D) in any units, or of images (N, C, S, S), uint8 or
             floats in [-1, 1] (kept as bytes); or a data set of torch with a length, of such
             samples or of pairs (sample, label). They are written once into ``OUT_DIR/.data``.
-        labels: classes of images, (N,), numbers from 0 on or names.
+        labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is true.
         network: a module with forward(x, t), with classes forward(x, t, labels), that returns x's
             shape; t (B,) in [0, 1), labels (B,) int32 or int64, 0 to K, K for no class. Every
             velocity network of the run starts as a copy of it, or is made by it if it is a function
