@@ -135,8 +135,7 @@ class Run:
 
     @_in_python_words()
     def report(self, file: str | PathLike[str]) -> Path:
-        """Write the page of ``nsgf report``, which holds all that it shows; errors as for
-        :meth:`evaluate`."""
+        """Write the page of ``nsgf report``; errors as for :meth:`evaluate`."""
         page, *_ = report_run(self.config, self._checkpoints("report"))
         write_text(Path(file).expanduser(), Path(page).read_text("utf-8"))
         return Path(file)

@@ -41,7 +41,7 @@ class SinkhornPool:
     Args:
         source: points of mu0, a tensor or array (N, *shape), or a function ``draw(n, generator)``
             that returns n of them; its generator is of the CPU.
-        target: points of mu*, in the same form and of the same shape.
+        target: points of mu*, likewise.
         blur: square root of the regularization eps, in units of the points.
         steps: steps T of a flow.
         eta: size of a step of the constant schedule; ``harmonic`` has 1/T, 1/(T-1), ..., 1.

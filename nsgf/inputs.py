@@ -21,19 +21,14 @@ from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import keep_random_numbers
 
 Samples = Tensor | ArrayLike | Dataset[Any]
-"""Points (N, D), or images (N, C, H, W), uint8 or floats in [-1, 1]; or a torch Dataset with a
-length that returns such samples, or pairs (sample, label)."""
+"""Points or images, as for ``nsgf.train``."""
 
 
 def request_training(
     data: Samples | None, labels: ArrayLike | None, words: dict[str, str], settings: dict[str, Any]
 ) -> Request:
-    """Return the request of a training. Samples are written to ``OUT_DIR/.data/NAME-CHECKSUM.npz``,
-    which is removed if it is new and the request is refused.
-
-    Raises:
-        UserError: an argument or a setting is wrong.
-    """
+    """Return the request of a training; raise UserError for a wrong argument or setting. Samples
+    are written to ``OUT_DIR/.data/NAME-CHECKSUM.npz``, which a refused request does not leave."""
     if data is None:
         if labels is not None:
             raise UserError("labels: belong to data, which is missing")

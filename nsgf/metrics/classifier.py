@@ -83,18 +83,11 @@ class ClassifierMetrics:
         return min(n, len(self._others))
 
     def measure(self, samples: Tensor) -> dict[str, float]:
-        """Measure the first :meth:`used` samples against the reference.
+        """Return ``classifier_fid``, ``classifier_precision`` and ``classifier_recall`` of the
+        first :meth:`used` samples; see :func:`nsgf.metrics.distances.compare_features`.
 
-        Args:
-            samples: images (N, C, H, W), float in [-1, 1] (clipped, rounded to bytes as the real
-                ones are) or uint8; more than NEIGHBOURS of them.
-
-        Returns:
-            ``classifier_fid``, ``classifier_precision`` and ``classifier_recall``, as of
-            :func:`nsgf.metrics.distances.compare_features`.
-
-        Raises:
-            UserError: too few samples.
+        The samples are images (N, C, H, W), float in [-1, 1] (clipped, rounded to bytes as the real
+        ones are) or uint8. Raise UserError if there are at most NEIGHBOURS.
         """
         require_neighbours(len(samples))
         features = self._features(samples[: self.used(len(samples))])
@@ -105,8 +98,7 @@ class ClassifierMetrics:
         """Return the measures of real images that are not in the reference, :meth:`used` of ``n``.
 
         The classifier was trained on four fifths of these images. This does not matter: held-out
-        images score the same within the noise (measured on all three sets).
-        """
+        images score the same within the noise (measured on all three sets)."""
         return self.measure(self._others[:n])
 
     def noise_precision(self) -> float:

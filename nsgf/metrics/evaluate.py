@@ -95,11 +95,8 @@ class Measures:
     """The measures of a run's samples."""
 
     def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
-        """Load the data, and Inception's network if its features are compared.
-
-        Raises:
-            UserError: data or a given weights file are missing or damaged.
-        """
+        """Load the data, and Inception's network if its features are compared; raise UserError if
+        data or a given weights file are missing or damaged."""
         self._config, self._device, self._log = config, device, log
         self._data = Data(config.data, config.seed)
         self.network: Inception | UserError = UserError("evaluation.inception is false")

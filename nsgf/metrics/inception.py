@@ -39,12 +39,7 @@ class Inception:
 
     def __init__(self, file: Path | None = None) -> None:
         """Load the weights; None: the published file, which is downloaded into torch's cache if
-        missing.
-
-        Raises:
-            UserError: torch-fidelity is not installed, the file is missing, damaged or another
-                network's, or it cannot be downloaded.
-        """
+        missing. Raise UserError if torch-fidelity or the file are missing, or if it is damaged."""
         self.version = require_fidelity("evaluation.inception")
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 

@@ -134,11 +134,7 @@ def new_network(
 
 def starting_network(phase: Phase, session: Session, other: Phase | None = None) -> nn.Module:
     """Return a phase's network before its first update, with the averaged weights of phase
-    ``other``; None: with random weights.
-
-    Raises:
-        UserError: the other phase is not trained.
-    """
+    ``other``; None: with random weights. Raise UserError if the other phase is not trained."""
     model = new_network(phase, session.config, session.device, session.run.network)
     if other:
         trained = load_network(other, session.config, session.run, session.device)

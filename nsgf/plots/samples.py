@@ -123,9 +123,8 @@ def words_of_calls(nfe: float) -> str:
 
 
 def draw_image_path(samples: Samples, names: Sequence[str] = ()) -> Any:
-    """Draw the path, a row for each sample and a column for each state, (N, C, H, W) in [-1, 1], at
-    most ROWS and COLUMNS of them. A line marks the beginning of the straight flow; ``names`` of
-    classes stand beside their samples."""
+    """Draw the path, at most ROWS samples and COLUMNS states (N, C, H, W) in [-1, 1]. A line marks
+    the beginning of the straight flow; ``names`` of classes stand beside their samples."""
     columns = chosen_states(samples.marks)
     marks = [samples.marks[column] for column in columns]
     states = torch.stack([samples.path[column][:ROWS] for column in columns], dim=1)
@@ -163,11 +162,10 @@ def draw_points(
     coordinates the first two are drawn; of points on a line the steps upwards, and histograms.
 
     Args:
-        path: states along the way, each (N, D); only the samples where it has a single one.
+        path: states along the way, each (N, D); a single one: the samples.
         target: samples of mu*, (M, D).
-        title: of the left panel.
-        axes: names of the coordinates, which then may have different units; None: points in the
-            plane.
+        title: title of the left panel.
+        axes: names of the coordinates, which may have different units; None: the plane.
     """
     figure, on_line = new_figure(11, 5.5), target.shape[1] == 1
     left, right = figure.subplots(1, 2, sharex=True, sharey=not on_line)
@@ -253,8 +251,8 @@ def draw_table(
         panel.set_ylabel(text, **letters)
     if not is_image:
         panels[0][0].set_xlim(low[0], high[0])
-    if not is_image and not on_line:
-        panels[0][0].set_ylim(low[1], high[1])
+        if not on_line:
+            panels[0][0].set_ylim(low[1], high[1])
     return figure
 
 

@@ -40,11 +40,8 @@ class InferenceNetwork(nn.Module):
         self.eval()
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return the network's output (B, ...) for inputs (B, ...).
-
-        Raises:
-            UserError: the card's memory is too small for a single sample.
-        """
+        """Return the network's output (B, ...) for inputs (B, ...). Raise UserError if the card's
+        memory is too small for a single sample."""
         size = together = min(len(inputs[0]), self._most or len(inputs[0]))
         while (answer := self._answer(inputs, together)) is None:
             if together <= 1:

@@ -57,11 +57,8 @@ def checksum(content: bytes) -> str:
 
 def find_folder(path: str | PathLike[str]) -> Path:
     """Return the folder of ``hf://OWNER/NAME``, of a pretrained run by its name where no run has
-    that path, or the path itself.
-
-    Raises:
-        UserError: the address is wrong, huggingface_hub is not installed, or the download failed.
-    """
+    that path, or the path itself. Raise UserError if the address is wrong, huggingface_hub is not
+    installed, or the download failed."""
     if str(path).startswith("hf://"):
         return _downloaded(str(path))
     folder = Path(path).expanduser()

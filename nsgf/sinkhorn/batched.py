@@ -69,9 +69,8 @@ class Solution:
 class BatchedSolver:
     """A FlowSolver for many flows at once. Between two calls it keeps only its report.
 
-    The tolerance bounds the L1 error of a plan's marginals. Where particles move by less than the
-    blur, it is multiplied by rms |v| / blur, because the effect of a plan's error on v does not
-    shrink with v.
+    The tolerance bounds the L1 error of a plan's marginals. It is multiplied by rms |v| / blur
+    where that is < 1, because the effect of a plan's error on v does not shrink with v.
     """
 
     def __init__(self, config: SinkhornConfig, max_iterations: int = MAX_ITERATIONS) -> None:

@@ -9,14 +9,8 @@ import torch
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """Return the seed of the stream ``names``.
-
-    Streams with different names are independent, so phases do not affect each other's random
-    numbers.
-
-    Returns:
-        An integer in [0, 2**63).
-    """
+    """Return the seed of the stream ``names``, an integer in [0, 2**63). Streams with different
+    names are independent, so phases do not affect each other's random numbers."""
     text = repr((int(seed), *names)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 

@@ -77,11 +77,8 @@ class TrainState:
         accumulate: int = 1,
         world: World | None = None,
     ) -> None:
-        """
-        Args:
-            seed: with the step, determines dropout.
-            accumulate: number of parts of each batch; more than 1 needs a ``divisible`` loss.
-        """
+        """``seed`` determines dropout, with the step; ``accumulate`` is the number of parts of each
+        batch, and more than 1 needs a ``divisible`` loss."""
         self.forward, self.config, self.accumulate = forward, config, accumulate
         self.divisible, self._loss, self._seed = divisible, loss, seed
         self._world = world or World()

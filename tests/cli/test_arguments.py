@@ -70,11 +70,6 @@ def test_flags_reach_every_setting_they_mean(flag, expected, keys):
     assert config == shipped("digits", flag)
 
 
-def test_data_flags():
-    assert shipped("mnist", "--fake-data").data.fake
-    assert shipped("2d", "--dataset", "moons").data.name == "moons"
-
-
 @pytest.mark.parametrize(
     "flags", [("--train-iters=5", "--nsf.iterations=7"), ("--nsf.iterations=7", "--train-iters=5")]
 )

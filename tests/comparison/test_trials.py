@@ -21,13 +21,9 @@ def one_trial(exp: str, method: str, *flags: str, target: str = "", seed: int = 
 
 def test_one_seed_is_complete_before_the_next():
     order = list(compared("2d", "--compare.seeds=2", "--compare.methods=[nsgf,icfm]").trials())
-    assert len(order) == 2 * 5 * 2
     assert [trial.seed for trial in order] == [0] * 10 + [1] * 10
-    assert order[:3] == [
-        Trial("8gaussians", "nsgf", 0),
-        Trial("8gaussians", "icfm", 0),
-        Trial("moons", "nsgf", 0),
-    ]
+    places = [("8gaussians", "nsgf"), ("8gaussians", "icfm"), ("moons", "nsgf")]
+    assert [trial[:2] for trial in order[:3]] == places
 
 
 def test_trials_are_computed_in_precisions_that_are_named(tmp_path):

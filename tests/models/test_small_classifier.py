@@ -60,12 +60,6 @@ def test_classifier_fits_every_image_set(shape):
     assert cnn.body(x).shape == (2, FEATURES)
 
 
-def test_held_out_images_are_not_trained_on():
-    fitted, held_out = split(1000)
-    assert (len(fitted), len(held_out)) == (800, 200)
-    assert torch.equal(torch.cat([fitted, held_out]).sort().values, torch.arange(1000))
-
-
 def test_accuracy_is_measured_on_images_that_do_not_affect_the_weights(digits):
     """Wrong labels of held-out images change the accuracy alone; those of others the weights."""
     images, labels = digits

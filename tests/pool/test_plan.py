@@ -108,22 +108,6 @@ def test_memory_of_a_card_is_not_computed_beforehand(config, free):
         plan_pool(chosen, (2,), CPU)
 
 
-@pytest.mark.parametrize(
-    ("solver", "targets", "positions", "matrix"),
-    [
-        ("batched", None, 2 * 3 * 8 + 10 * 8, 64),
-        ("batched", 3, 2 * 3 * 8 + 10 * 8, 64),
-        ("batched", 60, 2 * 3 * 8 + 10 * 60, 8 * 60),
-        ("geomloss", None, 2 * 3 * 8 + 10 * 8, 64),
-        ("geomloss", 60, 2 * 3 * 8 + 10 * 60, 3600),
-    ],
-)
-def test_memory_of_a_flow_counts_clouds_and_matrices(config, solver, targets, positions, matrix):
-    """Of eight particles at T + 1 = 3 times; geomloss has a matrix of the targets alone."""
-    chosen = with_clouds(config, 8, targets, solver)
-    assert flow_bytes(chosen, (3, 5)) == 4 * (positions * 15 + 10 * matrix)
-
-
 def test_type_of_a_known_pool_stays_when_less_is_free(config, tmp_path, free):
     """auto must not turn a resumed run's float32 values into float16."""
     run, config = RunFolder(tmp_path), with_pool(config, build_batch=1)

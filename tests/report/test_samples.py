@@ -14,7 +14,7 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
-from nsgf.report.samples import changed_settings, count_samples, preview_samples, sample_run
+from nsgf.report.samples import changed_settings, preview_samples, sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, previous_file, results_folder
 from nsgf.sampling.generate import generate
@@ -186,13 +186,6 @@ def test_wrong_output_or_calls_are_known_before_sampling(
 def test_images_are_refused_as_a_table(digits_run, tmp_path):
     with pytest.raises(UserError, match="or DIR/"):
         sample_run(*digits_run, out=str(tmp_path / "x.csv"))
-
-
-def test_there_are_few_images_on_a_cpu():
-    config = shipped("digits", "--sampling.num_samples=1000", "--fake-data")
-    data = Data(config.data, 0)
-    assert count_samples(config, data, CPU) == 16
-    assert count_samples(config, data, torch.device("cuda")) == 64
 
 
 def with_pictures(config):

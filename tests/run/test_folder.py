@@ -15,7 +15,7 @@ import pytest
 
 from nsgf.cli.arguments import parse
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, append_text, check_links, replacing, write_text
+from nsgf.run.folder import RunFolder, append_text, replacing, write_text
 from nsgf.run.newest import newest_run
 from nsgf.share.exported import open_run
 from nsgf.system.errors import UserError
@@ -116,12 +116,6 @@ def test_renames_and_new_folders_are_brought_to_the_disk(tmp_path, monkeypatch):
         synced.clear()
         act()
         assert file.parent.stat().st_ino in synced
-
-
-def test_files_may_vanish_while_links_are_searched(tmp_path, monkeypatch):
-    walked = [(str(tmp_path), [], ["a.pt.1.partial", "a.pt"])]
-    monkeypatch.setattr("nsgf.run.folder.os.walk", lambda _: walked)
-    check_links(tmp_path)
 
 
 @contextmanager

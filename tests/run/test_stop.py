@@ -147,16 +147,3 @@ def test_time_limit_ends_a_run_with_exit_code_0(tmp_path, capsys):
     assert "stopped (train.max_hours = 1e-09 is over), pool: nothing kept" in said
     [run] = tmp_path.iterdir()
     assert f"    python -m nsgf train --run {run} --resume\n" in said
-
-
-@pytest.mark.e2e
-def test_impatient_ctrl_c_ends_with_130(tmp_path):
-    process = started(tmp_path, "--nsgf.batch_size", "50000")  # an update takes a while
-    process.send_signal(signal.SIGINT)
-    while "SIGINT: saving and ending" not in process.stderr.readline():
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, output + errors
-    assert "nsgf: interrupted; it has no checkpoint yet" in output
-    assert "Traceback" not in errors
