@@ -40,6 +40,7 @@ from nsgf.share.exported import find_folder, open_run
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
+from nsgf.system.seeding import keep_random_numbers
 
 
 @contextmanager
@@ -266,7 +267,7 @@ def train(
 def _train(wanted: Request, network: OwnNetwork | None, quiet: bool) -> Run:
     run, device = RunFolder(wanted.run) if wanted.run else None, pick_device(wanted.config.device)
     cards = [device] if device.type == "cuda" else []
-    with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
+    with silence() if quiet else nullcontext(), keep_random_numbers(cards):
         if network is not None:
             check_network(network, wanted.config, device)
         for note in wanted.notes:
