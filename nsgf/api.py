@@ -42,6 +42,7 @@ from nsgf.sinkhorn.base import to_tensor
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
+from nsgf.system.seeding import keep_random_numbers
 
 
 @contextmanager
@@ -136,8 +137,7 @@ class Run:
 
     @_in_python_words()
     def report(self, file: str | PathLike[str]) -> Path:
-        """Write the page of ``nsgf report``, which holds all that it shows; errors as for
-        :meth:`evaluate`."""
+        """Write the page of ``nsgf report``; errors as for :meth:`evaluate`."""
         page, *_ = report_run(self.config, self._checkpoints("report"))
         copy = Path(file).expanduser()
         write_text(copy, Path(page).read_text("utf-8"))
@@ -240,7 +240,7 @@ def train(
         data: tensor or array of points (N, D) in any units, or of images (N, C, S, S), uint8 or
             floats in [-1, 1] (kept as bytes); or a data set of torch with a length, of such
             samples or of pairs (sample, label). They are written once into ``OUT_DIR/.data``.
-        labels: classes of images, (N,), numbers from 0 on or names.
+        labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is true.
         network: a module with forward(x, t), with classes forward(x, t, labels), that returns x's
             shape; t (B,) in [0, 1), labels (B,) int32 or int64, 0 to K, K for no class. Every
             velocity network of the run starts as a copy of it, or is made by it if it is a function
@@ -273,7 +273,7 @@ def train(
 def _train(wanted: Request, network: OwnNetwork | None, quiet: bool) -> Run:
     run, device = RunFolder(wanted.run) if wanted.run else None, pick_device(wanted.config.device)
     cards = [device] if device.type == "cuda" else []
-    with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
+    with silence() if quiet else nullcontext(), keep_random_numbers(cards):
         if network is not None:
             check_network(network, wanted.config, device)
         for note in wanted.notes:

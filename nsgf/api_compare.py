@@ -20,6 +20,7 @@ from nsgf.report.comparison import report_comparison
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError
 from nsgf.system.output import silence
+from nsgf.system.seeding import keep_random_numbers
 
 
 class Compared(NamedTuple):
@@ -77,7 +78,7 @@ def compare(
         comparison = Comparison.of(wanted.config, wanted.methods)
         _check_functions(methods or {}, comparison)
         cards = range(torch.cuda.device_count())
-        with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
+        with silence() if quiet else nullcontext(), keep_random_numbers(cards):
             files = comparing.compare(replace(comparison, functions=methods or {}))
             report_comparison(comparison.folder, wanted.config.out_dir)
     except Stopped as stopped:

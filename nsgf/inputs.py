@@ -1,5 +1,6 @@
 """Check and store the arguments of ``nsgf.train``: samples (in a file) and a network."""
 
+import copy
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -19,21 +20,17 @@ from nsgf.data.own_images import image_bytes
 from nsgf.models import make_own
 from nsgf.run.folder import OwnNetwork, ensure_writable, replacing
 from nsgf.system.errors import UserError, one_line
+from nsgf.system.seeding import keep_random_numbers
 
 Samples = Tensor | ArrayLike | Dataset[Any]
-"""Points (N, D), or images (N, C, H, W), uint8 or floats in [-1, 1]; or a torch Dataset with a
-length that returns such samples, or pairs (sample, label)."""
+"""Points or images, as for ``nsgf.train``."""
 
 
 def request_training(
     data: Samples | None, labels: ArrayLike | None, words: dict[str, str], settings: dict[str, Any]
 ) -> Request:
-    """Return the request of a training. Samples are written to ``OUT_DIR/.data/NAME-CHECKSUM.npz``,
-    which is removed if it is new and the request is refused.
-
-    Raises:
-        UserError: an argument or a setting is wrong.
-    """
+    """Return the request of a training; raise UserError for a wrong argument or setting. Samples
+    are written to ``OUT_DIR/.data/NAME-CHECKSUM.npz``, which a refused request does not leave."""
     if data is None:
         if labels is not None:
             raise UserError("labels: belong to data, which is missing")
@@ -96,24 +93,37 @@ def class_name(network: OwnNetwork | None) -> str | None:
     """Return the name of the class of a caller's network, None for none."""
     if network is None:
         return None
-    made = network if isinstance(network, nn.Module) or not callable(network) else network()
+    try:
+        with keep_random_numbers():
+            is_made = isinstance(network, nn.Module) or not callable(network)
+            made = network if is_made else network()
+    except Exception as error:  # a caller's code may raise any type
+        raise UserError(f"network: fails without arguments: {one_line(error)}") from error
     if not isinstance(made, nn.Module):
         raise UserError(f"network: {type(made).__name__}, must be a torch.nn.Module")
     return type(made).__name__
 
 
 def check_network(network: OwnNetwork, config: Config, device: torch.device) -> None:
-    """Raise UserError unless a caller's network takes a batch of two and returns its shape."""
+    """Raise UserError unless a caller's network takes a batch of two, returns its shape, and has
+    weights to train and no other state that changes."""
     shape, classes = shape_and_classes(config.data)
     inputs = {"x": torch.zeros(2, *shape), "t": torch.tensor([0.0, 0.5])}
     if classes:  # as training gives them; the last one stands for no class
         inputs["labels"] = torch.tensor([0, classes], dtype=torch.int32)
     try:
         with torch.no_grad():
-            model = make_own(network).to(device).eval()
+            model = make_own(network).to(device).train()
+            before = copy.deepcopy(model.state_dict())
             answer = model(*(part.to(device) for part in inputs.values()))
         if answer.shape != inputs["x"].shape:
             raise ValueError(f"returns {list(answer.shape)}, must be x's shape")
+        for name, part in model.state_dict().items():
+            if name not in before or not part.equal(before[name]):
+                instead = "GroupNorm for BatchNorm, and register buffers in __init__"
+                raise ValueError(f"a call changes {name}; use {instead}")
+        if not any(part.requires_grad for part in model.parameters()):
+            raise ValueError("no weight requires a gradient")
     except Exception as error:
         shown = ", ".join(f"{k} {list(v.shape)} {v.dtype}" for k, v in inputs.items())
         raise UserError(f"network: fails with {shown}: {one_line(error)}") from error

@@ -15,7 +15,6 @@ from PIL import Image
 
 import nsgf
 from nsgf import UserError
-from nsgf.experiment import train as train_run
 from nsgf.report.samples import sample_run
 
 SMALL = {
@@ -96,13 +95,6 @@ def test_calls_are_shared_as_in_the_comparison(small_run, nfe, steps, straight):
     assert torch.equal(run.sample(8, 0, nfe=nfe), by_hand.sample(8, 0))
     assert run.config == config
     assert run.sampler(torch.randn(2, 2)).nfe == 3 + 1 + 4  # as configured, before and after
-
-
-def test_an_unfinished_run_is_sampled_with_its_networks(small):
-    run = nsgf.load(train_run(replace(small, phases=["nsgf"])).path)
-    assert list(run.networks) == ["nsgf"]
-    assert torch.equal(run.sample(4, 0, nfe=3), run.sample(4, 0))
-    assert not torch.equal(run.sample(4, 0, nfe=9), run.sample(4, 0))
 
 
 def test_networks_can_be_called(small_run):

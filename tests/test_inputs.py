@@ -90,12 +90,12 @@ def test_errors_name_settings_and_no_flags(tmp_path):
 
 
 class MyUNet(nn.Module):
-    """One level down and up, with the time and perhaps a class, and batch normalization."""
+    """One level down and up, with the time and perhaps a class, and code that reads a tensor."""
 
     def __init__(self, width: int = 8, classes: int = 0):
         super().__init__()
         self.first, self.down = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, width, 2, 2)
-        self.time, self.norm = nn.Linear(1, width), nn.BatchNorm2d(width)
+        self.time, self.norm = nn.Linear(1, width), nn.GroupNorm(torch.tensor(2).item(), width)
         self.up, self.last = nn.ConvTranspose2d(width, width, 2, 2), nn.Conv2d(2 * width, 1, 1)
         self.label = nn.Embedding(classes + 1, width) if classes else None
 
@@ -108,6 +108,14 @@ class MyUNet(nn.Module):
         return self.last(torch.cat([skip, self.up(low)], 1))
 
 
+class OwnState(MyUNet):
+    """Registers a buffer in its first call."""
+
+    def forward(self, x, t):
+        self.register_buffer("scale", torch.ones(1))
+        return super().forward(x, t)
+
+
 class Flat(nn.Linear):
     """Returns another shape."""
 
@@ -116,6 +124,12 @@ class Flat(nn.Linear):
 
     def forward(self, x, t):
         return super().forward(x.flatten(1))
+
+
+def with_norm(norm):
+    network = MyUNet()
+    network.norm = norm
+    return network
 
 
 def train_own(folder, network, overrides=None, **how):
@@ -162,6 +176,16 @@ def test_a_network_is_interrupted_resumed_and_exported(tmp_path, capsys):
                 nsgf.load(place, network=other)
 
 
+def test_random_numbers_of_the_caller_stay(tmp_path):
+    np.random.seed(0)  # noqa: NPY002
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    run = train_own(tmp_path, MyUNet, {"nsf.starts": None}, method="otcfm")
+    for folder in (run.path, run.export(tmp_path / "out")):
+        nsgf.load(folder, network=MyUNet)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+
+
 def test_a_network_is_given_classes(tmp_path):
     settings = {"nsf.starts": None, "generator.batch_size": 12}
     run = train_own(
@@ -178,6 +202,11 @@ def test_a_network_is_given_classes(tmp_path):
         (lambda: MyUNet().up, "network: fails"),
         (Flat(), r"network: .* returns \[2, 64\]"),
         (3, "network: int"),
+        (lambda x, t: x, "network: .*arguments"),
+        (MyUNet().requires_grad_(False), "network: .*no weight"),
+        (OwnState(), "network: .*scale"),
+        (with_norm(nn.BatchNorm2d(8)), "network: .*running_mean"),
+        (with_norm(nn.LazyConv2d(8, 1)), "network: .*Lazy"),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused(network, what, tmp_path):

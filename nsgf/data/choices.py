@@ -21,8 +21,8 @@ MANY = 10_000
 LARGEST_END = 16
 """Largest side in pixels of a UNet's last level; the cost of attention grows with side^4."""
 
-READING = ("skip_broken", "columns", "key")
-"""Settings of the section ``data`` that choose among what is at ``data.path``."""
+READING = {"name", "path", "size", "skip_broken", "columns", "key"}
+"""Settings of the section ``data`` that decide what is found."""
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
 """Settings that only some methods use; the rules lower a method's value and set no new one."""
 
@@ -39,18 +39,18 @@ def choose_for_own_data(
 
     Args:
         method: settings of the method's file, which the chosen ones override.
-        base: settings of a file or of a run, each phase with its own values.
+        base: settings of a file or of a run, each phase with its own values; those of another run
+            keep what was chosen for it.
         flags: settings of the command line; for a further method of a comparison with what was
             found for the first.
         check: raises UserError for settings with which ``data.path`` cannot be read.
-        is_new: whether a run is begun. With the settings of another run and other data it keeps
-            what was chosen, not what was found.
+        is_new: whether a run is begun.
 
     Returns:
         ``base`` on top of what is chosen, ``flags`` with what was found, and lines about both; or
         nothing new, for other data and runs that exist. Errors as for the inspection.
     """
-    if is_new and {"name", "path", "size", *READING} & set(flags.get("data", {})):
+    if is_new and READING & set(flags.get("data", {})):
         own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
         base = {**base, "data": own}
     name = merge_settings(base, flags).get("data", {}).get("name")

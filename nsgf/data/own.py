@@ -1,7 +1,5 @@
 """A user's own data: what is found at ``data.path``, and points of a file, standardised.
 
-A resumed run must find the same again as the new run, which saves it in ``data.found``.
-
 Shapes: N points, D coordinates.
 """
 
@@ -169,12 +167,8 @@ def _checksum(values: np.ndarray) -> str:
 
 
 def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the points of ``data.path``, float64, (N, D), and the names of their coordinates.
-
-    Raises:
-        UserError: there is no such file, it is of another type, holds anything but one table of
-            finite numbers, or too few of them, or a coordinate is the same in all points.
-    """
+    """Return the points of ``data.path``, float64, (N, D), and the names of their coordinates;
+    raise UserError unless it is a file with one table of enough finite numbers that vary."""
     file = data_path(config)
     if not file.is_file() or file.suffix.lower() not in SUFFIXES:
         raise UserError(

@@ -45,12 +45,8 @@ def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
             "or a file of points with --exp points --data.path FILE"
         )
     files, left_out = map(Path, glob("**", root_dir=root, recursive=True)), {*broken}
-    images = [
-        file
-        for file in files
-        if file.suffix.lower() in SUFFIXES and (root / file).is_file()
-        if one_line(file.as_posix()) not in left_out
-    ]
+    images = [one for one in files if one.suffix.lower() in SUFFIXES and (root / one).is_file()]
+    images = [one for one in images if one_line(one.as_posix()) not in left_out]
     if len(images) < LEAST:
         raise UserError(
             f"data.path = {root}: {len(images)} images in it, must be at least {LEAST} of "
@@ -73,10 +69,9 @@ def inspect_images(config: DataConfig) -> Inspection:
     found = _find_arrays(config) if is_array(config) else _find_files(config)
     shape, memory = " x ".join(map(str, found.shape)), found.samples * math.prod(found.shape)
     broken, classes = found.broken or [], found.class_names or []
-    notes = (
-        [f"data: {len(broken)} broken images left out: {list_names(broken, 5)}"] if broken else []
-    )
-    notes += [f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)}"]
+    notes = [f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)}"]
+    if broken:
+        notes.insert(0, f"data: {len(broken)} broken images left out: {list_names(broken, 5)}")
     told = f"data: {len(classes)} classes: {list_names(classes)}"
     without = f"labels, or two or more subfolders with {LEAST_OF_CLASS} or more images in each"
     return found, (*notes, told if classes else f"evaluation.classifier: off, it needs {without}")

@@ -1,10 +1,8 @@
 """Samplers: streams with ``sample(n)`` for any n.
 
 Sample i of a stream depends only on the stream's seed and on i, however the stream is cut into
-batches. Seed and position, the number of samples drawn so far, are therefore the whole state, and
-any part can be drawn again. Streams are made in pages: blocks of draws, or epochs of images.
-
-Sample i of a stream for K classes has class (i // run) mod K. Class K stands for no class.
+batches, so any part can be drawn again. Streams are made in pages: blocks of draws, or epochs of
+images. Sample i of a stream for K classes has class (i // run) mod K. Class K stands for no class.
 
 Shapes: n samples, *shape one sample.
 """

@@ -43,12 +43,8 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
 
     The measures are read from ``table.csv``; nothing is sampled or measured.
 
-    ``kind`` svg or pdf also writes the figure in that format. Return the files.
-
-    Raises:
-        UserError: the folder holds no comparison, nothing is measured yet, or the files cannot be
-            written.
-    """
+    ``kind`` svg or pdf also writes the figure in that format. Return the files. Raise UserError if
+    the folder holds no comparison, nothing is measured yet, or the files cannot be written."""
     rows, comparison = measured_rows(folder), stored_comparison(folder)
     targets = list(dict.fromkeys(row.target for row in rows))
     home = results_folder(Config(out_dir=out_dir), RunFolder(folder))

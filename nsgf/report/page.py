@@ -53,11 +53,8 @@ def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     """Write ``report.html`` and the figures that it shows, into ``report/`` of the run folder, or
     of ``OUT_DIR/RUN`` if ``out_dir`` is not the folder that holds the run.
 
-    ``kind`` svg or pdf also writes each figure in that format. Return the files.
-
-    Raises:
-        UserError: nothing is trained, or the files cannot be written.
-    """
+    ``kind`` svg or pdf also writes each figure in that format. Return the files. Raise UserError if
+    nothing is trained, or the files cannot be written."""
     check(config)
     phases, home = phase_rows(config, run), results_folder(config, run)
     album, missing = Album(home / "report", kind), ""
@@ -112,9 +109,8 @@ def _draw_pictures(config: Config, run: RunFolder, album: Album) -> None:
     for phase in config.phases:
         file = run.samples / f"{phase_stem(phase)}.png"
         if file.exists():
-            album.add(
-                file, f"Samples after training: {get_phase(phase).title}", "From the same noise."
-            )
+            title = f"Samples after training: {get_phase(phase).title}"
+            album.add(file, title, "From the same noise.")
     draw_samples(config, run, album, pick_device(config.device))
 
 

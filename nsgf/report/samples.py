@@ -76,7 +76,6 @@ def sample_run(
     Args:
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
             that holds the run, the files go to ``OUT_DIR/RUN/samples``.
-        run: its folder.
         world: the processes that sample together, of which the first writes; None: only this one.
         nfe: network calls for each sample, or the nearest possible number below; None: what the
             settings of sampling imply.
@@ -113,10 +112,8 @@ def sample_run(
         _write_output(config, samples, place)
         return [count, str(place)]
     suffix = changed_settings(config, run)
-    arrays, grid, trajectory = (
-        folder / name.replace(".", f"{suffix}.")
-        for name in ("samples.npz", "grid.png", "trajectory.png")
-    )
+    arrays, grid = folder / f"samples{suffix}.npz", folder / f"grid{suffix}.png"
+    trajectory = folder / f"trajectory{suffix}.png"
     _save_arrays(config, samples, arrays)
     save_figure(_path_figure(config, sampler, data, device), trajectory)
     if data:

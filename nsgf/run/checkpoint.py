@@ -38,11 +38,8 @@ def save(file: Path, payload: dict[str, Any]) -> None:
     """Write a checkpoint, and keep the previous one (:func:`nsgf.run.folder.previous_file`).
 
     At any time, one of the two files is a complete checkpoint. ``payload`` is nested dictionaries
-    of tensors and plain values.
-
-    Raises:
-        UserError: it cannot be written; the existing checkpoints do not change.
-    """
+    of tensors and plain values. Raise UserError if it cannot be written; the existing checkpoints
+    do not change."""
     header = {key: payload[key] for key in HEADER if key in payload}
     text = json.dumps({**header, "versions": versions()}).encode()
     try:
@@ -246,5 +243,4 @@ def interrupted_message(file: Path, phase: str) -> str:
         step = read_good_header(file)["step"]
     except UserError:
         return f"{phase}: interrupted; it has no checkpoint yet"
-
     return f"{phase}: interrupted; updates after {step} are lost, --resume continues from {file}"

@@ -65,11 +65,8 @@ class RunFolder:
         """Make the folder ``OUT_DIR/EXP-YYYYmmdd_HHMMSS`` with the configuration in it; that of a
         smoke run is ``OUT_DIR/EXP-smoke-YYYYmmdd_HHMMSS``.
 
-        The new run is never older by name than an existing run, even if the clock went back.
-
-        Raises:
-            UserError: the folder cannot be written.
-        """
+        The new run is never older by name than an existing run, even if the clock went back. Raise
+        UserError if the folder cannot be written."""
         base, name = Path(config.out_dir).expanduser(), folder_stem(config.exp, config.smoke)
         times = [time for time, _, _ in dated_folders(base, name)]
         stem = f"{name}-{max([f'{datetime.now():%Y%m%d_%H%M%S}', *times])}"

@@ -25,7 +25,13 @@ from nsgf.config.leaves import find_contradictions
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import Config, PhaseName
 from nsgf.phases import Phase
-from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, TrainedNetwork, restored_network
+from nsgf.phases.base import (
+    FREE_IN_SAMPLING,
+    SharedRun,
+    TrainedNetwork,
+    outline_network,
+    restored_network,
+)
 from nsgf.run.checkpoint import is_finite, newer_format_error
 from nsgf.run.folder import RunFolder, check_links, phase_stem
 from nsgf.system.errors import UserError, cause, one_line
@@ -51,11 +57,8 @@ def checksum(content: bytes) -> str:
 
 def find_folder(path: str | PathLike[str]) -> Path:
     """Return the folder of ``hf://OWNER/NAME``, of a pretrained run by its name where no run has
-    that path, or the path itself.
-
-    Raises:
-        UserError: the address is wrong, huggingface_hub is not installed, or the download failed.
-    """
+    that path, or the path itself. Raise UserError if the address is wrong, huggingface_hub is not
+    installed, or the download failed."""
     if str(path).startswith("hf://"):
         return _downloaded(str(path))
     folder = Path(path).expanduser()
@@ -136,9 +139,8 @@ class ExportedRun(SharedRun):
         state = self._state(file)
         for key, part in state.items():  # of an export with --half
             state[key] = part.float() if part.dtype == torch.float16 else part
-        with torch.device("meta"):  # check the file before weights are allocated
-            network = phase.network(config, self.network)
-        if problem := misfit(state, network.state_dict()):
+        network = outline_network(phase, config, self.network)
+        if problem := misfit(state, network.state_dict()):  # before weights are allocated
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the dtypes: torch cannot compare 8-bit
             raise UserError(f"{file}: has values that are not finite")

@@ -25,11 +25,8 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
     """Return the device that ``name`` (auto, cpu, cuda, cuda:N) selects.
 
     A selected card becomes torch's current card. auto and cuda select ``card``; None: the current
-    card. auto skips a card that torch cannot use.
-
-    Raises:
-        UserError: the device does not exist, or this build of torch has no code for it.
-    """
+    card. auto skips a card that torch cannot use. Raise UserError if the device does not exist, or
+    this build of torch has no code for it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and not _unusable_card() else "cpu"
     device = torch.device(name)

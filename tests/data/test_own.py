@@ -34,13 +34,6 @@ def test_images_are_a_set_as_the_shipped_ones(tmp_path):
     assert (data.count, data.axes) == (24, None)
 
 
-@pytest.mark.parametrize(("count", "epochs"), [(20, 30), (20_000, 20), (200_000, 4)])
-def test_classifiers_of_small_sets_are_trained_for_more_epochs(count, epochs):
-    found = {"samples": count, "shape": [1, 8, 8], "checksum": "x", "classes": 2}
-    record = target_set(DataConfig(name="images", path="x", size=8, found=found))
-    assert record.classifier_epochs == epochs
-
-
 def test_points_are_standardised_for_networks_and_measured_in_their_units(tmp_path):
     config = inspected("points", write_points(tmp_path / "x.npy"))
     data = Data(config, seed=0)
@@ -161,7 +154,6 @@ def test_other_points_than_before_are_refused(tmp_path):
 WRONG_LINES = {
     "text": ([*ROWS, "1,abc"], "'abc'"),
     "missing": (["a,b", *ROWS, "1,"], "row 20"),
-    "ragged": ([*ROWS, "1,2,3"], "row 21"),
     "nan": ([*ROWS, "nan,2", "1,inf"], "nan in point 21, coordinate 1"),
     "constant": (["a,b", *(f"{number},7" for number in range(20))], "in b;"),
     "few": (ROWS[:15], "16"),
@@ -176,7 +168,6 @@ def test_wrong_lines_are_named(kind, tmp_path):
 
 
 WRONG_ARRAYS = {
-    "objects": (np.array([[object()]] * 20), ""),
     "complex": (np.ones((20, 2), complex), "complex128"),
     "text": (np.full((20, 2), "x"), ""),
     "one dimension": (np.arange(20.0), "(N, D)"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nsgf.data import data_shape
 from nsgf.pool import build_batch, plan, plan_pool
 from nsgf.pool.plan import flow_bytes, pool_bytes
 from nsgf.run.folder import RunFolder
@@ -88,6 +89,14 @@ def test_a_part_of_what_is_free_stays_free(config, storage, share, free):
     free(other or enough - 4, enough - 4)
     with pytest.raises(UserError, match=r"pool\.num_batches"):
         plan_pool(chosen, (2,), CPU)
+
+
+@pytest.mark.parametrize("storage", ["memory", "disk"])
+def test_flows_of_a_hundred_thousand_particles_are_refused(storage, free):
+    config = with_clouds(with_pool(shipped("2d"), storage=storage, num_batches=1), 100_000)
+    free(100 * GB)
+    with pytest.raises(UserError, match=r"^sinkhorn\.batch_size = 100000: "):
+        plan_pool(config, data_shape(config.data), CPU)
 
 
 def test_memory_of_a_card_is_not_computed_beforehand(config, free):

@@ -64,12 +64,6 @@ def test_page_shows_no_picture_from_elsewhere(folder, tmp_path):
     assert len(Page(Path(report_comparison(folder, str(folder.parent))[0])).links) == 1
 
 
-def test_page_may_be_written_elsewhere(folder, tmp_path):
-    files = report_comparison(folder, str(tmp_path / "pages"))
-    assert files[0] == str(tmp_path / "pages" / "compare-2d" / "report.html")
-    assert not (folder / "report").exists()
-
-
 def test_folders_of_something_else_are_refused(folder, tmp_path, capsys):
     with pytest.raises(UserError, match="compare"):
         measured_rows(folder / "moons" / "icfm-seed2")

@@ -7,7 +7,7 @@ import pytest
 from nsgf.cli import main
 from nsgf.comparison.results import FLOOR, Row, table_csv
 from nsgf.comparison.tables import settings_text
-from nsgf.report.records import LOG_LINES, curves, log_lines, run_table
+from nsgf.report.records import curves, run_table
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
@@ -27,13 +27,6 @@ def test_curves_are_those_of_the_phases(run):
         log.record(phase=phase, step=step, loss=1 / step, grad_norm=float(step), lr=0.1)
     assert list(curves(run)) == ["nsgf", "nsf"]
     assert curves(run) == {"nsgf": [(10, 0.1, 10.0), (20, 0.05, 20.0)], "nsf": [(10, 0.1, 10.0)]}
-
-
-def test_the_end_of_a_long_log_is_shown(run):
-    assert log_lines(run) == []
-    (run.path / "log.txt").write_text("".join(f"line {n}\n" for n in range(1000)))
-    assert log_lines(run)[-1] == "line 999"
-    assert len(log_lines(run)) == LOG_LINES
 
 
 @pytest.fixture

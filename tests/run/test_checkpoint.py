@@ -262,12 +262,3 @@ def test_checkpoint_from_a_card_is_read_on_a_cpu(tmp_path):
     weights = checkpoint.load(file)["model"]["w"]
     assert weights.device == CPU
     assert torch.equal(weights, torch.ones(50))
-
-
-def test_message_of_an_interruption_names_the_last_checkpoint(tmp_path):
-    file = tmp_path / "phase2_nsf.pt"
-    assert "it has no checkpoint yet" in checkpoint.interrupted_message(file, "nsf")
-    checkpoint.save(file, {**START, "step": 40})
-    line = checkpoint.interrupted_message(file, "nsf")
-    assert "updates after 40 are lost" in line
-    assert line.endswith(str(file))
