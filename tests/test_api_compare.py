@@ -73,7 +73,7 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
         (lambda x, _: None, {}, 'methods["mine"]: must be a tensor or an array'),
         (torch.zeros(3), {}, 'methods["mine"]: must be'),
         (lambda x, _: 1 / 0, {}, 'methods["mine"]: ZeroDivisionError: division'),
-        (print, {"name": "1-RF"}, 'methods["1-RF"]: must be'),
+        (print, {"name": "1-RF"}, 'methods["1-RF"]: must be a function'),
         (print, {"name": 1}, 'methods["1"]: must be'),
         (print, {"name": "nsgf"}, 'methods["nsgf"]: must be'),
         (print, {"nfe": []}, "nfe = []"),
