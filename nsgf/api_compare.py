@@ -15,7 +15,7 @@ from nsgf.cli.flags import as_settings
 from nsgf.comparison import compare as comparing
 from nsgf.comparison.results import COLUMNS, FLOOR, read_rows
 from nsgf.comparison.tables import TABLE
-from nsgf.comparison.trials import Comparison, Draw
+from nsgf.comparison.trials import Comparison, Draw, method_title
 from nsgf.report.comparison import report_comparison
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError
@@ -96,8 +96,8 @@ def _check_functions(methods: Mapping[str, Draw], comparison: Comparison) -> Non
     """Raise UserError unless these are functions, whose names are not taken."""
     if not isinstance(methods, Mapping):
         raise UserError("methods: must be a dictionary of functions; others are named in against")
-    taken = [FLOOR, *comparison.methods]
+    taken = [FLOOR, *comparison.methods, *map(method_title, comparison.methods)]
     for name, draw in methods.items():
-        if not callable(draw) or name in taken:
-            must = f"must be a function draw(noise, nfe), with a name that is not in {taken}"
+        if not callable(draw) or not isinstance(name, str) or name in taken:
+            must = f"must be a function draw(noise, nfe), with a text as name, none of {taken}"
             raise UserError(f'methods["{name}"]: {must}')

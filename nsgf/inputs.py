@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from nsgf.cli.arguments import Request, request
+from nsgf.config.files import read_settings
 from nsgf.config.schema import Config
-from nsgf.data import shape_and_classes
+from nsgf.data import INSPECTORS, shape_and_classes
+from nsgf.data.own import check_same_data
 from nsgf.data.own_images import image_bytes
 from nsgf.models import make_own
 from nsgf.run.folder import OwnNetwork, ensure_writable, replacing
@@ -39,8 +41,9 @@ def request_training(
     for key, array in arrays.items():
         digest.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
     name, resumed = next(iter(arrays)), words.get("run")
-    out_dir = f"{resumed}/.." if resumed else settings.get("out_dir", Config.out_dir)
-    folder = ensure_writable(Path(out_dir).expanduser().absolute() / ".data")
+    base = read_settings(Path(words["config"])) if "config" in words else {}
+    out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
+    folder = ensure_writable(Path(out_dir).expanduser().resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
     own: dict[str, Any] = {"data.name": name, "data.path": str(file)}
     if not resumed:
@@ -50,7 +53,11 @@ def request_training(
         with replacing(file) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
     try:
-        return request("train", words, {**own, **settings})
+        wanted = request("train", words, {**own, **settings})
+        if resumed:
+            section = wanted.config.data
+            check_same_data(section, INSPECTORS[name](section)[0].checksum)
+        return wanted
     except UserError as error:
         if is_new:
             file.unlink()
@@ -63,6 +70,8 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
         if isinstance(data, Dataset):
             data = default_collate([data[i] for i in range(len(data))])  # type: ignore[arg-type]
             if isinstance(data, list | tuple):
+                if len(data) + (labels is not None) > 2:
+                    raise ValueError("its items must be samples or pairs; labels belong to samples")
                 data, labels = (*data, labels)[:2]
         samples = _array(data)
         if samples.ndim < 3 and labels is not None:

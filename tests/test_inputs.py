@@ -36,6 +36,20 @@ def test_a_run_of_tensors_is_the_run_of_their_file(tmp_path):
     assert ((samples.mean(0) - POINTS.mean(0)).abs() < 2 * POINTS.std(0)).all()
 
 
+def test_data_of_a_run_are_found_beside_it(tmp_path):
+    """In the folder that a file names, also once the run is renamed; others leave no file."""
+    (tmp_path / "own.yaml").write_text(f"exp: points\nout_dir: {tmp_path}/runs\n")
+    run = nsgf.train(config=tmp_path / "own.yaml", data=POINTS, overrides=SMALL, quiet=True)
+    (file,) = (tmp_path / "runs" / ".data").iterdir()
+    with pytest.raises(UserError, match=r"^data: holds other points"):
+        nsgf.train(resume=run.path, data=POINTS + 1, quiet=True)
+    assert list(file.parent.iterdir()) == [file]
+    nsgf.train(resume=run.path, data=POINTS, quiet=True, iterations=5)
+    moved = run.path.rename(tmp_path / "runs" / "renamed")
+    again = nsgf.train(resume=moved, quiet=True, iterations=6)
+    assert again.config.data.path == str(file)
+
+
 def test_labels_make_a_run_conditional(tmp_path):
     run = train(tmp_path, data=TensorDataset(torch.from_numpy(PIXELS) / 127.5 - 1, LABELS))
     assert (run.config.data.conditional, run.config.method) == (True, "nsgf++h")
@@ -53,6 +67,11 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
         ({"data": ["a"]}, "data: "),
         ({"data": TensorDataset(POINTS, LABELS)}, "data: points"),
+        ({"data": TensorDataset(POINTS, LABELS, LABELS)}, "data: .*pairs"),
+        (
+            {"data": TensorDataset(torch.from_numpy(PIXELS), LABELS), "labels": LABELS},
+            "data: .*lab",
+        ),
         ({"data": PIXELS, "labels": LABELS[:9]}, "labels: .*40"),
         ({"data": POINTS, "method": "otcmf"}, "method = otcmf.*did you mean otcfm"),
         ({"data": POINTS, "overrides": {"optim.lr": -1}}, "lr = -1"),

@@ -98,7 +98,10 @@ def sample_run(
     device = pick_device(config.device, world.card)
     sampler, updates = load_sampler(config, run, device)
     has_data = not (place or is_image_set(config.data.name))
-    data = Data(config.data, config.seed) if has_data else None
+    try:
+        data = Data(config.data, config.seed) if has_data else None
+    except UserError as error:
+        raise UserError(f"{error}; --out FILE.npz needs no data") from error
     source = build_source(config.data, config.seed, "sample")
     samples = generate(sampler, source, config.sampling.num_samples, device, world=world)
     if not world.is_main:

@@ -56,7 +56,9 @@ def find_folder(path: str | PathLike[str]) -> Path:
     if str(path).startswith("hf://"):
         return _downloaded(str(path))
     folder = Path(path).expanduser()
-    is_run = any((folder / name).is_file() for name in ("config.yaml", CONFIG_FILE))
+    index = folder / CONFIG_FILE  # programs of others have files of this name
+    is_export = index.is_file() and MARK in index.read_text("utf-8", "replace")
+    is_run = is_export or (folder / "config.yaml").is_file()
     return folder if is_run else pretrained_runs().get(str(path), folder)
 
 
@@ -71,7 +73,7 @@ def open_run(folder: Path) -> RunFolder:
         return ExportedRun(folder)
     known = ", ".join(pretrained_runs())
     raise UserError(
-        f"run = {folder}: no run folder (it has no config.yaml), nor a pretrained run ({known})"
+        f"run = {folder}: no run folder (it has no config.yaml); --pretrained runs are {known}"
     )
 
 
