@@ -115,8 +115,7 @@ class Phase(ABC):
 
 
 def outline(phase: Phase, config: Config, own: OwnNetwork | None = None) -> nn.Module:
-    """Return a phase's network, for its shapes: only weights of a caller's network are allocated.
-    Global generators do not change."""
+    """Return a phase's network for its shapes; weights are allocated only if it is the caller's."""
     place = "cpu" if config.model.network else "meta"  # a caller's code may read its tensors
     with keep_random_numbers(), torch.device(place):
         return phase.network(config, own)
