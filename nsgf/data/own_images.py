@@ -70,7 +70,7 @@ def inspect_images(config: DataConfig) -> Inspection:
     shape, memory = " x ".join(map(str, found.shape)), found.samples * math.prod(found.shape)
     broken, classes = found.broken or [], found.class_names or []
     notes = (
-        [f"data: {len(broken)} broken images left out: {list_names(broken, 5)}"] if broken else []
+        [f"data: left out {len(broken)} broken images: {list_names(broken, 5)}"] if broken else []
     )
     notes += [f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)}"]
     told = f"data: {len(classes)} classes: {list_names(classes)}"
