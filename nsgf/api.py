@@ -14,6 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -37,9 +38,11 @@ from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, choose_calls
 from nsgf.share.export import export_run
 from nsgf.share.exported import find_folder, open_run
+from nsgf.sinkhorn.base import to_tensor
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
+from nsgf.system.seeding import keep_random_numbers
 
 
 @contextmanager
@@ -136,25 +139,28 @@ class Run:
     def report(self, file: str | PathLike[str]) -> Path:
         """Write the page of ``nsgf report``; errors as for :meth:`evaluate`."""
         page, *_ = report_run(self.config, self._checkpoints("report"))
-        write_text(Path(file).expanduser(), Path(page).read_text("utf-8"))
-        return Path(file)
+        copy = Path(file).expanduser()
+        write_text(copy, Path(page).read_text("utf-8"))
+        return copy
 
     @_in_python_words()
     def export(self, to: str | PathLike[str]) -> Path:
         """Write the folder of ``nsgf export``, which must be new or empty; errors as for
         :meth:`evaluate`."""
-        export_run(self.config, self._checkpoints("export"), Path(to))
-        return Path(to)
+        folder = Path(to).expanduser()
+        export_run(self.config, self._checkpoints("export"), folder)
+        return folder
 
     def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
         """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square; raise UserError for other
         tensors, or a file that does not end in .png."""
-        images, png = torch.as_tensor(samples), Path(file).expanduser()
-        if images.ndim != 4 or not images.is_floating_point():
+        images, png = to_tensor("samples", samples), Path(file).expanduser()  # type: ignore[arg-type]
+        is_right = images.ndim == 4 and images.shape[1] in (1, 3) and images.numel() > 0
+        if not is_right or not images.is_floating_point():
             shown = f"{images.dtype} {[*images.shape]}"
-            raise UserError(f"samples: {shown}, must be floats (N, C, H, W)")
-        if png.suffix.lower() != ".png":
-            raise UserError(f"file = {file}: must end in .png")
+            raise UserError(f"samples: {shown}, must be floats (N, C, H, W), C 1 or 3")
+        if png.suffix.lower() != ".png" or not png.parent.is_dir():
+            raise UserError(f"file = {file}: must end in .png, in a folder that exists")
         save_grid(images, png)
         return png
 
@@ -203,8 +209,9 @@ def load(
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not None."""
-    return {key: value for key, value in values.items() if value is not None}
+    """Return the values that are not None, numbers of numpy as Python's."""
+    given = {key: value for key, value in values.items() if value is not None}
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
 
 
 @_in_python_words()
@@ -233,7 +240,7 @@ def train(
         data: tensor or array of points (N, D) in any units, or of images (N, C, S, S), uint8 or
             floats in [-1, 1] (kept as bytes); or a data set of torch with a length, of such
             samples or of pairs (sample, label). They are written once into ``OUT_DIR/.data``.
-        labels: classes of images, (N,), numbers from 0 on or names.
+        labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is true.
         network: a module with forward(x, t), with classes forward(x, t, labels), that returns x's
             shape; t (B,) in [0, 1), labels (B,) int32 or int64, 0 to K, K for no class. Every
             velocity network of the run starts as a copy of it, or is made by it if it is a function
@@ -266,7 +273,7 @@ def train(
 def _train(wanted: Request, network: OwnNetwork | None, quiet: bool) -> Run:
     run, device = RunFolder(wanted.run) if wanted.run else None, pick_device(wanted.config.device)
     cards = [device] if device.type == "cuda" else []
-    with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
+    with silence() if quiet else nullcontext(), keep_random_numbers(cards):
         if network is not None:
             check_network(network, wanted.config, device)
         for note in wanted.notes:

@@ -15,11 +15,12 @@ from nsgf.cli.flags import as_settings
 from nsgf.comparison import compare as comparing
 from nsgf.comparison.results import COLUMNS, FLOOR, read_rows
 from nsgf.comparison.tables import TABLE
-from nsgf.comparison.trials import Comparison, Draw
+from nsgf.comparison.trials import Comparison, Draw, method_title
 from nsgf.report.comparison import report_comparison
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError
 from nsgf.system.output import silence
+from nsgf.system.seeding import keep_random_numbers
 
 
 class Compared(NamedTuple):
@@ -77,7 +78,7 @@ def compare(
         comparison = Comparison.of(wanted.config, wanted.methods)
         _check_functions(methods or {}, comparison)
         cards = range(torch.cuda.device_count())
-        with silence() if quiet else nullcontext(), torch.random.fork_rng(cards):
+        with silence() if quiet else nullcontext(), keep_random_numbers(cards):
             files = comparing.compare(replace(comparison, functions=methods or {}))
             report_comparison(comparison.folder, wanted.config.out_dir)
     except Stopped as stopped:
@@ -95,8 +96,8 @@ def _check_functions(methods: Mapping[str, Draw], comparison: Comparison) -> Non
     """Raise UserError unless these are functions, whose names are not taken."""
     if not isinstance(methods, Mapping):
         raise UserError("methods: must be a dictionary of functions; others are named in against")
-    taken = [FLOOR, *comparison.methods]
+    taken = [FLOOR, *comparison.methods, *map(method_title, comparison.methods)]
     for name, draw in methods.items():
-        if not callable(draw) or name in taken:
-            must = f"must be a function draw(noise, nfe), with a name that is not in {taken}"
+        if not callable(draw) or not isinstance(name, str) or name in taken:
+            must = f"must be a function draw(noise, nfe), with a text as name, none of {taken}"
             raise UserError(f'methods["{name}"]: {must}')

@@ -154,10 +154,9 @@ def _data_rules(config: Config) -> Iterator[Rule]:
     is_image = isinstance(target, ImageSet)
     points = f"must be false for {data.name}, which are points"
     yield not is_image and config.evaluation.inception, "evaluation.inception", points
-    wrong = config.evaluation.classifier
-    yield wrong and not is_image, "evaluation.classifier", points
-    wrong = wrong and isinstance(target, ImageSet) and not target.read_labels
-    yield wrong, "evaluation.classifier", "must be false for images without enough of each class"
+    has_labels = isinstance(target, ImageSet) and target.read_labels is not None
+    few = "must be false without enough images of two or more classes"
+    yield config.evaluation.classifier and not has_labels, "evaluation.classifier", few
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:

@@ -1,5 +1,6 @@
 """Check and store the arguments of ``nsgf.train``: samples (in a file) and a network."""
 
+import copy
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from nsgf.cli.arguments import Request, request
+from nsgf.config.files import read_settings
 from nsgf.config.schema import Config
-from nsgf.data import shape_and_classes
+from nsgf.data import INSPECTORS, shape_and_classes
+from nsgf.data.own import check_same_data
 from nsgf.data.own_images import image_bytes
 from nsgf.models import make_own
 from nsgf.run.folder import OwnNetwork, ensure_writable, replacing
 from nsgf.system.errors import UserError, one_line
+from nsgf.system.seeding import keep_random_numbers
 
 Samples = Tensor | ArrayLike | Dataset[Any]
 """Points or images, as for ``nsgf.train``."""
@@ -37,8 +41,9 @@ def request_training(
     for key, array in arrays.items():
         digest.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
     name, resumed = next(iter(arrays)), words.get("run")
-    out_dir = f"{resumed}/.." if resumed else settings.get("out_dir", Config.out_dir)
-    folder = ensure_writable(Path(out_dir).expanduser().absolute() / ".data")
+    base = read_settings(Path(words["config"])) if "config" in words else {}
+    out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
+    folder = ensure_writable(Path(out_dir).expanduser().resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
     own: dict[str, Any] = {"data.name": name, "data.path": str(file)}
     if not resumed:
@@ -48,7 +53,11 @@ def request_training(
         with replacing(file) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
     try:
-        return request("train", words, {**own, **settings})
+        wanted = request("train", words, {**own, **settings})
+        if resumed:
+            section = wanted.config.data
+            check_same_data(section, INSPECTORS[name](section)[0].checksum)
+        return wanted
     except UserError as error:
         if is_new:
             file.unlink()
@@ -61,6 +70,8 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
         if isinstance(data, Dataset):
             data = default_collate([data[i] for i in range(len(data))])  # type: ignore[arg-type]
             if isinstance(data, list | tuple):
+                if len(data) + (labels is not None) > 2:
+                    raise ValueError("its items must be samples or pairs; labels belong to samples")
                 data, labels = (*data, labels)[:2]
         samples = _array(data)
         if samples.ndim < 3 and labels is not None:
@@ -82,24 +93,37 @@ def class_name(network: OwnNetwork | None) -> str | None:
     """Return the name of the class of a caller's network, None for none."""
     if network is None:
         return None
-    made = network if isinstance(network, nn.Module) or not callable(network) else network()
+    try:
+        with keep_random_numbers():
+            is_made = isinstance(network, nn.Module) or not callable(network)
+            made = network if is_made else network()
+    except Exception as error:  # a caller's code may raise any type
+        raise UserError(f"network: fails without arguments: {one_line(error)}") from error
     if not isinstance(made, nn.Module):
         raise UserError(f"network: {type(made).__name__}, must be a torch.nn.Module")
     return type(made).__name__
 
 
 def check_network(network: OwnNetwork, config: Config, device: torch.device) -> None:
-    """Raise UserError unless a caller's network takes a batch of two and returns its shape."""
+    """Raise UserError unless a caller's network takes a batch of two, returns its shape, and has
+    weights to train and no other state that changes."""
     shape, classes = shape_and_classes(config.data)
     inputs = {"x": torch.zeros(2, *shape), "t": torch.tensor([0.0, 0.5])}
     if classes:  # as training gives them; the last one stands for no class
         inputs["labels"] = torch.tensor([0, classes], dtype=torch.int32)
     try:
         with torch.no_grad():
-            model = make_own(network).to(device).eval()
+            model = make_own(network).to(device).train()
+            before = copy.deepcopy(model.state_dict())
             answer = model(*(part.to(device) for part in inputs.values()))
         if answer.shape != inputs["x"].shape:
             raise ValueError(f"returns {list(answer.shape)}, must be x's shape")
+        for name, part in model.state_dict().items():
+            if name not in before or not part.equal(before[name]):
+                instead = "GroupNorm for BatchNorm, and register buffers in __init__"
+                raise ValueError(f"a call changes {name}; use {instead}")
+        if not any(part.requires_grad for part in model.parameters()):
+            raise ValueError("no weight requires a gradient")
     except Exception as error:
         shown = ", ".join(f"{k} {list(v.shape)} {v.dtype}" for k, v in inputs.items())
         raise UserError(f"network: fails with {shown}: {one_line(error)}") from error

@@ -16,10 +16,10 @@ from nsgf.data import Data
 from nsgf.experiment import training_plan
 from nsgf.phases import Phase, get_phases
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder
+from nsgf.run.folder import RunFolder, ensure_writable
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
-from nsgf.system.errors import UserError, cause
+from nsgf.system.errors import UserError
 from nsgf.system.hardware import (
     describe,
     format_bytes,
@@ -72,7 +72,12 @@ def try_phases(config: Config, device: torch.device) -> Iterator[tuple[str, floa
     """Train each phase for a few updates in a temporary folder; yield a line about it, and its
     seconds in a run."""
     data = Data(config.data, config.seed)
-    with _trial_folder(Path(config.out_dir)) as folder:
+    place = Path(config.out_dir).expanduser().absolute()
+    while not place.exists():
+        place = place.parent
+    with tempfile.TemporaryDirectory(
+        prefix=".nsgf-preflight-", dir=ensure_writable(place)
+    ) as folder:
         run = RunFolder.prepare(Path(folder) / "run")
         for phase in get_phases(config.phases):
             yield _try_phase(config, phase, data, run, device)
@@ -100,20 +105,6 @@ def _tried(work: Callable[[], Iterable[str]]) -> Iterator[str]:
         yield f"NO {error}"
     except torch.cuda.OutOfMemoryError:
         yield "NO the card's memory is full; use a smaller --batch-size or a smaller model"
-
-
-def _trial_folder(out_dir: Path) -> "tempfile.TemporaryDirectory[str]":
-    """Return a temporary folder on the same disk as the runs."""
-    place = out_dir.expanduser().absolute()
-    while not place.exists():
-        place = place.parent
-    try:
-        return tempfile.TemporaryDirectory(prefix=".nsgf-preflight-", dir=place)
-    except OSError as error:
-        raise UserError(
-            f"out_dir: {place} cannot be written ({cause(error)}); name another folder with "
-            "--out-dir DIR"
-        ) from error
 
 
 def _try_phase(

@@ -109,12 +109,13 @@ def test_networks_can_be_called(small_run):
         assert not any(part.requires_grad for part in network.parameters())
 
 
-def test_a_run_does_what_the_commands_do(small_run, tmp_path):
+def test_a_run_does_what_the_commands_do(small_run, tmp_path, monkeypatch):
     run = nsgf.load(small_run.path)
     assert run.evaluate()["w2"] == json.loads((run.path / "metrics.json").read_text())["w2"]
-    assert run.report(tmp_path / "page.html").read_text().lower().startswith("<!doctype html>")
-    exported = nsgf.load(run.export(tmp_path / "out"))
-    assert torch.equal(exported.sample(5, seed=0), run.sample(5, seed=0))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run.report("~/page.html").read_text().lower().startswith("<!doctype html>")
+    exported = nsgf.load(run.export("~/out"))
+    assert torch.equal(exported.sample(np.int64(5), seed=np.int32(0)), run.sample(5, seed=0))
     for work in (exported.report, exported.export):
         with pytest.raises(UserError, match="was exported"):
             work(tmp_path / "x")
@@ -125,9 +126,11 @@ def test_a_run_does_what_the_commands_do(small_run, tmp_path):
 def test_images_are_saved(small_run, tmp_path):
     run, images = nsgf.load(small_run.path), torch.rand(9, 3, 8, 8)
     assert Image.open(run.save_images(tmp_path / "a.png", images)).size[0] > 24
-    for file, wrong in (("a.jpg", images), ("a.png", images[0]), ("a.png", images.byte())):
+    no_images = (images[0], images.byte(), images[:0], images[:, :2], [["a"]])
+    files = [("a.jpg", images), ("no/a.png", images)]
+    for file, wrong in (*files, *(("a.png", wrong) for wrong in no_images)):
         with pytest.raises(UserError, match=r"samples|file"):
-            run.save_images(tmp_path / file, wrong.numpy())
+            run.save_images(tmp_path / file, wrong)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,20 @@ def test_a_run_of_tensors_is_the_run_of_their_file(tmp_path):
     assert ((samples.mean(0) - POINTS.mean(0)).abs() < 2 * POINTS.std(0)).all()
 
 
+def test_data_of_a_run_are_found_beside_it(tmp_path):
+    """In the folder that a file names, also once the run is renamed; others leave no file."""
+    (tmp_path / "own.yaml").write_text(f"exp: points\nout_dir: {tmp_path}/runs\n")
+    run = nsgf.train(config=tmp_path / "own.yaml", data=POINTS, overrides=SMALL, quiet=True)
+    (file,) = (tmp_path / "runs" / ".data").iterdir()
+    with pytest.raises(UserError, match=r"^data: holds other points"):
+        nsgf.train(resume=run.path, data=POINTS + 1, quiet=True)
+    assert list(file.parent.iterdir()) == [file]
+    nsgf.train(resume=run.path, data=POINTS, quiet=True, iterations=5)
+    moved = run.path.rename(tmp_path / "runs" / "renamed")
+    again = nsgf.train(resume=moved, quiet=True, iterations=6)
+    assert again.config.data.path == str(file)
+
+
 def test_labels_make_a_run_conditional(tmp_path):
     run = train(tmp_path, data=TensorDataset(torch.from_numpy(PIXELS) / 127.5 - 1, LABELS))
     assert (run.config.data.conditional, run.config.method) == (True, "nsgf++h")
@@ -53,6 +67,11 @@ def test_labels_make_a_run_conditional(tmp_path):
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
         ({"data": ["a"]}, "data: "),
         ({"data": TensorDataset(POINTS, LABELS)}, "data: points"),
+        ({"data": TensorDataset(POINTS, LABELS, LABELS)}, "data: .*pairs"),
+        (
+            {"data": TensorDataset(torch.from_numpy(PIXELS), LABELS), "labels": LABELS},
+            "data: .*lab",
+        ),
         ({"data": PIXELS, "labels": LABELS[:9]}, "labels: .*40"),
         ({"data": POINTS, "method": "otcmf"}, "method = otcmf.*did you mean otcfm"),
         ({"data": POINTS, "overrides": {"optim.lr": -1}}, "lr = -1"),
@@ -71,12 +90,12 @@ def test_errors_name_settings_and_no_flags(tmp_path):
 
 
 class MyUNet(nn.Module):
-    """One level down and up, with the time and perhaps a class, and batch normalization."""
+    """One level down and up, with the time and perhaps a class, and code that reads a tensor."""
 
     def __init__(self, width: int = 8, classes: int = 0):
         super().__init__()
         self.first, self.down = nn.Conv2d(1, width, 3, padding=1), nn.Conv2d(width, width, 2, 2)
-        self.time, self.norm = nn.Linear(1, width), nn.BatchNorm2d(width)
+        self.time, self.norm = nn.Linear(1, width), nn.GroupNorm(torch.tensor(2).item(), width)
         self.up, self.last = nn.ConvTranspose2d(width, width, 2, 2), nn.Conv2d(2 * width, 1, 1)
         self.label = nn.Embedding(classes + 1, width) if classes else None
 
@@ -89,6 +108,14 @@ class MyUNet(nn.Module):
         return self.last(torch.cat([skip, self.up(low)], 1))
 
 
+class OwnState(MyUNet):
+    """Registers a buffer in its first call."""
+
+    def forward(self, x, t):
+        self.register_buffer("scale", torch.ones(1))
+        return super().forward(x, t)
+
+
 class Flat(nn.Linear):
     """Returns another shape."""
 
@@ -97,6 +124,12 @@ class Flat(nn.Linear):
 
     def forward(self, x, t):
         return super().forward(x.flatten(1))
+
+
+def with_norm(norm):
+    network = MyUNet()
+    network.norm = norm
+    return network
 
 
 def train_own(folder, network, overrides=None, **how):
@@ -143,6 +176,16 @@ def test_a_network_is_interrupted_resumed_and_exported(tmp_path, capsys):
                 nsgf.load(place, network=other)
 
 
+def test_random_numbers_of_the_caller_stay(tmp_path):
+    np.random.seed(0)  # noqa: NPY002
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    run = train_own(tmp_path, MyUNet, {"nsf.starts": None}, method="otcfm")
+    for folder in (run.path, run.export(tmp_path / "out")):
+        nsgf.load(folder, network=MyUNet)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002
+
+
 def test_a_network_is_given_classes(tmp_path):
     settings = {"nsf.starts": None, "generator.batch_size": 12}
     run = train_own(
@@ -159,6 +202,11 @@ def test_a_network_is_given_classes(tmp_path):
         (lambda: MyUNet().up, "network: fails"),
         (Flat(), r"network: .* returns \[2, 64\]"),
         (3, "network: int"),
+        (lambda x, t: x, "network: .*arguments"),
+        (MyUNet().requires_grad_(False), "network: .*no weight"),
+        (OwnState(), "network: .*scale"),
+        (with_norm(nn.BatchNorm2d(8)), "network: .*running_mean"),
+        (with_norm(nn.LazyConv2d(8, 1)), "network: .*Lazy"),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused(network, what, tmp_path):

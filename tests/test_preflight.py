@@ -66,4 +66,5 @@ def test_all_that_stops_a_run_is_said_at_once(tiny, tmp_path):
 def test_folder_that_cannot_be_written_stops_a_run(tiny, tmp_path):
     (tmp_path / "file").write_text("")
     *_, last = preflight(replace(tiny, out_dir=str(tmp_path / "file" / "runs")))
-    assert last.startswith("NO out_dir")
+    assert last.startswith("NO ")
+    assert "--out-dir" in last

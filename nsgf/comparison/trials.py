@@ -22,7 +22,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import FlowSampler, Leg, Samples, limit_calls, possible_calls
 from nsgf.sampling.solvers import Observer
 from nsgf.sinkhorn.base import Array, to_tensor
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, one_line
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
 
@@ -191,7 +191,11 @@ class FunctionLeg(Leg):
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         noise = samples.x
-        x = to_tensor(self._name, self._draw(noise.clone(), self._nfe))
+        try:
+            drawn = self._draw(noise.clone(), self._nfe)
+        except Exception as error:
+            raise UserError(f"{self._name}: {type(error).__name__}: {one_line(error)}") from error
+        x = to_tensor(self._name, drawn)
         if x.shape != noise.shape or not x.isfinite().all():
             raise UserError(
                 f"{self._name}: returned {tuple(x.shape)} at nfe = {self._nfe}: must be finite "

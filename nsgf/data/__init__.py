@@ -75,8 +75,8 @@ def data_classes(config: DataConfig) -> int:
 def class_number(config: DataConfig, label: str | int | None) -> int | None:
     """Return the number of a class from its name or its number; None: there is no such class."""
     names = class_names(config)
-    if label in names:
-        return names.index(label)
+    if str(label) in names:  # YAML reads a name of digits as a number
+        return names.index(str(label))
     number = int(label) if str(label).isdecimal() else -1  # type: ignore[arg-type]
     return number if 0 <= number < len(names) else None
 

@@ -53,12 +53,41 @@ Inspection = tuple[Found, tuple[str, ...]]
 
 def read_found(config: DataConfig) -> Found:
     """Return what was found at ``data.path`` when the run was begun; raise UserError if nothing
-    was."""
+    was, or the description is damaged."""
     if not config.found:
         raise UserError(
             f"data.path = {config.path}: name the {config.name} to train on with --data.path"
         )
-    return Found(**config.found)
+    try:
+        found = Found(**config.found)
+        is_right = _is_possible(found, axes=3 if config.name == "images" else 1)
+    except TypeError:
+        is_right = False
+    if not is_right:
+        raise UserError(f"data.found: damaged, does not describe {config.name}; train a new run")
+    return found
+
+
+def _is_possible(found: Found, axes: int) -> bool:
+    """Whether a description, perhaps of a stranger's file, has values of possible types and sizes;
+    raise TypeError for some that are impossible."""
+    texts = [
+        found.checksum,
+        *(found.names or ()),
+        *(found.class_names or ()),
+        *(found.broken or ()),
+    ]
+    numbers = [*(found.mean or ()), *(found.scale or ())]
+    columns = () if axes == 3 else (found.names, found.mean, found.scale)
+    return (
+        all(type(size) is int and size > 0 for size in (found.samples, *found.shape))
+        and len(found.shape) == axes
+        and found.classes in range(min(found.samples, 2**16) + 1)  # their names fit into memory
+        and len(found.class_names or range(found.classes)) == found.classes
+        and {str} >= {*map(type, texts)}
+        and {int, float} >= {*map(type, numbers)}
+        and all(len(part or ()) == found.shape[0] for part in columns)
+    )
 
 
 def check_same_data(config: DataConfig, checksum: str) -> None:
@@ -178,20 +207,23 @@ def _choose(columns: str | None, names: Sequence[str]) -> list[int]:
     places = {str(number + 1): number for number in range(len(names))}
     places |= {name: number for number, name in enumerate(names)}
     for name in wanted:
-        if name not in places:
-            raise ValueError(f"data.columns: no column {name}, must be of {list_names(names)}")
+        if name not in places or names.count(name) > 1:
+            raise ValueError(f"data.columns: {name} must be one column of {list_names(names)}")
     return [places[name] for name in wanted] or list(range(len(names)))
 
 
 def _read_csv(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the values of the columns, float64, (N, D), and their names in the first line, if it
-    has no number; raise ValueError for anything else."""
+    has a text above a number; raise ValueError for anything else."""
     lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     if len(lines) < LEAST:
         raise ValueError(f"{len(lines)} lines, must be at least {LEAST} points")
     separator = max(SEPARATORS, key=lines[0].count)
-    (row,) = csv.reader(lines[:1], delimiter=separator)
-    has_names = not any(map(_is_number, row))
+    row, below = csv.reader(lines[:2], delimiter=separator)
+    for number, cells in enumerate(csv.reader(lines, delimiter=separator), 1):
+        if len(cells) != len(row):
+            raise ValueError(f"row {number} has {len(cells)} cells, row 1 has {len(row)}")
+    has_names = any(map(_is_name, row, below))
     names = [(has_names and one_line(name)) or _unnamed(n) for n, name in enumerate(row)]
     chosen = _choose(config.columns, names)
     how: dict[str, Any] = {"delimiter": separator, "quotechar": '"', "comments": None, "ndmin": 2}
@@ -200,9 +232,12 @@ def _read_csv(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ..
     except ValueError as error:
         hint = "Numbers have a decimal point: 0.5; --data.columns A,B leaves columns out"
         raise ValueError(f"{error} {hint}") from error
-    if len(chosen) != values.shape[1]:
-        raise ValueError(f"{len(chosen)} names for {values.shape[1]} columns")
     return values, tuple(names[number] for number in chosen)
+
+
+def _is_name(text: str, below: str) -> bool:
+    """Whether a cell of the first line is the name of a column of numbers."""
+    return bool(text.strip()) and not _is_number(text) and _is_number(below)
 
 
 def _is_number(text: str) -> bool:

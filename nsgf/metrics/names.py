@@ -47,6 +47,8 @@ def is_measure(key: str) -> bool:
 def describe(metrics: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return key, value and floor of each line of ``metrics.json`` as text, with the spread over
     draws; the floor is empty for lines without one."""
+    # in files of earlier versions "precision" may be the precision of sampling
+    metrics = {k: v for k, v in metrics.items() if not (is_measure(k) and isinstance(v, str))}
     floors = {key: FLOORS.get(key, f"{key}_floor") for key in metrics if is_measure(key)}
     beside = {f"{key}{end}" for key in (*floors, *floors.values()) for end in ("_std", "_noise")}
     lines = []

@@ -10,14 +10,14 @@ from torch import nn
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import Config, PhaseName, family
 from nsgf.data import Data, shape_and_classes
-from nsgf.models import count_parameters, make_own, velocity_network
+from nsgf.models import make_own, velocity_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import OwnNetwork, RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import Leg, StraightFlow
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
-from nsgf.system.seeding import derive_seed
+from nsgf.system.seeding import derive_seed, keep_random_numbers
 from nsgf.training.precision import Precision, supported_precision
 from nsgf.training.task import Task
 
@@ -114,10 +114,12 @@ class Phase(ABC):
         return
 
 
-def count_weights(phase: Phase, config: Config, own: OwnNetwork | None = None) -> int:
-    """Return the number of weights of a phase's network, without allocating them."""
-    with torch.device("meta"):
-        return count_parameters(phase.network(config, own))
+def outline_network(phase: Phase, config: Config, own: OwnNetwork | None = None) -> nn.Module:
+    """Return a phase's network, for its shapes: only weights of a caller's network are allocated.
+    Global generators do not change."""
+    place = "cpu" if config.model.network else "meta"  # a caller's code may read its tensors
+    with keep_random_numbers(), torch.device(place):
+        return phase.network(config, own)
 
 
 def new_network(
@@ -125,7 +127,7 @@ def new_network(
 ) -> nn.Module:
     """Return a phase's network before its first update. Its weights depend on seed and phase;
     torch's global generator does not change."""
-    with torch.random.fork_rng(devices=[]):
+    with keep_random_numbers():
         torch.manual_seed(derive_seed(config.seed, phase.name, "init"))
         return phase.network(config, own).to(device)
 

@@ -77,7 +77,6 @@ def sample_run(
     Args:
         config: the run's settings with this command's on top. Where ``out_dir`` is not the folder
             that holds the run, the files go to ``OUT_DIR/RUN/samples``.
-        run: its folder.
         world: the processes that sample together, of which the first writes; None: only this one.
         nfe: network calls for each sample, or the nearest possible number below; None: what the
             settings of sampling imply.
@@ -100,7 +99,10 @@ def sample_run(
     device = pick_device(config.device, world.card)
     sampler, updates = load_sampler(config, run, device)
     has_data = not (place or is_image_set(config.data.name))
-    data = Data(config.data, config.seed) if has_data else None
+    try:
+        data = Data(config.data, config.seed) if has_data else None
+    except UserError as error:
+        raise UserError(f"{error}; --out FILE.npz needs no data") from error
     source = build_source(config.data, config.seed, "sample")
     samples = generate(sampler, source, config.sampling.num_samples, device, world=world)
     if not world.is_main:
@@ -111,10 +113,8 @@ def sample_run(
         _write_output(config, samples, place)
         return [count, str(place)]
     suffix = changed_settings(config, run)
-    arrays, grid, trajectory = (
-        folder / name.replace(".", f"{suffix}.")
-        for name in ("samples.npz", "grid.png", "trajectory.png")
-    )
+    arrays, grid = folder / f"samples{suffix}.npz", folder / f"grid{suffix}.png"
+    trajectory = folder / f"trajectory{suffix}.png"
     _save_arrays(config, samples, arrays)
     save_figure(_path_figure(config, sampler, data, device), trajectory)
     if data:

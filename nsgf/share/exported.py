@@ -25,7 +25,13 @@ from nsgf.config.leaves import find_contradictions
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import Config, PhaseName
 from nsgf.phases import Phase
-from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, TrainedNetwork, restored_network
+from nsgf.phases.base import (
+    FREE_IN_SAMPLING,
+    SharedRun,
+    TrainedNetwork,
+    outline_network,
+    restored_network,
+)
 from nsgf.run.checkpoint import is_finite, newer_format_error
 from nsgf.run.folder import RunFolder, check_links, phase_stem
 from nsgf.system.errors import UserError, cause, one_line
@@ -56,7 +62,9 @@ def find_folder(path: str | PathLike[str]) -> Path:
     if str(path).startswith("hf://"):
         return _downloaded(str(path))
     folder = Path(path).expanduser()
-    is_run = any((folder / name).is_file() for name in ("config.yaml", CONFIG_FILE))
+    index = folder / CONFIG_FILE  # programs of others have files of this name
+    is_export = index.is_file() and MARK in index.read_text("utf-8", "replace")
+    is_run = is_export or (folder / "config.yaml").is_file()
     return folder if is_run else pretrained_runs().get(str(path), folder)
 
 
@@ -71,7 +79,7 @@ def open_run(folder: Path) -> RunFolder:
         return ExportedRun(folder)
     known = ", ".join(pretrained_runs())
     raise UserError(
-        f"run = {folder}: no run folder (it has no config.yaml), nor a pretrained run ({known})"
+        f"run = {folder}: no run folder (it has no config.yaml); --pretrained runs are {known}"
     )
 
 
@@ -131,9 +139,8 @@ class ExportedRun(SharedRun):
         state = self._state(file)
         for key, part in state.items():  # of an export with --half
             state[key] = part.float() if part.dtype == torch.float16 else part
-        with torch.device("meta"):  # check the file before weights are allocated
-            network = phase.network(config, self.network)
-        if problem := misfit(state, network.state_dict()):
+        network = outline_network(phase, config, self.network)
+        if problem := misfit(state, network.state_dict()):  # before weights are allocated
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the dtypes: torch cannot compare 8-bit
             raise UserError(f"{file}: has values that are not finite")

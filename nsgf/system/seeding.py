@@ -1,7 +1,10 @@
 """Named random streams: the run's seed and a name determine every random number."""
 
 import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 
@@ -20,6 +23,17 @@ def seed_torch(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+
+
+@contextmanager
+def keep_random_numbers(cards: Sequence[int | torch.device] = ()) -> Iterator[None]:
+    """Context that restores the global generators of NumPy, and of torch for CPU and ``cards``."""
+    state = np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(cards):
+            yield
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
 
 
 def make_generator(seed: int, *names: str | int) -> torch.Generator:

@@ -175,8 +175,6 @@ class TrainState:
         function for each update, which profilers keep."""
         decay = ema_decay(self.step, self.config)
         torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
-        for average, buffer in zip(self.ema.buffers(), self.forward.model.buffers(), strict=True):
-            average.copy_(buffer)  # of batch normalization in a caller's network
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state. ``step`` also determines all random streams of the phase."""

@@ -59,6 +59,29 @@ def test_large_numbers_keep_their_differences(tmp_path):
     assert float((back - real).abs().max()) < 1e-3
 
 
+FOUND = {"samples": 40, "shape": [1, 8, 8], "checksum": "x", "classes": 2}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"classes": 10**8, "samples": 10**9},
+        {"classes": 41},
+        {"class_names": 7},
+        {"class_names": ["a"]},
+        {"class_names": ["a", ["b"]]},
+        {"shape": 5},
+        {"shape": [8]},
+        {"samples": "x"},
+        {"colour": 1},
+        {"broken": [1]},
+    ],
+)
+def test_a_strangers_description_is_checked(wrong):
+    with pytest.raises(UserError, match=r"^data\.found"):
+        target_set(DataConfig(name="images", path="x", size=8, found={**FOUND, **wrong}))
+
+
 @pytest.mark.parametrize("name", INSPECTORS)
 def test_data_that_were_not_inspected_are_refused(name):
     with pytest.raises(UserError, match=rf"data\.path = x: .*{name}"):
@@ -134,7 +157,7 @@ WRONG_LINES = {
     "nan": ([*ROWS, "nan,2", "1,inf"], "nan in point 21, coordinate 1"),
     "constant": (["a,b", *(f"{number},7" for number in range(20))], "in b;"),
     "few": (ROWS[:15], "16"),
-    "title": (["title", *ROWS], "1 names for 2 columns"),
+    "title": (["title", *ROWS], "row 2 has 2 cells, row 1 has 1"),
 }
 
 
@@ -172,6 +195,15 @@ def test_columns_are_chosen_by_name_or_number(tmp_path):
     assert table(file, columns="4")[1] == ("a",)
     assert "id, kind, b, a" in refused(file, columns="c")
     assert "--data.columns" in refused(file)
+    assert "row 22 has 5" in refused(
+        write_csv(tmp_path / "v.csv", *lines, "1,2,3,4,5"), columns="b"
+    )
+    assert "x must be" in refused(write_csv(tmp_path / "w.csv", "x,x", *ROWS), columns="x")
+    numbered = write_csv(tmp_path / "u.csv", "x,2020", *ROWS)
+    assert [part.size for part in (table(numbered, columns="2020")[0], table(numbered)[0])] == [
+        20,
+        40,
+    ]
     rows = write_csv(tmp_path / "y.csv", *ROWS)
     assert table(rows, columns="2,1")[0].tolist() == [[n * n, n] for n in range(20)]
     np.save(tmp_path / "z.npy", own_points())

@@ -169,6 +169,8 @@ def test_pretrained_run_is_opened_by_its_name(shipped_run, exported, tmp_path, m
     with pytest.raises(UserError, match="tiny"):
         nsgf.load("other")
     (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text('{"model_type": "gpt2"}')
+    assert main(["sample", "--run=tiny"]) == 2
     assert nsgf.load("tiny").path == exported
     shutil.copytree(exported, tmp_path / "tiny", dirs_exist_ok=True)
     assert nsgf.load("tiny").path == Path("tiny")
