@@ -20,7 +20,7 @@ from nsgf.config.schema import Config, OptimConfig, PhaseName
 from nsgf.data import Data
 from nsgf.models import count_parameters
 from nsgf.phases import Phase, get_phases
-from nsgf.phases.base import outline_network
+from nsgf.phases.base import outline
 from nsgf.phases.resume import finish_restart, pending_phases, restart
 from nsgf.report.samples import show_preview
 from nsgf.run import checkpoint
@@ -188,7 +188,7 @@ def training_plan(
         precision = pick_precision(config.train.precision, device)
         optim: OptimConfig = getattr(config, phase.name)
         check_shares({f"{phase.name}.batch_size": optim.batch_size}, world.size)
-        weights[phase.name] = count_parameters(outline_network(phase, config, network))
+        weights[phase.name] = count_parameters(outline(phase, config, network))
         lines.append(
             f"{phase.name}: {optim.iterations} updates of {optim.batch_size}, "
             f"{weights[phase.name] / 1e6:.2f} M weights, {precision}"

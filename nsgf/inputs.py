@@ -95,18 +95,16 @@ def class_name(network: OwnNetwork | None) -> str | None:
         return None
     try:
         with keep_random_numbers():
-            is_made = isinstance(network, nn.Module) or not callable(network)
-            made = network if is_made else network()
+            made = make_own(network) if callable(network) else network
     except Exception as error:  # a caller's code may raise any type
-        raise UserError(f"network: fails without arguments: {one_line(error)}") from error
+        raise UserError(f"network: cannot be made or copied ({one_line(error)})") from error
     if not isinstance(made, nn.Module):
         raise UserError(f"network: {type(made).__name__}, must be a torch.nn.Module")
     return type(made).__name__
 
 
 def check_network(network: OwnNetwork, config: Config, device: torch.device) -> None:
-    """Raise UserError unless a caller's network takes a batch of two, returns its shape, and has
-    weights to train and no other state that changes."""
+    """Raise UserError unless a caller's network fits the data, and can be trained and averaged."""
     shape, classes = shape_and_classes(config.data)
     inputs = {"x": torch.zeros(2, *shape), "t": torch.tensor([0.0, 0.5])}
     if classes:  # as training gives them; the last one stands for no class
@@ -120,8 +118,7 @@ def check_network(network: OwnNetwork, config: Config, device: torch.device) -> 
             raise ValueError(f"returns {list(answer.shape)}, must be x's shape")
         for name, part in model.state_dict().items():
             if name not in before or not part.equal(before[name]):
-                instead = "GroupNorm for BatchNorm, and register buffers in __init__"
-                raise ValueError(f"a call changes {name}; use {instead}")
+                raise ValueError(f"a call changes {name}; use no BatchNorm nor lazy parts")
         if not any(part.requires_grad for part in model.parameters()):
             raise ValueError("no weight requires a gradient")
     except Exception as error:

@@ -8,7 +8,7 @@ from nsgf import experiment
 from nsgf.experiment import check_space, training_plan
 from nsgf.models import count_parameters
 from nsgf.phases import get_phase
-from nsgf.phases.base import outline_network
+from nsgf.phases.base import outline
 from nsgf.run.folder import RunFolder, previous_file
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -17,7 +17,7 @@ from tests.pool.conftest import CPU
 
 
 def test_a_checkpoint_has_about_the_bytes_that_are_asked_for(tiny, tiny_run):
-    expected = experiment.WEIGHT_BYTES * count_parameters(outline_network(get_phase("nsgf"), tiny))
+    expected = experiment.WEIGHT_BYTES * count_parameters(outline(get_phase("nsgf"), tiny))
     size = tiny_run.checkpoint_file("nsgf").stat().st_size
     assert expected < size < expected + 20_000
 

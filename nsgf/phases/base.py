@@ -114,7 +114,7 @@ class Phase(ABC):
         return
 
 
-def outline_network(phase: Phase, config: Config, own: OwnNetwork | None = None) -> nn.Module:
+def outline(phase: Phase, config: Config, own: OwnNetwork | None = None) -> nn.Module:
     """Return a phase's network, for its shapes: only weights of a caller's network are allocated.
     Global generators do not change."""
     place = "cpu" if config.model.network else "meta"  # a caller's code may read its tensors

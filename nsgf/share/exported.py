@@ -25,13 +25,7 @@ from nsgf.config.leaves import find_contradictions
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import Config, PhaseName
 from nsgf.phases import Phase
-from nsgf.phases.base import (
-    FREE_IN_SAMPLING,
-    SharedRun,
-    TrainedNetwork,
-    outline_network,
-    restored_network,
-)
+from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, TrainedNetwork, outline, restored_network
 from nsgf.run.checkpoint import is_finite, newer_format_error
 from nsgf.run.folder import RunFolder, check_links, phase_stem
 from nsgf.system.errors import UserError, cause, one_line
@@ -139,7 +133,7 @@ class ExportedRun(SharedRun):
         state = self._state(file)
         for key, part in state.items():  # of an export with --half
             state[key] = part.float() if part.dtype == torch.float16 else part
-        network = outline_network(phase, config, self.network)
+        network = outline(phase, config, self.network)
         if problem := misfit(state, network.state_dict()):  # before weights are allocated
             raise UserError(f"{file} does not fit the network of {CONFIG_FILE} ({problem})")
         if not is_finite(state):  # after the dtypes: torch cannot compare 8-bit
