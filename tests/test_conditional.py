@@ -52,6 +52,8 @@ def test_label_of_a_command_line_is_that_of_all_samples(told_run, small_run, tmp
     sample_run(asked, run)
     saved = np.load(run.samples / "samples-label7.npz")
     assert saved["labels"].tolist() == [7] * 23
+    sample_run(asked, run, out=str(tmp_path / "pictures"))
+    assert (tmp_path / "pictures" / "000022-7.png").is_file()
     opened = nsgf.load(run.path)
     sevens = opened.sample(23, label="7", seed=config.seed)
     assert np.array_equal(sevens.numpy(), saved["x"])

@@ -119,11 +119,11 @@ def _request(
     method = flags.pop("method", None) if run is None else None
     config, flags, notes = _configure(content, method, flags, run, smaller_batches)
     methods: tuple[Config, ...] = ()
-    if command == "compare":
-        methods = tuple(
-            _configure(content, name, flags, None, smaller_batches)[0]
-            for name in config.compare.methods
-        )
+    for name in config.compare.methods if command == "compare" else ():
+        try:
+            methods += (_configure(content, name, flags, None, smaller_batches)[0],)
+        except UserError as error:
+            raise UserError(f"{error} (method {name})") from error
     if run:
         home = os.path.dirname(os.path.abspath(run.path))
         out = os.path.abspath(os.path.expanduser(flags.get("out_dir", home)))

@@ -99,7 +99,7 @@ def measure_table(rows: Sequence[Row], metric: str) -> Table:
 
 
 def _head(title: str, rows: Sequence[Row]) -> list[str]:
-    return [title, *(f"{target}, {nfe}" for target, nfe in columns_of(rows))]
+    return [title, *(f"{target}, NFE {nfe}" for target, nfe in columns_of(rows))]
 
 
 def _remark(rows: Sequence[Row], method: str, target: str, nfe: int) -> str:

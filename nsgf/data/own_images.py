@@ -71,7 +71,7 @@ def inspect_images(config: DataConfig) -> Inspection:
     broken, classes = found.broken or [], found.class_names or []
     notes = [f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)}"]
     if broken:
-        notes.insert(0, f"data: {len(broken)} broken images left out: {list_names(broken, 5)}")
+        notes.insert(0, f"data: left out {len(broken)} broken images: {list_names(broken, 5)}")
     told = f"data: {len(classes)} classes: {list_names(classes)}"
     without = f"labels, or two or more subfolders with {LEAST_OF_CLASS} or more images in each"
     return found, (*notes, told if classes else f"evaluation.classifier: off, it needs {without}")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -151,14 +152,17 @@ def _write_output(config: Config, samples: Samples, path: Path) -> None:
     elif is_image_set(config.data.name):
         from PIL import Image
 
+        names, labels = class_names(config.data), samples.labels
         for number, image in enumerate(to_bytes(samples.x).permute(0, 2, 3, 1).numpy()):
-            Image.fromarray(image.squeeze()).save(path / f"{number:06d}.png")
+            label = "" if labels is None else "-" + re.sub(r"\W+", "_", names[int(labels[number])])
+            Image.fromarray(image.squeeze()).save(path / f"{number:06d}{label}.png")
     else:
         x, text = in_units(config.data, samples.x).numpy(), io.StringIO()
         target = target_set(config.data)
-        names = target.found.names if isinstance(target, TableSet) else None
-        names = names or [f"x{number}" for number in range(1, x.shape[1] + 1)]
-        csv.writer(text, lineterminator="\n").writerows([names, *x.astype(str)])
+        columns = target.found.names if isinstance(target, TableSet) else None
+        columns = columns or [f"x{number}" for number in range(1, x.shape[1] + 1)]
+        rows = [[f"{value:.8g}" for value in row] for row in x]
+        csv.writer(text, lineterminator="\n").writerows([columns, *rows])
         write_text(path, text.getvalue())
 
 

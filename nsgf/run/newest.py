@@ -40,7 +40,7 @@ def newest_run(
         return begun[0], f"run {begun[0].path}"
     of_method = f" with method {method}" if method else ""
     unusable = f" that can be used, not {', '.join(passed)}" if passed else ""
-    raise UserError(
-        f"no run of {stem}{of_method} in {out_dir}{unusable}: train one, or name its folder with "
-        "--run DIR"
-    )
+    hint = "train one, or name its folder with --run DIR"
+    if not smoke and dated_folders(out_dir.expanduser(), folder_stem(exp, True)):
+        hint = "add --smoke for the smoke run that is there, or train one"
+    raise UserError(f"no run of {stem}{of_method} in {out_dir}{unusable}: {hint}")

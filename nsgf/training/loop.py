@@ -119,6 +119,7 @@ class PhaseLoop:
                     pending = None
                 if logs:
                     self._log()
+                    progress.update(0, loss=self.mean_loss)
                 if saves:
                     self._save()
             self._settle(pending, progress)

@@ -31,7 +31,7 @@ def test_verdict(differences, metric, word):
 
 def test_table_has_a_head_and_floors():
     lines = markdown(ROWS).splitlines()
-    assert (lines[0], lines[4]) == ("| W2 ↓ | moons, 10 |", "| floor | 0.050 |")
+    assert (lines[0], lines[4]) == ("| W2 ↓ | moons, NFE 10 |", "| floor | 0.050 |")
 
 
 def test_each_measure_has_its_differences_unless_there_is_one_method():
@@ -125,7 +125,7 @@ def test_latex_has_the_tables_of_the_markdown():
     measures = r"""
 \begin{tabular}{lr}
 \toprule
-recall \& 100\% & 8gaussians\_moons, 10 \\
+recall \& 100\% & 8gaussians\_moons, NFE 10 \\
 \midrule
 NSGF & \textbf{0.200 $\pm$ 0.100} \\
 I-CFM & 0.303 $\pm$ 0.105 \\
