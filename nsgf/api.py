@@ -121,6 +121,7 @@ class Run:
         }
         config = build(Config, merge_settings(asdict(self.config), parse_settings(_given(changes))))
         check(config)
+        nfe = _given({"nfe": nfe}).get("nfe")
         if nfe is not None:
             legs = [phase.leg for phase in get_phases(list(self.networks))]
             config = choose_calls(config, legs, nfe)

@@ -115,7 +115,9 @@ def test_a_run_does_what_the_commands_do(small_run, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert run.report("~/page.html").read_text().lower().startswith("<!doctype html>")
     exported = nsgf.load(run.export("~/out"))
-    assert torch.equal(exported.sample(np.int64(5), seed=np.int32(0)), run.sample(5, seed=0))
+    assert torch.equal(
+        exported.sample(np.int64(5), np.int32(0), nfe=np.int64(9)), run.sample(5, 0, nfe=9)
+    )
     for work in (exported.report, exported.export):
         with pytest.raises(UserError, match="was exported"):
             work(tmp_path / "x")

@@ -60,23 +60,17 @@ def read_found(config: DataConfig) -> Found:
         )
     try:
         found = Found(**config.found)
-        is_right = _is_possible(found, axes=3 if config.name == "images" else 1)
+        if _is_possible(found, axes=3 if config.name == "images" else 1):
+            return found
     except TypeError:
-        is_right = False
-    if not is_right:
-        raise UserError(f"data.found: damaged, does not describe {config.name}; train a new run")
-    return found
+        pass
+    raise UserError(f"data.found: damaged, or does not describe {config.name}; train a new run")
 
 
 def _is_possible(found: Found, axes: int) -> bool:
-    """Whether a description, perhaps of a stranger's file, has values of possible types and sizes;
-    raise TypeError for some that are impossible."""
-    texts = [
-        found.checksum,
-        *(found.names or ()),
-        *(found.class_names or ()),
-        *(found.broken or ()),
-    ]
+    """Whether types and sizes are possible; raise TypeError for some that are not."""
+    lists = (found.names, found.class_names, found.broken)
+    texts = [found.checksum, *(text for part in lists for text in part or ())]
     numbers = [*(found.mean or ()), *(found.scale or ())]
     columns = () if axes == 3 else (found.names, found.mean, found.scale)
     return (
@@ -214,7 +208,7 @@ def _choose(columns: str | None, names: Sequence[str]) -> list[int]:
 
 def _read_csv(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the values of the columns, float64, (N, D), and their names in the first line, if it
-    has a text above a number; raise ValueError for anything else."""
+    has fewer numbers than the second, or none; raise ValueError for anything else."""
     lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     if len(lines) < LEAST:
         raise ValueError(f"{len(lines)} lines, must be at least {LEAST} points")
@@ -223,7 +217,8 @@ def _read_csv(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ..
     for number, cells in enumerate(csv.reader(lines, delimiter=separator), 1):
         if len(cells) != len(row):
             raise ValueError(f"row {number} has {len(cells)} cells, row 1 has {len(row)}")
-    has_names = any(map(_is_name, row, below))
+    first, second = (sum(_is_number(cell or "0") for cell in line) for line in (row, below))
+    has_names = first < second or not first
     names = [(has_names and one_line(name)) or _unnamed(n) for n, name in enumerate(row)]
     chosen = _choose(config.columns, names)
     how: dict[str, Any] = {"delimiter": separator, "quotechar": '"', "comments": None, "ndmin": 2}
@@ -233,11 +228,6 @@ def _read_csv(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ..
         hint = "Numbers have a decimal point: 0.5; --data.columns A,B leaves columns out"
         raise ValueError(f"{error} {hint}") from error
     return values, tuple(names[number] for number in chosen)
-
-
-def _is_name(text: str, below: str) -> bool:
-    """Whether a cell of the first line is the name of a column of numbers."""
-    return bool(text.strip()) and not _is_number(text) and _is_number(below)
 
 
 def _is_number(text: str) -> bool:

@@ -157,6 +157,7 @@ WRONG_LINES = {
     "nan": ([*ROWS, "nan,2", "1,inf"], "nan in point 21, coordinate 1"),
     "constant": (["a,b", *(f"{number},7" for number in range(20))], "in b;"),
     "few": (ROWS[:15], "16"),
+    "decimal comma": (["a;b", *(row.replace(",", ",1;") for row in ROWS)], "'0,1'"),
     "title": (["title", *ROWS], "row 2 has 2 cells, row 1 has 1"),
 }
 
