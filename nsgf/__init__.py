@@ -39,7 +39,7 @@ _PLACES = {
     "compare": "nsgf.api_compare",
     **dict.fromkeys(("sinkhorn_divergence", "sinkhorn_velocity"), "nsgf.sinkhorn.divergence"),
 }
-"""Where the names are defined that take torch's seconds to load."""
+"""Modules of the names that need torch, which takes seconds to import."""
 
 
 def __getattr__(name: str) -> Any:

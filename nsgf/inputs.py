@@ -107,7 +107,7 @@ def check_network(network: OwnNetwork, config: Config, device: torch.device) -> 
     """Raise UserError unless a caller's network fits the data, and can be trained and averaged."""
     shape, classes = shape_and_classes(config.data)
     inputs = {"x": torch.zeros(2, *shape), "t": torch.tensor([0.0, 0.5])}
-    if classes:  # as training gives them; the last one stands for no class
+    if classes:  # a class and, as in training, `classes` for "no class"
         inputs["labels"] = torch.tensor([0, classes], dtype=torch.int32)
     try:
         with torch.no_grad():

@@ -69,8 +69,8 @@ def _load(config: Config) -> str:
 
 
 def try_phases(config: Config, device: torch.device) -> Iterator[tuple[str, float]]:
-    """Train each phase for a few updates in a temporary folder; yield a line about it, and its
-    seconds in a run."""
+    """Train each phase for a few updates in a temporary folder. Yield for each a line for the user,
+    and the estimated seconds of the whole phase."""
     data = Data(config.data, config.seed)
     place = Path(config.out_dir).expanduser().absolute()
     while not place.exists():

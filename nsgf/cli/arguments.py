@@ -1,10 +1,10 @@
 """Turn a command line into a :class:`Request`.
 
-Settings come in layers, later ones win: defaults; the method's file; choices for own data
-(:mod:`nsgf.data.choices`); the experiment's file; its section for the method; --smoke; short flags
-for several settings at once; flags for one setting. Within a layer the section ``optim`` holds for
-every phase that does not set a value of its own. A command that works on a run takes the run's
-saved configuration in place of both files.
+Settings come in layers; a later layer overrides earlier ones: defaults; the method's file; choices
+for own data (:mod:`nsgf.data.choices`); the experiment's file; its section for the method; --smoke;
+short flags for several settings at once; flags for one setting. Within a layer the section
+``optim`` applies to each phase that does not set its own value. A command that works on a run uses the run's
+saved configuration instead of both files.
 """
 
 import os
@@ -38,7 +38,7 @@ ALLOWED = {
     "report --compare": {"compare", "figures", "out_dir"},
     "export": {"exp", "out_dir", "smoke", "sampling"},
 }
-"""Settings of commands that take few of them."""
+"""Settings that a command takes, for commands that take only these."""
 
 
 @dataclass
@@ -59,14 +59,14 @@ class Request:
     figures: str = "png"
     compare: Path | None = None
     methods: tuple[Config, ...] = ()
-    """Settings of each method of a comparison; ``config`` are those of the experiment's own."""
+    """Settings of each method of a comparison; ``config`` has those of the experiment's method."""
     notes: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
-    """Words behind the command."""
+    """Arguments after the command."""
 
 
 def parse(argv: list[str]) -> Request:
-    """Return the request of a command line. Raise UserError for anything wrong with it."""
+    """Return the request of a command line. Raise UserError if anything in it is wrong."""
     if not argv or argv[0] not in COMMANDS:
         named = repr(argv[0]) if argv else "missing"
         raise UserError(f"unknown command {named}: must be one of {', '.join(COMMANDS)}")
@@ -81,8 +81,8 @@ def parse(argv: list[str]) -> Request:
 
 
 def request(command: str, control: Content, settings: Mapping[str, Any]) -> Request:
-    """Return the request of a call from Python, from what is no setting, as
-    ``{"run": "runs/2d-..."}``, and settings by dotted key. Raises the errors of :func:`parse`."""
+    """Return the request of a call from Python. ``control`` holds arguments that are not settings,
+    e.g. ``{"run": "runs/2d-..."}``. Settings have dotted keys. Raises as :func:`parse`."""
     try:
         return _request(command, control, parse_settings(settings))
     except OSError as error:
@@ -115,7 +115,7 @@ def _request(
     elif own or command == "list":
         content = own
     else:
-        raise UserError(f"say --exp NAME ({', '.join(experiments())}) or --config FILE")
+        raise UserError(f"use --exp NAME ({', '.join(experiments())}) or --config FILE")
     method = flags.pop("method", None) if run is None else None
     config, flags, notes = _configure(content, method, flags, run, smaller_batches)
     methods: tuple[Config, ...] = ()
@@ -128,7 +128,7 @@ def _request(
         home = os.path.dirname(os.path.abspath(run.path))
         out = os.path.abspath(os.path.expanduser(flags.get("out_dir", home)))
         if command == "train" and "run" in control and out != home:
-            raise UserError(f"out_dir = {out}: the run stays in {run.path}; leave --out-dir out")
+            raise UserError(f"out_dir = {out}: the run stays in {run.path}; omit --out-dir")
         config, told = _without_unsafe_settings(command, config, run, flags, own)
         notes = (found,) * bool(found) + notes + told
     how = {key: value for key, value in control.items() if key not in ("config", "run")}
@@ -143,9 +143,9 @@ def _configure(
     run: "RunFolder | None",
     smaller_batches: bool,
 ) -> tuple[Config, Content, tuple[str, ...]]:
-    """Return the checked configuration of a method of an experiment, or of a run; the flags, with
-    what was found of own data; and notes for the user."""
-    # loads torch: a typo need not wait for it
+    """Return three things: the checked configuration of a run, or of one method of an experiment;
+    the flags, completed by the inspection of own data; notes for the user."""
+    # these load torch; typos are reported before
     from nsgf.checks import check, check_values, fit_to_classes
     from nsgf.data import target_set
     from nsgf.data.choices import choose_for_own_data
@@ -167,7 +167,7 @@ def _configure(
         config = replace(config, pool=replace(config.pool, num_batches=batches))
         notes += (
             f"pool.num_batches {planned.pool.num_batches} -> {batches} keeps the pool's total of "
-            f"{total} trajectories (for another number say --pool-batches)",
+            f"{total} trajectories (use --pool-batches for another number)",
         )
     check(config)
     if "download" in flags.get("data", {}) and "download" not in target_set(config.data).uses:
@@ -208,7 +208,7 @@ def _find_run(
     command: str, control: Content, flags: Content, own: Content
 ) -> tuple["RunFolder | None", str]:
     """Return the run folder that the command works on, None for a new run, and a line about how it
-    was found. ``own`` are the settings of the experiment's file, which may name a folder of runs.
+    was found. ``own``: settings of the experiment's file, whose ``out_dir`` is searched.
     """
     is_new = command == "train" and not {"run", "resume", "resume_phase"} & set(control)
     if command in WITHOUT_RUN or "compare" in control or is_new:
@@ -237,7 +237,7 @@ def _find_run(
 
 
 def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:
-    """Return the settings of a run, with those of a file on top, after a check of the run."""
+    """Check that flags fit a run. Return its settings, overridden by those of --config FILE."""
     saved = run.read_settings()
     for key in ("exp", "method"):
         if flags.get(key) not in (None, saved.get(key)):
@@ -250,8 +250,8 @@ def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:
 def _without_unsafe_settings(
     command: str, config: Config, run: "RunFolder", flags: Content, own: Content
 ) -> tuple[Config, tuple[str, ...]]:
-    """Return the settings of a run without those that only this command may decide, and notes. The
-    settings ``own`` of --config FILE count as this command's."""
+    """Return the settings of a run, and notes for the user. Drop saved settings that a run's file
+    may not decide; keep those given by ``flags`` or by --config FILE (``own``)."""
     from nsgf.run.folder import drop_unsafe_settings
     from nsgf.run.trackers import require_tracker
 
@@ -266,6 +266,6 @@ def _without_unsafe_settings(
     if command == "train" and "tracking.tracker" in asked:
         require_tracker(config)
     if command == "train" and wanted != config.tracking.tracker:
-        told = f"{wanted} is not used, though the run's settings say so: add --tracker {wanted}"
+        told = f"the run's tracker {wanted} is not used: add --tracker {wanted} to use it"
         return config, (told,)
     return config, ()

@@ -44,13 +44,13 @@ def main(argv: list[str] | None = None) -> int:
         show("nsgf: interrupted")
         return 130
     except Exception as error:
-        if request and type(error).__name__ == "OutOfMemoryError":  # torch's; not loaded for it
+        if request and type(error).__name__ == "OutOfMemoryError":  # of torch, which may not be loaded
             return _fail(
                 "the card's memory is full; try a smaller --batch-size, --sampling.batch_size or "
                 "model, or --device cpu"
             )
         if is_launched() and ("gloo" in str(error) or type(error).__name__ == "DistBackendError"):
-            return _fail(f"another process is gone, whose own lines say why ({str(error)[:100]})")
+            return _fail(f"another process has ended; its own lines say why ({str(error)[:100]})")
         show_error(f"{traceback.format_exc()}nsgf: unexpected error: please report these lines")
         return 1
 
@@ -115,7 +115,7 @@ def _train(request: Request) -> Iterator[str]:
             raise UserError(f"--resume-phase {number}: the run has phases {config.phases}")
         first = config.phases[number - 1]
     elif run and not request.resume:
-        raise UserError(f"run = {run.path}: say --resume or --resume-phase N to train it further")
+        raise UserError(f"run = {run.path}: use --resume or --resume-phase N to train it further")
     stop = StopRequest(config.train.max_hours)
     with join(config.device) as world, stop.listening():
         try:
@@ -134,9 +134,9 @@ def _train(request: Request) -> Iterator[str]:
 def _resume_command(folder: Path, processes: int, tracker: str) -> str:
     """Return the shell command that resumes a run.
 
-    The ... stands for where machines meet. The -- keeps torchrun from taking --run for an
-    abbreviation of its own --run-path. A run's own settings start no service, so ``--tracker``
-    is repeated.
+    The user replaces the ... by the address where machines meet. Without the -- torchrun reads
+    --run as short for its --run-path. ``--tracker`` is repeated, because a run's saved settings
+    may not start a service.
     """
     from nsgf.run.folder import IN_FOLDER
 
@@ -217,7 +217,7 @@ def _preflight(request: Request) -> Iterator[str]:
 
 
 def _training_command(words: tuple[str, ...]) -> str:
-    """Return the shell command that trains what preflight was given."""
+    """Return the shell command that starts the training which preflight checks."""
     kept: list[str] = []
     own, is_value = {"--session-hours", "--max-hours", "--train.max_hours"}, False
     for word in words:

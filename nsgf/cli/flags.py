@@ -87,7 +87,7 @@ def as_settings(message: str) -> str:
 
 def comma_separated(text: str | list[str]) -> list[str]:
     """Return ``nsgf,otcfm`` or ``[nsgf, otcfm]`` as a list."""
-    if isinstance(text, list):  # the parser calls it again with what it returned
+    if isinstance(text, list):  # the parser calls this function twice
         return text
     return [name.strip() for name in text.strip("[]").split(",") if name.strip()]
 

@@ -81,13 +81,13 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     """Check a comparison, and return lines that describe what it is going to do.
 
     Raises:
-        UserError: the data are conditional, a trial's configuration is wrong, it was trained with
-            another one, ``compare.nfe`` is too small, a package is missing, or this machine has
-            too little memory.
+        UserError: the data are conditional, a trial's configuration is wrong or differs from the
+            one that it was trained with, ``compare.nfe`` is too small, a package is missing, or
+            this machine has too little memory.
     """
     config, methods = comparison.config, comparison.methods
     if any(own.data.conditional for own in methods.values()):
-        raise UserError("data.conditional = true: must be false, compared methods know no classes")
+        raise UserError("data.conditional = true: must be false; compare does not support classes")
     todo = [trial for trial in comparison.trials() if comparison.trial_nfe(trial)]
     if not todo:
         raise UserError(f"compare.nfe = {config.compare.nfe}: no method can make so few calls")
@@ -97,7 +97,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
     for trial in todo:
         own, run = comparison.trial_config(trial), RunFolder(comparison.trial_folder(trial))
         check_trained(own, run)
-        if trial[:2] not in planned:  # the other seeds need as much
+        if trial[:2] not in planned:  # other seeds need the same memory
             planned.add(trial[:2])
             left = [phase for phase in own.phases if not is_trained(own, run, phase)]
             training_plan(own, left, device, run)
@@ -113,7 +113,7 @@ def comparison_plan(comparison: Comparison) -> list[str]:
 
 
 def is_trained(config: Config, run: RunFolder, phase: PhaseName) -> bool:
-    """Whether a phase has all its updates."""
+    """Whether a phase has made all its updates."""
     if not run.has_checkpoint(phase):
         return False
     step: int = read_good_header(run.checkpoint_file(phase))["step"]
@@ -128,12 +128,12 @@ def check_trained(config: Config, run: RunFolder) -> None:
         if texts := find_contradictions(saved, config, frozen):
             raise UserError(
                 f"{run.path} was trained with other settings ({'; '.join(texts)}); "
-                "remove it, or name another --out-dir"
+                "remove it, or use another --out-dir"
             )
 
 
 def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int], Path]:
-    """Return the files of a trial's measures by NFE and draw."""
+    """Return the file of each measure of a trial; the keys are (NFE, draw)."""
     config, folder = comparison.trial_config(trial), comparison.trial_folder(trial)
     return {
         (nfe, draw): measure_file(folder, trial.method, config, nfe, draw)
@@ -143,7 +143,7 @@ def measure_files(comparison: Comparison, trial: Trial) -> dict[tuple[int, int],
 
 
 class Work:
-    """The trials of one comparison, with the arguments of :func:`compare`."""
+    """Trains and measures the trials of one comparison; arguments as in :func:`compare`."""
 
     def __init__(self, comparison: Comparison, stop: StopRequest, log: Log) -> None:
         self._comparison, self._stop, self._log = comparison, stop, log
@@ -188,7 +188,7 @@ class Work:
         return True
 
     def _log_estimate(self, method: str, config: Config) -> None:
-        """Log once per method how long a training takes, measured by a few updates."""
+        """Log how long training takes, estimated from a few updates; once for each method."""
         if not config.smoke and method not in self._estimated:
             self._estimated.add(method)
             seconds = sum(needed for _, needed in try_phases(config, self.device))
@@ -206,8 +206,8 @@ class Work:
             self._of_functions.append(self._measure(Trial(target, name, seed), nfe, draw))
 
     def _measure(self, trial: Trial, nfe: int, draw: int) -> Row:
-        """Measure samples with ``nfe`` network calls each, from the same noise for all methods.
-        Measures are inf if a sample is not finite."""
+        """Draw samples with ``nfe`` network calls each, and measure them. All methods start from
+        the same noise. Measures are inf if a sample is not finite."""
         comparison, yardstick = self._comparison, self._yardsticks[trial.target]
         config = comparison.trial_config(trial)
         sampler = trial_sampler(comparison, trial, nfe, self.device)
@@ -233,7 +233,7 @@ class Work:
             raise Stopped("between two measures")
 
     def rows(self) -> list[Row]:
-        """Return all measures so far, and for each draw of a seed the floor, measured here."""
+        """Return all measures so far, and the floor for each seed and draw, measured if missing."""
         comparison = self._comparison
         names = {target: own.names for target, own in self._yardsticks.items()}
         rows = [*self._of_functions]

@@ -1,4 +1,4 @@
-"""The measures of a comparison: all methods meet the same target samples of a seed and draw."""
+"""The measures of a comparison. All methods are measured against the same target samples."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -77,7 +77,7 @@ def measure_file(folder: Path, method: str, config: Config, nfe: int, draw: int)
     """Return the file of a trial's measure in its run folder. Its name depends on all settings
     except for those of training, which all measures in the folder share."""
     sampling = asdict(replace(at_nfe(config, nfe).sampling, num_samples=1))
-    del sampling["label"], sampling["guidance"]  # compared methods know no classes
+    del sampling["label"], sampling["guidance"]  # classes are not compared
     updates = [getattr(config, phase).iterations for phase in config.phases]
     own = [FORMAT, method, nfe, updates, config.train.precision, sampling]
     digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()

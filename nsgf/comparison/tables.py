@@ -37,10 +37,10 @@ IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): 
 TABLE, SETTINGS = "table.csv", "comparison.yaml"
 """Files of a comparison's folder: its measures, and the settings of its command."""
 POINTS, IMAGES = 2048, 36
-"""Samples of a method in a picture."""
+"""Number of samples of each method in a picture, for points and for images."""
 
 Table = list[list[str]]
-"""Cells line by line, the first line being the head; the best mean is written ``**mean**``."""
+"""Lines of cells. The first line is the head; the best mean is written ``**mean**``."""
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
@@ -49,14 +49,14 @@ def methods_of(rows: Sequence[Row]) -> list[str]:
 
 
 def columns_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
-    """Return target and NFE of each column: NFE in ascending order, each with all targets."""
+    """Return (target, NFE) of each column, by ascending NFE, then by target."""
     targets = dict.fromkeys(row.target for row in rows)
     counts = sorted({row.nfe for row in rows if row.nfe is not None})
     return [(target, nfe) for nfe in counts for target in targets]
 
 
 def cell_of(rows: Sequence[Row], target: str, nfe: int | None, method: str) -> list[Row]:
-    """Return the rows of a cell."""
+    """Return the measures that a cell of a table summarizes, one for each seed and draw."""
     return [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
 
 
@@ -75,7 +75,7 @@ def calls_of(rows: Sequence[Row], target: str, nfe: int, method: str) -> float:
 
 
 def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
-    """Return the mean of each seed's draws, or the draws of a single seed. Draws of one network
+    """Return the mean of each seed's draws; for one seed return its draws. Draws of one network
     share its errors, so they do not count as independent runs."""
     seeds = sorted({seed for seed, _ in found})
     if len(seeds) < 2:
@@ -84,7 +84,7 @@ def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
 
 
 def measure_table(rows: Sequence[Row], metric: str) -> Table:
-    """Return the means of a measure: methods down, targets and NFE across, floors below."""
+    """Return the means of a measure: rows are methods, columns targets and NFE; last the floors."""
     methods, sign = methods_of(rows), -1 if is_better_higher(metric) else 1
     table = [_head(name_of(metric), rows), *([method_title(method)] for method in methods), [FLOOR]]
     for target, nfe in columns_of(rows):
@@ -156,7 +156,7 @@ def verdict(differences: Sequence[float], metric: str) -> str:
 
 
 def cost_table(rows: Sequence[Row]) -> Table:
-    """Return updates, training and sampling times, means over the trials that were timed."""
+    """Return the updates, and the mean training and sampling times, of each method."""
     own = {method: [row for row in rows if row.method == method] for method in methods_of(rows)}
     counts = sorted({row.nfe for row in rows if row.nfe is not None})
     head = ["cost", "updates", "training, s", "updates in the time of the slowest"]
@@ -178,7 +178,7 @@ def cost_table(rows: Sequence[Row]) -> Table:
 
 
 def all_tables(rows: Sequence[Row]) -> tuple[list[Table], list[Table], Table]:
-    """Return tables of means and of differences for each measure, and the table of costs."""
+    """Return a table of means and one of differences for each measure, and the table of costs."""
     metrics, is_single = list(rows[0].values), len(methods_of(rows)) < 2
     differences = [difference_table(rows, metric) for metric in metrics if not is_single]
     return [measure_table(rows, metric) for metric in metrics], differences, cost_table(rows)
@@ -197,7 +197,7 @@ def _markdown_table(table: Table) -> str:
 
 
 def latex(rows: Sequence[Row]) -> str:
-    """Return the same tables for LaTeX with the package booktabs, a ``tabular`` each."""
+    """Return all tables for LaTeX, each as a ``tabular`` that uses the package booktabs."""
     measures, differences, costs = all_tables(rows)
     texts = (r"\usepackage{booktabs}", LEGEND, COST_LEGEND)
     comments = [textwrap.indent(textwrap.fill(text, 98), "% ") for text in texts]
@@ -214,13 +214,13 @@ def _latex_table(table: Table) -> str:
 
 
 def _latex_cell(text: str) -> str:
-    """Return a cell for LaTeX; a minus sign before a number is typeset as one."""
+    """Return a cell for LaTeX; a hyphen before a number becomes a minus sign."""
     text = re.sub(r"^-(?=\d)", "$-$", text.translate(IN_LATEX))
     return "--" if text == "-" else re.sub(r"^\*\*(.*)\*\*$", r"\\textbf{\1}", text)
 
 
 def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
-    """Write the tables and the settings into the comparison's folder; return the tables' files."""
+    """Write the tables and the settings into the comparison's folder; return the files of tables."""
     folder = comparison.folder
     write_text(folder / SETTINGS, settings_text(comparison))
     texts = {"table.md": markdown(rows), TABLE: table_csv(rows), "table.tex": latex(rows)}
@@ -232,15 +232,15 @@ def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
 def settings_text(comparison: Comparison) -> str:
     """Return the comparison as an experiment's file, with a section of all settings per method."""
     settings, own = asdict(comparison.config), comparison.config.compare
-    del settings["phases"]  # those of the methods hold
+    del settings["phases"]  # each method has its own
     settings["compare"] = asdict(replace(own, methods=list(comparison.methods)))
     settings["methods"] = {name: asdict(own) for name, own in comparison.methods.items()}
     return dump_yaml(settings)
 
 
 def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
-    """Draw ``TARGET.png`` for each target: every method's path and samples from the same noise, of
-    the first seed."""
+    """Draw ``TARGET.png`` for each target: paths and samples of all methods from the same noise,
+    for the first seed. Return the files."""
     targets = dict.fromkeys(trial.target for trial in comparison.trials())
     return [_save_picture(comparison, target, device) for target in targets]
 

@@ -183,7 +183,7 @@ def trial_sampler(
 
 
 class FunctionLeg(Leg):
-    """The whole way of a sample by a caller's function, which is believed to make ``nfe`` calls."""
+    """A caller's function that makes samples from noise; its ``nfe`` calls are not checked."""
 
     def __init__(self, config: Config, name: str, draw: Draw, nfe: int) -> None:
         super().__init__(config, torch.nn.Identity())
@@ -199,7 +199,7 @@ class FunctionLeg(Leg):
         if x.shape != noise.shape or not x.isfinite().all():
             raise UserError(
                 f"{self._name}: returned {tuple(x.shape)} at nfe = {self._nfe}: must be finite "
-                f"numbers, {tuple(noise.shape)} as the noise"
+                f"numbers in the noise's shape {tuple(noise.shape)}"
             )
         samples.x = x.to(noise)
         self.evaluations += self._nfe * len(x)

@@ -289,7 +289,7 @@ class SamplingConfig:
     straight_steps: Annotated[int, Range(1)] = 10
     """Number of equal steps from each sample's time tau to 1; dopri5: number of states shown."""
     omega: Annotated[float | None, Range(1e-6, 1)] = None
-    """Fixed step size for euler, instead of straight_steps; samples then take different numbers."""
+    """Fixed step size for euler, instead of straight_steps; NFE then differs between samples."""
     tolerance: Annotated[float, Range(1e-7, 1)] = 1e-5
     """dopri5: relative and absolute tolerance of each step, over the whole batch."""
 

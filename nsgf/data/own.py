@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
 
 Inspection = tuple[Found, tuple[str, ...]]
-"""What was found, and lines about it for the user."""
+"""Description of the data, and lines about it for the user."""
 
 
 def read_found(config: DataConfig) -> Found:

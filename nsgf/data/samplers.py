@@ -64,7 +64,7 @@ class RowSampler(Sampler):
     """Samples of a finite set without replacement within an epoch, a fresh permutation for each."""
 
     def __init__(self, rows: Tensor, seed: int, chosen: Tensor | None = None) -> None:
-        """``rows``: (N, *shape), never written; ``chosen``: numbers of those that are drawn, int64,
+        """``rows``: (N, *shape), never changed; ``chosen``: indices of the rows to draw, int64,
         (M,), None for all."""
         self.shape = tuple(rows.shape[1:])
         self._rows, self._chosen = rows, chosen
@@ -116,8 +116,8 @@ class ImageSampler(RowSampler):
 
 
 def class_labels(positions: range, classes: int, run: int = 1) -> Tensor:
-    """Return the classes of the samples at these positions, ``run`` successive samples of each:
-    (n,), int32, since int64 stays on the CPU (:mod:`nsgf.training.prefetch`)."""
+    """Return the class of the sample at each position, (n,). Classes repeat in order, with ``run``
+    successive samples each. int32, since int64 stays on the CPU (:mod:`nsgf.training.prefetch`)."""
     numbers = torch.arange(positions.start, positions.stop)
     return (numbers // run % classes).int()
 

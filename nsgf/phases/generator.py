@@ -72,7 +72,7 @@ class GeneratorTask(Task):
         x, y = split_groups(made.detach(), self._groups), split_groups(batch.target, self._groups)
         try:
             v = self._drift.velocity(x, y).transpose(0, 1).flatten(0, 1)
-        except ValueError as error:  # for finite samples this is the only reason
+        except ValueError as error:  # the samples are finite: the blur is the cause
             raise UserError(
                 f"generator.blurs = {self._config.blurs}: too small for the distances of float32; "
                 "use larger ones"

@@ -21,7 +21,7 @@ from nsgf.sampling.sampler import Samples
 
 MAX_PATHS = 256
 ROWS, COLUMNS = 8, 16
-"""Largest numbers of samples and of states of a path of images."""
+"""Largest number of samples, and of states for each, in a picture of a path of images."""
 BINS = 60
 DPI = 120
 """Pixels per inch of a figure."""
@@ -45,7 +45,7 @@ def new_figure(width: float, height: float) -> Any:
 def save_figure(figure: Any, file: Path, dpi: int = DPI) -> None:
     """Write a figure in the format of the file's suffix: .png, .svg or .pdf."""
     with replacing(file) as stream, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # of a name in another script
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # for names in another alphabet
         # equal axes, and the title of a narrow table, overflow a constrained layout
         figure.savefig(stream, format=file.suffix[1:], dpi=dpi, bbox_inches="tight")
 
@@ -89,7 +89,7 @@ def show_grid(panel: Any, images: Tensor, columns: int | None = None) -> None:
 
 
 def draw_rows(images: Tensor, names: Sequence[str]) -> Any:
-    """Draw a row of images (N, C, H, W) in [-1, 1] for each name, which stands beside it."""
+    """Draw images (N, C, H, W) in [-1, 1] in rows, one row for each name, beside the name."""
     columns, (height, width) = len(images) // len(names), images.shape[2:]
     figure = new_figure(0.7 * columns, 0.7 * len(names) * height / width)
     panel = figure.subplots()
@@ -194,7 +194,7 @@ def name_axes(panel: Any, axes: tuple[str, ...] | None) -> None:
         panel.set_aspect("equal")
         return
     more = f" (of {len(axes)} coordinates)" if len(axes) > 2 else ""
-    panel.set_xlabel(axes[0][:NAME_LENGTH] + more, parse_math=False)  # a name may have dollars
+    panel.set_xlabel(axes[0][:NAME_LENGTH] + more, parse_math=False)  # $ in a name is no formula
     panel.set_ylabel("".join(axes[1:2])[:NAME_LENGTH], parse_math=False)
 
 

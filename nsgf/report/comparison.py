@@ -85,8 +85,8 @@ def measured_rows(folder: Path) -> list[Row]:
     rows = read_rows(folder / TABLE) if (folder / SETTINGS).exists() else []
     if not any(row.nfe for row in rows):
         raise UserError(
-            f"compare = {folder}: must be a folder of nsgf compare, as runs/compare-2d, with a "
-            "measured trial; the page of a run is written with --run DIR"
+            f"compare = {folder}: must be a folder that nsgf compare wrote, e.g. runs/compare-2d, "
+            "with at least one measured trial; for the page of a run use --run DIR"
         )
     return rows
 

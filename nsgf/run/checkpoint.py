@@ -188,7 +188,7 @@ def is_finite(state: Any) -> bool:
     if not isinstance(state, Mapping):
         return True
     finite = [part.isfinite().all() for part in state.values() if isinstance(part, Tensor)]
-    return not finite or bool(torch.stack(finite).all())  # wait for a card only once
+    return not finite or bool(torch.stack(finite).all())  # one result to wait for, not many
 
 
 def restore_previous(file: Path, log: Callable[[str], None]) -> None:
