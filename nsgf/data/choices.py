@@ -58,8 +58,6 @@ def choose_for_own_data(
         return merge_settings(method, base), flags, ()
     config = build(Config, merge_settings(merge_settings(method, base), flags))
     check(config)
-    if config.data.path is None:
-        raise UserError(f"data.path = null: name the {name} to train on with --data.path")
     known = (read_found(config.data), ()) if config.data.found else None
     found, notes = known or INSPECTORS[name](config.data)
     chosen = _chosen(config, found)

@@ -96,8 +96,10 @@ def check_same_data(config: DataConfig, checksum: str) -> None:
 
 
 def data_path(config: DataConfig) -> Path:
-    """Return ``data.path``."""
-    return Path(config.path or "").expanduser()
+    """Return ``data.path``. Raise UserError if it is null, as in exported runs."""
+    if config.path is None:
+        raise UserError(f"data.path = null: say where the {config.name} are with --data.path PATH")
+    return Path(config.path).expanduser()
 
 
 @dataclass(frozen=True)

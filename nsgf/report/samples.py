@@ -83,12 +83,11 @@ def sample_run(
         out: a new file or folder, which is then all that is written: ``FILE.npz``, ``FILE.csv`` for
             points, or a folder of PNG files for images.
 
-    Returns:
-        One line about the samples, and one for each file; nothing in other processes.
+    Returns one line about the samples, and one for each file; nothing in other processes.
 
     Raises:
         UserError: checkpoints are missing or damaged, ``nfe`` is too small, ``out`` exists or has
-            another kind, or the files cannot be written, which is checked before sampling.
+            another kind, or files cannot be written. All this is checked before sampling.
     """
     if nfe is not None:
         config = choose_calls(config, called_legs(config, run.has_checkpoint), nfe)

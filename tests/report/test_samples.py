@@ -159,7 +159,11 @@ def test_columns_have_the_names_of_the_data(own_data, tmp_path):
     config = shipped("points", *own_data["points"], "--smoke", "--device=cpu", "--phases=[nsgf]")
     found = {**config.data.found, "names": ["a, b", "c", "d"]}
     config = replace(config, data=replace(config.data, found=found), out_dir=str(tmp_path))
-    sample_run(config, train(config), out=str(tmp_path / "x.csv"))
+    run = train(config)
+    config = replace(config, data=replace(config.data, path="gone"))  # only for the picture
+    sample_run(config, run, out=str(tmp_path / "x.csv"))
+    with pytest.raises(UserError, match="--out FILE"):
+        sample_run(config, run)
     assert next(csv.reader((tmp_path / "x.csv").open())) == ["a, b", "c", "d"]
 
 
