@@ -284,7 +284,7 @@ def _train(wanted: Request, network: OwnNetwork | None, quiet: bool) -> Run:
         except Stopped as stopped:
             own = "" if network is None else ", network=..."
             raise UserError(
-                f"train.max_hours = {wanted.config.train.max_hours}: time is up, {stopped}; continue "
+                f"train.max_hours = {wanted.config.train.max_hours} is over, {stopped}; continue "
                 f"with nsgf.train(resume={str(stopped.folder)!r}{own})"
             ) from stopped
     return load(run.path, device=device, network=network)

@@ -3,8 +3,8 @@
 Settings come in layers; a later layer overrides earlier ones: defaults; the method's file; choices
 for own data (:mod:`nsgf.data.choices`); the experiment's file; its section for the method; --smoke;
 short flags for several settings at once; flags for one setting. Within a layer the section
-``optim`` applies to each phase that does not set its own value. A command that works on a run uses the run's
-saved configuration instead of both files.
+``optim`` applies to each phase that does not set its own value. A command that works on a run uses
+the run's saved configuration instead of both files.
 """
 
 import os

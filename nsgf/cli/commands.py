@@ -44,13 +44,15 @@ def main(argv: list[str] | None = None) -> int:
         show("nsgf: interrupted")
         return 130
     except Exception as error:
-        if request and type(error).__name__ == "OutOfMemoryError":  # of torch, which may not be loaded
+        if (
+            request and type(error).__name__ == "OutOfMemoryError"
+        ):  # of torch, which may not be loaded
             return _fail(
                 "the card's memory is full; try a smaller --batch-size, --sampling.batch_size or "
                 "model, or --device cpu"
             )
         if is_launched() and ("gloo" in str(error) or type(error).__name__ == "DistBackendError"):
-            return _fail(f"another process has ended; its own lines say why ({str(error)[:100]})")
+            return _fail(f"another process is gone, whose own lines say why ({str(error)[:100]})")
         show_error(f"{traceback.format_exc()}nsgf: unexpected error: please report these lines")
         return 1
 

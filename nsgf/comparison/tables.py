@@ -220,7 +220,7 @@ def _latex_cell(text: str) -> str:
 
 
 def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
-    """Write the tables and the settings into the comparison's folder; return the files of tables."""
+    """Write the tables and the settings into the comparison's folder; return the table files."""
     folder = comparison.folder
     write_text(folder / SETTINGS, settings_text(comparison))
     texts = {"table.md": markdown(rows), TABLE: table_csv(rows), "table.tex": latex(rows)}
