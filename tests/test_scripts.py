@@ -177,7 +177,7 @@ def test_tables_of_several_files_are_one(tables, tmp_path):
     """Seeds of one file, a method of the other; a cell with fewer measures says so."""
     text = tables(FIRST, SECOND, flags=f"--figure {tmp_path}/nfe.svg")
     assert text.splitlines()[:6] == [
-        "| W2 ↓ | moons, 10 | moons, 100 |",
+        "| W2 ↓ | moons, NFE 10 | moons, NFE 100 |",
         "| --- | --- | --- |",
         "| NSGF | **0.200 ± 0.141** | **0.100 (1 of 2 measures)** |",
         "| I-CFM | 0.350 ± 0.212 | - |",
