@@ -18,7 +18,7 @@ MEMORY_SHARE = 0.85
 DISK_SHARE = 0.95
 """Share of the free disk space that a pool may take; the rest is for checkpoints."""
 BUILD_BYTES, BUILD_BYTES_CUDA = 80 * 10**6, 4 * 10**9
-"""Memory of the flows that are simulated together: about a CPU's caches; on a graphics card."""
+"""Memory for flows simulated together: about the caches of a CPU; more on a graphics card."""
 BUILD_SHARE_CUDA = 0.25
 """Largest share of the graphics card's memory that they may take."""
 CLOUDS, MATRICES = 10, 10

@@ -124,7 +124,7 @@ def _draw_measure(panel: Any, rows: Sequence[Row], target: str, metric: str) -> 
         place = known.index(method) if method in known else len(known) + number
         how = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)], "markersize": 4}
         made = [calls_of(rows, target, nfe, method) for nfe in counts]
-        width = 2 + number  # which tells bars at the same place apart
+        width = 2 + number  # bars at the same place stay visible
         panel.errorbar(made, means, spreads, label=method_title(method), capsize=width, **how)
         ticks |= {round(calls, 1) for calls in made}
         shown += [value for value in means if math.isfinite(value)]

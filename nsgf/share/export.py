@@ -36,7 +36,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
         run: its folder, which is only read.
         to: the folder to write; it must be new or empty.
         half: whether weights are rounded to float16, where all values of a tensor fit, and
-            ``train.precision`` becomes auto: samples take what suits the machine.
+            ``train.precision`` becomes auto, so the machine decides the type.
 
     Returns:
         Lines for people: the files, and how they are used.
@@ -55,7 +55,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
     try:
         if to.exists() and (not to.is_dir() or os.listdir(to)):
             raise UserError(f"--to {to}: holds something; name an empty folder or a new one")
-        shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # left by a killed export
         partial.mkdir(parents=True)
         updates: dict[str, str] = {
             phase.name: _write_weights(partial, phase, config, run, half) for phase in phases
