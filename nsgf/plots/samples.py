@@ -149,7 +149,7 @@ def leg_of(mark: str) -> str:
 
 
 def chosen_states(marks: Sequence[str]) -> list[int]:
-    """Return the indices of states to draw: at most COLUMNS; the last leg is thinned if needed."""
+    """Return the indices of states to draw: all if they fit, else only some of the last leg."""
     last = [number for number, mark in enumerate(marks) if leg_of(mark) == leg_of(marks[-1])]
     every = math.ceil(len(last) / max(1, COLUMNS - (len(marks) - len(last))))
     return [*range(last[0]), *reversed(last[::-1][::every])]
