@@ -133,7 +133,7 @@ class Run:
     @_in_python_words()
     def evaluate(self) -> dict[str, Any]:
         """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``;
-        raise UserError as the command."""
+        raise UserError for the same reasons as the command."""
         return evaluate_run(self.config, self.folder)[1]
 
     @_in_python_words()

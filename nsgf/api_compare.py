@@ -95,7 +95,9 @@ def compare(
 def _check_functions(methods: Mapping[str, Draw], comparison: Comparison) -> None:
     """Raise UserError unless these are functions, whose names are not taken."""
     if not isinstance(methods, Mapping):
-        raise UserError("methods: must be a dictionary of functions; others are named in against")
+        raise UserError(
+            "methods: must be a dictionary of functions; name methods of the package in against"
+        )
     taken = [FLOOR, *comparison.methods, *map(method_title, comparison.methods)]
     for name, draw in methods.items():
         if not callable(draw) or not isinstance(name, str) or name in taken:

@@ -40,7 +40,7 @@ class SinkhornPool:
 
     Args:
         source: points of mu0, a tensor or array (N, *shape), or a function ``draw(n, generator)``
-            that returns n of them; its generator is of the CPU.
+            that returns n of them; the generator is a CPU generator.
         target: points of mu*, likewise.
         blur: square root of the regularization eps, in units of the points.
         steps: steps T of a flow.
@@ -49,7 +49,7 @@ class SinkhornPool:
         batch_size: particles of a flow, and pairs of a batch.
         target_batch: targets of a flow; None: as many as particles.
         device: of simulation and batches, as ``cuda``. The pool stays in main memory.
-        seed: of the order of the points, and of the functions' generators.
+        seed: for the order of the points, and for the generators of functions.
 
     Raises:
         UserError: an argument is out of its range, points are not finite or of different shapes,

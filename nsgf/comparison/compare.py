@@ -1,9 +1,11 @@
 """Run a comparison: train and measure the missing trials, then report."""
 
 import math
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -191,7 +193,9 @@ class Work:
         """Log how long training takes, estimated from a few updates; once for each method."""
         if not config.smoke and method not in self._estimated:
             self._estimated.add(method)
-            seconds = sum(needed for _, needed in try_phases(config, self.device))
+            # a killed comparison leaves nothing in its own folder
+            elsewhere = replace(config, out_dir=tempfile.gettempdir())
+            seconds = sum(needed for _, needed in try_phases(elsewhere, self.device))
             each, seeds = format_hours(seconds), config.compare.seeds
             together = f"seeds: {seeds}, together {format_hours(seeds * seconds)}"
             self._log(f"compare: {method_title(method)}: training takes about {each}, {together}")

@@ -16,7 +16,7 @@ from nsgf.system.errors import UserError
 class Yardstick:
     """The measures of one target: Frechet distance, precision and recall in the features of a small
     classifier for images with classes, if it is good enough; else exact W2 and energy distance. W2
-    of own points is taken in the units of their file and of standardised columns."""
+    of own points is given in the units of their file and for standardised columns."""
 
     def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
         """Load the target of a trial; ``log`` takes a line about training the classifier.

@@ -198,7 +198,7 @@ def _unnamed(number: int) -> str:
 
 
 def _choose(columns: str | None, names: Sequence[str]) -> list[int]:
-    """Return the places of the columns A,B,C, by name or by number from 1 on; None: all."""
+    """Return the indices of the chosen columns, each given by its name or number; None: all."""
     (wanted,) = csv.reader([columns or ""], skipinitialspace=True)
     places = {str(number + 1): number for number in range(len(names))}
     places |= {name: number for number, name in enumerate(names)}
@@ -248,7 +248,7 @@ def _read_array(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, 
         with content:
             names = [name for name in content.files if config.key in (None, name)]
             if len(names) != 1:
-                raise ValueError(f"say --data.key NAME, of {list_names(content.files)}")
+                raise ValueError(f"say --data.key NAME; it has {list_names(content.files)}")
             content = content[names[0]]
     values = np.ascontiguousarray(content.astype(np.float64, casting="same_kind"))
     if values.ndim != 2:

@@ -56,8 +56,8 @@ def evaluate_run(
 
     Raises:
         UserError: before sampling, if ``sampling.label`` is set, if checkpoints, data or a given
-            weights file are missing or damaged, or a folder cannot be written or leads out of
-            itself.
+            weights file are missing or damaged, or a folder cannot be written or has a
+            link that leads out of it.
     """
     check(config)
     if config.sampling.label is not None:
@@ -125,8 +125,8 @@ class Measures:
 
     def w2_and_floor(self, samples: list[Tensor]) -> dict[str, Any]:
         """Return exact W2 to fresh target samples, and its floor, over the repetitions. For own
-        points also after dividing each column by its standard deviation, where no column decides
-        by its unit."""
+        points also after dividing each column by its standard deviation, so that a column with
+        large units does not decide the result."""
         data = self._data
         n = data.at_most_half(min(self._config.evaluation.w2_samples, len(samples[0])))
         views: dict[str, tuple[Any, Any]] = {"w2": (data.reference, data.in_units)}

@@ -19,7 +19,7 @@ from nsgf.system.seeding import derive_seed, make_generator
 SEED = 0
 """Seed of the classifier and of its reference samples, the same for all runs."""
 ARCHITECTURE = 2
-"""Version of network, training, test and file; files with another version are not used."""
+"""Version of the network and its training. Files with another version are not used."""
 FEATURES = 64
 """Width of the last hidden layer."""
 TRAINED_SHARE = 0.8

@@ -258,7 +258,7 @@ class UNet(nn.Module):
     def _call_stage(self, layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
         """Call a layer on the concatenation of all parts, each (B, C_i, H, W)."""
         recompute = self.checkpoint_activations and self.training and torch.is_grad_enabled()
-        if recompute and isinstance(layer, Stage):  # other layers store only their inputs anyway
+        if recompute and isinstance(layer, Stage):  # other layers keep only inputs
             return checkpoint(_call_on_parts, layer, embedding, *parts, use_reentrant=False)
         return _call_on_parts(layer, embedding, *parts)
 

@@ -158,8 +158,8 @@ def chosen_states(marks: Sequence[str]) -> list[int]:
 def draw_points(
     path: list[Tensor], target: Tensor, title: str, axes: tuple[str, ...] | None = None
 ) -> Any:
-    """Draw source, path and samples beside the target, with the same axes. Of points with more
-    coordinates the first two are drawn; of points on a line the steps upwards, and histograms.
+    """Draw source, path and samples beside the target, with the same axes. Points with more
+    than two coordinates are drawn in the first two; points on a line as histograms and steps.
 
     Args:
         path: states along the way, each (N, D); a single one: the samples.

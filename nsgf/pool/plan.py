@@ -114,7 +114,7 @@ def plan_pool(
             f"pool.num_batches = {config.pool.num_batches}: the pool needs {format_bytes(needed)} "
             f"in {dtype}, it may take {format_bytes(max(0, budget))} of the free {place}; "
             f"use pool.num_batches = {max(0, config.pool.num_batches * budget // needed)}, a "
-            "smaller sinkhorn.batch_size, or in a run another pool.storage"
+            "smaller sinkhorn.batch_size, or in a run pool.storage = disk"
         )
     m = config.sinkhorn.target_batch
     text = (

@@ -117,7 +117,7 @@ def has_possible_calls(config: Config) -> bool:
 
 
 def stored_comparison(folder: Path) -> Comparison:
-    """Return the comparison of the command that wrote the table. Raise UserError if its settings
+    """Return the comparison that wrote the table. Raise UserError if its settings
     cannot be read."""
     content = read_settings(folder / SETTINGS)
     names = content.get("compare", {}).get("methods")

@@ -13,8 +13,8 @@ def newest_run(
     """Return the newest run of an experiment with a checkpoint that can be read, and a line that
     names it and says why newer ones are passed over.
 
-    To ``resume`` it a pool is enough, and settings if no run has more. ``method`` None: any. Raise
-    UserError if there is none."""
+    With ``resume``, a run with a pool counts too, or with settings only if no run has more.
+    ``method`` None: any. Raise UserError if there is none."""
     stem, passed, begun = folder_stem(exp, smoke), list[str](), list[RunFolder]()
     dated = dated_folders(out_dir.expanduser(), stem)
     for run in (RunFolder(path) for _, _, path in reversed(dated)):

@@ -42,8 +42,8 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
         Lines for people: the files, and how they are used.
 
     Raises:
-        UserError: the run has no weights, damaged ones, or settings of its own for them; ``to``
-            holds something, or cannot be written.
+        UserError: the run has no weights, its files are damaged or do not fit its settings,
+            ``to`` holds something, or cannot be written.
     """
     if half:
         config = replace(config, train=replace(config.train, precision="auto"))
