@@ -248,7 +248,7 @@ def _read_array(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, 
         with content:
             names = [name for name in content.files if config.key in (None, name)]
             if len(names) != 1:
-                raise ValueError(f"say --data.key NAME; it has {list_names(content.files)}")
+                raise ValueError(f"say --data.key NAME, one of {list_names(content.files)}")
             content = content[names[0]]
     values = np.ascontiguousarray(content.astype(np.float64, casting="same_kind"))
     if values.ndim != 2:

@@ -215,7 +215,8 @@ def test_array_is_chosen_by_its_key(tmp_path):
     np.savez(tmp_path / "x.npz", first=own_points(), second=-own_points())
     assert np.array_equal(table(tmp_path / "x.npz", key="second")[0], -own_points())
     for how in ({}, {"key": "third"}):
-        assert "--data.key NAME, of first, second" in refused(tmp_path / "x.npz", **how)
+        found = refused(tmp_path / "x.npz", **how)
+        assert "data.key" in found and "first, second" in found
     assert "data.key" in refused(write_points(tmp_path / "x.npy"), key="first")
 
 
