@@ -116,10 +116,9 @@ def sample_run(
     trajectory = folder / f"trajectory{suffix}.png"
     _save_arrays(config, samples, arrays)
     save_figure(_path_figure(config, sampler, data, device), trajectory)
-    if data:
-        return [count, str(arrays), str(trajectory)]
-    _save_grid(config, samples, grid)
-    return [count, str(arrays), str(grid), str(trajectory)]
+    if not data:
+        _save_grid(config, samples, grid)
+    return [count, str(arrays), *([] if data else [str(grid)]), str(trajectory)]
 
 
 def _path_figure(
