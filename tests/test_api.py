@@ -183,7 +183,7 @@ def test_training_from_a_file_until_the_time_is_over(tmp_path):
 @pytest.mark.parametrize(
     ("how", "key"),
     [
-        ({}, "say exp NAME"),
+        ({}, "exp NAME"),
         ({"exp": "3d"}, "exp = 3d"),
         ({"exp": "2d", "labels": [1]}, "labels"),
         ({"exp": "2d", "iterations": 2.5}, "optim.iterations = 2.5"),
