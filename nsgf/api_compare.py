@@ -82,7 +82,7 @@ def compare(
             files = comparing.compare(replace(comparison, functions=methods or {}))
             report_comparison(comparison.folder, wanted.config.out_dir)
     except Stopped as stopped:
-        raise UserError(f"max_hours is over, {stopped}; the same call continues") from stopped
+        raise UserError(f"train.max_hours is over, {stopped}; the same call continues") from stopped
     except UserError as error:
         words = as_settings(str(error)).replace("compare.methods", "against")
         error.args = (re.sub(r"\bcompare\.(?=nfe|seeds)", "", words),)

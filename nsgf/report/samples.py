@@ -159,7 +159,7 @@ def _write_output(config: Config, samples: Samples, path: Path) -> None:
         target = target_set(config.data)
         columns = target.found.names if isinstance(target, TableSet) else None
         columns = columns or [f"x{number}" for number in range(1, x.shape[1] + 1)]
-        rows = [[f"{value:.8g}" for value in row] for row in x]
+        rows = [[f"{value:.12g}" for value in row] for row in x]
         csv.writer(text, lineterminator="\n").writerows([columns, *rows])
         write_text(path, text.getvalue())
 

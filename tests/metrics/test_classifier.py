@@ -49,6 +49,7 @@ def test_real_images_score_like_the_floor_and_noise_scores_far_worse(metrics, im
     found = metrics.measure(noise)
     assert found["classifier_fid"] > 20 * floor["classifier_fid"]
     assert found["classifier_precision"] < 0.5
+    assert metrics.noise_precision() < 0.5
 
 
 def test_missing_class_lowers_recall_not_precision(metrics, images, labels):

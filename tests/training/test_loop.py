@@ -92,6 +92,7 @@ def test_logged_loss_is_the_mean_of_the_window(tiny):
     run = run_fit(tiny, trainer, iterations=8)
     means = [(1 + 4 + 9 + 16) / 4, (25 + 36 + 49 + 64) / 4]
     assert [record["loss"] for record in records(run)] == means
+    assert f"step 8 of 8, loss {means[-1]:.4g}" in log(run)
 
 
 class Dies(Quadratic):
