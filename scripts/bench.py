@@ -445,8 +445,8 @@ def merged_tables(options: Options) -> str:
     shown.sort(key=lambda row: methods.index(row.method))
     if not shown:
         raise UserError("--methods, --nfe: no measure of these methods with so many calls")
-    places = {_place(row) for row in shown}
-    shown += [row for row in rows if row.nfe is None and _place(row) in places]
+    places = {_place(row) for row in shown} | {row.target for row in shown}
+    shown += [row for row in rows if row.nfe is None and _floor_place(row) in places]
     if options.figure:
         if options.figure.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"--figure {options.figure}: must end in .png, .svg or .pdf")
@@ -471,10 +471,9 @@ def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
         (label, seed, draw), values = _place(row), row.values
         own: dict[str, object] = {"the measures": list(values)}
         if row.nfe is None:
-            same = (
-                label if is_image_set(row.target.rpartition("_")[2]) else f"{label} {seed} {draw}"
-            )
-            own[f"the floor of {same}"] = [f"{value:.5g}" for value in values.values()]
+            own[f"the floor of {_floor_place(row)}, draw {draw}"] = [
+                f"{value:.5g}" for value in values.values()
+            ]
         else:
             own[f"the updates of {row.method} on {label}"] = row.updates
             cell = f"{label}, {row.method}, seed {seed}, draw {draw}, NFE {row.nfe}"
@@ -489,6 +488,11 @@ def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
 
 def _place(row: Row) -> tuple[str, int, int]:
     return row.target, row.seed, row.draw
+
+
+def _floor_place(row: Row) -> object:
+    """What a floor belongs to: all measures of an image set, or those of its seed and draw."""
+    return row.target if is_image_set(row.target.rpartition("_")[2]) else _place(row)
 
 
 if __name__ == "__main__":

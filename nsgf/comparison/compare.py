@@ -10,7 +10,15 @@ from itertools import product
 from pathlib import Path
 
 from nsgf.comparison.measure import Yardstick
-from nsgf.comparison.results import FLOOR, Row, counted_file, measure_file, read_measure, table_csv
+from nsgf.comparison.results import (
+    FLOOR,
+    FORMAT,
+    Row,
+    counted_file,
+    measure_file,
+    read_measure,
+    table_csv,
+)
 from nsgf.comparison.tables import save_pictures, write_report
 from nsgf.comparison.trials import Comparison, Trial, count_updates, method_title, trial_sampler
 from nsgf.config.leaves import find_contradictions
@@ -237,19 +245,26 @@ class Work:
             raise Stopped("between two measures")
 
     def rows(self) -> list[Row]:
-        """Return all measures so far, and the floor for each seed and draw, measured if missing."""
+        """Return all measures so far, and the floors, which are measured if missing."""
         comparison = self._comparison
         names = {target: own.names for target, own in self._yardsticks.items()}
         rows = [*self._of_functions]
         for trial in comparison.trials():
             files = measure_files(comparison, trial).values()
             rows += filter(None, (read_measure(file, names[trial.target]) for file in files))
-        for target, seed, draw in dict.fromkeys((row.target, row.seed, row.draw) for row in rows):
-            config = comparison.trial_config(Trial(target, rows[0].method, seed))
-            file = counted_file(comparison.folder / target, FLOOR, config, draw)
-            if (row := read_measure(file, names[target])) is None:
-                values = self._yardsticks[target].floor(seed, draw)
-                row = Row(target, FLOOR, seed, draw, None, 0.0, 0, 0.0, 0.0, values)
-                write_text(file, table_csv([row]))
-            rows.append(row)
+        for target in dict.fromkeys(row.target for row in rows):
+            places = dict.fromkeys((row.seed, row.draw) for row in rows if row.target == target)
+            for seed, draw in self._yardsticks[target].floor_places(places):
+                rows.append(self._floor(Trial(target, rows[0].method, seed), draw))
         return rows
+
+    def _floor(self, trial: Trial, draw: int) -> Row:
+        """Return the floor of a trial's target, measured if it is missing."""
+        comparison, yardstick = self._comparison, self._yardsticks[trial.target]
+        config, folder = comparison.trial_config(trial), comparison.folder / trial.target
+        file = counted_file(folder, f"{FLOOR}{FORMAT}", config, draw)
+        if (row := read_measure(file, yardstick.names)) is None:
+            values = yardstick.floor(trial.seed, draw)
+            row = Row(trial.target, FLOOR, trial.seed, draw, None, 0.0, 0, 0.0, 0.0, values)
+            write_text(file, table_csv([row]))
+        return row

@@ -1,6 +1,6 @@
 """The measures of a comparison. All methods are measured against the same target samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -8,9 +8,12 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Data, ImageSet, Sampler, target_set
-from nsgf.metrics.classifier import ClassifierMetrics
+from nsgf.metrics.classifier import SPLITS, ClassifierMetrics
 from nsgf.metrics.distances import energy_distance, require_neighbours, w2
 from nsgf.system.errors import UserError
+
+Place = tuple[int, int]
+"""(seed, draw)."""
 
 
 class Yardstick:
@@ -54,10 +57,15 @@ class Yardstick:
         target = data.target(*stream)
         return self._distances(data.in_units(samples), data.reference(*stream), samples, target)
 
+    def floor_places(self, places: Iterable[Place]) -> Iterable[Place]:
+        """Return the places of floors, given those of the measures. Splits of images do not depend
+        on the seed."""
+        return ((0, split) for split in range(SPLITS)) if self._classifier else places
+
     def floor(self, seed: int, draw: int) -> dict[str, float]:
         """Return the measures of equally many fresh samples of the target."""
         if self._classifier:
-            return self._classifier.floor(self.samples)
+            return self._classifier.floor(self.samples, draw)
         data, stream = self._data.with_seed(seed), ("compare", str(draw))
         real, target = data.reference(*stream), data.target(*stream)
         if data.count is None:

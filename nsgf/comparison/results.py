@@ -14,7 +14,7 @@ from nsgf.comparison.trials import at_nfe
 from nsgf.config.schema import Config
 from nsgf.system.errors import UserError, cause
 
-FORMAT = 2
+FORMAT = 3
 """Raised when a measure of the same name is computed in another way."""
 FLOOR = "floor"
 """Stands for the method in rows of floors."""

@@ -22,7 +22,7 @@ FAKE_IMAGES = 512
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A set of training images."""
+    """A set of images. A method may train on all of them but the test images."""
 
     name: str
     """``data.name``."""
@@ -32,6 +32,8 @@ class ImageSet:
     """uint8, (N, C, H, W); may raise any exception."""
     read_labels: Callable[[DataConfig], Tensor] | None = None
     """Integers (N,) in [0, classes - 1], in the order of the images; may raise any exception."""
+    read_test: Callable[[DataConfig], Tensor] | None = None
+    """Test images, uint8, (N, C, H, W), if the set has some; may raise any exception."""
     class_names: tuple[str, ...] = tuple("0123456789")
     classifier_epochs: int = 8
     """Epochs of training of the small classifier (:mod:`nsgf.models.small_classifier`)."""
@@ -47,8 +49,15 @@ class ImageSet:
     def images(self, config: DataConfig) -> Tensor:
         """Return the training images, uint8, (N, C, H, W); raise UserError if their files are
         missing, damaged or of another shape."""
+        return self._read(self.read_images, config)
+
+    def test_images(self, config: DataConfig) -> Tensor | None:
+        """Return the test images, as :meth:`images`; None if the set has none."""
+        return None if self.read_test is None else self._read(self.read_test, config)
+
+    def _read(self, read: Callable[[DataConfig], Tensor], config: DataConfig) -> Tensor:
         with self._in_one_line(config):
-            images = self.read_images(config)
+            images = read(config)
             if images.shape[1:] != self.shape or images.dtype != torch.uint8 or not len(images):
                 what = f"{tuple(images.shape)} of {images.dtype}"
                 raise ValueError(f"images {what}, must be (N, {self.shape}) of torch.uint8")
@@ -111,21 +120,27 @@ def _digits() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(grey).unsqueeze(1), torch.from_numpy(content.target)
 
 
-def _mnist(config: DataConfig) -> Any:
-    """Return torchvision's training set: ``data`` (N, 28, 28), and ``targets``."""
+def _mnist(config: DataConfig, train: bool = True) -> Any:
+    """Return torchvision's training or test set: ``data`` (N, 28, 28), and ``targets``."""
     from torchvision.datasets import MNIST
 
-    return MNIST(data_root(config), download=config.download)
+    return MNIST(data_root(config), train, download=config.download)
 
 
-def _cifar10(config: DataConfig) -> Any:
-    """Return torchvision's training set: ``data`` (N, 32, 32, 3), and ``targets``. Torchvision
-    compares the md5 sums of the files with the published ones before it unpickles them."""
+def _cifar10(config: DataConfig, train: bool = True) -> Any:
+    """Return torchvision's training or test set: ``data`` (N, 32, 32, 3), and ``targets``.
+    Torchvision compares the md5 sums of the files with the published ones before it unpickles
+    them."""
     from torchvision.datasets import CIFAR10
 
     root = data_root(config)
     is_there = (root / CIFAR10.base_folder).exists()  # and would be replaced by a download
-    return CIFAR10(root, download=config.download and not is_there)
+    return CIFAR10(root, train, download=config.download and not is_there)
+
+
+def _colour(images: np.ndarray[Any, Any]) -> Tensor:
+    """Convert (N, H, W, C) to (N, C, H, W)."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2)
 
 
 IMAGE_SETS = (
@@ -142,14 +157,16 @@ IMAGE_SETS = (
         shape=(1, 28, 28),
         read_images=lambda config: _mnist(config).data.unsqueeze(1),
         read_labels=lambda config: _mnist(config).targets,
+        read_test=lambda config: _mnist(config, train=False).data.unsqueeze(1),
         classifier_epochs=4,
         uses=frozenset({"root", "download", "fake", "flip"}),
     ),
     ImageSet(
         name="cifar10",
         shape=(3, 32, 32),
-        read_images=lambda config: torch.from_numpy(_cifar10(config).data).permute(0, 3, 1, 2),
+        read_images=lambda config: _colour(_cifar10(config).data),
         read_labels=lambda config: torch.tensor(_cifar10(config).targets),
+        read_test=lambda config: _colour(_cifar10(config, train=False).data),
         class_names=(
             *("airplane", "automobile", "bird", "cat", "deer"),
             *("dog", "frog", "horse", "ship", "truck"),

@@ -6,6 +6,7 @@ suit images that Inception's features do not (digits), and need no download.
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -26,16 +27,15 @@ precision and recall grows with the product."""
 
 LEAST_ACCURACY = 0.9
 """Smallest accuracy on held-out images for measuring samples."""
+SPLITS = 10
+"""Number of floors: draws of real images that represent a perfect sampler."""
 NOISE = 256
 """Number of samples of pure noise that are measured."""
 
 
 class ClassifierMetrics:
-    """Measure samples of one data set against a fixed set of real images.
-
-    The reference is half of the training images, at most MOST, the same for all runs. The other
-    images represent a perfect sampler, see :meth:`floor`.
-    """
+    """Measure samples of one data set against a fixed reference of at most MOST real images: the
+    test images, or half of the training images if the set has no others."""
 
     def __init__(
         self,
@@ -66,21 +66,28 @@ class ClassifierMetrics:
             kind, images, kind.labels(config, len(images)), folder, device, log
         )
         self._device = device
+        test = kind.test_images(config)
+        self._has_test = test is not None
         order = torch.randperm(len(images), generator=make_generator(SEED, "classifier", "real"))
-        size = min(MOST, len(images) // 2)
-        self.accuracy, self.reference_size = self._trained.accuracy, size
+        if test is None:
+            size = min(MOST, len(images) // 2)
+            test, self._rest = images[order[:size]], images[order[size : size + MOST]]
+        else:
+            test, self._rest = test[:MOST], images[order[: 2 * MOST]]
+        self.accuracy, self.reference_size = self._trained.accuracy, len(test)
         """Accuracy of the classifier on held-out images, in [0, 1]; number of reference images."""
         self.weakness = ""
         """Why the classifier must not measure; empty if it may."""
         if self.accuracy < LEAST_ACCURACY:
             right = f"{self.accuracy:.1%} right on held-out images"
             self.weakness = f"{right}: too weak, measures left out (needs {LEAST_ACCURACY:.0%})"
-        self._reference = self._features(images[order[:size]])
-        self._others = images[order[size : size + MOST]]
+        self._reference = self._features(test)
+        self.reference = f"{len(test)} {'test' if self._has_test else 'training'} images"
+        """Description of the reference."""
 
     def used(self, n: int) -> int:
-        """Return how many of ``n`` samples are measured: at most the number of floor images."""
-        return min(n, len(self._others))
+        """Return how many of ``n`` samples are measured: at most as many as a floor has."""
+        return min(n, MOST, len(self._rest))
 
     def measure(self, samples: Tensor) -> dict[str, float]:
         """Return ``classifier_fid``, ``classifier_precision`` and ``classifier_recall`` of the
@@ -91,20 +98,35 @@ class ClassifierMetrics:
         """
         require_neighbours(len(samples))
         features = self._features(samples[: self.used(len(samples))])
-        found = compare_features(features, self._reference, self._device)
-        return {f"classifier_{name}": value for name, value in found.items()}
+        return self._compare(features, self._reference)
 
-    def floor(self, n: int) -> dict[str, float]:
-        """Return the measures of real images that are not in the reference, :meth:`used` of ``n``.
+    def floor(self, n: int, split: int) -> dict[str, float]:
+        """Return the measures of :meth:`used` of ``n`` training images, drawn at random for each
+        ``split``: against the test images, or against the other half of a random split.
 
         The classifier was trained on four fifths of these images. This does not matter: held-out
         images score the same within the noise (measured on all three sets)."""
-        return self.measure(self._others[:n])
+        generator = make_generator(SEED, "floor", split)
+        real = self._real[torch.randperm(len(self._real), generator=generator)]
+        reference = self._reference
+        if not self._has_test:
+            reference, real = real.tensor_split([self.reference_size])
+        return self._compare(real[: self.used(n)], reference)
+
+    @cached_property
+    def _real(self) -> Tensor:
+        """Features of the images that floors are drawn from."""
+        rest = self._features(self._rest)
+        return rest if self._has_test else torch.cat([self._reference, rest])
+
+    def _compare(self, features: Tensor, reference: Tensor) -> dict[str, float]:
+        found = compare_features(features, reference, self._device)
+        return {f"classifier_{name}": value for name, value in found.items()}
 
     def noise_precision(self) -> float:
         """Return the precision of pure Gaussian noise, in [0, 1]. It is high for few images or for
         photographs; a high precision of samples is then meaningless."""
-        shape = self._others.shape[1:]
+        shape = self._rest.shape[1:]
         noise = torch.randn(NOISE, *shape, generator=make_generator(SEED, "noise"))
         return self.measure(noise)["classifier_precision"]
 

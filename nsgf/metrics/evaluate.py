@@ -14,7 +14,7 @@ from torch import Tensor
 from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import Data, build_source, is_image_set
-from nsgf.metrics.classifier import ClassifierMetrics
+from nsgf.metrics.classifier import SPLITS, ClassifierMetrics
 from nsgf.metrics.distances import nearest_distance, w2, w2_floor
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.metrics.names import describe, name_of
@@ -139,8 +139,7 @@ class Measures:
                 own = convert(part[:n])
                 distances.append(w2(own, real("evaluate", str(repeat)).sample(n)))
                 floors.append(w2_floor(real("floor", str(repeat)), n))
-            for key, scores in ((name, distances), (f"{name}_floor", floors)):
-                found |= {key: float(np.mean(scores)), f"{key}_std": float(np.std(scores))}
+            found |= _mean_and_spread(name, distances) | _mean_and_spread(f"{name}_floor", floors)
         return found | {"w2_samples": n, "repeats": len(samples)}
 
     def _nearest(self, samples: Tensor, count: int) -> dict[str, float]:
@@ -163,15 +162,17 @@ class Measures:
         described: dict[str, Any] = {"classifier_accuracy": classifier.accuracy}
         if classifier.weakness:
             return described | {"classifier": classifier.weakness}
-        floor = classifier.floor(len(pixels))
+        floors = [classifier.floor(len(pixels), split) for split in range(SPLITS)]
+        for name in floors[0]:
+            scores = [floor[name] for floor in floors]
+            described |= _mean_and_spread(f"{name}_floor", scores)
         return {
             **classifier.measure(pixels),
-            **{f"{name}_floor": value for name, value in floor.items()},
             **described,
             "classifier_precision_noise": classifier.noise_precision(),
             "classifier_samples": classifier.used(len(pixels)),
-            "classifier_reference": f"{classifier.reference_size} images of {config.data.name} "
-            "train, features of a small CNN trained on that set: not Inception FID",
+            "classifier_reference": f"{classifier.reference} of {config.data.name}, features of a "
+            "small CNN trained on that set: not Inception FID",
         }
 
     def _inception(self, images: Tensor, pixels: Tensor) -> dict[str, Any]:
@@ -183,6 +184,10 @@ class Measures:
         reference = Reference(images, name, Path(config.out_dir).expanduser() / ".fidelity")
         size = config.sampling.batch_size
         return inception_metrics(pixels, reference, self.network, self._device, size, self._log)
+
+
+def _mean_and_spread(key: str, scores: list[float]) -> dict[str, float]:
+    return {key: float(np.mean(scores)), f"{key}_std": float(np.std(scores))}
 
 
 def report(metrics: dict[str, Any]) -> list[str]:

@@ -32,6 +32,16 @@ def test_floors_compare_halves_and_samples_are_as_many(exp, own_data, compared):
     assert torch.equal(reals, data.reference("compare", "0").sample(yardstick.samples))
 
 
+def test_images_have_ten_floors_whatever_the_seed(tmp_path):
+    yardstick = Yardstick(shipped("digits", "--out-dir", str(tmp_path)), CPU, lambda _: None)
+    places = list(yardstick.floor_places([(3, 0), (4, 0)]))
+    assert len(set(places)) == 10
+    floors = [yardstick.floor(*place)["classifier_fid"] for place in places[:3]]
+    assert len(set(floors)) == 3
+    points = Yardstick(shipped("2d"), CPU, print)
+    assert list(points.floor_places([(3, 0), (4, 0)])) == [(3, 0), (4, 0)]
+
+
 def test_points_are_compared_in_their_units(own_data, compared):
     config = shipped("points", *own_data["points"])
     data, samples = Data(config.data, 0), torch.randn(20, 3)

@@ -83,6 +83,16 @@ def test_cifar10_is_read_batch_after_batch(cifar10, tmp_path):
     assert labels("cifar10", tmp_path).tolist() == [0, 9, 1, 8, 2, 7, 3, 6, 4, 5]
 
 
+def test_test_images_are_those_of_the_other_files(mnist, cifar10, tmp_path):
+    name = "t10k-images-idx3-ubyte"
+    (mnist / name).write_bytes((mnist / name).read_bytes()[:16] + GREY[::-1].tobytes())
+    expected = {"mnist": GREY[::-1, None], "cifar10": COLOUR[:2]}
+    for name, pixels in expected.items():
+        found = DATA_SETS[name].test_images(DataConfig(name=name, root=str(tmp_path)))
+        assert np.array_equal(found.numpy(), pixels)
+    assert DATA_SETS["digits"].test_images(DataConfig(name="digits")) is None
+
+
 @pytest.mark.parametrize("read", [images, labels])
 @pytest.mark.parametrize("name", ["data_batch_5", "batches.meta"])
 def test_cifar10_with_another_md5_sum_is_refused_and_never_unpickled(

@@ -39,7 +39,7 @@ def some(images: torch.Tensor, n: int, seed: int = 5) -> torch.Tensor:
 
 
 def test_real_images_score_like_the_floor_and_noise_scores_far_worse(metrics, images):
-    floor = metrics.floor(400)
+    floor = metrics.floor(400, 0)
     assert floor.keys() == {f"classifier_{name}" for name in ("fid", "precision", "recall")}
     real = metrics.measure(some(images, 400))
     assert 0.3 < real["classifier_fid"] / floor["classifier_fid"] < 1.5
@@ -60,16 +60,63 @@ def test_missing_class_lowers_recall_not_precision(metrics, images, labels):
     assert lost["classifier_fid"] > 2 * whole["classifier_fid"]
 
 
-def test_reference_and_floor_have_no_image_in_common(metrics, images):
+def test_reference_is_half_of_the_images_if_there_are_no_others(metrics, images):
     rows = {image.numpy().tobytes() for image in images}
     assert len(rows) == len(images)  # all different, so features tell images apart
     reference = {row.numpy().tobytes() for row in metrics._reference}
-    others = {row.numpy().tobytes() for row in metrics._features(metrics._others)}
+    others = {row.numpy().tobytes() for row in metrics._features(metrics._rest)}
     assert len(reference) == metrics.reference_size == 898
     assert len(others) == 899
     assert not reference & others
     everything = {row.numpy().tobytes() for row in metrics._features(images)}
     assert len(everything & (reference | others)) > 1700  # the rest differs by rounding
+
+
+@pytest.fixture
+def compared(monkeypatch) -> list[set[bytes]]:
+    """Rows of the features that are compared, samples and reference in turn."""
+    seen: list[set[bytes]] = []
+
+    def note(samples, real, device):
+        seen.extend({row.numpy().tobytes() for row in part} for part in (samples, real))
+        return {}
+
+    monkeypatch.setattr(classifier, "compare_features", note)
+    return seen
+
+
+def test_each_floor_compares_disjoint_halves_of_another_split(metrics, compared):
+    for split in range(3):
+        metrics.floor(5000, split)
+        samples, reference = compared[-2:]
+        assert (len(samples), len(reference)) == (899, 898)
+        assert not samples & reference
+    halves = compared[::2]
+    assert 300 < len(halves[0] & halves[1]) < 600
+    metrics.floor(5000, 0)
+    assert compared[-2] == halves[0]
+
+
+def test_test_images_are_the_reference_of_a_set_that_has_some(
+    images, labels, out_dir, compared, monkeypatch
+):
+    kind = replace(
+        DATA_SETS["digits"],
+        read_images=lambda _: images[:1200],
+        read_labels=lambda _: labels[:1200],
+        read_test=lambda _: images[1200:],
+    )
+    monkeypatch.setitem(DATA_SETS, "digits", kind)
+    metrics = ClassifierMetrics(CONFIG, images[:1200], out_dir, CPU)
+    assert (metrics.reference, metrics.used(5000)) == ("597 test images", 1200)
+    for split in (0, 1):
+        metrics.floor(800, split)
+    first, reference, second, again = compared
+    test = {row.numpy().tobytes() for row in metrics._features(images[1200:])}
+    assert reference == again == test
+    assert len(first) == len(second) == 800
+    assert first != second
+    assert not (first | second) & test
 
 
 def test_at_most_as_many_samples_are_measured_as_the_floor_has(
@@ -78,7 +125,7 @@ def test_at_most_as_many_samples_are_measured_as_the_floor_has(
     assert (metrics.used(400), metrics.used(5000)) == (400, 899)
     assert metrics.measure(images) == metrics.measure(images[:899])
     assert metrics.measure(images[:899]) != metrics.measure(images[:898])
-    assert metrics.floor(5000) == metrics.floor(899)
+    assert metrics.floor(5000, 1) == metrics.floor(899, 1)
     monkeypatch.setattr(classifier, "MOST", 300)
     few = ClassifierMetrics(CONFIG, images, out_dir, CPU)
     assert (few.reference_size, few.used(5000)) == (300, 300)
