@@ -1,0 +1,106 @@
+"""How much of a velocity can a network know? R squared of the first step's target.
+
+    OMP_NUM_THREADS=1 python scripts/bench_targets.py [FOLDER OF MNIST]
+
+A particle x gets another velocity v in each mini-batch; a network can only learn the mean. With the
+end points e = x + v and e' of the same particles in two mini-batches that share nothing else,
+
+    known part = E e.e' - |E e|^2,    R^2 = known part / (E |e|^2 - |E e|^2)
+
+End points, because the -x in v is known. Blur 0.5, at time 0: x is noise. A sixteenth of the n
+particles is shared. Memory is what the solver adds to the process.
+"""
+
+import sys
+import time
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+
+from matplotlib.figure import Figure
+
+from nsgf.config.schema import DataConfig, SinkhornConfig
+from nsgf.data import Data
+from nsgf.sinkhorn.batched import BatchedSolver
+
+CASES = {
+    "digits": [
+        *((n, n) for n in (64, 128, 256, 512, 1024, 1797)),
+        *((n, 1797) for n in (128, 512, 1024, 4096)),
+    ],
+    "mnist": [
+        *((n, n) for n in (64, 256, 1024, 4096, 16384)),
+        *((n, 8192) for n in (256, 1024)),
+        (4096, 16384),
+        (1024, 60000),
+    ],
+}
+PROBES = 1024
+FILE = Path("docs/results/target_r2.csv")
+HEAD = "data,n,m,r_squared,known_share_of_data,processor_s_a_solve,solver_mb"
+Row = tuple[str, int, int, float, float, float, int]
+
+
+def measure(data: Data, name: str, n: int, m: int) -> Row:
+    """Return a row of the table."""
+    solver, shared = BatchedSolver(SinkhornConfig(blur=0.5)), n // 16
+    source, target = data.source("r2"), data.target("r2", str(n), str(m))
+    rounds, busy = -(-PROBES // shared), 0.0
+    products, squares, total = 0.0, 0.0, 0.0
+    before = getrusage(RUSAGE_SELF).ru_maxrss
+    for _ in range(rounds):
+        x, both = source.sample(n), []
+        for _ in range(2):
+            x = x.clone()
+            x[shared:] = source.sample(n - shared)
+            begun = time.process_time()
+            solution = solver.solve(x.unsqueeze(0), target.sample(m).unsqueeze(0))
+            busy += time.process_time() - begun
+            ends = x[:shared].flatten(1) + solution.velocity[0, :shared]
+            both.append(ends.double())
+        products += float((both[0] * both[1]).sum()) / shared / rounds
+        squares += float((both[0].square() + both[1].square()).sum()) / 2 / shared / rounds
+        total = total + (both[0] + both[1]).mean(0) / 2 / rounds
+    mean = float((total**2).sum())
+    known = products - mean
+    variance = float(target.sample(10_000).flatten(1).var(0).sum())
+    memory = (getrusage(RUSAGE_SELF).ru_maxrss - before) // 1024
+    seconds = round(busy / 2 / rounds, 4)
+    return (
+        name,
+        n,
+        m,
+        round(known / (squares - mean), 4),
+        round(known / variance, 4),
+        seconds,
+        memory,
+    )
+
+
+def main() -> None:
+    """Measure all cases, each as soon as it is known, and draw them."""
+    root, rows = sys.argv[1] if len(sys.argv) > 1 else "data", list[Row]()
+    for name, cases in CASES.items():
+        data = Data(DataConfig(name=name, root=root), seed=0)
+        for n, m in sorted(cases, key=lambda case: case[0] * case[1]):  # memory is a peak so far
+            rows.append(measure(data, name, n, m))
+            print(*rows[-1], sep=",", flush=True)
+    FILE.write_text("\n".join([HEAD, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    figure = Figure((10, 4), layout="constrained")
+    for axes, name in zip(figure.subplots(1, 2), CASES, strict=True):
+        own = [row for row in rows if row[0] == name]
+        for label, line in {
+            "as many targets": sorted(row for row in own if row[1] == row[2]),
+            "more targets, fewer particles": sorted(row for row in own if row[2] > row[1]),
+            "all images, more particles": sorted(row for row in own if row[2] < row[1]),
+        }.items():
+            axes.plot([row[1] for row in line], [row[3] for row in line], "o-", label=label)
+            for row in line:
+                text = "" if row[1] == row[2] else f"m {row[2]:,}"
+                axes.annotate(text, (row[1], row[3]), (4, 4), textcoords="offset points")
+        axes.set(title=name, xlabel="particles n", ylabel="R squared", xscale="log", ylim=(0, 1))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.savefig(FILE.with_suffix(".png"), dpi=110)
+
+
+if __name__ == "__main__":
+    main()
