@@ -1,6 +1,5 @@
 """Benchmarks: the tables of docs/performance.md, and those of several comparisons together.
 
-    python scripts/bench.py sinkhorn --data-root data       # the batched solver beside geomloss
     python scripts/bench.py pool --exp cifar10              # bytes, drawing a batch, building
     python scripts/bench.py train --exp digits --vary precision=fp32,bf16
     python scripts/bench.py memory --exp cifar10 --vary batch-size=32,64,128
@@ -25,16 +24,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from nsgf.cli.arguments import parse
 from nsgf.comparison.results import Row, read_rows
 from nsgf.comparison.tables import latex, markdown
-from nsgf.config.schema import Config, DataConfig, SinkhornConfig
+from nsgf.config.schema import Config
 from nsgf.data import Data, data_shape, is_image_set
 from nsgf.phases import get_phase
 from nsgf.plots.samples import save_figure
@@ -45,7 +43,7 @@ from nsgf.report.comparison import draw_quality
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
-from nsgf.sinkhorn import FlowSolver, build_solver
+from nsgf.sinkhorn import build_solver
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes, pick_device, versions
@@ -65,8 +63,7 @@ def main() -> None:
         return
     device = pick_device(options.device)
     print(machine(device, options.repeats))
-    tables = {"sinkhorn": sinkhorn_table, "pool": pool_tables}
-    tables |= {"train": train_table, "memory": memory_table}
+    tables = {"pool": pool_tables, "train": train_table, "memory": memory_table}
     for line in tables[options.command](options, [*flags, "--device", str(device)], device):
         print(line, flush=True)
 
@@ -78,30 +75,25 @@ def parse_arguments() -> tuple[Options, list[str]]:
     commands = parser.add_subparsers(dest="command", required=True)
     own = {
         name: commands.add_parser(name, allow_abbrev=False)
-        for name in ("sinkhorn", "pool", "train", "memory", "tables")
+        for name in ("pool", "train", "memory", "tables")
     }
-    for name in ("sinkhorn", "pool", "train", "memory"):
+    for name in ("pool", "train", "memory"):
         own[name].add_argument("--device", default="auto")
         own[name].add_argument("--repeats", type=int, default=5)
-    for name in ("pool", "train", "memory"):
         own[name].add_argument("--exp", default="digits", help="experiment")
     for name in ("train", "memory"):
         text = "a row for each value of this flag of `nsgf train`; several are combined"
         own[name].add_argument("--vary", action="append", default=[], metavar="FLAG=A,B", help=text)
         own[name].add_argument("--steps", type=int, default=10, help="updates of a repeat")
-    own["sinkhorn"].add_argument("--data-root", help="folder of MNIST and CIFAR-10")
-    own["sinkhorn"].add_argument("--only", default="", help="only sets whose name contains this")
-    own["sinkhorn"].add_argument("--flows", type=int, default=8, help="flows of a chunk")
-    own["sinkhorn"].add_argument("--tolerance", type=float, default=SinkhornConfig.tolerance)
     own["tables"].add_argument("files", nargs="+", type=Path, metavar="TABLE.CSV")
     own["tables"].add_argument("--methods", nargs="+", help="rows; the first against the others")
     own["tables"].add_argument("--nfe", nargs="+", type=int, help="columns")
     own["tables"].add_argument("--latex", action="store_true")
     own["tables"].add_argument("--figure", type=Path, help="also draw the measures against NFE")
     options, flags = parser.parse_known_args()
-    if flags and options.command in ("sinkhorn", "tables"):
+    if flags and options.command == "tables":
         parser.error(f"unknown argument {flags[0]}")
-    for name in ("repeats", "steps", "flows"):
+    for name in ("repeats", "steps"):
         if getattr(options, name, 1) < 1:
             parser.error(f"--{name} {getattr(options, name)}: must be >= 1")
     return options, flags
@@ -152,132 +144,6 @@ def words_of(name: str, flags: Sequence[str]) -> list[str]:
 def experiment(name: str, flags: Sequence[str]) -> Config:
     """The configuration of :func:`words_of`."""
     return parse(words_of(name, flags)).config
-
-
-# --- sinkhorn -----------------------------------------------------------------------------------
-
-
-class Case(NamedTuple):
-    """Flows of n particles with n targets."""
-
-    data: str
-    particles: int
-    blur: float
-    steps: int
-    eta: float
-
-
-CASES = [
-    *(Case(name, 256, blur, 10, 0.5) for blur in (0.5, 0.1) for name in ("8gaussians", "moons")),
-    Case("digits", 128, 0.5, 5, 0.2),
-    *(Case("mnist", 256, blur, 5, 0.2) for blur in (0.5, 1.0, 2.0)),
-    Case("cifar10", 128, 1.0, 5, 0.2),
-]
-
-
-def sinkhorn_table(options: Options, _: Sequence[str], device: torch.device) -> Iterator[str]:
-    """Milliseconds per flow and step: geomloss takes one flow at a time, the batched solver a chunk
-    of flows at once. Errors of the velocity are relative, mean (largest), on the way of the batched
-    solver's first flow."""
-    yield (
-        "| data | blur | geomloss, ms | batched, ms | ratio | geomloss, error | batched, error "
-        "| updates | cut off |\n|---|---|---|---|---|---|---|---|---|"
-    )
-    for case in CASES:
-        if options.only in case.data:
-            yield sinkhorn_row(case, options, device)
-
-
-def sinkhorn_row(case: Case, options: Options, device: torch.device) -> str:
-    """One row of the table."""
-    root, fake = options.data_root, options.data_root is None and case.data in DOWNLOADED
-    data = Data(DataConfig(name=case.data, root=root or "", fake=fake, download=False), seed=0)
-    x, y = (
-        sampler.sample(options.flows * case.particles).unflatten(0, (options.flows, -1)).to(device)
-        for sampler in (data.source("bench"), data.target("bench"))
-    )
-    settings = SinkhornConfig(blur=case.blur, scaling=0.8, tolerance=options.tolerance)
-    batched = build_solver(replace(settings, solver="batched"))
-    library = build_solver(replace(settings, solver="geomloss"))
-    etas = [case.eta] * case.steps
-    positions = batched.flows(x, y, etas)[0]  # this and the next line are the warm-up
-    library.flows(x[:1], y[:1], etas)
-    updates, cut_off = batched.report.iterations, batched.report.unconverged
-    times: tuple[list[float], list[float]] = ([], [])
-    for repeat in range(options.repeats):
-        one = slice(repeat % len(x), repeat % len(x) + 1)
-        for solver, chunk, own in ((library, one, times[0]), (batched, slice(None), times[1])):
-            seconds = timed(partial(solver.flows, x[chunk], y[chunk], etas), device)
-            own.append(1e3 * seconds / case.steps / len(x[chunk]))
-    cells = [case.data + " (random)" * fake, case.blur, *map(spread, times)]
-    cells += [f"{median(times[0]) / median(times[1]):.1f}"]
-    cells += [*velocity_errors(case, positions, y[0], library), f"{updates:.0f}", cut_off]
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def velocity_errors(case: Case, positions: Tensor, y: Tensor, library: FlowSolver) -> list[str]:
-    """Errors of geomloss and of the batched solver, which took the particles along the positions
-    (N, T+1, *shape) towards y (M, *shape)."""
-    errors: tuple[list[float], list[float]] = ([], [])
-    for step in range(case.steps):
-        x = positions[:, step]
-        try:
-            exact = exact_velocity(x.flatten(1).cpu(), y.flatten(1).cpu(), case.blur)
-        except RuntimeError:
-            return ["not known", "not known"]
-        taken = (positions[:, step + 1].double() - x.double()) / case.eta
-        for own, v in zip(errors, (library.velocity(x, y), taken), strict=True):
-            own.append(float((v.flatten(1).double().cpu() - exact).norm() / exact.norm()))
-    return [f"{100 * mean(own):.2g} % ({100 * max(own):.2g} %)" for own in errors]
-
-
-def exact_velocity(x: Tensor, y: Tensor, blur: float) -> Tensor:
-    """v = P y - Q x of the particles x (N, D) towards y (M, D), solved in float64.  (N, D)
-
-    Raises:
-        RuntimeError: no fixed point was found.
-    """
-    x, y = x.double(), y.double()
-    return exact_plan(x, y, blur) @ y - exact_plan(x, x, blur) @ x
-
-
-def exact_plan(x: Tensor, y: Tensor, blur: float) -> Tensor:
-    """Entropic plan whose rows sum to 1: annealed Sinkhorn updates, then damped Newton steps on the
-    semi-dual, which converge where Sinkhorn updates would need thousands.  (N, M)
-
-    Raises:
-        RuntimeError: the sums of the columns are not uniform.
-    """
-    cost, eps = 0.5 * torch.cdist(x, y).square(), blur**2
-    n, m = cost.shape
-    g, level = cost.new_zeros(m), max(float(cost.max()), eps)
-
-    def updated(g: Tensor, eps: float) -> Tensor:
-        f = -eps * torch.logsumexp((g - cost) / eps, 1, keepdim=True)
-        return -eps * torch.logsumexp((f - cost) / eps, 0)
-
-    def rows(g: Tensor) -> Tensor:
-        return torch.softmax((g - cost) / eps, 1)
-
-    def error(g: Tensor) -> float:
-        return float((rows(g).mean(0) - 1 / m).abs().sum())
-
-    while level > eps:
-        level = max(0.6 * level, eps)
-        for _ in range(8):
-            g = updated(g, level)
-    for _ in range(200):
-        plan, before = rows(g), error(g)
-        if before < 1e-8:
-            return plan
-        share = plan.mean(0)
-        # 1 / m^2 fixes the constant by which g may be shifted
-        hessian = torch.diag(share + 1e-13 / m) - plan.T @ plan / n + 1 / m**2
-        step, length = eps * torch.linalg.solve(hessian, 1 / m - share), 1.0
-        while length > 1e-3 and error(g + length * step) >= before:
-            length /= 2
-        g = updated(g + length * step if length > 1e-3 else g, eps)
-    raise RuntimeError(f"no fixed point for blur {blur}")
 
 
 # --- pool ---------------------------------------------------------------------------------------

@@ -71,18 +71,17 @@ def assert_finite(numbers: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("blur", "step"), [(0.5, 1.0), (0.1, 0.3)])
-def test_bench_solves_transport_exactly(script, blur, step):
+def test_bench_precision_solves_transport_exactly(script, blur, step):
     """As the tests' own solver does, from the start to the end of a flow."""
     generator = torch.Generator().manual_seed(0)
     y = torch.randn(60, 2, generator=generator)
     x = y[:50] + step * torch.randn(50, 2, generator=generator)
-    found = script("bench")["exact_velocity"](x, y, blur)
+    found = script("bench_precision")["exact_velocity"](x, y, blur)
     expected = reference.velocity(x, y, blur)
     assert float((found - expected).norm() / expected.norm()) < 1e-6
 
 
-def test_bench_precision_compares_solvers_with_the_exact_velocity(script, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+def test_bench_precision_compares_solvers_with_the_exact_velocity(script):
     names = script("bench_precision")
     x, y = torch.randn(1, 2, 20, 2), torch.randn(1, 20, 2)
     exact = names["one_by_one"](lambda a, b: names["exact_velocity"](a, b, names["BLUR"]), x, y)[1]
@@ -90,15 +89,6 @@ def test_bench_precision_compares_solvers_with_the_exact_velocity(script, monkey
         if solver == "batched: one problem" or (solver, setting) == ("POT log domain", 1e-5):
             error = (work(x, y)[1] - exact).norm() / exact.norm()
             assert float(error) < 10 * setting + 1e-3, solver
-
-
-def test_bench_sinkhorn(run):
-    text = run("bench", "sinkhorn", "--device=cpu", "--only=digits", "--repeats=1", "--flows=1")
-    ((name, *numbers, cut_off),) = cells(text)
-    assert (name, cut_off) == ("digits", "0")
-    assert_finite(numbers)
-    library_error, batched_error = (float(cell.split()[0]) for cell in numbers[4:6])
-    assert batched_error < 1 < library_error
 
 
 def test_bench_pool(run):
@@ -134,7 +124,6 @@ def test_bench_combines_the_values_that_it_varies(script):
     [
         ("train --exp 2d --batch-size 0", "nsgf.batch_size"),
         ("memory --exp 2d --vary nsgf.batchsize=1,2", "--nsgf.batchsize"),
-        ("sinkhorn --exp 2d", "--exp"),
         ("pool --repeats 0", "--repeats"),
         ("tables none.csv", "none.csv"),
     ],
