@@ -13,10 +13,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nsgf.cli.arguments import parse
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import latex
 from nsgf.comparison.trials import count_updates
-from nsgf.config.schema import PHASES
+from nsgf.config.schema import PHASES, DataConfig
+from nsgf.data import Data
+from nsgf.data.points import Gaussian
+from nsgf.experiment import train
 from tests.sinkhorn import reference
 
 ROOT = Path(__file__).parents[1]
@@ -89,6 +93,44 @@ def test_bench_precision_compares_solvers_with_the_exact_velocity(script):
         if solver == "batched: one problem" or (solver, setting) == ("POT log domain", 1e-5):
             error = (work(x, y)[1] - exact).norm() / exact.norm()
             assert float(error) < 10 * setting + 1e-3, solver
+
+
+def test_bench_targets_knows_more_of_the_end_points_with_more_targets(script, monkeypatch):
+    names = script("bench_targets")
+    names["measure"].__globals__["PROBES"] = 128
+    data = Data(DataConfig(name="digits"), 0)
+    found = {m: names["measure"](data, "digits", 64, m) for m in (64, 1797)}
+    shares = [found[64][3], found[1797][3]]
+    assert 0.2 < shares[0] < shares[1] < 1
+    assert 0 < found[64][4] < 1  # of the variance of the data
+
+
+def test_linear_starts_have_the_moments_of_the_way_to_a_gaussian(script):
+    names, generator = script("controls"), torch.Generator().manual_seed(0)
+    rows = torch.randn(500, 3, generator=generator) @ torch.randn(3, 3, generator=generator) + 5
+    noise = torch.randn(50_000, 3, generator=generator)
+    values, vectors = torch.linalg.eigh(rows.T.cov())
+    root = vectors * values.sqrt() @ vectors.T
+    expected = (0.64 * torch.eye(3) + 0.36 * root).matrix_power(2)
+    found = names["linear"](rows)(noise)
+    torch.testing.assert_close(found.T.cov(), expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(found.mean(0), 0.36 * rows.mean(0), rtol=0.05, atol=0.05)
+    found = names["shrunken"](rows)(noise)
+    torch.testing.assert_close(found, 0.64 * noise + 0.36 * rows.mean(0))
+
+
+@pytest.mark.e2e
+def test_controls_and_diagnose_measure_small_runs(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(Gaussian, "draw", Gaussian.draw)  # controls.py replaces it
+    words = ["--exp", "digits", "--smoke", "--out-dir", str(tmp_path), "--num-samples", "32"]
+    run("controls", "shrunken", *words, "--compare.updates", "[4]", "--compare.nfe", "[2]")
+    (table,) = tmp_path.glob("*/table.csv")
+    assert {row.method for row in read_rows(table)} == {"shrunken", "floor"}
+    config = parse(["train", *words, "--method", "nsgf++"]).config
+    rows = cells(run("diagnose", str(train(config).path)))
+    assert len(rows) == 7
+    for row in rows:
+        assert_finite(row[1:2])
 
 
 def test_bench_pool(run):
