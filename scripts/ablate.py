@@ -33,7 +33,7 @@ def recipe(base: str, changes: str = "") -> str:
 
 
 def plus_plus(changes: str = "") -> str:
-    """NSGF++ on digits as in the paper, 1,800 updates."""
+    """The paper's NSGF++ on digits, 1,800 updates."""
     return recipe("--methods nsgf++ --compare.updates [1800]", changes)
 
 
@@ -78,8 +78,12 @@ VARIANTS: dict[str, dict[str, str]] = {
         "T 3": plus_plus("--steps 3"),
         "T 4": plus_plus("--steps 4"),
         "harmonic steps": plus_plus("--flow.schedule harmonic"),
-        "m 512": plus_plus("--sinkhorn.target_batch 512"),
-        "m 1797": plus_plus("--sinkhorn.target_batch 1797"),
+        "n 128": plus_plus("--sinkhorn-batch 128 --pool-batches 200"),
+        "n 512": plus_plus("--sinkhorn-batch 512 --pool-batches 50"),
+        "n 1024, m 1797": plus_plus("--sinkhorn.target_batch 1797"),
+        "n 4096, m 1797": plus_plus(
+            "--sinkhorn-batch 4096 --pool-batches 6 --sinkhorn.target_batch 1797"
+        ),
         "tau fixed to 0.64": plus_plus("--sampling.tau 0.64"),
         "straight leg: heun": plus_plus("--sampling.solver heun"),
         "straight leg: dopri5": plus_plus("--sampling.solver dopri5"),
