@@ -48,6 +48,13 @@ def test_all_methods_have_the_same_number_of_updates_and_batch(exp, updates):
         assert {getattr(own, phase).batch_size for phase in own.phases} == {own.peer.batch_size}
 
 
+@pytest.mark.parametrize("exp", ["2d", "digits", "mnist"])
+def test_the_papers_method_has_the_papers_shares(exp):
+    """100,000 updates of v, as many of u, 40,000 of the predictor."""
+    own = one_trial(exp, "nsgf++", "--compare.updates=[2400]")
+    assert [getattr(own, phase).iterations for phase in own.phases] == [1000, 1000, 400]
+
+
 @pytest.mark.parametrize("method", ["nsgf++h", "nsgf++", "otcfm", "onecall"])
 def test_compare_trains_what_train_trains(method):
     """But for the number of updates."""
@@ -92,9 +99,9 @@ def test_without_targets_the_data_section_is_compared():
 @pytest.mark.parametrize(
     ("updates", "shares", "places"),
     [
-        ("[300,500,900]", ([100] * 3, [500], [621, 279]), ("1rf-seed2", "2rf-seed2")),
-        ("[600]", ([200] * 3, [600], [414, 186]), ("1rf-seed2", "2rf-seed2")),
-        ("[]", ([6667, 6667, 6666], [20_000], [20_000, 9_000]), ("rf-seed2", "rf-seed2")),
+        ("[300,500,900]", ([125, 125, 50], [500], [621, 279]), ("1rf-seed2", "2rf-seed2")),
+        ("[600]", ([250, 250, 100], [600], [414, 186]), ("1rf-seed2", "2rf-seed2")),
+        ("[]", ([8333, 8333, 3334], [20_000], [20_000, 9_000]), ("rf-seed2", "rf-seed2")),
     ],
 )
 def test_updates_of_each_method_are_shared_among_its_networks(updates, shares, places):
