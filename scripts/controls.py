@@ -1,14 +1,13 @@
 """Is the Sinkhorn leg needed? OT-CFM with the hand-over's pairs, from other starts than noise.
 
-    python scripts/controls.py shrunken --exp digits --compare.updates [1800] --compare.seeds 5
-    python scripts/controls.py linear --exp digits --compare.updates [1800] --compare.seeds 5
+    python scripts/controls.py scaled --exp digits --compare.updates [1800] --compare.seeds 5
     python scripts/controls.py RUN --exp digits --compare.updates [1400]
 
-``shrunken`` starts from (1 - a) z + a m, ``linear`` from (1 - a) z + a (m + C^(1/2) z), for noise
-z and the mean m and covariance C of the data: the exact transport from noise to a Gaussian, cut
-off at a. Neither calls a network. RUN is the folder of a trained OT-CFM: two Euler steps to time a,
-which the NFE of the tables do not count. a = 0.36 is the way of two NSGF steps with eta 0.2. All
-other flags go to `nsgf compare`.
+``scaled`` starts from (1 - a) z, ``shrunken`` from (1 - a) z + a m, ``linear`` from
+(1 - a) z + a (m + C^(1/2) z), for noise z and the mean m and covariance C of the data. The last one
+is the exact transport from noise to a Gaussian, cut off at a. None of them calls a network. RUN is
+the folder of a trained OT-CFM: two Euler steps to time a, which the NFE of the tables do not count.
+a = 0.36 is the way of two NSGF steps with eta 0.2. All other flags go to `nsgf compare`.
 """
 
 import sys
@@ -27,6 +26,11 @@ from nsgf.data.points import Gaussian
 from nsgf.run.folder import write_text
 
 WAY = 0.36
+
+
+def scaled(rows: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the map of noise (n, D) to less noise."""
+    return lambda z: (1 - WAY) * z
 
 
 def shrunken(rows: Tensor) -> Callable[[Tensor], Tensor]:
@@ -60,7 +64,7 @@ def euler_steps(run: str) -> Callable[[Tensor], Tensor]:
 
 def start_from(starts: str, data: Data) -> None:
     """Replace all noise by the starts."""
-    known = {"shrunken": shrunken, "linear": linear}
+    known = {"scaled": scaled, "shrunken": shrunken, "linear": linear}
     if starts in known:
         assert data.count is not None
         carry = known[starts](data.target("controls").sample(data.count).flatten(1))
@@ -77,7 +81,7 @@ def start_from(starts: str, data: Data) -> None:
 
 if __name__ == "__main__":
     starts, *flags = sys.argv[1:]
-    name = starts if starts in ("shrunken", "linear") else "euler"
+    name = starts if starts in ("scaled", "shrunken", "linear") else "euler"
     config = parse(["compare", *flags]).config
     file = Path(config.out_dir) / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
