@@ -1,13 +1,14 @@
 """Is the Sinkhorn leg needed? OT-CFM with the hand-over's pairs, from other starts than noise.
 
-    python scripts/controls.py scaled --exp digits --compare.updates [1800] --compare.seeds 5
-    python scripts/controls.py RUN --exp digits --compare.updates [1400]
+    python scripts/controls.py scaled 0.36 --exp digits --compare.updates [1800] --compare.seeds 5
+    python scripts/controls.py RUN 0.36 --exp digits --compare.updates [1400]
 
 ``scaled`` starts from (1 - a) z, ``shrunken`` from (1 - a) z + a m, ``linear`` from
 (1 - a) z + a (m + C^(1/2) z), for noise z and the mean m and covariance C of the data. The last one
 is the exact transport from noise to a Gaussian, cut off at a. None of them calls a network. RUN is
 the folder of a trained OT-CFM: two Euler steps to time a, which the NFE of the tables do not count.
-a = 0.36 is the way of two NSGF steps with eta 0.2. All other flags go to `nsgf compare`.
+a = 0.36, the second word, is the way of two NSGF steps with eta 0.2. All other flags go to
+`nsgf compare`.
 """
 
 import sys
@@ -25,51 +26,49 @@ from nsgf.data import Data, data_shape
 from nsgf.data.points import Gaussian
 from nsgf.run.folder import write_text
 
-WAY = 0.36
 
-
-def scaled(rows: Tensor) -> Callable[[Tensor], Tensor]:
+def scaled(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
     """Return the map of noise (n, D) to less noise."""
-    return lambda z: (1 - WAY) * z
+    return lambda z: (1 - way) * z
 
 
-def shrunken(rows: Tensor) -> Callable[[Tensor], Tensor]:
+def shrunken(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
     """Return the map of noise (n, D) towards the mean of the data (N, D)."""
     mean = rows.mean(0)
-    return lambda z: (1 - WAY) * z + WAY * mean
+    return lambda z: (1 - way) * z + way * mean
 
 
-def linear(rows: Tensor) -> Callable[[Tensor], Tensor]:
+def linear(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
     """Return the map of noise (n, D) towards the Gaussian with the moments of the data (N, D)."""
     mean, (values, vectors) = rows.mean(0), torch.linalg.eigh(rows.double().T.cov())
     root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
-    matrix = (1 - WAY) * torch.eye(len(mean)) + WAY * root.float()
-    return lambda z: z @ matrix + WAY * mean
+    matrix = (1 - way) * torch.eye(len(mean)) + way * root.float()
+    return lambda z: z @ matrix + way * mean
 
 
-def euler_steps(run: str) -> Callable[[Tensor], Tensor]:
-    """Return two Euler steps of a trained straight flow, from time 0 to WAY."""
+def euler_steps(run: str, way: float) -> Callable[[Tensor], Tensor]:
+    """Return two Euler steps of a trained straight flow, from time 0 to ``way``."""
     loaded = nsgf.load(run)
     network, shape = loaded.networks["peer"], data_shape(loaded.config.data)
 
     @torch.no_grad()
     def carried(z: Tensor) -> Tensor:
         x = z.view(-1, *shape)
-        for t in (0.0, WAY / 2):
-            x = x + WAY / 2 * network(x, torch.full((len(x),), t))
+        for t in (0.0, way / 2):
+            x = x + way / 2 * network(x, torch.full((len(x),), t))
         return x.flatten(1)
 
     return carried
 
 
-def start_from(starts: str, data: Data) -> None:
+def start_from(starts: str, way: float, data: Data) -> None:
     """Replace all noise by the starts."""
     known = {"scaled": scaled, "shrunken": shrunken, "linear": linear}
     if starts in known:
         assert data.count is not None
-        carry = known[starts](data.target("controls").sample(data.count).flatten(1))
+        carry = known[starts](data.target("controls").sample(data.count).flatten(1), way)
     else:
-        carry = euler_steps(starts)
+        carry = euler_steps(starts, way)
     draw = Gaussian.draw
 
     def drawn(self: Gaussian, n: int, generator: torch.Generator) -> Tensor:
@@ -80,11 +79,11 @@ def start_from(starts: str, data: Data) -> None:
 
 
 if __name__ == "__main__":
-    starts, *flags = sys.argv[1:]
-    name = starts if starts in ("scaled", "shrunken", "linear") else "euler"
+    starts, way, *flags = sys.argv[1:]
+    name = f"{starts if starts in ('scaled', 'shrunken', 'linear') else 'euler'}-{way}"
     config = parse(["compare", *flags]).config
     file = Path(config.out_dir) / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, (config_folder() / "methods" / "otcfm+.yaml").read_text("utf-8"))
-    start_from(starts, Data(config.data, config.seed))
+    start_from(starts, float(way), Data(config.data, config.seed))
     raise SystemExit(main(["compare", *flags, "--methods", str(file)]))

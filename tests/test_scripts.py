@@ -112,10 +112,10 @@ def test_linear_starts_have_the_moments_of_the_way_to_a_gaussian(script):
     values, vectors = torch.linalg.eigh(rows.T.cov())
     root = vectors * values.sqrt() @ vectors.T
     expected = (0.64 * torch.eye(3) + 0.36 * root).matrix_power(2)
-    found = names["linear"](rows)(noise)
+    found = names["linear"](rows, 0.36)(noise)
     torch.testing.assert_close(found.T.cov(), expected, rtol=0.05, atol=0.05)
     torch.testing.assert_close(found.mean(0), 0.36 * rows.mean(0), rtol=0.05, atol=0.05)
-    found = names["shrunken"](rows)(noise)
+    found = names["shrunken"](rows, 0.36)(noise)
     torch.testing.assert_close(found, 0.64 * noise + 0.36 * rows.mean(0))
 
 
@@ -123,9 +123,9 @@ def test_linear_starts_have_the_moments_of_the_way_to_a_gaussian(script):
 def test_controls_and_diagnose_measure_small_runs(run, tmp_path, monkeypatch):
     monkeypatch.setattr(Gaussian, "draw", Gaussian.draw)  # controls.py replaces it
     words = ["--exp", "digits", "--smoke", "--out-dir", str(tmp_path), "--num-samples", "32"]
-    run("controls", "shrunken", *words, "--compare.updates", "[4]", "--compare.nfe", "[2]")
+    run("controls", "shrunken", "0.36", *words, "--compare.updates", "[4]", "--compare.nfe", "[2]")
     (table,) = tmp_path.glob("*/table.csv")
-    assert {row.method for row in read_rows(table)} == {"shrunken", "floor"}
+    assert {row.method for row in read_rows(table)} == {"shrunken-0.36", "floor"}
     config = parse(["train", *words, "--method", "nsgf++"]).config
     rows = cells(run("diagnose", str(train(config).path)))
     assert len(rows) == 7
