@@ -1,14 +1,13 @@
 """Is the Sinkhorn leg needed? OT-CFM with the hand-over's pairs, from other starts than noise.
 
-    python scripts/controls.py scaled 0.36 --exp digits --compare.updates [1800] --compare.seeds 5
+    python scripts/controls.py linear 0.36 --exp digits --compare.updates [1800]
     python scripts/controls.py RUN 0.36 --exp digits --compare.updates [1400]
 
-``scaled`` starts from (1 - a) z, ``shrunken`` from (1 - a) z + a m, ``linear`` from
-(1 - a) z + a (m + C^(1/2) z), for noise z and the mean m and covariance C of the data. The last one
-is the exact transport from noise to a Gaussian, cut off at a. None of them calls a network. RUN is
-the folder of a trained OT-CFM: two Euler steps to time a, which the NFE of the tables do not count.
-a = 0.36, the second word, is the way of two NSGF steps with eta 0.2. All other flags go to
-`nsgf compare`.
+``shrunken`` starts from (1 - a) z + a m, ``linear`` from (1 - a) z + a (m + C^(1/2) z), for noise z
+and the mean m and covariance C of the data: the exact transport from noise to a Gaussian, cut off
+at a. Neither calls a network. RUN is the folder of a trained OT-CFM: two Euler steps to time a,
+which the NFE of the tables do not count. a = 0.36, the second word, is the way of two NSGF steps
+with eta 0.2. All other flags go to `nsgf compare`. For (1 - a) z: `compare --methods otcfm+s`.
 """
 
 import sys
@@ -25,11 +24,6 @@ from nsgf.config.files import config_folder
 from nsgf.data import Data, data_shape
 from nsgf.data.points import Gaussian
 from nsgf.run.folder import write_text
-
-
-def scaled(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
-    """Return the map of noise (n, D) to less noise."""
-    return lambda z: (1 - way) * z
 
 
 def shrunken(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
@@ -63,7 +57,7 @@ def euler_steps(run: str, way: float) -> Callable[[Tensor], Tensor]:
 
 def start_from(starts: str, way: float, data: Data) -> None:
     """Replace all noise by the starts."""
-    known = {"scaled": scaled, "shrunken": shrunken, "linear": linear}
+    known = {"shrunken": shrunken, "linear": linear}
     if starts in known:
         assert data.count is not None
         carry = known[starts](data.target("controls").sample(data.count).flatten(1), way)
@@ -80,7 +74,7 @@ def start_from(starts: str, way: float, data: Data) -> None:
 
 if __name__ == "__main__":
     starts, way, *flags = sys.argv[1:]
-    name = f"{starts if starts in ('scaled', 'shrunken', 'linear') else 'euler'}-{way}"
+    name = f"{starts if starts in ('shrunken', 'linear') else 'euler'}-{way}"
     config = parse(["compare", *flags]).config
     file = Path(config.out_dir) / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,7 @@ TITLES = {
     "2rf": "2-RF",
     "onecall": "One call",
     "onecall+": "One call+",
+    "otcfm+s": "OT-CFM+s",
 }
 """Titles of the shipped methods in tables and pictures, in the order of their colours."""
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 
 class Gaussian:
-    """Standard Gaussian mu0 of any shape."""
+    """Gaussian mu0 of any shape, with mean 0 and the same standard deviation everywhere."""
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape = shape
+    def __init__(self, shape: tuple[int, ...], deviation: float = 1.0) -> None:
+        self.shape, self._deviation = shape, deviation
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        return torch.randn((n, *self.shape), generator=generator)
+        return self._deviation * torch.randn((n, *self.shape), generator=generator)
 
 
 class Times:
