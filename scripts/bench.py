@@ -1,11 +1,10 @@
 """Benchmarks: the tables of docs/performance.md, and those of several comparisons together.
 
-    python scripts/bench.py pool --exp cifar10              # bytes, drawing a batch, building
     python scripts/bench.py train --exp digits --vary precision=fp32,bf16
     python scripts/bench.py memory --exp cifar10 --vary batch-size=32,64,128
     python scripts/bench.py tables docs/results/2d.csv --nfe 10
 
-pool, train and memory also take any flag of `nsgf train`. MNIST and CIFAR-10 are random images
+train and memory also take any flag of `nsgf train`. MNIST and CIFAR-10 are random images
 unless --data-root names a folder of real ones. What a table compares is timed in turn in one
 process. Times are medians of --repeats; brackets hold the smallest and the largest.
 """
@@ -13,7 +12,6 @@ process. Times are medians of --repeats; brackets hold the smallest and the larg
 import argparse
 import itertools
 import json
-import math
 import os
 import platform
 import subprocess
@@ -21,8 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -33,22 +29,11 @@ from nsgf.cli.arguments import parse
 from nsgf.comparison.results import Row, read_rows
 from nsgf.comparison.tables import latex, markdown
 from nsgf.config.schema import Config
-from nsgf.data import Data, data_shape, is_image_set
-from nsgf.phases import get_phase
+from nsgf.data import is_image_set
 from nsgf.plots.samples import save_figure
-from nsgf.pool import build_batch
-from nsgf.pool.build import Simulation
-from nsgf.pool.plan import pool_bytes
 from nsgf.report.comparison import draw_quality
-from nsgf.run.folder import RunFolder
-from nsgf.run.log import RunLog
-from nsgf.run.session import Session
-from nsgf.sinkhorn import build_solver
-from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import format_bytes, pick_device, versions
-from nsgf.training.prefetch import Batches
-from nsgf.training.task import Task
 
 DOWNLOADED = ("mnist", "cifar10")
 """Data sets that are replaced by random images unless a folder has them."""
@@ -63,7 +48,7 @@ def main() -> None:
         return
     device = pick_device(options.device)
     print(machine(device, options.repeats))
-    tables = {"pool": pool_tables, "train": train_table, "memory": memory_table}
+    tables = {"train": train_table, "memory": memory_table}
     for line in tables[options.command](options, [*flags, "--device", str(device)], device):
         print(line, flush=True)
 
@@ -75,13 +60,12 @@ def parse_arguments() -> tuple[Options, list[str]]:
     commands = parser.add_subparsers(dest="command", required=True)
     own = {
         name: commands.add_parser(name, allow_abbrev=False)
-        for name in ("pool", "train", "memory", "tables")
+        for name in ("train", "memory", "tables")
     }
-    for name in ("pool", "train", "memory"):
+    for name in ("train", "memory"):
         own[name].add_argument("--device", default="auto")
         own[name].add_argument("--repeats", type=int, default=5)
         own[name].add_argument("--exp", default="digits", help="experiment")
-    for name in ("train", "memory"):
         text = "a row for each value of this flag of `nsgf train`; several are combined"
         own[name].add_argument("--vary", action="append", default=[], metavar="FLAG=A,B", help=text)
         own[name].add_argument("--steps", type=int, default=10, help="updates of a repeat")
@@ -144,80 +128,6 @@ def words_of(name: str, flags: Sequence[str]) -> list[str]:
 def experiment(name: str, flags: Sequence[str]) -> Config:
     """The configuration of :func:`words_of`."""
     return parse(words_of(name, flags)).config
-
-
-# --- pool ---------------------------------------------------------------------------------------
-
-
-def pool_tables(options: Options, flags: Sequence[str], device: torch.device) -> Iterator[str]:
-    """Bytes of a pool, milliseconds to draw a batch of it, and flows per second."""
-    config = parse(["train", "--exp", options.exp, *flags]).config
-    shape, n, steps = data_shape(config.data), config.sinkhorn.batch_size, config.flow.steps
-    pairs = config.pool.num_batches * n * steps
-    sizes = {"(x, v) pairs, float32": 8 * pairs * math.prod(shape)}
-    for kind in ("float32", "float16"):
-        sizes[f"positions, {kind}"] = pool_bytes(config, shape, kind)
-    yield f"| {options.exp}: {pairs:,} pairs of a pool | bytes a pair | whole |\n|---|---:|---:|"
-    for name, nbytes in sizes.items():
-        yield f"| {name} | {nbytes / pairs:.0f} | {format_bytes(nbytes)} |"
-
-    size = config.nsgf.batch_size
-    yield f"\n| drawing a batch of {size} | ms | slowest tenth | ahead, ms | slowest tenth |"
-    yield "|---|---:|---:|---:|---:|"
-    data = Data(config.data, config.seed)
-    for storage, kind in itertools.product(("memory", "disk"), ("float32", "float16")):
-        words = [*flags, f"--pool.storage={storage}", f"--pool.dtype={kind}"]
-        with tempfile.TemporaryDirectory() as folder:
-            run, log = RunFolder.prepare(Path(folder)), RunLog(Path(folder), quiet=True)
-            session = Session(experiment(options.exp, words), run, log, device)
-            task = get_phase("nsgf").task(session, data)
-            times = [draw_times(task, size, options.repeats, ahead) for ahead in (False, True)]
-            del task
-        cells = [f"{1e3 * seconds:.3f}" for own in times for seconds in own]
-        yield f"| {storage}, {kind} | {' | '.join(cells)} |"
-
-    together = build_batch(config, shape, device)
-    before, after = flow_rates(config, data, together, options.repeats, device)
-    yield "\n| n x D, steps | geomloss, flows/s | configured, flows/s | at a time | ratio |"
-    yield "|---|---:|---:|---:|---:|"
-    yield (
-        f"| {n} x {math.prod(shape)}, {steps} | {before:.2f} | {after:.2f} "
-        f"({config.sinkhorn.solver}) | {together} | {after / before:.1f} |"
-    )
-
-
-def draw_times(task: Task, size: int, repeats: int, ahead: bool) -> tuple[float, float]:
-    """Median and slowest tenth of the seconds that updates wait for their batches. Where a thread
-    draws ahead, they are 10 ms apart."""
-    device, seconds = torch.device("cpu"), []
-    batches = Batches(task, size, device, World(), prefetch=ahead)
-    for turn in range(20 * repeats):
-        if ahead:
-            time.sleep(0.01)
-        seconds.append(timed(partial(batches.at, turn), device))
-    batches.close()
-    return median(seconds), sorted(seconds)[int(0.9 * len(seconds))]
-
-
-def flow_rates(
-    config: Config, data: Data, together: int, repeats: int, device: torch.device
-) -> tuple[float, float]:
-    """Flows per second, drawing of clouds included: geomloss, one flow at a time, and the
-    configured solver with so many together."""
-    source, target = data.source("bench"), data.target("bench")
-    one_by_one, chunks = (
-        Simulation(
-            config, source, target, build_solver(replace(config.sinkhorn, solver=name)), device
-        )
-        for name in ("geomloss", config.sinkhorn.solver)
-    )
-    rates: tuple[list[float], list[float]] = ([], [])
-    for turn in range(repeats + 1):
-        for simulation, count, own in ((one_by_one, 1, rates[0]), (chunks, together, rates[1])):
-            numbers = range(turn * count, (turn + 1) * count)
-            own.append(count / timed(partial(simulation.flows, numbers), device))
-    before, after = (median(own[1:]) for own in rates)  # the first turn is the warm-up
-    return before, after
 
 
 # --- train and memory ---------------------------------------------------------------------------

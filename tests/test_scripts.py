@@ -133,13 +133,6 @@ def test_controls_and_diagnose_measure_small_runs(run, tmp_path, monkeypatch):
         assert_finite(row[1:2])
 
 
-def test_bench_pool(run):
-    rows = cells(run("bench", "pool", "--device=cpu", "--exp=2d", "--repeats=1", *SMALL))
-    assert len(rows) == 8
-    for row in rows:
-        assert_finite(row[1:])
-
-
 @pytest.mark.e2e
 def test_bench_train_and_memory(run):
     flags = ("--device=cpu", "--exp=2d", "--steps=3", *SMALL)
@@ -166,7 +159,7 @@ def test_bench_combines_the_values_that_it_varies(script):
     [
         ("train --exp 2d --batch-size 0", "nsgf.batch_size"),
         ("memory --exp 2d --vary nsgf.batchsize=1,2", "--nsgf.batchsize"),
-        ("pool --repeats 0", "--repeats"),
+        ("train --repeats 0", "--repeats"),
         ("tables none.csv", "none.csv"),
     ],
 )
