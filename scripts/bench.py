@@ -29,7 +29,6 @@ from nsgf.cli.arguments import parse
 from nsgf.comparison.results import Row, read_rows
 from nsgf.comparison.tables import latex, markdown
 from nsgf.config.schema import Config
-from nsgf.data import is_image_set
 from nsgf.plots.samples import save_figure
 from nsgf.report.comparison import draw_quality
 from nsgf.system.errors import UserError
@@ -221,7 +220,7 @@ def merged_tables(options: Options) -> str:
     shown.sort(key=lambda row: methods.index(row.method))
     if not shown:
         raise UserError("--methods, --nfe: no measure of these methods with so many calls")
-    places = {_place(row) for row in shown} | {row.target for row in shown}
+    places = {_floor_place(row) for row in shown}
     shown += [row for row in rows if row.nfe is None and _floor_place(row) in places]
     if options.figure:
         if options.figure.suffix not in (".png", ".svg", ".pdf"):
@@ -247,7 +246,7 @@ def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
         (label, seed, draw), values = _place(row), row.values
         own: dict[str, object] = {"the measures": list(values)}
         if row.nfe is None:
-            own[f"the floor of {_floor_place(row)}, draw {draw}"] = [
+            own[f"the floor of {', '.join((*_floor_place(row), str(draw)))}"] = [
                 f"{value:.5g}" for value in values.values()
             ]
         else:
@@ -266,9 +265,10 @@ def _place(row: Row) -> tuple[str, int, int]:
     return row.target, row.seed, row.draw
 
 
-def _floor_place(row: Row) -> object:
-    """What a floor belongs to: all measures of an image set, or those of its seed and draw."""
-    return row.target if is_image_set(row.target.rpartition("_")[2]) else _place(row)
+def _floor_place(row: Row) -> tuple[str, ...]:
+    """What a floor belongs to: a target in the features of a classifier, else a seed and draw."""
+    is_split = any(name.startswith("classifier_") for name in row.values)
+    return (row.target,) if is_split else (row.target, f"seed {row.seed}", f"draw {row.draw}")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@
 
 ``shrunken`` starts from (1 - a) z + a m, ``linear`` from (1 - a) z + a (m + C^(1/2) z), for noise z
 and the mean m and covariance C of the data: the exact transport from noise to a Gaussian, cut off
-at a. Neither calls a network. RUN is the folder of a trained OT-CFM: two Euler steps to time a,
-which the NFE of the tables do not count. a = 0.36, the second word, is the way of two NSGF steps
-with eta 0.2. All other flags go to `nsgf compare`. For (1 - a) z: `compare --methods otcfm+s`.
+at a. Neither calls a network. RUN is the folder of a trained OT-CFM: two Euler steps to time a, by
+the same network for all seeds; the NFE of the tables do not count them. a = 0.36, the second word,
+is the way of two NSGF steps with eta 0.2. All other flags go to `nsgf compare`, where (1 - a) z is
+the method `otcfm+s`.
 """
 
 import sys
@@ -42,7 +43,7 @@ def linear(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
 
 def euler_steps(run: str, way: float) -> Callable[[Tensor], Tensor]:
     """Return two Euler steps of a trained straight flow, from time 0 to ``way``."""
-    loaded = nsgf.load(run)
+    loaded = nsgf.load(run, device="cpu")
     network, shape = loaded.networks["peer"], data_shape(loaded.config.data)
 
     @torch.no_grad()
@@ -74,7 +75,7 @@ def start_from(starts: str, way: float, data: Data) -> None:
 
 if __name__ == "__main__":
     starts, way, *flags = sys.argv[1:]
-    name = f"{starts if starts in ('shrunken', 'linear') else 'euler'}-{way}"
+    name = f"{Path(starts).resolve().name}-{way}"
     config = parse(["compare", *flags]).config
     file = Path(config.out_dir) / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)

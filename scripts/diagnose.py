@@ -34,11 +34,10 @@ def starts(run: nsgf.Run, data: Data, count: int) -> Iterator[Starts]:
     yield "noise, time 0", noise, torch.zeros(count)
     path: list[Tensor] = []
     nsgf_steps(nets["nsgf"], noise, flow.steps, flow_time(flow), path.append)
-    for steps in (3, 4, 5):
-        x = path[steps - 1]
+    for steps, x in enumerate(path, 1):
         yield f"{steps} steps of v, predicted times", x, nets["predictor"](x)
     times = nets["predictor"](path[-1])
-    yield "5 steps of v, the mean of these times", path[-1], times.mean().expand(count)
+    yield "all steps of v, the mean of these times", path[-1], times.mean().expand(count)
     solver, flows = build_solver(config.sinkhorn), -(-count // n)
     x, y = (
         sampler.sample(flows * n).unflatten(0, (flows, n))
@@ -53,7 +52,7 @@ def starts(run: nsgf.Run, data: Data, count: int) -> Iterator[Starts]:
 
 def measure(folder: str) -> dict[str, dict[str, float]]:
     """Return the measures of a run by label."""
-    run = nsgf.load(folder)
+    run = nsgf.load(folder, device="cpu")
     data = Data(run.config.data, run.config.seed)
     assert data.images is not None
     classifier = ClassifierMetrics(

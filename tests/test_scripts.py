@@ -95,7 +95,7 @@ def test_bench_precision_compares_solvers_with_the_exact_velocity(script):
             assert float(error) < 10 * setting + 1e-3, solver
 
 
-def test_bench_targets_knows_more_of_the_end_points_with_more_targets(script, monkeypatch):
+def test_bench_targets_knows_more_of_the_end_points_with_more_targets(script):
     names = script("bench_targets")
     names["measure"].__globals__["PROBES"] = 128
     data = Data(DataConfig(name="digits"), 0)
@@ -128,7 +128,7 @@ def test_controls_and_diagnose_measure_small_runs(run, tmp_path, monkeypatch):
     assert {row.method for row in read_rows(table)} == {"shrunken-0.36", "floor"}
     config = parse(["train", *words, "--method", "nsgf++"]).config
     rows = cells(run("diagnose", str(train(config).path)))
-    assert len(rows) == 7
+    assert len(rows) == 9
     for row in rows:
         assert_finite(row[1:2])
 
@@ -167,7 +167,7 @@ def test_bench_refuses_in_one_line(run, words, told):
     assert told in run("bench", *words.split(), code=2).splitlines()[-1]
 
 
-HEAD = "target,method,seed,draw,nfe,calls,updates,train_seconds,sample_seconds,w2"
+HEAD = "target,method,seed,draw,nfe,calls,updates,train_seconds,sample_seconds,"
 FIRST = """
 moons,nsgf,0,0,10,10.0,100,60.0,0.5,0.1
 moons,nsgf,0,0,100,100.0,100,60.0,5.0,0.1
@@ -187,11 +187,11 @@ moons,floor,1,0,,0.0,0,0.0,0.0,0.07
 def tables(run, tmp_path):
     """What `bench.py tables` prints of two files with these lines."""
 
-    def tables(*texts: str, flags: str = "", code: int = 0) -> str:
+    def tables(*texts: str, flags: str = "", code: int = 0, measure: str = "w2") -> str:
         files = []
         for number, text in enumerate(texts):
             files.append(tmp_path / f"{number}.csv")
-            files[-1].write_text("\n".join([HEAD, *text.split(), ""]))
+            files[-1].write_text("\n".join([HEAD + measure, *text.split(), ""]))
         return run("bench", "tables", *map(str, files), *flags.split(), code=code)
 
     return tables
@@ -238,14 +238,24 @@ def test_tables_that_do_not_belong_together_are_refused(tables, before, after):
     assert told.count("\n") == 1
 
 
-def test_images_have_one_floor_for_all_seeds(tables):
-    """Machines that trained different seeds cannot hide that their classifiers differ."""
-    line = "digits,{},{},0,{},10.0,100,60.0,0.5,{}\n"
+LINE = "digits,{},{},{},{},10.0,100,60.0,0.5,{}\n"
+
+
+def test_images_have_the_floors_of_their_splits_for_all_seeds(tables):
+    """Those of two files are the same ones."""
+    floors = "".join(LINE.format("floor", 0, split, "", split) for split in range(10))
+    texts = [LINE.format("icfm", seed, 0, 10, 1 + seed) + floors for seed in (3, 4)]
+    lines = tables(*texts, measure="classifier_fid").splitlines()
+    assert lines[3] == "| floor | 4.500 ± 3.028 |"
+
+
+def test_images_of_two_classifiers_are_refused(tables):
     texts = [
-        line.format("icfm", seed, 10, 1) + line.format("floor", seed, "", 2 + seed)
+        LINE.format("icfm", seed, 0, 10, 1) + LINE.format("floor", 0, 0, "", 2 + seed)
         for seed in (0, 1)
     ]
-    assert "floor of digits" in tables(*texts, code=2)
+    assert "floor of digits" in tables(*texts, code=2, measure="classifier_fid")
+    assert "floor" in tables(*texts, flags="--nfe 10", code=2)  # pixels: of one seed and draw
 
 
 @pytest.mark.parametrize("flags", ["--methods rf", "--nfe 20", "--figure nfe.tiff"])

@@ -21,10 +21,10 @@ from nsgf.sampling.sampler import Samples
 
 LEGEND = (
     "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "
-    "is one seed); the best mean in bold. Below: the mean difference within the same seed and "
-    "draw ± its standard error; ahead or behind by a t test at 5 %, which happens by chance in one "
-    "cell of twenty. With one seed the test concerns that training run only. A dash: no measure, "
-    "for example because the method needs more calls."
+    "is one seed, and over splits for the floors of images); the best mean in bold. Below: the "
+    "mean difference within the same seed and draw ± its standard error; ahead or behind by a t "
+    "test at 5 %, which happens by chance in one cell of twenty. With one seed the test concerns "
+    "that training run only. A dash: no measure, for example because the method needs more calls."
 )
 COST_LEGEND = (
     "Training is the time of all of a method's networks, with the pool, NSGF steps and pairs; 2-RF "

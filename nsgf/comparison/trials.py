@@ -135,7 +135,10 @@ class Comparison:
             train=replace(config.train, preview=False, precision=precision),
             sampling=replace(config.sampling, tau=tau),
         )
-        check(own)
+        try:
+            check(own)
+        except UserError as error:
+            raise UserError(f"{error} (method {trial.method}, target {trial.target})") from error
         return own
 
 

@@ -68,21 +68,22 @@ class ClassifierMetrics:
         self._device = device
         test = kind.test_images(config)
         self._has_test = test is not None
-        order = torch.randperm(len(images), generator=make_generator(SEED, "classifier", "real"))
         if test is None:
+            generator = make_generator(SEED, "classifier", "real")
+            order = torch.randperm(len(images), generator=generator)
             size = min(MOST, len(images) // 2)
-            test, self._rest = images[order[:size]], images[order[size : size + MOST]]
-        else:
-            test, self._rest = test[:MOST], images[order[: 2 * MOST]]
-        self.accuracy, self.reference_size = self._trained.accuracy, len(test)
-        """Accuracy of the classifier on held-out images, in [0, 1]; number of reference images."""
+            test, images = images[order[:size]], images[order[size : size + MOST]]
+        self._rest, test = images, test[:MOST]
+        """Images that floors are drawn from, besides the reference of a set without test images."""
+        self.accuracy = self._trained.accuracy
+        """Accuracy of the classifier on held-out images, in [0, 1]."""
         self.weakness = ""
         """Why the classifier must not measure; empty if it may."""
         if self.accuracy < LEAST_ACCURACY:
             right = f"{self.accuracy:.1%} right on held-out images"
             self.weakness = f"{right}: too weak, measures left out (needs {LEAST_ACCURACY:.0%})"
         self._reference = self._features(test)
-        self.reference = f"{len(test)} {'test' if self._has_test else 'training'} images"
+        self.about = f"{len(test)} {'test' if self._has_test else 'training'} images"
         """Description of the reference."""
 
     def used(self, n: int) -> int:
@@ -96,7 +97,6 @@ class ClassifierMetrics:
         The samples are images (N, C, H, W), float in [-1, 1] (clipped, rounded to bytes as the real
         ones are) or uint8. Raise UserError if there are at most NEIGHBOURS.
         """
-        require_neighbours(len(samples))
         features = self._features(samples[: self.used(len(samples))])
         return self._compare(features, self._reference)
 
@@ -110,7 +110,7 @@ class ClassifierMetrics:
         real = self._real[torch.randperm(len(self._real), generator=generator)]
         reference = self._reference
         if not self._has_test:
-            reference, real = real.tensor_split([self.reference_size])
+            reference, real = real.tensor_split([len(reference)])
         return self._compare(real[: self.used(n)], reference)
 
     @cached_property
@@ -120,6 +120,7 @@ class ClassifierMetrics:
         return rest if self._has_test else torch.cat([self._reference, rest])
 
     def _compare(self, features: Tensor, reference: Tensor) -> dict[str, float]:
+        require_neighbours(len(features))
         found = compare_features(features, reference, self._device)
         return {f"classifier_{name}": value for name, value in found.items()}
 

@@ -162,7 +162,8 @@ class Measures:
         described: dict[str, Any] = {"classifier_accuracy": classifier.accuracy}
         if classifier.weakness:
             return described | {"classifier": classifier.weakness}
-        floors = [classifier.floor(len(pixels), split) for split in range(SPLITS)]
+        splits = count_progress(range(SPLITS), "floors of real images", "split")
+        floors = [classifier.floor(len(pixels), split) for split in splits]
         for name in floors[0]:
             scores = [floor[name] for floor in floors]
             described |= _mean_and_spread(f"{name}_floor", scores)
@@ -171,7 +172,7 @@ class Measures:
             **described,
             "classifier_precision_noise": classifier.noise_precision(),
             "classifier_samples": classifier.used(len(pixels)),
-            "classifier_reference": f"{classifier.reference} of {config.data.name}, features of a "
+            "classifier_reference": f"{classifier.about} of {config.data.name}, features of a "
             "small CNN trained on that set: not Inception FID",
         }
 

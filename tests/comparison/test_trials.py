@@ -48,11 +48,16 @@ def test_all_methods_have_the_same_number_of_updates_and_batch(exp, updates):
         assert {getattr(own, phase).batch_size for phase in own.phases} == {own.peer.batch_size}
 
 
-@pytest.mark.parametrize("exp", ["2d", "digits", "mnist"])
-def test_the_papers_method_has_the_papers_shares(exp):
+@pytest.mark.parametrize("exp", ["2d", "digits", "mnist", "images", "points"])
+def test_the_papers_method_has_the_papers_shares(exp, own_data):
     """100,000 updates of v, as many of u, 40,000 of the predictor."""
-    own = one_trial(exp, "nsgf++", "--compare.updates=[2400]")
+    own = one_trial(exp, "nsgf++", "--compare.updates=[2400]", *own_data.get(exp, ()))
     assert [getattr(own, phase).iterations for phase in own.phases] == [1000, 1000, 400]
+
+
+def test_each_method_starts_from_its_own_noise():
+    for method, noise in (("otcfm", 1.0), ("otcfm+s", 0.64)):
+        assert one_trial("digits", method).data.noise == noise
 
 
 @pytest.mark.parametrize("method", ["nsgf++h", "nsgf++", "otcfm", "onecall"])

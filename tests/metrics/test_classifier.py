@@ -65,7 +65,7 @@ def test_reference_is_half_of_the_images_if_there_are_no_others(metrics, images)
     assert len(rows) == len(images)  # all different, so features tell images apart
     reference = {row.numpy().tobytes() for row in metrics._reference}
     others = {row.numpy().tobytes() for row in metrics._features(metrics._rest)}
-    assert len(reference) == metrics.reference_size == 898
+    assert len(reference) == 898
     assert len(others) == 899
     assert not reference & others
     everything = {row.numpy().tobytes() for row in metrics._features(images)}
@@ -108,7 +108,7 @@ def test_test_images_are_the_reference_of_a_set_that_has_some(
     )
     monkeypatch.setitem(DATA_SETS, "digits", kind)
     metrics = ClassifierMetrics(CONFIG, images[:1200], out_dir, CPU)
-    assert (metrics.reference, metrics.used(5000)) == ("597 test images", 1200)
+    assert (metrics.about, metrics.used(5000)) == ("597 test images", 1200)
     for split in (0, 1):
         metrics.floor(800, split)
     first, reference, second, again = compared
@@ -128,7 +128,7 @@ def test_at_most_as_many_samples_are_measured_as_the_floor_has(
     assert metrics.floor(5000, 1) == metrics.floor(899, 1)
     monkeypatch.setattr(classifier, "MOST", 300)
     few = ClassifierMetrics(CONFIG, images, out_dir, CPU)
-    assert (few.reference_size, few.used(5000)) == (300, 300)
+    assert (len(few._reference), few.used(5000)) == (300, 300)
 
 
 def test_float_and_byte_images_score_the_same(metrics, images):
@@ -141,3 +141,5 @@ def test_random_images_and_too_few_samples_are_refused(metrics, images, out_dir)
         ClassifierMetrics(replace(CONFIG, fake=True), images, out_dir, CPU)
     with pytest.raises(UserError, match="more than 3 samples"):
         metrics.measure(images[:3])
+    with pytest.raises(UserError, match="more than 3 samples"):
+        metrics.floor(3, 0)
