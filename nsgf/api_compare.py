@@ -47,8 +47,7 @@ def compare(
     quiet: bool = False,
 ) -> Compared:
     """Measure your own methods, and train and measure those of the package, on equal terms: from
-    the same noise (scaled by ``data.noise``), against the same samples, at the same numbers of
-    network calls.
+    the same noise, against the same samples, at the same numbers of network calls.
 
         nsgf.compare("digits", methods={"mine": draw}, against=["nsgf++h", "otcfm"], nfe=[5, 10])
 

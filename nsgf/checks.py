@@ -147,8 +147,6 @@ def _data_rules(config: Config) -> Iterator[Rule]:
         wanted = f"must be {NOISE} for {target.name}, which has another number of coordinates"
         yield wrong, "data.source", wanted
     yield data.source == data.name, "data.source", "must differ from data.name"
-    useless = data.source != NOISE and data.noise != 1
-    yield useless, "data.noise", f"has no effect with data.source {data.source}"
     for name in ("root", "source", "fake", "flip", "path", "size", "skip_broken", "columns", "key"):
         usual = getattr(DataConfig(), name)
         useless = name not in target.uses and getattr(data, name) != usual

@@ -3,12 +3,12 @@
     python scripts/controls.py linear 0.36 --exp digits --compare.updates [1800]
     python scripts/controls.py RUN 0.36 --exp digits --compare.updates [1400]
 
-``shrunken`` starts from (1 - a) z + a m, ``linear`` from (1 - a) z + a (m + C^(1/2) z), for noise z
-and the mean m and covariance C of the data: the exact transport from noise to a Gaussian, cut off
-at a. Neither calls a network. RUN is the folder of a trained OT-CFM: two Euler steps to time a, by
-the same network for all seeds; the NFE of the tables do not count them. a = 0.36, the second word,
-is the way of two NSGF steps with eta 0.2. All other flags go to `nsgf compare`, where (1 - a) z is
-the method `otcfm+s`.
+``scaled`` starts from (1 - a) z, ``shrunken`` from (1 - a) z + a m, ``linear`` from
+(1 - a) z + a (m + C^(1/2) z), for noise z and the mean m and covariance C of the data. The last one
+is the exact transport from noise to a Gaussian, cut off at a. None of them calls a network. RUN is
+the folder of a trained OT-CFM: two Euler steps to time a, by the same network for all seeds; the
+NFE of the tables do not count them. a = 0.36, the second word, is the way of two NSGF steps with
+eta 0.2. All other flags go to `nsgf compare`.
 """
 
 import sys
@@ -25,6 +25,11 @@ from nsgf.config.files import config_folder
 from nsgf.data import Data, data_shape
 from nsgf.data.points import Gaussian
 from nsgf.run.folder import write_text
+
+
+def scaled(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
+    """Return the map of noise (n, D) to less noise."""
+    return lambda z: (1 - way) * z
 
 
 def shrunken(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
@@ -58,7 +63,7 @@ def euler_steps(run: str, way: float) -> Callable[[Tensor], Tensor]:
 
 def start_from(starts: str, way: float, data: Data) -> None:
     """Replace all noise by the starts."""
-    known = {"shrunken": shrunken, "linear": linear}
+    known = {"scaled": scaled, "shrunken": shrunken, "linear": linear}
     if starts in known:
         assert data.count is not None
         carry = known[starts](data.target("controls").sample(data.count).flatten(1), way)

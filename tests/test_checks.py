@@ -35,7 +35,6 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("2d", "--phases=[nsf]", "phases"),
     ("2d", "--phases=[nsgf,predictor]", "phases"),
     ("2d", "--data.source=8gaussians", "data.source"),
-    ("2d", "--dataset=moons --data.source=8gaussians --data.noise=2", "data.noise"),
     ("2d", "--fake-data", "data.fake"),
     ("2d", "--evaluation.inception=true", "evaluation.inception"),
     ("2d", "--evaluation.classifier=true", "evaluation.classifier"),

@@ -219,8 +219,7 @@ class Work:
 
     def _measure(self, trial: Trial, nfe: int, draw: int) -> Row:
         """Draw samples with ``nfe`` network calls each, and measure them. All methods start from
-        the same noise, scaled by their ``data.noise``. Measures are inf if a sample is not
-        finite."""
+        the same noise. Measures are inf if a sample is not finite."""
         comparison, yardstick = self._comparison, self._yardsticks[trial.target]
         config = comparison.trial_config(trial)
         sampler = trial_sampler(comparison, trial, nfe, self.device)

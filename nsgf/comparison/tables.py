@@ -13,7 +13,7 @@ import torch
 from nsgf.comparison.results import FLOOR, Row, table_csv
 from nsgf.comparison.trials import Comparison, Trial, method_title, trial_sampler
 from nsgf.config.yaml_loader import dump_yaml
-from nsgf.data import Data, build_source
+from nsgf.data import Data
 from nsgf.metrics.names import is_better_higher, name_of
 from nsgf.plots.samples import draw_table, save_figure
 from nsgf.run.folder import write_text
@@ -250,10 +250,9 @@ def _save_picture(comparison: Comparison, target: str, device: torch.device) -> 
     methods = [*comparison.functions, *comparison.methods]
     data = Data(comparison.trial_config(Trial(target, methods[0], seed)).data, seed)
     count, what = (POINTS, "source") if data.images is None else (IMAGES, "noise")
+    noise = data.source("picture").sample(count).to(device)
     drawn: dict[str, dict[int, Samples]] = {method_title(method): {} for method in methods}
     for trial in (Trial(target, method, seed) for method in methods):
-        own = comparison.trial_config(trial)
-        noise = build_source(own.data, seed, "picture").sample(count).to(device)
         for nfe in comparison.trial_nfe(trial):
             samples = trial_sampler(comparison, trial, nfe, device)(noise, keep_path=True)
             path = [data.in_units(state) for state in samples.path]

@@ -37,9 +37,7 @@ class DataConfig:
     name: Literal[PointName, ImageName, "images", "points"] = "8gaussians"
     """Target mu*: a 2D set, an image set, or the images or points at data.path."""
     source: Literal["gaussian", "8gaussians"] = "gaussian"
-    """Source mu0: Gaussian noise, or 8gaussians for 2D targets."""
-    noise: Annotated[float, Range(above=0, maximum=1e6)] = 1.0
-    """Standard deviation of gaussian. Less than 1 starts closer to images, which vary less."""
+    """Source mu0: standard Gaussian, or 8gaussians for 2D targets."""
     root: Annotated[str, MACHINE_PATH, FREE_ON_RESUME] = "data"
     """Folder of the downloaded image sets, in torchvision's layout."""
     download: Annotated[bool, FREE_ON_RESUME] = True

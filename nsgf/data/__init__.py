@@ -39,7 +39,7 @@ INSPECTORS: dict[str, Callable[[DataConfig], Inspection]] = {
 }
 """Functions that fill ``data.found`` of a user's own data, by ``data.name``."""
 NOISE = "gaussian"
-"""``data.source`` for Gaussian noise, which has the shape of the target."""
+"""``data.source`` for the standard Gaussian, which has the shape of the target."""
 
 
 def target_set(config: DataConfig) -> PointSet | ImageSet | TableSet:
@@ -188,7 +188,6 @@ class Data:
 
 def build_source(config: DataConfig, seed: int, *stream: str) -> Sampler:
     """Return a sampler of mu0 with a random stream of its own; needs no files of the target."""
-    is_noise, shape = config.source == NOISE, data_shape(config)
-    law = Gaussian(shape, config.noise) if is_noise else DATA_SETS[config.source]
+    law = Gaussian(data_shape(config)) if config.source == NOISE else DATA_SETS[config.source]
     assert not isinstance(law, ImageSet)
     return PointSampler(law, derive_seed(seed, "source", *stream))

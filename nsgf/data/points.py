@@ -14,13 +14,13 @@ from torch import Tensor
 
 
 class Gaussian:
-    """Gaussian mu0 of any shape, with mean 0 and the same standard deviation everywhere."""
+    """Standard Gaussian mu0 of any shape."""
 
-    def __init__(self, shape: tuple[int, ...], deviation: float = 1.0) -> None:
-        self.shape, self._deviation = shape, deviation
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
 
     def draw(self, n: int, generator: torch.Generator) -> Tensor:
-        return self._deviation * torch.randn((n, *self.shape), generator=generator)
+        return torch.randn((n, *self.shape), generator=generator)
 
 
 class Times:

@@ -40,7 +40,7 @@ def test_trials_are_computed_in_precisions_that_are_named(tmp_path):
     ("exp", "updates"), [("2d", 20_000), ("digits", 1800), ("mnist", 200_000), ("cifar10", 80_000)]
 )
 def test_all_methods_have_the_same_number_of_updates_and_batch(exp, updates):
-    names = ["nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "otcfm+", "otcfm+s", "sbcfm", "1rf"]
+    names = ["nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "otcfm+", "sbcfm", "1rf"]
     comparison = compared(exp, f"--compare.methods=[{','.join(names)}]")
     assert list(comparison.methods) == names
     for own in comparison.methods.values():
@@ -53,11 +53,6 @@ def test_the_papers_method_has_the_papers_shares(exp, own_data):
     """100,000 updates of v, as many of u, 40,000 of the predictor."""
     own = one_trial(exp, "nsgf++", "--compare.updates=[2400]", *own_data.get(exp, ()))
     assert [getattr(own, phase).iterations for phase in own.phases] == [1000, 1000, 400]
-
-
-def test_each_method_starts_from_its_own_noise():
-    for method, noise in (("otcfm", 1.0), ("otcfm+s", 0.64)):
-        assert one_trial("digits", method).data.noise == noise
 
 
 @pytest.mark.parametrize("method", ["nsgf++h", "nsgf++", "otcfm", "onecall"])

@@ -1,8 +1,6 @@
 import pytest
 import torch
 
-from nsgf.config.schema import DataConfig
-from nsgf.data import build_source
 from nsgf.data.points import POINT_SETS, moons
 from nsgf.system.seeding import make_generator
 
@@ -23,10 +21,3 @@ def test_single_moon_points_come_from_both_moons():
     points = torch.cat([moons(1, make_generator(seed)) for seed in range(40)])
     assert (points[:, 1] > 0.5).any()
     assert (points[:, 1] < -1.5).any()
-
-
-def test_source_has_the_configured_deviation():
-    usual, small = (DataConfig(name="moons", noise=noise) for noise in (1.0, 0.64))
-    drawn = build_source(small, 3, "a").sample(5000)
-    torch.testing.assert_close(drawn, 0.64 * build_source(usual, 3, "a").sample(5000))
-    assert float(drawn.std()) == pytest.approx(0.64, abs=0.02)
