@@ -76,7 +76,7 @@ def measure(data: Data, name: str, n: int, m: int) -> Row:
 
 
 def main() -> None:
-    """Measure all cases, each as soon as it is known, and draw them."""
+    """Measure all cases, print each as soon as it is known, and draw them."""
     root, rows = sys.argv[1] if len(sys.argv) > 1 else "data", list[Row]()
     for name, cases in CASES.items():
         data = Data(DataConfig(name=name, root=root), seed=0)
@@ -84,6 +84,11 @@ def main() -> None:
             rows.append(measure(data, name, n, m))
             print(*rows[-1], sep=",", flush=True)
     FILE.write_text("\n".join([HEAD, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    draw(rows)
+
+
+def draw(rows: list[Row]) -> None:
+    """Draw R squared against the number of particles."""
     figure = Figure((10, 4), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), CASES, strict=True):
         own = [row for row in rows if row[0] == name]
@@ -97,6 +102,7 @@ def main() -> None:
                 text = "" if row[1] == row[2] else f"m {row[2]:,}"
                 axes.annotate(text, (row[1], row[3]), (4, 4), textcoords="offset points")
         axes.set(title=name, xlabel="particles n", ylabel="R squared", xscale="log", ylim=(0, 1))
+        axes.margins(x=0.15)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.savefig(FILE.with_suffix(".png"), dpi=110)
 
