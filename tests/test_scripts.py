@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import nsgf
 from nsgf.cli.arguments import parse
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import latex
@@ -117,6 +118,17 @@ def test_linear_starts_have_the_moments_of_the_way_to_a_gaussian(script):
     torch.testing.assert_close(found.mean(0), 0.36 * rows.mean(0), rtol=0.05, atol=0.05)
     found = names["shrunken"](rows, 0.36)(noise)
     torch.testing.assert_close(found, 0.64 * noise + 0.36 * rows.mean(0))
+
+
+def test_euler_starts_take_two_steps_at_their_times(script, monkeypatch):
+    network = SimpleNamespace(
+        networks={"peer": lambda x, t: 1 + t.view(-1, 1, 1, 1).expand_as(x)},
+        config=SimpleNamespace(data=DataConfig(name="digits")),
+    )
+    monkeypatch.setattr(nsgf, "load", lambda run, device: network)
+    z = torch.randn(5, 64)
+    found = script("controls")["euler_steps"]("run", 0.36)(z)
+    torch.testing.assert_close(found, z + 0.36 + 0.18 * 0.18)  # velocities 1 and 1.18
 
 
 @pytest.mark.e2e

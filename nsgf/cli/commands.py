@@ -44,9 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         show("nsgf: interrupted")
         return 130
     except Exception as error:
-        if (
-            request and type(error).__name__ == "OutOfMemoryError"
-        ):  # of torch, which may not be loaded
+        # by its name, because torch may not be loaded
+        if request and type(error).__name__ == "OutOfMemoryError":
             return _fail(
                 "the card's memory is full; try a smaller --batch-size, --sampling.batch_size or "
                 "model, or --device cpu"

@@ -66,15 +66,15 @@ class ClassifierMetrics:
             kind, images, kind.labels(config, len(images)), folder, device, log
         )
         self._device = device
-        test = kind.test_images(config)
-        self._has_test = test is not None
-        if test is None:
+        reference, self._rest = kind.test_images(config), images
+        """``_rest``: images of floors, together with the reference if there are no test images."""
+        self._has_test = reference is not None
+        if reference is None:
             generator = make_generator(SEED, "classifier", "real")
             order = torch.randperm(len(images), generator=generator)
             size = min(MOST, len(images) // 2)
-            test, images = images[order[:size]], images[order[size : size + MOST]]
-        self._rest, test = images, test[:MOST]
-        """Images that floors are drawn from, besides the reference of a set without test images."""
+            reference, self._rest = images[order[:size]], images[order[size : size + MOST]]
+        self._reference = self._features(reference[:MOST])
         self.accuracy = self._trained.accuracy
         """Accuracy of the classifier on held-out images, in [0, 1]."""
         self.weakness = ""
@@ -82,8 +82,7 @@ class ClassifierMetrics:
         if self.accuracy < LEAST_ACCURACY:
             right = f"{self.accuracy:.1%} right on held-out images"
             self.weakness = f"{right}: too weak, measures left out (needs {LEAST_ACCURACY:.0%})"
-        self._reference = self._features(test)
-        self.about = f"{len(test)} {'test' if self._has_test else 'training'} images"
+        self.about = f"{len(self._reference)} {'test' if self._has_test else 'training'} images"
         """Description of the reference."""
 
     def used(self, n: int) -> int:
