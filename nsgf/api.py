@@ -35,7 +35,7 @@ from nsgf.run.folder import OwnNetwork, RunFolder, write_text
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import FlowSampler, choose_calls
+from nsgf.sampling.sampler import AffineStart, FlowSampler, choose_calls
 from nsgf.share.export import export_run
 from nsgf.share.exported import find_folder, open_run
 from nsgf.sinkhorn.base import to_tensor
@@ -201,9 +201,10 @@ def load(
     place = pick_device(config.device)
     phases = sampled_phases(config, run.has_checkpoint)
     sampler, progress = load_sampler(config, run, place, phases)
+    legs = [leg for leg in sampler.legs if not isinstance(leg, AffineStart)]
     networks = {
         phase.name: leg.network
-        for phase, leg in zip(phases, sampler.legs, strict=True)
+        for phase, leg in zip(phases, legs, strict=True)
         if isinstance(leg.network, InferenceNetwork)
     }
     return Run(run.path, config, place, progress, sampler, networks, run)

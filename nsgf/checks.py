@@ -30,6 +30,7 @@ from nsgf.data import (
     data_shape,
     target_set,
 )
+from nsgf.models.affine import MOST_VALUES
 from nsgf.models.unet import GROUPS
 from nsgf.phases import get_phases
 from nsgf.phases.generator import count_groups, nearest_multiple
@@ -102,7 +103,7 @@ def expand_path(key: str, path: str) -> Path:
 
 
 def _general_rules(config: Config) -> Iterator[Rule]:
-    families = (*FAMILIES, ONE_CALL[1:])
+    families = (*FAMILIES, PHASES[1:2], ONE_CALL[1:])
     allowed = dict.fromkeys(names[: end + 1] for names in families for end in range(len(names)))
     wanted = ", ".join(f"[{','.join(names)}]" for names in allowed)
     yield tuple(config.phases) not in allowed, "phases", f"must be one of {wanted}"
@@ -112,15 +113,16 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     nsf, peer, generator, sampling = config.nsf, config.peer, config.generator, config.sampling
     useless = bool(nsf.coupling_batch) and nsf.coupling != "ot"
     yield useless, "nsf.coupling_batch", f"has no effect with nsf.coupling {nsf.coupling}"
-    useless = bool(nsf.starts) and nsf.source == "prior"
-    yield useless, "nsf.starts", "has no effect with nsf.source prior"
+    useless = bool(nsf.starts) and nsf.source != "nsgf"
+    yield useless, "nsf.starts", f"has no effect with nsf.source {nsf.source}"
+    yield from _affine_rules(config)
     useless = bool(peer.coupling_batch) and peer.method != "otcfm"
     yield useless, "peer.coupling_batch", f"has no effect with peer.method {peer.method}"
     yield peer.method == "sbcfm" and peer.sigma == 0, "peer.sigma", "must be > 0 for sbcfm"
     useless = sampling.omega is not None and sampling.solver != "euler"
     yield useless, "sampling.omega", f"must be null with sampling.solver {sampling.solver}"
-    useless = sampling.tau is not None and PHASES[1] not in config.phases
-    yield useless, "sampling.tau", f"must be null without phase {PHASES[1]}"
+    useless = sampling.tau is not None and not {*PHASES[:2]} <= {*config.phases}
+    yield useless, "sampling.tau", f"must be null without phases {list_names(PHASES[:2])}"
 
     for key, values in (("methods", config.compare.methods), ("nfe", config.compare.nfe)):
         wrong = not values or len(set(values)) < len(values)
@@ -137,6 +139,21 @@ def _general_rules(config: Config) -> Iterator[Rule]:
         yield split > 1, "train.accumulate", whole
         yield generator.batch_size < 4, "generator.batch_size", "must be >= 4, two halves"
         yield not generator.blurs, "generator.blurs", "must have at least one"
+
+
+def _affine_rules(config: Config) -> Iterator[Rule]:
+    """Yield the rules for phase nsf without phase nsgf, and for nsf.source affine."""
+    nsf, is_affine = config.nsf, config.nsf.source == "affine"
+    yield config.starts_affine and not is_affine, "nsf.source", "must be affine with phases [nsf]"
+    wrong = is_affine and PHASES[1] in config.phases and not config.starts_affine
+    yield wrong, "phases", "must be [nsf] with nsf.source affine"
+    wrong = config.starts_affine and nsf.init != "random"
+    yield wrong, "nsf.init", "must be random with phases [nsf]"
+    wrong = is_affine and config.data.source != NOISE
+    yield wrong, "nsf.source", f"must not be affine with data.source {config.data.source}"
+    size = math.prod(data_shape(config.data))
+    wrong = is_affine and size > MOST_VALUES
+    yield wrong, "nsf.source", f"must not be affine for {size} values, more than {MOST_VALUES}"
 
 
 def _data_rules(config: Config) -> Iterator[Rule]:

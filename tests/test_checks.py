@@ -32,7 +32,13 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("2d", "--sampling.tau=1", "sampling.tau"),
     ("2d", "--sampling.label=0", "sampling.label"),
     ("2d", "--device=gpu", "device"),
-    ("2d", "--phases=[nsf]", "phases"),
+    ("2d", "--phases=[nsf]", "nsf.source"),
+    ("2d", "--nsf.source=affine --phases=[nsgf,nsf]", "phases"),
+    ("2d/affine", "--nsf.init=nsgf", "nsf.init"),
+    ("2d/affine", "--nsf.starts=9", "nsf.starts"),
+    ("2d/affine", "--sampling.tau=0.5", "sampling.tau"),
+    ("2d/affine", "--dataset=moons --data.source=8gaussians", "nsf.source"),
+    ("images/affine", "--data.size=128", "nsf.source"),
     ("2d", "--phases=[nsgf,predictor]", "phases"),
     ("2d", "--data.source=8gaussians", "data.source"),
     ("2d", "--fake-data", "data.fake"),
@@ -73,7 +79,7 @@ WRONG += [(exp, f"{ON} {flags}", key) for exp, flags, key in WRONG_WITH_CLASSES]
 @pytest.mark.parametrize(("exp", "flags", "key"), WRONG)
 def test_wrong_values_are_named_in_one_line(exp, flags, key, own_data):
     with pytest.raises(UserError) as caught:
-        shipped(exp, *own_data.get(exp, ()), *flags.split())
+        shipped(exp, *own_data.get(exp.partition("/")[0], ()), *flags.split())
     assert re.search(rf"(^|; ){re.escape(key)} = .+: .+", str(caught.value))
     assert "\n" not in str(caught.value)
 

@@ -14,7 +14,7 @@ from nsgf.run.newest import newest_run
 from nsgf.system.errors import UserError
 
 SLOW = pytest.mark.slow
-PHASES = ["nsgf", "nsgf,nsf", "nsgf,nsf,predictor", "peer", "peer,reflow"]
+PHASES = ["nsf", "nsgf", "nsgf,nsf", "nsgf,nsf,predictor", "peer", "peer,reflow"]
 SETS = {
     "2d": ["8gaussians", "moons", "scurve", "checkerboard"],
     "digits": ["digits"],
@@ -49,7 +49,7 @@ EVERYWHERE = {
     "pool.dtype": ["auto", "float32", "float16"],
     "pool.storage": ["memory", "disk"],
     "pool.build_batch": ["auto", 1],
-    "nsf.source": ["prior", "nsgf"],
+    "nsf.source": ["prior", "nsgf", "affine"],
     "nsf.coupling": ["independent", "ot"],
     "peer.method": ["icfm", "otcfm", "sbcfm", "rf"],
     "peer.sigma": [0, 0.5],

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nsgf.checks import check
-from nsgf.config.schema import PEER_PHASES, Config
+from nsgf.config.schema import PEER_PHASES, PHASES, Config
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs, load_sampler
 from nsgf.run.folder import RunFolder
@@ -36,6 +36,7 @@ TITLES = {
     "sbcfm": "SB-CFM",
     "1rf": "1-RF",
     "2rf": "2-RF",
+    "affine": "Affine",
     "onecall": "One call",
     "onecall+": "One call+",
 }
@@ -125,7 +126,7 @@ class Comparison:
         if trial.target in DATA_SETS:  # whose name may have an underscore
             source, name = NOISE, trial.target
         precision = pick_precision(config.train.precision, pick_device(config.device))
-        tau = config.sampling.tau if "nsf" in config.phases else None
+        tau = config.sampling.tau if {*PHASES[:2]} <= {*config.phases} else None
         data: dict[str, Any] = {"name": name, "source": source or NOISE}
         own = replace(
             config,

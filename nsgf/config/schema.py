@@ -182,9 +182,10 @@ class OptimConfig:
 class NSFConfig(OptimConfig):
     """Phase 2, the straight flow (NSF)."""
 
-    source: Literal["prior", "nsgf"] = "prior"
-    """Start X0 of the straight line: prior (mu0), or nsgf (end points of the NSGF steps). nsgf
-    without phase predictor is the hand-over: samples enter the straight flow at time 0."""
+    source: Literal["prior", "nsgf", "affine"] = "prior"
+    """Start X0 of the straight line: prior (mu0); nsgf (end points of the NSGF steps); or affine,
+    noise mapped towards the Gaussian with the data's mean and covariance, as far as flow.steps
+    steps go. Without phase predictor samples enter the straight flow at time 0."""
     coupling: Literal["independent", "ot"] = "independent"
     """Pairs (X0, X1): as drawn, or paired by exact optimal transport within groups."""
     coupling_batch: Annotated[int | None, Range(2, 2**14)] = None
@@ -343,8 +344,8 @@ class Config:
     method: str = ""
     """Name of a file in configs/methods, or your own YAML file."""
     phases: list[PhaseName] = field(default_factory=lambda: list(PHASES))
-    """Phases to train, in order: nsgf; nsgf, nsf; or nsgf, nsf, predictor. One call: generator; or
-    nsgf, generator. Flow matching: peer; or peer, reflow."""
+    """Phases to train, in order: nsgf; nsgf, nsf; or nsgf, nsf, predictor; with nsf.source affine:
+    nsf. One call: generator; or nsgf, generator. Flow matching: peer; or peer, reflow."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
     """Seed of every random number of the run."""
     device: str = "auto"
@@ -369,6 +370,11 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+
+    @property
+    def starts_affine(self) -> bool:
+        """Whether the straight flow starts after an affine map of noise, without NSGF steps."""
+        return tuple(self.phases) == PHASES[1:2]
 
     @property
     def starts_as_velocity(self) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from nsgf.config.schema import Config, PhaseName
+from nsgf.models.affine import AffineStartNetwork
 from nsgf.phases.base import Phase, load_network
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.generator import Generator
@@ -18,7 +19,7 @@ from nsgf.phases.nsgf import NSGF
 from nsgf.phases.reflow import Reflow
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import FlowSampler, Leg, Network
+from nsgf.sampling.sampler import AffineStart, FlowSampler, Leg, Network
 from nsgf.system.errors import UserError
 from nsgf.training.precision import sampling_precision
 
@@ -44,13 +45,14 @@ def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> t
     """Return the phases that sampling uses, in order.
 
     For NSGF++ these are the phases of Algorithm 4, or only NSGF (Algorithm 2) while a network is
-    not trained. The hand-over needs no time predictor. Other methods use their last phase.
+    not trained. The hand-over needs no time predictor. Other methods, and a straight flow with an
+    affine start, use their last phase.
 
     Raises:
         UserError: ``sampling.tau`` needs the straight flow, which is not trained.
     """
     last = get_phase(config.phases[-1])
-    if last not in _ALGORITHM_4:
+    if last not in _ALGORITHM_4 or config.starts_affine:
         return (last,)
     hands_over = config.nsf.source == "nsgf" and Predictor.name not in config.phases
     way = _HAND_OVER if hands_over and config.sampling.tau is None else _ALGORITHM_4
@@ -94,7 +96,8 @@ def load_sampler(
             installed.
     """
     way = tuple(phases or sampled_phases(config, run.has_checkpoint))
-    legs, progress, called = [], dict[str, str](), _called(way, config)
+    legs: list[Leg] = []
+    progress, called = dict[str, str](), _called(way, config)
     precision = sampling_precision(config, device)
     for phase in way:
         network: Network = nn.Identity()  # never called
@@ -102,5 +105,7 @@ def load_sampler(
             trained = load_network(phase, config, run, device)
             model, progress[phase.name] = trained.network, trained.progress
             network = InferenceNetwork(model, precision, device)
+            if isinstance(model, AffineStartNetwork):
+                legs.append(AffineStart(config, model.start))
         legs.append(phase.leg(config, network))
     return FlowSampler(legs), {name: progress[name] for name in _BY_NAME if name in progress}

@@ -15,6 +15,7 @@ from nsgf.config.schema import Config
 from nsgf.data import Data, LabelDropout, PointSampler, Sampler, Times, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.models import time_network
+from nsgf.models.affine import AffineStartNetwork
 from nsgf.phases.base import Phase, PhasePlan, load_network, starting_network
 from nsgf.phases.coupling import Pairs
 from nsgf.phases.nsgf import NSGF
@@ -22,12 +23,15 @@ from nsgf.run.folder import OwnNetwork, RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import EntryTimes, nsgf_steps
-from nsgf.sinkhorn.base import flow_time
+from nsgf.sinkhorn.base import flow_time, gaussian_part
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import available_bytes, format_bytes
 from nsgf.system.seeding import derive_seed
 from nsgf.training.task import Batch, Task
+
+MOMENT_SAMPLES = 65_536
+"""Largest number of samples for the moments of the data."""
 
 Transport = Callable[..., Tensor]
 """Maps starts (n, *shape), and labels (n,) if there are classes, to ends (n, *shape); no grad."""
@@ -36,8 +40,9 @@ Transport = Callable[..., Tensor]
 class LineTask(Task):
     """Random points on straight lines from X0 to X1, the inputs of phases 2 and 3.
 
-    X0 is a sample of mu0, or with ``nsf.source: nsgf`` the end point of its NSGF steps. X1 is a
-    sample of mu*. With ``nsf.coupling: ot``, optimal transport pairs them within groups.
+    X0 is a sample of mu0; with ``nsf.source`` nsgf the end point of its NSGF steps, with affine its
+    image under the affine map. X1 is a sample of mu*. With ``nsf.coupling: ot``, optimal transport
+    pairs them within groups.
 
     With K classes, line i has class i mod K: X1 is of this class, and NSGF steps get it as label.
     """
@@ -101,8 +106,17 @@ class NSF(LinePhase):
 
     def task(self, session: Session, data: Data) -> Task:
         start = NSGF() if session.config.nsf.init == "nsgf" else None
-        model = starting_network(self, session, start)
-        return NSFTask(model, *make_pairs(self, session, data), data.classes)
+        model, transport = starting_network(self, session, start), None
+        if isinstance(model, AffineStartNetwork):
+            model.set_map(*measure_moments(data), gaussian_part(session.config.flow))
+            transport = model.start
+        return NSFTask(model, *make_pairs(self, session, data, transport), data.classes)
+
+    def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
+        network = super().network(config, own)
+        if config.starts_affine:
+            return AffineStartNetwork(network, data_shape(config.data))
+        return network
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if config.nsf.init == "nsgf" else super().needs(config)
@@ -131,8 +145,12 @@ class Predictor(LinePhase):
         return time_network(config.model, data_shape(config.data))
 
 
-def make_pairs(phase: Phase, session: Session, data: Data) -> tuple[Pairs, int]:
+def make_pairs(
+    phase: Phase, session: Session, data: Data, transport: Transport | None = None
+) -> tuple[Pairs, int]:
     """Return the starts and ends of a phase's lines, and a seed, from random streams of the phase.
+    Starts are samples of mu0 after ``transport``; None: after NSGF steps, if ``nsf.source`` is
+    nsgf.
 
     Raises:
         UserError: the lines start after NSGF steps, and NSGF is not trained.
@@ -140,13 +158,29 @@ def make_pairs(phase: Phase, session: Session, data: Data) -> tuple[Pairs, int]:
     config, device = session.config, session.device
     source = data.source(phase.name)
     if config.nsf.source == "nsgf":
-        steps = load_nsgf_steps(session)
-        source = CachedStarts(source, steps, device, config.nsf.starts, data.classes)
+        transport = load_nsgf_steps(session)
+    if transport:
+        source = CachedStarts(source, transport, device, config.nsf.starts, data.classes)
     target = data.target_by_class(phase.name) if data.classes else data.target(phase.name)
     group = None
     if config.nsf.coupling == "ot":
         group = config.nsf.coupling_batch or getattr(config, phase.name).batch_size
     return Pairs(source, target, device, group), derive_seed(config.seed, phase.name)
+
+
+def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
+    """Return mean (D,) and covariance (D, D) of the target, float64, from all of its samples, at
+    most 65,536."""
+    target, count = data.target("moments"), min(data.count or MOMENT_SAMPLES, MOMENT_SAMPLES)
+    size = math.prod(target.shape)
+    total, products = (
+        torch.zeros(*sizes, dtype=torch.float64) for sizes in ((size,), (size, size))
+    )
+    for first in range(0, count, BLOCK):
+        rows = target.at(range(first, min(first + BLOCK, count))).flatten(1).double()
+        total, products = total + rows.sum(0), products.addmm_(rows.T, rows)
+    mean = total / count
+    return mean, products / count - torch.outer(mean, mean)
 
 
 def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:

@@ -117,6 +117,18 @@ class NSGFSteps(Leg):
         return self.config.sampling.nsgf_steps or self.config.flow.steps
 
 
+class AffineStart(Leg):
+    """Map noise to the starts of a straight flow, without a network call."""
+
+    title = "affine"
+    expected_calls = 0
+
+    def carry(self, samples: Samples, observe: Observer | None) -> None:
+        samples.x = self.network(samples.x)
+        if observe:
+            observe(samples.x)
+
+
 class EntryTimes(Leg):
     """Algorithm 4: tau = t_phi(x), or ``sampling.tau`` without a network call."""
 

@@ -13,6 +13,7 @@ step of a flow needs one solve.
 Shapes: B flows, N particles x, M targets y, D coordinates; images are flattened to D = C*H*W.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,6 +147,12 @@ def step_sizes(flow: FlowConfig) -> list[float]:
     if flow.schedule == "harmonic":
         return [1 / (flow.steps - step) for step in range(flow.steps)]
     return [flow.eta] * flow.steps
+
+
+def gaussian_part(flow: FlowConfig) -> float:
+    """Return the part of the way to its target, 1 - (1 - eta_0) ... (1 - eta_{T-1}) in [0, 1], that
+    the flow goes if its velocity is that of exact transport between Gaussians."""
+    return 1 - math.prod(1 - eta for eta in step_sizes(flow))
 
 
 def time_step(flow: FlowConfig) -> float:

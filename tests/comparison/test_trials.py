@@ -40,7 +40,7 @@ def test_trials_are_computed_in_precisions_that_are_named(tmp_path):
     ("exp", "updates"), [("2d", 20_000), ("digits", 1800), ("mnist", 200_000), ("cifar10", 80_000)]
 )
 def test_all_methods_have_the_same_number_of_updates_and_batch(exp, updates):
-    names = ["nsgf", "nsgf++", "nsgf++h", "icfm", "otcfm", "otcfm+", "sbcfm", "1rf"]
+    names = ["nsgf", "nsgf++", "nsgf++h", "affine", "icfm", "otcfm", "otcfm+", "sbcfm", "1rf"]
     comparison = compared(exp, f"--compare.methods=[{','.join(names)}]")
     assert list(comparison.methods) == names
     for own in comparison.methods.values():

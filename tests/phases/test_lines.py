@@ -4,13 +4,21 @@ import pytest
 import torch
 from torch import nn
 
+from nsgf.config.schema import DataConfig
 from nsgf.data import ClassSampler, Data, ImageSampler, PointSampler, class_labels
 from nsgf.data.points import Gaussian
 from nsgf.phases import get_phase
 from nsgf.phases.coupling import Pairs
-from nsgf.phases.lines import CachedStarts, LineTask, NSFTask, TimePredictorTask
+from nsgf.phases.lines import (
+    CachedStarts,
+    LineTask,
+    NSFTask,
+    TimePredictorTask,
+    measure_moments,
+)
 from nsgf.phases.nsgf import NSGFTask
 from nsgf.pool import TrajectoryPool
+from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
@@ -154,6 +162,31 @@ def test_lines_of_a_phase_are_paired_within_the_configured_group(tiny, tiny_run,
     expected = Pairs(*streams, CPU, group=group).at(range(8))
     assert torch.equal(start, expected[0])
     assert torch.equal(end, expected[1])
+
+
+def test_affine_starts_go_as_far_as_the_steps_of_the_flow(tiny, tmp_path):
+    """Two steps of 0.2 keep 0.64 of the noise."""
+    flow = replace(tiny.flow, steps=2, eta=0.2)
+    config = replace(tiny, phases=["nsf"], nsf=replace(tiny.nsf, source="affine"), flow=flow)
+    data, session = (
+        Data(config.data, 0),
+        Session(config, RunFolder(tmp_path), RunLog(tmp_path), CPU),
+    )
+    start, _, _ = get_phase("nsf").task(session, data).draw(range(64))
+    mean, covariance = measure_moments(data)
+    values, vectors = torch.linalg.eigh(covariance.float())
+    carried = (
+        mean.float() + data.source("nsf").at(range(64)) @ (vectors * values.sqrt()) @ vectors.T
+    )
+    torch.testing.assert_close(start, 0.64 * data.source("nsf").at(range(64)) + 0.36 * carried)
+
+
+def test_moments_of_all_images():
+    data = Data(DataConfig(name="digits"), 0)
+    mean, covariance = measure_moments(data)
+    rows = data.images.flatten(1).double() / 127.5 - 1
+    torch.testing.assert_close(mean, rows.mean(0))
+    torch.testing.assert_close(covariance, rows.T.cov(correction=0))
 
 
 def handed(config, **changes):

@@ -9,11 +9,13 @@ import torch
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import FAMILIES, PHASES
 from nsgf.data import Data
+from nsgf.experiment import train
 from nsgf.phases import get_phase, get_phases, load_sampler, previewed_phases, sampled_phases
 from nsgf.phases.base import new_network
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
+from nsgf.sampling.sampler import FlowSampler
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
@@ -59,6 +61,7 @@ def test_sampled_phases_depend_on_the_trained_phases(tiny):
     assert sampled(handed, "nsgf") == ["nsgf"]
     assert sampled(at_once, "nsgf", "nsf") == algorithm_4
     assert sampled(replace(handed, phases=list(PHASES)), *PHASES) == algorithm_4
+    assert sampled(replace(tiny, phases=["nsf"])) == ["nsf"]
     assert sampled(replace(tiny, phases=["peer"])) == ["peer"]
     assert sampled(replace(tiny, phases=["peer", "reflow"])) == ["reflow"]
     with pytest.raises(UserError, match=r"sampling\.tau = 0\.5: needs phase nsf"):
@@ -71,6 +74,24 @@ def test_fixed_tau_needs_no_trained_predictor(tiny, tiny_run):
     sampler, progress = load_sampler(fixed, tiny_run, CPU)
     assert list(progress) == ["nsgf", "nsf"]
     assert (sampler(torch.randn(4, 2)).tau == 0.5).all()
+
+
+def test_samples_pass_the_affine_map_without_a_network_call(tiny):
+    config = replace(tiny, phases=["nsf"], nsf=replace(tiny.nsf, source="affine"))
+    run = train(config)
+    sampler, _ = load_sampler(config, run, CPU)
+    _, straight = sampler.legs
+    x = torch.randn(5, 2)
+    drawn = sampler(x, keep_path=True)
+    assert drawn.nfe == sampler.expected_nfe == config.sampling.straight_steps
+    assert not torch.equal(drawn.path[1], x)
+    assert torch.equal(drawn.path[1], straight.network.model.start(x))
+    assert torch.equal(drawn.x, FlowSampler([straight])(drawn.path[1]).x)
+    assert drawn.marks[:3] == [
+        "start",
+        "affine 1/1",
+        f"straight 1/{config.sampling.straight_steps}",
+    ]
 
 
 @pytest.mark.parametrize(

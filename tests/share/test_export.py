@@ -57,13 +57,18 @@ def test_an_export_gives_the_samples_of_the_run_bit_for_bit(small, small_run, ta
     assert shared.config == drop_machine_settings(run.config)
 
 
-def test_generator_that_began_as_a_velocity_is_exported_with_both(target, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "files"), [("onecall+", ("1_nsgf", "2_generator")), ("affine", ("2_nsf",))]
+)
+def test_other_methods_are_exported_whole(method, files, target, tmp_path):
+    """A generator with the velocity that it began as, a straight flow with its affine map."""
     flags = ("--smoke", "--device=cpu", "--train.preview=false", "--model.mlp.width=16")
-    config = replace(shipped("2d/onecall+", *flags), out_dir=str(tmp_path / "runs"))
+    config = replace(shipped(f"2d/{method}", *flags), out_dir=str(tmp_path / "runs"))
     run = train(config)
     export_run(config, run, target)
-    assert {f"phase{n}.safetensors" for n in ("1_nsgf", "2_generator")} < names(target)
-    assert torch.equal(nsgf.load(target).sample(4, seed=0), nsgf.load(run.path).sample(4, seed=0))
+    assert {f"phase{n}.safetensors" for n in files} < names(target)
+    samples = nsgf.load(target).sample(4, seed=0, nfe=1)
+    assert torch.equal(samples, nsgf.load(run.path).sample(4, seed=0, nfe=1))
 
 
 def test_a_run_that_is_not_finished_is_exported_as_far_as_it_is(small, small_run, target):

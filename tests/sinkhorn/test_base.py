@@ -4,7 +4,7 @@ import torch
 from nsgf.config.schema import Config, FlowConfig, PoolConfig, SinkhornConfig
 from nsgf.data import Data
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
-from nsgf.sinkhorn.base import flow_time, step_sizes, time_step
+from nsgf.sinkhorn.base import flow_time, gaussian_part, step_sizes, time_step
 from tests.pool.conftest import build
 
 HARMONIC = FlowConfig(steps=4, schedule="harmonic", eta=0.7)
@@ -17,6 +17,11 @@ HARMONIC = FlowConfig(steps=4, schedule="harmonic", eta=0.7)
 def test_step_sizes_and_the_clock(flow, sizes, time):
     assert step_sizes(flow) == sizes
     assert flow.steps * time_step(flow) == pytest.approx(flow_time(flow)) == pytest.approx(time)
+
+
+def test_a_flow_between_gaussians_goes_this_part_of_the_way():
+    assert gaussian_part(FlowConfig(steps=2, eta=0.2)) == pytest.approx(0.36)
+    assert gaussian_part(HARMONIC) == 1
 
 
 def test_harmonic_pool_and_sampler_use_one_clock():
