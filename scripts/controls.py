@@ -1,14 +1,13 @@
 """Is the Sinkhorn leg needed? OT-CFM with the hand-over's pairs, from other starts than noise.
 
-    python scripts/controls.py linear 0.36 --exp digits --compare.updates [1800]
+    python scripts/controls.py scaled 0.36 --exp digits --compare.updates [1800]
     python scripts/controls.py RUN 0.36 --exp digits --compare.updates [1400]
 
-``scaled`` starts from (1 - a) z, ``shrunken`` from (1 - a) z + a m, ``linear`` from
-(1 - a) z + a (m + C^(1/2) z), for noise z and the mean m and covariance C of the data. The last one
-is the exact transport from noise to a Gaussian, cut off at a. None of them calls a network. RUN is
-the folder of a trained OT-CFM: two Euler steps to time a, by the same network for all seeds; the
-NFE of the tables do not count them. a = 0.36, the second word, is the way of two NSGF steps with
-eta 0.2. All other flags go to `nsgf compare`.
+``scaled`` starts from (1 - a) z, ``shrunken`` from (1 - a) z + a m, for noise z and the mean m of
+the data; neither calls a network. For the affine map see ``--methods affine``. RUN is the folder of
+a trained OT-CFM: two Euler steps to time a, by the same network for all seeds; the NFE of the
+tables do not count them. a = 0.36, the second word, is the way of two NSGF steps with eta 0.2. All
+other flags go to `nsgf compare`.
 """
 
 import sys
@@ -38,14 +37,6 @@ def shrunken(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
     return lambda z: (1 - way) * z + way * mean
 
 
-def linear(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
-    """Return the map of noise (n, D) towards the Gaussian with the moments of the data (N, D)."""
-    mean, (values, vectors) = rows.mean(0), torch.linalg.eigh(rows.double().T.cov())
-    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
-    matrix = (1 - way) * torch.eye(len(mean)) + way * root.float()
-    return lambda z: z @ matrix + way * mean
-
-
 def euler_steps(run: str, way: float) -> Callable[[Tensor], Tensor]:
     """Return two Euler steps of a trained straight flow, from time 0 to ``way``."""
     loaded = nsgf.load(run, device="cpu")
@@ -63,7 +54,7 @@ def euler_steps(run: str, way: float) -> Callable[[Tensor], Tensor]:
 
 def start_from(starts: str, way: float, data: Data) -> None:
     """Replace all noise by the starts."""
-    known = {"scaled": scaled, "shrunken": shrunken, "linear": linear}
+    known = {"scaled": scaled, "shrunken": shrunken}
     if starts in known:
         assert data.count is not None
         carry = known[starts](data.target("controls").sample(data.count).flatten(1), way)

@@ -106,18 +106,10 @@ def test_bench_targets_knows_more_of_the_end_points_with_more_targets(script):
     assert 0 < found[64][4] < 1  # of the variance of the data
 
 
-def test_linear_starts_have_the_moments_of_the_way_to_a_gaussian(script):
-    names, generator = script("controls"), torch.Generator().manual_seed(0)
-    rows = torch.randn(500, 3, generator=generator) @ torch.randn(3, 3, generator=generator) + 5
-    noise = torch.randn(50_000, 3, generator=generator)
-    values, vectors = torch.linalg.eigh(rows.T.cov())
-    root = vectors * values.sqrt() @ vectors.T
-    expected = (0.64 * torch.eye(3) + 0.36 * root).matrix_power(2)
-    found = names["linear"](rows, 0.36)(noise)
-    torch.testing.assert_close(found.T.cov(), expected, rtol=0.05, atol=0.05)
-    torch.testing.assert_close(found.mean(0), 0.36 * rows.mean(0), rtol=0.05, atol=0.05)
-    found = names["shrunken"](rows, 0.36)(noise)
-    torch.testing.assert_close(found, 0.64 * noise + 0.36 * rows.mean(0))
+def test_shrunken_starts_keep_a_part_of_the_noise(script):
+    noise, rows = torch.randn(5, 3), torch.tensor([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]])
+    found = script("controls")["shrunken"](rows, 0.36)(noise)
+    torch.testing.assert_close(found, 0.64 * noise + 0.36 * torch.tensor([2.0, 3.0, 4.0]))
 
 
 def test_euler_starts_take_two_steps_at_their_times(script, monkeypatch):

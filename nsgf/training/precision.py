@@ -95,7 +95,10 @@ class Forward:
         if world.size > 1:
             cards = [device] if device.type == "cuda" else None
             network = self._shared = DistributedDataParallel(
-                network, device_ids=cards, gradient_as_bucket_view=True
+                network,
+                device_ids=cards,
+                gradient_as_bucket_view=True,
+                broadcast_buffers=False,  # equal in all processes
             )
         self._network: Callable[..., Tensor] = network
 
