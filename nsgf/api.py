@@ -73,7 +73,8 @@ class Run:
     labels (B,) may be the second argument."""
     networks: dict[PhaseName, InferenceNetwork] = field(repr=False)
     """The networks that sampling calls, by phase, in eval mode and without gradients: velocities
-    as (x, t), with classes as (x, t, labels), a time predictor as (x)."""
+    as (x, t), with classes as (x, t, labels), a time predictor as (x). With an affine start noise
+    must pass ``sampler.legs[0].network`` first."""
     folder: RunFolder = field(repr=False)
     """The run's files."""
 

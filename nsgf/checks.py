@@ -121,8 +121,10 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     yield peer.method == "sbcfm" and peer.sigma == 0, "peer.sigma", "must be > 0 for sbcfm"
     useless = sampling.omega is not None and sampling.solver != "euler"
     yield useless, "sampling.omega", f"must be null with sampling.solver {sampling.solver}"
-    useless = sampling.tau is not None and not {*PHASES[:2]} <= {*config.phases}
-    yield useless, "sampling.tau", f"must be null without phases {list_names(PHASES[:2])}"
+    useless = sampling.tau is not None and PHASES[1] not in config.phases
+    yield useless, "sampling.tau", f"must be null without phase {PHASES[1]}"
+    useless = sampling.tau is not None and config.starts_affine
+    yield useless, "sampling.tau", "must be null with nsf.source affine"
 
     for key, values in (("methods", config.compare.methods), ("nfe", config.compare.nfe)):
         wrong = not values or len(set(values)) < len(values)
@@ -142,17 +144,20 @@ def _general_rules(config: Config) -> Iterator[Rule]:
 
 
 def _affine_rules(config: Config) -> Iterator[Rule]:
-    """Yield the rules for phase nsf without phase nsgf, and for nsf.source affine."""
-    nsf, is_affine = config.nsf, config.nsf.source == "affine"
-    yield config.starts_affine and not is_affine, "nsf.source", "must be affine with phases [nsf]"
-    wrong = is_affine and PHASES[1] in config.phases and not config.starts_affine
+    """Yield the rules for nsf.source affine, and for phase nsf alone, which needs it."""
+    is_alone, is_affine = tuple(config.phases) == PHASES[1:2], config.nsf.source == "affine"
+    yield is_alone and not is_affine, "nsf.source", "must be affine with phases [nsf]"
+    wrong = is_affine and not is_alone and {*config.phases} <= {*PHASES}
     yield wrong, "phases", "must be [nsf] with nsf.source affine"
-    wrong = config.starts_affine and nsf.init != "random"
-    yield wrong, "nsf.init", "must be random with phases [nsf]"
-    wrong = is_affine and config.data.source != NOISE
+    if not config.starts_affine:
+        return
+    yield config.nsf.init != "random", "nsf.init", "must be random with nsf.source affine"
+    wrong = config.flow.schedule == "constant" and config.flow.eta > 1
+    yield wrong, "flow.eta", "must be <= 1 with nsf.source affine"
+    wrong = config.data.source != NOISE
     yield wrong, "nsf.source", f"must not be affine with data.source {config.data.source}"
     size = math.prod(data_shape(config.data))
-    wrong = is_affine and size > MOST_VALUES
+    wrong = size > MOST_VALUES
     yield wrong, "nsf.source", f"must not be affine for {size} values, more than {MOST_VALUES}"
 
 

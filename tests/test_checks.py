@@ -34,6 +34,8 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("2d", "--device=gpu", "device"),
     ("2d", "--phases=[nsf]", "nsf.source"),
     ("2d", "--nsf.source=affine --phases=[nsgf,nsf]", "phases"),
+    ("2d", "--nsf.source=affine", "phases"),
+    ("digits/affine", "--flow.eta=1.1", "flow.eta"),
     ("2d/affine", "--nsf.init=nsgf", "nsf.init"),
     ("2d/affine", "--nsf.starts=9", "nsf.starts"),
     ("2d/affine", "--sampling.tau=0.5", "sampling.tau"),

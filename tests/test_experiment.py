@@ -82,6 +82,15 @@ def test_resume_of_a_finished_run_changes_nothing(tiny, tiny_run, monkeypatch):
 
 @pytest.mark.parametrize("phase", ["nsgf", "nsf", "predictor"])
 def test_run_killed_inside_a_phase_resumes_to_the_same_weights(tiny, tiny_run, phase, monkeypatch):
+    check_resuming(tiny, tiny_run, phase, monkeypatch)
+
+
+def test_killed_run_with_an_affine_start_resumes_to_the_same_weights_and_map(tiny, monkeypatch):
+    affine = replace(tiny, phases=["nsf"], nsf=replace(tiny.nsf, source="affine"))
+    check_resuming(affine, train(affine), "nsf", monkeypatch)
+
+
+def check_resuming(tiny, tiny_run, phase, monkeypatch):
     """The third update after the second checkpoint never happens; the run resumes there."""
     real_save = checkpoint.save
 

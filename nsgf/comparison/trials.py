@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nsgf.checks import check
-from nsgf.config.schema import PEER_PHASES, PHASES, Config
+from nsgf.config.schema import PEER_PHASES, Config
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs, load_sampler
 from nsgf.run.folder import RunFolder
@@ -36,9 +36,9 @@ TITLES = {
     "sbcfm": "SB-CFM",
     "1rf": "1-RF",
     "2rf": "2-RF",
-    "affine": "Affine",
     "onecall": "One call",
     "onecall+": "One call+",
+    "affine": "Affine",
 }
 """Titles of the shipped methods in tables and pictures, in the order of their colours."""
 
@@ -126,7 +126,8 @@ class Comparison:
         if trial.target in DATA_SETS:  # whose name may have an underscore
             source, name = NOISE, trial.target
         precision = pick_precision(config.train.precision, pick_device(config.device))
-        tau = config.sampling.tau if {*PHASES[:2]} <= {*config.phases} else None
+        takes_tau = "nsf" in config.phases and not config.starts_affine
+        tau = config.sampling.tau if takes_tau else None
         data: dict[str, Any] = {"name": name, "source": source or NOISE}
         own = replace(
             config,

@@ -373,8 +373,8 @@ class Config:
 
     @property
     def starts_affine(self) -> bool:
-        """Whether the straight flow starts after an affine map of noise, without NSGF steps."""
-        return tuple(self.phases) == PHASES[1:2]
+        """Whether the straight flow starts after an affine map of noise."""
+        return "nsf" in self.phases and self.nsf.source == "affine"
 
     @property
     def starts_as_velocity(self) -> bool:

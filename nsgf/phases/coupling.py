@@ -15,7 +15,8 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
     """Return the exact optimal transport between two clouds (n, *shape) for the squared Euclidean
     cost, as a permutation (n,): ``start[i]`` is paired with ``end[index[i]]``.
 
-    Runs on the CPU, in 0.15 s for n = 1024 and in eight times that for n = 2048.
+    Runs on the CPU, for n = 1024 in 0.15 s with images and in 0.6 s with points in the plane; for
+    n = 2048 in eight times that.
 
     Raises:
         UserError: a point is not finite.

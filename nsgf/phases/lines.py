@@ -108,7 +108,9 @@ class NSF(LinePhase):
         start = NSGF() if session.config.nsf.init == "nsgf" else None
         model, transport = starting_network(self, session, start), None
         if isinstance(model, AffineStartNetwork):
-            model.set_map(*measure_moments(data), gaussian_part(session.config.flow))
+            part = gaussian_part(session.config.flow)
+            session.log.write(f"nsf: affine map, {part:g} of the way to the data's moments")
+            model.set_map(*measure_moments(data), part)
             transport = model.start
         return NSFTask(model, *make_pairs(self, session, data, transport), data.classes)
 
@@ -149,15 +151,15 @@ def make_pairs(
     phase: Phase, session: Session, data: Data, transport: Transport | None = None
 ) -> tuple[Pairs, int]:
     """Return the starts and ends of a phase's lines, and a seed, from random streams of the phase.
-    Starts are samples of mu0 after ``transport``; None: after NSGF steps, if ``nsf.source`` is
-    nsgf.
+    Starts are samples of mu0 after ``transport``; None: after NSGF steps if ``nsf.source`` is nsgf,
+    else as they are.
 
     Raises:
         UserError: the lines start after NSGF steps, and NSGF is not trained.
     """
     config, device = session.config, session.device
     source = data.source(phase.name)
-    if config.nsf.source == "nsgf":
+    if transport is None and config.nsf.source == "nsgf":
         transport = load_nsgf_steps(session)
     if transport:
         source = CachedStarts(source, transport, device, config.nsf.starts, data.classes)
@@ -213,7 +215,7 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) ->
 
 
 class CachedStarts(Sampler):
-    """End points of NSGF steps from a stream of noise.
+    """A stream of noise after NSGF steps or another transport.
 
     The first ``kept`` end points are computed once, cached in main memory and repeated; None:
     always new ones. With K classes, sample i has class i mod K, and ``kept`` is a multiple of K.

@@ -37,8 +37,8 @@ class Samples:
     """Times at which the samples entered the straight flow of Algorithm 4, in [0, 1), (B,),
     predicted or ``sampling.tau``; None if there are no such times."""
     path: list[Tensor] = field(default_factory=list)
-    """With ``keep_path``: all intermediate states, each (B, *shape): start, NSGF steps, straight
-    steps."""
+    """With ``keep_path``: all intermediate states, each (B, *shape): start, NSGF steps or affine
+    map, straight steps."""
     marks: list[str] = field(default_factory=list)
     """Name of each state of the path: ``start``, ``NSGF 1/2`` after the first of two NSGF steps,
     ``straight 3/10`` after three of ten steps of the straight flow."""
@@ -51,7 +51,7 @@ class Samples:
 
 
 class Leg(ABC):
-    """The part of sampling that uses one network."""
+    """The part of sampling that uses one network, or the affine map of its starts."""
 
     title: ClassVar[str] = ""
     """Name of the network's steps in pictures."""

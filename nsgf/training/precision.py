@@ -98,7 +98,7 @@ class Forward:
                 network,
                 device_ids=cards,
                 gradient_as_bucket_view=True,
-                broadcast_buffers=False,  # equal in all processes
+                broadcast_buffers=False,  # an affine map is constant, and large
             )
         self._network: Callable[..., Tensor] = network
 

@@ -61,7 +61,8 @@ def test_sampled_phases_depend_on_the_trained_phases(tiny):
     assert sampled(handed, "nsgf") == ["nsgf"]
     assert sampled(at_once, "nsgf", "nsf") == algorithm_4
     assert sampled(replace(handed, phases=list(PHASES)), *PHASES) == algorithm_4
-    assert sampled(replace(tiny, phases=["nsf"])) == ["nsf"]
+    affine = replace(tiny, phases=["nsf"], nsf=replace(tiny.nsf, source="affine"))
+    assert sampled(affine) == ["nsf"]
     assert sampled(replace(tiny, phases=["peer"])) == ["peer"]
     assert sampled(replace(tiny, phases=["peer", "reflow"])) == ["reflow"]
     with pytest.raises(UserError, match=r"sampling\.tau = 0\.5: needs phase nsf"):

@@ -65,6 +65,9 @@ def test_the_card_says_what_was_trained(small, small_run):
         assert words in text
     assert front_matter(text)["license"] == "mit"
     assert "pipeline_tag" not in front_matter(text)
+    affine = replace(small, phases=["nsf"], nsf=replace(small.nsf, source="affine"))
+    assert "affine map" in card(affine, small_run, {}, [])
+    assert "affine map" not in text
     peer = replace(small, phases=["peer"], smoke=True)
     other = card(replace(peer, data=replace(peer.data, fake=True)), small_run, {}, [])
     for words in ("**smoke run**", "**random**", "`icfm`"):
