@@ -123,8 +123,6 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     yield useless, "sampling.omega", f"must be null with sampling.solver {sampling.solver}"
     useless = sampling.tau is not None and PHASES[1] not in config.phases
     yield useless, "sampling.tau", f"must be null without phase {PHASES[1]}"
-    useless = sampling.tau is not None and config.starts_affine
-    yield useless, "sampling.tau", "must be null with nsf.source affine"
 
     for key, values in (("methods", config.compare.methods), ("nfe", config.compare.nfe)):
         wrong = not values or len(set(values)) < len(values)
@@ -144,7 +142,7 @@ def _general_rules(config: Config) -> Iterator[Rule]:
 
 
 def _affine_rules(config: Config) -> Iterator[Rule]:
-    """Yield the rules for nsf.source affine, and for phase nsf alone, which needs it."""
+    """Yield the rules for nsf.source affine and for phases [nsf]."""
     is_alone, is_affine = tuple(config.phases) == PHASES[1:2], config.nsf.source == "affine"
     yield is_alone and not is_affine, "nsf.source", "must be affine with phases [nsf]"
     wrong = is_affine and not is_alone and {*config.phases} <= {*PHASES}
@@ -152,13 +150,15 @@ def _affine_rules(config: Config) -> Iterator[Rule]:
     if not config.starts_affine:
         return
     yield config.nsf.init != "random", "nsf.init", "must be random with nsf.source affine"
+    tau = config.sampling.tau
+    yield tau is not None, "sampling.tau", "must be null with nsf.source affine"
     wrong = config.flow.schedule == "constant" and config.flow.eta > 1
     yield wrong, "flow.eta", "must be <= 1 with nsf.source affine"
     wrong = config.data.source != NOISE
     yield wrong, "nsf.source", f"must not be affine with data.source {config.data.source}"
     size = math.prod(data_shape(config.data))
-    wrong = size > MOST_VALUES
-    yield wrong, "nsf.source", f"must not be affine for {size} values, more than {MOST_VALUES}"
+    few = f"must not be affine for samples of {size} values, more than {MOST_VALUES}"
+    yield size > MOST_VALUES, "nsf.source", few
 
 
 def _data_rules(config: Config) -> Iterator[Rule]:

@@ -21,7 +21,7 @@ class AffineStartNetwork(nn.Module):
     shift: Tensor
 
     def __init__(self, network: nn.Module, shape: tuple[int, ...]) -> None:
-        """The map is the identity until :meth:`set_map`. ``shape`` is that of one sample."""
+        """Begin with the identity as the map. ``shape``: of one sample."""
         super().__init__()
         self.network = network
         self.register_buffer("matrix", torch.eye(math.prod(shape)))

@@ -175,12 +175,12 @@ def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
     most 65,536."""
     target, count = data.target("moments"), min(data.count or MOMENT_SAMPLES, MOMENT_SAMPLES)
     size = math.prod(target.shape)
-    total, products = (
-        torch.zeros(*sizes, dtype=torch.float64) for sizes in ((size,), (size, size))
-    )
+    total = torch.zeros(size, dtype=torch.float64)
+    products = torch.zeros(size, size, dtype=torch.float64)
     for first in range(0, count, BLOCK):
         rows = target.at(range(first, min(first + BLOCK, count))).flatten(1).double()
-        total, products = total + rows.sum(0), products.addmm_(rows.T, rows)
+        total += rows.sum(0)
+        products.addmm_(rows.T, rows)
     mean = total / count
     return mean, products / count - torch.outer(mean, mean)
 

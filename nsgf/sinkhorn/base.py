@@ -150,8 +150,8 @@ def step_sizes(flow: FlowConfig) -> list[float]:
 
 
 def gaussian_part(flow: FlowConfig) -> float:
-    """Return the part of the way to its target, 1 - (1 - eta_0) ... (1 - eta_{T-1}) in [0, 1], that
-    the flow goes if its velocity is that of exact transport between Gaussians."""
+    """Return the part of the way to a Gaussian target that the flow covers, in [0, 1]. Each step
+    covers the part eta_t of the way that is left: 1 - (1 - eta_0) ... (1 - eta_{T-1})."""
     return 1 - math.prod(1 - eta for eta in step_sizes(flow))
 
 
