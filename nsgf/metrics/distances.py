@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nsgf.data import Sampler
-from nsgf.phases.flow_matching import SIMPLEX_ITERATIONS
+from nsgf.phases.coupling import SIMPLEX_ITERATIONS
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError
 

@@ -10,23 +10,27 @@ from nsgf.data import Sampler
 from nsgf.data.samplers import pages
 from nsgf.system.errors import UserError
 
+SIMPLEX_ITERATIONS = 10_000_000
+"""Iteration limit of POT's exact solver; the default is too small above about 2,500 points."""
+
 
 def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
     """Return the exact optimal transport between two clouds (n, *shape) for the squared Euclidean
     cost, as a permutation (n,): ``start[i]`` is paired with ``end[index[i]]``.
 
-    Runs on the CPU, for n = 1024 in 0.15 s with images and in 0.6 s with points in the plane; for
-    n = 2048 in eight times that.
+    Runs on the CPU, for n = 1024 in 0.25 s with images and in 0.15 s with points in the plane; for
+    n = 2048 in four times that.
 
     Raises:
         UserError: a point is not finite.
     """
-    from scipy.optimize import linear_sum_assignment
+    import ot  # takes a second to import
 
     cost = torch.cdist(start.flatten(1).double(), end.flatten(1).double()).square().cpu()
     if not cost.isfinite().all():
         raise UserError("nsf.coupling = ot: a point is not finite, so it cannot be paired")
-    return torch.from_numpy(linear_sum_assignment(cost.numpy())[1]).to(end.device)
+    plan = ot.emd([], [], cost.numpy(), numItermax=SIMPLEX_ITERATIONS)
+    return torch.from_numpy(plan.argmax(1)).to(end.device)
 
 
 class Pairs:

@@ -20,16 +20,13 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, PeerConfig
 from nsgf.data import Data, LabelDropout, PointSampler, Times, class_labels
 from nsgf.phases.base import Phase, PhasePlan, starting_network
-from nsgf.phases.coupling import Pairs
+from nsgf.phases.coupling import SIMPLEX_ITERATIONS, Pairs
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, seed_torch
 from nsgf.training.task import Batch, Task
-
-SIMPLEX_ITERATIONS = 10_000_000
-"""Iteration limit of POT's exact solver; the default is too small above about 2,500 points."""
 
 
 def build_matcher(config: PeerConfig) -> Any:
