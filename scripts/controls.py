@@ -1,7 +1,9 @@
-"""Is the Sinkhorn leg needed? OT-CFM with the hand-over's pairs, from other starts than noise.
+"""Is the Sinkhorn flow needed? OT-CFM with the hand-over's pairs, from other starts than noise; and
+a one-call generator, trained by the energy distance.
 
     python scripts/controls.py scaled 0.36 --exp digits --compare.updates [1800]
     python scripts/controls.py RUN 0.36 --exp digits --compare.updates [1400]
+    python scripts/controls.py energy --exp digits --compare.updates [2000]
 
 ``scaled`` starts from (1 - a) z, ``shrunken`` from (1 - a) z + a m, for noise z and the mean m of
 the data; neither calls a network. For the affine map see ``--methods affine``. RUN is the folder of
@@ -24,6 +26,7 @@ from nsgf.config.files import config_folder
 from nsgf.data import Data, data_shape
 from nsgf.data.points import Gaussian
 from nsgf.run.folder import write_text
+from nsgf.sinkhorn.drift import Drift, mean_cost
 
 
 def scaled(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
@@ -69,12 +72,28 @@ def start_from(starts: str, way: float, data: Data) -> None:
     Gaussian.draw = drawn  # type: ignore[method-assign]
 
 
+def energy_velocity(self: Drift, made: Tensor, real: Tensor) -> Tensor:
+    """Return the steepest descent of the energy distance, unbiased, in the units of Drift."""
+
+    def pull(x: Tensor, y: Tensor, count: int) -> Tensor:
+        weights = torch.cdist(x, y).clamp_min(0.01).reciprocal() / count  # x adds nothing to itself
+        return weights @ y - weights.sum(-1, keepdim=True) * x
+
+    x, y = made.float().flatten(2), real.float().flatten(2)
+    v = pull(x, y, y.shape[1]) - pull(x, x, x.shape[1] - 1)
+    return v.view_as(made) * mean_cost(made, real).sqrt()
+
+
 if __name__ == "__main__":
-    starts, way, *flags = sys.argv[1:]
-    name = f"{Path(starts).resolve().name}-{way}"
+    starts, *flags = sys.argv[1:]
+    way = "" if starts == "energy" else flags.pop(0)
     config = parse(["compare", *flags]).config
-    file = Path(config.out_dir) / f"{name}.yaml"
+    file = Path(config.out_dir) / f"{Path(starts).resolve().name}{way}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, (config_folder() / "methods" / "otcfm+.yaml").read_text("utf-8"))
-    start_from(starts, float(way), Data(config.data, config.seed))
+    like = "otcfm+" if way else "onecall"
+    write_text(file, (config_folder() / "methods" / f"{like}.yaml").read_text("utf-8"))
+    if way:
+        start_from(starts, float(way), Data(config.data, config.seed))
+    else:
+        Drift.velocity = torch.no_grad()(energy_velocity)  # type: ignore[method-assign]
     raise SystemExit(main(["compare", *flags, "--methods", str(file)]))

@@ -22,9 +22,9 @@ from nsgf.sinkhorn.batched import BatchedSolver
 
 class Drift:
     """Compute V for B independent problems; each half of the samples is the x' of the other half.
-       The
-    unit of the blurs is the root of the mean cost between x and y, which changes while a
-       network learns. V is averaged over the blurs.
+
+    The unit of the blurs is the root of the mean cost between x and y, which changes while a
+    network learns. V is averaged over the blurs.
     """
 
     def __init__(self, blurs: Sequence[float], tolerance: float) -> None:
