@@ -6,9 +6,8 @@ a one-call generator, trained by the energy distance.
     python scripts/controls.py energy --exp digits --compare.updates [2000]
 
 ``scaled`` starts from (1 - a) z, ``shrunken`` from (1 - a) z + a m, for noise z and the mean m of
-the data; neither calls a network. For the affine map see ``--methods affine``. RUN is the folder of
-a trained OT-CFM: two Euler steps to time a, by the same network for all seeds; the NFE of the
-tables do not count them. a = 0.36, the second word, is the way of two NSGF steps with eta 0.2. All
+the data, without a network. RUN is the folder of a trained OT-CFM: two Euler steps to time a, not
+in the NFE, by one network for all seeds. a = 0.36 is the way of two NSGF steps with eta 0.2. All
 other flags go to `nsgf compare`.
 """
 
@@ -27,11 +26,6 @@ from nsgf.data import Data, data_shape
 from nsgf.data.points import Gaussian
 from nsgf.run.folder import write_text
 from nsgf.sinkhorn.drift import Drift, mean_cost
-
-
-def scaled(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
-    """Return the map of noise (n, D) to less noise."""
-    return lambda z: (1 - way) * z
 
 
 def shrunken(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:
@@ -57,10 +51,10 @@ def euler_steps(run: str, way: float) -> Callable[[Tensor], Tensor]:
 
 def start_from(starts: str, way: float, data: Data) -> None:
     """Replace all noise by the starts."""
-    known = {"scaled": scaled, "shrunken": shrunken}
-    if starts in known:
+    if starts in ("scaled", "shrunken"):
         assert data.count is not None
-        carry = known[starts](data.target("controls").sample(data.count).flatten(1), way)
+        rows = data.target("controls").sample(data.count).flatten(1)
+        carry = shrunken(rows if starts == "shrunken" else 0 * rows, way)
     else:
         carry = euler_steps(starts, way)
     draw = Gaussian.draw
@@ -86,9 +80,10 @@ def energy_velocity(self: Drift, made: Tensor, real: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     starts, *flags = sys.argv[1:]
-    way = "" if starts == "energy" else flags.pop(0)
+    way = None if starts == "energy" else flags.pop(0)
     config = parse(["compare", *flags]).config
-    file = Path(config.out_dir) / f"{Path(starts).resolve().name}{way}.yaml"
+    name = "-".join([Path(starts).resolve().name, *filter(None, [way])])
+    file = Path(config.out_dir) / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     like = "otcfm+" if way else "onecall"
     write_text(file, (config_folder() / "methods" / f"{like}.yaml").read_text("utf-8"))

@@ -123,6 +123,14 @@ def test_euler_starts_take_two_steps_at_their_times(script, monkeypatch):
     torch.testing.assert_close(found, z + 0.36 + 0.18 * 0.18)  # velocities 1 and 1.18
 
 
+def test_energy_velocity_descends_the_energy_distance(script):
+    made, real = torch.randn(9, 64, requires_grad=True), torch.randn(12, 64) + 1
+    within = torch.cdist(made, made).triu(1).sum() * 2 / (9 * 8)
+    (2 * torch.cdist(made, real).mean() - within).backward()
+    found = script("controls")["energy_velocity"](None, made.detach()[None], real[None])[0]
+    torch.testing.assert_close(found / found.norm(), -made.grad / made.grad.norm())
+
+
 @pytest.mark.e2e
 def test_controls_and_diagnose_measure_small_runs(run, tmp_path, monkeypatch):
     monkeypatch.setattr(Gaussian, "draw", Gaussian.draw)  # controls.py replaces it
