@@ -82,10 +82,9 @@ if __name__ == "__main__":
     starts, *flags = sys.argv[1:]
     way = None if starts == "energy" else flags.pop(0)
     config = parse(["compare", *flags]).config
-    name = "-".join([Path(starts).resolve().name, *filter(None, [way])])
+    name, like = (f"{Path(starts).resolve().name}-{way}", "otcfm+") if way else (starts, "onecall")
     file = Path(config.out_dir) / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    like = "otcfm+" if way else "onecall"
     write_text(file, (config_folder() / "methods" / f"{like}.yaml").read_text("utf-8"))
     if way:
         start_from(starts, float(way), Data(config.data, config.seed))

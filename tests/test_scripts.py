@@ -131,6 +131,14 @@ def test_energy_velocity_descends_the_energy_distance(script):
     torch.testing.assert_close(found / found.norm(), -made.grad / made.grad.norm())
 
 
+def test_energy_velocity_of_equal_samples_is_finite(script):
+    """A new network makes equal samples."""
+    found = script("controls")["energy_velocity"](
+        None, torch.zeros(1, 9, 64), torch.randn(1, 12, 64)
+    )
+    assert found.isfinite().all()
+
+
 @pytest.mark.e2e
 def test_controls_and_diagnose_measure_small_runs(run, tmp_path, monkeypatch):
     monkeypatch.setattr(Gaussian, "draw", Gaussian.draw)  # controls.py replaces it

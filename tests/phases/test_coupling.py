@@ -1,10 +1,12 @@
+import numpy as np
+import ot
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
 from nsgf.data import PointSampler
 from nsgf.data.points import Gaussian
-from nsgf.phases.coupling import Pairs, optimal_pairs
+from nsgf.phases.coupling import SIMPLEX_ITERATIONS, Pairs, optimal_pairs
 from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")
@@ -22,6 +24,13 @@ def test_optimal_pairs_are_those_of_an_assignment_solver():
     start, end = sampler(0).sample(40), sampler(1).sample(40)
     matrix = torch.cdist(start.flatten(1), end.flatten(1)).square().double().numpy()
     assert optimal_pairs(start, end).tolist() == linear_sum_assignment(matrix)[1].tolist()
+
+
+def test_pairs_of_large_groups_have_enough_iterations(monkeypatch):
+    given = {}
+    monkeypatch.setattr(ot, "emd", lambda *_, **options: given.update(options) or np.eye(4))
+    optimal_pairs(torch.rand(4, 2), torch.rand(4, 2))
+    assert given["numItermax"] == SIMPLEX_ITERATIONS
 
 
 def test_points_that_are_not_finite_are_refused():
