@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from nsgf.system.seeding import derive_seed, make_generator
 
 SEED = 0
 """Seed of the classifier and of its reference samples, the same for all runs."""
-ARCHITECTURE = 2
+ARCHITECTURE = 3
 """Version of the network and its training. Files with another version are not used."""
 FEATURES = 64
 """Width of the last hidden layer."""
@@ -29,22 +30,14 @@ INFERENCE_BATCH = 1000
 
 
 class SmallCNN(nn.Module):
-    """Two convolutions, a feature layer, and a linear layer for the classes."""
+    """Convolutions, a feature layer, and a linear layer for the classes: two convolutions for grey
+    images, four with batch normalisation for colour."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         channels, size, _ = shape  # square
-        stride = 1 if size < 16 else 2  # 8 pixels are too few to halve twice
-        side = (size - 1) // stride // 2 + 1
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, 32, 3, stride, 1),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 3, 2, 1),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(64 * side * side, FEATURES),
-            nn.ReLU(),
-        )
+        layers, inputs = _colour_layers(size) if channels == 3 else _grey_layers(channels, size)
+        self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs, FEATURES), nn.ReLU())
         self.head = nn.Linear(FEATURES, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -69,6 +62,25 @@ class TrainedClassifier:
                 for part in pixels.split(INFERENCE_BATCH)
             ]
         return torch.cat(parts)
+
+
+def _grey_layers(channels: int, size: int) -> tuple[list[nn.Module], int]:
+    """Return the convolutions and the number of values that leave them."""
+    stride = 1 if size < 16 else 2  # 8 pixels are too few to halve twice
+    side = (size - 1) // stride // 2 + 1
+    first, second = nn.Conv2d(channels, 32, 3, stride, 1), nn.Conv2d(32, 64, 3, 2, 1)
+    return [first, nn.ReLU(), second, nn.ReLU()], 64 * side * side
+
+
+def _colour_layers(size: int) -> tuple[list[nn.Module], int]:
+    """Return the convolutions and the number of values that leave them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise((3, 32, 64, 128, 256)):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+        if size > 3:  # batch normalisation of one image needs more than one pixel
+            layers.append(nn.MaxPool2d(2))
+            size //= 2
+    return [*layers, nn.AdaptiveAvgPool2d(2)], 256 * 2 * 2
 
 
 def split(count: int) -> tuple[Tensor, Tensor]:

@@ -60,6 +60,13 @@ def test_classifier_fits_every_image_set(shape):
     assert cnn.body(x).shape == (2, FEATURES)
 
 
+@pytest.mark.parametrize("size", [8, 31, 96])
+def test_colour_images_of_any_size_can_be_trained_on_one_at_a_time(size):
+    """Batch normalisation refuses one image of one pixel."""
+    cnn = SmallCNN((3, size, size), 7).train()
+    assert cnn(torch.rand(1, 3, size, size)).shape == (1, 7)
+
+
 def test_accuracy_is_measured_on_images_that_do_not_affect_the_weights(digits):
     """Wrong labels of held-out images change the accuracy alone; those of others the weights."""
     images, labels = digits
