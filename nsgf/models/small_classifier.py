@@ -138,8 +138,10 @@ def train(
         generator = make_generator(SEED, "classifier", "epoch", epoch)
         order = fitted[torch.randperm(len(fitted), generator=generator)]
         for rows in order.split(BATCH):
-            logits = network(to_unit_range(images[rows].to(device)))
-            loss = functional.cross_entropy(logits, labels[rows].to(device))
+            batch = to_unit_range(images[rows].to(device))
+            if kind.shape[0] == 3:  # colour photographs may be mirrored, digits may not
+                batch[1::2] = batch[1::2].flip(-1)
+            loss = functional.cross_entropy(network(batch), labels[rows].to(device))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -96,6 +96,18 @@ def test_accuracy_is_the_mean_over_classes():
     assert found.accuracy < 0.75
 
 
+@pytest.mark.parametrize(("channels", "right"), [(1, True), (3, False)])
+def test_only_colour_images_are_mirrored(channels, right):
+    """The class is the side that is bright, which mirroring makes unknowable."""
+    classes = torch.arange(500) % 2
+    images = torch.randint(100, (500, channels, 8, 8), dtype=torch.uint8)
+    for side in (0, 1):
+        images[classes == side, :, :, 4 * side : 4 * side + 4] += 100
+    kind = replace(BRIEF, shape=(channels, 8, 8), class_names=("left", "right"))
+    found = train(kind, images, classes, CPU)
+    assert (found.accuracy > 0.95) == right
+
+
 def test_features_are_the_layer_before_the_logits(digits):
     """Over more than one batch, the answer from the features is the network's own."""
     images, labels = digits
