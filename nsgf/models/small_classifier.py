@@ -30,8 +30,7 @@ INFERENCE_BATCH = 1000
 
 
 class SmallCNN(nn.Module):
-    """Convolutions, a feature layer, and a linear layer for the classes: two convolutions for grey
-    images, four with batch normalisation for colour."""
+    """Convolutions (two for grey images, four for colour), a feature layer, a linear layer."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -73,7 +72,6 @@ def _grey_layers(channels: int, size: int) -> tuple[list[nn.Module], int]:
 
 
 def _colour_layers(size: int) -> tuple[list[nn.Module], int]:
-    """Return the convolutions and the number of values that leave them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise((3, 32, 64, 128, 256)):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
