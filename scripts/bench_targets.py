@@ -30,7 +30,7 @@ CASES = {
     "mnist": [
         *((n, n) for n in (64, 256, 1024, 4096, 16384)),
         *((n, 8192) for n in (256, 1024)),
-        (4096, 16384),
+        *((4096, 16384), (1024, 60000), (4096, 60000)),
     ],
 }
 PROBES = 1024
@@ -97,11 +97,12 @@ def draw(rows: list[Row]) -> None:
             "more targets, fewer particles": sorted(row for row in own if row[2] > row[1]),
             "all images, more particles": sorted(row for row in own if row[2] < row[1]),
         }.items():
-            axes.plot([row[1] for row in line], [row[3] for row in line], "o-", label=label)
+            style = "o-" if label == "as many targets" else "o"
+            axes.plot([row[1] for row in line], [row[3] for row in line], style, label=label)
             for row in line:
                 text = "" if row[1] == row[2] else f"m {row[2]:,}"
                 axes.annotate(text, (row[1], row[3]), (4, 4), textcoords="offset points")
-        axes.set(title=name, xlabel="particles n", ylabel="R squared", xscale="log", ylim=(0, 1))
+        axes.set(title=name, xlabel="particles n", ylabel="R squared", xscale="log", ylim=(0, 1.1))
         axes.margins(x=0.15)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.savefig(FILE.with_suffix(".png"), dpi=110)
