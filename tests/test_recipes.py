@@ -43,7 +43,7 @@ def read_recipes() -> list[Recipe]:
     return recipes
 
 
-def merge_settings(source: str, code: str) -> str:
+def apply_code(source: str, code: str) -> str:
     """Return a module with the code of a recipe, where ``...`` stands for the present code."""
     new = ""
     for chunk in re.split(r"\n(?=[\w@])", code):
@@ -80,7 +80,7 @@ def test_recipe_works(recipe, tmp_path):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name, code in recipe.edits:
         file = tmp_path / name
-        file.write_text(merge_settings(file.read_text(), code) if file.exists() else code)
+        file.write_text(apply_code(file.read_text(), code) if file.exists() else code)
     assert recipe.commands
     np.savez(tmp_path / "glyphs.npz", images=np.zeros((64, 1, 16, 16), np.uint8))
     cheap = "--device cpu --train.preview false"
