@@ -15,7 +15,7 @@ from PIL import Image
 
 import nsgf
 from nsgf import UserError
-from nsgf.report.samples import sample_run
+from nsgf.samples import sample_run
 
 SMALL = {
     "optim.iterations": 4,

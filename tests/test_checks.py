@@ -144,7 +144,7 @@ def test_wrong_settings_from_python_are_refused(exp, key, value):
     "entry",
     [
         *("nsgf.experiment.train", "nsgf.preflight.preflight"),
-        *("nsgf.report.samples.sample_run", "nsgf.metrics.evaluate.evaluate_run"),
+        *("nsgf.samples.sample_run", "nsgf.metrics.evaluate.evaluate_run"),
     ],
 )
 def test_entries_refuse_what_is_not_valid_before_they_do_anything(entry, tiny, tmp_path):

@@ -14,9 +14,9 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
-from nsgf.report.samples import changed_settings, preview_samples, sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, previous_file, results_folder
+from nsgf.samples import changed_settings, preview_samples, sample_run
 from nsgf.sampling.generate import generate
 from nsgf.system.errors import UserError
 from tests.conftest import shipped, tiny_config
@@ -92,7 +92,7 @@ def test_samples_of_other_settings_get_names_of_their_own(small, small_run, samp
 def test_folder_that_cannot_be_written_is_known_before_sampling(
     command, small, small_run, monkeypatch, tmp_path
 ):
-    for module in ("report.samples", "metrics.evaluate"):
+    for module in ("samples", "metrics.evaluate"):
         monkeypatch.setattr(f"nsgf.{module}.load_sampler", lambda *_: pytest.fail("loaded"))
     (tmp_path / "out").touch()  # a file in place of a folder
     with pytest.raises(UserError, match=r"out.*cannot be written"):
@@ -180,7 +180,7 @@ def test_columns_have_the_names_of_the_data(own_data, tmp_path):
 def test_wrong_output_or_calls_are_known_before_sampling(
     how, words, small, small_run, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("nsgf.report.samples.load_sampler", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("nsgf.samples.load_sampler", lambda *_: pytest.fail("loaded"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.csv").touch()
     with pytest.raises(UserError, match=words):
@@ -272,7 +272,7 @@ def test_picture_that_fails_is_one_line(pictured_config, monkeypatch):
     def broken(*_):
         raise RuntimeError("no\nmemory")
 
-    monkeypatch.setattr("nsgf.report.samples.preview_samples", broken)
+    monkeypatch.setattr("nsgf.samples.preview_samples", broken)
     run = train(pictured_config)
     log = (run.path / "log.txt").read_text()
     assert log.count("no picture of samples (no memory)") == 3
