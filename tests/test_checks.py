@@ -109,6 +109,7 @@ def test_all_problems_are_reported_at_once():
     [
         ("2d", "--sampling.omega=0.1"),
         ("2d", "--sampling.solver=heun"),
+        ("2d", "--batch-size=8 --accumulate=8"),
         ("2d", "--nsf.batch_size=4 --accumulate=8"),  # of a phase that is not trained
         ("digits", f"{ON} --nsf.starts=500"),
         ("digits/nsgf++", ON),
