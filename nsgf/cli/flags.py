@@ -1,7 +1,6 @@
 """The commands and their flags."""
 
 import functools
-import re
 from typing import Any
 
 from jsonargparse import ArgumentParser
@@ -51,6 +50,8 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--tracker": ("tracking.tracker",),
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
+FLAG_NAMES = {keys[0].replace("nsgf.", "optim."): flag for flag, keys in SHORT_FLAGS.items()}
+"""Short flags by the key of their setting, for messages."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
 SMOKE: dict[str, Any] = {
@@ -71,18 +72,6 @@ SMOKE: dict[str, Any] = {
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     """Return the short flags of a command, with the settings that each changes."""
     return {**SHORT_FLAGS, **(OF_SAMPLING if command in ON_SAMPLES else {})}
-
-
-def as_settings(message: str) -> str:
-    """Return a message for Python: with ``out_dir DIR`` in place of ``--out-dir DIR``. A command
-    with --run and --resume-phase, which Python has no words for, stays one."""
-
-    def named(flag: re.Match[str]) -> str:
-        if flag[0] in SHORT_FLAGS:
-            return SHORT_FLAGS[flag[0]][0].replace("nsgf.", "optim.")
-        return flag[1].replace("-", "_")
-
-    return re.sub(r"(?<!\S)--(?!run\b|resume-phase)([a-z][\w.-]*\w)", named, message)
 
 
 def comma_separated(text: str | list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from nsgf.config.describe import describe_type, format_value, setting_descriptio
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import OF_PHASES, Settings
 from nsgf.config.yaml_loader import load_yaml
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, name_setting
 
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
 
@@ -50,7 +50,8 @@ class Parser(ArgumentParser):
             raise UserError(message.removeprefix("argument "))
         flag, action = next(pair for pair in self.flags.items() if pair[1].dest == wrong[1])
         allowed = describe_type(action._typehint)
-        raise UserError(f"{flag.removeprefix('--')} = {wrong[2].strip()}: must be {allowed}")
+        key = flag.removeprefix("--")
+        raise UserError(f"{name_setting(key, wrong[2].strip())}: must be {allowed}")
 
     def parse_flags(self, words: list[str]) -> dict[str, Any]:
         """Return the settings of a command line, nested.
