@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from nsgf.config.schema import PHASES
-from nsgf.data import Data, build_source
+from nsgf.config.schema import PHASES, Config, DataConfig
+from nsgf.data import Data, build_source, in_units
 from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
@@ -16,8 +16,9 @@ from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, previous_file, results_folder
-from nsgf.samples import changed_settings, preview_samples, sample_run
+from nsgf.samples import _write_output, changed_settings, preview_samples, sample_run
 from nsgf.sampling.generate import generate
+from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 from tests.conftest import shipped, tiny_config
 
@@ -165,6 +166,17 @@ def test_columns_have_the_names_of_the_data(own_data, tmp_path):
     with pytest.raises(UserError, match="--out FILE"):
         sample_run(config, run)
     assert next(csv.reader((tmp_path / "x.csv").open())) == ["a, b", "c", "d"]
+
+
+def test_a_table_keeps_all_digits(tmp_path):
+    """Also of microseconds in seconds since 1970."""
+    found = {"samples": 16, "shape": [2], "checksum": "x", "names": ["a", "b"]}
+    found |= {"mean": [1.7e9, 0.1], "scale": [1e-3, 1e-9]}
+    config = replace(Config(), data=DataConfig(name="points", path="x", found=found))
+    x = torch.randn(20, 2)
+    _write_output(config, Samples(x=x, nfe=1), tmp_path / "x.csv")
+    written = np.loadtxt(tmp_path / "x.csv", delimiter=",", skiprows=1)
+    assert np.array_equal(written, in_units(config.data, x))
 
 
 @pytest.mark.parametrize(

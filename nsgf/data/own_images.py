@@ -239,7 +239,7 @@ def image_bytes(images: np.ndarray) -> np.ndarray:
             f"images: values from {low:g} to {high:g}, floats must be in [-1, 1] with some below "
             "0; for values in [0, 1] use 2 * images - 1"
         )
-    return to_bytes(torch.from_numpy(images).float()).numpy()
+    return to_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # in any byte order
 
 
 def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:
