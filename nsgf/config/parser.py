@@ -17,6 +17,8 @@ from nsgf.config.yaml_loader import load_yaml
 from nsgf.system.errors import UserError
 
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
+REMOVED = {"evaluation": ("classifier", "inception")}
+"""Settings that files of earlier runs have, and that no run depends on. They are ignored."""
 
 
 class Parser(ArgumentParser):
@@ -76,6 +78,9 @@ class Parser(ArgumentParser):
         Raises:
             UserError: a key is unknown, or a value has a wrong type.
         """
+        for section, names in REMOVED.items():
+            if isinstance(own := content.get(section), dict):
+                content = {**content, section: {k: v for k, v in own.items() if k not in names}}
         self._check_keys(content)
         try:
             result: dict[str, Any] = self.parse_object(content).as_dict()
