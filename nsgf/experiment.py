@@ -142,7 +142,7 @@ def open_run(
         if not run.path.is_dir():
             raise UserError(
                 f"out_dir: process {world.rank} does not see {run.path}, which the first one has; "
-                "name a folder that all machines share with --out-dir DIR"
+                "name a folder that all machines share"
             )
         log = held.enter_context(RunLog(run.path, quiet=not world.is_main))
         session = Session(config, run, log, device, world, stop)
@@ -220,5 +220,5 @@ def check_space(
     if needed > available:
         raise UserError(
             f"out_dir: checkpoints and pool need {format_bytes(needed)} of disk space, {run.path} "
-            f"has {format_bytes(available)} free; name a folder on another disk with --out-dir DIR"
+            f"has {format_bytes(available)} free; name a folder on another disk"
         )

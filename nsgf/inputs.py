@@ -19,9 +19,11 @@ from nsgf.data.own import check_same_data
 from nsgf.data.own_images import image_bytes
 from nsgf.models import make_own
 from nsgf.run.folder import OwnNetwork, ensure_writable, replacing
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, naming, one_line
 from nsgf.system.seeding import keep_random_numbers
 
+ARGUMENTS = {"data.name": "dataset", "optim.iterations": "iterations", "run": "resume"}
+"""Arguments of ``nsgf.train`` by their settings."""
 Samples = Tensor | ArrayLike | Dataset[Any]
 """Points or images, as for ``nsgf.train``."""
 
@@ -53,15 +55,16 @@ def request_training(
         with replacing(file) as stream:
             np.savez(stream, **arrays)  # type: ignore[arg-type]
     try:
-        wanted = request("train", words, {**own, **settings})
-        if resumed:
-            section = wanted.config.data
-            check_same_data(section, INSPECTORS[name](section)[0].checksum)
-        return wanted
-    except UserError as error:
+        with naming({**ARGUMENTS, "data.path": "data"}):
+            wanted = request("train", words, {**own, **settings})
+            if resumed:
+                section = wanted.config.data
+                check_same_data(section, INSPECTORS[name](section)[0].checksum)
+            return wanted
+    except UserError:
         if is_new:
             file.unlink()
-        raise UserError(str(error).replace(f"data.path = {file}", "data")) from error
+        raise
 
 
 def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:

@@ -139,7 +139,7 @@ def _output(out: str, config: Config) -> Path:
         raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UserError(f"out = {out}: exists; name a new one, or remove it")
-    ensure_writable(path if is_folder else path.parent, "--out PATH")
+    ensure_writable(path if is_folder else path.parent, "out")
     return path
 
 

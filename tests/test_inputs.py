@@ -85,7 +85,7 @@ def test_wrong_data_are_refused_by_their_argument(how, key, tmp_path):
 
 def test_errors_name_settings_and_no_flags(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"with out_dir DIR"):
+    with pytest.raises(UserError, match=r"with out_dir=DIR"):
         train(tmp_path / "file", data=POINTS)
 
 

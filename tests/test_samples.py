@@ -173,7 +173,7 @@ def test_columns_have_the_names_of_the_data(own_data, tmp_path):
         ({"out": "x.txt"}, "out = x.txt: must be FILE.npz or FILE.csv"),
         ({"out": "folder"}, "out = folder"),
         ({"out": "old.csv"}, "old.csv: exists"),
-        ({"out": "old.csv/x.npz"}, "--out PATH"),
+        ({"out": "old.csv/x.npz"}, "out=DIR"),
         ({"nfe": 2}, "nfe = 2: must be a whole number >= 3"),
     ],
 )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.system.errors import UserError, list_names, one_line
+from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
 
 LEAST = 16
 """Smallest number of images or points that can be trained on."""
@@ -55,9 +55,7 @@ def read_found(config: DataConfig) -> Found:
     """Return what was found at ``data.path`` when the run was begun; raise UserError if nothing
     was, or the description is damaged."""
     if not config.found:
-        raise UserError(
-            f"data.path = {config.path}: name the {config.name} to train on with --data.path"
-        )
+        raise UserError(f"data.path = {config.path}: name the {config.name} to train on")
     try:
         found = Found(**config.found)
         if _is_possible(found, axes=3 if config.name == "images" else 1):
@@ -89,16 +87,16 @@ def check_same_data(config: DataConfig, checksum: str) -> None:
     found = read_found(config)
     if checksum != found.checksum:
         raise UserError(
-            f"data.path = {config.path}: holds other {config.name} than the run was begun with "
-            f"({found.samples} of them, checksum {found.checksum}); restore those, "
-            "give their place with --data.path, or train a new run"
+            f"{name_setting('data.path', config.path)}: holds other {config.name} than the run "
+            f"was begun with ({found.samples} of them, checksum {found.checksum}); restore those, "
+            "give their place, or train a new run"
         )
 
 
 def data_path(config: DataConfig) -> Path:
     """Return ``data.path``. Raise UserError if it is null, as in exported runs."""
     if config.path is None:
-        raise UserError(f"data.path = null: say where the {config.name} are with --data.path PATH")
+        raise UserError(f"data.path = null: must say where the {config.name} are")
     return Path(config.path).expanduser()
 
 
@@ -142,9 +140,12 @@ def inspect_points(config: DataConfig) -> Inspection:
     others = [name for name, index in zip(names, is_index, strict=True) if not index]
     if len(others) in (0, dim):
         return found, (note,)
-    leave_out = f"to leave it out say --data.columns '{list_names(others, dim)}'"
+    columns = suggest("data.columns", f"'{list_names(others, dim)}'")
     index = names[is_index.index(True)]
-    return found, (note, f"data: {index} counts the rows, perhaps an index; {leave_out}")
+    return found, (
+        note,
+        f"data: {index} counts the rows, perhaps an index; to leave it out say {columns}",
+    )
 
 
 def read_points(config: DataConfig) -> Tensor:
@@ -168,8 +169,8 @@ def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
     file = data_path(config)
     if not file.is_file() or file.suffix.lower() not in SUFFIXES:
         raise UserError(
-            f"data.path = {file}: no such file ending in {', '.join(SUFFIXES)}; name one "
-            "with --data.path FILE, or a folder of images with --exp images --data.path DIR"
+            f"{name_setting('data.path', file)}: no such file ending in {', '.join(SUFFIXES)}; "
+            f"name one, or a folder of images with {suggest('exp', 'images')}"
         )
     try:
         if config.key and file.suffix.lower() != ".npz":
@@ -189,7 +190,7 @@ def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
         if len(flat):
             raise ValueError(f"one value everywhere in {names[flat[0]]}; leave that column out")
     except Exception as error:  # numpy raises many types for damaged and foreign files
-        raise UserError(f"data.path = {file}: {one_line(error)}") from error
+        raise UserError(f"{name_setting('data.path', file)}: {one_line(error)}") from error
     return values, names
 
 
@@ -227,7 +228,8 @@ def _read_csv(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ..
     try:
         values = np.loadtxt(lines[has_names:], usecols=chosen if config.columns else None, **how)
     except ValueError as error:
-        hint = "Numbers have a decimal point: 0.5; --data.columns A,B leaves columns out"
+        columns = suggest("data.columns", "A,B")
+        hint = f"Numbers have a decimal point: 0.5; {columns} leaves columns out"
         raise ValueError(f"{error} {hint}") from error
     return values, tuple(names[number] for number in chosen)
 
@@ -248,7 +250,9 @@ def _read_array(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, 
         with content:
             names = [name for name in content.files if config.key in (None, name)]
             if len(names) != 1:
-                raise ValueError(f"say --data.key NAME, one of {list_names(content.files)}")
+                raise ValueError(
+                    f"say {suggest('data.key', 'NAME')}, one of {list_names(content.files)}"
+                )
             content = content[names[0]]
     values = np.ascontiguousarray(content.astype(np.float64, casting="same_kind"))
     if values.ndim != 2:

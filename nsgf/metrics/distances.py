@@ -86,7 +86,7 @@ def require_fidelity(key: str) -> str:
     except ImportError as error:
         raise UserError(
             f"{key} = true: needs torch-fidelity 0.4 or newer (pip install -U torch-fidelity), "
-            f"or say --{key} false"
+            "or use false"
         ) from error
     return str(torch_fidelity.__version__)
 

@@ -54,7 +54,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
     partial = to.with_name(f".{to.name}.partial")
     try:
         if to.exists() and (not to.is_dir() or os.listdir(to)):
-            raise UserError(f"--to {to}: holds something; name an empty folder or a new one")
+            raise UserError(f"to = {to}: holds something; name an empty folder or a new one")
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed export
         partial.mkdir(parents=True)
         updates: dict[str, str] = {
@@ -69,7 +69,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
         sync_folder(to.parent)
     except OSError as error:
         raise UserError(
-            f"--to {to}: cannot be written ({cause(error)}); name another folder"
+            f"to = {to}: cannot be written ({cause(error)}); name another folder"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -159,7 +159,7 @@ def test_a_saved_configuration_chooses_nothing_again(images, tmp_path, monkeypat
 
 WRONG = [  # experiment, flags with IMAGES and POINTS, beginning of the message
     ("images", (), "data.path = null"),
-    ("images", ("--data.path=IMAGES", "--data.found={samples: 3}"), "--data.found"),
+    ("images", ("--data.path=IMAGES", "--data.found={samples: 3}"), "data.found"),
     ("images", ("--data.path=IMAGES", "--evaluation.classifier=true"), "evaluation.classifier"),
 ]
 

@@ -195,7 +195,7 @@ def test_columns_are_chosen_by_name_or_number(tmp_path):
     assert values.tolist() == [[-n, n * n] for n in range(20)]
     assert table(file, columns="4")[1] == ("a",)
     assert "id, kind, b, a" in refused(file, columns="c")
-    assert "--data.columns" in refused(file)
+    assert "data.columns=" in refused(file)
     assert "row 22 has 5" in refused(
         write_csv(tmp_path / "v.csv", *lines, "1,2,3,4,5"), columns="b"
     )
