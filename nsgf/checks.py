@@ -34,7 +34,7 @@ from nsgf.models.affine import MOST_VALUES
 from nsgf.models.unet import GROUPS
 from nsgf.phases import get_phases
 from nsgf.phases.generator import count_groups, nearest_multiple
-from nsgf.system.errors import UserError, list_names
+from nsgf.system.errors import UserError, list_names, name_setting
 
 EXP = re.compile(r"[\w-]{1,100}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
@@ -64,7 +64,7 @@ def _refuse(config: Config, rules: Iterable[Rule]) -> None:
     trained = {name for (section, _, name), _ in wrong if section in phases}
     untrained = {*OF_PHASES} - {*phases}  # --lr sets these too; do not repeat the same error
     lines = [
-        f"{''.join(key)} = {format_value(values[''.join(key)])}: {must}"
+        f"{name_setting(''.join(key), format_value(values[''.join(key)]))}: {must}"
         for key, must in wrong
         if key[0] not in untrained or key[2] not in trained
     ]
@@ -98,7 +98,9 @@ def expand_path(key: str, path: str) -> Path:
     """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is empty
     or not printable, or there is no such user."""
     if not path.isprintable() or not _is_path(path):
-        raise UserError(f"{key} = {path!r}: must be a path (~NAME only for an existing user)")
+        raise UserError(
+            f"{name_setting(key, repr(path))}: must be a path (~NAME only for an existing user)"
+        )
     return Path(path).expanduser()
 
 
@@ -174,11 +176,11 @@ def _data_rules(config: Config) -> Iterator[Rule]:
         useless = name not in target.uses and getattr(data, name) != usual
         yield useless, f"data.{name}", f"must be {format_value(usual)} for {data.name}"
     is_image = isinstance(target, ImageSet)
-    points = f"must be false for {data.name}, which are points"
-    yield not is_image and config.evaluation.inception, "evaluation.inception", points
-    has_labels = isinstance(target, ImageSet) and target.read_labels is not None
-    few = "must be false without enough images of two or more classes"
-    yield config.evaluation.classifier and not has_labels, "evaluation.classifier", few
+    own = config.evaluation
+    points = f"must be auto or none for {data.name}, which are points"
+    yield not is_image and own.features not in ("auto", "none"), "evaluation.features", points
+    unused = own.inception_weights is not None and own.features != "inception"
+    yield unused, "evaluation.inception_weights", "needs evaluation.features inception"
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:

@@ -22,7 +22,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import FlowSampler, Leg, Samples, limit_calls, possible_calls
 from nsgf.sampling.solvers import Observer
 from nsgf.sinkhorn.base import Array, to_tensor
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, name_setting, one_line
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
 
@@ -80,7 +80,9 @@ class Comparison:
         """
         names = [own.method for own in methods]
         if len(set(names)) < len(names):
-            raise UserError(f"compare.methods = {names}: names must differ; rename a file")
+            raise UserError(
+                f"{name_setting('compare.methods', names)}: names must differ; rename a file"
+            )
         given = config.compare.updates
         if len(given) not in (0, 1, len(names)):
             raise UserError(f"compare.updates = {given}: must be one number, or one per method")

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, suggest
 
 FAKE_IMAGES = 512
 
@@ -36,8 +36,6 @@ class ImageSet:
     read_test: Callable[[DataConfig], Tensor] | None = None
     """Test images, uint8, (N, C, H, W), if the set has some; may raise any exception."""
     class_names: tuple[str, ...] = tuple("0123456789")
-    classifier_epochs: int = 8
-    """Epochs of training of the small classifier (:mod:`nsgf.models.small_classifier`)."""
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Settings of the section ``data`` that have an effect, besides ``name``; ``root`` if the set
     reads files, ``download`` if they can be fetched."""
@@ -89,8 +87,8 @@ class ImageSet:
         except Exception as error:  # torchvision raises many types for damaged files
             raise UserError(
                 f"data.root = {config.root}: no usable {self.name} ({one_line(error)}); put its "
-                "published files there, say --data.root DIR or --data.download true, use "
-                "--fake-data, or your own images with --exp images"
+                f"published files there, use {suggest('data.download', 'true')} or "
+                f"{suggest('data.fake', 'true')}, or your images with {suggest('exp', 'images')}"
             ) from error
 
 
@@ -164,7 +162,6 @@ IMAGE_SETS = (
         shape=(1, 8, 8),
         read_images=lambda _: _digits()[0],
         read_labels=lambda _: _digits()[1],
-        classifier_epochs=30,
         uses=frozenset({"fake", "flip"}),
     ),
     ImageSet(
@@ -173,7 +170,6 @@ IMAGE_SETS = (
         read_images=lambda config: _mnist(config, "train-images-idx3-ubyte").unsqueeze(1),
         read_labels=lambda config: _mnist(config, "train-labels-idx1-ubyte"),
         read_test=lambda config: _mnist(config, "t10k-images-idx3-ubyte").unsqueeze(1),
-        classifier_epochs=4,
         uses=frozenset({"root", "download", "fake", "flip"}),
     ),
     ImageSet(

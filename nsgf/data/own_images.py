@@ -20,12 +20,20 @@ from torch import Tensor
 
 from nsgf.config.schema import DataConfig
 from nsgf.data.images import ImageSet, to_bytes
-from nsgf.data.own import LEAST, Found, Inspection, check_same_data, data_path, read_found
-from nsgf.system.errors import UserError, list_names, one_line
+from nsgf.data.own import (
+    LEAST,
+    Found,
+    Inspection,
+    check_same_data,
+    choose_array,
+    data_path,
+    read_found,
+)
+from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
 from nsgf.system.hardware import available_bytes, format_bytes
 
 LEAST_OF_CLASS = 10
-"""Smallest number of images in each class that a classifier is trained on."""
+"""Smallest number of images in each class."""
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Formats that Pillow may read; it would start programs for some of the others."""
 SUFFIXES = (
@@ -44,8 +52,8 @@ def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
     to a folder that they lie in."""
     if not root.is_dir():
         raise UserError(
-            f"data.path = {root}: no such folder; name a folder of images or a file .npz with "
-            "--data.path PATH, or a file of points with --exp points --data.path FILE"
+            f"{name_setting('data.path', root)}: no such folder; name a folder of images or a file "
+            f".npz, or a file of points with {suggest('exp', 'points')}"
         )
     home, left_out, images = root.resolve(), {*broken}, list[Path]()
     for base, folders, names in os.walk(home, followlinks=True):
@@ -59,8 +67,8 @@ def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
     images = [one for one in images if one_line(one.as_posix()) not in left_out]
     if len(images) < LEAST:
         raise UserError(
-            f"data.path = {root}: {len(images)} images in it, must be at least {LEAST} of "
-            f"{', '.join(FORMATS)}; name a folder with more"
+            f"{name_setting('data.path', root)}: {len(images)} images in it, must be at least "
+            f"{LEAST} of {', '.join(FORMATS)}; name a folder with more"
         )
     return sorted(images, key=lambda file: file.parts)
 
@@ -86,8 +94,7 @@ def inspect_images(config: DataConfig) -> Inspection:
         wider = f"they become dark; multiply them by {(2**16 - 1) // largest}"
         notes.append(f"data: the largest of all 16-bit values is {largest}, not 65535: {wider}")
     told = f"data: {len(classes)} classes: {list_names(classes)}"
-    without = f"labels, or two or more subfolders with {LEAST_OF_CLASS} or more images in each"
-    return found, (*notes, told if classes else f"evaluation.classifier: off, it needs {without}")
+    return found, (*notes, *[told] * bool(classes))
 
 
 def _find_arrays(config: DataConfig) -> Found:
@@ -103,7 +110,7 @@ def _find_files(config: DataConfig) -> tuple[Found, int]:
     """Return what is found in a folder, and the largest value of 16-bit images; 0: there are
     none."""
     if config.key:
-        raise UserError(f"data.key = {config.key}: must be null for a folder")
+        raise UserError(f"{name_setting('data.key', config.key)}: must be null for a folder")
     root, digest, size = data_path(config), hashlib.sha256(), config.size or 32
     files, broken = _readable(config, None)
     are_grey, largest = zip(*_each(root, files, digest, _inspect_pixels), strict=True)
@@ -158,7 +165,7 @@ def _check_content(config: DataConfig, images: Iterable[Tensor]) -> None:
         colour = image[:, :1, :1] if colour is None else colour
         if not image.equal(colour.expand_as(image)):
             return
-    raise UserError(f"data.path = {config.path}: all pixels of all images are equal")
+    raise UserError(f"{name_setting('data.path', config.path)}: all pixels of all images are equal")
 
 
 def _class_names(files: list[Path]) -> list[str]:
@@ -186,8 +193,6 @@ def image_set(config: DataConfig) -> ImageSet:
         read_images=read_images,
         read_labels=read_labels if found.classes else None,
         class_names=tuple(map(str, found.class_names or range(found.classes))),
-        # about as many updates as for the shipped sets, whatever the number of images
-        classifier_epochs=max(4, min(30, 400_000 // found.samples)),
         uses=frozenset({"path", "size", "flip", "skip_broken", "key"}),
     )
 
@@ -208,7 +213,7 @@ def read_images(config: DataConfig) -> Tensor:
     if needed > free:
         raise UserError(
             f"data.size = {config.size}: {len(files)} images need {format_bytes(needed)} of main "
-            f"memory, {format_bytes(free)} are free; use a smaller --data.size"
+            f"memory, {format_bytes(free)} are free; use a smaller one"
         )
     images = torch.empty(len(files), *found.shape, dtype=torch.uint8)
     decoded = _each(root, files, digest, lambda image: _pixels(image, found.shape))
@@ -240,8 +245,9 @@ def _each(root: Path, files: list[Path], digest: Any, read: Callable[[Any], Any]
             value = read(Image.open(BytesIO(content), formats=FORMATS))
         except Exception as error:  # Pillow raises many types
             raise UserError(
-                f"data.path = {root}: {file} cannot be read as one of {', '.join(FORMATS)} "
-                f"({one_line(error)}); remove it, or say --data.skip_broken true"
+                f"{name_setting('data.path', root)}: {file} cannot be read as one of "
+                f"{', '.join(FORMATS)} ({one_line(error)}); remove it, or say "
+                f"{suggest('data.skip_broken', 'true')}"
             ) from error
         yield value
 
@@ -270,13 +276,10 @@ def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[st
     try:
         with np.load(file, allow_pickle=False) as content:
             key = config.key or ("images" if "images" in content else None)
-            arrays = [name for name in content if key in (None, name)]
-            if len(arrays) != 1:
-                raise ValueError(f"say --data.key NAME, one of {list_names(list(content))}")
-            images, labels = image_bytes(content[arrays[0]]), content.get("labels")
+            images, labels = image_bytes(choose_array(content, key)), content.get("labels")
         names, classes = ([], None) if labels is None else class_numbers(labels, len(images))
     except Exception as error:  # numpy raises many types for damaged and foreign files
-        raise UserError(f"data.path = {file}: {one_line(error)}") from error
+        raise UserError(f"{name_setting('data.path', file)}: {one_line(error)}") from error
     digest = hashlib.sha256(repr(images.shape).encode())
     for part in (images, classes):
         digest.update(b"" if part is None else part.tobytes())
@@ -306,7 +309,7 @@ def image_bytes(images: np.ndarray) -> np.ndarray:
             f"images: values from {low:g} to {high:g}, floats must be in [-1, 1] with some below "
             "0; for values in [0, 1] use 2 * images - 1"
         )
-    return to_bytes(torch.from_numpy(images).float()).numpy()
+    return to_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # in any byte order
 
 
 def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:

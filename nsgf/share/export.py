@@ -54,7 +54,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
     partial = to.with_name(f".{to.name}.partial")
     try:
         if to.exists() and (not to.is_dir() or os.listdir(to)):
-            raise UserError(f"--to {to}: holds something; name an empty folder or a new one")
+            raise UserError(f"to = {to}: holds something; name an empty folder or a new one")
         shutil.rmtree(partial, ignore_errors=True)  # left by a killed export
         partial.mkdir(parents=True)
         updates: dict[str, str] = {
@@ -69,7 +69,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
         sync_folder(to.parent)
     except OSError as error:
         raise UserError(
-            f"--to {to}: cannot be written ({cause(error)}); name another folder"
+            f"to = {to}: cannot be written ({cause(error)}); name another folder"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -106,7 +106,8 @@ def _write_index(folder: Path, config: Config, updates: dict[str, str], half: bo
         "weights": "float16" if half else "float32",
         "files": {file.name: checksum(file.read_bytes()) for file in sorted(folder.iterdir())},
     }
-    write_text(folder / CONFIG_FILE, json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(index, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(folder / CONFIG_FILE, text + "\n")
 
 
 def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:

@@ -311,6 +311,11 @@ def test_arrays_are_trained_on_as_they_are(tmp_path):
     assert torch.equal(Data(config.data, 0).images, torch.from_numpy(PIXELS))
 
 
+def test_floats_may_have_any_byte_order():
+    floats = (PIXELS / 127.5 - 1).astype("f4")
+    assert np.array_equal(image_bytes(floats.astype(">f4")), image_bytes(floats))
+
+
 def test_labels_become_classes(tmp_path):
     names = np.array(["cat", "ant", "dog"])[LABELS]
     config = config_of(tmp_path / "own.npz", "--data.conditional=true", images=PIXELS, labels=names)
@@ -354,7 +359,7 @@ def test_key_chooses_the_images_of_a_file(tmp_path):
     config = config_of(file, "--data.key=x_test", **arrays)
     assert torch.equal(read_images(config.data), torch.from_numpy(PIXELS[20:]))
     for wrong in ([], ["--data.key=x"]):
-        with pytest.raises(UserError, match=r"--data\.key NAME, one of x_train, x_test"):
+        with pytest.raises(UserError, match=r"data\.key.NAME, one of x_train, x_test"):
             config_of(file, *wrong, **arrays)
     with pytest.raises(UserError, match=r"^data\.key = x: "):
         inspect_images(replace(settings(write_images(tmp_path / "folder")), key="x"))

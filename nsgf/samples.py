@@ -139,7 +139,7 @@ def _output(out: str, config: Config) -> Path:
         raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UserError(f"out = {out}: exists; name a new one, or remove it")
-    ensure_writable(path if is_folder else path.parent, "--out PATH")
+    ensure_writable(path if is_folder else path.parent, "out")
     return path
 
 
@@ -155,12 +155,11 @@ def _write_output(config: Config, samples: Samples, path: Path) -> None:
             label = "" if labels is None else "-" + re.sub(r"\W+", "_", names[int(labels[number])])
             Image.fromarray(image.squeeze()).save(path / f"{number:06d}{label}.png")
     else:
-        x, text = in_units(config.data, samples.x).numpy(), io.StringIO()
+        x, text = in_units(config.data, samples.x), io.StringIO()
         target = target_set(config.data)
         columns = target.found.names if isinstance(target, TableSet) else None
         columns = columns or [f"x{number}" for number in range(1, x.shape[1] + 1)]
-        rows = [[f"{value:.12g}" for value in row] for row in x]
-        csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+        csv.writer(text, lineterminator="\n").writerows([columns, *x.tolist()])
         write_text(path, text.getvalue())
 
 
