@@ -219,7 +219,8 @@ def _class_rules(config: Config) -> Iterator[Rule]:
         yield not phase.takes_classes, key, wanted
     yield sampling.omega is not None, "sampling.omega", "must be null with data.conditional"
     wrong = label is not None and bool(classes) and class_number(data, label) is None
-    wanted = f"must be a class ({names}) or its number, 0 to {classes - 1}; null: all"
+    number = f"if no name is a number, its number, 0 to {classes - 1}"
+    wanted = f"must be a class ({names}) or, {number}; null: all"
     yield wrong, "sampling.label", wanted
     wrong = PHASES[0] in config.phases and config.pool.num_batches < classes and not config.smoke
     yield wrong, "pool.num_batches", f"must be >= {classes}, a flow for each class"
