@@ -39,6 +39,7 @@ from nsgf.sampling.sampler import AffineStart, FlowSampler, choose_calls
 from nsgf.share.export import export_run
 from nsgf.share.exported import find_folder, open_run
 from nsgf.sinkhorn.base import to_tensor
+from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
@@ -47,9 +48,11 @@ from nsgf.system.seeding import keep_random_numbers
 
 @contextmanager
 def _in_python_words() -> Iterator[None]:
-    """Context in which error messages name settings instead of flags."""
+    """Context in which error messages name settings instead of flags, and the caller's settings of
+    torch have no effect."""
     try:
-        yield
+        with torch_defaults(), torch.inference_mode(False):
+            yield
     except UserError as error:
         error.args = (as_settings(str(error)),)
         raise
@@ -153,6 +156,7 @@ class Run:
         export_run(self.config, self._checkpoints("export"), folder)
         return folder
 
+    @_in_python_words()
     def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
         """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square; raise UserError for other
         tensors, or a file that does not end in .png."""
@@ -202,6 +206,8 @@ def load(
     place = pick_device(config.device)
     phases = sampled_phases(config, run.has_checkpoint)
     sampler, progress = load_sampler(config, run, place, phases)
+    if network is not None:
+        check_network(network, config, place, trains=False)
     legs = [leg for leg in sampler.legs if not isinstance(leg, AffineStart)]
     networks = {
         phase.name: leg.network

@@ -18,6 +18,7 @@ from nsgf.comparison.tables import TABLE
 from nsgf.comparison.trials import Comparison, Draw, method_title
 from nsgf.report.comparison import report_comparison
 from nsgf.run.stop import Stopped
+from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
 from nsgf.system.output import silence
 from nsgf.system.seeding import keep_random_numbers
@@ -34,6 +35,8 @@ class Compared(NamedTuple):
     """All measures, as in ``table.csv``: a row for each method, target, seed, draw and NFE."""
 
 
+@torch_defaults()
+@torch.inference_mode(False)
 def compare(
     exp: str | None = None,
     *,
