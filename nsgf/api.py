@@ -38,7 +38,8 @@ from nsgf.sampling.sampler import AffineStart, FlowSampler, choose_calls
 from nsgf.share.export import export_run
 from nsgf.share.exported import find_folder, open_run
 from nsgf.sinkhorn.base import to_tensor
-from nsgf.system.errors import UserError, naming
+from nsgf.system.defaults import from_python
+from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
 from nsgf.system.seeding import keep_random_numbers
@@ -74,7 +75,7 @@ class Run:
         """Shape of one sample."""
         return data_shape(self.config.data)
 
-    @naming({**_OF_SAMPLE, "sampling.num_samples": "n"})
+    @from_python({**_OF_SAMPLE, "sampling.num_samples": "n"})
     def sample(
         self,
         n: int,
@@ -86,7 +87,8 @@ class Run:
         raw: bool = False,
     ) -> Tensor:
         """Draw samples as ``nsgf sample`` does, new ones at each call unless ``seed`` is given:
-        sample i follows only from the seed and i.
+        sample i follows only from the seed and i, except with ``sampling.solver: dopri5``, which
+        chooses its steps for each batch, so that a sample also depends on the others of its batch.
 
         Args:
             n: number of samples.
@@ -96,7 +98,7 @@ class Run:
             nfe: network calls for each sample, or the nearest possible number below; None: what
                 the settings of sampling imply.
             batch_size: number of samples that go through the networks together, which changes only
-                rounding; None: that of the settings.
+                rounding, and the steps of dopri5; None: that of the settings.
             raw: whether images keep the values of the networks, which may leave [-1, 1].
 
         Returns:
@@ -122,13 +124,13 @@ class Run:
         samples = generate(sampler, source, count, self.device, progress=False)
         return in_units(config.data, samples.x, raw=raw)
 
-    @naming({})
+    @from_python({})
     def evaluate(self) -> dict[str, Any]:
         """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``;
         raise UserError for the same reasons as the command."""
         return evaluate_run(self.config, self.folder)[1]
 
-    @naming({})
+    @from_python({})
     def report(self, file: str | PathLike[str]) -> Path:
         """Write the page of ``nsgf report``; errors as for :meth:`evaluate`."""
         page, *_ = report_run(self.config, self._checkpoints("report"))
@@ -136,7 +138,7 @@ class Run:
         write_text(copy, Path(page).read_text("utf-8"))
         return copy
 
-    @naming({})
+    @from_python({})
     def export(self, to: str | PathLike[str]) -> Path:
         """Write the folder of ``nsgf export``, which must be new or empty; errors as for
         :meth:`evaluate`."""
@@ -144,6 +146,7 @@ class Run:
         export_run(self.config, self._checkpoints("export"), folder)
         return folder
 
+    @from_python({})
     def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
         """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square; raise UserError for other
         tensors, or a file that does not end in .png."""
@@ -164,7 +167,7 @@ class Run:
         return self.folder
 
 
-@naming({"run": "path"})
+@from_python({"run": "path"})
 def load(
     path: str | PathLike[str],
     *,
@@ -193,6 +196,8 @@ def load(
     place = pick_device(config.device)
     phases = sampled_phases(config, run.has_checkpoint)
     sampler, progress = load_sampler(config, run, place, phases)
+    if network is not None:
+        check_network(network, config, place, trains=False)
     legs = [leg for leg in sampler.legs if not isinstance(leg, AffineStart)]
     networks = {
         phase.name: leg.network
@@ -208,7 +213,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
 
 
-@naming(ARGUMENTS)
+@from_python(ARGUMENTS)
 def train(
     exp: str | None = None,
     *,

@@ -16,7 +16,8 @@ from nsgf.comparison.tables import TABLE
 from nsgf.comparison.trials import Comparison, Draw, method_title
 from nsgf.report.comparison import report_comparison
 from nsgf.run.stop import Stopped
-from nsgf.system.errors import UserError, naming
+from nsgf.system.defaults import from_python
+from nsgf.system.errors import UserError
 from nsgf.system.output import silence
 from nsgf.system.seeding import keep_random_numbers
 
@@ -36,7 +37,7 @@ _NAMES = {"data.name": "dataset", "compare.methods": "against"}
 _NAMES |= {"compare.nfe": "nfe", "compare.seeds": "seeds"}
 
 
-@naming(_NAMES)
+@from_python(_NAMES)
 def compare(
     exp: str | None = None,
     *,

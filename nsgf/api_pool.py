@@ -14,6 +14,7 @@ from nsgf.pool import PoolBatch, TrajectoryPool, build_batch, plan_pool
 from nsgf.pool.build import Simulation
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import Array, time_step, to_tensor
+from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError, naming
 from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import derive_seed, make_generator
@@ -80,22 +81,25 @@ class SinkhornPool:
             config = build(Config, parse_settings(settings))
             check(config)
             self.device = pick_device(config.device)
-            mu0, mu1 = _sampler("source", source, seed), _sampler("target", target, seed)
-            self._pool = _simulate(config, mu0, mu1, self.device)
+            with torch_defaults():
+                mu0, mu1 = _sampler("source", source, seed), _sampler("target", target, seed)
+                self._pool = _simulate(config, mu0, mu1, self.device)
         self.batch_size, self.time_step = batch_size, self._pool.time_step
 
     def __len__(self) -> int:
         return len(self._pool) // self.batch_size
 
     def __iter__(self) -> Iterator[PoolBatch]:
-        for indices in torch.randperm(len(self._pool)).split(self.batch_size):
+        for indices in torch.randperm(len(self._pool), device="cpu").split(self.batch_size):
             yield self._pairs(indices)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> PoolBatch:
         """Return n random pairs (x, v) and their times t in [0, 1), (n,), float32 on ``device``.
         ``generator`` is of the CPU; None: torch's global one."""
-        return self._pairs(torch.randint(len(self._pool), (n,), generator=generator))
+        indices = torch.randint(len(self._pool), (n,), generator=generator, device="cpu")
+        return self._pairs(indices)
 
+    @torch_defaults()
     def _pairs(self, indices: Tensor) -> PoolBatch:
         return PoolBatch(*(part.to(self.device) for part in self._pool.pairs(indices)))
 

@@ -3,7 +3,6 @@
 Each command imports what it needs when it runs, so that help and errors do not wait for torch.
 """
 
-import os
 import shlex
 import sys
 import traceback
@@ -15,7 +14,14 @@ from typing import TYPE_CHECKING
 from nsgf.cli.arguments import Request, parse
 from nsgf.cli.flags import COMMANDS, FLAG_NAMES, command_parser, completion
 from nsgf.system.errors import UserError, cause, naming, one_line
-from nsgf.system.output import is_launched, launched_rank, show, show_error, silence
+from nsgf.system.output import (
+    is_launched,
+    launched_rank,
+    local_processes,
+    show,
+    show_error,
+    silence,
+)
 from nsgf.version import __version__
 
 if TYPE_CHECKING:
@@ -144,7 +150,7 @@ def _resume_command(folder: Path, processes: int, tracker: str) -> str:
 
     runner = "python -m nsgf"
     if processes > 1:
-        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        here = local_processes(processes)
         nodes = f"--nnodes {processes // here} ... " if processes > here else ""
         runner = f"torchrun {nodes}--nproc-per-node {here} -m nsgf --"
     command = f"{runner} train --run {shlex.quote(str(folder))} --resume"

@@ -15,7 +15,7 @@ from nsgf.comparison.trials import Comparison, Trial, method_title, trial_sample
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import Data
 from nsgf.metrics.names import is_better_higher, name_of
-from nsgf.plots.samples import draw_table, save_figure
+from nsgf.plots.samples import draw_table, figure_defaults, save_figure
 from nsgf.run.folder import write_text
 from nsgf.sampling.sampler import Samples
 
@@ -238,6 +238,7 @@ def settings_text(comparison: Comparison) -> str:
     return dump_yaml(settings)
 
 
+@figure_defaults()
 def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     """Draw ``TARGET.png`` for each target: paths and samples of all methods from the same noise,
     for the first seed. Return the files."""

@@ -20,6 +20,7 @@ from nsgf.config.schema import Config, SamplingConfig
 from nsgf.data import class_labels, class_number, data_classes
 from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, integrate, load_odeint
 from nsgf.sinkhorn.base import flow_time
+from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
 
 Network = Callable[..., Tensor]
@@ -183,6 +184,7 @@ class FlowSampler:
     def __init__(self, legs: Sequence[Leg]) -> None:
         self.legs = list(legs)
 
+    @torch_defaults()
     @torch.no_grad()
     def __call__(
         self, x: Tensor, labels: Tensor | None = None, *, keep_path: bool = False

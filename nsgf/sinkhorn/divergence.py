@@ -29,6 +29,7 @@ from nsgf.sinkhorn.base import (
     to_tensor,
 )
 from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver
+from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
 
 SHAPES = "(N, D), (B, N, D), (N, C, H, W) or (B, N, C, H, W)"
@@ -39,6 +40,7 @@ LARGEST = 10.0
 errors exceed S and v."""
 
 
+@torch_defaults()
 def sinkhorn_velocity(
     x: Array,
     y: Array,
@@ -76,6 +78,7 @@ def sinkhorn_velocity(
     return velocity.view(x.shape).to(x.dtype)
 
 
+@torch_defaults()
 def sinkhorn_divergence(
     x: Array,
     y: Array,
@@ -198,5 +201,5 @@ def _solver(blur: float, tolerance: float, max_iterations: int) -> Iterator[Batc
             f"{report.unconverged} of {report.solves} Sinkhorn problems did not converge: an error "
             f"of {report.worst_error:.1e} is left; raise max_iterations, tolerance or blur",
             RuntimeWarning,
-            stacklevel=4,  # the line of the caller
+            stacklevel=5,  # the line of the caller
         )
