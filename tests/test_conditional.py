@@ -14,7 +14,7 @@ from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
-from nsgf.report import samples
+from nsgf import samples
 from nsgf.run import checkpoint
 from nsgf.samples import preview_samples, sample_run
 from nsgf.sampling.generate import generate

@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 import torch
-from nsgf.report.samples import sample_run, show_preview
+from nsgf.samples import sample_run, show_preview
 from PIL import Image
 
 from nsgf.cli import main
