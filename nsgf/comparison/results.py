@@ -16,8 +16,6 @@ from nsgf.system.errors import UserError, cause
 
 FORMAT = 3
 """Raised when a measure of the same name is computed in another way."""
-FLOOR = "floor"
-"""Stands for the method in rows of floors."""
 
 
 class Row(NamedTuple):

@@ -5,7 +5,8 @@ are divided among its networks in proportion to their iterations. The exception 
 as many updates again after 1-RF, unless ``compare.updates`` is set.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor
 
 from nsgf.checks import check
+from nsgf.config.describe import format_value
+from nsgf.config.leaves import fixed_values
 from nsgf.config.schema import PEER_PHASES, Config
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs, load_sampler
@@ -41,6 +44,14 @@ TITLES = {
     "affine": "Affine",
 }
 """Titles of the shipped methods in tables and pictures, in the order of their colours."""
+
+FLOOR = "floor"
+"""Stands for the method in rows of floors."""
+NAME = re.compile(rf"(?!{FLOOR}$)[\w .,()=+-]{{1,100}}")
+"""Matches the names that a method may have: folders and tables can hold them."""
+NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}"
+EQUAL = ("seed", "data", "model", "evaluation")
+"""Sections that must agree for all methods."""
 
 Draw = Callable[[Tensor, int], Array]
 """(noise, nfe) -> samples, both (B, *shape)."""
@@ -70,21 +81,24 @@ class Comparison:
     """Settings of each method, by name, with equal numbers of updates."""
     functions: Mapping[str, Draw] = field(default_factory=dict)
     """A caller's own methods, by name. They are only measured."""
+    _configs: dict[Trial, Config] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Configurations of trials that were computed before."""
 
     @classmethod
     def of(cls, config: Config, methods: tuple[Config, ...]) -> "Comparison":
         """Return the comparison of these methods with the updates that each trains.
 
         Raises:
-            UserError: two methods have one name, or a method has too few updates for its networks.
+            UserError: two methods have one name or title, a name is not allowed, methods differ in
+                data, networks or evaluation, or one has too few updates for its networks.
         """
-        names = [own.method for own in methods]
-        if len(set(names)) < len(names):
-            raise UserError(f"compare.methods = {names}: names must differ; rename a file")
+        _check_equal_terms(methods)
         given = config.compare.updates
-        if len(given) not in (0, 1, len(names)):
+        if len(given) not in (0, 1, len(methods)):
             raise UserError(f"compare.updates = {given}: must be one number, or one per method")
-        totals = given if len(given) > 1 else (given or [count_updates(config)]) * len(names)
+        totals = given if len(given) > 1 else (given or [count_updates(config)]) * len(methods)
         pairs = zip(methods, totals, strict=True)
         return cls(config, {own.method: share_updates(own, total) for own, total in pairs})
 
@@ -121,6 +135,11 @@ class Comparison:
     def trial_config(self, trial: Trial) -> Config:
         """Return the configuration that trains a trial, with the precision that ``auto`` selects.
         Raise UserError if it is not valid for this target."""
+        if trial not in self._configs:
+            self._configs[trial] = self._configure(trial)
+        return self._configs[trial]
+
+    def _configure(self, trial: Trial) -> Config:
         config = self.methods.get(trial.method, self.config)
         source, _, name = trial.target.rpartition("_")
         if trial.target in DATA_SETS:  # whose name may have an underscore
@@ -138,6 +157,21 @@ class Comparison:
         )
         check(own)
         return own
+
+
+def _check_equal_terms(methods: Sequence[Config]) -> None:
+    """Raise UserError if names are equal or not allowed, or sections in EQUAL differ."""
+    names = [own.method for own in methods]
+    if len(set(map(method_title, names))) < len(names):
+        raise UserError(f"compare.methods = {names}: names must differ; rename a file")
+    terms = fixed_values(methods[0], EQUAL)
+    for own in methods:
+        if not NAME.fullmatch(own.method):
+            raise UserError(f"compare.methods = {own.method!r}: must be {NAMES}; rename the file")
+        for key, value in fixed_values(own, EQUAL).items():
+            if value != terms[key]:
+                must = f"must be {format_value(terms[key])} as for {names[0]}, on equal terms"
+                raise UserError(f"{key} = {format_value(value)}: {must} (method {own.method})")
 
 
 def share_updates(config: Config, total: int) -> Config:

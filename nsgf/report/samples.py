@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +41,7 @@ from nsgf.run.folder import (
     ensure_writable,
     phase_stem,
     replacing,
+    replacing_folder,
     results_folder,
     write_text,
 )
@@ -133,14 +135,21 @@ def _path_figure(
 def _output(out: str, config: Config) -> Path:
     """Return the path of ``--out`` after a check that samples can be written there."""
     path = expand_path("out", out)
-    is_folder = out.endswith("/") or path.is_dir() or not path.suffix
+    is_folder = out.endswith("/") or os.path.isdir(path) or not path.suffix
     kinds = ("FILE.npz", "DIR/") if is_image_set(config.data.name) else ("FILE.npz", "FILE.csv")
     if ("DIR/" if is_folder else f"FILE{path.suffix}") not in kinds:
         raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
+    images = [_image_name(0, label) for label in class_names(config.data)]
+    longest = max(images, key=lambda name: len(os.fsencode(name)), default="x")
+    ensure_writable(path.parent, "--out PATH", [path.name, longest])
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UserError(f"out = {out}: exists; name a new one, or remove it")
-    ensure_writable(path if is_folder else path.parent, "--out PATH")
     return path
+
+
+def _image_name(number: int, label: str = "") -> str:
+    """Return the name of an image's file, with the name of its class."""
+    return f"{number:06d}" + (label and "-" + re.sub(r"\W+", "_", label)) + ".png"
 
 
 def _write_output(config: Config, samples: Samples, path: Path) -> None:
@@ -151,9 +160,10 @@ def _write_output(config: Config, samples: Samples, path: Path) -> None:
         from PIL import Image
 
         names, labels = class_names(config.data), samples.labels
-        for number, image in enumerate(to_bytes(samples.x).permute(0, 2, 3, 1).numpy()):
-            label = "" if labels is None else "-" + re.sub(r"\W+", "_", names[int(labels[number])])
-            Image.fromarray(image.squeeze()).save(path / f"{number:06d}{label}.png")
+        with replacing_folder(path) as folder:
+            for number, image in enumerate(to_bytes(samples.x).permute(0, 2, 3, 1).numpy()):
+                label = "" if labels is None else names[int(labels[number])]
+                Image.fromarray(image.squeeze()).save(folder / _image_name(number, label))
     else:
         x, text = in_units(config.data, samples.x).numpy(), io.StringIO()
         target = target_set(config.data)
