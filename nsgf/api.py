@@ -7,8 +7,8 @@ Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,)
 """
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -22,11 +22,10 @@ from torch import Tensor
 from nsgf import experiment
 from nsgf.checks import check
 from nsgf.cli.arguments import Request, request
-from nsgf.cli.flags import as_settings
 from nsgf.config.files import build, merge_settings, parse_settings
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source, data_shape, in_units
-from nsgf.inputs import Samples, check_network, class_name, request_training
+from nsgf.inputs import ARGUMENTS, Samples, check_network, class_name, request_training
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phases, load_sampler, sampled_phases
 from nsgf.plots.samples import save_grid
@@ -39,20 +38,12 @@ from nsgf.sampling.sampler import AffineStart, FlowSampler, choose_calls
 from nsgf.share.export import export_run
 from nsgf.share.exported import find_folder, open_run
 from nsgf.sinkhorn.base import to_tensor
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, naming
 from nsgf.system.hardware import pick_device
 from nsgf.system.output import show, silence
 from nsgf.system.seeding import keep_random_numbers
 
-
-@contextmanager
-def _in_python_words() -> Iterator[None]:
-    """Context in which error messages name settings instead of flags."""
-    try:
-        yield
-    except UserError as error:
-        error.args = (as_settings(str(error)),)
-        raise
+_OF_SAMPLE = {f"sampling.{key}": key for key in ("label", "batch_size")}
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,7 @@ class Run:
         """Shape of one sample."""
         return data_shape(self.config.data)
 
-    @_in_python_words()
+    @naming({**_OF_SAMPLE, "sampling.num_samples": "n"})
     def sample(
         self,
         n: int,
@@ -131,13 +122,13 @@ class Run:
         samples = generate(sampler, source, count, self.device, progress=False)
         return in_units(config.data, samples.x, raw=raw)
 
-    @_in_python_words()
+    @naming({})
     def evaluate(self) -> dict[str, Any]:
         """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``;
         raise UserError for the same reasons as the command."""
         return evaluate_run(self.config, self.folder)[1]
 
-    @_in_python_words()
+    @naming({})
     def report(self, file: str | PathLike[str]) -> Path:
         """Write the page of ``nsgf report``; errors as for :meth:`evaluate`."""
         page, *_ = report_run(self.config, self._checkpoints("report"))
@@ -145,7 +136,7 @@ class Run:
         write_text(copy, Path(page).read_text("utf-8"))
         return copy
 
-    @_in_python_words()
+    @naming({})
     def export(self, to: str | PathLike[str]) -> Path:
         """Write the folder of ``nsgf export``, which must be new or empty; errors as for
         :meth:`evaluate`."""
@@ -173,7 +164,7 @@ class Run:
         return self.folder
 
 
-@_in_python_words()
+@naming({"run": "path"})
 def load(
     path: str | PathLike[str],
     *,
@@ -217,7 +208,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
 
 
-@_in_python_words()
+@naming(ARGUMENTS)
 def train(
     exp: str | None = None,
     *,
@@ -280,7 +271,7 @@ def _train(wanted: Request, network: OwnNetwork | None, quiet: bool) -> Run:
         if network is not None:
             check_network(network, wanted.config, device)
         for note in wanted.notes:
-            show(as_settings(note))
+            show(note)
         try:
             run = experiment.train(wanted.config, run, network=network)
         except Stopped as stopped:

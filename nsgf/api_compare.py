@@ -1,6 +1,5 @@
 """Compare a caller's own method with those of the package, as ``nsgf compare`` does."""
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,14 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from nsgf.cli.arguments import request
-from nsgf.cli.flags import as_settings
 from nsgf.comparison import compare as comparing
 from nsgf.comparison.results import COLUMNS, read_rows
 from nsgf.comparison.tables import TABLE
 from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
 from nsgf.report.comparison import report_comparison
 from nsgf.run.stop import Stopped
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, naming
 from nsgf.system.output import show, silence
 from nsgf.system.seeding import keep_random_numbers
 
@@ -34,6 +32,11 @@ class Compared(NamedTuple):
     """All measures, as in ``table.csv``: a row for each method, target, seed, draw and NFE."""
 
 
+_NAMES = {"data.name": "dataset", "compare.methods": "against"}
+_NAMES |= {"compare.nfe": "nfe", "compare.seeds": "seeds"}
+
+
+@naming(_NAMES)
 def compare(
     exp: str | None = None,
     *,
@@ -80,15 +83,11 @@ def compare(
         cards = range(torch.cuda.device_count())
         with silence() if quiet else nullcontext(), keep_random_numbers(cards):
             for note in wanted.notes:
-                show(as_settings(note))
+                show(note)
             files = comparing.compare(replace(comparison, functions=methods or {}))
             report_comparison(comparison.folder, wanted.config.out_dir)
     except Stopped as stopped:
         raise UserError(f"train.max_hours is over, {stopped}; the same call continues") from stopped
-    except UserError as error:
-        words = as_settings(str(error)).replace("compare.methods", "against")
-        error.args = (re.sub(r"\bcompare\.(?=nfe|seeds)", "", words),)
-        raise
     rows = read_rows(comparison.folder / TABLE)
     cells = [dict(zip(COLUMNS, row, strict=False)) | dict(row.values) for row in rows]
     return Compared(comparison.folder, files[0].read_text("utf-8"), cells)

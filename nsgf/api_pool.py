@@ -1,6 +1,5 @@
 """The trajectory pool for your own training loop. Shapes: N points, *shape one of them."""
 
-import re
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -15,7 +14,7 @@ from nsgf.pool import PoolBatch, TrajectoryPool, build_batch, plan_pool
 from nsgf.pool.build import Simulation
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import Array, time_step, to_tensor
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, naming
 from nsgf.system.hardware import pick_device
 from nsgf.system.seeding import derive_seed, make_generator
 
@@ -77,14 +76,12 @@ class SinkhornPool:
             **{"flow.steps": steps, "flow.eta": eta, "flow.schedule": schedule},
             "device": str(device),
         }
-        try:
+        with naming({key: key.rpartition(".")[2] for key in settings}):
             config = build(Config, parse_settings(settings))
             check(config)
             self.device = pick_device(config.device)
             mu0, mu1 = _sampler("source", source, seed), _sampler("target", target, seed)
             self._pool = _simulate(config, mu0, mu1, self.device)
-        except UserError as error:  # its settings are arguments here
-            raise UserError(re.sub(r"\b(sinkhorn|flow|pool)\.", "", str(error))) from error
         self.batch_size, self.time_step = batch_size, self._pool.time_step
 
     def __len__(self) -> int:

@@ -34,7 +34,7 @@ from nsgf.models.affine import MOST_VALUES
 from nsgf.models.unet import GROUPS
 from nsgf.phases import get_phases, sampled_phases
 from nsgf.phases.generator import count_groups, nearest_multiple
-from nsgf.system.errors import UserError, list_names
+from nsgf.system.errors import UserError, list_names, name_setting, suggest
 
 EXP = re.compile(r"[\w-]{1,100}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
@@ -58,10 +58,9 @@ def check_training(config: Config) -> None:
     used = sampled_phases(config, config.phases.__contains__)
     needed = {*used, *(each for phase in used for each in phase.needs(config))}
     if unused := [phase.name for phase in get_phases(config.phases) if phase not in needed]:
-        raise UserError(
-            f"phases = {format_value(config.phases)}: no sample uses {list_names(unused)}; add "
-            "phase predictor, or use --nsf.source nsgf or --sampling.tau T"
-        )
+        remedy = f"{suggest('nsf.source', 'nsgf')} or {suggest('sampling.tau', 'T')}"
+        shown = f"{name_setting('phases', format_value(config.phases))}: no sample uses"
+        raise UserError(f"{shown} {list_names(unused)}; add phase predictor, or use {remedy}")
 
 
 def check_values(config: Config) -> None:
@@ -76,7 +75,7 @@ def _refuse(config: Config, rules: Iterable[Rule]) -> None:
     trained = {name for (section, _, name), _ in wrong if section in phases}
     untrained = {*OF_PHASES} - {*phases}  # --lr sets these too; do not repeat the same error
     lines = [
-        f"{''.join(key)} = {format_value(values[''.join(key)])}: {must}"
+        f"{name_setting(''.join(key), format_value(values[''.join(key)]))}: {must}"
         for key, must in wrong
         if key[0] not in untrained or key[2] not in trained
     ]
@@ -110,7 +109,9 @@ def expand_path(key: str, path: str) -> Path:
     """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is empty
     or not printable, or there is no such user."""
     if not path.isprintable() or not _is_path(path):
-        raise UserError(f"{key} = {path!r}: must be a path (~NAME only for an existing user)")
+        raise UserError(
+            f"{name_setting(key, repr(path))}: must be a path (~NAME only for an existing user)"
+        )
     return Path(path).expanduser()
 
 

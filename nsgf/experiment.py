@@ -22,7 +22,6 @@ from nsgf.models import count_parameters
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import outline
 from nsgf.phases.resume import finish_restart, pending_phases, restart
-from nsgf.report.samples import show_preview
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import interrupted_message
 from nsgf.run.folder import OwnNetwork, RunFolder, previous_file
@@ -31,6 +30,7 @@ from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.run.trackers import open_tracker, require_tracker
+from nsgf.samples import show_preview
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import (
@@ -142,7 +142,7 @@ def open_run(
         if not run.path.is_dir():
             raise UserError(
                 f"out_dir: process {world.rank} does not see {run.path}, which the first one has; "
-                "name a folder that all machines share with --out-dir DIR"
+                "name a folder that all machines share"
             )
         log = held.enter_context(RunLog(run.path, quiet=not world.is_main))
         session = Session(config, run, log, device, world, stop)
@@ -220,5 +220,5 @@ def check_space(
     if needed > available:
         raise UserError(
             f"out_dir: checkpoints and pool need {format_bytes(needed)} of disk space, {run.path} "
-            f"has {format_bytes(available)} free; name a folder on another disk with --out-dir DIR"
+            f"has {format_bytes(available)} free; name a folder on another disk"
         )

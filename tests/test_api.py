@@ -15,7 +15,7 @@ from PIL import Image
 
 import nsgf
 from nsgf import UserError
-from nsgf.report.samples import sample_run
+from nsgf.samples import sample_run
 
 SMALL = {
     "optim.iterations": 4,
@@ -138,7 +138,7 @@ def test_images_are_saved(small_run, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "how", "key"),
     [
-        ({}, {"n": 0}, "sampling.num_samples = 0"),
+        ({}, {"n": 0}, "n = 0"),
         ({}, {"n": 4, "seed": -1}, "seed = -1"),
         ({}, {"n": 4, "nfe": 2}, "nfe = 2: must be a whole number >= 3"),
         ({}, {"n": 4, "nfe": 5.0}, "nfe = 5.0"),
@@ -183,10 +183,10 @@ def test_training_from_a_file_until_the_time_is_over(tmp_path):
 @pytest.mark.parametrize(
     ("how", "key"),
     [
-        ({}, "exp NAME"),
+        ({}, "exp=NAME"),
         ({"exp": "3d"}, "exp = 3d"),
         ({"exp": "2d", "labels": [1]}, "labels"),
-        ({"exp": "2d", "iterations": 2.5}, "optim.iterations = 2.5"),
+        ({"exp": "2d", "iterations": 2.5}, "iterations = 2.5"),
     ],
 )
 def test_training_that_cannot_be_is_refused(how, key, tmp_path, monkeypatch):

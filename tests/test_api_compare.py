@@ -79,7 +79,7 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
         (print, {"nfe": []}, "nfe = []"),
         (print, {"against": []}, "against = []"),
         (print, {"seeds": 0}, "seeds = 0"),
-        (print, {"dataset": "moon"}, "data.name = moon"),
+        (print, {"dataset": "moon"}, "dataset = moon"),
     ],
 )
 def test_wrong_arguments_are_named_before_training(tmp_path, monkeypatch, draw, how, words):

@@ -109,6 +109,7 @@ def test_all_problems_are_reported_at_once():
     [
         ("2d", "--sampling.omega=0.1"),
         ("2d", "--sampling.solver=heun"),
+        ("2d", "--batch-size=8 --accumulate=8"),
         ("2d", "--nsf.batch_size=4 --accumulate=8"),  # of a phase that is not trained
         ("digits", f"{ON} --nsf.starts=500"),
         ("digits/nsgf++", ON),
@@ -144,7 +145,7 @@ def test_wrong_settings_from_python_are_refused(exp, key, value):
     "entry",
     [
         *("nsgf.experiment.train", "nsgf.preflight.preflight"),
-        *("nsgf.report.samples.sample_run", "nsgf.metrics.evaluate.evaluate_run"),
+        *("nsgf.samples.sample_run", "nsgf.metrics.evaluate.evaluate_run"),
     ],
 )
 def test_entries_refuse_what_is_not_valid_before_they_do_anything(entry, tiny, tmp_path):

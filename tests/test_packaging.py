@@ -63,7 +63,7 @@ def test_help_and_typos_load_nothing_that_takes_long(words):
 
 @pytest.mark.e2e
 def test_training_code_loads_libraries_where_they_are_used():
-    everything = "import nsgf.experiment, nsgf.comparison.compare, nsgf.report.samples"
+    everything = "import nsgf.experiment, nsgf.comparison.compare, nsgf.samples"
     assert not loaded_after(everything) & set(LATE)
 
 

@@ -67,4 +67,4 @@ def test_folder_that_cannot_be_written_stops_a_run(tiny, tmp_path):
     (tmp_path / "file").write_text("")
     *_, last = preflight(replace(tiny, out_dir=str(tmp_path / "file" / "runs")))
     assert last.startswith("NO ")
-    assert "--out-dir" in last
+    assert "out_dir=DIR" in last

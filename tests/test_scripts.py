@@ -2,6 +2,8 @@
 
 import ast
 import math
+import os
+import random
 import re
 import runpy
 import subprocess
@@ -22,6 +24,8 @@ from nsgf.config.schema import PHASES, DataConfig
 from nsgf.data import Data
 from nsgf.data.points import Gaussian
 from nsgf.experiment import train
+from nsgf.run import checkpoint
+from nsgf.run.folder import previous_file
 from tests.sinkhorn import reference
 
 ROOT = Path(__file__).parents[1]
@@ -341,6 +345,18 @@ def test_variants_of_digits_are_recipes_of_their_own(script, tmp_path):
     assert found["hand-over, pairs as drawn"].nsf.coupling == "independent"
     assert (found["T 3"].phases, found["T 3"].flow.steps) == (list(PHASES), 3)
     assert found["tau fixed to 0.64"].sampling.tau == 0.64
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_torture_damages_the_newest_checkpoint(script, tmp_path, seed):
+    files = [tmp_path / "run" / "checkpoints" / f"phase{phase}.pt" for phase in "21"]
+    for file in files:
+        for step in (1, 2):
+            checkpoint.save(file, {"phase": "nsf", "step": step, "config": {}})
+    os.utime(files[1], (0, 0))
+    files += [previous_file(file) for file in files]
+    assert script("torture")["_damage"](tmp_path, random.Random(seed)) == 1
+    assert [checkpoint.find_damage(file) is None for file in files] == [False, True, True, True]
 
 
 @pytest.mark.e2e

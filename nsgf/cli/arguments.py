@@ -29,7 +29,7 @@ from nsgf.config.files import (
     read_settings,
 )
 from nsgf.config.schema import OF_PHASES, Config
-from nsgf.system.errors import UserError, cause, list_names
+from nsgf.system.errors import UserError, cause, list_names, suggest
 
 if TYPE_CHECKING:
     from nsgf.run.folder import RunFolder
@@ -116,7 +116,8 @@ def _request(
     elif own or command == "list":
         content = own
     else:
-        raise UserError(f"use --exp NAME ({', '.join(experiments())}) or --config FILE")
+        names = ", ".join(experiments())
+        raise UserError(f"use {suggest('exp', 'NAME')} ({names}) or {suggest('config', 'FILE')}")
     method = flags.pop("method", None) if run is None else None
     config, flags, notes = _configure(content, method, flags, run, smaller_batches)
     from nsgf.checks import check_training  # loads torch
@@ -136,7 +137,7 @@ def _request(
         home = os.path.dirname(os.path.abspath(run.path))
         out = os.path.abspath(os.path.expanduser(flags.get("out_dir", home)))
         if command == "train" and "run" in control and out != home:
-            raise UserError(f"out_dir = {out}: the run stays in {run.path}; omit --out-dir")
+            raise UserError(f"out_dir = {out}: the run stays in {run.path}; omit out_dir")
         config, told = _without_unsafe_settings(command, config, run, flags, own)
         notes = (found,) * bool(found) + notes + told
     how = {key: value for key, value in control.items() if key not in ("config", "run")}
@@ -180,11 +181,11 @@ def _configure(
         config = replace(config, pool=replace(config.pool, num_batches=batches))
         notes += (
             f"pool.num_batches {planned.pool.num_batches} -> {batches} keeps the pool's total of "
-            f"{total} trajectories (use --pool-batches for another number)",
+            f"{total} trajectories (use {suggest('pool.num_batches')} for another number)",
         )
     check(config)
     if "download" in flags.get("data", {}) and "download" not in target_set(config.data).uses:
-        raise UserError(f"--data.download: has no effect for {config.data.name}; leave it out")
+        raise UserError(f"data.download: has no effect for {config.data.name}; leave it out")
     return config, flags, notes
 
 
@@ -198,7 +199,7 @@ def _check_allowed(command: str, control: Content, flags: Content) -> None:
     if command == "export" and "to" not in control:
         raise UserError("export needs --to DIR, the folder that it writes")
     if flags.get("data", {}).get("found"):
-        raise UserError("--data.found: is filled in by the program; leave it out")
+        raise UserError("data.found: is filled in by the program; leave it out")
 
 
 # --- files and runs -----------------------------------------------------------------------------
@@ -213,7 +214,7 @@ def _file(control: Content, flags: Content) -> Path | None:
         return None
     if exp not in experiments():
         names = ", ".join(experiments())
-        raise UserError(f"exp = {exp}: must be one of {names}, or use --config")
+        raise UserError(f"exp = {exp}: must be one of {names}, or use {suggest('config', 'FILE')}")
     return config_folder() / f"{exp}.yaml"
 
 
@@ -256,7 +257,7 @@ def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:
         if flags.get(key) not in (None, saved.get(key)):
             raise UserError(f"{key} = {flags[key]}: {run.path} has {key} {saved.get(key)}")
     if flags.get("smoke") and not saved.get("smoke"):
-        raise UserError(f"--smoke: {run.path} is no smoke run; leave it out, or train a new run")
+        raise UserError(f"smoke: {run.path} is no smoke run; leave it out, or train a new run")
     return merge_settings(apply_optim(saved), apply_optim(own))
 
 
@@ -279,6 +280,7 @@ def _without_unsafe_settings(
     if command == "train" and "tracking.tracker" in asked:
         require_tracker(config)
     if command == "train" and wanted != config.tracking.tracker:
-        told = f"the run's tracker {wanted} is not used: add --tracker {wanted} to use it"
+        add = suggest("tracking.tracker", wanted)
+        told = f"the run's tracker {wanted} is not used: add {add} to use it"
         return config, (told,)
     return config, ()

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsgf.cli.arguments import Request, parse
-from nsgf.cli.flags import COMMANDS, command_parser, completion
-from nsgf.system.errors import UserError, cause, one_line
+from nsgf.cli.flags import COMMANDS, FLAG_NAMES, command_parser, completion
+from nsgf.system.errors import UserError, cause, naming, one_line
 from nsgf.system.output import is_launched, launched_rank, show, show_error, silence
 from nsgf.version import __version__
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nsgf.run.folder import RunFolder
 
 
+@naming(FLAG_NAMES, are_flags=True)
 def main(argv: list[str] | None = None) -> int:
     """Run a command and return its exit code.
 
@@ -151,7 +152,7 @@ def _resume_command(folder: Path, processes: int, tracker: str) -> str:
 
 
 def _sample(request: Request) -> Iterator[str]:
-    from nsgf.report.samples import sample_run
+    from nsgf.samples import sample_run
     from nsgf.system.distributed import join
 
     with join(request.config.device) as world:

@@ -1,7 +1,6 @@
 """The commands and their flags."""
 
 import functools
-import re
 from typing import Any
 
 from jsonargparse import ArgumentParser
@@ -9,6 +8,7 @@ from jsonargparse import ArgumentParser
 from nsgf.config.files import experiments, pretrained_runs
 from nsgf.config.parser import Parser, add_settings
 from nsgf.config.schema import OF_PHASES, PHASES
+from nsgf.config.yaml_loader import Integer, Number
 from nsgf.system.errors import UserError
 
 COMMANDS = {
@@ -51,6 +51,8 @@ SHORT_FLAGS: dict[str, tuple[str, ...]] = {
     "--tracker": ("tracking.tracker",),
 }
 """Short flags with a value and every leaf they set; --seed, --device and --exp are leaves."""
+FLAG_NAMES = {keys[0].replace("nsgf.", "optim."): flag for flag, keys in SHORT_FLAGS.items()}
+"""Short flags by the key of their setting, for messages."""
 OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
 """Short flags with another meaning in commands that train nothing."""
 SMOKE: dict[str, Any] = {
@@ -71,18 +73,6 @@ SMOKE: dict[str, Any] = {
 def short_flags(command: str) -> dict[str, tuple[str, ...]]:
     """Return the short flags of a command, with the settings that each changes."""
     return {**SHORT_FLAGS, **(OF_SAMPLING if command in ON_SAMPLES else {})}
-
-
-def as_settings(message: str) -> str:
-    """Return a message for Python: with ``out_dir DIR`` in place of ``--out-dir DIR``. A command
-    with --run and --resume-phase, which Python has no words for, stays one."""
-
-    def named(flag: re.Match[str]) -> str:
-        if flag[0] in SHORT_FLAGS:
-            return SHORT_FLAGS[flag[0]][0].replace("nsgf.", "optim.")
-        return flag[1].replace("-", "_")
-
-    return re.sub(r"(?<!\S)--(?!run\b|resume-phase)([a-z][\w.-]*\w)", named, message)
 
 
 def comma_separated(text: str | list[str]) -> list[str]:
@@ -139,20 +129,20 @@ def _add_control(group: Any, command: str) -> None:
         add("--pretrained", meaning, which, type=str, metavar="NAME")
     if command == "sample":
         nfe = "network calls for each sample, or the nearest number below"
-        add("--nfe", nfe, type=int, metavar="N")
+        add("--nfe", nfe, type=Integer, metavar="N")
         out = "write only FILE.csv, FILE.npz, or DIR/ for PNG files; must be new"
         add("--out", out, type=str, metavar="PATH")
     if command == "train":
         either, numbers = group.add_mutually_exclusive_group(), range(1, len(PHASES) + 1)
         add("--resume", "resume the run from its newest checkpoint", either, action="store_true")
         phase = "resume at phase N, anew if phase N is finished"
-        add("--resume-phase", phase, either, type=int, choices=numbers, metavar="N")
+        add("--resume-phase", phase, either, type=Integer, choices=numbers, metavar="N")
     elif command == "export":
         add("--to", "folder that is written", type=str, metavar="DIR")
         add("--half", "write weights as float16: half the bytes", action="store_true")
     elif command == "preflight":
         hours = "hours of a session, for the plan (default: 12)"
-        add("--session-hours", hours, type=float, metavar="H")
+        add("--session-hours", hours, type=Number, metavar="H")
     elif command == "report":
         add("--compare", "write a page about this comparison", type=str, metavar="DIR")
         kinds, figures = ("png", "svg", "pdf"), "files of the figures, besides PNG (default: png)"

@@ -41,7 +41,7 @@ from nsgf.run.log import read_costs
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import generate
 from nsgf.sampling.solvers import load_odeint
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, name_setting
 from nsgf.system.hardware import format_hours, pick_device
 from nsgf.system.output import show
 
@@ -106,7 +106,9 @@ def comparison_plan(comparison: Comparison) -> list[str]:
         raise UserError("data.conditional = true: must be false; compare does not support classes")
     todo = [trial for trial in comparison.trials() if comparison.trial_nfe(trial)]
     if not todo:
-        raise UserError(f"compare.nfe = {config.compare.nfe}: no method can make so few calls")
+        raise UserError(
+            f"{name_setting('compare.nfe', config.compare.nfe)}: no method can make so few calls"
+        )
     load_odeint(config.sampling.solver)
     check_links(comparison.folder)
     device, planned = pick_device(config.device), set()
@@ -144,7 +146,7 @@ def check_trained(config: Config, run: RunFolder) -> None:
         if texts := find_contradictions(saved, config, frozen):
             raise UserError(
                 f"{run.path} was trained with other settings ({'; '.join(texts)}); "
-                "remove it, or use another --out-dir"
+                "remove it, or use another out_dir"
             )
 
 

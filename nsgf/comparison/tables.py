@@ -29,7 +29,7 @@ LEGEND = (
 COST_LEGEND = (
     "Training is the time of all of a method's networks, with the pool, NSGF steps and pairs; 2-RF "
     "includes 1-RF. For a comparison at equal time pass the fourth column, in this order, to "
-    "--compare.updates [...] with another --out-dir."
+    "compare.updates, with another out_dir."
 )
 IN_LATEX = {ord(character): rf"\{character}" for character in "_%&#"}
 IN_LATEX |= {ord("↓"): r"$\downarrow$", ord("↑"): r"$\uparrow$", ord("±"): r"$\pm$"}

@@ -25,7 +25,7 @@ from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import FlowSampler, Leg, Samples, limit_calls, possible_calls
 from nsgf.sampling.solvers import Observer
 from nsgf.sinkhorn.base import Array, to_tensor
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, name_setting, one_line
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
 
@@ -163,11 +163,13 @@ def _check_equal_terms(methods: Sequence[Config]) -> None:
     """Raise UserError if names are equal or not allowed, or sections in EQUAL differ."""
     names = [own.method for own in methods]
     if len(set(map(method_title, names))) < len(names):
-        raise UserError(f"compare.methods = {names}: names must differ; rename a file")
+        shown = name_setting("compare.methods", names)
+        raise UserError(f"{shown}: names must differ; rename a file")
     terms = fixed_values(methods[0], EQUAL)
     for own in methods:
         if not NAME.fullmatch(own.method):
-            raise UserError(f"compare.methods = {own.method!r}: must be {NAMES}; rename the file")
+            shown = name_setting("compare.methods", repr(own.method))
+            raise UserError(f"{shown}: must be {NAMES}; rename the file")
         for key, value in fixed_values(own, EQUAL).items():
             if value != terms[key]:
                 must = f"must be {format_value(terms[key])} as for {names[0]}, on equal terms"

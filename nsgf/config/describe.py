@@ -10,9 +10,11 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from nsgf.config import schema
+from nsgf.config.yaml_loader import Integer, Number
 
 NAMES: dict[Any, str] = {
     **{int: "an integer", float: "a number", bool: "true or false", str: "a text"},
+    **{Integer: "an integer", Number: "a number"},
     **{dict[str, Any]: "a section", NoneType: "null"},
 }
 

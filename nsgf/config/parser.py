@@ -3,9 +3,11 @@
 import argparse
 import difflib
 import functools
+import operator
 import re
 import textwrap
-from typing import Any, NoReturn
+from types import GenericAlias
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from jsonargparse import ArgumentParser, set_loader
 from yaml import YAMLError
@@ -13,10 +15,14 @@ from yaml import YAMLError
 from nsgf.config.describe import describe_type, format_value, setting_descriptions
 from nsgf.config.leaves import leaves
 from nsgf.config.schema import OF_PHASES, Settings
-from nsgf.config.yaml_loader import load_yaml
-from nsgf.system.errors import UserError
+from nsgf.config.yaml_loader import Integer, Number, load_yaml
+from nsgf.system.errors import UserError, name_setting
 
-WRONG_TYPE = re.compile(r'Parser key "([^"]+)":.*?(?:Got|Given) value:(.*)', re.DOTALL)
+WRONG_TYPE = re.compile(r'Parser key "([^"]+)":\s')
+
+
+class _WrongType(Exception):
+    """The name of an argument whose value has the wrong type."""
 
 
 class Parser(ArgumentParser):
@@ -41,16 +47,19 @@ class Parser(ArgumentParser):
         return {flag: action for action in self._actions for flag in action.option_strings}
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise UserError with one line; for a wrong type it names the key and the allowed type."""
-        wrong = WRONG_TYPE.match(message)
+        """Raise UserError with one line, or _WrongType."""
+        if wrong := WRONG_TYPE.match(message):
+            raise _WrongType(wrong[1])
         stray = message.removeprefix("unrecognized arguments: ")
         if stray != message:
             raise UserError(f"{stray}: must follow a flag, as in --exp 2d")
-        if not wrong:
-            raise UserError(message.removeprefix("argument "))
-        flag, action = next(pair for pair in self.flags.items() if pair[1].dest == wrong[1])
-        allowed = describe_type(action._typehint)
-        raise UserError(f"{flag.removeprefix('--')} = {wrong[2].strip()}: must be {allowed}")
+        raise UserError(message.removeprefix("argument "))
+
+    def _type_error(self, wrong: _WrongType, values: dict[str, Any]) -> UserError:
+        """Return the error for one of the values, which are by flag."""
+        flag, action = next(pair for pair in self.flags.items() if pair[1].dest == str(wrong))
+        must = f"must be {describe_type(action._typehint)}"
+        return UserError(f"{name_setting(flag.removeprefix('--'), values[flag])}: {must}")
 
     def parse_flags(self, words: list[str]) -> dict[str, Any]:
         """Return the settings of a command line, nested.
@@ -66,7 +75,12 @@ class Parser(ArgumentParser):
                 raise UserError(f"{flag}: given twice")
         try:
             result: dict[str, Any] = self.parse_args(words).as_dict()
-        except (AttributeError, OverflowError) as error:  # from PyYAML and jsonargparse
+        except _WrongType as error:
+            cut = [word.partition("=") for word in words]
+            following = zip(cut, [*words[1:], ""], strict=True)
+            values = {flag: text if equals else next for (flag, equals, text), next in following}
+            raise self._type_error(error, values) from None
+        except AttributeError as error:  # from PyYAML
             raise UserError(f"a value of the command line cannot be read: {error}") from error
         return result
 
@@ -76,22 +90,25 @@ class Parser(ArgumentParser):
         Raises:
             UserError: a key is unknown, or a value has a wrong type.
         """
-        self._check_keys(content)
+        values = self._by_flag(content)
         try:
             result: dict[str, Any] = self.parse_object(content).as_dict()
-        except OverflowError as error:
-            raise UserError(f"a number of the settings is too large: {error}") from error
+        except _WrongType as error:
+            raise self._type_error(error, values) from None
         return result
 
-    def _check_keys(self, content: dict[Any, Any], prefix: str = "") -> None:
-        """Raise UserError if a key of a file is unknown."""
-        flags = self.flags
+    def _by_flag(self, content: dict[Any, Any], prefix: str = "") -> dict[str, Any]:
+        """Return the values of a file by flag; raise UserError if a key is unknown."""
+        flags, found = self.flags, {}
         for name, value in content.items():
             key = f"{prefix}{name}"
-            if f"--{key}" not in flags:
-                if not isinstance(value, dict):
-                    self._refuse_unknown(key)
-                self._check_keys(value, f"{key}.")
+            if f"--{key}" in flags:
+                found[f"--{key}"] = value
+            elif isinstance(value, dict):
+                found |= self._by_flag(value, f"{key}.")
+            else:
+                self._refuse_unknown(key)
+        return found
 
     def _refuse_unknown(self, name: str) -> NoReturn:
         """Raise UserError for an unknown flag (with dashes) or an unknown key of a file."""
@@ -130,7 +147,7 @@ def add_settings(parser: Parser) -> Any:
         extra: Any = {"nargs": "?", "const": True} if key == "smoke" else {}
         action = groups[section].add_argument(
             f"--{key}",
-            type=item.kind,
+            type=_with_strict_numbers(item.kind),
             metavar=format_value(default) or "NAME",
             help=_brief(words[key], 60) if key in words else argparse.SUPPRESS,
             **extra,
@@ -138,6 +155,16 @@ def add_settings(parser: Parser) -> Any:
         action.option_strings = [f"--{key}"]  # drop --KEY+, which appends to a list
     groups["optim"].title = f"optim (of one phase only, as --nsgf.lr: {', '.join(OF_PHASES)})"
     return groups[""]
+
+
+def _with_strict_numbers(kind: Any) -> Any:
+    """Return a type whose numbers are read by :mod:`nsgf.config.yaml_loader`."""
+    parts = get_args(kind)
+    if not parts or get_origin(kind) is Literal:
+        return {int: Integer, float: Number}.get(kind, kind)
+    inner = tuple(map(_with_strict_numbers, parts))
+    is_list = get_origin(kind) is list
+    return GenericAlias(list, inner) if is_list else functools.reduce(operator.or_, inner)
 
 
 def _brief(meaning: str, width: int) -> str:

@@ -1,10 +1,14 @@
-"""Read and write YAML with plain values only."""
+"""Read and write YAML with plain values only, and read numbers: decimal digits with single ``_``
+between them, a sign, a fraction and an exponent; no leading 0, no base 8, 16 or 60."""
 
+import functools
+import math
 import re
 from collections import Counter
 from typing import Any
 
 import yaml
+from jsonargparse.typing import register_type
 
 
 class _Dumper(yaml.SafeDumper):
@@ -23,7 +27,11 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
-        return super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
+        is_number = str(node.tag).endswith((":int", ":float"))
+        if is_number and self.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag:
+            raise yaml.YAMLError(f"{node.tag} {node.value}: not a number")  # as !!int 1:30
+        return node
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         count = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
@@ -33,16 +41,18 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-for _kind, _pattern in (
-    ("null", r"null|Null|NULL|~|"),
-    ("bool", r"true|True|TRUE|false|False|FALSE"),
-    ("int", r"[-+]?(0|[1-9][0-9_]{0,30})"),
-    ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?"),
-    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+_INTEGER = r"[-+]?(0|[1-9](_?[0-9]){0,30})"
+_NUMBER = r"[-+]?(\.[0-9]+|(0|[1-9](_?[0-9])*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+for _place, _kind, _pattern in (
+    (_Loader, "null", r"null|Null|NULL|~|"),
+    (_Loader, "bool", r"true|True|TRUE|false|False|FALSE"),
+    (_Loader, "int", _INTEGER),
+    (_Loader, "float", _NUMBER),
+    (_Loader, "float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+    (_Dumper, "float", r"[-+]?[0-9_]*\.?[0-9_]*([eE][-+]?[0-9]+)?"),
 ):
-    for _either in (_Loader, _Dumper):
-        _whole = re.compile(f"(?:{_pattern})$")
-        _either.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _whole, None)
+    _whole = re.compile(f"(?:{_pattern})$")
+    _place.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _whole, None)
 
 
 def dump_yaml(content: dict[str, Any]) -> str:
@@ -61,3 +71,27 @@ def load_yaml(text: str) -> Any:
         return _Loader(text).get_single_data()
     except Exception as error:  # PyYAML raises many types for a value with a wrong tag
         raise yaml.YAMLError(str(error)) from error
+
+
+class Integer(int):
+    """Type of a whole number in a parser; :func:`load_yaml` reads it, also from a quoted text."""
+
+
+class Number(float):
+    """Type of a number, likewise."""
+
+
+def _read_number(value: Any, kinds: tuple[type, ...] = (int, float)) -> Any:
+    found = load_yaml(value) if isinstance(value, str) else value
+    if type(found) not in kinds or not math.isfinite(found):
+        raise ValueError
+    return kinds[-1](found)
+
+
+for _class, _kinds in ((Integer, (int,)), (Number, (int, float))):
+    register_type(
+        _class,
+        deserializer=functools.partial(_read_number, kinds=_kinds),
+        deserializer_exceptions=(ValueError, OverflowError, yaml.YAMLError),
+        type_check=lambda *_: False,
+    )

@@ -121,7 +121,7 @@ class Data:
                 if empty := self.classes - len(self._labels.unique()):
                     raise UserError(
                         f"data.conditional = true: {empty} classes of {config.name} have no "
-                        "images; say --data.conditional false"
+                        "images; use false"
                     )
 
     def source(self, *stream: str) -> Sampler:

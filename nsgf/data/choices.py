@@ -12,7 +12,7 @@ from nsgf.config.files import Content, apply_optim, build, merge_settings, nest_
 from nsgf.config.schema import Config
 from nsgf.data import INSPECTORS
 from nsgf.data.own import Found, read_found
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, suggest
 
 POOL_VALUES, START_VALUES = 2**29, 2**28
 """Largest numbers of values in a pool and in cached starts: 2 and 1 GiB in float32."""
@@ -64,7 +64,7 @@ def choose_for_own_data(
     data = {"found": found._asdict(), **({"size": found.shape[1]} if name == "images" else {})}
     below = merge_settings(merge_settings(method, apply_optim(nest_keys(chosen))), base)
     shown = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
-    notes += (f"chosen for them: {shown}; your own settings and --smoke win",)
+    notes += (f"chosen for them: {shown}; your own settings and {suggest('smoke')} win",)
     return below, merge_settings(flags, {"data": data}), notes
 
 

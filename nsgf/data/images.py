@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import DataConfig
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, suggest
 
 FAKE_IMAGES = 512
 
@@ -88,8 +88,8 @@ class ImageSet:
         except Exception as error:  # torchvision raises many types for damaged files
             raise UserError(
                 f"data.root = {config.root}: no usable {self.name} ({one_line(error)}); put its "
-                "published files there, say --data.root DIR or --data.download true, use "
-                "--fake-data, or your own images with --exp images"
+                f"published files there, use {suggest('data.download', 'true')} or "
+                f"{suggest('data.fake', 'true')}, or your images with {suggest('exp', 'images')}"
             ) from error
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from nsgf.config.schema import DataConfig
 from nsgf.data.images import ImageSet, to_bytes
 from nsgf.data.own import LEAST, Found, Inspection, check_same_data, data_path, read_found
-from nsgf.system.errors import UserError, list_names, one_line
+from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
 from nsgf.system.hardware import available_bytes, format_bytes
 
 LEAST_OF_CLASS = 10
@@ -41,16 +41,16 @@ def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
     raise UserError if there is no such folder, or too few images in it."""
     if not root.is_dir():
         raise UserError(
-            f"data.path = {root}: no such folder; name a folder of images with --data.path DIR, "
-            "or a file of points with --exp points --data.path FILE"
+            f"{name_setting('data.path', root)}: no such folder; name a folder of images, or a "
+            f"file of points with {suggest('exp', 'points')}"
         )
     files, left_out = map(Path, glob("**", root_dir=root, recursive=True)), {*broken}
     images = [one for one in files if one.suffix.lower() in SUFFIXES and (root / one).is_file()]
     images = [one for one in images if one_line(one.as_posix()) not in left_out]
     if len(images) < LEAST:
         raise UserError(
-            f"data.path = {root}: {len(images)} images in it, must be at least {LEAST} of "
-            f"{', '.join(FORMATS)}; name a folder with more"
+            f"{name_setting('data.path', root)}: {len(images)} images in it, must be at least "
+            f"{LEAST} of {', '.join(FORMATS)}; name a folder with more"
         )
     return sorted(images, key=lambda file: file.parts)
 
@@ -149,7 +149,7 @@ def read_images(config: DataConfig) -> Tensor:
     if needed > free:
         raise UserError(
             f"data.size = {config.size}: {len(files)} images need {format_bytes(needed)} of main "
-            f"memory, {format_bytes(free)} are free; use a smaller --data.size"
+            f"memory, {format_bytes(free)} are free; use a smaller one"
         )
     images = torch.empty(len(files), *found.shape, dtype=torch.uint8)
     decoded = _each(root, files, digest, lambda image: _pixels(image, found.shape))
@@ -181,8 +181,9 @@ def _each(root: Path, files: list[Path], digest: Any, read: Callable[[Any], Any]
             value = read(Image.open(BytesIO(content), formats=FORMATS))
         except Exception as error:  # Pillow raises many types
             raise UserError(
-                f"data.path = {root}: {file} cannot be read as one of {', '.join(FORMATS)} "
-                f"({one_line(error)}); remove it, or say --data.skip_broken true"
+                f"{name_setting('data.path', root)}: {file} cannot be read as one of "
+                f"{', '.join(FORMATS)} ({one_line(error)}); remove it, or say "
+                f"{suggest('data.skip_broken', 'true')}"
             ) from error
         yield value
 
@@ -213,7 +214,7 @@ def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[st
             images, labels = image_bytes(content["images"]), content.get("labels")
         names, classes = ([], None) if labels is None else class_numbers(labels, len(images))
     except Exception as error:  # numpy raises many types for damaged and foreign files
-        raise UserError(f"data.path = {file}: {one_line(error)}") from error
+        raise UserError(f"{name_setting('data.path', file)}: {one_line(error)}") from error
     digest = hashlib.sha256(repr(images.shape).encode())
     for part in (images, classes):
         digest.update(b"" if part is None else part.tobytes())
@@ -238,7 +239,7 @@ def image_bytes(images: np.ndarray) -> np.ndarray:
             f"images: values from {low:g} to {high:g}, floats must be in [-1, 1] with some below "
             "0; for values in [0, 1] use 2 * images - 1"
         )
-    return to_bytes(torch.from_numpy(images).float()).numpy()
+    return to_bytes(torch.from_numpy(images.astype(np.float32))).numpy()  # in any byte order
 
 
 def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray]:

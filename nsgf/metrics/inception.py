@@ -23,7 +23,7 @@ from nsgf.metrics.distances import (
 )
 from nsgf.run.cache import fingerprint, load_or_compute
 from nsgf.run.progress import count_progress
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.output import show
 
 PUBLISHED = "weights-inception-2015-12-05-6726825d.pth"
@@ -87,7 +87,7 @@ def _published() -> Path:
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"no Inception weights from {URL} ({one_line(error)}); "
-            "without a network give --inception-weights FILE"
+            f"without a network give {suggest('evaluation.inception_weights', 'FILE')}"
         ) from error
     return file
 

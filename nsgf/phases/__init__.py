@@ -61,7 +61,7 @@ def sampled_phases(config: Config, is_trained: Callable[[PhaseName], bool]) -> t
     if config.sampling.tau is not None and not is_trained(NSF.name):
         raise UserError(
             f"sampling.tau = {config.sampling.tau}: needs phase {NSF.name}, which has no "
-            "checkpoint; train that phase first, or say --sampling.tau null"
+            "checkpoint; train that phase first, or use null"
         )
     return _ALGORITHM_4[:1]
 

@@ -15,7 +15,7 @@ from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.sinkhorn import FlowSolver, SolverReport, build_solver
 from nsgf.sinkhorn.base import step_sizes, time_step
-from nsgf.system.errors import UserError, cause, one_line
+from nsgf.system.errors import UserError, cause, name_setting, one_line, suggest
 from nsgf.system.hardware import release_memory
 
 
@@ -50,7 +50,7 @@ def build_pool(session: Session, source: Sampler, target: Sampler) -> Trajectory
     except OSError as error:
         raise UserError(
             f"pool.storage = {config.pool.storage}: {folder} cannot be written ({cause(error)}); "
-            "name another folder with --out-dir DIR"
+            f"name another folder with {suggest('out_dir', 'DIR')}"
         ) from error
     pool = TrajectoryPool(positions, time_step(config.flow), finished * flow_shape[0])
     if world.any(finished < len(share)):
@@ -95,8 +95,9 @@ class Simulation:
         except (ValueError, ArithmeticError) as error:
             raise UserError(
                 f"flows {numbers.start} to {numbers.stop - 1} of the pool failed "
-                f"({one_line(error)}); with flow.eta = {flow.eta} and sinkhorn.blur = "
-                f"{sinkhorn.blur}: try a smaller flow.eta or a larger sinkhorn.blur"
+                f"({one_line(error)}); with {name_setting('flow.eta', flow.eta)} and "
+                f"{name_setting('sinkhorn.blur', sinkhorn.blur)}: try a smaller "
+                f"{suggest('flow.eta')} or a larger {suggest('sinkhorn.blur')}"
             ) from error
 
     def try_flows(self, numbers: range, pool: TrajectoryPool) -> bool:
@@ -108,10 +109,10 @@ class Simulation:
             return True
         except torch.cuda.OutOfMemoryError as error:
             if len(numbers) == 1:
+                flow = name_setting("sinkhorn.batch_size", self.config.sinkhorn.batch_size)
                 raise UserError(
-                    f"sinkhorn.batch_size = {self.config.sinkhorn.batch_size}: the card's memory "
-                    "is full with a single flow of the pool; use a smaller sinkhorn.batch_size or "
-                    "sinkhorn.target_batch"
+                    f"{flow}: the card's memory is full with a single flow of the pool; use a "
+                    f"smaller one, or a smaller {suggest('sinkhorn.target_batch')}"
                 ) from error
             self.solver.report = SolverReport(**before)
             return False  # the end of the handler frees the flows before the next try

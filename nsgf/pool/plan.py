@@ -10,7 +10,7 @@ from nsgf.config.schema import Config
 from nsgf.pool.storage import matching_header, positions_files
 from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, name_setting, suggest
 from nsgf.system.hardware import available_bytes, format_bytes, free_disk_bytes
 
 MEMORY_SHARE = 0.85
@@ -88,9 +88,9 @@ def plan_pool(
         solver = build_batch(config, shape, device) * flow_bytes(config, shape) // 2
     if solver > MEMORY_SHARE * memory:
         raise UserError(
-            f"sinkhorn.batch_size = {config.sinkhorn.batch_size}: flows need about "
+            f"{name_setting('sinkhorn.batch_size', config.sinkhorn.batch_size)}: flows need about "
             f"{format_bytes(solver)} of memory, {format_bytes(memory)} are free; use a smaller "
-            "sinkhorn.batch_size or sinkhorn.target_batch"
+            f"one, or a smaller {suggest('sinkhorn.target_batch')}"
         )
     taken = 0
     if on_disk := config.pool.storage == "disk":
@@ -110,11 +110,12 @@ def plan_pool(
     needed = pool_bytes(config, shape, dtype)
     place = "disk space" if on_disk else "memory"
     if needed > budget:
+        fitting = max(0, config.pool.num_batches * budget // needed)
         raise UserError(
-            f"pool.num_batches = {config.pool.num_batches}: the pool needs {format_bytes(needed)} "
-            f"in {dtype}, it may take {format_bytes(max(0, budget))} of the free {place}; "
-            f"use pool.num_batches = {max(0, config.pool.num_batches * budget // needed)}, a "
-            "smaller sinkhorn.batch_size, or in a run pool.storage = disk"
+            f"{name_setting('pool.num_batches', config.pool.num_batches)}: the pool needs "
+            f"{format_bytes(needed)} in {dtype}, it may take {format_bytes(max(0, budget))} of the "
+            f"free {place}; use {fitting}, a smaller {suggest('sinkhorn.batch_size')}, or in a run "
+            f"{suggest('pool.storage', 'disk')}"
         )
     m = config.sinkhorn.target_batch
     text = (

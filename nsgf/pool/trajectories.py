@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, suggest
 
 
 class PoolBatch(NamedTuple):
@@ -52,11 +52,11 @@ class TrajectoryPool:
             if math.isfinite(most):
                 raise UserError(
                     f"pool.dtype = float16: a position of {most:.3g} is beyond its range of 65504; "
-                    "use pool.dtype float32"
+                    "use float32"
                 )
             raise UserError(
                 f"a flow with steps of {self.time_step} left the finite numbers; try a smaller "
-                "flow.eta"
+                f"{suggest('flow.eta')}"
             )
         self.filled = end
 

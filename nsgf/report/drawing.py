@@ -19,8 +19,8 @@ from nsgf.data.images import to_unit_range
 from nsgf.phases import load_sampler
 from nsgf.plots.figures import Field, draw_entry_times, draw_fields, save_animation
 from nsgf.plots.samples import cut_panels, draw_rows, save_figure
-from nsgf.report.samples import count_samples, draw_path
 from nsgf.run.folder import RunFolder, ensure_writable
+from nsgf.samples import count_samples, draw_path
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import step_sizes, time_step

@@ -64,7 +64,7 @@ def run_table(folder: Path) -> list[str]:
     files = [file for name in ("config.yaml", SETTINGS) for file in folder.glob(f"*/{name}")]
     runs = sorted((file.parent for file in files), key=lambda path: -path.stat().st_mtime)
     if not runs:
-        raise UserError(f"out_dir = {folder}: holds no run; train one, or say --out-dir DIR")
+        raise UserError(f"out_dir = {folder}: holds no run; train one, or name another folder")
     head = ("run", "data", "method", "progress", "last loss", "time", "size")
     rows = [head, *map(_row, map(RunFolder, runs))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

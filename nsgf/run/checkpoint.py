@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from nsgf.run.folder import link_or_copy, previous_file, replacing, sync_folder, unused_file
-from nsgf.system.errors import UserError, cause, one_line
+from nsgf.system.errors import UserError, cause, one_line, suggest
 from nsgf.system.hardware import versions
 from nsgf.system.json_reader import fields, parse_object
 
@@ -41,7 +41,7 @@ def save(file: Path, payload: dict[str, Any]) -> None:
     of tensors and plain values. Raise UserError if it cannot be written; the existing checkpoints
     do not change."""
     header = {key: payload[key] for key in HEADER if key in payload}
-    text = json.dumps({**header, "versions": versions()}).encode()
+    text = json.dumps({**header, "versions": versions()}, allow_nan=False).encode()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
@@ -64,7 +64,7 @@ def save(file: Path, payload: dict[str, Any]) -> None:
             raise error from None
         raise UserError(
             f"checkpoint {file} cannot be written ({cause(error)}); free disk space, or use "
-            "another folder with --out-dir DIR; the previous checkpoint is kept"
+            f"another folder with {suggest('out_dir', 'DIR')}; the previous checkpoint is kept"
         ) from error
 
 
@@ -243,4 +243,4 @@ def interrupted_message(file: Path, phase: str) -> str:
         step = read_good_header(file)["step"]
     except UserError:
         return f"{phase}: interrupted; it has no checkpoint yet"
-    return f"{phase}: interrupted; updates after {step} are lost, --resume continues from {file}"
+    return f"{phase}: interrupted; updates after {step} are lost, resuming continues from {file}"

@@ -23,7 +23,7 @@ from torch import nn
 from nsgf.config.files import Content, read_settings
 from nsgf.config.schema import Config, PhaseName, family
 from nsgf.config.yaml_loader import dump_yaml
-from nsgf.system.errors import UserError, cause
+from nsgf.system.errors import UserError, cause, suggest
 from nsgf.system.hardware import provenance
 
 OwnNetwork = nn.Module | Callable[[], nn.Module]
@@ -132,9 +132,9 @@ def results_folder(config: Config, run: RunFolder) -> Path:
     return run.path if out.resolve() in parents else out / home.name
 
 
-def ensure_writable(folder: Path, flag: str = "--out-dir DIR", names: Iterable[str] = ()) -> Path:
+def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = ()) -> Path:
     """Create a folder if needed, check that files can be written into it, also as ``names``, and
-    return it. Raise UserError if no file can be written; it names ``flag``, which changes the
+    return it. Raise UserError if no file can be written; it names the setting ``key`` of the
     folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ def ensure_writable(folder: Path, flag: str = "--out-dir DIR", names: Iterable[s
                 partial.touch()
     except OSError as error:
         raise UserError(
-            f"{folder} cannot be written ({cause(error)}); name another folder with {flag}"
+            f"{folder} cannot be written ({cause(error)}); name another with {suggest(key, 'DIR')}"
         ) from error
     return folder
 

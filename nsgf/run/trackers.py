@@ -51,9 +51,7 @@ def require_tracker(config: Config) -> None:
     """Raise UserError if the tracker's package is not installed."""
     name = config.tracking.tracker
     if name == "tensorboard" and find_spec(name) is None:
-        raise UserError(
-            f"tracking.tracker = {name}: needs {name}; pip install {name}, or say --tracker none"
-        )
+        raise UserError(f"tracking.tracker = {name}: needs {name}; pip install {name}, or use none")
 
 
 def open_tracker(config: Config, run: RunFolder, log: Callable[[str], None]) -> Tracker | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, suggest
 from nsgf.system.output import show
 from nsgf.training.precision import DTYPES, Precision, precision_context
 
@@ -47,7 +47,7 @@ class InferenceNetwork(nn.Module):
             if together <= 1:
                 raise UserError(
                     "the card's memory is full, even with one sample at a time; stop other "
-                    "programs on it, or use --device cpu"
+                    f"programs on it, or use {suggest('device', 'cpu')}"
                 )
             together = -(-together // 2)
             torch.cuda.empty_cache()

@@ -37,7 +37,7 @@ def load_odeint(solver: str) -> Callable[..., Tensor] | None:
     except ImportError as error:
         raise UserError(
             f"sampling.solver = {solver}: needs torchdiffeq 0.2.5 or newer (pip install "
-            "torchdiffeq), or say --sampling.solver euler"
+            "torchdiffeq), or use euler"
         ) from error
     return odeint
 

@@ -53,7 +53,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
         raise UserError(f"run = {run.path}: has no checkpoint yet; train it first")
     try:
         if to.exists() and (not to.is_dir() or os.listdir(to)):
-            raise UserError(f"--to {to}: holds something; name an empty folder or a new one")
+            raise UserError(f"to = {to}: holds something; name an empty folder or a new one")
         to.parent.mkdir(parents=True, exist_ok=True)
         with replacing_folder(to) as partial:
             updates: dict[str, str] = {
@@ -64,7 +64,7 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
             _write_index(partial, config, updates, half)
     except OSError as error:
         raise UserError(
-            f"--to {to}: cannot be written ({cause(error)}); name another folder"
+            f"to = {to}: cannot be written ({cause(error)}); name another folder"
         ) from error
     return [
         *(str(to / name) for name in sorted(os.listdir(to))),
@@ -99,7 +99,8 @@ def _write_index(folder: Path, config: Config, updates: dict[str, str], half: bo
         "weights": "float16" if half else "float32",
         "files": {file.name: checksum(file.read_bytes()) for file in sorted(folder.iterdir())},
     }
-    write_text(folder / CONFIG_FILE, json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(index, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(folder / CONFIG_FILE, text + "\n")
 
 
 def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:

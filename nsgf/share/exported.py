@@ -28,7 +28,7 @@ from nsgf.phases import Phase
 from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, TrainedNetwork, outline, restored_network
 from nsgf.run.checkpoint import is_finite, newer_format_error
 from nsgf.run.folder import RunFolder, check_links, phase_stem
-from nsgf.system.errors import UserError, cause, one_line
+from nsgf.system.errors import UserError, cause, name_setting, one_line
 from nsgf.training.precision import supported_precision
 
 FORMAT = 1
@@ -72,9 +72,8 @@ def open_run(folder: Path) -> RunFolder:
     if (folder / CONFIG_FILE).is_file():
         return ExportedRun(folder)
     known = ", ".join(pretrained_runs())
-    raise UserError(
-        f"run = {folder}: no run folder (it has no config.yaml); --pretrained runs are {known}"
-    )
+    wrong = name_setting("run", folder)
+    raise UserError(f"{wrong}: no run folder (it has no config.yaml); pretrained runs: {known}")
 
 
 def read_index(folder: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.masked import MaskedTensor
 
 from nsgf.config.schema import FlowConfig
 from nsgf.system.errors import UserError, one_line
@@ -85,9 +86,35 @@ class FlowSolver(Protocol):
 def to_tensor(name: str, points: Array) -> Tensor:
     """Return the argument ``name`` as a tensor. Raise UserError if it is no array of numbers."""
     try:
-        return points if isinstance(points, Tensor) else torch.tensor(np.asarray(points))
+        if isinstance(points, Tensor):
+            refuse_masks(points)
+            return points
+        return torch.tensor(to_array(points))
     except (TypeError, ValueError) as error:
         raise UserError(f"{name}: must be a tensor or an array ({one_line(error)})") from error
+
+
+def to_array(values: Any) -> np.ndarray[Any, Any]:
+    """Return a tensor, an array or numbers as a contiguous array in this machine's byte order, of
+    float32 for bfloat16, which numpy lacks. Raise ValueError for objects and masked values."""
+    refuse_masks(values)
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    array = np.asarray(values)
+    if array.dtype.kind == "O":
+        raise ValueError("holds objects, must be numbers, or names as labels")
+    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
+
+
+def refuse_masks(values: Any) -> None:
+    """Raise ValueError if an array, a tensor, or one of a list has masked values."""
+    if isinstance(values, list | tuple):
+        for part in values:
+            refuse_masks(part)
+    is_array = isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values)
+    if is_array or isinstance(values, MaskedTensor):
+        raise ValueError("has masked values; leave them out, or pass x.filled(VALUE)")
 
 
 def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

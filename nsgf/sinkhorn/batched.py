@@ -25,6 +25,7 @@ from torch import Tensor
 
 from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn.base import SolverReport, as_clouds, full_precision, half_squared_distances
+from nsgf.system.errors import name_setting
 
 UPDATES = 10
 """Number of updates of g and f between two checks of the error."""
@@ -156,8 +157,8 @@ class BatchedSolver:
         largest = float(cost.amax()) / self._eps
         if not largest <= FLOAT32_LIMIT:  # nan, where distances overflow, is refused too
             raise ValueError(
-                f"sinkhorn.blur = {self._blur} is too small for float32: cost / blur^2 reaches "
-                f"{largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
+                f"{name_setting('sinkhorn.blur', self._blur)} is too small for float32: cost / "
+                f"blur^2 reaches {largest:.1e}, the limit is {FLOAT32_LIMIT:.1e}"
             )
 
     def _annealed(self, cost: Tensor) -> tuple[Tensor, Tensor]:

@@ -113,7 +113,7 @@ def take_card(device: str) -> bool:
     """Make this process's card torch's current card; return False if the device is the CPU. Raise
     UserError if there are more processes than cards, or ``device`` names a single device."""
     if device.startswith("cuda:"):
-        raise UserError(f"device = {device}: each process needs its own card; use --device cuda")
+        raise UserError(f"device = {device}: each process needs its own card; use cuda")
     if device == "cpu" or not torch.cuda.is_available():
         return False
     if (local := int(os.environ["LOCAL_RANK"])) >= torch.cuda.device_count():

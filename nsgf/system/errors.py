@@ -1,7 +1,25 @@
-"""The exception for errors that the user can fix, and functions that make texts safe to show."""
+"""The exception for errors that the user can fix, the names of settings in messages, and functions
+that make texts safe to show.
+
+Code that finds a fault does not know who called it, so its message gets the names of settings from
+:func:`name_setting` and :func:`suggest`:
+
+    f"{name_setting('sinkhorn.blur', 0)}: must be > 0; try {suggest('sinkhorn.blur', 0.5)}"
+
+    command line    sinkhorn.blur = 0: must be > 0; try --sinkhorn.blur 0.5
+    Python          sinkhorn.blur = 0: must be > 0; try sinkhorn.blur=0.5
+    SinkhornPool    blur = 0: must be > 0; try blur=0.5
+
+The command line and each public Python function declare their names once, with :func:`naming`. No
+finished message is searched or replaced, so nothing in it can be mistaken for a setting. Messages
+that only a command can cause name its flags directly.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 MAX_LENGTH = 2000
 """Largest number of characters of a message."""
@@ -10,6 +28,35 @@ ABSOLUTE_PATH = re.compile(
     r"""(?<![\w.+/~-])(?:~\w*)?/(?=[^\s/])(?:[^/\n"',;:()]*[^\s/"',;:()]/)*"""
 )
 """Matches all parts of an absolute path except the last; folder names may contain spaces."""
+
+_names: ContextVar[tuple[Mapping[str, str], bool]] = ContextVar("names", default=({}, False))
+
+
+@contextmanager
+def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[None]:
+    """Context, or decorator, in which messages use these names for settings with these keys: short
+    flags of the command line, or arguments of a Python function."""
+    token = _names.set((names, are_flags))
+    try:
+        yield
+    finally:
+        _names.reset(token)
+
+
+def name_setting(key: str, value: Any) -> str:
+    """Return ``KEY = VALUE``, which begins a message. For ``data``, an argument that has no short
+    value, return only the name."""
+    names, are_flags = _names.get()
+    name = key if are_flags else names.get(key, key)
+    return name if name == "data" else f"{name} = {value}"
+
+
+def suggest(key: str, value: Any = "") -> str:
+    """Return how the user sets a setting, for a remedy: ``--KEY VALUE`` or ``KEY=VALUE``; the name
+    only without a value."""
+    names, are_flags = _names.get()
+    name = names.get(key, f"--{key}" if are_flags else key)
+    return name + (" " if are_flags else "=") * (value != "") + str(value)
 
 
 class UserError(Exception):

@@ -34,13 +34,12 @@ def pick_device(name: str, card: int | None = None) -> torch.device:
         return device
     if (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"device = {name}: this machine has {torch.cuda.device_count()} CUDA devices; "
-            "use --device auto"
+            f"device = {name}: this machine has {torch.cuda.device_count()} CUDA devices; use auto"
         )
     if device.index is None:  # some functions of torch need a number
         device = torch.device("cuda", torch.cuda.current_device() if card is None else card)
     if problem := _kernel_problem(device):
-        raise UserError(f"device = {name}: {problem}; or use --device cpu")
+        raise UserError(f"device = {name}: {problem}; or use cpu")
     torch.cuda.set_device(device)  # for streams, events and memory that name no device
     return device
 

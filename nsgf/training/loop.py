@@ -14,7 +14,7 @@ from nsgf.run import checkpoint
 from nsgf.run.progress import Progress
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
-from nsgf.system.errors import UserError, one_line
+from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
 from nsgf.training.precision import Forward, device_settings
@@ -140,7 +140,7 @@ class PhaseLoop:
         except TorchDynamoException as error:
             cause = " ".join(str(error).partition("\n\n")[0].split())
             raise UserError(
-                f"train.compile = true: cannot compile here ({cause}); use --train.compile false"
+                f"train.compile = true: cannot compile here ({cause}); use false"
             ) from error
         seconds = time.perf_counter() - started
         self.log.write(f"{self.name}: compiled in {seconds:.1f} s")
@@ -156,7 +156,7 @@ class PhaseLoop:
         except torch.cuda.OutOfMemoryError as error:
             raise UserError(
                 f"{self.name}: out of memory on the card at step {step + 1}, where splitting the "
-                "batch does not help; try a smaller --batch-size"
+                f"batch does not help; try a smaller {suggest('optim.batch_size')}"
             ) from error
 
     @contextmanager
@@ -167,8 +167,8 @@ class PhaseLoop:
         if self.state.accumulate != before:
             self.log.write(
                 f"{self.name}: step {self.state.step} did not fit into the card's memory; training "
-                f"continues with --accumulate {self.state.accumulate}, the same batch of "
-                f"{self.optim.batch_size} in parts"
+                f"continues with {suggest('train.accumulate', self.state.accumulate)}, the same "
+                f"batch of {self.optim.batch_size} in parts"
             )
 
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
@@ -188,8 +188,8 @@ class PhaseLoop:
             self._save()
             raise UserError(
                 f"{self.name}: no finite update in {self.skipped_in_a_row} steps up to "
-                f"{outcome.step}; a checkpoint with the last good weights is "
-                f"saved; try --precision fp32 with --resume, or a lower {self.name}.lr "
+                f"{outcome.step}; a checkpoint with the last good weights is saved; resume with "
+                f"{suggest('train.precision', 'fp32')}, or try a lower {self.name}.lr "
                 f"({self.optim.lr:g}) in a new run"
             )
 
@@ -258,8 +258,9 @@ class PhaseLoop:
         if step >= self.optim.iterations > 0 and not self.state.has_learned:
             raise UserError(
                 f"{self.name}: none of its {step} updates was finite, so it is not finished; try "
-                f"--precision fp32 or a lower {self.name}.lr ({self.optim.lr:g}) in a new run, or "
-                "train longer: the scale of fp16 takes some updates to settle"
+                f"{suggest('train.precision', 'fp32')} or a lower {self.name}.lr "
+                f"({self.optim.lr:g}) in a new run, or train longer: the scale of fp16 takes "
+                "some updates to settle"
             )
         if not all(checkpoint.is_finite(payload[part]) for part in ("model", "ema")):
             kept = "nothing" if self.saved_step is None else f"the checkpoint of {self.saved_step}"

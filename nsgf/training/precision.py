@@ -34,7 +34,7 @@ def pick_precision(wanted: str, device: torch.device) -> Precision:
     if wanted == "bf16" and capability and capability < BFLOAT16:
         raise UserError(
             f"train.precision = bf16: {torch.cuda.get_device_name(device)} (compute capability "
-            f"{capability[0]}.{capability[1]}) does not support it; use --precision fp16 or auto"
+            f"{capability[0]}.{capability[1]}) does not support it; use fp16 or auto"
         )
     if wanted in ("fp32", "bf16", "fp16"):
         return wanted  # type: ignore[return-value]

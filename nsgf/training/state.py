@@ -10,7 +10,7 @@ from torch.profiler import record_function
 
 from nsgf.config.schema import OptimConfig
 from nsgf.system.distributed import World
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, suggest
 from nsgf.system.seeding import derive_seed, seed_torch
 from nsgf.training.precision import Forward
 from nsgf.training.task import Batch, Loss, squared_error
@@ -160,10 +160,11 @@ class TrainState:
         """Split batches into twice as many parts."""
         size = batch.size
         if self.accumulate >= size or self._world.size > 1 or not self.divisible:
-            parts = f"--accumulate {2 * self.accumulate}, " if self.divisible else ""
+            parts = suggest("train.accumulate", 2 * self.accumulate) if self.divisible else ""
             raise UserError(
                 f"out of memory on the card with {-(-size // self.accumulate)} samples at a time; "
-                f"try {parts}a smaller --batch-size, or --model.checkpoint_activations true"
+                f"try {parts}{', ' * bool(parts)}a smaller {suggest('optim.batch_size')}, or "
+                f"{suggest('model.checkpoint_activations', 'true')}"
             )
         self.accumulate = min(2 * self.accumulate, size)
         self.adam.zero_grad(set_to_none=True)

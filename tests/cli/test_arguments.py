@@ -187,9 +187,9 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp nope", "exp = nope: must be one of 2d, "),
     ("train", "--exp 2d --method nsfg", "did you mean nsgf?"),
     ("train", "--exp 2d --method nowhere.yaml", "nowhere.yaml: no such file"),
-    ("train", "", "--exp NAME"),
+    ("train", "", "exp=NAME"),
     ("train", "--exp 2d --resume --resume-phase 2", "--resume-phase: not allowed"),
-    ("train", '--exp 2d --data.found={"samples":3}', "--data.found: "),
+    ("train", '--exp 2d --data.found={"samples":3}', "data.found: "),
     ("sample", "", "--run DIR"),
     ("evaluate", "--run nowhere", "nowhere: no run folder"),
     ("export", "--run x", "--to DIR"),
@@ -262,7 +262,7 @@ def test_smoke_selects_a_run_and_changes_no_setting_of_it(tiny):
     where = ["--exp", "2d", "--out-dir", tiny.out_dir]
     assert parse(["train", *where, "--resume"]).run == run.path
     assert parse(["train", *where, "--resume", "--smoke"]).run == smoke.path
-    with pytest.raises(UserError, match=r"^--smoke: "):
+    with pytest.raises(UserError, match=r"^smoke: "):
         parse(["sample", "--run", str(run.path), "--smoke"])
     config = parse(["evaluate", "--run", str(smoke.path), "--smoke"]).config
     assert config == replace(tiny, smoke=True)
@@ -298,7 +298,7 @@ def test_a_run_that_is_trained_further_stays_where_it_is(tiny, tmp_path):
 
 
 def test_flags_about_files_are_refused_for_sets_that_read_none(tiny):
-    with pytest.raises(UserError, match=r"^--data\.download: "):
+    with pytest.raises(UserError, match=r"^data\.download: "):
         shipped("digits", "--data.download=false")
     assert not shipped("cifar10", "--data.download=false").data.download
     data = replace(tiny.data, download=False)  # as a run outside of the folder has it

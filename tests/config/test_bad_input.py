@@ -124,7 +124,7 @@ FILES = [  # content of a file, words of the message
     (b"seed: 1\n", "must name its experiment"),
     (b"exp: a\nseed: true\n", "seed = True: must be an integer"),
     (b"exp: a\nseed: 1e3\n", "seed = 1000.0: must be an integer"),
-    (b"exp: a\nseed: 010\n", "seed = 10.0: must be an integer"),
+    (b"exp: a\nseed: 010\n", "seed = 010: must be an integer"),
     (b"exp: a\ndata:\n  flip: maybe\n", "data.flip = maybe: must be true or false"),
     (b"exp: a\nnsgf:\n  lr: .nan\n", "nsgf.lr"),
     (b"exp: a\ndata:\n  root: ''\n", "data.root"),

@@ -1,6 +1,7 @@
 import pytest
 
-from nsgf.config.files import nest_keys
+from nsgf.cli.arguments import parse
+from nsgf.config.files import nest_keys, parse_settings, read_settings
 from nsgf.config.parser import settings_parser
 from nsgf.system.errors import UserError
 
@@ -30,6 +31,34 @@ BAD = [
 def test_flag_value_is_converted_to_the_type_of_its_setting(key, text, value):
     found = settings_parser().parse_flags([f"--{key}={text}"])
     assert repr(found) == repr(nest_keys({key: value}))
+
+
+NO_NUMBERS = ("010", "08", "0x10", "0b11", "1__0", "1_", "1:30", "11:30:00", "!!int 1:30", "²", "٣")
+
+
+@pytest.mark.parametrize(
+    "key", ["seed", "train.max_hours", "nsf.starts", "compare.nfe", "sinkhorn.blur"]
+)
+@pytest.mark.parametrize("text", NO_NUMBERS)
+def test_one_rule_for_numbers_in_flags_files_and_python(key, text, tmp_path):
+    is_list = key == "compare.nfe"
+    file, shown = tmp_path / "c.yaml", f"[{text}]" if is_list else text
+    file.write_text(f"exp: a\n{key.replace('.', ': {')}: {shown}{'}' * key.count('.')}")
+    reads = [
+        lambda: settings_parser().parse_flags([f"--{key}={shown}"]),
+        lambda: read_settings(file),
+        lambda: parse_settings({key: [text] if is_list else text}),
+    ]
+    for read in reads:
+        with pytest.raises(UserError, match=r"not a number|must be"):
+            read()
+
+
+def test_clock_times_are_no_numbers_of_control_flags():
+    for flag in ("--nfe", "--session-hours", "--max-hours"):
+        command = "sample" if flag == "--nfe" else "preflight"
+        with pytest.raises(UserError, match=flag[2:].replace("-", ".")):
+            parse([command, "--exp=2d", f"{flag}=1:30"])
 
 
 @pytest.mark.parametrize(("key", "text"), BAD)

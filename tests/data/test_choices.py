@@ -15,8 +15,8 @@ from nsgf.data.choices import for_images, for_points
 from nsgf.experiment import train
 from nsgf.models import time_network, velocity_network
 from nsgf.report.page import report_run
-from nsgf.report.samples import sample_run
 from nsgf.run.folder import RunFolder, dump_config
+from nsgf.samples import sample_run
 from nsgf.share.export import export_run
 from nsgf.system.errors import UserError
 from tests.data.own_files import write_images, write_points
@@ -159,7 +159,7 @@ def test_a_saved_configuration_chooses_nothing_again(images, tmp_path, monkeypat
 
 WRONG = [  # experiment, flags with IMAGES and POINTS, beginning of the message
     ("images", (), "data.path = null"),
-    ("images", ("--data.path=IMAGES", "--data.found={samples: 3}"), "--data.found"),
+    ("images", ("--data.path=IMAGES", "--data.found={samples: 3}"), "data.found"),
     ("images", ("--data.path=IMAGES", "--evaluation.classifier=true"), "evaluation.classifier"),
 ]
 

@@ -256,6 +256,11 @@ def test_arrays_are_trained_on_as_they_are(tmp_path):
     assert torch.equal(Data(config.data, 0).images, torch.from_numpy(PIXELS))
 
 
+def test_floats_may_have_any_byte_order():
+    floats = (PIXELS / 127.5 - 1).astype("f4")
+    assert np.array_equal(image_bytes(floats.astype(">f4")), image_bytes(floats))
+
+
 def test_labels_become_classes(tmp_path):
     names = np.array(["cat", "ant", "dog"])[LABELS]
     config = config_of(tmp_path / "own.npz", "--data.conditional=true", images=PIXELS, labels=names)

@@ -1,9 +1,10 @@
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
-from scipy.optimize import linear_sum_assignment
+from scipy.optimize import linear_sum_assignment, linprog
 
 from nsgf.data import ImageSampler, PointSampler
 from nsgf.data.points import Gaussian
@@ -20,11 +21,39 @@ from nsgf.system.errors import UserError
 from tests.system.pretended_card import pretended_card
 
 
-def test_w2_is_the_root_mean_square_of_the_optimal_assignment():
-    x, y = torch.randn(60, 1, 2, 2), 2 * torch.randn(60, 1, 2, 2)
+def assigned(x, y) -> float:
+    """The least sum of squared distances of pairs, by scipy."""
     cost = torch.cdist(x.flatten(1), y.flatten(1)).square().numpy()
-    rows, columns = linear_sum_assignment(cost)
-    assert w2(x, y) == pytest.approx(math.sqrt(cost[rows, columns].mean()), rel=1e-4)
+    return cost[linear_sum_assignment(cost)].sum()
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-8, 1, 1e12])
+def test_w2_is_the_root_mean_square_of_the_optimal_assignment_in_all_units(unit):
+    x, y = torch.randn(60, 1, 2, 2).double(), 2 * torch.randn(60, 1, 2, 2).double()
+    assert w2(unit * x, unit * y) == pytest.approx(unit * math.sqrt(assigned(x, y) / 60))
+
+
+@pytest.mark.parametrize("far", [1e4, 1e8])
+def test_w2_is_exact_with_far_outliers(far):
+    """Those of both clouds are paired, at the distance 1; the others as without them."""
+    x, y = torch.randn(60, 2).double(), torch.randn(60, 2).double()
+    expected = math.sqrt((assigned(x[1:], y[:-1]) + 1) / 60)
+    x[0, 0], x[0, 1], y[-1, 0], y[-1, 1] = far, far, far, far + 1
+    assert w2(x, y) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("far", [1, 1e6])
+@pytest.mark.parametrize("unit", [1e-9, 1])
+def test_w2_between_clouds_of_different_sizes_is_that_of_a_linear_program(far, unit):
+    x, y = torch.randn(9, 2).double(), torch.randn(6, 2).double()
+    cost = torch.cdist(x, y).square().numpy()
+    rows, columns = np.kron(np.eye(9), np.ones(6)), np.kron(np.ones(9), np.eye(6))
+    masses = np.repeat([1 / 9, 1 / 6], [9, 6])
+    least = linprog(cost.ravel(), A_eq=np.vstack([rows, columns]), b_eq=masses).fun
+    assert w2(unit * x, unit * y) == pytest.approx(unit * math.sqrt(least))
+    apart = torch.tensor([far, 0]).double()  # two such clouds, of which nothing moves to the other
+    x, y = torch.cat([x, x + 1000 * apart]), torch.cat([y, y + 1000 * apart])
+    assert w2(unit * x, unit * y) == pytest.approx(unit * math.sqrt(least))
 
 
 def test_samples_that_are_not_finite_are_refused():
@@ -57,6 +86,13 @@ def test_energy_distance_between_points_is_known():
     """Points 0, 2 and 1, 5: 2 (1 + 5 + 1 + 3) / 4 - 2 - 4 = -1, an estimate without bias."""
     x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [5.0]])
     assert energy_distance(x, y) == pytest.approx(-1.0)
+
+
+def test_energy_distance_does_not_depend_on_the_origin():
+    """Times in seconds since 1970, milliseconds apart."""
+    x, y = torch.randn(2, 60, 2).double()
+    there = energy_distance(1.7e9 + 1e-3 * x, 1.7e9 + 1e-3 * (y + 1))
+    assert there == pytest.approx(1e-3 * energy_distance(x, y + 1), rel=1e-3)
 
 
 def test_energy_distance_measures_a_shift_and_is_near_zero_without_one():

@@ -155,7 +155,7 @@ def test_failed_download_of_weights_is_a_one_line_error(monkeypatch, tmp_path):
 
     monkeypatch.setattr("torch.hub.get_dir", lambda: str(tmp_path))
     monkeypatch.setattr("torch.hub.download_url_to_file", unreachable)
-    with pytest.raises(UserError, match=r"no route to host.*--inception-weights"):
+    with pytest.raises(UserError, match=r"no route to host.*evaluation.inception_weights=FILE"):
         Inception()
 
 

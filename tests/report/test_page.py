@@ -66,6 +66,7 @@ def test_page_of_images_shows_the_nearest(digits_run, tmp_path):
 def test_what_files_say_is_no_html(small, small_run):
     """A batch of samples is no larger than ``sampling.batch_size``."""
     with (small_run.path / "log.txt").open("a") as log:
+        log.write("too long ago\n" + 399 * "\n")
         log.write("nsgf: step 3 skipped, <script>alert(1)</script>\n")
     (small_run.path / "metrics.json").write_text(
         json.dumps({"exp": "<b>", "w2": 1.0, "updates": {"nsgf": "5 of 12"}})
@@ -77,6 +78,7 @@ def test_what_files_say_is_no_html(small, small_run):
     assert "<script>" not in text
     assert "<b>" not in text
     assert "&lt;script&gt;alert(1)" in text
+    assert "too long ago" not in text  # of the log the last 400 lines
 
 
 def test_measures_stand_beside_floors_and_what_is_reported():

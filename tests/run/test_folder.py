@@ -44,7 +44,7 @@ def test_clock_that_went_back_leaves_the_new_run_the_newest(tiny, monkeypatch):
 
 def test_folder_that_cannot_be_written_or_is_no_run_is_refused(tiny, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--out-dir"):
+    with pytest.raises(UserError, match="out_dir=DIR"):
         RunFolder.create(replace(tiny, out_dir=str(tmp_path / "file")))
     with pytest.raises(UserError, match="no run folder"):
         open_run(tmp_path)

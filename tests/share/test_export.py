@@ -121,7 +121,7 @@ def test_only_a_new_or_empty_folder_is_filled(small, small_run, target, tmp_path
     assert names(target) == WHOLE
     (target / "README.md").write_text("mine")
     for place in (target, target / "README.md"):
-        with pytest.raises(UserError, match="--to"):
+        with pytest.raises(UserError, match=r"^to = "):
             export_run(small, small_run, place)
     assert (target / "README.md").read_text() == "mine"
 

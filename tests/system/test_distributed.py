@@ -109,7 +109,7 @@ def test_machine_that_does_not_share_the_run_folder_is_told(tiny, tiny_run, tmp_
     """It would train for hours before it missed the checkpoint of the phase before."""
     monkeypatch.setattr(World, "agree", lambda *_: tmp_path / "elsewhere")
     monkeypatch.setattr(World, "wait", lambda _: None)
-    with pytest.raises(UserError, match=r"process 1 does not see .*elsewhere.*--out-dir"):
+    with pytest.raises(UserError, match=r"^out_dir: process 1 does not see .*elsewhere"):
         train(tiny, tiny_run, world=World(1, 2))
 
 

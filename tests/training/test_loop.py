@@ -255,7 +255,7 @@ def test_out_of_memory_outside_of_the_network_is_a_one_line_error(tiny):
 def test_batch_that_does_not_fit_is_split_and_logged(tiny):
     trainer = OutOfMemory()
     run = run_fit(tiny, trainer, iterations=4, batch_size=8)
-    assert log(run).count("--accumulate 2, the same batch of 8") == 1
+    assert log(run).count("train.accumulate=2, the same batch of 8") == 1
     assert trainer.model.calls == [8] + [4, 4] * 4
 
 

@@ -141,7 +141,7 @@ def _output(out: str, config: Config) -> Path:
         raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
     images = [_image_name(0, label) for label in class_names(config.data)]
     longest = max(images, key=lambda name: len(os.fsencode(name)), default="x")
-    ensure_writable(path.parent, "--out PATH", [path.name, longest])
+    ensure_writable(path.parent, "out", [path.name, longest])
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UserError(f"out = {out}: exists; name a new one, or remove it")
     return path
@@ -165,12 +165,11 @@ def _write_output(config: Config, samples: Samples, path: Path) -> None:
                 label = "" if labels is None else names[int(labels[number])]
                 Image.fromarray(image.squeeze()).save(folder / _image_name(number, label))
     else:
-        x, text = in_units(config.data, samples.x).numpy(), io.StringIO()
+        x, text = in_units(config.data, samples.x), io.StringIO()
         target = target_set(config.data)
         columns = target.found.names if isinstance(target, TableSet) else None
         columns = columns or [f"x{number}" for number in range(1, x.shape[1] + 1)]
-        rows = [[f"{value:.12g}" for value in row] for row in x]
-        csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+        csv.writer(text, lineterminator="\n").writerows([columns, *x.tolist()])
         write_text(path, text.getvalue())
 
 
