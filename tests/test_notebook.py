@@ -44,6 +44,7 @@ def test_notebook_trains_and_goes_on_from_a_read_only_input(tmp_path, monkeypatc
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.yaml").write_text("exp: digits\n")
     first = printed(tmp_path)
+    assert "continues" not in first
     assert "nsf: done" in first
     assert "report.html" in first
     assert first.count("a picture") == 3  # after both phases, and the moving one

@@ -303,13 +303,12 @@ class EvaluationConfig:
     """Number of generated samples."""
     w2_samples: Annotated[int, Range(1)] = 4096
     """Largest number of samples for the exact W2; the time grows with the cube of this number."""
-    inception: bool = False
-    """Measure FID, Inception score, KID, precision and recall of images (extra `fidelity`)."""
+    features: Literal["auto", "imagenet", "inception", "none"] = "auto"
+    """Network in whose features images are compared: imagenet (EfficientNet-Lite0; extra
+    `features`), inception (for comparison with published figures), or none; auto: imagenet, or
+    none if its package is missing."""
     inception_weights: Annotated[str | None, MACHINE_PATH] = None
     """File with torch-fidelity's Inception weights; null: download them."""
-    classifier: bool = False
-    """Measure Frechet distance, precision and recall in the features of a small classifier trained
-    on the labelled images (extra `fidelity`). Comparable only with other runs of this program."""
 
 
 @dataclass

@@ -35,8 +35,6 @@ class ImageSet:
     read_test: Callable[[DataConfig], Tensor] | None = None
     """Test images, uint8, (N, C, H, W), if the set has some; may raise any exception."""
     class_names: tuple[str, ...] = tuple("0123456789")
-    classifier_epochs: int = 8
-    """Epochs of training of the small classifier (:mod:`nsgf.models.small_classifier`)."""
     uses: frozenset[str] = frozenset({"root", "fake", "flip"})
     """Settings of the section ``data`` that have an effect, besides ``name``; ``root`` if the set
     reads files, ``download`` if they can be fetched."""
@@ -149,7 +147,6 @@ IMAGE_SETS = (
         shape=(1, 8, 8),
         read_images=lambda _: _digits()[0],
         read_labels=lambda _: _digits()[1],
-        classifier_epochs=30,
         uses=frozenset({"fake", "flip"}),
     ),
     ImageSet(
@@ -158,7 +155,6 @@ IMAGE_SETS = (
         read_images=lambda config: _mnist(config).data.unsqueeze(1),
         read_labels=lambda config: _mnist(config).targets,
         read_test=lambda config: _mnist(config, train=False).data.unsqueeze(1),
-        classifier_epochs=4,
         uses=frozenset({"root", "download", "fake", "flip"}),
     ),
     ImageSet(

@@ -41,7 +41,7 @@ class Found(NamedTuple):
     checksum: str
     """Checksum of the names and contents of all images, or of all points."""
     classes: int = 0
-    """Number of classes of images; 0 if there are too few images of one for a classifier."""
+    """Number of classes of images; 0 if there are too few images of one."""
     names: list[str] | None = None
     """Names of the D coordinates of points."""
     mean: list[float] | None = None

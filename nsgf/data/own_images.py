@@ -25,7 +25,7 @@ from nsgf.system.errors import UserError, list_names, name_setting, one_line, su
 from nsgf.system.hardware import available_bytes, format_bytes
 
 LEAST_OF_CLASS = 10
-"""Smallest number of images in each class that a classifier is trained on."""
+"""Smallest number of images in each class."""
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 """Formats that Pillow may read; it would start programs for some of the others."""
 SUFFIXES = (
@@ -73,8 +73,7 @@ def inspect_images(config: DataConfig) -> Inspection:
     if broken:
         notes.insert(0, f"data: left out {len(broken)} broken images: {list_names(broken, 5)}")
     told = f"data: {len(classes)} classes: {list_names(classes)}"
-    without = f"labels, or two or more subfolders with {LEAST_OF_CLASS} or more images in each"
-    return found, (*notes, told if classes else f"evaluation.classifier: off, it needs {without}")
+    return found, (*notes, *[told] * bool(classes))
 
 
 def _find_arrays(config: DataConfig) -> Found:
@@ -127,8 +126,6 @@ def image_set(config: DataConfig) -> ImageSet:
         read_images=read_images,
         read_labels=read_labels if found.classes else None,
         class_names=tuple(map(str, found.class_names or range(found.classes))),
-        # about as many updates as for the shipped sets, whatever the number of images
-        classifier_epochs=max(4, min(30, 400_000 // found.samples)),
         uses=frozenset({"path", "size", "flip", "skip_broken"}),
     )
 

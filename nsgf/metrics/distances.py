@@ -1,6 +1,8 @@
 """Distances between samples: exact W2 (POT's network simplex), energy distance, nearest neighbours,
-and torch-fidelity's Frechet distance, precision and recall of features."""
+and of features kernel distance and torch-fidelity's Frechet distance, precision and recall."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,8 +10,9 @@ from torch import Tensor
 
 from nsgf.data import Sampler
 from nsgf.phases.coupling import exact_plan
+from nsgf.run.cache import load_or_compute
 from nsgf.sinkhorn.base import full_precision
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, suggest
 
 NEIGHBOURS = 3
 PRC_BATCH = 2000
@@ -45,14 +48,38 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     """
     middle = y.flatten(1).double().mean(0)  # far from the origin, cdist loses digits
     a, b = x.flatten(1).double() - middle, y.flatten(1).double() - middle
-    n, m = len(a), len(b)
-    within = _total(a, a) / (n * (n - 1)) + _total(b, b) / (m * (m - 1))
-    return 2 * _total(a, b) / (n * m) - within
+    return _cross_minus_within(a, b, torch.cdist, lambda rows: torch.zeros(len(rows)))
 
 
-def _total(x: Tensor, y: Tensor) -> float:
-    """Return the sum of all distances between x (N, D) and y (M, D)."""
-    return sum(float(torch.cdist(part, y).sum()) for part in x.split(2048))
+def kernel_distance(x: Tensor, y: Tensor) -> float:
+    """Return the squared maximum mean discrepancy with the kernel k(a, b) = (a.b / D + 1)^3,
+    estimated without bias: around 0 for equal distributions, for any number of samples (KID,
+    Binkowski et al. 2018).  x (N, D), y (M, D), N, M > 1"""
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b.T / a.shape[1] + 1) ** 3
+
+    return -_cross_minus_within(
+        x.double(), y.double(), kernel, lambda a: (a.square().mean(1) + 1) ** 3
+    )
+
+
+def _cross_minus_within(
+    a: Tensor,
+    b: Tensor,
+    pairwise: Callable[[Tensor, Tensor], Tensor],
+    with_itself: Callable[[Tensor], Tensor],
+) -> float:
+    """Return 2 E f(X, Y) - E f(X, X') - E f(Y, Y') for different X, X' and Y, Y'."""
+
+    def total(rows: Tensor, others: Tensor) -> float:
+        return sum(float(pairwise(part, others).sum()) for part in rows.split(2048))
+
+    def within(rows: Tensor) -> float:
+        own = total(rows, rows) - float(with_itself(rows).sum())
+        return own / (len(rows) * (len(rows) - 1))
+
+    return 2 * total(a, b) / (len(a) * len(b)) - within(a) - within(b)
 
 
 def nearest_distance(x: Tensor, y: Tensor, *, skip_self: bool = False) -> float:
@@ -71,8 +98,8 @@ def nearest_distance(x: Tensor, y: Tensor, *, skip_self: bool = False) -> float:
 # --- features, with torch-fidelity, an optional package -----------------------------------------
 
 
-def require_fidelity(key: str) -> str:
-    """Return the version of torch-fidelity, which the setting ``key`` needs.
+def require_fidelity(setting: str) -> str:
+    """Return the version of torch-fidelity, which ``setting`` needs.
 
     Raises:
         UserError: torch-fidelity is not installed, or is too old.
@@ -81,8 +108,8 @@ def require_fidelity(key: str) -> str:
         import torch_fidelity.metric_prc  # new in 0.4
     except ImportError as error:
         raise UserError(
-            f"{key} = true: needs torch-fidelity 0.4 or newer (pip install -U torch-fidelity), "
-            "or use false"
+            f"{setting}: needs torch-fidelity 0.4 or newer (pip install -U torch-fidelity), or say "
+            f"{suggest('evaluation.features', 'none')}"
         ) from error
     return str(torch_fidelity.__version__)
 
@@ -125,3 +152,20 @@ def compare_features(samples: Tensor, real: Tensor, device: torch.device) -> dic
         "precision": manifold["precision"],
         "recall": manifold["recall"],
     }
+
+
+def stored_features(
+    file: Path, count: int, compute: Callable[[], Tensor], log: Callable[[str], None]
+) -> Tensor:
+    """Return the features (count, F) in a file; if that fails, compute, log and save them."""
+
+    def check(found: Any) -> Tensor:
+        if (found.dtype, found.ndim, len(found)) != (torch.float32, 2, count):
+            raise ValueError(f"no features of {count} images")
+        return found
+
+    def logged() -> Tensor:
+        log(f"features of {count} real images are computed, and kept in {file.parent}")
+        return compute()
+
+    return load_or_compute(file, check, logged, log)

@@ -12,6 +12,7 @@ from nsgf.metrics import distances
 from nsgf.metrics.distances import (
     compare_features,
     energy_distance,
+    kernel_distance,
     nearest_distance,
     require_fidelity,
     w2,
@@ -103,12 +104,25 @@ def test_energy_distance_measures_a_shift_and_is_near_zero_without_one():
     assert energy_distance(x, z + 0.3) == pytest.approx(0.08, rel=0.2)
 
 
+def test_kernel_distance_is_that_of_torch_fidelity_and_unbiased():
+    from torch_fidelity.metric_kid import kid_features_to_metric
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 40, 8, generator=generator)
+    whole = kid_features_to_metric(x, y + 0.5, kid_subset_size=40, kid_subsets=1, verbose=False)
+    expected = whole["kernel_inception_distance_mean"]
+    assert kernel_distance(x, y + 0.5) == pytest.approx(expected, rel=1e-4)
+    draws = torch.randn(100, 30, 8, generator=generator)
+    found = torch.tensor([kernel_distance(draw[:20], draw[20:]) for draw in draws])
+    assert abs(found.mean()) < 3 * found.std() / 10
+
+
 @pytest.mark.parametrize("module", ["torch_fidelity", "torch_fidelity.metric_prc"])
 def test_missing_or_old_torch_fidelity_is_a_one_line_error(module, monkeypatch):
     """Those before 0.4 have no precision and recall."""
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=r"evaluation\.classifier = true: needs .* 0\.4 "):
-        require_fidelity("evaluation.classifier")
+    with pytest.raises(UserError, match=r"evaluation\.features = x: needs .* 0\.4 "):
+        require_fidelity("evaluation.features = x")
 
 
 def test_precision_and_recall_of_known_points_on_cpu_and_card(monkeypatch):

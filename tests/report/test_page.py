@@ -84,14 +84,14 @@ def test_what_files_say_is_no_html(small, small_run):
 def test_measures_stand_beside_floors_and_what_is_reported():
     metrics = {"fid": 4.25, "w2": 2.0, "w2_floor": 1.5, "nearest_real": 3.0, "nfe": 60.0}
     metrics |= {"nearest_real_among_real": 2.5, "exp": "mnist", "w2_std": 0.25, "tau_std": 0.1}
-    metrics |= {"classifier_accuracy": 0.99, "guidance": 2.0, "classifier_precision": 0.92}
-    metrics |= {"classifier_precision_floor": 0.9, "classifier_precision_noise": 0.95}
+    metrics |= {"imagenet_samples": 99, "guidance": 2.0, "imagenet_precision": 0.92}
+    metrics |= {"imagenet_precision_floor": 0.9, "imagenet_precision_noise": 0.95}
     rows = measure_rows(shipped("mnist"), metrics)
     assert rows == [
         ("FID ↓", "4.25", "", "3.8 at NFE 60"),
         ("W2 ↓", "2 ± 0.25", "1.5", ""),
         ("distance to nearest real image", "3", "2.5", ""),
-        ("precision, classifier features ↑", "0.92", "0.9; pure noise: 0.95", ""),
+        ("precision, ImageNet features ↑", "0.92", "0.9; pure noise: 0.95", ""),
     ]
     assert measure_rows(shipped("mnist", "--fake-data"), metrics)[0][-1] == ""
 
