@@ -11,14 +11,14 @@ import torch
 
 from nsgf.cli.arguments import request
 from nsgf.comparison import compare as comparing
-from nsgf.comparison.results import COLUMNS, FLOOR, read_rows
+from nsgf.comparison.results import COLUMNS, read_rows
 from nsgf.comparison.tables import TABLE
-from nsgf.comparison.trials import Comparison, Draw, method_title
+from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
 from nsgf.report.comparison import report_comparison
 from nsgf.run.stop import Stopped
 from nsgf.system.defaults import from_python
 from nsgf.system.errors import UserError
-from nsgf.system.output import silence
+from nsgf.system.output import show, silence
 from nsgf.system.seeding import keep_random_numbers
 
 
@@ -83,6 +83,8 @@ def compare(
         _check_functions(methods or {}, comparison)
         cards = range(torch.cuda.device_count())
         with silence() if quiet else nullcontext(), keep_random_numbers(cards):
+            for note in wanted.notes:
+                show(note)
             files = comparing.compare(replace(comparison, functions=methods or {}))
             report_comparison(comparison.folder, wanted.config.out_dir)
     except Stopped as stopped:
@@ -98,8 +100,9 @@ def _check_functions(methods: Mapping[str, Draw], comparison: Comparison) -> Non
         raise UserError(
             "methods: must be a dictionary of functions; name methods of the package in against"
         )
-    taken = [FLOOR, *comparison.methods, *map(method_title, comparison.methods)]
+    taken = [*comparison.methods, *map(method_title, comparison.methods)]
     for name, draw in methods.items():
-        if not callable(draw) or not isinstance(name, str) or name in taken:
-            must = f"must be a function draw(noise, nfe), with a text as name, none of {taken}"
+        is_name = isinstance(name, str) and NAME.fullmatch(name) and name not in taken
+        if not callable(draw) or not is_name:
+            must = f"must be a function draw(noise, nfe), its name {NAMES}, none of {taken}"
             raise UserError(f'methods["{name}"]: {must}')

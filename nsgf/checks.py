@@ -32,9 +32,9 @@ from nsgf.data import (
 )
 from nsgf.models.affine import MOST_VALUES
 from nsgf.models.unet import GROUPS
-from nsgf.phases import get_phases
+from nsgf.phases import get_phases, sampled_phases
 from nsgf.phases.generator import count_groups, nearest_multiple
-from nsgf.system.errors import UserError, list_names, name_setting
+from nsgf.system.errors import UserError, list_names, name_setting, suggest
 
 EXP = re.compile(r"[\w-]{1,100}")
 DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,2})?")
@@ -50,6 +50,17 @@ def check(config: Config) -> None:
     if isinstance(target_set(config.data), ImageSet):
         rules += _network_rules(config)
     _refuse(config, rules)
+
+
+def check_training(config: Config) -> None:
+    """Raise UserError if a phase would be trained that no sample uses, directly or because a used
+    phase learns from it. The settings have passed :func:`check`."""
+    used = sampled_phases(config, config.phases.__contains__)
+    needed = {*used, *(each for phase in used for each in phase.needs(config))}
+    if unused := [phase.name for phase in get_phases(config.phases) if phase not in needed]:
+        remedy = f"{suggest('nsf.source', 'nsgf')} or {suggest('sampling.tau', 'T')}"
+        shown = f"{name_setting('phases', format_value(config.phases))}: no sample uses"
+        raise UserError(f"{shown} {list_names(unused)}; add phase predictor, or use {remedy}")
 
 
 def check_values(config: Config) -> None:

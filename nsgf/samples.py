@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -41,6 +42,7 @@ from nsgf.run.folder import (
     ensure_writable,
     phase_stem,
     replacing,
+    replacing_folder,
     results_folder,
     write_text,
 )
@@ -95,8 +97,8 @@ def sample_run(
         config = choose_calls(config, called_legs(config, run.has_checkpoint), nfe)
     check(config)
     world = world or World()
-    place = _output(out, config) if out else None
-    folder = place or ensure_writable(results_folder(config, run) / "samples")
+    place, is_folder = (None, False) if out is None else _output(out, config)
+    arrays, grid, trajectory = (place,) * 3 if place else _result_files(config, run)
     device = pick_device(config.device, world.card)
     sampler, updates = load_sampler(config, run, device)
     has_data = not (place or is_image_set(config.data.name))
@@ -111,16 +113,21 @@ def sample_run(
     networks = ", ".join(f"{phase} {progress}" for phase, progress in updates.items())
     count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, after updates: {networks}"
     if place:
-        _write_output(config, samples, place)
+        _write_output(config, samples, place, is_folder=is_folder)
         return [count, str(place)]
-    suffix = changed_settings(config, run)
-    arrays, grid = folder / f"samples{suffix}.npz", folder / f"grid{suffix}.png"
-    trajectory = folder / f"trajectory{suffix}.png"
     _save_arrays(config, samples, arrays)
     save_figure(_path_figure(config, sampler, data, device), trajectory)
     if not data:
         _save_grid(config, samples, grid)
     return [count, str(arrays), *([] if data else [str(grid)]), str(trajectory)]
+
+
+def _result_files(config: Config, run: RunFolder) -> list[Path]:
+    """Return the files of samples, grid and path after a check that they can be written."""
+    suffix, folder = changed_settings(config, run), results_folder(config, run) / "samples"
+    names = [f"samples{suffix}.npz", f"grid{suffix}.png", f"trajectory{suffix}.png"]
+    ensure_writable(folder, names=names)
+    return [folder / name for name in names]
 
 
 def _path_figure(
@@ -132,30 +139,39 @@ def _path_figure(
     return draw_path(sampler(start, keep_path=True), data, "path", class_names(config.data))
 
 
-def _output(out: str, config: Config) -> Path:
-    """Return the path of ``--out`` after a check that samples can be written there."""
+def _output(out: str, config: Config) -> tuple[Path, bool]:
+    """Return the path of ``--out`` and whether it is a folder, after a check that samples can be
+    written there."""
     path = expand_path("out", out)
-    is_folder = out.endswith("/") or path.is_dir() or not path.suffix
+    is_folder = out.endswith("/") or os.path.isdir(path) or not path.suffix
     kinds = ("FILE.npz", "DIR/") if is_image_set(config.data.name) else ("FILE.npz", "FILE.csv")
     if ("DIR/" if is_folder else f"FILE{path.suffix}") not in kinds:
         raise UserError(f"out = {out}: must be {' or '.join(kinds)} for this data")
+    images = [_image_name(0, label) for label in class_names(config.data)]
+    longest = max(images, key=lambda name: len(os.fsencode(name)), default="x")
+    ensure_writable(path.parent, "out", [path.name, longest])
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UserError(f"out = {out}: exists; name a new one, or remove it")
-    ensure_writable(path if is_folder else path.parent, "out")
-    return path
+    return path, is_folder
 
 
-def _write_output(config: Config, samples: Samples, path: Path) -> None:
+def _image_name(number: int, label: str = "") -> str:
+    """Return the name of an image's file, with the name of its class."""
+    return f"{number:06d}" + (label and "-" + re.sub(r"\W+", "_", label)) + ".png"
+
+
+def _write_output(config: Config, samples: Samples, path: Path, *, is_folder: bool = False) -> None:
     """Write samples as an .npz, as a .csv with a line of names, or as PNG files in a folder."""
-    if path.suffix == ".npz" and not path.is_dir():
+    if path.suffix == ".npz" and not is_folder:
         _save_arrays(config, samples, path)
     elif is_image_set(config.data.name):
         from PIL import Image
 
         names, labels = class_names(config.data), samples.labels
-        for number, image in enumerate(to_bytes(samples.x).permute(0, 2, 3, 1).numpy()):
-            label = "" if labels is None else "-" + re.sub(r"\W+", "_", names[int(labels[number])])
-            Image.fromarray(image.squeeze()).save(path / f"{number:06d}{label}.png")
+        with replacing_folder(path) as folder:
+            for number, image in enumerate(to_bytes(samples.x).permute(0, 2, 3, 1).numpy()):
+                label = "" if labels is None else names[int(labels[number])]
+                Image.fromarray(image.squeeze()).save(folder / _image_name(number, label))
     else:
         x, text = in_units(config.data, samples.x), io.StringIO()
         target = target_set(config.data)

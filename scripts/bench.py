@@ -27,7 +27,7 @@ import torch
 
 from nsgf.cli.arguments import parse
 from nsgf.comparison.results import Row, read_rows
-from nsgf.comparison.tables import latex, markdown
+from nsgf.comparison.tables import all_tables, latex, markdown
 from nsgf.config.schema import Config
 from nsgf.plots.samples import save_figure
 from nsgf.report.comparison import draw_quality
@@ -226,7 +226,7 @@ def merged_tables(options: Options) -> str:
         if options.figure.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"--figure {options.figure}: must end in .png, .svg or .pdf")
         save_figure(draw_quality(shown), options.figure, dpi=150)
-    return (latex if options.latex else markdown)(shown)
+    return (latex if options.latex else markdown)(all_tables(shown))
 
 
 def chosen(flag: str, wanted: Sequence[Any] | None, known: Sequence[Any]) -> list[Any]:

@@ -23,12 +23,13 @@ from nsgf.config.files import (
     merge_settings,
     method_layers,
     nest_keys,
+    overridden_settings,
     parse_settings,
     pretrained_runs,
     read_settings,
 )
-from nsgf.config.schema import Config
-from nsgf.system.errors import UserError, cause, suggest
+from nsgf.config.schema import OF_PHASES, Config
+from nsgf.system.errors import UserError, cause, list_names, suggest
 
 if TYPE_CHECKING:
     from nsgf.run.folder import RunFolder
@@ -119,12 +120,19 @@ def _request(
         raise UserError(f"use {suggest('exp', 'NAME')} ({names}) or {suggest('config', 'FILE')}")
     method = flags.pop("method", None) if run is None else None
     config, flags, notes = _configure(content, method, flags, run, smaller_batches)
+    from nsgf.checks import check_training  # loads torch
+
+    if command in ("train", "preflight"):
+        check_training(config)
     methods: tuple[Config, ...] = ()
     for name in config.compare.methods if command == "compare" else ():
         try:
-            methods += (_configure(content, name, flags, None, smaller_batches)[0],)
+            each, _, told = _configure(content, name, flags, None, smaller_batches)
+            check_training(each)
         except UserError as error:
             raise UserError(f"{error} (method {name})") from error
+        methods += (each,)
+        notes += tuple(note for note in told if note.startswith(f"method {name}: "))
     if run:
         home = os.path.dirname(os.path.abspath(run.path))
         out = os.path.abspath(os.path.expanduser(flags.get("out_dir", home)))
@@ -155,6 +163,11 @@ def _configure(
     base, flags, notes = choose_for_own_data(below, own, flags, check_values, is_new=run is None)
     smoke = nest_keys(SMOKE) if flags.get("smoke") and not run else {}
     config = build(Config, merge_settings(base, smoke, flags))
+    if method and method.endswith((".yaml", ".yml")):
+        unused = {"method", *OF_PHASES} - {*config.phases}
+        file = {key: value for key, value in below.items() if key not in unused}
+        if told := list(overridden_settings(file, merge_settings(base, flags))):
+            notes += (f"method {method}: experiment or flags win: {list_names(told)}",)
     if not run and (smoke or "conditional" in flags.get("data", {})):
         chosen, fitted = fit_to_classes(config)
         config = build(Config, merge_settings(base, smoke, chosen, flags))

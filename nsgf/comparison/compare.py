@@ -11,7 +11,6 @@ from pathlib import Path
 
 from nsgf.comparison.measure import Yardstick
 from nsgf.comparison.results import (
-    FLOOR,
     FORMAT,
     Row,
     counted_file,
@@ -20,7 +19,14 @@ from nsgf.comparison.results import (
     table_csv,
 )
 from nsgf.comparison.tables import save_pictures, write_report
-from nsgf.comparison.trials import Comparison, Trial, count_updates, method_title, trial_sampler
+from nsgf.comparison.trials import (
+    FLOOR,
+    Comparison,
+    Trial,
+    count_updates,
+    method_title,
+    trial_sampler,
+)
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import Config, PhaseName
 from nsgf.data import build_source
@@ -163,16 +169,22 @@ class Work:
         self._of_functions: list[Row] = []
         self._estimated: set[str] = set()
         self._yardsticks: dict[str, Yardstick] = {}
-        for trial in comparison.trials():
+        self._files = {trial: measure_files(comparison, trial) for trial in comparison.trials()}
+        self._rows: dict[Path, Row] = {}
+        for trial in self._files:
             if trial.target not in self._yardsticks:
                 config = comparison.trial_config(trial)
                 self._yardsticks[trial.target] = Yardstick(config, self.device, log)
 
     def is_measured(self, trial: Trial) -> bool:
         """Whether all measures of a trial exist."""
-        names = self._yardsticks[trial.target].names
-        files = measure_files(self._comparison, trial).values()
-        return all(read_measure(file, names) for file in files)
+        return all(self._read(trial.target, file) for file in self._files[trial].values())
+
+    def _read(self, target: str, file: Path) -> Row | None:
+        """Return the measure in a file, which is read once; None if there is none."""
+        if file not in self._rows and (row := read_measure(file, self._yardsticks[target].names)):
+            self._rows[file] = row
+        return self._rows.get(file)
 
     def finish(self, trial: Trial) -> bool:
         """Train and measure a trial; return False if another process works on it."""
@@ -191,8 +203,8 @@ class Work:
                 self._log_estimate(trial.method, config)
                 train(config, run, stop=self._stop)
             with lock_folder(run.path):
-                for (nfe, draw), file in measure_files(self._comparison, trial).items():
-                    if not read_measure(file, self._yardsticks[trial.target].names):
+                for (nfe, draw), file in self._files[trial].items():
+                    if not self._read(trial.target, file):
                         self.check_stop()
                         write_text(file, table_csv([self._measure(trial, nfe, draw)]))
         except Busy:
@@ -248,12 +260,9 @@ class Work:
 
     def rows(self) -> list[Row]:
         """Return all measures so far, and the floors, which are measured if missing."""
-        comparison = self._comparison
-        names = {target: own.names for target, own in self._yardsticks.items()}
         rows = [*self._of_functions]
-        for trial in comparison.trials():
-            files = measure_files(comparison, trial).values()
-            rows += filter(None, (read_measure(file, names[trial.target]) for file in files))
+        for trial, files in self._files.items():
+            rows += filter(None, (self._read(trial.target, file) for file in files.values()))
         for target in dict.fromkeys(row.target for row in rows):
             places = dict.fromkeys((row.seed, row.draw) for row in rows if row.target == target)
             for seed, draw in self._yardsticks[target].floor_places(places):
@@ -265,8 +274,9 @@ class Work:
         comparison, yardstick = self._comparison, self._yardsticks[trial.target]
         config, folder = comparison.trial_config(trial), comparison.folder / trial.target
         file = counted_file(folder, f"{FLOOR}{FORMAT}", config, draw)
-        if (row := read_measure(file, yardstick.names)) is None:
+        if (row := self._read(trial.target, file)) is None:
             values = yardstick.floor(trial.seed, draw)
             row = Row(trial.target, FLOOR, trial.seed, draw, None, 0.0, 0, 0.0, 0.0, values)
+            folder.mkdir(parents=True, exist_ok=True)  # no trial of this target has begun
             write_text(file, table_csv([row]))
         return row

@@ -17,8 +17,6 @@ from nsgf.system.json_reader import whole_number
 
 FORMAT = 3
 """Raised when a measure of the same name is computed in another way."""
-FLOOR = "floor"
-"""Stands for the method in rows of floors."""
 
 
 class Row(NamedTuple):

@@ -10,8 +10,8 @@ from statistics import mean, stdev
 
 import torch
 
-from nsgf.comparison.results import FLOOR, Row, table_csv
-from nsgf.comparison.trials import Comparison, Trial, method_title, trial_sampler
+from nsgf.comparison.results import Row, table_csv
+from nsgf.comparison.trials import FLOOR, Comparison, Trial, method_title, trial_sampler
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import Data
 from nsgf.metrics.names import is_better_higher, name_of
@@ -41,6 +41,8 @@ POINTS, IMAGES = 2048, 36
 
 Table = list[list[str]]
 """Lines of cells. The first line is the head; the best mean is written ``**mean**``."""
+Tables = tuple[list[Table], list[Table], Table]
+"""Means of each measure, differences of each measure, and costs."""
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
@@ -57,7 +59,7 @@ def columns_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
 
 def cell_of(rows: Sequence[Row], target: str, nfe: int | None, method: str) -> list[Row]:
     """Return the measures that a cell of a table summarizes, one for each seed and draw."""
-    return [row for row in rows if (row.target, row.nfe, row.method) == (target, nfe, method)]
+    return [row for row in rows if row.method == method and row.nfe == nfe and row.target == target]
 
 
 def values(
@@ -177,16 +179,16 @@ def cost_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def all_tables(rows: Sequence[Row]) -> tuple[list[Table], list[Table], Table]:
+def all_tables(rows: Sequence[Row]) -> Tables:
     """Return a table of means and one of differences for each measure, and the table of costs."""
     metrics, is_single = list(rows[0].values), len(methods_of(rows)) < 2
     differences = [difference_table(rows, metric) for metric in metrics if not is_single]
     return [measure_table(rows, metric) for metric in metrics], differences, cost_table(rows)
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(tables: Tables) -> str:
     """Return all tables as Markdown."""
-    measures, differences, costs = all_tables(rows)
+    measures, differences, costs = tables
     means, others = map(_markdown_table, measures), map(_markdown_table, [*differences, costs])
     return "\n\n".join([*means, LEGEND, *others, COST_LEGEND]) + "\n"
 
@@ -196,9 +198,9 @@ def _markdown_table(table: Table) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def latex(rows: Sequence[Row]) -> str:
+def latex(tables: Tables) -> str:
     """Return all tables for LaTeX, each as a ``tabular`` that uses the package booktabs."""
-    measures, differences, costs = all_tables(rows)
+    measures, differences, costs = tables
     texts = (r"\usepackage{booktabs}", LEGEND, COST_LEGEND)
     comments = [textwrap.indent(textwrap.fill(text, 98), "% ") for text in texts]
     return "\n\n".join([*comments, *map(_latex_table, [*measures, *differences, costs])]) + "\n"
@@ -223,7 +225,8 @@ def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
     """Write the tables and the settings into the comparison's folder; return the table files."""
     folder = comparison.folder
     write_text(folder / SETTINGS, settings_text(comparison))
-    texts = {"table.md": markdown(rows), TABLE: table_csv(rows), "table.tex": latex(rows)}
+    tables = all_tables(rows)
+    texts = {"table.md": markdown(tables), TABLE: table_csv(rows), "table.tex": latex(tables)}
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]

@@ -5,7 +5,8 @@ are divided among its networks in proportion to their iterations. The exception 
 as many updates again after 1-RF, unless ``compare.updates`` is set.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -15,14 +16,16 @@ import torch
 from torch import Tensor
 
 from nsgf.checks import check
-from nsgf.config.schema import PEER_PHASES, Config
+from nsgf.config.describe import format_value
+from nsgf.config.leaves import fixed_values
+from nsgf.config.schema import PEER_PHASES, Config, PhaseName
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs, load_sampler
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import FlowSampler, Leg, Samples, limit_calls, possible_calls
 from nsgf.sampling.solvers import Observer
 from nsgf.sinkhorn.base import Array, to_tensor
-from nsgf.system.errors import UserError, name_setting, one_line
+from nsgf.system.errors import UserError, name_setting, one_line, suggest
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
 
@@ -41,6 +44,14 @@ TITLES = {
     "affine": "Affine",
 }
 """Titles of the shipped methods in tables and pictures, in the order of their colours."""
+
+FLOOR, SHARED = "floor", "rf"
+"""Stand for the method in rows of floors, and in the folder of rectified flows."""
+NAME = re.compile(rf"(?!({FLOOR}|{SHARED})$)[\w .,()=+-]{{1,100}}")
+"""Matches the names that a method may have: folders and tables can hold them."""
+NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR} or {SHARED}"
+EQUAL = ("seed", "data", "model", "evaluation")
+"""Sections that must agree for all methods."""
 
 Draw = Callable[[Tensor, int], Array]
 """(noise, nfe) -> samples, both (B, *shape)."""
@@ -70,25 +81,28 @@ class Comparison:
     """Settings of each method, by name, with equal numbers of updates."""
     functions: Mapping[str, Draw] = field(default_factory=dict)
     """A caller's own methods, by name. They are only measured."""
+    _configs: dict[Trial, Config] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Configurations of trials that were computed before."""
 
     @classmethod
     def of(cls, config: Config, methods: tuple[Config, ...]) -> "Comparison":
         """Return the comparison of these methods with the updates that each trains.
 
         Raises:
-            UserError: two methods have one name, or a method has too few updates for its networks.
+            UserError: two methods have one name or title, a name is not allowed, methods differ in
+                data, networks or evaluation, or one has too few updates for its networks.
         """
-        names = [own.method for own in methods]
-        if len(set(names)) < len(names):
-            raise UserError(
-                f"{name_setting('compare.methods', names)}: names must differ; rename a file"
-            )
+        _check_equal_terms(methods)
         given = config.compare.updates
-        if len(given) not in (0, 1, len(names)):
+        if len(given) not in (0, 1, len(methods)):
             raise UserError(f"compare.updates = {given}: must be one number, or one per method")
-        totals = given if len(given) > 1 else (given or [count_updates(config)]) * len(names)
+        totals = given if len(given) > 1 else (given or [count_updates(config)]) * len(methods)
         pairs = zip(methods, totals, strict=True)
-        return cls(config, {own.method: share_updates(own, total) for own, total in pairs})
+        trained = {own.method: share_updates(own, total) for own, total in pairs}
+        _check_shared_training(list(filter(_shares_training, trained.values())))
+        return cls(config, trained)
 
     @property
     def folder(self) -> Path:
@@ -115,14 +129,17 @@ class Comparison:
     def trial_folder(self, trial: Trial) -> Path:
         """Return the trial's run folder. Rectified flows share one: 2-RF continues after 1-RF,
         unless each has updates of its own."""
-        own = self.methods[trial.method]
-        is_shared = own.phases[0] in PEER_PHASES and own.peer.method == "rf"
-        name = "rf" if is_shared and not self.config.compare.updates else trial.method
+        name = SHARED if _shares_training(self.methods[trial.method]) else trial.method
         return self.folder / trial.target / f"{name}-seed{trial.seed}"
 
     def trial_config(self, trial: Trial) -> Config:
         """Return the configuration that trains a trial, with the precision that ``auto`` selects.
         Raise UserError if it is not valid for this target."""
+        if trial not in self._configs:
+            self._configs[trial] = self._configure(trial)
+        return self._configs[trial]
+
+    def _configure(self, trial: Trial) -> Config:
         config = self.methods.get(trial.method, self.config)
         source, _, name = trial.target.rpartition("_")
         if trial.target in DATA_SETS:  # whose name may have an underscore
@@ -140,6 +157,41 @@ class Comparison:
         )
         check(own)
         return own
+
+
+def _check_equal_terms(methods: Sequence[Config]) -> None:
+    """Raise UserError if names are equal or not allowed, or sections in EQUAL differ."""
+    names = [own.method for own in methods]
+    if len(set(map(method_title, names))) < len(names):
+        shown = name_setting("compare.methods", names)
+        raise UserError(f"{shown}: names must differ; rename a file")
+    terms = fixed_values(methods[0], EQUAL)
+    for own in methods:
+        if not NAME.fullmatch(own.method):
+            shown = name_setting("compare.methods", repr(own.method))
+            raise UserError(f"{shown}: must be {NAMES}; rename the file")
+        for key, value in fixed_values(own, EQUAL).items():
+            if value != terms[key]:
+                must = f"must be {format_value(terms[key])} as for {names[0]}, on equal terms"
+                raise UserError(f"{key} = {format_value(value)}: {must} (method {own.method})")
+
+
+def _shares_training(config: Config) -> bool:
+    """Whether a method is a rectified flow that is trained once for all such methods."""
+    is_rectified = config.phases[0] in PEER_PHASES and config.peer.method == "rf"
+    return is_rectified and not config.compare.updates
+
+
+def _check_shared_training(methods: Sequence[Config]) -> None:
+    """Raise UserError if methods that share the training of a phase differ in its settings."""
+    first: dict[PhaseName, Config] = {}
+    for own in methods:
+        for phase in own.phases:
+            other = first.setdefault(phase, own)
+            if getattr(own, phase) != getattr(other, phase):
+                both = name_setting("compare.methods", [other.method, own.method])
+                must = f"share phase {phase}, so its settings must be equal"
+                raise UserError(f"{both}: {must}; or use {suggest('compare.updates', '[N]')}")
 
 
 def share_updates(config: Config, total: int) -> Config:

@@ -6,13 +6,14 @@ Within a layer, the section ``optim`` applies to every phase that does not overr
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
+from nsgf.config.describe import format_value
 from nsgf.config.leaves import leaves
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import OF_PHASES, Config, TrackingConfig
@@ -94,6 +95,15 @@ def method_layers(content: Content, method: str | None = None) -> tuple[Content,
     base = merge_settings(content, content.get("methods", {}).get(name, {}))
     below = _method_settings(wanted, has_phases="phases" in base)
     return apply_optim(below), {**apply_optim(base), "method": name}
+
+
+def overridden_settings(below: Content, merged: Content, prefix: str = "") -> Iterator[str]:
+    """Yield a text for each setting of a layer that has another value after merging."""
+    for key, value in below.items():
+        if isinstance(value, dict):
+            yield from overridden_settings(value, merged[key], f"{prefix}{key}.")
+        elif merged[key] != value:
+            yield f"{prefix}{key} {format_value(merged[key])} (file: {format_value(value)})"
 
 
 def _method_settings(method: str, *, has_phases: bool) -> Content:

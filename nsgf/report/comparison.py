@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from nsgf.comparison.results import FLOOR, Row, read_rows
+from nsgf.comparison.results import Row, read_rows
 from nsgf.comparison.tables import (
     COST_LEGEND,
     LEGEND,
@@ -21,7 +21,7 @@ from nsgf.comparison.tables import (
     settings_text,
     values,
 )
-from nsgf.comparison.trials import TITLES, Comparison, method_title
+from nsgf.comparison.trials import FLOOR, TITLES, Comparison, method_title
 from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.metrics.names import is_better_higher, name_of

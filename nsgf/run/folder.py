@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -131,13 +131,17 @@ def results_folder(config: Config, run: RunFolder) -> Path:
     return run.path if out.resolve() in parents else out / home.name
 
 
-def ensure_writable(folder: Path, key: str = "out_dir") -> Path:
-    """Create a folder if needed, check that files can be written into it, and return it. Raise
-    UserError if no file can be written; it names the setting ``key`` of the folder."""
+def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = ()) -> Path:
+    """Create a folder if needed, check that files can be written into it, also as ``names``, and
+    return it. Raise UserError if no file can be written; it names the setting ``key`` of the
+    folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=folder) as probe:
             probe.write(b"x")
+        for name in names:
+            with _temporary(folder / name) as partial:
+                partial.touch()
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written ({cause(error)}); name another with {suggest(key, 'DIR')}"
@@ -185,6 +189,20 @@ def replacing(file: Path) -> Iterator[BinaryIO]:
         sync_folder(file.parent)
 
 
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder for new files, which takes the place of ``folder``, a new or empty one, once
+    all are written. A failure leaves nothing new."""
+    folder = folder.resolve()
+    with _temporary(folder) as partial:
+        partial.mkdir()
+        yield partial
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+        sync_folder(folder.parent)
+
+
 def link_or_copy(file: Path, other: Path) -> None:
     """Give a file a second name, or copy it where the file system has no links."""
     with _temporary(other) as partial:
@@ -202,13 +220,23 @@ def _temporary(file: Path) -> Iterator[Path]:
     """
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
-        if left == partial or not is_running(left.suffixes[-2][1:]):
-            left.unlink(missing_ok=True)
+        process = left.suffixes[-2][1:]
+        is_ours = process.isdecimal() or not left.is_dir()  # a user's folder may have such a name
+        if left == partial or (is_ours and not is_running(process)):
+            _remove(left)
     try:
         with _naming(file):
             yield partial
     finally:
-        partial.unlink(missing_ok=True)
+        _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder with all its files, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def is_running(process: str) -> bool:

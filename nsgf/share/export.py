@@ -19,7 +19,7 @@ from nsgf.metrics.names import is_measure, name_of
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import load_network
 from nsgf.phases.generator import count_targets
-from nsgf.run.folder import RunFolder, phase_stem, replacing, sync_folder, write_text
+from nsgf.run.folder import RunFolder, phase_stem, replacing, replacing_folder, write_text
 from nsgf.sampling.sampler import calls_per_velocity
 from nsgf.share.exported import CONFIG_FILE, FORMAT, MARK, checksum, weights_file
 from nsgf.system.errors import UserError, cause, list_names, printable, shorten_paths
@@ -51,28 +51,21 @@ def export_run(config: Config, run: RunFolder, to: Path, half: bool = False) -> 
     phases = [phase for phase in get_phases(config.phases) if run.has_checkpoint(phase.name)]
     if not phases:
         raise UserError(f"run = {run.path}: has no checkpoint yet; train it first")
-    partial = to.with_name(f".{to.name}.partial")
     try:
         if to.exists() and (not to.is_dir() or os.listdir(to)):
             raise UserError(f"to = {to}: holds something; name an empty folder or a new one")
-        shutil.rmtree(partial, ignore_errors=True)  # left by a killed export
-        partial.mkdir(parents=True)
-        updates: dict[str, str] = {
-            phase.name: _write_weights(partial, phase, config, run, half) for phase in phases
-        }
-        pictures = copied_pictures(run, phases, partial)
-        write_text(partial / "README.md", card(config, run, updates, pictures, half))
-        _write_index(partial, config, updates, half)
-        if to.exists():
-            to.rmdir()
-        partial.rename(to)
-        sync_folder(to.parent)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with replacing_folder(to) as partial:
+            updates: dict[str, str] = {
+                phase.name: _write_weights(partial, phase, config, run, half) for phase in phases
+            }
+            pictures = copied_pictures(run, phases, partial)
+            write_text(partial / "README.md", card(config, run, updates, pictures, half))
+            _write_index(partial, config, updates, half)
     except OSError as error:
         raise UserError(
             f"to = {to}: cannot be written ({cause(error)}); name another folder"
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return [
         *(str(to / name) for name in sorted(os.listdir(to))),
         f"read it with nsgf.load({str(to)!r}); share it with: "

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from nsgf.comparison.results import FLOOR, Row
-from nsgf.comparison.trials import Comparison
+from nsgf.comparison.results import Row
+from nsgf.comparison.trials import FLOOR, Comparison
 from tests.conftest import compared
 
 COMPARISON = compared(

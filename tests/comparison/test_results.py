@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from nsgf.comparison.results import FLOOR, Row, read_measure, read_rows, table_csv
+from nsgf.comparison.results import Row, read_measure, read_rows, table_csv
+from nsgf.comparison.trials import FLOOR
 from nsgf.system.errors import UserError
 from tests.comparison.table_rows import ROWS
 

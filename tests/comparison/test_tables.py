@@ -3,9 +3,17 @@ import math
 import pytest
 
 from nsgf.cli.arguments import parse
-from nsgf.comparison.results import FLOOR, Row
-from nsgf.comparison.tables import cost_table, latex, markdown, measure_table, verdict, write_report
-from nsgf.comparison.trials import Comparison
+from nsgf.comparison.results import Row
+from nsgf.comparison.tables import (
+    all_tables,
+    cost_table,
+    latex,
+    markdown,
+    measure_table,
+    verdict,
+    write_report,
+)
+from nsgf.comparison.trials import FLOOR, Comparison
 from nsgf.report.records import stored_comparison
 from tests.comparison.table_rows import ROWS, in_folder, row
 from tests.conftest import compared
@@ -31,15 +39,15 @@ def test_verdict(differences, metric, word):
 
 
 def test_table_has_a_head_and_floors():
-    lines = markdown(ROWS).splitlines()
+    lines = markdown(all_tables(ROWS)).splitlines()
     assert (lines[0], lines[4]) == ("| W2 ↓ | moons, NFE 10 |", "| floor | 0.050 |")
 
 
 def test_each_measure_has_its_differences_unless_there_is_one_method():
     both = [item._replace(values={"w2": 0, "energy": 2 * item.values["w2"]}) for item in ROWS]
-    assert "| NSGF minus, W2 ↓ |" in markdown(both)
-    assert "| I-CFM | -0.207 ± 0.007 ahead |" in markdown(both)
-    assert "minus" not in markdown([item for item in ROWS if item.method != "icfm"])
+    assert "| NSGF minus, W2 ↓ |" in markdown(all_tables(both))
+    assert "| I-CFM | -0.207 ± 0.007 ahead |" in markdown(all_tables(both))
+    assert "minus" not in markdown(all_tables([item for item in ROWS if item.method != "icfm"]))
 
 
 def several(nsgf: list[float], icfm: list[float], draws: list[float]) -> list[Row]:
@@ -80,7 +88,7 @@ CELLS = {
 @pytest.mark.parametrize("cells", CELLS)
 def test_means_spreads_and_differences(cells):
     nsgf, icfm, difference = cells.split(" | ")
-    lines = markdown(CELLS[cells]).splitlines()
+    lines = markdown(all_tables(CELLS[cells])).splitlines()
     assert lines[2:4] == [f"| NSGF | {nsgf} |", f"| I-CFM | {icfm} |"]
     assert f"| I-CFM | {difference} |" in lines[4:]
 
@@ -110,11 +118,11 @@ def test_cells_without_a_measure_are_dashes_in_all_tables():
         *(row("nsgf++", seed, 0.1) for seed in range(3)),
         *(row("icfm", seed, 0.2, nfe)._replace(calls=nfe) for seed in range(3) for nfe in (2, 10)),
     ]
-    text = markdown(rows)
+    text = markdown(all_tables(rows))
     assert "| NSGF++ | - | **0.100** |" in text
     assert "| NSGF++ | 100 | 60 | 100 | - | 0.50 |" in text
     assert "| I-CFM | - | -0.100 ± 0.000 ahead |" in text
-    assert latex(rows).count(" & -- & ") == 4
+    assert latex(all_tables(rows)).count(" & -- & ") == 4
 
 
 def test_latex_has_the_tables_of_the_markdown():
@@ -122,7 +130,7 @@ def test_latex_has_the_tables_of_the_markdown():
         item._replace(target="8gaussians_moons", values={"recall & 100%": item.values["w2"]})
         for item in ROWS
     ]
-    text = latex(rows)
+    text = latex(all_tables(rows))
     measures = r"""
 \begin{tabular}{lr}
 \toprule

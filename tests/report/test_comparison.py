@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from nsgf.cli import main
-from nsgf.comparison.results import FLOOR
 from nsgf.comparison.tables import write_report
+from nsgf.comparison.trials import FLOOR
 from nsgf.report.comparison import draw_quality, measured_rows, report_comparison
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from nsgf.cli import main
-from nsgf.comparison.results import FLOOR, Row, table_csv
+from nsgf.comparison.results import Row, table_csv
 from nsgf.comparison.tables import settings_text
+from nsgf.comparison.trials import FLOOR
 from nsgf.report.records import curves, run_table
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder

@@ -136,7 +136,7 @@ def test_what_fails_or_is_killed_leaves_nothing(small, small_run, target, monkey
         with pytest.raises(UserError, match="No space left on device"):
             export_run(small, small_run, target)
     assert names(target.parent) == set()
-    (target.parent / ".moons.partial" / "left").mkdir(parents=True)
+    (target.parent / f"moons.{10**20}.partial" / "left").mkdir(parents=True)
     export_run(small, small_run, target)
     assert names(target.parent) == {"moons"}
 
