@@ -14,7 +14,7 @@ WORKDIR /opt/nsgf
 COPY pyproject.toml README.md LICENSE ./
 COPY configs configs
 COPY nsgf nsgf
-RUN pip install --no-cache-dir --extra-index-url ${TORCH_INDEX} ".[fidelity]"
+RUN pip install --no-cache-dir --extra-index-url ${TORCH_INDEX} ".[features]"
 
 WORKDIR /nsgf
 VOLUME /nsgf/runs

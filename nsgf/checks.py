@@ -178,11 +178,11 @@ def _data_rules(config: Config) -> Iterator[Rule]:
         useless = name not in target.uses and getattr(data, name) != usual
         yield useless, f"data.{name}", f"must be {format_value(usual)} for {data.name}"
     is_image = isinstance(target, ImageSet)
-    points = f"must be false for {data.name}, which are points"
-    yield not is_image and config.evaluation.inception, "evaluation.inception", points
-    has_labels = isinstance(target, ImageSet) and target.read_labels is not None
-    few = "must be false without enough images of two or more classes"
-    yield config.evaluation.classifier and not has_labels, "evaluation.classifier", few
+    own = config.evaluation
+    points = f"must be auto or none for {data.name}, which are points"
+    yield not is_image and own.features not in ("auto", "none"), "evaluation.features", points
+    unused = own.inception_weights is not None and own.features != "inception"
+    yield unused, "evaluation.inception_weights", "needs evaluation.features inception"
 
 
 def _network_rules(config: Config) -> Iterator[Rule]:
@@ -221,7 +221,8 @@ def _class_rules(config: Config) -> Iterator[Rule]:
         yield not phase.takes_classes, key, wanted
     yield sampling.omega is not None, "sampling.omega", "must be null with data.conditional"
     wrong = label is not None and bool(classes) and class_number(data, label) is None
-    wanted = f"must be a class ({names}) or its number, 0 to {classes - 1}; null: all"
+    number = f"if no name is a number, its number, 0 to {classes - 1}"
+    wanted = f"must be a class ({names}) or, {number}; null: all"
     yield wrong, "sampling.label", wanted
     wrong = PHASES[0] in config.phases and config.pool.num_batches < classes and not config.smoke
     yield wrong, "pool.num_batches", f"must be >= {classes}, a flow for each class"

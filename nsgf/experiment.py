@@ -22,7 +22,6 @@ from nsgf.models import count_parameters
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import outline
 from nsgf.phases.resume import finish_restart, pending_phases, restart
-from nsgf.report.samples import show_preview
 from nsgf.run import checkpoint
 from nsgf.run.checkpoint import interrupted_message
 from nsgf.run.folder import OwnNetwork, RunFolder, previous_file
@@ -31,6 +30,7 @@ from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.run.trackers import open_tracker, require_tracker
+from nsgf.samples import show_preview
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError, cause
 from nsgf.system.hardware import (

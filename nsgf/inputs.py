@@ -19,6 +19,7 @@ from nsgf.data.own import check_same_data
 from nsgf.data.own_images import image_bytes
 from nsgf.models import make_own
 from nsgf.run.folder import OwnNetwork, ensure_writable, replacing
+from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.errors import UserError, naming, one_line
 from nsgf.system.seeding import keep_random_numbers
 
@@ -71,25 +72,20 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
     """Return ``images``, perhaps with ``labels``, or ``points``; who reads them checks the rest."""
     try:
         if isinstance(data, Dataset):
-            data = default_collate([data[i] for i in range(len(data))])  # type: ignore[arg-type]
+            items = [data[i] for i in range(len(data))]  # type: ignore[arg-type]
+            refuse_masks(items)
+            data = default_collate(items)
             if isinstance(data, list | tuple):
                 if len(data) + (labels is not None) > 2:
                     raise ValueError("its items must be samples or pairs; labels belong to samples")
                 data, labels = (*data, labels)[:2]
-        samples = _array(data)
+        samples = to_array(data)
         if samples.ndim < 3 and labels is not None:
             raise ValueError("points have no classes; leave labels out")
         arrays = {"points": samples} if samples.ndim < 3 else {"images": image_bytes(samples)}
-        return arrays if labels is None else {**arrays, "labels": _array(labels)}
+        return arrays if labels is None else {**arrays, "labels": to_array(labels)}
     except Exception as error:  # a Dataset may raise any type
         raise UserError(f"data: {one_line(error)}") from error
-
-
-def _array(values: Any) -> np.ndarray:
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    if array.dtype.kind == "O":
-        raise ValueError("holds objects, must be numbers, or names as labels")
-    return array
 
 
 def class_name(network: OwnNetwork | None) -> str | None:

@@ -181,8 +181,8 @@ def _measure(options: argparse.Namespace, flags: list[str], results: dict[str, l
 def _configured(options: argparse.Namespace, flags: list[str], label: str) -> Comparison:
     """The comparison that trains and measures a variant.
 
-    Variants that differ only in sampling share a folder, so a run. All share ``out_dir``, where the
-    classifier is kept.
+    Variants that differ only in sampling share a folder, so a run. All share ``out_dir``, where
+    the features of real images are kept.
     """
     words = [*flags, *VARIANTS[options.exp][label].split()]
     trained = re.sub(r"--sampling\.\S+ \S+", "", " ".join(words)).strip()

@@ -240,7 +240,7 @@ def chosen(flag: str, wanted: Sequence[Any] | None, known: Sequence[Any]) -> lis
 
 def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
     """Raise UserError if rows do not belong in one table: a measure that is there twice, other
-    measures, other updates of a method, or other floors (other data or another classifier)."""
+    measures, other updates of a method, or other floors (other data or another network)."""
     facts: dict[str, tuple[Path, object]] = {}
     for file, row in found:
         (label, seed, draw), values = _place(row), row.values
@@ -266,8 +266,8 @@ def _place(row: Row) -> tuple[str, int, int]:
 
 
 def _floor_place(row: Row) -> tuple[str, ...]:
-    """What a floor belongs to: a target in the features of a classifier, else a seed and draw."""
-    is_split = any(name.startswith("classifier_") for name in row.values)
+    """What a floor belongs to: a target in the features of a network, else a seed and draw."""
+    is_split = any("imagenet_" in name for name in row.values)
     return (row.target,) if is_split else (row.target, f"seed {row.seed}", f"draw {row.draw}")
 
 

@@ -3,7 +3,7 @@
 # updates of half the batch; `train --exp digits` is the full one), and names the page of the
 # results last.
 set -euo pipefail
-. "$(dirname "${BASH_SOURCE[0]}")/setup.sh" fidelity  # evaluate needs it for the measures of digits
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh" features  # evaluate needs it for the measures of digits
 
 "$PYTHON_VENV" -m nsgf train --exp digits --batch-size 64 --nsgf.iterations 200 \
     --nsf.iterations 700 --nsf.starts 8192 --lr 2e-3 --optim.ema_decay 0.99

@@ -37,6 +37,7 @@ from nsgf.cli import main as nsgf
 from nsgf.cli.arguments import parse
 from nsgf.comparison.results import read_rows
 from nsgf.run.checkpoint import load
+from nsgf.run.folder import previous_file
 
 PLUS_PLUS = "--phases=[nsgf,nsf,predictor]"
 SETTINGS = {
@@ -275,11 +276,10 @@ def _at_random_moments(options: argparse.Namespace, flags: list[str], folder: Pa
 
 
 def _damage(out: Path, chance: random.Random) -> int:
-    """Cut, empty, or flip a bit of the newest checkpoint that has an earlier one; the number of
+    """Cut, empty, or flip a bit of the newest checkpoint that has one before it; the number of
     damaged files."""
-    found = out.glob("*/checkpoints/phase*.earlier.pt")
-    newest = (file.with_name(file.name.replace(".previous_file", "")) for file in found)
-    files = [file for file in newest if file.exists() and file.stat().st_size]
+    found = out.glob("*/checkpoints/phase*.pt")
+    files = [file for file in found if file.stat().st_size and previous_file(file).exists()]
     if not files:
         return 0
     file = max(files, key=lambda path: path.stat().st_mtime)

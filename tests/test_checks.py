@@ -44,8 +44,8 @@ WRONG = [  # experiment, flag, the setting that is refused
     ("2d", "--phases=[nsgf,predictor]", "phases"),
     ("2d", "--data.source=8gaussians", "data.source"),
     ("2d", "--fake-data", "data.fake"),
-    ("2d", "--evaluation.inception=true", "evaluation.inception"),
-    ("2d", "--evaluation.classifier=true", "evaluation.classifier"),
+    ("2d", "--evaluation.features=imagenet", "evaluation.features"),
+    ("digits", "--evaluation.inception_weights=w.pth", "evaluation.inception_weights"),
     ("2d", "--data-root=x", "data.root"),
     ("digits", "--model.unet.channels=48", "model.unet.channels"),
     ("digits", "--model.unet.attention=[16]", "model.unet.attention"),
@@ -109,6 +109,7 @@ def test_all_problems_are_reported_at_once():
     [
         ("2d", "--sampling.omega=0.1"),
         ("2d", "--sampling.solver=heun"),
+        ("2d", "--batch-size=8 --accumulate=8"),
         ("2d", "--nsf.batch_size=4 --accumulate=8"),  # of a phase that is not trained
         ("digits", f"{ON} --nsf.starts=500"),
         ("digits/nsgf++", ON),
@@ -144,7 +145,7 @@ def test_wrong_settings_from_python_are_refused(exp, key, value):
     "entry",
     [
         *("nsgf.experiment.train", "nsgf.preflight.preflight"),
-        *("nsgf.report.samples.sample_run", "nsgf.metrics.evaluate.evaluate_run"),
+        *("nsgf.samples.sample_run", "nsgf.metrics.evaluate.evaluate_run"),
     ],
 )
 def test_entries_refuse_what_is_not_valid_before_they_do_anything(entry, tiny, tmp_path):

@@ -15,8 +15,8 @@ from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
 from nsgf.report import samples
-from nsgf.report.samples import preview_samples, sample_run
 from nsgf.run import checkpoint
+from nsgf.samples import preview_samples, sample_run
 from nsgf.sampling.generate import generate
 from nsgf.share.export import export_run
 from tests.conftest import shipped

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import StackDataset, TensorDataset
 
 import nsgf
 from nsgf import UserError
 from nsgf.cli import main
+from nsgf.inputs import _arrays
 from tests.data.own_files import own_points
 from tests.test_api import SMALL
 
@@ -20,6 +21,28 @@ LABELS = torch.arange(40) % 2
 def train(folder, overrides=None, **how):
     settings = {**SMALL, **(overrides or {})}
     return nsgf.train(out_dir=folder, overrides=settings, quiet=True, **how)
+
+
+FLOATS = np.random.default_rng(0).uniform(-1, 1, (40, 1, 8, 8)).astype("f4")
+MASKED = np.ma.masked_less(POINTS.numpy(), -5)
+
+
+@pytest.mark.parametrize(
+    ("key", "data", "same"),
+    [
+        ("images", torch.from_numpy(FLOATS).bfloat16(), FLOATS),
+        ("images", FLOATS.astype(">f4"), FLOATS),
+        ("images", FLOATS[:, :, :, ::-1], FLOATS[:, :, :, ::-1].copy()),
+        ("images", PIXELS[:, :, ::-1], PIXELS[:, :, ::-1].copy()),
+        ("points", POINTS.bfloat16(), POINTS.bfloat16().double()),
+        ("points", POINTS.numpy()[::-1].astype(">f8"), POINTS.flip(0)),
+        ("points", np.ma.asarray(POINTS.numpy()), POINTS),
+    ],
+)
+def test_arrays_may_have_any_memory_layout(key, data, same):
+    arrays, expected = (_arrays(values, None)[key] for values in (data, same))
+    rounding = 1.01 if key == "images" and "bfloat16" in str(data.dtype) else 0  # of 255 bytes
+    np.testing.assert_allclose(arrays.astype(float), expected.astype(float), rtol=0, atol=rounding)
 
 
 def test_a_run_of_tensors_is_the_run_of_their_file(tmp_path):
@@ -63,9 +86,13 @@ def test_labels_make_a_run_conditional(tmp_path):
     ("how", "key"),
     [
         ({"data": POINTS, "exp": "points"}, "data: "),
-        ({"data": POINTS.log()}, "data: nan in point"),
+        ({"data": POINTS.log()}, "data: nan in row"),
         ({"data": PIXELS / 255}, r"data: .*\[-1, 1\]"),
         ({"data": ["a"]}, "data: "),
+        ({"data": MASKED}, "data: .*masked"),
+        ({"data": [*MASKED]}, "data: .*masked"),
+        ({"data": StackDataset(MASKED)}, "data: .*masked"),
+        ({"data": PIXELS, "labels": np.ma.masked_equal(LABELS.numpy(), 1)}, "data: .*masked"),
         ({"data": TensorDataset(POINTS, LABELS)}, "data: points"),
         ({"data": TensorDataset(POINTS, LABELS, LABELS)}, "data: .*pairs"),
         (

@@ -40,11 +40,11 @@ def test_notebook_trains_and_goes_on_from_a_read_only_input(tmp_path, monkeypatc
     }.items():
         monkeypatch.setenv(name, value)
     # what is not asked for is not resumed
-    (tmp_path / "runs" / "digits-20260101_000000").mkdir(parents=True)
-    (tmp_path / "input" / "mnist-smoke-20260101_000000").mkdir(parents=True)
-    for stranger in tmp_path.glob("*/digits-*"):
-        (stranger / "config.yaml").write_text("exp: digits\n")
+    for name in ("runs/digits-20260101_000000", "input/digits-small-smoke-20260101_000000"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.yaml").write_text("exp: digits\n")
     first = printed(tmp_path)
+    assert "continues" not in first
     assert "nsf: done" in first
     assert "report.html" in first
     assert first.count("a picture") == 3  # after both phases, and the moving one

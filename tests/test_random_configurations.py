@@ -25,7 +25,7 @@ SMALL = {
     **{"device": "cpu", "train-iters": 2, "batch-size": 3, "pool-batches": 2, "reflow.pairs": 6},
     **{"sinkhorn-batch": 4, "model.mlp.width": 8},
     **{"num-samples": 6, "evaluation.w2_samples": 6, "train.log_every": 1},
-    **{"evaluation.inception": "false", "evaluation.classifier": "false"},
+    "evaluation.features": "none",
     **{"train.preview": "false", "sampling.straight_steps": 2},
     "sampling.tolerance": 0.1,
 }

@@ -12,9 +12,62 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
+
+import nsgf
+from tests.test_api import SMALL
+from tests.test_inputs import MyUNet
 
 ROOT = Path(__file__).parents[1]
-RUN = "import sys; from nsgf.cli import main; sys.exit(any(main(w.split()) for w in sys.argv[1:]))"
+RUN = """
+import sys
+from nsgf.cli import main
+assert not any(main(words.split()) for words in sys.argv[2:])
+exec(sys.argv[1])
+"""
+CHECKS = {
+    "A 2D target": """
+        import torch
+        from nsgf.config.schema import DataConfig
+        from nsgf.data import Data
+        x, y = Data(DataConfig(name="pinwheel"), 0).target("x").sample(2000).T
+        around = torch.atan2(y, x) - torch.hypot(x, y) / 2  # the same on an arm
+        assert (5 * around).cos().mean() > 0.8
+    """,
+    "An image set": """
+        import numpy as np
+        from nsgf.config.schema import DataConfig
+        from nsgf.data import Data
+        images = Data(DataConfig(name="glyphs", root="."), 0).images
+        assert np.array_equal(images, np.load("glyphs.npz")["images"])
+    """,
+    "A loss": """
+        import torch
+        from nsgf.phases.lines import NSFTask
+        from nsgf.training.task import Batch
+        batch = Batch((torch.zeros(4),), torch.zeros(4))
+        assert NSFTask.loss(None, lambda x: x + 10, batch) == 10 - 0.5
+    """,
+    "An ODE step": """
+        import torch
+        from nsgf.config.schema import SamplingConfig
+        from nsgf.sampling.solvers import SOLVERS, integrate
+        config, calls = SamplingConfig(solver="midpoint", straight_steps=1), []
+        square = lambda x, t: calls.append(t) or t.view(-1, 1) ** 2
+        assert integrate(square, torch.zeros(1, 1), torch.zeros(1), config) == 0.5**2
+        assert len(calls) == SOLVERS["midpoint"]
+    """,
+    "A phase": """
+        import torch
+        from nsgf.phases.curved import CurvedTask
+        start, end, t, h = *torch.randn(2, 3, 2), torch.tensor([0.2, 0.5, 0.9]), 1e-3
+        at = lambda t: CurvedTask.batch(None, start, end, t)
+        slope = (at(t + h).inputs[0] - at(t - h).inputs[0]) / (2 * h)
+        torch.testing.assert_close(at(t).target, slope, rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(at(torch.ones(3)).inputs[0], end)
+    """,
+}
+"""What a recipe promises, as code that runs after its commands."""
 
 
 class Recipe(NamedTuple):
@@ -43,7 +96,7 @@ def read_recipes() -> list[Recipe]:
     return recipes
 
 
-def merge_settings(source: str, code: str) -> str:
+def apply_code(source: str, code: str) -> str:
     """Return a module with the code of a recipe, where ``...`` stands for the present code."""
     new = ""
     for chunk in re.split(r"\n(?=[\w@])", code):
@@ -69,6 +122,33 @@ def statement(source: str, name: str) -> str:
     raise AssertionError(f"{name} is not there")
 
 
+@pytest.mark.e2e
+def test_lines_for_python_run(tmp_path, monkeypatch):
+    """As they stand there, with a smaller pool and fewer updates."""
+    page, train, runs = (ROOT / "docs/extending.md").read_text(), nsgf.train, []
+    loop, network = map(textwrap.dedent, re.findall(r"(?:^ {4}\S.*\n)+", page, re.M))
+
+    def short_train(**how):
+        small = {} if "resume" in how else SMALL | {"nsf.starts": 20, "pool.num_batches": 10}
+        runs.append(train(**how, overrides=small))
+        return runs[-1]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(nsgf, "train", short_train, raising=False)
+    pairs = {"nsgf": nsgf, "source": torch.zeros(9, 2), "target": torch.ones(9, 2)}
+    exec(loop.replace("steps=5", "steps=5, num_batches=2, batch_size=99, device='cpu'"), pairs)
+    assert pairs["x"].shape == (256, 2)
+    torch.testing.assert_close(pairs["v"], 1 - pairs["x"])  # straight to the only target
+    own = {"nsgf": nsgf, "MyUNet": MyUNet, "x": images(100, 8), "y": np.arange(100) % 10}
+    exec(network, own)
+    assert [run.config.data.conditional for run in runs] == [False, False, True]
+    assert {run.config.model.network for run in runs} == {"MyUNet"}
+
+
+def images(count: int, size: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(256, size=(count, 1, size, size), dtype=np.uint8)
+
+
 RECIPES = read_recipes()
 
 
@@ -80,13 +160,13 @@ def test_recipe_works(recipe, tmp_path):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     for name, code in recipe.edits:
         file = tmp_path / name
-        file.write_text(merge_settings(file.read_text(), code) if file.exists() else code)
+        file.write_text(apply_code(file.read_text(), code) if file.exists() else code)
     assert recipe.commands
-    np.savez(tmp_path / "glyphs.npz", images=np.zeros((64, 1, 16, 16), np.uint8))
+    np.savez(tmp_path / "glyphs.npz", images=images(64, 16))
     cheap = "--device cpu --train.preview false"
     words = [f"{command.replace('DIR', '.')} {cheap}" for command in recipe.commands]
     done = subprocess.run(
-        [sys.executable, "-c", RUN, *words],
+        [sys.executable, "-c", RUN, textwrap.dedent(CHECKS[recipe.title]), *words],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
         capture_output=True,

@@ -2,6 +2,8 @@
 
 import ast
 import math
+import os
+import random
 import re
 import runpy
 import subprocess
@@ -14,14 +16,14 @@ import pytest
 import torch
 
 import nsgf
-from nsgf.cli.arguments import parse
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import latex
 from nsgf.comparison.trials import count_updates
 from nsgf.config.schema import PHASES, DataConfig
 from nsgf.data import Data
 from nsgf.data.points import Gaussian
-from nsgf.experiment import train
+from nsgf.run import checkpoint
+from nsgf.run.folder import previous_file
 from tests.sinkhorn import reference
 
 ROOT = Path(__file__).parents[1]
@@ -140,17 +142,12 @@ def test_energy_velocity_of_equal_samples_is_finite(script):
 
 
 @pytest.mark.e2e
-def test_controls_and_diagnose_measure_small_runs(run, tmp_path, monkeypatch):
+def test_controls_train_and_measure(run, tmp_path, monkeypatch):
     monkeypatch.setattr(Gaussian, "draw", Gaussian.draw)  # controls.py replaces it
     words = ["--exp", "digits", "--smoke", "--out-dir", str(tmp_path), "--num-samples", "32"]
     run("controls", "shrunken", "0.36", *words, "--compare.updates", "[4]", "--compare.nfe", "[2]")
     (table,) = tmp_path.glob("*/table.csv")
     assert {row.method for row in read_rows(table)} == {"shrunken-0.36", "floor"}
-    config = parse(["train", *words, "--method", "nsgf++"]).config
-    rows = cells(run("diagnose", str(train(config).path)))
-    assert len(rows) == 9
-    for row in rows:
-        assert_finite(row[1:2])
 
 
 @pytest.mark.e2e
@@ -251,7 +248,7 @@ def test_table_is_that_of_the_comparison(run):
     [("icfm,1", "icfm,0"), ("0.0500000001", "0.051"), ("100,50.0", "200,50.0")],
 )
 def test_tables_that_do_not_belong_together_are_refused(tables, before, after):
-    """A measure in both files, other data or another classifier, other updates."""
+    """A measure in both files, other data or another network, other updates."""
     assert before in SECOND
     told = tables(FIRST, SECOND.replace(before, after, 1), code=2)
     assert "0.csv and " in told
@@ -265,16 +262,16 @@ def test_images_have_the_floors_of_their_splits_for_all_seeds(tables):
     """Those of two files are the same ones."""
     floors = "".join(LINE.format("floor", 0, split, "", split) for split in range(10))
     texts = [LINE.format("icfm", seed, 0, 10, 1 + seed) + floors for seed in (3, 4)]
-    lines = tables(*texts, measure="classifier_fid").splitlines()
+    lines = tables(*texts, measure="imagenet_frechet").splitlines()
     assert lines[3] == "| floor | 4.500 ± 3.028 |"
 
 
-def test_images_of_two_classifiers_are_refused(tables):
+def test_images_of_two_networks_are_refused(tables):
     texts = [
         LINE.format("icfm", seed, 0, 10, 1) + LINE.format("floor", 0, 0, "", 2 + seed)
         for seed in (0, 1)
     ]
-    assert "floor of digits" in tables(*texts, code=2, measure="classifier_fid")
+    assert "floor of digits" in tables(*texts, code=2, measure="imagenet_frechet")
     assert "floor" in tables(*texts, flags="--nfe 10", code=2)  # pixels: of one seed and draw
 
 
@@ -341,6 +338,18 @@ def test_variants_of_digits_are_recipes_of_their_own(script, tmp_path):
     assert found["hand-over, pairs as drawn"].nsf.coupling == "independent"
     assert (found["T 3"].phases, found["T 3"].flow.steps) == (list(PHASES), 3)
     assert found["tau fixed to 0.64"].sampling.tau == 0.64
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_torture_damages_the_newest_checkpoint(script, tmp_path, seed):
+    files = [tmp_path / "run" / "checkpoints" / f"phase{phase}.pt" for phase in "21"]
+    for file in files:
+        for step in (1, 2):
+            checkpoint.save(file, {"phase": "nsf", "step": step, "config": {}})
+    os.utime(files[1], (0, 0))
+    files += [previous_file(file) for file in files]
+    assert script("torture")["_damage"](tmp_path, random.Random(seed)) == 1
+    assert [checkpoint.find_damage(file) is None for file in files] == [False, True, True, True]
 
 
 @pytest.mark.e2e

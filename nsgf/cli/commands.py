@@ -151,7 +151,7 @@ def _resume_command(folder: Path, processes: int, tracker: str) -> str:
 
 
 def _sample(request: Request) -> Iterator[str]:
-    from nsgf.report.samples import sample_run
+    from nsgf.samples import sample_run
     from nsgf.system.distributed import join
 
     with join(request.config.device) as world:

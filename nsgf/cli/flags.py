@@ -64,7 +64,7 @@ SMOKE: dict[str, Any] = {
     **{"train.log_every": 1, "train.checkpoint_every": 3},
     **{"sampling.num_samples": 4, "sampling.straight_steps": 2, "evaluation.num_samples": 4},
     "evaluation.w2_samples": 4,
-    **{"evaluation.inception": False, "evaluation.classifier": False},
+    "evaluation.features": "none",
     **{"compare.seeds": 1, "compare.nfe": [1, 2, 4], "reflow.pairs": 16},
 }
 """What --smoke sets in a new run besides ``smoke``; explicit flags win."""

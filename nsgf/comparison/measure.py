@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, ImageSet, Sampler, target_set
-from nsgf.metrics.classifier import SPLITS, ClassifierMetrics
+from nsgf.data import Data, Sampler
 from nsgf.metrics.distances import energy_distance, require_neighbours, w2
+from nsgf.metrics.features import MEASURES, SPLITS, FeatureMetrics, ImageNet, pick_network
 from nsgf.system.errors import UserError
 
 Place = tuple[int, int]
@@ -17,33 +17,31 @@ Place = tuple[int, int]
 
 
 class Yardstick:
-    """The measures of one target: Frechet distance, precision and recall in the features of a small
-    classifier for images with classes, if it is good enough; else exact W2 and energy distance. W2
-    of own points is given in the units of their file and for standardised columns."""
+    """The measures of one target: for images those of :class:`FeatureMetrics`; for points, and
+    without its network, exact W2 and energy distance. W2 of own points is given in the units of
+    their file and for standardised columns."""
 
     def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
-        """Load the target of a trial; ``log`` takes a line about training the classifier.
+        """Load the target of a trial; ``log`` takes a line about features of real images.
 
         Raises:
-            UserError: too few samples, random images, or a missing package.
+            UserError: too few samples, a missing package, or another network than ImageNet's.
         """
         self._data, self._n = Data(config.data, config.seed), config.evaluation.w2_samples
         self.samples: int = config.evaluation.num_samples
         """Number of samples that are measured."""
         self.names = ["w2", "1000 energy", *["w2_standardised"] * (self._data.points is not None)]
-        self._classifier: ClassifierMetrics | None = None
-        target, images = target_set(config.data), self._data.images
-        if isinstance(target, ImageSet) and target.read_labels and images is not None:
+        self._features: FeatureMetrics | None = None
+        images = self._data.images
+        network = None if images is None else pick_network(config.evaluation, log)
+        if images is not None and network is not None:
+            if not isinstance(network, ImageNet):
+                raise UserError("evaluation.features = inception: must be imagenet to compare")
             require_neighbours(self.samples)
             out_dir = Path(config.out_dir)
-            classifier = ClassifierMetrics(config.data, images, out_dir, device, log)
-            if classifier.weakness:
-                log(f"compare: classifier {classifier.weakness}; pixels are compared instead")
-            else:
-                self._classifier = classifier
-                self.names = [f"classifier_{name}" for name in ("fid", "precision", "recall")]
-                log(f"compare: precision of pure noise {classifier.noise_precision():.2f}")
-        limit = self._classifier.used if self._classifier else self._data.at_most_half
+            self._features = FeatureMetrics(network, config.data, images, out_dir, device, log)
+            self.names = MEASURES
+        limit = self._features.used if self._features else self._data.at_most_half
         self.samples = limit(self.samples)
         if self.samples < 2:
             raise UserError(f"evaluation.num_samples = {self.samples}: must be >= 2 to compare")
@@ -51,8 +49,8 @@ class Yardstick:
     def measure(self, samples: Tensor, seed: int, draw: int) -> dict[str, float]:
         """Return the measures of samples (n, *shape) by name. Points are compared with a draw of
         the target, images with the same real images in all draws."""
-        if self._classifier:
-            return self._classifier.measure(samples)
+        if self._features:
+            return self._features.measure(samples)
         data, stream = self._data.with_seed(seed), ("compare", str(draw))
         target = data.target(*stream)
         return self._distances(data.in_units(samples), data.reference(*stream), samples, target)
@@ -60,12 +58,12 @@ class Yardstick:
     def floor_places(self, places: Iterable[Place]) -> Iterable[Place]:
         """Return the places of floors, given those of the measures. Splits of images do not depend
         on the seed."""
-        return ((0, split) for split in range(SPLITS)) if self._classifier else places
+        return ((0, split) for split in range(SPLITS)) if self._features else places
 
     def floor(self, seed: int, draw: int) -> dict[str, float]:
         """Return the measures of equally many fresh samples of the target."""
-        if self._classifier:
-            return self._classifier.floor(self.samples, draw)
+        if self._features:
+            return self._features.floor(self.samples, draw)
         data, stream = self._data.with_seed(seed), ("compare", str(draw))
         real, target = data.reference(*stream), data.target(*stream)
         if data.count is None:

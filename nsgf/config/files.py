@@ -184,10 +184,13 @@ def apply_optim(content: Content) -> Content:
 
 
 def drop_machine_settings(config: Config) -> Config:
-    """Return the settings without paths, device and tracker, so that they can be shared."""
+    """Return the settings without paths, names of files, device and tracker, so that they can be
+    shared."""
     paths = {key: item.default for key, _, item in leaves(config) if item.is_path}
     usual = build(Config, merge_settings(asdict(config), nest_keys(paths)))
-    return replace(usual, device=Config.device, tracking=TrackingConfig())
+    found = {key: value for key, value in config.data.found.items() if key != "broken"}
+    data = replace(usual.data, found=found)
+    return replace(usual, data=data, device=Config.device, tracking=TrackingConfig())
 
 
 def build(schema: type[Schema], content: Content) -> Schema:

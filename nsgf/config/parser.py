@@ -19,6 +19,8 @@ from nsgf.config.yaml_loader import Integer, Number, load_yaml
 from nsgf.system.errors import UserError, name_setting
 
 WRONG_TYPE = re.compile(r'Parser key "([^"]+)":\s')
+REMOVED = {"evaluation": ("classifier", "inception")}
+"""Settings that files of earlier runs have, and that no run depends on. They are ignored."""
 
 
 class _WrongType(Exception):
@@ -90,6 +92,9 @@ class Parser(ArgumentParser):
         Raises:
             UserError: a key is unknown, or a value has a wrong type.
         """
+        for section, names in REMOVED.items():
+            if isinstance(own := content.get(section), dict):
+                content = {**content, section: {k: v for k, v in own.items() if k not in names}}
         values = self._by_flag(content)
         try:
             result: dict[str, Any] = self.parse_object(content).as_dict()

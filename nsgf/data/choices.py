@@ -74,7 +74,6 @@ def _chosen(config: Config, found: Found) -> dict[str, Any]:
         return for_points(found.samples, *found.shape)
     chosen = for_images(found.samples, *found.shape[:2])
     unused = {key for key in OPTIONAL if attrgetter(key)(config) is None}
-    chosen["evaluation.classifier"] = bool(found.classes)
     return {key: value for key, value in chosen.items() if key not in unused}
 
 

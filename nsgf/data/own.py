@@ -5,10 +5,14 @@ Shapes: N points, D coordinates.
 
 import csv
 import hashlib
+import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
+from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +25,10 @@ LEAST = 16
 """Smallest number of images or points that can be trained on."""
 SUFFIXES = (".npz", ".npy", ".csv")
 SEPARATORS = ",;\t"
-"""Allowed separators; the most frequent one in the first line is used."""
+"""Allowed separators; the one that cuts the first row into most cells is used."""
+LARGEST = 1e150
+"""Largest absolute value of a coordinate; its inverse is the smallest range. Squares stay in
+float64."""
 
 
 class Found(NamedTuple):
@@ -34,7 +41,7 @@ class Found(NamedTuple):
     checksum: str
     """Checksum of the names and contents of all images, or of all points."""
     classes: int = 0
-    """Number of classes of images; 0 if there are too few images of one for a classifier."""
+    """Number of classes of images; 0 if there are too few images of one."""
     names: list[str] | None = None
     """Names of the D coordinates of points."""
     mean: list[float] | None = None
@@ -49,6 +56,9 @@ class Found(NamedTuple):
 
 Inspection = tuple[Found, tuple[str, ...]]
 """Description of the data, and lines about it for the user."""
+Table = tuple[np.ndarray, tuple[str, ...], Sequence[int]]
+"""Values of the chosen columns, float64, (N, D), the names of these, and the number of each row:
+its line in a .csv; in an array it counts from 1."""
 
 
 def read_found(config: DataConfig) -> Found:
@@ -138,14 +148,26 @@ def inspect_points(config: DataConfig) -> Inspection:
     counts = (steps == 0).all(0) | (steps == 1).all(0)
     is_index = [counts[i] and (i == 0 or name == _unnamed(i)) for i, name in enumerate(names)]
     others = [name for name, index in zip(names, is_index, strict=True) if not index]
-    if len(others) in (0, dim):
-        return found, (note,)
-    columns = suggest("data.columns", f"'{list_names(others, dim)}'")
-    index = names[is_index.index(True)]
-    return found, (
-        note,
-        f"data: {index} counts the rows, perhaps an index; to leave it out say {columns}",
-    )
+    notes = [note, *_doubts(values, names)] if data_path(config).suffix == ".csv" else [note]
+    if len(others) not in (0, dim):
+        columns = suggest("data.columns", f"'{list_names(others, dim)}'")
+        index = names[is_index.index(True)]
+        notes.append(
+            f"data: {index} counts the rows, perhaps an index; to leave it out say {columns}"
+        )
+    return found, tuple(notes)
+
+
+def _doubts(values: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Return lines about columns without names that a .csv may mean differently."""
+    dim, found = len(names), []
+    if names[0] != _unnamed(0) or dim < 2:
+        return []
+    if (np.diff(values[0]) == 1).all():
+        found.append("data: the first row counts up; if it holds names, give them letters")
+    if dim == 2 and not (values % 1).any():
+        found.append("data: whole numbers only; if their comma is a decimal one, write 0.5")
+    return found
 
 
 def read_points(config: DataConfig) -> Tensor:
@@ -167,28 +189,37 @@ def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return the points of ``data.path``, float64, (N, D), and the names of their coordinates;
     raise UserError unless it is a file with one table of enough finite numbers that vary."""
     file = data_path(config)
-    if not file.is_file() or file.suffix.lower() not in SUFFIXES:
+    suffix = file.suffix.lower()
+    if not file.is_file() or suffix not in SUFFIXES:
+        problem = f"ends in {suffix or 'no suffix'}" if file.is_file() else "no such file"
         raise UserError(
-            f"{name_setting('data.path', file)}: no such file ending in {', '.join(SUFFIXES)}; "
-            f"name one, or a folder of images with {suggest('exp', 'images')}"
+            f"{name_setting('data.path', file)}: {problem}, must be a file ending in "
+            f"{', '.join(SUFFIXES)}; save "
+            f"a table as .csv, or name a folder of images with {suggest('exp', 'images')}"
         )
     try:
-        if config.key and file.suffix.lower() != ".npz":
+        if config.key and suffix != ".npz":
             raise ValueError("data.key is for files .npz")
-        read = _read_csv if file.suffix.lower() == ".csv" else _read_array
-        values, names = read(file, config)
+        values, names, lines = (_read_csv if suffix == ".csv" else _read_array)(file, config)
         if values.ndim != 2 or len(values) < LEAST or not values.shape[1]:
             raise ValueError(
                 f"an array of shape {values.shape}, must be (N, D) with N >= {LEAST}: a row for "
                 "each point, a column for each coordinate"
             )
-        wrong = np.argwhere(~np.isfinite(values))
+        wrong = np.argwhere(~(np.abs(values) <= LARGEST))
         if len(wrong):
             row, column = wrong[0]
-            raise ValueError(f"{values[row, column]} in point {row + 1}, {names[column]}")
-        flat = np.flatnonzero(np.ptp(values, axis=0) == 0)
+            raise ValueError(
+                f"{values[row, column]} in row {lines[row]}, {names[column]}: must be finite, at "
+                f"most {LARGEST:g}; leave out rows with missing values"
+            )
+        spread = np.ptp(values, axis=0)
+        flat = np.flatnonzero(spread < 1 / LARGEST)
         if len(flat):
-            raise ValueError(f"one value everywhere in {names[flat[0]]}; leave that column out")
+            name, width = names[flat[0]], spread[flat[0]]
+            if width:
+                raise ValueError(f"a range of only {width:.3g} in {name}; use another unit")
+            raise ValueError(f"one value everywhere in {name}; leave that column out")
     except Exception as error:  # numpy raises many types for damaged and foreign files
         raise UserError(f"{name_setting('data.path', file)}: {one_line(error)}") from error
     return values, names
@@ -209,29 +240,69 @@ def _choose(columns: str | None, names: Sequence[str]) -> list[int]:
     return [places[name] for name in wanted] or list(range(len(names)))
 
 
-def _read_csv(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the values of the columns, float64, (N, D), and their names in the first line, if it
-    has fewer numbers than the second, or none; raise ValueError for anything else."""
-    lines = [line for line in file.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    if len(lines) < LEAST:
-        raise ValueError(f"{len(lines)} lines, must be at least {LEAST} points")
-    separator = max(SEPARATORS, key=lines[0].count)
-    row, below = csv.reader(lines[:2], delimiter=separator)
-    for number, cells in enumerate(csv.reader(lines, delimiter=separator), 1):
+def _read_csv(file: Path, config: DataConfig) -> Table:
+    """Read a table with names in a first row, in a comment above, or without names; raise
+    ValueError for anything else."""
+    text = file.read_text(encoding="utf-8-sig")
+    table = re.sub(r"\A([^\S\n]*(#.*)?\n)*", "", text)  # without comments above
+    separator = max(
+        SEPARATORS, key=lambda it: len(next(csv.reader(StringIO(table), delimiter=it), ""))
+    )
+    reader = csv.reader(StringIO(text), delimiter=separator)
+    rows = ((reader.line_num, cells) for cells in reader if any(map(str.strip, cells)))
+    top, row = next(rows, (0, [""]))
+    comment: list[str] = []
+    while row[0].startswith("#"):
+        comment = [row[0].lstrip("# "), *row[1:]]
+        top, row = next(rows, (0, [""]))
+    second, below = next(rows, (0, [""]))
+    if not second:
+        raise ValueError(f"no rows, must be at least {LEAST}")
+    if separator == "," and _has_decimal_commas(table):
+        raise ValueError(f"decimal commas in its only column; {_hint()}")
+    has_names = _is_header(row, below)
+    named = row if has_names else comment if len(comment) == len(row) else [""] * len(row)
+    names = [one_line(name) or _unnamed(n) for n, name in enumerate(named)]
+    chosen, values, lines = _choose(config.columns, names), array("d"), array("q")
+    begin = [(top, row), (second, below)]
+    for line, cells in chain(begin[has_names:], rows):
         if len(cells) != len(row):
-            raise ValueError(f"row {number} has {len(cells)} cells, row 1 has {len(row)}")
-    first, second = (sum(_is_number(cell or "0") for cell in line) for line in (row, below))
-    has_names = first < second or not first
-    names = [(has_names and one_line(name)) or _unnamed(n) for n, name in enumerate(row)]
-    chosen = _choose(config.columns, names)
-    how: dict[str, Any] = {"delimiter": separator, "quotechar": '"', "comments": None, "ndmin": 2}
-    try:
-        values = np.loadtxt(lines[has_names:], usecols=chosen if config.columns else None, **how)
-    except ValueError as error:
-        columns = suggest("data.columns", "A,B")
-        hint = f"Numbers have a decimal point: 0.5; {columns} leaves columns out"
-        raise ValueError(f"{error} {hint}") from error
-    return values, tuple(names[number] for number in chosen)
+            counts = f"row {line} has {len(cells)} cells, row {top} has {len(row)}"
+            raise ValueError(f"{counts}; {_hint()}")
+        try:
+            values.extend([float(cells[n]) for n in chosen])
+        except ValueError:
+            n = next(n for n in chosen if not _is_number(cells[n]))
+            what = f"row {line}, {names[n]}: {cells[n]!r} is no number"
+            raise ValueError(f"{what}; {_hint()}") from None
+        lines.append(line)
+    whole = np.array(values).reshape(-1, len(chosen))
+    return whole, tuple(names[n] for n in chosen), lines
+
+
+def _is_header(row: list[str], below: list[str]) -> bool:
+    """Whether the first row holds names: it has fewer numbers than the second, or it counts, as
+    pandas does without names, above an index or above numbers with a point."""
+    names = [name for name in row if name]
+    if names and all(map(str.isdecimal, names)):
+        first, count = int(names[0]), len(names)
+        is_count = names == [str(first + n) for n in range(count)] and (count > 1 or first == 0)
+        has_point = not any(map(str.isdecimal, below[-count:]))
+        return is_count and (has_point or not row[0])
+    numbers = [sum(_is_number(cell or "0") for cell in cells) for cells in (row, below)]
+    return numbers[0] < numbers[1] or not numbers[0]
+
+
+def _has_decimal_commas(table: str) -> bool:
+    """Whether each line is a number with a comma, some such as 1,05 or -0,5."""
+    lines = table.split()
+    is_like = all(re.fullmatch(r"-?\d+,\d+", line) for line in lines)
+    return is_like and any(re.match(r"-0,|-?\d+,0\d", line) for line in lines)
+
+
+def _hint() -> str:
+    columns = suggest("data.columns", "A,B")
+    return f"numbers have a decimal point: 0.5; {columns} leaves columns out"
 
 
 def _is_number(text: str) -> bool:
@@ -242,20 +313,26 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _read_array(file: Path, config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the array of a file .npy, or the only one of a file .npz or ``data.key``, float64, and
-    names of its columns; raise errors of many types for anything else."""
+def choose_array(content: np.lib.npyio.NpzFile, key: str | None) -> np.ndarray:
+    """Return the array ``key`` of numpy's open file .npz; None: the only one. Raise ValueError if
+    it is missing, or there are several."""
+    keys = [one for one in content.files if key in (None, one)]
+    if len(keys) != 1:
+        raise ValueError(f"say {suggest('data.key', 'NAME')}, one of {list_names(content.files)}")
+    array: np.ndarray = content[keys[0]]
+    return array
+
+
+def _read_array(file: Path, config: DataConfig) -> Table:
+    """Read the array of a file .npy, or the only one of a file .npz or ``data.key``; raise errors
+    of many types for anything else."""
     content = np.load(file, allow_pickle=False)
     if not isinstance(content, np.ndarray):
         with content:
-            names = [name for name in content.files if config.key in (None, name)]
-            if len(names) != 1:
-                raise ValueError(
-                    f"say {suggest('data.key', 'NAME')}, one of {list_names(content.files)}"
-                )
-            content = content[names[0]]
+            content = choose_array(content, config.key)
     values = np.ascontiguousarray(content.astype(np.float64, casting="same_kind"))
     if values.ndim != 2:
-        return values, ()
+        return values, (), ()
     chosen = _choose(config.columns, [_unnamed(number) for number in range(values.shape[1])])
-    return np.ascontiguousarray(values[:, chosen]), tuple(map(_unnamed, chosen))
+    names, rows = tuple(map(_unnamed, chosen)), range(1, len(values) + 1)
+    return np.ascontiguousarray(values[:, chosen]), names, rows

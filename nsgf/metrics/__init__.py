@@ -1,1 +1,1 @@
-"""Measures of samples: exact W2, nearest neighbours, classifier and Inception features."""
+"""Measures of samples: exact W2, nearest neighbours, ImageNet and Inception features."""

@@ -1,19 +1,25 @@
-"""Distances between samples: exact W2 (POT's network simplex), energy distance, nearest neighbours,
-and torch-fidelity's Frechet distance, precision and recall of features."""
+"""Distances between samples: exact W2 (POT's network simplex), energy distance, nearest images,
+and of features kernel distance and torch-fidelity's Frechet distance, precision and recall."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nsgf.data import Sampler
-from nsgf.phases.coupling import SIMPLEX_ITERATIONS
+from nsgf.data.images import to_unit_range
+from nsgf.phases.coupling import exact_plan
+from nsgf.run.cache import load_or_compute
 from nsgf.sinkhorn.base import full_precision
-from nsgf.system.errors import UserError
+from nsgf.system.errors import UserError, suggest
 
 NEIGHBOURS = 3
 PRC_BATCH = 2000
 """Number of rows of distances computed at a time; does not affect results."""
+PART_VALUES = 2**22
+"""Values of training images, and distances to them, that are computed at once."""
 
 
 def w2(x: Tensor, y: Tensor) -> float:
@@ -23,16 +29,11 @@ def w2(x: Tensor, y: Tensor) -> float:
     Raises:
         ValueError: samples are not finite, or the simplex did not finish.
     """
-    import ot  # takes a second to import
-
-    if not (x.isfinite().all() and y.isfinite().all()):
-        raise ValueError("samples are not finite")
     a, b = x.flatten(1).double(), y.flatten(1).double()
     cost = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
-    value, log = ot.emd2([], [], cost.numpy(), numItermax=SIMPLEX_ITERATIONS, log=True)
-    if log["warning"]:
-        raise ValueError(f"exact optimal transport did not finish: {log['warning']}")
-    return float(max(value, 0.0)) ** 0.5
+    if not cost.isfinite().all():
+        raise ValueError("samples are not finite")
+    return max(exact_plan(cost.numpy())[1], 0.0) ** 0.5
 
 
 def w2_floor(target: Sampler, n: int) -> float:
@@ -48,35 +49,68 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     shows random differences in mass (Szekely and Rizzo 2013).  x (N, *shape), y (M, *shape),
     N, M > 1
     """
-    a, b = x.flatten(1).double(), y.flatten(1).double()
-    n, m = len(a), len(b)
-    within = _total(a, a) / (n * (n - 1)) + _total(b, b) / (m * (m - 1))
-    return 2 * _total(a, b) / (n * m) - within
+    middle = y.flatten(1).double().mean(0)  # far from the origin, cdist loses digits
+    a, b = x.flatten(1).double() - middle, y.flatten(1).double() - middle
+    return _cross_minus_within(a, b, torch.cdist, lambda rows: torch.zeros(len(rows)))
 
 
-def _total(x: Tensor, y: Tensor) -> float:
-    """Return the sum of all distances between x (N, D) and y (M, D)."""
-    return sum(float(torch.cdist(part, y).sum()) for part in x.split(2048))
+def kernel_distance(x: Tensor, y: Tensor) -> float:
+    """Return the squared maximum mean discrepancy with the kernel k(a, b) = (a.b / D + 1)^3,
+    estimated without bias: around 0 for equal distributions, for any number of samples (KID,
+    Binkowski et al. 2018).  x (N, D), y (M, D), N, M > 1"""
+
+    def kernel(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b.T / a.shape[1] + 1) ** 3
+
+    return -_cross_minus_within(
+        x.double(), y.double(), kernel, lambda a: (a.square().mean(1) + 1) ** 3
+    )
 
 
-def nearest_distance(x: Tensor, y: Tensor, *, skip_self: bool = False) -> float:
-    """Return the mean Euclidean distance from each x (N, *shape) to its nearest y (M, *shape). With
-    ``skip_self`` x and y are the same samples, and a sample is not its own neighbour."""
-    nearest = []
-    for first, chunk in zip(range(0, len(x), 512), x.flatten(1).split(512), strict=True):
-        distance = torch.cdist(chunk, y.flatten(1))
-        if skip_self:
-            rows = torch.arange(len(chunk))
-            distance[rows, first + rows] = torch.inf
-        nearest.append(distance.amin(dim=1))
-    return float(torch.cat(nearest).mean())
+def _cross_minus_within(
+    a: Tensor,
+    b: Tensor,
+    pairwise: Callable[[Tensor, Tensor], Tensor],
+    with_itself: Callable[[Tensor], Tensor],
+) -> float:
+    """Return 2 E f(X, Y) - E f(X, X') - E f(Y, Y') for different X, X' and Y, Y'."""
+
+    def total(rows: Tensor, others: Tensor) -> float:
+        return sum(float(pairwise(part, others).sum()) for part in rows.split(2048))
+
+    def within(rows: Tensor) -> float:
+        own = total(rows, rows) - float(with_itself(rows).sum())
+        return own / (len(rows) * (len(rows) - 1))
+
+    return 2 * total(a, b) / (len(a) * len(b)) - within(a) - within(b)
+
+
+def nearest_images(
+    x: Tensor, images: Tensor, *, flip: bool = False, own: Tensor | None = None
+) -> Tensor:
+    """Return the nearest image of uint8 ``images`` (M, C, H, W) to each x (N, C, H, W) in [-1, 1],
+    like x; with ``flip`` mirrored images count too. ``own``: for x that are themselves images, the
+    index of each, (N,), which is not its own neighbour."""
+    flat, best = x.flatten(1), x.new_full((len(x),), torch.inf)
+    found, rows = torch.zeros_like(x), max(1, PART_VALUES // max(flat.shape))
+    for first, part in zip(range(0, len(images), rows), images.split(rows), strict=True):
+        real = to_unit_range(part.cpu())
+        for view in (real, real.flip(-1)) if flip else (real,):
+            distance = torch.cdist(flat, view.flatten(1))
+            if own is not None:
+                here = ((own >= first) & (own < first + rows)).nonzero()[:, 0]
+                distance[here, own[here] - first] = torch.inf
+            nearest, index = distance.min(1)
+            closer = nearest < best
+            found[closer], best[closer] = view[index[closer]], nearest[closer]
+    return found
 
 
 # --- features, with torch-fidelity, an optional package -----------------------------------------
 
 
-def require_fidelity(key: str) -> str:
-    """Return the version of torch-fidelity, which the setting ``key`` needs.
+def require_fidelity(setting: str) -> str:
+    """Return the version of torch-fidelity, which ``setting`` needs.
 
     Raises:
         UserError: torch-fidelity is not installed, or is too old.
@@ -85,8 +119,8 @@ def require_fidelity(key: str) -> str:
         import torch_fidelity.metric_prc  # new in 0.4
     except ImportError as error:
         raise UserError(
-            f"{key} = true: needs torch-fidelity 0.4 or newer (pip install -U torch-fidelity), "
-            "or use false"
+            f"{setting}: needs torch-fidelity 0.4 or newer (pip install -U torch-fidelity), or say "
+            f"{suggest('evaluation.features', 'none')}"
         ) from error
     return str(torch_fidelity.__version__)
 
@@ -129,3 +163,20 @@ def compare_features(samples: Tensor, real: Tensor, device: torch.device) -> dic
         "precision": manifold["precision"],
         "recall": manifold["recall"],
     }
+
+
+def stored_features(
+    file: Path, count: int, compute: Callable[[], Tensor], log: Callable[[str], None]
+) -> Tensor:
+    """Return the features (count, F) in a file; if that fails, compute, log and save them."""
+
+    def check(found: Any) -> Tensor:
+        if (found.dtype, found.ndim, len(found)) != (torch.float32, 2, count):
+            raise ValueError(f"no features of {count} images")
+        return found
+
+    def logged() -> Tensor:
+        log(f"features of {count} real images are computed, and kept in {file.parent}")
+        return compute()
+
+    return load_or_compute(file, check, logged, log)

@@ -14,8 +14,9 @@ from torch import Tensor
 from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import Data, build_source, is_image_set
-from nsgf.metrics.classifier import SPLITS, ClassifierMetrics
-from nsgf.metrics.distances import nearest_distance, w2, w2_floor
+from nsgf.data.images import to_unit_range
+from nsgf.metrics.distances import nearest_images, w2, w2_floor
+from nsgf.metrics.features import MEASURES, FeatureMetrics, ImageNet, pick_network
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.metrics.names import describe, name_of
 from nsgf.phases import load_sampler
@@ -27,12 +28,13 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device, versions
 from nsgf.system.output import show
+from nsgf.system.seeding import make_generator
 from nsgf.training.precision import sampling_precision
 
 REPEATS = 3
 """Number of times that points are drawn and measured."""
 NEAREST = 2048
-"""Largest number of samples, and of real images, for distances to the nearest real image."""
+"""Largest number of samples, and of real images, whose nearest training images are searched."""
 
 
 def evaluate_run(
@@ -65,8 +67,8 @@ def evaluate_run(
     world = world or World()
     log = log if world.is_main else lambda _: None
     folder, evaluation = ensure_writable(results_folder(config, run)), config.evaluation
-    for name in [".classifiers"] * evaluation.classifier + [".fidelity"] * evaluation.inception:
-        check_links(ensure_writable(Path(config.out_dir).expanduser() / name))
+    if is_image_set(config.data.name) and evaluation.features != "none":
+        check_links(ensure_writable(Path(config.out_dir).expanduser() / ".features"))
     device = pick_device(config.device, world.card)
     sampler, progress = load_sampler(config, run, device)
     nfe = sampler.expected_nfe
@@ -84,10 +86,7 @@ def evaluate_run(
     for part in measures.parts(samples):
         metrics |= part
         _write(file, metrics)
-    if evaluation.inception and isinstance(measures.network, UserError):
-        log("samples are kept: the same command measures what was left out")
-    else:
-        shutil.rmtree(drawn, ignore_errors=True)
+    shutil.rmtree(drawn, ignore_errors=True)
     return file, metrics
 
 
@@ -95,33 +94,23 @@ class Measures:
     """The measures of a run's samples."""
 
     def __init__(self, config: Config, device: torch.device, log: Callable[[str], None]) -> None:
-        """Load the data, and Inception's network if its features are compared; raise UserError if
-        data or a given weights file are missing or damaged."""
+        """Load the data and the network whose features are compared; raise UserError if data, a
+        package or a weights file are missing or damaged."""
         self._config, self._device, self._log = config, device, log
         self._data = Data(config.data, config.seed)
-        self.network: Inception | UserError = UserError("evaluation.inception is false")
-        """The network, or the error that explains why there is none."""
-        if config.evaluation.inception:
-            weights = config.evaluation.inception_weights
-            try:
-                self.network = Inception(None if weights is None else Path(weights))
-            except UserError as error:
-                if weights is not None:
-                    raise
-                self.network = error
+        self._network = None if self._data.images is None else pick_network(config.evaluation, log)
 
     def parts(self, samples: list[Samples]) -> Iterator[dict[str, Any]]:
-        """Yield groups of measures, or the reason why a group is left out."""
+        """Yield groups of measures."""
         yield self.w2_and_floor([part.x for part in samples]) | {"versions": versions()}
         images, pixels = self._data.images, samples[0].pixels
         if images is None or pixels is None:
             return
-        yield self._nearest(samples[0].x, len(images))
-        for name, measure in (("classifier", self._classifier), ("inception", self._inception)):
-            try:
-                yield measure(images, pixels)
-            except UserError as error:
-                yield {name: f"left out: {error}"}
+        yield self._nearest(samples[0].x, images)
+        if isinstance(self._network, ImageNet):
+            yield self._imagenet(self._network, images, pixels)
+        elif self._network:
+            yield self._inception(self._network, images, pixels)
 
     def w2_and_floor(self, samples: list[Tensor]) -> dict[str, Any]:
         """Return exact W2 to fresh target samples, and its floor, over the repetitions. For own
@@ -142,49 +131,43 @@ class Measures:
             found |= _mean_and_spread(name, distances) | _mean_and_spread(f"{name}_floor", floors)
         return found | {"w2_samples": n, "repeats": len(samples)}
 
-    def _nearest(self, samples: Tensor, count: int) -> dict[str, float]:
-        """Return the mean distance from samples (N, C, H, W) to the nearest real image, and from
-        real images to the nearest other real image. Uses at most NEAREST samples and real
-        images."""
-        real = self._data.target("nearest").sample(min(count, NEAREST))
-        return {
-            "nearest_real": nearest_distance(samples[:NEAREST], real),
-            "nearest_real_among_real": nearest_distance(real, real, skip_self=True),
+    def _nearest(self, samples: Tensor, images: Tensor) -> dict[str, float]:
+        """Return the mean distance from samples (N, C, H, W) to the nearest training image, and
+        from training images to the nearest other one. Uses at most NEAREST of both."""
+        generator = make_generator(self._config.seed, "nearest")
+        own = torch.randperm(len(images), generator=generator)[:NEAREST]
+        compared = {
+            "nearest_real": (samples[:NEAREST], None),
+            "nearest_real_among_real": (to_unit_range(images[own]), own),
+        }
+        found = {}
+        for name, (x, index) in compared.items():
+            nearest = nearest_images(x, images, flip=self._config.data.flip, own=index)
+            found[name] = float((x - nearest).flatten(1).norm(dim=1).mean())
+        return found
+
+    def _imagenet(self, network: ImageNet, images: Tensor, pixels: Tensor) -> dict[str, Any]:
+        """Compare samples with real images, both uint8, (N, C, H, W)."""
+        data, out_dir = self._config.data, Path(self._config.out_dir)
+        metrics = FeatureMetrics(network, data, images, out_dir, self._device, self._log)
+        found: dict[str, Any] = metrics.measure(pixels)
+        floors = metrics.floors(len(pixels))
+        for name in MEASURES:
+            found |= _mean_and_spread(f"{name}_floor", [floor[name] for floor in floors])
+            found[f"{name}_noise"] = metrics.noise[name]
+        return found | {
+            "imagenet_samples": metrics.used(len(pixels)),
+            "imagenet_reference": f"{metrics.about} of {data.name}",
+            "imagenet_network": network.name,
         }
 
-    def _classifier(self, images: Tensor, pixels: Tensor) -> dict[str, Any]:
+    def _inception(self, network: Inception, images: Tensor, pixels: Tensor) -> dict[str, Any]:
         """Compare samples with real images, both uint8, (N, C, H, W)."""
-        config = self._config
-        if not config.evaluation.classifier:
-            raise UserError("evaluation.classifier is false")
-        folder = Path(config.out_dir)
-        classifier = ClassifierMetrics(config.data, images, folder, self._device, self._log)
-        described: dict[str, Any] = {"classifier_accuracy": classifier.accuracy}
-        if classifier.weakness:
-            return described | {"classifier": classifier.weakness}
-        splits = count_progress(range(SPLITS), "floors of real images", "split")
-        floors = [classifier.floor(len(pixels), split) for split in splits]
-        for name in floors[0]:
-            scores = [floor[name] for floor in floors]
-            described |= _mean_and_spread(f"{name}_floor", scores)
-        return {
-            **classifier.measure(pixels),
-            **described,
-            "classifier_precision_noise": classifier.noise_precision(),
-            "classifier_samples": classifier.used(len(pixels)),
-            "classifier_reference": f"{classifier.about} of {config.data.name}, features of a "
-            "small CNN trained on that set: not Inception FID",
-        }
-
-    def _inception(self, images: Tensor, pixels: Tensor) -> dict[str, Any]:
-        """Compare samples with real images, both uint8, (N, C, H, W)."""
-        if isinstance(self.network, UserError):
-            raise self.network
         config = self._config
         name = config.data.name + (" random stand-in" if config.data.fake else "")
-        reference = Reference(images, name, Path(config.out_dir).expanduser() / ".fidelity")
+        reference = Reference(images, name, Path(config.out_dir).expanduser() / ".features")
         size = config.sampling.batch_size
-        return inception_metrics(pixels, reference, self.network, self._device, size, self._log)
+        return inception_metrics(pixels, reference, network, self._device, size, self._log)
 
 
 def _mean_and_spread(key: str, scores: list[float]) -> dict[str, float]:

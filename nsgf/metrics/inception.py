@@ -20,8 +20,9 @@ from nsgf.metrics.distances import (
     compare_features,
     require_fidelity,
     require_neighbours,
+    stored_features,
 )
-from nsgf.run.cache import fingerprint, load_or_compute
+from nsgf.run.cache import fingerprint
 from nsgf.run.progress import count_progress
 from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.output import show
@@ -40,7 +41,7 @@ class Inception:
     def __init__(self, file: Path | None = None) -> None:
         """Load the weights; None: the published file, which is downloaded into torch's cache if
         missing. Raise UserError if torch-fidelity or the file are missing, or if it is damaged."""
-        self.version = require_fidelity("evaluation.inception")
+        self.version = require_fidelity("evaluation.features = inception")
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
         key = "" if file is None else "evaluation.inception_weights = "
@@ -106,22 +107,13 @@ class Reference:
     def features(
         self, network: Inception, device: torch.device, batch_size: int, log: Callable[[str], None]
     ) -> Tensor:
-        """Load the features (N, 2048) from their file, or compute and save them, and log a line."""
-
-        def check(found: Tensor) -> Tensor:
-            if (found.dtype, found.ndim, len(found)) != (torch.float32, 2, len(self.images)):
-                raise ValueError(f"no features of {len(self.images)} images")
-            return found
+        """Return the features (N, 2048), from their file if there is one."""
+        file = self.cache / f"{fingerprint(self.images)}-{network.sha256[:12]}-{network.version}.pt"
 
         def compute() -> Tensor:
-            log(f"features of the real images are computed, and kept in {self.cache}")
             return network.features(self.images, "real images", device, batch_size)[0]
 
-        file = self.cache / (
-            f"{self.name.replace(' ', '-')}-train-{fingerprint(self.images)}-to-299-"
-            f"{network.sha256[:12]}-tf{network.version}.pt"
-        )
-        return load_or_compute(file, check, compute, log)
+        return stored_features(file, len(self.images), compute, log)
 
 
 def inception_metrics(

@@ -10,9 +10,10 @@ NAMES = {
     "w2_standardised": "W2 of standardised columns ↓",
     "1000 energy": "1000 x energy distance ↓",
     "nearest_real": "distance to nearest real image",
-    "classifier_fid": "Fréchet distance, classifier features ↓",
-    "classifier_precision": "precision, classifier features ↑",
-    "classifier_recall": "recall, classifier features ↑",
+    "imagenet_frechet": "Fréchet distance, ImageNet features ↓",
+    "1000 imagenet_kid": "1000 x kernel distance (KID), ImageNet features ↓",
+    "imagenet_precision": "precision, ImageNet features ↑",
+    "imagenet_recall": "recall, ImageNet features ↑",
     "fid": "FID ↓",
     "inception_score": "Inception score ↑",
     "kid": "KID ↓",
@@ -21,7 +22,6 @@ NAMES = {
     "w2_samples": "samples for W2",
     "nfe": "NFE",
     "expected_nfe": "NFE expected",
-    "classifier_accuracy": "classifier right on held-out images",
 }
 """Names of measures, with an arrow that shows whether higher or lower is better, and of other
 entries."""

@@ -3,6 +3,9 @@
 Shapes: n points in a group, *shape one point.
 """
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +15,31 @@ from nsgf.system.errors import UserError
 
 SIMPLEX_ITERATIONS = 10_000_000
 """Iteration limit of POT's exact solver; the default is too small above about 2,500 points."""
+
+
+def exact_plan(cost: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return an optimal plan between uniform weights, and its cost.  (N, M), costs >= 0 -> (N, M)
+
+    POT's errors grow with 1 + the largest cost. So costs are scaled by a power of two, which rounds
+    nothing, and costs that are too large for any optimal plan are cut.
+
+    Raises:
+        ValueError: the simplex did not finish.
+    """
+    import ot  # takes a second to import
+
+    while True:
+        largest = float(cost.max())
+        shift = 10 - math.frexp(largest)[1]
+        scaled = np.ldexp(cost, shift)
+        plan, log = ot.emd([], [], scaled, numItermax=SIMPLEX_ITERATIONS, log=True)
+        if log["warning"]:
+            raise ValueError(f"exact optimal transport did not finish: {log['warning']}")
+        value = math.ldexp(log["cost"], -shift)
+        limit = math.lcm(*cost.shape) * value  # an optimal plan moves multiples of 1 / lcm
+        if not 0 < limit < largest / 128:
+            return plan, value
+        cost = np.minimum(cost, limit)
 
 
 def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
@@ -24,12 +52,10 @@ def optimal_pairs(start: Tensor, end: Tensor) -> Tensor:
     Raises:
         UserError: a point is not finite.
     """
-    import ot  # takes a second to import
-
     cost = torch.cdist(start.flatten(1).double(), end.flatten(1).double()).square().cpu()
     if not cost.isfinite().all():
         raise UserError("nsf.coupling = ot: a point is not finite, so it cannot be paired")
-    plan = ot.emd([], [], cost.numpy(), numItermax=SIMPLEX_ITERATIONS)
+    plan, _ = exact_plan(cost.numpy())
     return torch.from_numpy(plan.argmax(1)).to(end.device)
 
 

@@ -73,7 +73,7 @@ def read_header(folder: Path) -> Header | None:
 
 def write_header(folder: Path, header: Header) -> None:
     """Replace the header as a whole."""
-    write_text(folder / "header.json", json.dumps(asdict(header)))
+    write_text(folder / "header.json", json.dumps(asdict(header), allow_nan=False))
 
 
 def content_settings(config: Config, shape: tuple[int, ...], dtype: str) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""HTML pages, the list of runs, and files of samples."""
+"""HTML pages and the list of runs."""

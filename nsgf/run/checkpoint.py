@@ -41,7 +41,7 @@ def save(file: Path, payload: dict[str, Any]) -> None:
     of tensors and plain values. Raise UserError if it cannot be written; the existing checkpoints
     do not change."""
     header = {key: payload[key] for key in HEADER if key in payload}
-    text = json.dumps({**header, "versions": versions()}).encode()
+    text = json.dumps({**header, "versions": versions()}, allow_nan=False).encode()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:

@@ -75,7 +75,7 @@ class RunLog:
     def _append(self, file: Path, values: dict[str, Any]) -> None:
         if self._quiet:
             return
-        append_text(file, json.dumps(values) + "\n")
+        append_text(file, json.dumps(values, allow_nan=False) + "\n")
         self._send(lambda tracker: tracker.record(values))
 
     def picture(self, name: str, file: Path) -> None:

@@ -106,7 +106,8 @@ def _write_index(folder: Path, config: Config, updates: dict[str, str], half: bo
         "weights": "float16" if half else "float32",
         "files": {file.name: checksum(file.read_bytes()) for file in sorted(folder.iterdir())},
     }
-    write_text(folder / CONFIG_FILE, json.dumps(index, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(index, indent=2, ensure_ascii=False, allow_nan=False)
+    write_text(folder / CONFIG_FILE, text + "\n")
 
 
 def copied_pictures(run: RunFolder, phases: list[Phase], folder: Path) -> list[str]:

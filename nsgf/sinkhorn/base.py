@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.masked import MaskedTensor
 
 from nsgf.config.leaves import MANY
 from nsgf.config.schema import FlowConfig
@@ -93,8 +94,9 @@ REAL |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 def to_tensor(name: str, points: Array) -> Tensor:
     """Return the argument ``name`` as a tensor. Raise UserError if it is no array of numbers."""
     try:
-        x = points if isinstance(points, Tensor) else torch.tensor(np.asarray(points))
-    except (TypeError, ValueError) as error:
+        refuse_masks(points)
+        x = points if isinstance(points, Tensor) else torch.tensor(to_array(points))
+    except Exception as error:  # objects of a caller may raise any type
         raise UserError(f"{name}: must be a tensor or an array ({one_line(error)})") from error
     if x.dtype not in REAL or x.layout != torch.strided or x.is_nested or x.is_meta:
         kind = f"{x.dtype}, {x.layout}, {x.device}"
@@ -111,6 +113,29 @@ def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
         kind = "a whole number" if is_whole else "a number"
         raise UserError(f"{name_setting(name, value)}: must be {kind} > 0 and <= {most:.3g}")
     return kinds[-1](number)
+
+
+def to_array(values: Any) -> np.ndarray[Any, Any]:
+    """Return a tensor, an array or numbers as a contiguous array in this machine's byte order, of
+    float32 for bfloat16, which numpy lacks. Raise ValueError for objects and masked values."""
+    refuse_masks(values)
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+    array = np.asarray(values)
+    if array.dtype.kind == "O":
+        raise ValueError("holds objects, must be numbers, or names as labels")
+    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
+
+
+def refuse_masks(values: Any) -> None:
+    """Raise ValueError if an array, a tensor, or one of a list has masked values."""
+    if isinstance(values, list | tuple):
+        for part in values:
+            refuse_masks(part)
+    is_array = isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values)
+    if is_array or isinstance(values, MaskedTensor):
+        raise ValueError("has masked values; leave them out, or pass x.filled(VALUE)")
 
 
 def as_clouds(x: Tensor, y: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -119,8 +119,7 @@ def test_smoke_is_small_and_explicit_flags_win():
     assert of_phases(config, "iterations") == [5] * 6
     assert config.pool.num_batches == 2
     assert config.model == shipped("cifar10").model
-    assert not config.evaluation.inception
-    assert not config.evaluation.classifier
+    assert config.evaluation.features == "none"
     assert shipped("cifar10", "--train-iters", "3", "--smoke").nsf.iterations == 3
 
 

@@ -93,7 +93,7 @@ def test_smoke_run_resume_sample_and_evaluate(exp, tmp_path, nsgf):
     saved = np.load(run / "samples" / "samples.npz", allow_pickle=False)
     assert len(saved["x"]) == len(saved["tau"]) == 4
     assert saved["nfe"] == 3 + 1 + 2
-    nsgf("evaluate", "--run", run, "--evaluation.inception", "false")
+    nsgf("evaluate", "--run", run, "--evaluation.features", "none")
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["nfe"] == 6
     assert metrics["w2"] > 0

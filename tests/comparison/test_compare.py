@@ -17,6 +17,7 @@ from nsgf.comparison.compare import Work, compare, comparison_plan
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import save_pictures
 from nsgf.comparison.trials import TITLES, Comparison
+from nsgf.run.folder import previous_file
 from nsgf.run.lock import lock_folder
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
@@ -266,8 +267,8 @@ def test_time_of_training_is_each_methods_own(finished):
 
 def test_damaged_checkpoint_is_no_other_setting(finished):
     """Training restores the one before; a comparison must not ask to throw it away."""
-    before = next(finished.folder.glob("*/*/checkpoints/*.earlier.pt"))
-    newest = before.with_name(before.name.replace(".previous_file", ""))
+    files = finished.folder.glob("*/*/checkpoints/*.pt")
+    newest = next(file for file in files if previous_file(file).exists())
     newest.write_bytes(newest.read_bytes()[:-200])
     comparison_plan(finished)
 

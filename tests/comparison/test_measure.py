@@ -6,7 +6,9 @@ import torch
 from nsgf.comparison import measure
 from nsgf.comparison.measure import Yardstick
 from nsgf.data import Data
+from nsgf.metrics import features
 from tests.conftest import shipped
+from tests.metrics.test_features import Pixels
 
 CPU = torch.device("cpu")
 
@@ -21,7 +23,7 @@ def compared(monkeypatch) -> list:
 
 @pytest.mark.parametrize("exp", ["points", "images"])
 def test_floors_compare_halves_and_samples_are_as_many(exp, own_data, compared):
-    config = shipped(exp, *own_data[exp])
+    config = shipped(exp, *own_data[exp], *["--evaluation.features=none"] * (exp == "images"))
     yardstick, data = Yardstick(config, CPU, print), Data(config.data, 3)
     assert yardstick.samples == data.count // 2
     yardstick.floor(seed=3, draw=0)
@@ -32,11 +34,12 @@ def test_floors_compare_halves_and_samples_are_as_many(exp, own_data, compared):
     assert torch.equal(reals, data.reference("compare", "0").sample(yardstick.samples))
 
 
-def test_images_have_ten_floors_whatever_the_seed(tmp_path):
+def test_images_have_ten_floors_whatever_the_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "ImageNet", Pixels)
     yardstick = Yardstick(shipped("digits", "--out-dir", str(tmp_path)), CPU, lambda _: None)
     places = list(yardstick.floor_places([(3, 0), (4, 0)]))
     assert len(set(places)) == 10
-    floors = [yardstick.floor(*place)["classifier_fid"] for place in places[:3]]
+    floors = [yardstick.floor(*place)["imagenet_frechet"] for place in places[:3]]
     assert len(set(floors)) == 3
     points = Yardstick(shipped("2d"), CPU, print)
     assert list(points.floor_places([(3, 0), (4, 0)])) == [(3, 0), (4, 0)]

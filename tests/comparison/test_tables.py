@@ -17,9 +17,10 @@ from tests.conftest import compared
         ([-0.1, -0.11, -0.09], "w2", "ahead"),
         ([0.1, 0.11, 0.09], "w2", "behind"),
         ([0.1, -0.1, 0.05], "w2", "level"),
-        ([0.1, 0.11, 0.09], "classifier_recall", "ahead"),
+        ([0.1, 0.11, 0.09], "imagenet_recall", "ahead"),
         ([-0.1], "w2", "(one measure)"),
         ([-0.1, -0.2, -0.15], "w2", "ahead"),
+        ([-0.1, -0.2, -0.3], "w2", "level"),  # p = 0.074
         ([-0.1, -0.3], "w2", "level"),  # two standard errors, but of two values
         ([-0.1, math.inf], "w2", "diverged"),
         ([], "w2", "-"),

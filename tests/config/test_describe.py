@@ -10,11 +10,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_every_setting_is_described_once_and_inherited_ones_under_optim():
-    apply_optim = {f"{phase}.{name}" for phase in OF_PHASES for name in asdict(OptimConfig())}
+    inherited = {f"{phase}.{name}" for phase in OF_PHASES for name in asdict(OptimConfig())}
     keys = {key for key, _, _ in leaves(Settings())}
     sections = {key.rpartition(".")[0] for key in keys}
     found = setting_descriptions()
-    assert found.keys() - {"model"} == (keys | sections) - apply_optim - {"model"}
+    assert found.keys() - {"model"} == (keys | sections) - inherited - {"model"}
     assert all(text.endswith(".") for text in found.values())
 
 

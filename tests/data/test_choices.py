@@ -15,8 +15,8 @@ from nsgf.data.choices import for_images, for_points
 from nsgf.experiment import train
 from nsgf.models import time_network, velocity_network
 from nsgf.report.page import report_run
-from nsgf.report.samples import sample_run
 from nsgf.run.folder import RunFolder, dump_config
+from nsgf.samples import sample_run
 from nsgf.share.export import export_run
 from nsgf.system.errors import UserError
 from tests.data.own_files import write_images, write_points
@@ -95,19 +95,15 @@ def test_chosen_networks_are_valid_at_every_size(size):
         for_images(200, 3, 66)
 
 
-def test_found_data_are_saved(images, points, tmp_path):
+def test_found_data_are_saved(images, points):
     config = parsed("images", images)
     assert config.data.size == 32
     assert config.data.found["shape"] == [3, 32, 32]
     assert config.nsf.batch_size == config.peer.batch_size == config.nsf.coupling_batch == 20
-    assert not config.evaluation.classifier
     config = parsed("points", points)
     assert (config.data.found["samples"], config.data.found["shape"]) == (40, [3])
     assert config.nsgf.batch_size == config.sinkhorn.batch_size == 40
     assert config.data.size is None
-    place = write_images(tmp_path / "classes", 20, classes=2)
-    assert parsed("images", place).evaluation.classifier
-    assert not parsed("images", place, "--evaluation.classifier=false").evaluation.classifier
 
 
 def test_files_and_flags_win(images, tmp_path):
@@ -160,7 +156,6 @@ def test_a_saved_configuration_chooses_nothing_again(images, tmp_path, monkeypat
 WRONG = [  # experiment, flags with IMAGES and POINTS, beginning of the message
     ("images", (), "data.path = null"),
     ("images", ("--data.path=IMAGES", "--data.found={samples: 3}"), "data.found"),
-    ("images", ("--data.path=IMAGES", "--evaluation.classifier=true"), "evaluation.classifier"),
 ]
 
 

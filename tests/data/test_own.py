@@ -136,6 +136,69 @@ def test_a_first_line_of_names_is_no_point(separator, tmp_path):
     assert table(write_csv(tmp_path / "z.csv", *map(str, range(20))))[0].shape == (20, 1)
 
 
+REALS = [f"{number}.5,{number * number}.25" for number in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "names"),
+    [
+        (["0,1"], REALS, ("0", "1")),
+        (["2001,2002"], REALS, ("2001", "2002")),
+        (["0"], [row[:4] + "1" for row in REALS], ("0",)),
+        ([",0,1"], [f"{n},{n},{n * n}" for n in range(20)], ("coordinate 1", "0", "1")),
+        (["# a,b"], ROWS, ("a", "b")),
+        (["# by hand; in cm", "", "#a;b"], [row.replace(",", ";") for row in ROWS], ("a", "b")),
+        (["# by hand", "a,b"], REALS, ("a", "b")),
+        (['"Height\n(cm)";"b;c"'], [row.replace(",", ";") for row in ROWS], ("Height (cm)", "b;c")),
+        (["0,0"], REALS, None),
+        (["0,2"], REALS, None),
+    ],
+)
+def test_lines_above_the_points_are_names(head, rows, names, tmp_path):
+    """As pandas, numpy and spreadsheets write them."""
+    if names and len(names) == 1:
+        rows = [row.replace(",", "") for row in rows]
+    values, found = table(write_csv(tmp_path / "x.csv", *head, *rows))
+    assert (len(values), found) == (20 + (not names), names or ("coordinate 1", "coordinate 2"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "word"),
+    [(["0,1,2", *(f"{n},{n * n},7{n}" for n in range(20))], "names"), (["36,6", *ROWS], "decimal")],
+)
+def test_points_that_may_be_something_else_get_a_line(lines, word, tmp_path):
+    _, notes = inspect_points(
+        DataConfig(name="points", path=str(write_csv(tmp_path / "x.csv", *lines)))
+    )
+    assert word in notes[1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"), [("1,oops", "'oops'"), ("1,nan", "nan"), ("1", "1 cells")]
+)
+@pytest.mark.parametrize("head", [[], ["a,b"], ["# note", "", '"a\n(cm)",b']])
+def test_rows_are_numbered_as_the_lines_of_their_file(head, wrong, what, tmp_path):
+    found = refused(write_csv(tmp_path / "x.csv", *head, *ROWS, wrong, "2,2"))
+    line = "\n".join([*head, *ROWS, wrong]).count("\n") + 1
+    assert f"row {line}" in found
+    assert what in found
+
+
+@pytest.mark.parametrize("value", [np.finfo(float).max, -1e200, 1e-200])
+def test_values_whose_square_leaves_float64_are_refused_by_their_column(value, tmp_path):
+    points = own_points()
+    points[:, 1] *= value if value == 1e-200 else 1
+    points[7, 1] = value
+    np.save(tmp_path / "x.npy", points)
+    assert "coordinate 2" in refused(tmp_path / "x.npy")
+
+
+def test_a_file_of_another_type_is_not_missing(tmp_path):
+    (tmp_path / "x.xlsx").touch()
+    assert "no such file" not in refused(tmp_path / "x.xlsx")
+    assert "no such file" in refused(tmp_path / "y.xlsx")
+
+
 def test_other_points_than_before_are_refused(tmp_path):
     file = write_points(tmp_path / "x.npy")
     config = DataConfig(name="points", path=str(file))
@@ -153,11 +216,12 @@ def test_other_points_than_before_are_refused(tmp_path):
 
 WRONG_LINES = {
     "text": ([*ROWS, "1,abc"], "'abc'"),
-    "missing": (["a,b", *ROWS, "1,"], "row 20"),
-    "nan": ([*ROWS, "nan,2", "1,inf"], "nan in point 21, coordinate 1"),
+    "missing": (["a,b", *ROWS, "1,"], "row 22"),
+    "nan": ([*ROWS, "nan,2", "1,inf"], "nan in row 21, coordinate 1"),
     "constant": (["a,b", *(f"{number},7" for number in range(20))], "in b;"),
     "few": (ROWS[:15], "16"),
     "decimal comma": (["a;b", *(row.replace(",", ",1;") for row in ROWS)], "'0,1'"),
+    "decimal comma in one column": ([f"{n},{n % 4}5" for n in range(20)], "decimal"),
     "title": (["title", *ROWS], "row 2 has 2 cells, row 1 has 1"),
 }
 

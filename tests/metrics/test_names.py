@@ -3,12 +3,21 @@ import pytest
 from nsgf.metrics.names import NAMES, describe, is_better_higher
 
 HIGHER = {"inception_score"} | {
-    f"{group}{name}" for group in ("", "classifier_") for name in ("precision", "recall")
+    f"{group}{name}" for group in ("", "imagenet_") for name in ("precision", "recall")
 }
 
 
 def test_each_measure_has_a_name_with_its_direction():
-    measures = {"w2", "w2_standardised", "1000 energy", "fid", "kid", "classifier_fid", *HIGHER}
+    measures = {
+        "w2",
+        "w2_standardised",
+        "1000 energy",
+        "fid",
+        "kid",
+        "imagenet_frechet",
+        "1000 imagenet_kid",
+        *HIGHER,
+    }
     assert {key for key in NAMES if NAMES[key].endswith(("↓", "↑"))} == measures
     assert {key for key in NAMES if is_better_higher(key)} == HIGHER
 

@@ -20,15 +20,24 @@ def pairs(**options) -> Pairs:
     return Pairs(sampler(0), sampler(1), CPU, **options)
 
 
-def test_optimal_pairs_are_those_of_an_assignment_solver():
-    start, end = sampler(0).sample(40), sampler(1).sample(40)
-    matrix = torch.cdist(start.flatten(1), end.flatten(1)).square().double().numpy()
-    assert optimal_pairs(start, end).tolist() == linear_sum_assignment(matrix)[1].tolist()
+@pytest.mark.parametrize(("unit", "far"), [(1, 0), (1e-9, 0), (1e9, 0), (1, 1e8)])
+def test_optimal_pairs_are_those_of_an_assignment_solver(unit, far):
+    start, end = sampler(0).sample(40).double(), sampler(1).sample(40).double()
+    start[7] += far
+    end[3] += far
+    matrix = torch.cdist(start.flatten(1), end.flatten(1)).square().numpy()
+    best = linear_sum_assignment(matrix)[1]
+    assert optimal_pairs(unit * start, unit * end).tolist() == best.tolist()
 
 
 def test_pairs_of_large_groups_have_enough_iterations(monkeypatch):
     given = {}
-    monkeypatch.setattr(ot, "emd", lambda *_, **options: given.update(options) or np.eye(4))
+
+    def solve(*_, **options):
+        given.update(options)
+        return np.eye(4), {"warning": None, "cost": 1.0}
+
+    monkeypatch.setattr(ot, "emd", solve)
     optimal_pairs(torch.rand(4, 2), torch.rand(4, 2))
     assert given["numItermax"] == SIMPLEX_ITERATIONS
 

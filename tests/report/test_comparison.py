@@ -136,7 +136,7 @@ def test_markers_stand_at_the_calls_that_were_made():
         ("w2", [0.1, 1.0], "log"),
         ("w2", [0.5, 1.0], "linear"),
         ("1000 energy", [-0.1, 5.0], "linear"),
-        ("classifier_recall", [0.1, 1.0], "linear"),
+        ("imagenet_recall", [0.1, 1.0], "linear"),
     ],
 )
 def test_distances_of_a_large_range_are_logarithmic(metric, values, scale):

@@ -66,6 +66,7 @@ def test_page_of_images_shows_the_nearest(digits_run, tmp_path):
 def test_what_files_say_is_no_html(small, small_run):
     """A batch of samples is no larger than ``sampling.batch_size``."""
     with (small_run.path / "log.txt").open("a") as log:
+        log.write("too long ago\n" + 399 * "\n")
         log.write("nsgf: step 3 skipped, <script>alert(1)</script>\n")
     (small_run.path / "metrics.json").write_text(
         json.dumps({"exp": "<b>", "w2": 1.0, "updates": {"nsgf": "5 of 12"}})
@@ -77,19 +78,20 @@ def test_what_files_say_is_no_html(small, small_run):
     assert "<script>" not in text
     assert "<b>" not in text
     assert "&lt;script&gt;alert(1)" in text
+    assert "too long ago" not in text  # of the log the last 400 lines
 
 
 def test_measures_stand_beside_floors_and_what_is_reported():
     metrics = {"fid": 4.25, "w2": 2.0, "w2_floor": 1.5, "nearest_real": 3.0, "nfe": 60.0}
     metrics |= {"nearest_real_among_real": 2.5, "exp": "mnist", "w2_std": 0.25, "tau_std": 0.1}
-    metrics |= {"classifier_accuracy": 0.99, "guidance": 2.0, "classifier_precision": 0.92}
-    metrics |= {"classifier_precision_floor": 0.9, "classifier_precision_noise": 0.95}
+    metrics |= {"imagenet_samples": 99, "guidance": 2.0, "imagenet_precision": 0.92}
+    metrics |= {"imagenet_precision_floor": 0.9, "imagenet_precision_noise": 0.95}
     rows = measure_rows(shipped("mnist"), metrics)
     assert rows == [
         ("FID ↓", "4.25", "", "3.8 at NFE 60"),
         ("W2 ↓", "2 ± 0.25", "1.5", ""),
         ("distance to nearest real image", "3", "2.5", ""),
-        ("precision, classifier features ↑", "0.92", "0.9; pure noise: 0.95", ""),
+        ("precision, ImageNet features ↑", "0.92", "0.9; pure noise: 0.95", ""),
     ]
     assert measure_rows(shipped("mnist", "--fake-data"), metrics)[0][-1] == ""
 

@@ -37,7 +37,7 @@ def runs(small_run) -> Path:
     shutil.copytree(small_run.path, other)
     (other / "config.yaml").write_text("phases: [nsgf, nothing]\n")
     os.utime(other, (0, 0))
-    (folder / ".classifiers").mkdir()
+    (folder / ".features").mkdir()
     return folder
 
 

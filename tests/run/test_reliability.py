@@ -12,9 +12,9 @@ from nsgf.cli import main
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import load_network
-from nsgf.report.samples import sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, previous_file
+from nsgf.samples import sample_run
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import CPU
 from tests.run.test_folder import files_up_to

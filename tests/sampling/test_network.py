@@ -14,10 +14,10 @@ from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
 from nsgf.phases.lines import load_nsgf_steps
-from nsgf.report.samples import preview_samples, sample_run
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
+from nsgf.samples import preview_samples, sample_run
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
 from nsgf.system.errors import UserError

@@ -3,9 +3,11 @@ compares both with float64."""
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.masked import masked_tensor
 
 from nsgf import UserError, sinkhorn_divergence, sinkhorn_velocity
 
@@ -59,8 +61,17 @@ def test_second_derivatives_are_refused():
 @pytest.mark.parametrize("function", [sinkhorn_divergence, sinkhorn_velocity])
 def test_arrays_are_taken_for_tensors(function):
     x, y = pair()
-    found = function(x.double().numpy(), y)
-    torch.testing.assert_close(found, function(x.double(), y), rtol=0, atol=0)
+    array = x.double().numpy()
+    for given, same in ((array, x), (array.astype(">f8"), x), (array[::-1], x.flipud())):
+        expected = function(same.double(), y)
+        torch.testing.assert_close(function(given, y), expected, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_masked_tensors_are_refused():
+    x, y = pair()
+    with pytest.raises(UserError, match=r"y: .*masked"):
+        sinkhorn_velocity(x, masked_tensor(y, y > 0))
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
@@ -111,6 +122,7 @@ def test_what_is_cut_off_warns(function):
         ({"x": torch.zeros(5, 2, dtype=torch.int64)}, "torch.int64"),
         ({"y": torch.zeros(5, 2, device="meta")}, "meta"),
         ({"x": "points"}, "x: must be a tensor or an array"),
+        ({"x": np.ma.masked_less(cloud(5, 2).numpy(), 0)}, "masked"),
         ({"blur": 0}, "blur = 0: must be > 0"),
         ({"tolerance": float("nan")}, "tolerance = nan: must be > 0"),
         ({"max_iterations": 0}, "max_iterations = 0: must be > 0"),

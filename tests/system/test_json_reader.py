@@ -1,5 +1,13 @@
+from dataclasses import replace
+from math import inf, nan
+
 import pytest
 
+from nsgf.config.schema import Config
+from nsgf.pool.storage import Header, write_header
+from nsgf.run import checkpoint
+from nsgf.run.log import RunLog
+from nsgf.share.export import _write_index
 from nsgf.system.json_reader import fields, parse_object, read_lines, read_object
 
 BAD = {
@@ -17,6 +25,21 @@ BAD = {
 def test_what_is_no_object_of_finite_numbers_is_refused(kind):
     with pytest.raises(ValueError, match=r"."):
         parse_object(BAD[kind])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: checkpoint.save(folder / "x.pt", {"step": 1, "config": {"scale": [inf]}}),
+        lambda folder: write_header(folder, Header("float32", {"data.found": {"mean": [nan]}})),
+        lambda folder: RunLog(folder).record(loss=-inf),
+        lambda folder: _write_index(folder, replace(Config(), seed=inf), {}, half=False),
+    ],
+)
+def test_what_cannot_be_read_is_not_written(write, tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        write(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_objects_come_back_as_they_were_written():

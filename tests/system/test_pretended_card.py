@@ -49,7 +49,7 @@ def test_each_experiment_keeps_to_the_rules_of_a_card(exp, card, other, tmp_path
     then = [
         ["train", *where, "--resume", "--train-iters=2", "--phases=[nsgf,nsf,predictor]"],
         ["sample", *where],
-        ["evaluate", *where, "--evaluation.inception=false"],
+        ["evaluate", *where, "--evaluation.features=none"],
     ]
     for capability, commands in ((card, first), (other, then)):
         with (

@@ -252,6 +252,9 @@ def test_out_of_memory_halves_the_parts_and_keeps_the_update(monkeypatch):
     resumed = Updates(Quadratic(), optim(batch_size=10)).state
     resumed.load_state_dict(updates.state.state_dict())
     assert resumed.accumulate == 4  # not found out again
+    resumed.accumulate = 5  # of a resume with --accumulate 5
+    resumed.load_state_dict(updates.state.state_dict())
+    assert resumed.accumulate == 5
 
 
 def test_out_of_memory_with_one_sample_is_an_error():

@@ -155,12 +155,11 @@ def _write_output(config: Config, samples: Samples, path: Path) -> None:
             label = "" if labels is None else "-" + re.sub(r"\W+", "_", names[int(labels[number])])
             Image.fromarray(image.squeeze()).save(path / f"{number:06d}{label}.png")
     else:
-        x, text = in_units(config.data, samples.x).numpy(), io.StringIO()
+        x, text = in_units(config.data, samples.x), io.StringIO()
         target = target_set(config.data)
         columns = target.found.names if isinstance(target, TableSet) else None
         columns = columns or [f"x{number}" for number in range(1, x.shape[1] + 1)]
-        rows = [[f"{value:.12g}" for value in row] for row in x]
-        csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+        csv.writer(text, lineterminator="\n").writerows([columns, *x.tolist()])
         write_text(path, text.getvalue())
 
 

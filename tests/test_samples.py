@@ -7,17 +7,18 @@ import pytest
 import torch
 from PIL import Image
 
-from nsgf.config.schema import PHASES
-from nsgf.data import Data, build_source
+from nsgf.config.schema import PHASES, Config, DataConfig
+from nsgf.data import Data, build_source, in_units
 from nsgf.data.images import to_bytes
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
-from nsgf.report.samples import changed_settings, preview_samples, sample_run
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder, previous_file, results_folder
+from nsgf.samples import _write_output, changed_settings, preview_samples, sample_run
 from nsgf.sampling.generate import generate
+from nsgf.sampling.sampler import Samples
 from nsgf.system.errors import UserError
 from tests.conftest import shipped, tiny_config
 
@@ -92,7 +93,7 @@ def test_samples_of_other_settings_get_names_of_their_own(small, small_run, samp
 def test_folder_that_cannot_be_written_is_known_before_sampling(
     command, small, small_run, monkeypatch, tmp_path
 ):
-    for module in ("report.samples", "metrics.evaluate"):
+    for module in ("samples", "metrics.evaluate"):
         monkeypatch.setattr(f"nsgf.{module}.load_sampler", lambda *_: pytest.fail("loaded"))
     (tmp_path / "out").touch()  # a file in place of a folder
     with pytest.raises(UserError, match=r"out.*cannot be written"):
@@ -167,6 +168,17 @@ def test_columns_have_the_names_of_the_data(own_data, tmp_path):
     assert next(csv.reader((tmp_path / "x.csv").open())) == ["a, b", "c", "d"]
 
 
+def test_a_table_keeps_all_digits(tmp_path):
+    """Also of microseconds in seconds since 1970."""
+    found = {"samples": 16, "shape": [2], "checksum": "x", "names": ["a", "b"]}
+    found |= {"mean": [1.7e9, 0.1], "scale": [1e-3, 1e-9]}
+    config = replace(Config(), data=DataConfig(name="points", path="x", found=found))
+    x = torch.randn(20, 2)
+    _write_output(config, Samples(x=x, nfe=1), tmp_path / "x.csv")
+    written = np.loadtxt(tmp_path / "x.csv", delimiter=",", skiprows=1)
+    assert np.array_equal(written, in_units(config.data, x))
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [
@@ -180,7 +192,7 @@ def test_columns_have_the_names_of_the_data(own_data, tmp_path):
 def test_wrong_output_or_calls_are_known_before_sampling(
     how, words, small, small_run, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr("nsgf.report.samples.load_sampler", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("nsgf.samples.load_sampler", lambda *_: pytest.fail("loaded"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.csv").touch()
     with pytest.raises(UserError, match=words):
@@ -272,7 +284,7 @@ def test_picture_that_fails_is_one_line(pictured_config, monkeypatch):
     def broken(*_):
         raise RuntimeError("no\nmemory")
 
-    monkeypatch.setattr("nsgf.report.samples.preview_samples", broken)
+    monkeypatch.setattr("nsgf.samples.preview_samples", broken)
     run = train(pictured_config)
     log = (run.path / "log.txt").read_text()
     assert log.count("no picture of samples (no memory)") == 3

