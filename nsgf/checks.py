@@ -20,6 +20,7 @@ from nsgf.config.schema import (
     Config,
     DataConfig,
 )
+from nsgf.config.yaml_loader import to_plain
 from nsgf.data import (
     DATA_SETS,
     NOISE,
@@ -105,14 +106,15 @@ def _is_path(text: str) -> bool:
         return False
 
 
-def expand_path(key: str, path: str) -> Path:
-    """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is empty
-    or not printable, or there is no such user."""
-    if not path.isprintable() or not _is_path(path):
+def expand_path(key: str, path: Any) -> Path:
+    """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is no
+    path, empty or not printable, or there is no such user."""
+    text = to_plain(path)
+    if not isinstance(text, str) or not text.isprintable() or not _is_path(text):
         raise UserError(
-            f"{name_setting(key, repr(path))}: must be a path (~NAME only for an existing user)"
+            f"{name_setting(key, path)}: must be a path (~NAME only for an existing user)"
         )
-    return Path(path).expanduser()
+    return Path(text).expanduser()
 
 
 def _general_rules(config: Config) -> Iterator[Rule]:

@@ -30,7 +30,7 @@ Samples = Tensor | ArrayLike | Dataset[Any]
 
 
 def request_training(
-    data: Samples | None, labels: ArrayLike | None, words: dict[str, str], settings: dict[str, Any]
+    data: Samples | None, labels: ArrayLike | None, words: dict[str, Path], settings: dict[str, Any]
 ) -> Request:
     """Return the request of a training; raise UserError for a wrong argument or setting. Samples
     are written to ``OUT_DIR/.data/NAME-CHECKSUM.npz``, which a refused request does not leave."""
@@ -44,7 +44,7 @@ def request_training(
     for key, array in arrays.items():
         digest.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
     name, resumed = next(iter(arrays)), words.get("run")
-    base = read_settings(Path(words["config"])) if "config" in words else {}
+    base = read_settings(words["config"]) if "config" in words else {}
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
     folder = ensure_writable(Path(out_dir).expanduser().resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from nsgf.cli.arguments import Request, parse
 from nsgf.cli.flags import COMMANDS, FLAG_NAMES, command_parser, completion
-from nsgf.system.errors import UserError, cause, naming, one_line
+from nsgf.system.errors import UserError, naming, one_line, unusable
 from nsgf.system.output import (
     is_launched,
     launched_rank,
@@ -45,8 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        return _fail(f"cannot use{where}: {cause(error)}")
+        return _fail(unusable(error))
     except KeyboardInterrupt:
         show("nsgf: interrupted")
         return 130
@@ -213,9 +212,11 @@ def _compare(request: Request) -> Iterator[str]:
 
 
 def _export(request: Request) -> list[str]:
+    from nsgf.checks import expand_path
     from nsgf.share.export import export_run
 
-    return export_run(request.config, _run_of(request), Path(request.to or ""), request.half)
+    to = expand_path("to", request.to)
+    return export_run(request.config, _run_of(request), to, request.half)
 
 
 def _preflight(request: Request) -> Iterator[str]:

@@ -3,8 +3,10 @@ between them, a sign, a fraction and an exponent; no leading 0, no base 8, 16 or
 
 import functools
 import math
+import os
 import re
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -70,6 +72,16 @@ def load_yaml(text: str) -> Any:
         return _Loader(text).get_single_data()
     except Exception as error:  # PyYAML raises many types for a value with a wrong tag
         raise yaml.YAMLError(str(error)) from error
+
+
+def to_plain(value: Any) -> Any:
+    """Return a caller's value with paths as texts, and numbers and arrays of numpy and torch as
+    Python's; others are left to the check of types."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    with suppress(Exception):  # as of a sparse tensor
+        value = value.tolist() if hasattr(value, "tolist") else value
+    return list(map(to_plain, value)) if isinstance(value, list | tuple) else value
 
 
 class Integer(int):

@@ -6,7 +6,6 @@ from pathlib import Path
 import matplotlib
 import pytest
 import torch
-from nsgf.samples import sample_run, show_preview
 from PIL import Image
 
 from nsgf.cli import main
@@ -17,6 +16,7 @@ from nsgf.run.checkpoint import load, save
 from nsgf.run.folder import previous_file
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
+from nsgf.samples import sample_run, show_preview
 from nsgf.system.errors import UserError
 from tests.conftest import STYLE, shipped
 
