@@ -98,7 +98,7 @@ class SinkhornPool:
         ``generator`` is of the CPU; None: torch's global one."""
         n = positive_number("n", n, is_whole=True)
         if not isinstance(generator, torch.Generator | None):
-            raise UserError(f"{name_setting('generator', generator)}: must be a torch.Generator")
+            raise UserError(f"generator = {generator}: must be a torch.Generator")
         indices = torch.randint(len(self._pool), (n,), generator=generator, device="cpu")
         return self._pairs(indices)
 

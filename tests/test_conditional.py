@@ -62,9 +62,9 @@ def test_label_of_a_command_line_is_that_of_all_samples(told_run, small_run, tmp
     own = opened.sample(23, seed=config.seed)
     assert torch.allclose(own[[7, 17]], torch.from_numpy(saved["x"])[[7, 17]], atol=1e-5)
     assert not torch.allclose(own[[6, 16]], torch.from_numpy(saved["x"])[[6, 16]], atol=1e-5)
-    with pytest.raises(UserError, match=r"sampling\.label = 10: must be "):
+    with pytest.raises(UserError, match=r"label = 10: must be "):
         opened.sample(3, label=10)
-    with pytest.raises(UserError, match=r"sampling\.label = 10: must be "):
+    with pytest.raises(UserError, match=r"label = 10: must be "):
         parse(["sample", "--run", str(run.path), "--label", "10"])
     with pytest.raises(UserError, match=r"sampling\.label = 1: has no effect"):
         nsgf.load(small_run.path).sample(3, label=1)

@@ -70,7 +70,7 @@ def test_pool_that_does_not_fit_names_the_number_of_flows_that_does(storage, dty
     free(10 * GB, 10 * GB)
     with pytest.raises(UserError, match=r"pool\.num_batches = 2500: ") as caught:
         plan_pool(config, CIFAR, CPU)
-    fitting = int(re.search(r"use pool.num_batches = (\d+)", str(caught.value))[1])
+    fitting = int(re.search(r"; use (\d+),", str(caught.value))[1])
     assert plan_pool(with_pool(config, num_batches=fitting), CIFAR, CPU)
     with pytest.raises(UserError):
         plan_pool(with_pool(config, num_batches=fitting + 2), CIFAR, CPU)

@@ -33,7 +33,7 @@ def test_auto_precision_follows_the_card(monkeypatch, capability, auto):
     assert pick_precision("auto", CPU) == "fp32"
     assert pick_precision("bf16", CPU) == "bf16"
     if auto != "bf16":
-        with pytest.raises(UserError, match=r"bf16: Some card.*precision fp16 or auto"):
+        with pytest.raises(UserError, match=r"train.precision.*bf16: Some card.* fp16 or auto"):
             pick_precision("bf16", CARD)
 
 
