@@ -66,7 +66,7 @@ def test_label_of_a_command_line_is_that_of_all_samples(told_run, small_run, tmp
         opened.sample(3, label=10)
     with pytest.raises(UserError, match=r"label = 10: must be "):
         parse(["sample", "--run", str(run.path), "--label", "10"])
-    with pytest.raises(UserError, match=r"sampling\.label = 1: has no effect"):
+    with pytest.raises(UserError, match=r"label = 1: has no effect"):
         nsgf.load(small_run.path).sample(3, label=1)
 
 

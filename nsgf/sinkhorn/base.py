@@ -111,7 +111,7 @@ def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
     kinds, most = ((int,), MANY) if is_whole else ((int, float), sys.float_info.max)
     if type(number) not in kinds or not 0 < number <= most:
         kind = "a whole number" if is_whole else "a number"
-        raise UserError(f"{name_setting(name, value)}: must be {kind} > 0 and <= {most:.3g}")
+        raise UserError(f"{name_setting(name, value)}: must be {kind} > 0")
     return kinds[-1](number)
 
 
