@@ -98,7 +98,8 @@ class Run:
         raw: bool = False,
     ) -> Tensor:
         """Draw samples as ``nsgf sample`` does, new ones at each call unless ``seed`` is given:
-        sample i follows only from the seed and i.
+        sample i follows only from the seed and i, except with ``sampling.solver: dopri5``, which
+        chooses its steps for each batch, so that a sample also depends on the others of its batch.
 
         Args:
             n: number of samples.
@@ -108,7 +109,7 @@ class Run:
             nfe: network calls for each sample, or the nearest possible number below; None: what
                 the settings of sampling imply.
             batch_size: number of samples that go through the networks together, which changes only
-                rounding; None: that of the settings.
+                rounding, and the steps of dopri5; None: that of the settings.
             raw: whether images keep the values of the networks, which may leave [-1, 1].
 
         Returns:
