@@ -85,6 +85,16 @@ def test_samples_do_not_depend_on_their_number_or_batches(small_run, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("solver", ["heun", "dopri5"])
+def test_only_samples_of_dopri5_depend_on_their_batch(small_run, solver):
+    """As the docstring says."""
+    settings = {"sampling.solver": solver, "sampling.tolerance": 0.1}
+    run = nsgf.load(small_run.path, overrides=settings)
+    alone, together = (run.sample(20, seed=1, batch_size=size) for size in (1, 20))
+    assert torch.allclose(alone, together, atol=1e-5) == (solver != "dopri5")
+    assert "dopri5" in nsgf.Run.sample.__doc__
+
+
 @pytest.mark.parametrize(("nfe", "steps", "straight"), [(3, 1, 1), (6, 2, 3), (20, 3, 16)])
 def test_calls_are_shared_as_in_the_comparison(small_run, nfe, steps, straight):
     """One for the predictor, at most T = 3 and half of the others for NSGF."""
