@@ -95,8 +95,8 @@ def sample_run(
         config = choose_calls(config, called_legs(config, run.has_checkpoint), nfe)
     check(config)
     world = world or World()
-    place = _output(out, config) if out else None
-    folder = place or ensure_writable(results_folder(config, run) / "samples")
+    place, is_folder = (None, False) if out is None else _output(out, config)
+    arrays, grid, trajectory = (place,) * 3 if place else _result_files(config, run)
     device = pick_device(config.device, world.card)
     sampler, updates = load_sampler(config, run, device)
     has_data = not (place or is_image_set(config.data.name))
@@ -111,16 +111,21 @@ def sample_run(
     networks = ", ".join(f"{phase} {progress}" for phase, progress in updates.items())
     count = f"{len(samples.x)} samples, NFE {samples.nfe:g}, after updates: {networks}"
     if place:
-        _write_output(config, samples, place)
+        _write_output(config, samples, place, is_folder=is_folder)
         return [count, str(place)]
-    suffix = changed_settings(config, run)
-    arrays, grid = folder / f"samples{suffix}.npz", folder / f"grid{suffix}.png"
-    trajectory = folder / f"trajectory{suffix}.png"
     _save_arrays(config, samples, arrays)
     save_figure(_path_figure(config, sampler, data, device), trajectory)
     if not data:
         _save_grid(config, samples, grid)
     return [count, str(arrays), *([] if data else [str(grid)]), str(trajectory)]
+
+
+def _result_files(config: Config, run: RunFolder) -> list[Path]:
+    """Return the files of samples, grid and path after a check that they can be written."""
+    suffix, folder = changed_settings(config, run), results_folder(config, run) / "samples"
+    names = [f"samples{suffix}.npz", f"grid{suffix}.png", f"trajectory{suffix}.png"]
+    ensure_writable(folder, names=names)
+    return [folder / name for name in names]
 
 
 def _path_figure(
@@ -132,8 +137,9 @@ def _path_figure(
     return draw_path(sampler(start, keep_path=True), data, "path", class_names(config.data))
 
 
-def _output(out: str, config: Config) -> Path:
-    """Return the path of ``--out`` after a check that samples can be written there."""
+def _output(out: str, config: Config) -> tuple[Path, bool]:
+    """Return the path of ``--out`` and whether it is a folder, after a check that samples can be
+    written there."""
     path = expand_path("out", out)
     is_folder = out.endswith("/") or os.path.isdir(path) or not path.suffix
     kinds = ("FILE.npz", "DIR/") if is_image_set(config.data.name) else ("FILE.npz", "FILE.csv")
@@ -144,7 +150,7 @@ def _output(out: str, config: Config) -> Path:
     ensure_writable(path.parent, "out", [path.name, longest])
     if path.exists() and not (is_folder and path.is_dir() and not any(path.iterdir())):
         raise UserError(f"out = {out}: exists; name a new one, or remove it")
-    return path
+    return path, is_folder
 
 
 def _image_name(number: int, label: str = "") -> str:
@@ -152,9 +158,9 @@ def _image_name(number: int, label: str = "") -> str:
     return f"{number:06d}" + (label and "-" + re.sub(r"\W+", "_", label)) + ".png"
 
 
-def _write_output(config: Config, samples: Samples, path: Path) -> None:
+def _write_output(config: Config, samples: Samples, path: Path, *, is_folder: bool = False) -> None:
     """Write samples as an .npz, as a .csv with a line of names, or as PNG files in a folder."""
-    if path.suffix == ".npz" and not path.is_dir():
+    if path.suffix == ".npz" and not is_folder:
         _save_arrays(config, samples, path)
     elif is_image_set(config.data.name):
         from PIL import Image

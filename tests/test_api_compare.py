@@ -65,6 +65,15 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
     assert (again.folder / "moons.png").stat().st_size > 0
 
 
+def test_own_method_is_compared_on_several_targets(tmp_path):
+    """Floors of all targets are written before the second target is begun."""
+    own = {"compare.targets": ["moons", "scurve"], **SMALL}
+    how = {"against": ["nsgf"], "nfe": [2], "out_dir": tmp_path, "overrides": own, "quiet": True}
+    found = nsgf.compare("2d", methods={"mine": lambda noise, _: noise}, **how)
+    measured = {(row["target"], row["method"]) for row in found.rows}
+    assert measured == {(to, by) for to in ("moons", "scurve") for by in ("mine", "nsgf", "floor")}
+
+
 @pytest.mark.parametrize(
     ("draw", "how", "words"),
     [
@@ -75,7 +84,10 @@ def test_own_method_is_measured_as_the_others(tmp_path, monkeypatch, capsys):
         (lambda x, _: 1 / 0, {}, 'methods["mine"]: ZeroDivisionError: division'),
         (print, {"name": "1-RF"}, 'methods["1-RF"]: must be a function'),
         (print, {"name": 1}, 'methods["1"]: must be'),
-        (print, {"name": "nsgf"}, 'methods["nsgf"]: must be'),
+        *(
+            (print, {"name": name}, f'methods["{" ".join(name.split())}"]: must be')
+            for name in ("nsgf", "floor", "a|b", "a\nb", "a" * 101)
+        ),
         (print, {"nfe": []}, "nfe = []"),
         (print, {"against": []}, "against = []"),
         (print, {"seeds": 0}, "seeds = 0"),

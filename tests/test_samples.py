@@ -1,4 +1,5 @@
 import csv
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -186,6 +187,8 @@ def test_a_table_keeps_all_digits(tmp_path):
         ({"out": "folder"}, "out = folder"),
         ({"out": "old.csv"}, "old.csv: exists"),
         ({"out": "old.csv/x.npz"}, "out=DIR"),
+        ({"out": f"{'x' * 250}.csv"}, "out=DIR"),  # the temporary name is longer
+        ({"out": f"{'x' * 300}.npz"}, "out=DIR"),
         ({"nfe": 2}, "nfe = 2: must be a whole number >= 3"),
     ],
 )
@@ -197,6 +200,42 @@ def test_wrong_output_or_calls_are_known_before_sampling(
     (tmp_path / "old.csv").touch()
     with pytest.raises(UserError, match=words):
         sample_run(small, small_run, **how)
+
+
+def test_folder_of_images_is_written_whole_or_not_at_all(digits_run, tmp_path, monkeypatch):
+    """Also if it exists, empty. A folder that only looks like a leftover stays."""
+    (tmp_path / "images.my.partial").mkdir()
+    (tmp_path / "images").mkdir()
+    with monkeypatch.context() as patch:
+        written: list[Path] = []
+
+        def full(_, file):
+            written.append(file)
+            assert not list((tmp_path / "images").iterdir())
+            if len(written) == 3:
+                raise OSError(28, "No space left on device")
+
+        patch.setattr("PIL.Image.Image.save", full)
+        with pytest.raises(OSError, match="No space"):
+            sample_run(*digits_run, out=f"{tmp_path}/images/")
+    assert sorted(os.listdir(tmp_path)) == ["images", "images.my.partial"]
+    sample_run(*digits_run, out=f"{tmp_path}/images.npz/")
+    assert len(os.listdir(tmp_path / "images.npz")) == 9
+
+
+def test_names_too_long_for_the_file_system_are_known_before_sampling(
+    told_run, tmp_path, monkeypatch
+):
+    """Names of classes are parts of names of files."""
+    config, run = told_run
+    monkeypatch.setattr("nsgf.samples.load_sampler", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("nsgf.samples.class_names", lambda _: ("a", "b" * 250))
+    with pytest.raises(UserError, match="out=DIR"):
+        sample_run(config, run, out=f"{tmp_path}/images/")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("nsgf.samples.changed_settings", lambda *_: "-label_" + "b" * 240)
+    with pytest.raises(UserError, match="out_dir=DIR"):
+        sample_run(replace(config, out_dir=str(tmp_path)), run)
 
 
 def test_images_are_refused_as_a_table(digits_run, tmp_path):

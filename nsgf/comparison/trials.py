@@ -18,14 +18,14 @@ from torch import Tensor
 from nsgf.checks import check
 from nsgf.config.describe import format_value
 from nsgf.config.leaves import fixed_values
-from nsgf.config.schema import PEER_PHASES, Config
+from nsgf.config.schema import PEER_PHASES, Config, PhaseName
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs, load_sampler
 from nsgf.run.folder import RunFolder
 from nsgf.sampling.sampler import FlowSampler, Leg, Samples, limit_calls, possible_calls
 from nsgf.sampling.solvers import Observer
 from nsgf.sinkhorn.base import Array, to_tensor
-from nsgf.system.errors import UserError, name_setting, one_line
+from nsgf.system.errors import UserError, name_setting, one_line, suggest
 from nsgf.system.hardware import pick_device
 from nsgf.training.precision import pick_precision
 
@@ -45,11 +45,11 @@ TITLES = {
 }
 """Titles of the shipped methods in tables and pictures, in the order of their colours."""
 
-FLOOR = "floor"
-"""Stands for the method in rows of floors."""
-NAME = re.compile(rf"(?!{FLOOR}$)[\w .,()=+-]{{1,100}}")
+FLOOR, SHARED = "floor", "rf"
+"""Stand for the method in rows of floors, and in the folder of rectified flows."""
+NAME = re.compile(rf"(?!({FLOOR}|{SHARED})$)[\w .,()=+-]{{1,100}}")
 """Matches the names that a method may have: folders and tables can hold them."""
-NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}"
+NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR} or {SHARED}"
 EQUAL = ("seed", "data", "model", "evaluation")
 """Sections that must agree for all methods."""
 
@@ -100,7 +100,9 @@ class Comparison:
             raise UserError(f"compare.updates = {given}: must be one number, or one per method")
         totals = given if len(given) > 1 else (given or [count_updates(config)]) * len(methods)
         pairs = zip(methods, totals, strict=True)
-        return cls(config, {own.method: share_updates(own, total) for own, total in pairs})
+        trained = {own.method: share_updates(own, total) for own, total in pairs}
+        _check_shared_training(list(filter(_shares_training, trained.values())))
+        return cls(config, trained)
 
     @property
     def folder(self) -> Path:
@@ -127,9 +129,7 @@ class Comparison:
     def trial_folder(self, trial: Trial) -> Path:
         """Return the trial's run folder. Rectified flows share one: 2-RF continues after 1-RF,
         unless each has updates of its own."""
-        own = self.methods[trial.method]
-        is_shared = own.phases[0] in PEER_PHASES and own.peer.method == "rf"
-        name = "rf" if is_shared and not self.config.compare.updates else trial.method
+        name = SHARED if _shares_training(self.methods[trial.method]) else trial.method
         return self.folder / trial.target / f"{name}-seed{trial.seed}"
 
     def trial_config(self, trial: Trial) -> Config:
@@ -174,6 +174,24 @@ def _check_equal_terms(methods: Sequence[Config]) -> None:
             if value != terms[key]:
                 must = f"must be {format_value(terms[key])} as for {names[0]}, on equal terms"
                 raise UserError(f"{key} = {format_value(value)}: {must} (method {own.method})")
+
+
+def _shares_training(config: Config) -> bool:
+    """Whether a method is a rectified flow that is trained once for all such methods."""
+    is_rectified = config.phases[0] in PEER_PHASES and config.peer.method == "rf"
+    return is_rectified and not config.compare.updates
+
+
+def _check_shared_training(methods: Sequence[Config]) -> None:
+    """Raise UserError if methods that share the training of a phase differ in its settings."""
+    first: dict[PhaseName, Config] = {}
+    for own in methods:
+        for phase in own.phases:
+            other = first.setdefault(phase, own)
+            if getattr(own, phase) != getattr(other, phase):
+                both = name_setting("compare.methods", [other.method, own.method])
+                must = f"share phase {phase}, so its settings must be equal"
+                raise UserError(f"{both}: {must}; or use {suggest('compare.updates', '[N]')}")
 
 
 def share_updates(config: Config, total: int) -> Config:

@@ -79,7 +79,8 @@ class LinePhase(Phase):
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
     ) -> PhasePlan:
-        """Raise UserError if cached starts do not fit into main memory."""
+        """Say if the straight flow is left no work. Raise UserError if cached starts do not fit
+        into main memory."""
         starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
         needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
         if needed > (free := available_bytes()):
@@ -87,7 +88,9 @@ class LinePhase(Phase):
                 f"nsf.starts = {config.nsf.starts}: need {format_bytes(needed)} of main memory, "
                 f"{format_bytes(free)} are free; use fewer, or null for new ones each time"
             )
-        return PhasePlan()
+        is_idle = config.flow.schedule == "harmonic" and config.nsf.source == "prior"
+        line = "nsf: the NSGF steps of flow.schedule harmonic end in the data and leave it no work"
+        return PhasePlan((line,) if is_idle and self.name == "nsf" else ())
 
 
 class NSFTask(LineTask):

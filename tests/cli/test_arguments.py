@@ -155,9 +155,18 @@ def test_layers_win_in_their_order(tmp_path):
     assert config.nsf.lr == Config().nsf.lr
     other = parse(["train", "--config", str(file), "--method=nsgf++"]).config
     assert (other.method, other.nsgf.clip_norm, other.nsgf.batch_size) == ("nsgf++", 1.0, 7)
-    file.write_text("exp: set\nmethods: {own: {phases: [nsgf, nsf]}}\n")
+    file.write_text("exp: set\nmethods: {own: {phases: [nsgf, nsf], nsf: {source: nsgf}}}\n")
     config = parse(["train", "--config", str(file), "--method=own"]).config
     assert (config.method, config.phases) == ("own", ["nsgf", "nsf"])
+
+
+def test_run_with_a_phase_that_no_sample_uses_is_sampled_but_not_trained_further(tiny):
+    run = RunFolder.create(replace(tiny, phases=["nsgf", "nsf"]))
+    words = ["--run", str(run.path)]
+    assert parse(["sample", *words]).config.phases == ["nsgf", "nsf"]
+    with pytest.raises(UserError, match="phases"):
+        parse(["train", *words, "--resume"])
+    assert parse(["train", *words, "--resume", "--phases=[nsgf]"]).config.phases == ["nsgf"]
 
 
 def test_method_and_experiment_of_a_run_cannot_change(tiny):

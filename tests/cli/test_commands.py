@@ -225,7 +225,8 @@ def test_print_config_trains_nothing(capsys, tmp_path, monkeypatch):
     [([], "--resume"), (["--resume-phase=2"], "phase nsgf"), (["--resume-phase=3"], "['nsgf'")],
 )
 def test_run_is_not_trained_without_its_earlier_phases_or_a_flag(flags, words, tiny, capsys):
-    run = RunFolder.create(replace(tiny, phases=["nsgf", "nsf"]))
+    handed = replace(tiny, phases=["nsgf", "nsf"], nsf=replace(tiny.nsf, source="nsgf"))
+    run = RunFolder.create(handed)
     assert main(["train", "--run", str(run.path), *flags]) == 2
     assert words in capsys.readouterr().err
 

@@ -1,9 +1,12 @@
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from nsgf.cli.arguments import parse, request
 from nsgf.comparison.results import measure_file
-from nsgf.comparison.trials import Trial, at_nfe, count_updates
+from nsgf.comparison.trials import Comparison, Trial, at_nfe, count_updates
 from nsgf.config.schema import Config
 from nsgf.data import DATA_SETS, PointSet
 from nsgf.data.points import moons
@@ -53,6 +56,7 @@ def test_the_papers_method_has_the_papers_shares(exp, own_data):
     """100,000 updates of v, as many of u, 40,000 of the predictor."""
     own = one_trial(exp, "nsgf++", "--compare.updates=[2400]", *own_data.get(exp, ()))
     assert [getattr(own, phase).iterations for phase in own.phases] == [1000, 1000, 400]
+    assert (own.flow.schedule, own.flow.eta) == ("constant", 0.2)  # something is left to hand over
 
 
 @pytest.mark.parametrize("method", ["nsgf++h", "nsgf++", "otcfm", "onecall"])
@@ -75,6 +79,67 @@ def test_a_method_of_ones_own_is_one_file(tmp_path):
     own = comparison.trial_config(Trial("digits", "mine", 0))
     assert (own.phases, own.flow.steps, own.nsf.source) == (["nsgf", "nsf"], 3, "nsgf")
     assert comparison.trial_folder(Trial("digits", "mine", 4)).name == "mine-seed4"
+
+
+OWN = {
+    "nsgf": "phases: [nsgf]",
+    "unused": "phases: [nsgf, nsf]",
+    "wide": "phases: [nsgf]\nmodel: {mlp: {width: 64}}",
+    "measured": "phases: [nsgf]\nevaluation: {w2_samples: 9}",
+    "noisy": "phases: [peer]\npeer: {method: rf, sigma: 0.5}",
+}
+"""Methods of one's own."""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "key"),
+    [
+        *((name, "nsgf", "compare.methods") for name in ("floor", "rf", "OT-CFM", "a|b")),
+        ("a\nb", "nsgf", "method"),
+        ("own", "unused", "phases"),
+        ("own", "wide", "model.mlp.width"),
+        ("own", "measured", "evaluation.w2_samples"),
+        ("own", "noisy", "compare.methods"),  # would be measured with the weights of 1-RF
+    ],
+)
+def test_methods_that_no_table_can_show_or_that_have_other_terms_are_refused(
+    tmp_path, name, kind, key
+):
+    (tmp_path / f"{name}.yaml").write_text(OWN[kind])
+    with pytest.raises(UserError, match=re.escape(f"{key} = ")):
+        Comparison.of(*own_and_shipped(tmp_path / f"{name}.yaml"))
+
+
+def own_and_shipped(file: Path) -> tuple[Config, tuple[Config, ...]]:
+    """A comparison's settings from Python, which takes any name of a file."""
+    methods = {"compare.methods": ["otcfm", "1rf", str(file)]}
+    wanted = request("compare", {}, {"exp": "2d", **methods})
+    return wanted.config, wanted.methods
+
+
+def test_rectified_flows_with_updates_of_their_own_may_differ(tmp_path):
+    (tmp_path / "own.yaml").write_text(OWN["noisy"])
+    comparison = compared(
+        "2d", f"--compare.methods=[1rf,{tmp_path}/own.yaml]", "--compare.updates=[9]"
+    )
+    places = [comparison.trial_folder(Trial("moons", name, 0)).name for name in ("1rf", "own")]
+    assert places == ["1rf-seed0", "own-seed0"]
+
+
+def test_settings_of_a_method_file_that_do_not_count_are_said(tmp_path):
+    """Those that the experiment or a flag overrides, not those that agree or are not used."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "phases: [nsgf]\noptim: {lr: 1.0e-4}\nflow: {steps: 3, schedule: constant}\n"
+        "sinkhorn: {scaling: 0.8}\n"
+    )
+    said = "nsgf.lr 0.001 (file: 0.0001)"
+    train = ["train", "--exp=2d", f"--method={file}", "--flow.schedule=constant"]
+    ours = ["compare", "--exp=2d", f"--methods=nsgf,{file}", "--steps=4"]
+    (note,), (other,) = parse(train).notes, parse(ours).notes
+    assert note.endswith(f"win: {said}")
+    for text in (said, "flow.steps 4 (file: 3)", "flow.schedule harmonic (file: constant)"):
+        assert text in other
 
 
 def test_a_set_with_an_underscore_is_configured_under_its_whole_name(monkeypatch):

@@ -24,6 +24,7 @@ from nsgf.run.session import Session
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.training.task import Batch
+from tests.conftest import shipped
 
 CPU = torch.device("cpu")
 
@@ -123,6 +124,19 @@ class Walk:
 
 def cached(walk: Walk, kept: int | None, classes: int = 0) -> CachedStarts:
     return CachedStarts(PointSampler(Gaussian((2,)), 0), walk, CPU, kept, classes)
+
+
+@pytest.mark.parametrize(
+    ("exp", "flag", "is_said"),
+    [
+        ("2d/nsgf++", "--flow.schedule=harmonic", True),
+        ("2d/nsgf++", "--flow.schedule=constant", False),
+        ("2d/nsgf++h", "--flow.schedule=harmonic", False),  # the lines start where it ends
+    ],
+)
+def test_flow_that_leaves_the_straight_flow_no_work_is_said(exp, flag, is_said):
+    lines = get_phase("nsf").plan(shipped(exp, flag), CPU, None, World()).lines
+    assert any("flow.schedule" in line for line in lines) is is_said
 
 
 def test_line_can_start_from_the_nsgf_output():
