@@ -6,7 +6,6 @@ print nothing; training prints what the command prints.
 Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,).
 """
 
-import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -14,23 +13,23 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
 from nsgf import experiment
-from nsgf.checks import check
+from nsgf.checks import check, expand_path
 from nsgf.cli.arguments import Request, request
-from nsgf.config.files import build, merge_settings, parse_settings
+from nsgf.config.files import build, gather_settings, merge_settings, parse_settings
 from nsgf.config.schema import Config, PhaseName
+from nsgf.config.yaml_loader import to_plain
 from nsgf.data import build_source, data_shape, in_units
 from nsgf.inputs import ARGUMENTS, Samples, check_network, class_name, request_training
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phases, load_sampler, sampled_phases
 from nsgf.plots.samples import save_grid
 from nsgf.report.page import report_run
-from nsgf.run.folder import OwnNetwork, RunFolder, write_text
+from nsgf.run.folder import OwnNetwork, RunFolder, ensure_writable, write_text
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork
@@ -38,8 +37,9 @@ from nsgf.sampling.sampler import AffineStart, FlowSampler, choose_calls
 from nsgf.share.export import export_run
 from nsgf.share.exported import find_folder, open_run
 from nsgf.sinkhorn.base import to_tensor
-from nsgf.system.errors import UserError, naming
-from nsgf.system.hardware import pick_device
+from nsgf.system.defaults import from_python
+from nsgf.system.errors import UserError
+from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.output import show, silence
 from nsgf.system.seeding import keep_random_numbers
 
@@ -74,7 +74,7 @@ class Run:
         """Shape of one sample."""
         return data_shape(self.config.data)
 
-    @naming({**_OF_SAMPLE, "sampling.num_samples": "n"})
+    @from_python({**_OF_SAMPLE, "sampling.num_samples": "n"})
     def sample(
         self,
         n: int,
@@ -86,7 +86,8 @@ class Run:
         raw: bool = False,
     ) -> Tensor:
         """Draw samples as ``nsgf sample`` does, new ones at each call unless ``seed`` is given:
-        sample i follows only from the seed and i.
+        sample i follows only from the seed and i, except with ``sampling.solver: dopri5``, which
+        chooses its steps for each batch, so that a sample also depends on the others of its batch.
 
         Args:
             n: number of samples.
@@ -96,7 +97,7 @@ class Run:
             nfe: network calls for each sample, or the nearest possible number below; None: what
                 the settings of sampling imply.
             batch_size: number of samples that go through the networks together, which changes only
-                rounding; None: that of the settings.
+                rounding, and the steps of dopri5; None: that of the settings.
             raw: whether images keep the values of the networks, which may leave [-1, 1].
 
         Returns:
@@ -111,43 +112,47 @@ class Run:
             "sampling.label": label,
             "sampling.batch_size": batch_size,
         }
-        config = build(Config, merge_settings(asdict(self.config), parse_settings(_given(changes))))
+        given = parse_settings(gather_settings(changes))
+        config = build(Config, merge_settings(asdict(self.config), given))
         check(config)
-        nfe = _given({"nfe": nfe}).get("nfe")
         if nfe is not None:
             legs = [phase.leg for phase in get_phases(list(self.networks))]
-            config = choose_calls(config, legs, nfe)
+            config = choose_calls(config, legs, to_plain(nfe))
         source = build_source(config.data, config.seed, "sample")
         sampler, count = self.sampler.with_settings(config), config.sampling.num_samples
         samples = generate(sampler, source, count, self.device, progress=False)
         return in_units(config.data, samples.x, raw=raw)
 
-    @naming({})
+    @from_python({})
     def evaluate(self) -> dict[str, Any]:
         """Measure the run as ``nsgf evaluate`` does, and return the content of ``metrics.json``;
         raise UserError for the same reasons as the command."""
         return evaluate_run(self.config, self.folder)[1]
 
-    @naming({})
+    @from_python({})
     def report(self, file: str | PathLike[str]) -> Path:
         """Write the page of ``nsgf report``; errors as for :meth:`evaluate`."""
+        copy = expand_path("file", file)
+        if copy.is_dir():
+            raise UserError(f"file = {file}: is a folder")
+        ensure_writable(copy.parent, "file")
         page, *_ = report_run(self.config, self._checkpoints("report"))
-        copy = Path(file).expanduser()
         write_text(copy, Path(page).read_text("utf-8"))
         return copy
 
-    @naming({})
+    @from_python({})
     def export(self, to: str | PathLike[str]) -> Path:
         """Write the folder of ``nsgf export``, which must be new or empty; errors as for
         :meth:`evaluate`."""
-        folder = Path(to).expanduser()
+        folder = expand_path("to", to)
         export_run(self.config, self._checkpoints("export"), folder)
         return folder
 
+    @from_python({})
     def save_images(self, file: str | PathLike[str], samples: Tensor | ArrayLike) -> Path:
         """Write images (N, C, H, W) in [-1, 1] as one PNG, nearly square; raise UserError for other
         tensors, or a file that does not end in .png."""
-        images, png = to_tensor("samples", samples), Path(file).expanduser()  # type: ignore[arg-type]
+        images, png = to_tensor("samples", samples), expand_path("file", file)  # type: ignore[arg-type]
         is_right = images.ndim == 4 and images.shape[1] in (1, 3) and images.numel() > 0
         if not is_right or not images.is_floating_point():
             shown = f"{images.dtype} {[*images.shape]}"
@@ -164,7 +169,7 @@ class Run:
         return self.folder
 
 
-@naming({"run": "path"})
+@from_python({"run": "path"})
 def load(
     path: str | PathLike[str],
     *,
@@ -185,14 +190,16 @@ def load(
         UserError: there is no such run, its files are missing, damaged or foreign, a setting is
             wrong or does not fit its networks, or the device does not exist.
     """
-    named = {"device": device and str(device), "model.network": class_name(network)}
-    settings = {**(overrides or {}), **_given(named)}
+    named = {"device": device_name(device), "model.network": class_name(network)}
+    settings = gather_settings(named, overrides)
     run = open_run(find_folder(path))
     run.network = network
     config = request("sample", {"run": str(run.path)}, settings).config
     place = pick_device(config.device)
     phases = sampled_phases(config, run.has_checkpoint)
     sampler, progress = load_sampler(config, run, place, phases)
+    if network is not None:
+        check_network(network, config, place, trains=False)
     legs = [leg for leg in sampler.legs if not isinstance(leg, AffineStart)]
     networks = {
         phase.name: leg.network
@@ -202,13 +209,7 @@ def load(
     return Run(run.path, config, place, progress, sampler, networks, run)
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that are not None, numbers of numpy as Python's."""
-    given = {key: value for key, value in values.items() if value is not None}
-    return {k: v.item() if isinstance(v, np.generic) else v for k, v in given.items()}
-
-
-@naming(ARGUMENTS)
+@from_python(ARGUMENTS)
 def train(
     exp: str | None = None,
     *,
@@ -255,12 +256,11 @@ def train(
         UserError: as the command; or ``train.max_hours`` are over.
     """
     named = {"exp": exp, "data.name": dataset, "method": method, "optim.iterations": iterations}
-    where = {"out_dir": out_dir, "device": device and str(device), "seed": seed}
+    where = {"out_dir": out_dir, "device": device_name(device), "seed": seed}
     own = {"model.network": class_name(network)}
-    settings = {**(overrides or {}), **_given({**named, **where, **own})}
-    files = {
-        key: os.fspath(file) for key, file in _given({"run": resume, "config": config}).items()
-    }
+    settings = gather_settings({**named, **where, **own}, overrides)
+    files = gather_settings({"run": resume, "config": config})
+    files = {key: expand_path(key, file) for key, file in files.items()}
     return _train(request_training(data, labels, files, settings), network, quiet)
 
 

@@ -14,9 +14,11 @@ from nsgf.comparison import compare as comparing
 from nsgf.comparison.results import COLUMNS, read_rows
 from nsgf.comparison.tables import TABLE
 from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
+from nsgf.config.files import gather_settings
 from nsgf.report.comparison import report_comparison
 from nsgf.run.stop import Stopped
-from nsgf.system.errors import UserError, naming
+from nsgf.system.defaults import from_python
+from nsgf.system.errors import UserError
 from nsgf.system.output import show, silence
 from nsgf.system.seeding import keep_random_numbers
 
@@ -36,7 +38,7 @@ _NAMES = {"data.name": "dataset", "compare.methods": "against"}
 _NAMES |= {"compare.nfe": "nfe", "compare.seeds": "seeds"}
 
 
-@naming(_NAMES)
+@from_python(_NAMES)
 def compare(
     exp: str | None = None,
     *,
@@ -75,16 +77,16 @@ def compare(
     """
     named: dict[str, Any] = {"exp": exp, "data.name": dataset, "out_dir": out_dir}
     named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}
-    given = {key: value for key, value in named.items() if value is not None}
+    methods = {} if methods is None else methods
     try:
-        wanted = request("compare", {}, {**(overrides or {}), **given})
+        wanted = request("compare", {}, gather_settings(named, overrides))
         comparison = Comparison.of(wanted.config, wanted.methods)
-        _check_functions(methods or {}, comparison)
+        _check_functions(methods, comparison)
         cards = range(torch.cuda.device_count())
         with silence() if quiet else nullcontext(), keep_random_numbers(cards):
             for note in wanted.notes:
                 show(note)
-            files = comparing.compare(replace(comparison, functions=methods or {}))
+            files = comparing.compare(replace(comparison, functions=methods))
             report_comparison(comparison.folder, wanted.config.out_dir)
     except Stopped as stopped:
         raise UserError(f"train.max_hours is over, {stopped}; the same call continues") from stopped

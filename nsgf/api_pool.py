@@ -13,9 +13,10 @@ from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
 from nsgf.pool import PoolBatch, TrajectoryPool, build_batch, plan_pool
 from nsgf.pool.build import Simulation
 from nsgf.sinkhorn import build_solver
-from nsgf.sinkhorn.base import Array, time_step, to_tensor
-from nsgf.system.errors import UserError, naming
-from nsgf.system.hardware import pick_device
+from nsgf.sinkhorn.base import Array, positive_number, time_step, to_tensor
+from nsgf.system.defaults import torch_defaults
+from nsgf.system.errors import UserError, name_setting, naming, one_line
+from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.seeding import derive_seed, make_generator
 
 Draw = Callable[[int, torch.Generator], Array]
@@ -74,28 +75,34 @@ class SinkhornPool:
             **{"sinkhorn.blur": blur, "sinkhorn.batch_size": batch_size, "seed": seed},
             **{"sinkhorn.target_batch": target_batch, "pool.num_batches": num_batches},
             **{"flow.steps": steps, "flow.eta": eta, "flow.schedule": schedule},
-            "device": str(device),
+            "device": device_name(device),
         }
         with naming({key: key.rpartition(".")[2] for key in settings}):
             config = build(Config, parse_settings(settings))
             check(config)
             self.device = pick_device(config.device)
-            mu0, mu1 = _sampler("source", source, seed), _sampler("target", target, seed)
-            self._pool = _simulate(config, mu0, mu1, self.device)
+            with torch_defaults():
+                mu0, mu1 = _sampler("source", source, seed), _sampler("target", target, seed)
+                self._pool = _simulate(config, mu0, mu1, self.device)
         self.batch_size, self.time_step = batch_size, self._pool.time_step
 
     def __len__(self) -> int:
         return len(self._pool) // self.batch_size
 
     def __iter__(self) -> Iterator[PoolBatch]:
-        for indices in torch.randperm(len(self._pool)).split(self.batch_size):
+        for indices in torch.randperm(len(self._pool), device="cpu").split(self.batch_size):
             yield self._pairs(indices)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> PoolBatch:
         """Return n random pairs (x, v) and their times t in [0, 1), (n,), float32 on ``device``.
         ``generator`` is of the CPU; None: torch's global one."""
-        return self._pairs(torch.randint(len(self._pool), (n,), generator=generator))
+        n = positive_number("n", n, is_whole=True)
+        if not isinstance(generator, torch.Generator | None):
+            raise UserError(f"{name_setting('generator', generator)}: must be a torch.Generator")
+        indices = torch.randint(len(self._pool), (n,), generator=generator, device="cpu")
+        return self._pairs(indices)
 
+    @torch_defaults()
     def _pairs(self, indices: Tensor) -> PoolBatch:
         return PoolBatch(*(part.to(self.device) for part in self._pool.pairs(indices)))
 
@@ -125,7 +132,11 @@ def _sampler(name: str, points: Array | Draw, seed: int) -> Sampler:
         return RowSampler(_checked(name, points), seed)
 
     def draw(n: int, generator: torch.Generator) -> Tensor:
-        return _checked(name, points(n, generator), n)
+        try:
+            drawn = points(n, generator)
+        except Exception as error:  # a caller's code may raise any type
+            raise UserError(f"{name}: fails ({one_line(error)})") from error
+        return _checked(name, drawn, n)
 
     shape = tuple(draw(1, make_generator(seed)).shape[1:])
     return PointSampler(PointSet(name, draw, shape=shape), seed)

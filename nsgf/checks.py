@@ -20,6 +20,7 @@ from nsgf.config.schema import (
     Config,
     DataConfig,
 )
+from nsgf.config.yaml_loader import to_plain
 from nsgf.data import (
     DATA_SETS,
     NOISE,
@@ -105,14 +106,15 @@ def _is_path(text: str) -> bool:
         return False
 
 
-def expand_path(key: str, path: str) -> Path:
-    """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is empty
-    or not printable, or there is no such user."""
-    if not path.isprintable() or not _is_path(path):
+def expand_path(key: str, path: Any) -> Path:
+    """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is no
+    path, empty or not printable, or there is no such user."""
+    text = to_plain(path)
+    if not isinstance(text, str) or not text.isprintable() or not _is_path(text):
         raise UserError(
-            f"{name_setting(key, repr(path))}: must be a path (~NAME only for an existing user)"
+            f"{name_setting(key, path)}: must be a path (~NAME only for an existing user)"
         )
-    return Path(path).expanduser()
+    return Path(text).expanduser()
 
 
 def _general_rules(config: Config) -> Iterator[Rule]:
@@ -230,7 +232,8 @@ def _class_rules(config: Config) -> Iterator[Rule]:
         yield not phase.takes_classes, key, wanted
     yield sampling.omega is not None, "sampling.omega", "must be null with data.conditional"
     wrong = label is not None and bool(classes) and class_number(data, label) is None
-    wanted = f"must be a class ({names}) or its number, 0 to {classes - 1}; null: all"
+    number = f"if no name is a number, its number, 0 to {classes - 1}"
+    wanted = f"must be a class ({names}) or, {number}; null: all"
     yield wrong, "sampling.label", wanted
     wrong = PHASES[0] in config.phases and config.pool.num_batches < classes and not config.smoke
     yield wrong, "pool.num_batches", f"must be >= {classes}, a flow for each class"

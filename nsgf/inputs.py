@@ -21,7 +21,7 @@ from nsgf.models import make_own
 from nsgf.run.folder import OwnNetwork, ensure_writable, replacing
 from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.errors import UserError, naming, one_line
-from nsgf.system.seeding import keep_random_numbers
+from nsgf.system.seeding import keep_random_numbers, make_generator
 
 ARGUMENTS = {"data.name": "dataset", "optim.iterations": "iterations", "run": "resume"}
 """Arguments of ``nsgf.train`` by their settings."""
@@ -30,7 +30,7 @@ Samples = Tensor | ArrayLike | Dataset[Any]
 
 
 def request_training(
-    data: Samples | None, labels: ArrayLike | None, words: dict[str, str], settings: dict[str, Any]
+    data: Samples | None, labels: ArrayLike | None, words: dict[str, Path], settings: dict[str, Any]
 ) -> Request:
     """Return the request of a training; raise UserError for a wrong argument or setting. Samples
     are written to ``OUT_DIR/.data/NAME-CHECKSUM.npz``, which a refused request does not leave."""
@@ -44,7 +44,7 @@ def request_training(
     for key, array in arrays.items():
         digest.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
     name, resumed = next(iter(arrays)), words.get("run")
-    base = read_settings(Path(words["config"])) if "config" in words else {}
+    base = read_settings(words["config"]) if "config" in words else {}
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
     folder = ensure_writable(Path(out_dir).expanduser().resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
@@ -102,24 +102,58 @@ def class_name(network: OwnNetwork | None) -> str | None:
     return type(made).__name__
 
 
-def check_network(network: OwnNetwork, config: Config, device: torch.device) -> None:
-    """Raise UserError unless a caller's network fits the data, and can be trained and averaged."""
+def check_network(
+    network: OwnNetwork, config: Config, device: torch.device, *, trains: bool = True
+) -> None:
+    """Raise UserError unless a caller's network fits the data, and can be saved and sampled with,
+    with ``trains`` also trained."""
     shape, classes = shape_and_classes(config.data)
-    inputs = {"x": torch.zeros(2, *shape), "t": torch.tensor([0.0, 0.5])}
+    x = torch.randn(2, *shape, generator=make_generator(0))
+    inputs = {"x": x, "t": torch.tensor([0.25, 0.5])}
     if classes:  # a class and, as in training, `classes` for "no class"
         inputs["labels"] = torch.tensor([0, classes], dtype=torch.int32)
     try:
-        with torch.no_grad():
-            model = make_own(network).to(device).train()
+        with keep_random_numbers([device] if device.type == "cuda" else []):
+            model = make_own(network).to(device)
+            _check_state(model)
             before = copy.deepcopy(model.state_dict())
-            answer = model(*(part.to(device) for part in inputs.values()))
-        if answer.shape != inputs["x"].shape:
-            raise ValueError(f"returns {list(answer.shape)}, must be x's shape")
+            for is_training in (True, False) if trains else (False,):
+                _check_call(model.train(is_training), inputs, device)
         for name, part in model.state_dict().items():
             if name not in before or not part.equal(before[name]):
                 raise ValueError(f"a call changes {name}; use no BatchNorm nor lazy parts")
-        if not any(part.requires_grad for part in model.parameters()):
-            raise ValueError("no weight requires a gradient")
+        model.load_state_dict(before)  # fails for expanded buffers
     except Exception as error:
         shown = ", ".join(f"{k} {list(v.shape)} {v.dtype}" for k, v in inputs.items())
         raise UserError(f"network: fails with {shown}: {one_line(error)}") from error
+
+
+def _check_state(model: nn.Module) -> None:
+    """Raise ValueError for weights or buffers that a checkpoint or an export cannot hold."""
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    for name, part in model.state_dict().items():
+        if part.dtype == torch.float16 or (name in weights and part.dtype != torch.float32):
+            raise ValueError(f"{name} is {part.dtype}, must be torch.float32")
+        if name not in weights and not part.isfinite().all():
+            raise ValueError(f"{name} is not finite; register it with persistent=False")
+
+
+def _check_call(model: nn.Module, inputs: dict[str, Tensor], device: torch.device) -> None:
+    """Call a network in training mode as training does, else as sampling does. Raise ValueError for
+    a wrong answer, or changed inputs."""
+    given = {name: part.to(device, copy=True) for name, part in inputs.items()}
+    with torch.set_grad_enabled(model.training):
+        answer = model(*given.values())
+    if not isinstance(answer, Tensor) or answer.shape != inputs["x"].shape:
+        its = list(answer.shape) if isinstance(answer, Tensor) else type(answer).__name__
+        raise ValueError(f"returns {its}, must be a tensor of x's shape")
+    for name, part in inputs.items():
+        if not given[name].equal(part.to(device)):
+            raise ValueError(f"a call changes {name}; it must leave its inputs as they are")
+    if model.training:
+        weights = [part for part in model.parameters() if part.requires_grad]
+        if not weights:
+            raise ValueError("no weight requires a gradient")
+        if not answer.requires_grad:
+            raise ValueError("its answer has no gradient; use no no_grad, detach or numpy")
+        torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)

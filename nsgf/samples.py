@@ -32,6 +32,7 @@ from nsgf.plots.samples import (
     draw_image_path,
     draw_points,
     draw_rows,
+    figure_defaults,
     save_figure,
     save_grid,
     words_of_calls,
@@ -61,6 +62,7 @@ CLASS_SAMPLES = 10
 """Largest number of samples in the row of a class."""
 
 
+@figure_defaults()
 def sample_run(
     config: Config,
     run: RunFolder,
@@ -244,11 +246,12 @@ def show_preview(session: Session, data: Data, phase: Phase) -> None:
         run.samples.mkdir(exist_ok=True)
         x = preview_samples(session.config, run, phase, data, session.device)
         target = data.reference("preview").sample(len(x))
-        if data.images is None:
-            figure = draw_points([data.in_units(x)], target, title, data.axes)
-        else:
-            figure = compare_images(x, target, title)
-        save_figure(figure, file)
+        with figure_defaults():
+            if data.images is None:
+                figure = draw_points([data.in_units(x)], target, title, data.axes)
+            else:
+                figure = compare_images(x, target, title)
+            save_figure(figure, file)
         release_memory(session.device)
     except Exception as error:
         log.write(f"{phase.name}: no picture of samples ({one_line(error)})")

@@ -32,6 +32,9 @@ for _name, _examples in (("quick", 10), ("all", 200)):  # scripts/test.sh --all 
     )
 settings.load_profile("quick")
 
+STYLE = {"text.usetex": True, "axes.facecolor": "black"}
+"""Settings of matplotlib that a user may have."""
+
 
 def shipped(name: str, *flags: str) -> Config:
     """The configuration of ``--exp NAME`` with flags; ``NAME/METHOD`` names the method too."""

@@ -37,7 +37,8 @@ def test_import_loads_nothing_that_takes_long():
 
 
 def test_every_name_that_is_offered_is_there():
-    assert all(hasattr(nsgf, name) and name in dir(nsgf) for name in nsgf.__all__)
+    assert {*nsgf._PLACES, "UserError", "__version__"} == set(nsgf.__all__) == set(dir(nsgf))
+    assert all(hasattr(nsgf, name) for name in nsgf.__all__)
     with pytest.raises(AttributeError, match="no attribute 'sampler'"):
         _ = nsgf.sampler
 

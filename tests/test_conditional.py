@@ -7,14 +7,13 @@ import pytest
 import torch
 
 import nsgf
-from nsgf import UserError
+from nsgf import UserError, samples
 from nsgf.cli.arguments import parse
 from nsgf.data import Data, build_source
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
-from nsgf.report import samples
 from nsgf.run import checkpoint
 from nsgf.samples import preview_samples, sample_run
 from nsgf.sampling.generate import generate

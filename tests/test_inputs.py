@@ -159,6 +159,22 @@ def with_norm(norm):
     return network
 
 
+def with_buffer(buffer):
+    network = MyUNet()
+    network.register_buffer("mask", buffer)
+    return network
+
+
+def hooked(before=None, after=None):
+    """A network whose inputs or answer a function changes."""
+    network = MyUNet()
+    if before:
+        network.register_forward_pre_hook(lambda _, given: before(*given))
+    if after:
+        network.register_forward_hook(lambda _, given, answer: after(answer))
+    return network
+
+
 def train_own(folder, network, overrides=None, **how):
     settings = {"nsf.starts": 8, **(overrides or {})}
     return train(folder, settings, data=PIXELS, network=network, **how)
@@ -198,7 +214,7 @@ def test_a_network_is_interrupted_resumed_and_exported(tmp_path, capsys):
     run.export(tmp_path / "out")
     for place in (folder, tmp_path / "out"):
         assert torch.equal(nsgf.load(place, network=MyUNet()).sample(5, seed=0), whole)
-        for other in (None, MyUNet(16), nn.Linear(1, 1)):
+        for other in (None, MyUNet(16), nn.Linear(1, 1), hooked(lambda x, t: (x.mul_(2), t))):
             with pytest.raises(UserError, match="network"):
                 nsgf.load(place, network=other)
 
@@ -234,6 +250,15 @@ def test_a_network_is_given_classes(tmp_path):
         (OwnState(), "network: .*scale"),
         (with_norm(nn.BatchNorm2d(8)), "network: .*running_mean"),
         (with_norm(nn.LazyConv2d(8, 1)), "network: .*Lazy"),
+        (hooked(lambda x, t: (x.mul_(2), t)), "network: .*changes x"),
+        (hooked(lambda x, t: (x, t.mul_(1000))), "network: .*changes t"),
+        (hooked(after=torch.Tensor.detach), "network: .*no gradient"),
+        (hooked(after=lambda answer: answer.detach().numpy()), "network: .*ndarray"),
+        (hooked(after=lambda answer: (answer,)), "network: .*returns tuple"),
+        (MyUNet().half(), "network: .*float16"),
+        (with_buffer(torch.ones(2).half()), "network: .*mask is torch.float16"),
+        (with_buffer(torch.tensor([-torch.inf])), "network: .*mask is not finite"),
+        (with_buffer(torch.zeros(1).expand(4)), "network: .*mask"),
     ],
 )
 def test_a_network_that_does_not_fit_is_refused(network, what, tmp_path):

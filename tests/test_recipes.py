@@ -136,7 +136,7 @@ def test_lines_for_python_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nsgf, "train", short_train, raising=False)
     pairs = {"nsgf": nsgf, "source": torch.zeros(9, 2), "target": torch.ones(9, 2)}
-    exec(loop.replace("steps=5", "steps=5, num_batches=2, device='cpu'"), pairs)
+    exec(loop.replace("steps=5", "steps=5, num_batches=2, batch_size=99, device='cpu'"), pairs)
     assert pairs["x"].shape == (256, 2)
     torch.testing.assert_close(pairs["v"], 1 - pairs["x"])  # straight to the only target
     own = {"nsgf": nsgf, "MyUNet": MyUNet, "x": images(100, 8), "y": np.arange(100) % 10}

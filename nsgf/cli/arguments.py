@@ -29,7 +29,7 @@ from nsgf.config.files import (
     read_settings,
 )
 from nsgf.config.schema import OF_PHASES, Config
-from nsgf.system.errors import UserError, cause, list_names, suggest
+from nsgf.system.errors import UserError, list_names, suggest
 
 if TYPE_CHECKING:
     from nsgf.run.folder import RunFolder
@@ -84,10 +84,7 @@ def parse(argv: list[str]) -> Request:
 def request(command: str, control: Content, settings: Mapping[str, Any]) -> Request:
     """Return the request of a call from Python. ``control`` holds arguments that are not settings,
     e.g. ``{"run": "runs/2d-..."}``. Settings have dotted keys. Raises as :func:`parse`."""
-    try:
-        return _request(command, control, parse_settings(settings))
-    except OSError as error:
-        raise UserError(f"{error.filename} cannot be used: {cause(error)}") from error
+    return _request(command, control, parse_settings(settings))
 
 
 def _request(
@@ -103,7 +100,7 @@ def _request(
         if name not in pretrained_runs():
             raise UserError(f"pretrained = {name}: must be one of {', '.join(pretrained_runs())}")
         control["run"] = str(pretrained_runs()[name])
-    for key in {"run", "compare"} & set(control):
+    for key in {"run", "config", "compare"} & set(control):
         control = {**control, key: expand_path(key, control[key])}
     file = _file(control, flags)
     own = read_settings(file) if file else {}

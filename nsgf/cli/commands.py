@@ -3,7 +3,6 @@
 Each command imports what it needs when it runs, so that help and errors do not wait for torch.
 """
 
-import os
 import shlex
 import sys
 import traceback
@@ -14,8 +13,15 @@ from typing import TYPE_CHECKING
 
 from nsgf.cli.arguments import Request, parse
 from nsgf.cli.flags import COMMANDS, FLAG_NAMES, command_parser, completion
-from nsgf.system.errors import UserError, cause, naming, one_line
-from nsgf.system.output import is_launched, launched_rank, show, show_error, silence
+from nsgf.system.errors import UserError, naming, one_line, unusable
+from nsgf.system.output import (
+    is_launched,
+    launched_rank,
+    local_processes,
+    show,
+    show_error,
+    silence,
+)
 from nsgf.version import __version__
 
 if TYPE_CHECKING:
@@ -39,8 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error))
     except OSError as error:
-        where = f" {error.filename}" if error.filename else ""
-        return _fail(f"cannot use{where}: {cause(error)}")
+        return _fail(unusable(error))
     except KeyboardInterrupt:
         show("nsgf: interrupted")
         return 130
@@ -144,7 +149,7 @@ def _resume_command(folder: Path, processes: int, tracker: str) -> str:
 
     runner = "python -m nsgf"
     if processes > 1:
-        here = int(os.environ["LOCAL_WORLD_SIZE"])
+        here = local_processes(processes)
         nodes = f"--nnodes {processes // here} ... " if processes > here else ""
         runner = f"torchrun {nodes}--nproc-per-node {here} -m nsgf --"
     command = f"{runner} train --run {shlex.quote(str(folder))} --resume"
@@ -207,9 +212,11 @@ def _compare(request: Request) -> Iterator[str]:
 
 
 def _export(request: Request) -> list[str]:
+    from nsgf.checks import expand_path
     from nsgf.share.export import export_run
 
-    return export_run(request.config, _run_of(request), Path(request.to or ""), request.half)
+    to = expand_path("to", request.to)
+    return export_run(request.config, _run_of(request), to, request.half)
 
 
 def _preflight(request: Request) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from nsgf.comparison.trials import at_nfe
 from nsgf.config.schema import Config
 from nsgf.system.errors import UserError, cause
+from nsgf.system.json_reader import whole_number
 
 FORMAT = 3
 """Raised when a measure of the same name is computed in another way."""
@@ -67,8 +68,10 @@ def read_rows(file: Path) -> list[Row]:
 def _read_row(cells: list[str], names: list[str]) -> Row:
     target, method, seed, draw, nfe, calls, updates, training, sampling, *found = cells
     values = {name: float(text) for name, text in zip(names, found, strict=True)}
-    place = (target, method, int(seed), int(draw), int(nfe) if nfe else None)
-    return Row(*place, float(calls or 0), int(updates), float(training), float(sampling), values)
+    calls_asked = whole_number(nfe) if nfe else None
+    place = (target, method, whole_number(seed), whole_number(draw), calls_asked)
+    spent = (float(calls or 0), whole_number(updates), float(training), float(sampling))
+    return Row(*place, *spent, values)
 
 
 def measure_file(folder: Path, method: str, config: Config, nfe: int, draw: int) -> Path:

@@ -14,7 +14,7 @@ from nsgf.comparison.results import Row, table_csv
 from nsgf.comparison.trials import FLOOR, Comparison, Trial, method_title, trial_sampler
 from nsgf.data import Data
 from nsgf.metrics.names import is_better_higher, name_of
-from nsgf.plots.samples import draw_table, save_figure
+from nsgf.plots.samples import draw_table, figure_defaults, save_figure
 from nsgf.run.folder import write_text
 from nsgf.sampling.sampler import Samples
 
@@ -231,6 +231,7 @@ def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
     return [folder / name for name in texts]
 
 
+@figure_defaults()
 def save_pictures(comparison: Comparison, device: torch.device) -> list[Path]:
     """Draw ``TARGET.png`` for each target: paths and samples of all methods from the same noise,
     for the first seed. Return the files."""

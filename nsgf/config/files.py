@@ -5,7 +5,6 @@ Within a layer, the section ``optim`` applies to every phase that does not overr
 """
 
 import difflib
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
@@ -17,8 +16,8 @@ from nsgf.config.describe import format_value
 from nsgf.config.leaves import leaves
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import OF_PHASES, Config, TrackingConfig
-from nsgf.config.yaml_loader import load_yaml
-from nsgf.system.errors import UserError, cause, one_line
+from nsgf.config.yaml_loader import load_yaml, to_plain
+from nsgf.system.errors import UserError, cause, name_setting, one_line
 
 Content = dict[str, Any]
 """Nested sections of a configuration, without defaults."""
@@ -152,11 +151,16 @@ def parse_settings(settings: Mapping[str, Any]) -> Content:
     Raises:
         UserError: a key is unknown, or a value has a wrong type.
     """
-    flat = {
-        str(key): os.fspath(value) if isinstance(value, os.PathLike) else value
-        for key, value in settings.items()
-    }
+    flat = {str(key): to_plain(value) for key, value in settings.items()}
     return settings_parser().check_types(nest_keys(flat))
+
+
+def gather_settings(arguments: Mapping[str, Any], overrides: Any = None) -> dict[str, Any]:
+    """Return the arguments that are not None, by dotted key, over ``overrides``. Raise UserError
+    unless those are a mapping."""
+    if overrides is not None and not isinstance(overrides, Mapping):
+        raise UserError(f"{name_setting('overrides', overrides)}: must be a dictionary of settings")
+    return {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
 
 
 def nest_keys(flat: Mapping[str, Any]) -> Content:
@@ -190,10 +194,13 @@ def apply_optim(content: Content) -> Content:
 
 
 def drop_machine_settings(config: Config) -> Config:
-    """Return the settings without paths, device and tracker, so that they can be shared."""
+    """Return the settings without paths, names of files, device and tracker, so that they can be
+    shared."""
     paths = {key: item.default for key, _, item in leaves(config) if item.is_path}
     usual = build(Config, merge_settings(asdict(config), nest_keys(paths)))
-    return replace(usual, device=Config.device, tracking=TrackingConfig())
+    found = {key: value for key, value in config.data.found.items() if key != "broken"}
+    data = replace(usual.data, found=found)
+    return replace(usual, data=data, device=Config.device, tracking=TrackingConfig())
 
 
 def build(schema: type[Schema], content: Content) -> Schema:

@@ -49,8 +49,8 @@ class DataConfig:
     conditional: bool = False
     """Give networks the class of each sample: images with labels, or own images in subfolders."""
     path: Annotated[str | None, MACHINE_PATH, FREE_ON_RESUME] = None
-    """images: a folder, or a file .npz with images (N, C, H, W) and perhaps labels (N,); points: a
-    file .npz, .npy or .csv."""
+    """images: a folder, or a file .npz with images (N, C, H, W) or (N, H, W, C) and perhaps labels
+    (N,); points: a file .npz, .npy or .csv."""
     size: Annotated[int | None, Range(4, 1024)] = None
     """images: pixels of a side, to which the middle square of each image is scaled; null: 32, or as
     they are in a file."""
@@ -59,7 +59,7 @@ class DataConfig:
     columns: str | None = None
     """points: columns to use, A,B,C, by name or by number from 1 on; null: all."""
     key: str | None = None
-    """points: name of the array in a file .npz that has several."""
+    """Name of the array of images or points in a file .npz that has several."""
     found: dict[str, Any] = field(default_factory=dict)
     """Written by the program: what a new run finds at data.path, and a resumed run must find."""
 

@@ -3,8 +3,10 @@ between them, a sign, a fraction and an exponent; no leading 0, no base 8, 16 or
 
 import functools
 import math
+import os
 import re
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -18,20 +20,17 @@ class _Dumper(yaml.SafeDumper):
         return True  # the loader refuses aliases
 
 
-class _Loader(yaml.SafeLoader):
-    """Loader of plain values as in YAML 1.2: 1e-4 is a number, no is a text. Aliases and repeated
-    keys are errors."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Loader of plain values as in YAML 1.2: 1e-4 is a number, no is a text. Repeated keys are
+    errors. PyYAML's parser in C is ten times as fast, but not in every build."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
-        node: Any = super().compose_node(parent, index)
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
         is_number = str(node.tag).endswith((":int", ":float"))
         if is_number and self.resolve(yaml.ScalarNode, node.value, (True, False)) != node.tag:
             raise yaml.YAMLError(f"{node.tag} {node.value}: not a number")  # as !!int 1:30
-        return node
+        return super().construct_object(node, deep)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         count = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
@@ -68,9 +67,21 @@ def load_yaml(text: str) -> Any:
             a plain value.
     """
     try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=_Loader)):
+            raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
         return _Loader(text).get_single_data()
     except Exception as error:  # PyYAML raises many types for a value with a wrong tag
         raise yaml.YAMLError(str(error)) from error
+
+
+def to_plain(value: Any) -> Any:
+    """Return a caller's value with paths as texts, and numbers and arrays of numpy and torch as
+    Python's; others are left to the check of types."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    with suppress(Exception):  # as of a sparse tensor
+        value = value.tolist() if hasattr(value, "tolist") else value
+    return list(map(to_plain, value)) if isinstance(value, list | tuple) else value
 
 
 class Integer(int):

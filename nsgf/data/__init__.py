@@ -73,12 +73,12 @@ def data_classes(config: DataConfig) -> int:
 
 
 def class_number(config: DataConfig, label: str | int | None) -> int | None:
-    """Return the number of a class from its name or its number; None: there is no such class."""
+    """Return the number of a class from its name, or from its number if no name is one; None: there
+    is no such class."""
     names = class_names(config)
-    if str(label) in names:  # YAML reads a name of digits as a number
-        return names.index(str(label))
-    number = int(label) if str(label).isdecimal() else -1  # type: ignore[arg-type]
-    return number if 0 <= number < len(names) else None
+    known = [*names] if any(map(str.isdecimal, names)) else [*names, *map(str, range(len(names)))]
+    # as text: YAML reads a name of digits as a number
+    return known.index(str(label)) % len(names) if str(label) in known else None
 
 
 def shape_and_classes(config: DataConfig) -> tuple[tuple[int, ...], int]:
@@ -146,8 +146,8 @@ class Data:
         assert self.images is not None
         assert self._labels is not None
         streams: list[Sampler] = []
-        for label in range(self.classes):
-            own = (self._labels == label).nonzero()[:, 0]
+        own_rows = self._labels.argsort(stable=True).split(self._labels.bincount().tolist())
+        for label, own in enumerate(own_rows):
             seed = derive_seed(self._seed, "target", *stream, "class", label)
             streams.append(ImageSampler(self.images, seed, flip=self._config.flip, chosen=own))
         return ClassSampler([*streams, self.target(*stream)] if mixed else streams, run)

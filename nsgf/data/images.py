@@ -4,6 +4,7 @@ To add a set, add its reading functions and its record here, its name in config/
 settings in configs/.
 """
 
+import gzip
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,11 +119,25 @@ def _digits() -> tuple[Tensor, Tensor]:
     return torch.from_numpy(grey).unsqueeze(1), torch.from_numpy(content.target)
 
 
-def _mnist(config: DataConfig, train: bool = True) -> Any:
-    """Return torchvision's training or test set: ``data`` (N, 28, 28), and ``targets``."""
+def _mnist(config: DataConfig, name: str) -> Tensor:
+    """Return the uint8 values of a file of MNIST, which may be compressed, or have its name on
+    Kaggle."""
     from torchvision.datasets import MNIST
 
-    return MNIST(data_root(config), train, download=config.download)
+    root = data_root(config)
+    raw = root / "MNIST" / "raw"
+    kaggle = name.replace("-idx", ".idx")
+    stems = [folder / one for folder in (raw, root) for one in (name, kaggle)]
+    files = [Path(f"{stem}{suffix}") for stem in stems for suffix in ("", ".gz")]
+    file = next(filter(Path.is_file, files), None)
+    if file is None:
+        MNIST(root, download=config.download)
+        file = raw / name
+    content = file.read_bytes()
+    content = gzip.decompress(content) if file.suffix == ".gz" else content
+    axes = content[3]
+    shape = np.frombuffer(content, ">i4", axes, offset=4).tolist()
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=4 + 4 * axes).view(shape)
 
 
 def _cifar10(config: DataConfig, train: bool = True) -> Any:
@@ -152,9 +167,9 @@ IMAGE_SETS = (
     ImageSet(
         name="mnist",
         shape=(1, 28, 28),
-        read_images=lambda config: _mnist(config).data.unsqueeze(1),
-        read_labels=lambda config: _mnist(config).targets,
-        read_test=lambda config: _mnist(config, train=False).data.unsqueeze(1),
+        read_images=lambda config: _mnist(config, "train-images-idx3-ubyte").unsqueeze(1),
+        read_labels=lambda config: _mnist(config, "train-labels-idx1-ubyte"),
+        read_test=lambda config: _mnist(config, "t10k-images-idx3-ubyte").unsqueeze(1),
         uses=frozenset({"root", "download", "fake", "flip"}),
     ),
     ImageSet(

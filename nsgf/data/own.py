@@ -313,18 +313,23 @@ def _is_number(text: str) -> bool:
     return True
 
 
+def choose_array(content: np.lib.npyio.NpzFile, key: str | None) -> np.ndarray:
+    """Return the array ``key`` of numpy's open file .npz; None: the only one. Raise ValueError if
+    it is missing, or there are several."""
+    keys = [one for one in content.files if key in (None, one)]
+    if len(keys) != 1:
+        raise ValueError(f"say {suggest('data.key', 'NAME')}, one of {list_names(content.files)}")
+    array: np.ndarray = content[keys[0]]
+    return array
+
+
 def _read_array(file: Path, config: DataConfig) -> Table:
     """Read the array of a file .npy, or the only one of a file .npz or ``data.key``; raise errors
     of many types for anything else."""
     content = np.load(file, allow_pickle=False)
     if not isinstance(content, np.ndarray):
         with content:
-            keys = [key for key in content.files if config.key in (None, key)]
-            if len(keys) != 1:
-                raise ValueError(
-                    f"say {suggest('data.key', 'NAME')}, one of {list_names(content.files)}"
-                )
-            content = content[keys[0]]
+            content = choose_array(content, config.key)
     values = np.ascontiguousarray(content.astype(np.float64, casting="same_kind"))
     if values.ndim != 2:
         return values, (), ()

@@ -133,16 +133,14 @@ class ClassSampler(Sampler):
         self._streams, self._run = list(streams), run
 
     def at(self, positions: range) -> Tensor:
-        owners = class_labels(positions, len(self._streams), self._run)
-        parts, places = [], []
-        for number, stream in enumerate(self._streams):
-            own = (owners == number).nonzero()[:, 0]
-            if len(own):
-                turn, within = divmod(positions.start + int(own[0]), self._run)
-                first = turn // len(self._streams) * self._run + within
-                parts.append(stream.at(range(first, first + len(own))))
-                places.append(own)
-        return torch.cat(parts)[torch.cat(places).argsort()]
+        owners, places = class_labels(positions, len(self._streams), self._run).sort(stable=True)
+        numbers, counts = owners.unique_consecutive(return_counts=True)
+        parts = []
+        for number, own in zip(numbers.tolist(), places.split(counts.tolist()), strict=True):
+            turn, within = divmod(positions.start + int(own[0]), self._run)
+            first = turn // len(self._streams) * self._run + within
+            parts.append(self._streams[number].at(range(first, first + len(own))))
+        return torch.cat(parts)[places.argsort()]
 
 
 class LabelDropout:

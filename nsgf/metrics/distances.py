@@ -1,4 +1,4 @@
-"""Distances between samples: exact W2 (POT's network simplex), energy distance, nearest neighbours,
+"""Distances between samples: exact W2 (POT's network simplex), energy distance, nearest images,
 and of features kernel distance and torch-fidelity's Frechet distance, precision and recall."""
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nsgf.data import Sampler
+from nsgf.data.images import to_unit_range
 from nsgf.phases.coupling import exact_plan
 from nsgf.run.cache import load_or_compute
 from nsgf.sinkhorn.base import full_precision
@@ -17,6 +18,8 @@ from nsgf.system.errors import UserError, suggest
 NEIGHBOURS = 3
 PRC_BATCH = 2000
 """Number of rows of distances computed at a time; does not affect results."""
+PART_VALUES = 2**22
+"""Values of training images, and distances to them, that are computed at once."""
 
 
 def w2(x: Tensor, y: Tensor) -> float:
@@ -82,17 +85,25 @@ def _cross_minus_within(
     return 2 * total(a, b) / (len(a) * len(b)) - within(a) - within(b)
 
 
-def nearest_distance(x: Tensor, y: Tensor, *, skip_self: bool = False) -> float:
-    """Return the mean Euclidean distance from each x (N, *shape) to its nearest y (M, *shape). With
-    ``skip_self`` x and y are the same samples, and a sample is not its own neighbour."""
-    nearest = []
-    for first, chunk in zip(range(0, len(x), 512), x.flatten(1).split(512), strict=True):
-        distance = torch.cdist(chunk, y.flatten(1))
-        if skip_self:
-            rows = torch.arange(len(chunk))
-            distance[rows, first + rows] = torch.inf
-        nearest.append(distance.amin(dim=1))
-    return float(torch.cat(nearest).mean())
+def nearest_images(
+    x: Tensor, images: Tensor, *, flip: bool = False, own: Tensor | None = None
+) -> Tensor:
+    """Return the nearest image of uint8 ``images`` (M, C, H, W) to each x (N, C, H, W) in [-1, 1],
+    like x; with ``flip`` mirrored images count too. ``own``: for x that are themselves images, the
+    index of each, (N,), which is not its own neighbour."""
+    flat, best = x.flatten(1), x.new_full((len(x),), torch.inf)
+    found, rows = torch.zeros_like(x), max(1, PART_VALUES // max(flat.shape))
+    for first, part in zip(range(0, len(images), rows), images.split(rows), strict=True):
+        real = to_unit_range(part.cpu())
+        for view in (real, real.flip(-1)) if flip else (real,):
+            distance = torch.cdist(flat, view.flatten(1))
+            if own is not None:
+                here = ((own >= first) & (own < first + rows)).nonzero()[:, 0]
+                distance[here, own[here] - first] = torch.inf
+            nearest, index = distance.min(1)
+            closer = nearest < best
+            found[closer], best[closer] = view[index[closer]], nearest[closer]
+    return found
 
 
 # --- features, with torch-fidelity, an optional package -----------------------------------------

@@ -14,7 +14,8 @@ from torch import Tensor
 from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import Data, build_source, is_image_set
-from nsgf.metrics.distances import nearest_distance, w2, w2_floor
+from nsgf.data.images import to_unit_range
+from nsgf.metrics.distances import nearest_images, w2, w2_floor
 from nsgf.metrics.features import MEASURES, FeatureMetrics, ImageNet, pick_network
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.metrics.names import describe, name_of
@@ -27,12 +28,13 @@ from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import pick_device, versions
 from nsgf.system.output import show
+from nsgf.system.seeding import make_generator
 from nsgf.training.precision import sampling_precision
 
 REPEATS = 3
 """Number of times that points are drawn and measured."""
 NEAREST = 2048
-"""Largest number of samples, and of real images, for distances to the nearest real image."""
+"""Largest number of samples, and of real images, whose nearest training images are searched."""
 
 
 def evaluate_run(
@@ -104,7 +106,7 @@ class Measures:
         images, pixels = self._data.images, samples[0].pixels
         if images is None or pixels is None:
             return
-        yield self._nearest(samples[0].x, len(images))
+        yield self._nearest(samples[0].x, images)
         if isinstance(self._network, ImageNet):
             yield self._imagenet(self._network, images, pixels)
         elif self._network:
@@ -129,15 +131,20 @@ class Measures:
             found |= _mean_and_spread(name, distances) | _mean_and_spread(f"{name}_floor", floors)
         return found | {"w2_samples": n, "repeats": len(samples)}
 
-    def _nearest(self, samples: Tensor, count: int) -> dict[str, float]:
-        """Return the mean distance from samples (N, C, H, W) to the nearest real image, and from
-        real images to the nearest other real image. Uses at most NEAREST samples and real
-        images."""
-        real = self._data.target("nearest").sample(min(count, NEAREST))
-        return {
-            "nearest_real": nearest_distance(samples[:NEAREST], real),
-            "nearest_real_among_real": nearest_distance(real, real, skip_self=True),
+    def _nearest(self, samples: Tensor, images: Tensor) -> dict[str, float]:
+        """Return the mean distance from samples (N, C, H, W) to the nearest training image, and
+        from training images to the nearest other one. Uses at most NEAREST of both."""
+        generator = make_generator(self._config.seed, "nearest")
+        own = torch.randperm(len(images), generator=generator)[:NEAREST]
+        compared = {
+            "nearest_real": (samples[:NEAREST], None),
+            "nearest_real_among_real": (to_unit_range(images[own]), own),
         }
+        found = {}
+        for name, (x, index) in compared.items():
+            nearest = nearest_images(x, images, flip=self._config.data.flip, own=index)
+            found[name] = float((x - nearest).flatten(1).norm(dim=1).mean())
+        return found
 
     def _imagenet(self, network: ImageNet, images: Tensor, pixels: Tensor) -> dict[str, Any]:
         """Compare samples with real images, both uint8, (N, C, H, W)."""

@@ -20,7 +20,7 @@ def time_features(t: Tensor, dim: int, *, fastest: float, slowest: float) -> Ten
     This is the sinusoidal embedding of diffusion models (Dhariwal and Nichol 2021), with explicit
     frequencies.
     """
-    exponent = torch.linspace(0.0, 1.0, dim // 2, device=t.device)
+    exponent = torch.linspace(0.0, 1.0, dim // 2, dtype=torch.float32, device=t.device)
     frequency = fastest * torch.exp(exponent * math.log(slowest / fastest))
     angle = t.float().unsqueeze(1) * frequency
     return torch.cat([angle.cos(), angle.sin()], dim=1)

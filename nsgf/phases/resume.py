@@ -1,6 +1,5 @@
 """Decide which phases of a run are left to train, and restart phases."""
 
-import json
 from collections.abc import Callable
 from itertools import chain
 
@@ -8,9 +7,11 @@ from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import FAMILIES, Config, PhaseName
 from nsgf.phases import get_phase
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, dump_config, sync_folder, write_text
+from nsgf.run.folder import RunFolder, write_text
 from nsgf.system.errors import UserError
-from nsgf.system.json_reader import fields, read_object
+
+RESTART = "# restart:"
+"""Begin of a comment in ``config.yaml`` that names the phases to start again."""
 
 
 def pending_phases(
@@ -83,24 +84,20 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
 def restart(
     config: Config, run: RunFolder, restarts: list[PhaseName], log: Callable[[str], None]
 ) -> None:
-    """Write the settings of a run, and set aside the checkpoints of phases that start again. A plan
-    file is written first, so that :func:`finish_restart` can complete this after a kill."""
-    intention = {"config": dump_config(config), "phases": restarts}
-    write_text(run.restart_file, json.dumps(intention))
-    run.write_config(config)
+    """Write the settings of a run, and set aside the checkpoints of phases that start again. The
+    first line of ``config.yaml`` names them until then, so one change of one file decides both, and
+    :func:`finish_restart` can complete this after a kill."""
+    run.write_config(config, f"{RESTART} {' '.join(restarts)}\n" if restarts else "")
     finish_restart(run, log)
 
 
 def finish_restart(run: RunFolder, log: Callable[[str], None]) -> None:
-    """Set aside the checkpoints of phases that start again, if ``config.yaml`` already has the
-    settings of the restart. Otherwise the restart was interrupted early and is dropped."""
-    try:
-        config, phases = fields(read_object(run.restart_file), config=str, phases=list)
-    except ValueError:
-        return  # no restart is planned
+    """Set aside the checkpoints of phases that start again according to ``config.yaml``."""
+    text = run.config_file.read_text("utf-8") if run.config_file.exists() else ""
+    line, _, settings = text.partition("\n")
+    if not line.startswith(RESTART):
+        return
     for name in chain(*FAMILIES):
-        is_left = name in phases and run.checkpoint_file(name).exists()
-        if is_left and run.config_file.read_text("utf-8") == config:
+        if name in line.split() and run.checkpoint_file(name).exists():
             log(f"{name}: starts again, the previous checkpoint is {run.set_aside(name)}")
-    run.restart_file.unlink()
-    sync_folder(run.path)  # otherwise the file could come back after a power cut
+    write_text(run.config_file, settings)

@@ -7,7 +7,8 @@ Shapes: N samples, D coordinates, C channels, H x W pixels.
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,16 @@ MIN_PIXELS = 600
 """Small images are enlarged until a picture has about this width."""
 MIN_LETTERS = 12
 """Smallest font size; a wide figure, which is shown smaller, has larger letters."""
+
+
+@contextmanager
+def figure_defaults() -> Iterator[None]:
+    """Context with matplotlib's defaults in place of a user's matplotlibrc or a caller's style."""
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        yield
 
 
 def new_figure(width: float, height: float) -> Any:

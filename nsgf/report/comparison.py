@@ -25,7 +25,7 @@ from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
 from nsgf.metrics.names import is_better_higher, name_of
 from nsgf.plots.figures import choose_scale
-from nsgf.plots.samples import new_figure
+from nsgf.plots.samples import figure_defaults, new_figure
 from nsgf.report.drawing import Album
 from nsgf.report.page import write_page
 from nsgf.report.records import stored_comparison, updates_done
@@ -36,6 +36,7 @@ from nsgf.system.json_reader import read_object
 MARKERS = "osD^vP*X<>"
 
 
+@figure_defaults()
 def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str]:
     """Write ``report.html`` and ``report/`` into the folder of a comparison, or into
     ``OUT_DIR/NAME`` if ``out_dir`` is not the folder that holds it.

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Data, class_names
-from nsgf.data.images import to_unit_range
+from nsgf.metrics.distances import nearest_images
 from nsgf.phases import load_sampler
 from nsgf.plots.figures import Field, draw_entry_times, draw_fields, save_animation
 from nsgf.plots.samples import cut_panels, draw_rows, save_figure
@@ -29,8 +28,6 @@ from nsgf.system.errors import UserError
 BROAD = 700
 """Pixels above which a picture is not made as narrow as a telephone."""
 NEIGHBOURS = 16
-PART_VALUES = 2**24
-"""Values of training images that are compared with samples at once."""
 
 
 class Album:
@@ -100,20 +97,6 @@ def draw_samples(config: Config, run: RunFolder, album: Album, device: torch.dev
     if samples.tau is not None:
         figure = draw_entry_times(samples.tau.cpu())
         album.draw("tau", figure, "Where samples enter the straight flow", calls)
-
-
-def nearest_images(x: Tensor, images: Tensor, *, flip: bool = False) -> Tensor:
-    """Return the nearest image of uint8 ``images`` (M, C, H, W) to each x (N, C, H, W) in [-1, 1],
-    like x; with ``flip`` mirrored images count too."""
-    flat, best = x.flatten(1), torch.full((len(x),), torch.inf)
-    found = torch.zeros_like(x)
-    for part in images.split(max(1, PART_VALUES // images[0].numel())):
-        real = to_unit_range(part.cpu())
-        real = torch.cat([real, real.flip(-1)]) if flip else real
-        distance, index = torch.cdist(flat, real.flatten(1)).min(1)
-        closer = distance < best
-        found[closer], best[closer] = real[index[closer]], distance[closer]
-    return found
 
 
 def velocity_fields(

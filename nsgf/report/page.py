@@ -13,6 +13,7 @@ from nsgf.data import class_names
 from nsgf.metrics.names import describe, is_measure, name_of
 from nsgf.phases import get_phase
 from nsgf.plots.figures import draw_curves
+from nsgf.plots.samples import figure_defaults
 from nsgf.report.drawing import Album, draw_samples
 from nsgf.report.records import curves, log_lines, trained_updates
 from nsgf.run.folder import RunFolder, dump_config, phase_stem, replacing, results_folder
@@ -49,6 +50,7 @@ def write_page(folder: Path, template: str, **values: Any) -> str:
     return str(folder / "report.html")
 
 
+@figure_defaults()
 def report_run(config: Config, run: RunFolder, kind: str = "png") -> list[str]:
     """Write ``report.html`` and the figures that it shows, into ``report/`` of the run folder, or
     of ``OUT_DIR/RUN`` if ``out_dir`` is not the folder that holds the run.

@@ -5,8 +5,15 @@ from pathlib import Path
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import SETTINGS, TABLE
 from nsgf.comparison.trials import Comparison, Trial
-from nsgf.config.files import build, merge_settings, method_layers, read_settings
-from nsgf.config.schema import Config, PhaseName
+from nsgf.config.files import (
+    build,
+    merge_settings,
+    method_layers,
+    read_plain,
+    read_settings,
+)
+from nsgf.config.parser import settings_parser
+from nsgf.config.schema import OF_PHASES, Config, PhaseName
 from nsgf.phases import called_legs
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
@@ -14,12 +21,17 @@ from nsgf.run.folder import RunFolder, check_links
 from nsgf.run.lock import is_locked
 from nsgf.run.log import read_costs
 from nsgf.sampling.sampler import possible_calls
-from nsgf.system.errors import UserError, cause
+from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.hardware import format_bytes, format_hours
 from nsgf.system.json_reader import read_lines
 
 LOG_LINES = 400
 """Number of lines at the end of the log that are shown."""
+LISTED: dict[str, tuple[str, ...]] = {
+    **{"method": (), "phases": (), "data": ("name",)},
+    **dict.fromkeys(OF_PHASES, ("iterations",)),
+}
+"""Settings that a list of runs shows: keys, and names within sections."""
 
 
 def curves(run: RunFolder) -> dict[str, Curve]:
@@ -40,14 +52,27 @@ def log_lines(run: RunFolder) -> list[str]:
 def updates_done(run: RunFolder) -> str:
     """Return ``nsgf 150/150, nsf 20/400`` for the phases of a run, or why they cannot be read."""
     try:
-        config = build(Config, run.read_settings())
-        parts = [
-            f"{phase} {trained_updates(run, phase)}/{getattr(config, phase).iterations}"
-            for phase in config.phases
-        ]
+        return _progress(run, _listed_settings(run))
     except UserError as error:
         return f"cannot be read: {error}"
-    return ", ".join(parts)
+
+
+def _listed_settings(run: RunFolder) -> Config:
+    """Return the settings LISTED of a run, and defaults for the others, which takes a tenth of the
+    time of all settings. Raise UserError if they cannot be read."""
+    plain = read_plain(run.config_file)
+    content = {key: plain[key] for key in LISTED if key in plain}
+    for key, section in content.items():
+        if LISTED[key] and isinstance(section, dict):
+            content[key] = {name: section[name] for name in LISTED[key] if name in section}
+    return build(Config, settings_parser().check_types(content))
+
+
+def _progress(run: RunFolder, config: Config) -> str:
+    return ", ".join(
+        f"{phase} {trained_updates(run, phase)}/{getattr(config, phase).iterations}"
+        for phase in config.phases
+    )
 
 
 def trained_updates(run: RunFolder, phase: PhaseName) -> int:
@@ -81,21 +106,21 @@ def _row(run: RunFolder) -> tuple[str, ...]:
         about = _comparison_cells(run.path) if (run.path / SETTINGS).exists() else _run_cells(run)
         size = sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())
         return (run.path.name, *about, format_bytes(size))
-    except (OSError, UserError) as error:
-        why = cause(error) if isinstance(error, OSError) else str(error)
+    except Exception as error:  # a foreign folder must not hide the others
+        why = cause(error) if isinstance(error, OSError) else one_line(error)
         problem = f"cannot be read: {why.removeprefix(f'{run.path}: ')}"
         return (run.path.name, "", "", problem, "", "", "")
 
 
 def _run_cells(run: RunFolder) -> tuple[str, ...]:
     """Return data, method, progress, last loss and time of a run."""
-    settings = run.read_settings()
+    config = _listed_settings(run)
     loss = [f"{curve[-1][1]:.4g}" for curve in curves(run).values()][-1:]
     taken = sum(cost.seconds for cost in read_costs(run.path).values())
-    is_begun = any(map(run.has_checkpoint, settings.get("phases", [])))
-    progress = updates_done(run) if is_begun or is_locked(run.path) else "aborted: no checkpoint"
-    data, method = settings.get("data", {}).get("name", ""), settings.get("method") or ""
-    return (data, method, progress, "".join(loss), format_hours(taken) if taken else "")
+    is_begun = any(map(run.has_checkpoint, config.phases)) or is_locked(run.path)
+    progress = _progress(run, config) if is_begun else "aborted: no checkpoint"
+    time = format_hours(taken) if taken else ""
+    return (config.data.name, config.method or "", progress, "".join(loss), time)
 
 
 def _comparison_cells(folder: Path) -> tuple[str, ...]:

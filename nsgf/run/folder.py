@@ -42,7 +42,6 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config_file = path / "config.yaml"
-        self.restart_file = path / "restart.json"
         self.pool = path / "pool"
         self.samples = path / "samples"
 
@@ -84,9 +83,9 @@ class RunFolder:
             sync_folder(folder)
         return cls(path)
 
-    def write_config(self, config: Config) -> None:
-        """Save the configuration, and the versions beside it."""
-        write_text(self.config_file, dump_config(config))
+    def write_config(self, config: Config, comment: str = "") -> None:
+        """Save the configuration below ``comment``, and the versions beside it."""
+        write_text(self.config_file, comment + dump_config(config))
         write_text(self.path / "versions.json", json.dumps(provenance(), indent=2) + "\n")
 
     def set_aside(self, phase: PhaseName) -> Path:

@@ -20,7 +20,8 @@ from nsgf.config.schema import Config, SamplingConfig
 from nsgf.data import class_labels, class_number, data_classes
 from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, integrate, load_odeint
 from nsgf.sinkhorn.base import flow_time
-from nsgf.system.errors import UserError
+from nsgf.system.defaults import torch_defaults
+from nsgf.system.errors import UserError, name_setting
 
 Network = Callable[..., Tensor]
 
@@ -183,6 +184,7 @@ class FlowSampler:
     def __init__(self, legs: Sequence[Leg]) -> None:
         self.legs = list(legs)
 
+    @torch_defaults()
     @torch.no_grad()
     def __call__(
         self, x: Tensor, labels: Tensor | None = None, *, keep_path: bool = False
@@ -290,8 +292,10 @@ def choose_calls(config: Config, legs: Sequence[type[Leg]], nfe: int) -> Config:
         UserError: it is too small, or the settings of sampling do not allow to choose it.
     """
     least, _ = possible_calls(config.sampling, legs)
-    if not isinstance(nfe, int) or nfe < least:
-        raise UserError(f"nfe = {nfe!r}: must be a whole number >= {least} for this run")
+    if type(nfe) is not int or nfe < least:
+        raise UserError(
+            f"{name_setting('nfe', nfe)}: must be a whole number >= {least} for this run"
+        )
     if StraightFlow in legs and config.sampling.solver == "dopri5":
         raise UserError(f"nfe = {nfe}: sampling.solver = dopri5 chooses its calls; omit nfe")
     if calls_per_velocity(config) > 1:

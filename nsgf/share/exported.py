@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from nsgf.checks import check
+from nsgf.checks import check, expand_path
 from nsgf.config.files import Content, build, drop_machine_settings, pretrained_runs, read_plain
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.parser import settings_parser
@@ -53,9 +53,9 @@ def find_folder(path: str | PathLike[str]) -> Path:
     """Return the folder of ``hf://OWNER/NAME``, of a pretrained run by its name where no run has
     that path, or the path itself. Raise UserError if the address is wrong, huggingface_hub is not
     installed, or the download failed."""
-    if str(path).startswith("hf://"):
-        return _downloaded(str(path))
-    folder = Path(path).expanduser()
+    if isinstance(path, str) and path.startswith("hf://"):
+        return _downloaded(path)
+    folder = expand_path("run", path)
     index = folder / CONFIG_FILE  # programs of others have files of this name
     is_export = index.is_file() and MARK in index.read_text("utf-8", "replace")
     is_run = is_export or (folder / "config.yaml").is_file()

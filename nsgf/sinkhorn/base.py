@@ -14,6 +14,7 @@ Shapes: B flows, N particles x, M targets y, D coordinates; images are flattened
 """
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ import torch
 from torch import Tensor
 from torch.masked import MaskedTensor
 
+from nsgf.config.leaves import MANY
 from nsgf.config.schema import FlowConfig
-from nsgf.system.errors import UserError, one_line
+from nsgf.config.yaml_loader import to_plain
+from nsgf.system.errors import UserError, name_setting, one_line
 
 Array = Tensor | np.ndarray[Any, Any]
 """Points that a caller of the Python functions may pass."""
@@ -83,15 +86,33 @@ class FlowSolver(Protocol):
         """
 
 
+REAL = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
+REAL |= {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+"""Types of the values that :func:`to_tensor` takes."""
+
+
 def to_tensor(name: str, points: Array) -> Tensor:
     """Return the argument ``name`` as a tensor. Raise UserError if it is no array of numbers."""
     try:
-        if isinstance(points, Tensor):
-            refuse_masks(points)
-            return points
-        return torch.tensor(to_array(points))
-    except (TypeError, ValueError) as error:
+        refuse_masks(points)
+        x = points if isinstance(points, Tensor) else torch.tensor(to_array(points))
+    except Exception as error:  # objects of a caller may raise any type
         raise UserError(f"{name}: must be a tensor or an array ({one_line(error)})") from error
+    if x.dtype not in REAL or x.layout != torch.strided or x.is_nested or x.is_meta:
+        kind = f"{x.dtype}, {x.layout}, {x.device}"
+        raise UserError(f"{name}: {kind}, must be a dense tensor of real numbers")
+    return x
+
+
+def positive_number(name: str, value: Any, *, is_whole: bool = False) -> Any:
+    """Return the argument ``name`` as a number of Python. Raise UserError unless it is a number, of
+    numpy or torch too, finite and > 0."""
+    number = to_plain(value)
+    kinds, most = ((int,), MANY) if is_whole else ((int, float), sys.float_info.max)
+    if type(number) not in kinds or not 0 < number <= most:
+        kind = "a whole number" if is_whole else "a number"
+        raise UserError(f"{name_setting(name, value)}: must be {kind} > 0 and <= {most:.3g}")
+    return kinds[-1](number)
 
 
 def to_array(values: Any) -> np.ndarray[Any, Any]:

@@ -26,9 +26,11 @@ from nsgf.sinkhorn.base import (
     box_diameter,
     full_precision,
     half_squared_distances,
+    positive_number,
     to_tensor,
 )
 from nsgf.sinkhorn.batched import FLOAT32_LIMIT, MAX_ITERATIONS, BatchedSolver
+from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
 
 SHAPES = "(N, D), (B, N, D), (N, C, H, W) or (B, N, C, H, W)"
@@ -39,6 +41,7 @@ LARGEST = 10.0
 errors exceed S and v."""
 
 
+@torch_defaults()
 def sinkhorn_velocity(
     x: Array,
     y: Array,
@@ -68,14 +71,15 @@ def sinkhorn_velocity(
         UserError: shapes, dtypes or devices do not match, values are not finite, an argument is out
             of range, or the blur is too small or too large for these clouds in float32.
     """
-    x, y = to_tensor("x", x), to_tensor("y", y)
-    with _solver(blur, tolerance, max_iterations) as solver, torch.no_grad():
+    x, y, blur = to_tensor("x", x), to_tensor("y", y), positive_number("blur", blur)
+    with _solver(tolerance, max_iterations) as solver, torch.no_grad():
         clouds = _as_problems(x, y, blur)
         with full_precision(x.device):
             velocity = solver.solve_centred(*clouds).velocity * blur
     return velocity.view(x.shape).to(x.dtype)
 
 
+@torch_defaults()
 def sinkhorn_divergence(
     x: Array,
     y: Array,
@@ -95,8 +99,8 @@ def sinkhorn_divergence(
         A scalar, or (B,) for several problems; computed in float32, in the type of x, or float32
         for 16 bit.
     """
-    x, y = to_tensor("x", x), to_tensor("y", y)
-    with _solver(blur, tolerance, max_iterations) as solver:
+    x, y, blur = to_tensor("x", x), to_tensor("y", y), positive_number("blur", blur)
+    with _solver(tolerance, max_iterations) as solver:
         value: Tensor = _Divergence.apply(*_as_problems(x, y, blur), solver) * blur**2
     value = value.to(torch.promote_types(x.dtype, torch.float32))
     return value if BATCHED[x.ndim] else value.squeeze(0)
@@ -173,17 +177,15 @@ def _as_problems(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, Tensor]:
 
 
 @contextmanager
-def _solver(blur: float, tolerance: float, max_iterations: int) -> Iterator[BatchedSolver]:
+def _solver(tolerance: float, max_iterations: int) -> Iterator[BatchedSolver]:
     """Context with a solver for clouds in units of the blur; it warns of unconverged problems.
 
     Raises:
         UserError: a setting is not > 0, or torch.func, which cannot follow the solver, is in use.
     """
-    given = {"blur": blur, "tolerance": tolerance, "max_iterations": max_iterations}
-    for key, value in given.items():
-        if not 0 < value < math.inf:
-            raise UserError(f"{key} = {value}: must be > 0 and finite")
-    solver = BatchedSolver(SinkhornConfig(blur=1.0, tolerance=tolerance), max_iterations)
+    most = positive_number("max_iterations", max_iterations, is_whole=True)
+    tolerance = positive_number("tolerance", tolerance)
+    solver = BatchedSolver(SinkhornConfig(blur=1.0, tolerance=tolerance), most)
     try:
         yield solver
     except RuntimeError as error:
@@ -198,5 +200,5 @@ def _solver(blur: float, tolerance: float, max_iterations: int) -> Iterator[Batc
             f"{report.unconverged} of {report.solves} Sinkhorn problems did not converge: an error "
             f"of {report.worst_error:.1e} is left; raise max_iterations, tolerance or blur",
             RuntimeWarning,
-            stacklevel=4,  # the line of the caller
+            stacklevel=5,  # the line of the caller
         )

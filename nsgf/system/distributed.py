@@ -14,8 +14,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, distributed
 
-from nsgf.system.errors import UserError
-from nsgf.system.output import is_launched
+from nsgf.system.errors import UserError, one_line
+from nsgf.system.output import is_launched, local_processes
 
 Value = TypeVar("Value")
 
@@ -100,10 +100,16 @@ def join(device: str) -> Iterator[World]:
         return
     rank, size, local = (int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     backend = "cpu:gloo,cuda:nccl" if take_card(device) else "gloo"
-    distributed.init_process_group(backend, timeout=PATIENCE)
+    try:
+        distributed.init_process_group(backend, timeout=PATIENCE)
+    except (ValueError, RuntimeError) as error:  # its other variables, or the network
+        raise UserError(
+            f"torchrun: the processes cannot meet ({one_line(error)}); start them with torchrun, "
+            "or unset WORLD_SIZE"
+        ) from error
     yield (world := World(rank, size, local))
     # skipped after an error: other processes may wait for this one until it ends
-    if int(os.environ.get("LOCAL_WORLD_SIZE", size)) < size:  # on several machines
+    if local_processes(size) < size:  # on several machines
         with suppress(RuntimeError):  # another process failed and reports this
             world.any(False)  # wait for the first process, as torchrun on other machines ends early
     distributed.destroy_process_group()

@@ -35,10 +35,12 @@ _names: ContextVar[tuple[Mapping[str, str], bool]] = ContextVar("names", default
 @contextmanager
 def naming(names: Mapping[str, str], *, are_flags: bool = False) -> Iterator[None]:
     """Context, or decorator, in which messages use these names for settings with these keys: short
-    flags of the command line, or arguments of a Python function."""
+    flags of the command line, or arguments of a Python function. An OSError becomes a UserError."""
     token = _names.set((names, are_flags))
     try:
         yield
+    except OSError as error:
+        raise UserError(unusable(error)) from error
     finally:
         _names.reset(token)
 
@@ -48,7 +50,10 @@ def name_setting(key: str, value: Any) -> str:
     value, return only the name."""
     names, are_flags = _names.get()
     name = key if are_flags else names.get(key, key)
-    return name if name == "data" else f"{name} = {value}"
+    try:
+        return name if name == "data" else f"{name} = {value}"
+    except Exception:  # an integer of 5,000 digits, or an object of the caller
+        return f"{name} = {type(value).__name__}"
 
 
 def suggest(key: str, value: Any = "") -> str:
@@ -86,6 +91,12 @@ def list_names(names: Sequence[str], most: int = 10) -> str:
 def cause(error: OSError) -> str:
     """Return the operating system's reason for an error."""
     return one_line(error.strerror or error)
+
+
+def unusable(error: OSError) -> str:
+    """Return the message for a file or folder that cannot be used."""
+    where = f" {error.filename}" if error.filename else ""
+    return f"cannot use{where}: {cause(error)}"
 
 
 def printable(text: str) -> str:

@@ -21,6 +21,11 @@ PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", 
 """Packages that affect results; their versions are recorded."""
 
 
+def device_name(device: object) -> object:
+    """Return the name of a device of torch; leave all else to the check of ``device``."""
+    return str(device) if isinstance(device, torch.device) else device
+
+
 def pick_device(name: str, card: int | None = None) -> torch.device:
     """Return the device that ``name`` (auto, cpu, cuda, cuda:N) selects.
 

@@ -11,9 +11,11 @@ T = TypeVar("T")
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
     """Return the object in a JSON text. Raise ValueError if it is not an object, or contains a
-    non-finite number."""
+    number that is not finite, or an integer of more than 64 bits."""
     try:
-        found = json.loads(text, parse_float=_finite, parse_constant=_finite)
+        found = json.loads(
+            text, parse_float=_finite, parse_constant=_finite, parse_int=whole_number
+        )
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     return expect(found, dict)
@@ -55,3 +57,11 @@ def _finite(text: str) -> float:
     if not math.isfinite(float(text)):
         raise ValueError(f"{text:.20} is not finite")
     return float(text)
+
+
+def whole_number(text: str) -> int:
+    """Return the integer in a text. Raise ValueError if it has more than 64 bits."""
+    number = int(text)
+    if number.bit_length() > 64:
+        raise ValueError(f"{text:.20}... is too large")
+    return number

@@ -52,10 +52,17 @@ STARTED_BY = os.getppid()
 
 
 def is_launched() -> bool:
-    """Whether torchrun started this process together with others."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
+    """Whether torchrun started this process together with others: its variables are numbers."""
+    size, *ranks = (os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"))
+    return all(map(str.isdecimal, (size, *ranks))) and int(size) > 1
 
 
 def launched_rank() -> int:
     """Return the rank of this process; 0 without torchrun."""
     return int(os.environ["RANK"]) if is_launched() else 0
+
+
+def local_processes(size: int) -> int:
+    """Return how many of ``size`` processes torchrun started on this machine."""
+    number = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(number) if number.isdecimal() else size

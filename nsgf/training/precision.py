@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
 """Smallest compute capabilities with fast fp16, and with bf16."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+BUFFERS = "forward_sync_buffers"
+"""Argument for sending buffers to the other processes at each call; torch 2.14 renamed it."""
+if BUFFERS not in signature(DistributedDataParallel).parameters:
+    BUFFERS = "broadcast_buffers"
 
 
 def pick_precision(wanted: str, device: torch.device) -> Precision:
@@ -92,13 +97,14 @@ class Forward:
         self._shared: DistributedDataParallel | None = None
         self.compiled = config.compile
         network: Any = torch.compile(model) if config.compile else model
+        constant: Any = {BUFFERS: False}  # an affine map is constant, and large
         if world.size > 1:
             cards = [device] if device.type == "cuda" else None
             network = self._shared = DistributedDataParallel(
                 network,
                 device_ids=cards,
                 gradient_as_bucket_view=True,
-                broadcast_buffers=False,  # an affine map is constant, and large
+                **constant,
             )
         self._network: Callable[..., Tensor] = network
 

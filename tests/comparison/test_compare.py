@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import matplotlib
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from nsgf.run.lock import lock_folder
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
 from tests.comparison.table_rows import in_folder
-from tests.conftest import compared
+from tests.conftest import STYLE, compared
 from tests.system.test_distributed import torchrun
 
 FLAGS = (
@@ -124,7 +125,10 @@ def test_few_calls_are_measured_where_a_method_can_do_with_them(tmp_path, monkey
     measured = [(row.method, row.nfe, row.calls) for row in read_rows(files[1]) if row.nfe]
     calls = {"nsgf++": (3, 4), "nsgf++h": (2, 3, 4), "nsgf": (2, 3, 4)}
     assert set(measured) == {(name, nfe, nfe) for name in calls for nfe in calls[name]}
-    assert files[3].stat().st_size > 0
+    picture = files[3].read_bytes()
+    with matplotlib.rc_context(STYLE):
+        save_pictures(own, torch.device("cpu"))
+    assert files[3].read_bytes() == picture
 
 
 def test_smoke_comparison_has_calls_for_every_method(tmp_path):

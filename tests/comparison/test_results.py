@@ -31,6 +31,7 @@ def test_csv_is_read_as_it_was_written(tmp_path):
     [
         ("target,", "goal,"),
         ("icfm,0,0,10", "icfm,0,0,ten"),
+        ("icfm,0,0,10", f"icfm,0,0,{'9' * 400}"),
         ("0.5,0.2\n", "0.5\n"),
     ],
 )

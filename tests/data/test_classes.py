@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from nsgf.data import ClassSampler, Data, ImageSampler, LabelDropout, class_labels
+from nsgf.data import DATA_SETS, ClassSampler, Data, ImageSampler, LabelDropout, class_labels
 from nsgf.data.images import ImageSet, to_unit_range
 from nsgf.data.samplers import DROPPED
 from nsgf.system.errors import UserError
@@ -56,6 +57,37 @@ def test_streams_of_classes_differ_and_need_the_setting():
     one, other = (data.target_by_class(name).at(range(50)) for name in ("x", "y"))
     assert not torch.equal(one, other)
     assert Data(replace(TOLD, conditional=False), 0).classes == 0
+
+
+def test_streams_of_many_classes_compare_no_label_twice(monkeypatch):
+    """Each class has its own images in their order, for work that is linear in their number."""
+    classes, count = 200, 4000
+    labels = torch.randint(classes, (count,), generator=torch.Generator().manual_seed(0))
+    kind = ImageSet(
+        name="digits",
+        shape=(1, 1, 1),
+        read_images=lambda _: torch.zeros(count, 1, 1, 1, dtype=torch.uint8),
+        read_labels=lambda _: labels,
+        class_names=tuple(map(str, range(classes))),
+    )
+    monkeypatch.setitem(DATA_SETS, "digits", kind)
+
+    class Counted(TorchDispatchMode):
+        values = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            for part in found if isinstance(found, tuple | list) else [found]:
+                Counted.values += part.numel() if isinstance(part, torch.Tensor) else 0
+            return found
+
+    data = Data(TOLD, 0)
+    with Counted():
+        stream = data.target_by_class("x")
+        stream.at(range(5 * classes))
+    assert 0 < Counted.values < 20 * count
+    for label, one in enumerate(stream._streams):
+        assert torch.equal(one._chosen, (labels == label).nonzero()[:, 0])
 
 
 def test_class_without_images_is_one_line(monkeypatch):

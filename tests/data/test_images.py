@@ -1,5 +1,6 @@
 """The shipped image sets: what is read, and that damaged or hostile files end in one line."""
 
+import gzip
 import hashlib
 import pickle
 import struct
@@ -76,6 +77,25 @@ def test_mnist_is_read_in_the_order_of_its_files(mnist, tmp_path):
     assert labels("mnist", tmp_path).tolist() == DIGITS
 
 
+@pytest.mark.parametrize("place", ["MNIST/raw", "."])
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_mnist_is_read_from_any_of_its_files_and_nothing_is_written(
+    place, is_compressed, mnist, tmp_path
+):
+    """Kaggle has dots in the names, and folders with the usual names; others keep the archives."""
+    root = tmp_path / "own"
+    (root / place).mkdir(parents=True)
+    for file in mnist.iterdir():
+        content = gzip.compress(file.read_bytes()) if is_compressed else file.read_bytes()
+        name = f"{file.name}.gz" if is_compressed else file.name.replace("-idx", ".idx")
+        (root / place / name).write_bytes(content)
+        (root / file.name).mkdir()
+    before = sorted(root.rglob("*"))
+    assert np.array_equal(images("mnist", root, download=True).numpy(), GREY[:, None])
+    assert labels("mnist", root, download=True).tolist() == DIGITS
+    assert sorted(root.rglob("*")) == before
+
+
 def test_cifar10_is_read_batch_after_batch(cifar10, tmp_path):
     pixels = images("cifar10", tmp_path)
     assert pixels.is_contiguous()
@@ -105,11 +125,13 @@ def test_cifar10_with_another_md5_sum_is_refused_and_never_unpickled(
         read("cifar10", tmp_path, download=True)
 
 
-def test_pickles_of_old_torchvisions_are_not_executed(mnist, tmp_path):
+def test_pickles_of_old_torchvisions_are_not_read(mnist, tmp_path):
     """torchvision prefers ``processed/training.pt``."""
     (tmp_path / "MNIST" / "processed").mkdir()
     for name in ("training.pt", "test.pt"):
         (tmp_path / "MNIST" / "processed" / name).write_bytes(WEIGHTS["torch"])
+    assert np.array_equal(images("mnist", tmp_path).numpy(), GREY[:, None])
+    (mnist / "train-images-idx3-ubyte").unlink()
     with pytest.raises(UserError, match=r"^data\.root = "):
         images("mnist", tmp_path)
 

@@ -11,6 +11,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from nsgf.cli.arguments import parse
+from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import DataConfig
 from nsgf.data import Data, class_names, class_number
 from nsgf.data import own_images as module
@@ -23,6 +24,7 @@ from nsgf.data.own_images import (
     read_labels,
 )
 from nsgf.system.errors import UserError
+from tests.conftest import shipped
 from tests.data.own_files import write_images
 
 
@@ -47,7 +49,8 @@ def write_all(path: Path, image: Image.Image, name: str = "{:03}.png", **options
 
 def only_pixels(path: Path) -> torch.Tensor:
     """Of a folder of equal images, the image.  uint8, (C, 8, 8)"""
-    images = read_images(inspected(path))
+    Image.linear_gradient("L").save(path / "another.png")  # images of one colour are refused
+    images = read_images(inspected(path))[:-1]
     assert (images == images[0]).all()
     return images[0]
 
@@ -106,6 +109,30 @@ DECODED = {  # an image of one colour, options of the file, and the values of th
 }
 
 
+@pytest.mark.parametrize("kind", ["f4", "i4"])
+def test_pixels_without_a_known_range_are_refused_by_name(kind, tmp_path):
+    write_images(tmp_path, 16, "L")
+    Image.fromarray(np.arange(64, dtype=kind).reshape(8, 8)).save(tmp_path / "a.tif")
+    with pytest.raises(UserError, match=r"a\.tif .*8 or 16 bits"):
+        inspect_images(settings(tmp_path))
+    found, _ = inspect_images(replace(settings(tmp_path), skip_broken=True))
+    assert found.broken == ["a.tif"]
+
+
+@pytest.mark.parametrize(("factor", "is_said"), [(16, False), (1, True)])
+def test_12_bits_in_16_get_a_note_with_the_largest_value(factor, is_said, tmp_path):
+    values = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8) * factor
+    _, notes = inspect_images(settings(write_all(tmp_path, Image.fromarray(values))))
+    assert ("4095" in str(notes)) is ("65535" in str(notes)) is is_said
+
+
+def test_images_without_content_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"^data\.path = .*equal"):
+        inspect_images(settings(write_all(tmp_path / "a", constant("RGB", (1, 2, 3)))))
+    with pytest.raises(UserError, match=r"^data\.path = .*equal"):
+        config_of(tmp_path / "own.npz", images=np.zeros_like(PIXELS))
+
+
 @pytest.mark.parametrize("kind", DECODED)
 def test_modes_are_decoded(kind, tmp_path):
     image, options, values = DECODED[kind]
@@ -140,6 +167,17 @@ def test_classes_need_ten_images_each_and_none_outside(count, classes, beside, f
     write_images(tmp_path, count, classes=classes)
     write_images(tmp_path, beside)
     assert inspected(tmp_path).found["classes"] == found
+
+
+def test_links_to_a_folder_above_are_not_followed(tmp_path):
+    write_images(tmp_path / "own", 20, classes=2)
+    before = find_images(tmp_path / "own")
+    for link, to in {"up": "..", "class0/root": "..", "class1/self": "."}.items():
+        (tmp_path / "own" / link).symlink_to(to)
+    assert find_images(tmp_path / "own") == before
+    (tmp_path / "own" / "class0" / "peer").symlink_to("../class1")
+    (tmp_path / "own" / "class1" / "peer").symlink_to("../class0")
+    assert len(find_images(tmp_path / "own")) == 40  # each link once
 
 
 @pytest.mark.parametrize("place", ["nowhere", "a.txt", "."])
@@ -212,10 +250,22 @@ def test_subfolders_name_the_classes(tmp_path):
         write_images(tmp_path / name, 10)
     config = replace(inspected(tmp_path), conditional=True)
     assert class_names(config) == ("10", "horse", "ship")
-    known = {"horse": 1, "10": 0, "2": 2, 2: 2, "3": None, 10: 0, "cow": None, "-1": None}
+    known = {"horse": 1, "10": 0, 10: 0, "2": None, 2: None, "cow": None, "-1": None}
     assert {label: class_number(config, label) for label in known} == known
+    words = replace(config, found={**config.found, "class_names": ["cat", "horse", "ship"]})
+    known = {"horse": 1, "2": 2, 2: 2, "3": None, "-1": None}
+    assert {label: class_number(words, label) for label in known} == known
     earlier = {key: value for key, value in config.found.items() if key != "class_names"}
     assert class_names(replace(config, found=earlier)) == ("0", "1", "2")
+
+
+def test_names_that_print_alike_are_two_classes(tmp_path):
+    names = ["a b", "a  b", "a\u200bb", "a\\u200bb"]
+    for name in names:
+        write_images(tmp_path / name, 10)
+    config = replace(inspected(tmp_path), conditional=True)
+    assert {class_number(config, name) for name in class_names(config)} == {0, 1, 2, 3}
+    assert "".join(class_names(config)).isprintable()
 
 
 def test_broken_images_are_left_out_and_named(tmp_path):
@@ -234,6 +284,11 @@ def test_broken_images_are_left_out_and_named(tmp_path):
     kept = [i for i in range(24) if i not in (0, 14)]
     assert torch.equal(read_images(config), images[kept])
     assert torch.equal(read_labels(config), labels[kept])
+    shared = drop_machine_settings(replace(shipped("digits"), data=config)).data
+    assert "000.png" not in str(shared)  # names of files stay on the machine
+    shared = replace(shared, path=config.path)
+    assert torch.equal(read_images(shared), images[kept])
+    assert torch.equal(read_labels(shared), labels[kept])
     (tmp_path / "class1" / "001.png").unlink()
     with pytest.raises(UserError, match="other images"):
         read_images(config)
@@ -283,12 +338,40 @@ def test_a_resumed_run_must_find_the_same_arrays(tmp_path):
         Data(config.data, 0)
 
 
+CHANGED = {  # how others store the same images
+    "guided-diffusion": (lambda x: x.transpose(0, 2, 3, 1), PIXELS),
+    "grey": (lambda x: x[:, 0], PIXELS[:, :1]),
+    "grey and last": (lambda x: x[:, :1].transpose(0, 2, 3, 1), PIXELS[:, :1]),
+    "rounded": (lambda x: (x / 127.5 - 1) * (1 + 1e-7), PIXELS),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_images_are_read_as_others_store_them(kind, tmp_path):
+    change, expected = CHANGED[kind]
+    config = config_of(tmp_path / "own.npz", arr_0=change(PIXELS))
+    assert torch.equal(Data(config.data, 0).images, torch.from_numpy(expected))
+
+
+def test_key_chooses_the_images_of_a_file(tmp_path):
+    file = tmp_path / "own.npz"
+    arrays = {"x_train": PIXELS[:20], "x_test": PIXELS[20:]}
+    config = config_of(file, "--data.key=x_test", **arrays)
+    assert torch.equal(read_images(config.data), torch.from_numpy(PIXELS[20:]))
+    for wrong in ([], ["--data.key=x"]):
+        with pytest.raises(UserError, match=r"data\.key.NAME, one of x_train, x_test"):
+            config_of(file, *wrong, **arrays)
+    with pytest.raises(UserError, match=r"^data\.key = x: "):
+        inspect_images(replace(settings(write_images(tmp_path / "folder")), key="x"))
+
+
 @pytest.mark.parametrize(
     ("images", "what"),
     [
         (PIXELS[..., :9], "shape"),
         (PIXELS[:, :2], "C 1 or 3"),
         (PIXELS.astype(int), "int64"),
+        ((PIXELS / 127.5 - 1) * 1.002, "-1.002 to 1.002"),
         (PIXELS / 255.0, r"0 to 1.*2 \* images - 1"),
         (np.where(PIXELS == 7, np.nan, PIXELS / 127.5 - 1), "nan"),
     ],
@@ -309,4 +392,4 @@ def test_wrong_labels_are_refused(labels):
 
 def test_a_file_of_something_else_is_named(tmp_path):
     with pytest.raises(UserError, match=r"data\.path = .*own\.npz: .*images"):
-        config_of(tmp_path / "own.npz", x=PIXELS)
+        config_of(tmp_path / "own.npz", x=PIXELS[0])

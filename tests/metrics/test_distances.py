@@ -7,13 +7,14 @@ import torch
 from scipy.optimize import linear_sum_assignment, linprog
 
 from nsgf.data import ImageSampler, PointSampler
+from nsgf.data.images import to_unit_range
 from nsgf.data.points import Gaussian
 from nsgf.metrics import distances
 from nsgf.metrics.distances import (
     compare_features,
     energy_distance,
     kernel_distance,
-    nearest_distance,
+    nearest_images,
     require_fidelity,
     w2,
     w2_floor,
@@ -74,13 +75,21 @@ def test_floor_of_images_compares_disjoint_halves():
     assert w2_floor(ImageSampler(images, 0), 5) >= 25 / 127.5 * 0.99
 
 
-def test_nearest_distance():
-    x = torch.tensor([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])
-    assert nearest_distance(x[:1], x[1:]) == 5
-    assert nearest_distance(x, x) == 0
-    assert nearest_distance(x, x, skip_self=True) == pytest.approx((5 + 1 + 1) / 3)
-    x = torch.arange(1300.0).view(-1, 1)  # in chunks
-    assert nearest_distance(x, x, skip_self=True) == 1
+@pytest.mark.parametrize("flip", [False, True])
+def test_nearest_images_are_found_wherever_they_are(flip, monkeypatch):
+    """Images are searched in blocks of 10; an image of the set is not its own neighbour."""
+    monkeypatch.setattr(distances, "PART_VALUES", 16 * 10)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (25, 1, 4, 4), dtype=torch.uint8, generator=generator)
+    own, unit = torch.tensor([3, 11, 24, 0]), to_unit_range(images)
+    near = unit[own].flip(-1) if flip else unit[own]
+    assert torch.equal(nearest_images(near, images, flip=flip), near)
+    found = nearest_images(unit[own], images, flip=flip, own=own)
+    for number, image in zip(own.tolist(), found, strict=True):
+        others = unit[torch.arange(25) != number]
+        others = torch.cat([others, others.flip(-1)]) if flip else others
+        expected = (others - unit[number]).square().sum((1, 2, 3)).argmin()
+        assert torch.equal(image, others[expected])
 
 
 def test_energy_distance_between_points_is_known():

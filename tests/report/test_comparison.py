@@ -1,6 +1,7 @@
 import math
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
@@ -12,6 +13,7 @@ from nsgf.report.comparison import draw_quality, measured_rows, report_compariso
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.comparison.table_rows import COMPARISON, ROWS, in_folder, row
+from tests.conftest import STYLE
 from tests.report.test_page import Page
 
 
@@ -35,6 +37,10 @@ def test_command_writes_a_page_with_everything_in_it(folder, capsys):
         *("report.html", "quality.png", "quality.pdf", "moons.png")
     }
     assert (folder / "report" / "quality.pdf").read_bytes().startswith(b"%PDF")
+    quality = (folder / "report" / "quality.png").read_bytes()
+    with matplotlib.rc_context(STYLE):
+        report_comparison(folder, str(folder.parent))
+    assert (folder / "report" / "quality.png").read_bytes() == quality
     assert len(page.links) == 2
     assert all(link.startswith("data:image/png") for link in page.links)
     for words in ("NSGF, I-CFM", "0.303 ± 0.105", "0.050", "-0.103 ± 0.003 ahead"):

@@ -1,24 +1,11 @@
 import torch
 
 from nsgf.data import Data
-from nsgf.report.drawing import nearest_images, velocity_fields
+from nsgf.report.drawing import velocity_fields
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps, StraightFlow
 from nsgf.sinkhorn import build_solver
 
 CPU = torch.device("cpu")
-
-
-def test_nearest_images_are_found_wherever_they_are(monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    monkeypatch.setattr("nsgf.report.drawing.PART_VALUES", 16 * 10)
-    images = torch.randint(256, (25, 1, 4, 4), dtype=torch.uint8, generator=generator)
-    wanted = images[[3, 11, 24, 0]]
-    near = (wanted.float() / 127.5 - 1) + 0.01
-    real = wanted.float() / 127.5 - 1
-    torch.testing.assert_close(nearest_images(near, images), real)
-    mirrored = nearest_images(near.flip(-1), images)
-    assert not torch.allclose(mirrored, real.flip(-1))
-    torch.testing.assert_close(nearest_images(near.flip(-1), images, flip=True), real.flip(-1))
 
 
 def test_fields_are_the_flow_s_and_the_network_s(tiny):

@@ -3,15 +3,22 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import matplotlib
 import pytest
+import torch
 from PIL import Image
 
 from nsgf.cli import main
+from nsgf.data import Data
+from nsgf.phases import get_phase
 from nsgf.report.page import measure_rows, phase_rows, report_run
 from nsgf.run.checkpoint import load, save
 from nsgf.run.folder import previous_file
+from nsgf.run.log import RunLog
+from nsgf.run.session import Session
+from nsgf.samples import sample_run, show_preview
 from nsgf.system.errors import UserError
-from tests.conftest import shipped
+from tests.conftest import STYLE, shipped
 
 
 class Page(HTMLParser):
@@ -124,3 +131,22 @@ def test_phases_that_are_not_trained_yet_say_so(small, small_run):
         file.unlink()
     with pytest.raises(UserError, match="nothing is trained yet"):
         phase_rows(small, small_run)
+
+
+def test_a_style_of_the_user_changes_no_picture(small, small_run):
+    """Nor does a system without LaTeX."""
+    session = Session(small, small_run, RunLog(small_run.path), torch.device("cpu"))
+    session.config = replace(small, train=replace(small.train, preview=True))
+
+    def pictures() -> dict[Path, bytes]:
+        for file in small_run.path.rglob("*.png"):
+            file.unlink()
+        show_preview(session, Data(small.data, small.seed), get_phase("nsgf"))
+        sample_run(small, small_run)
+        report_run(small, small_run)
+        return {file: file.read_bytes() for file in small_run.path.rglob("*.png")}
+
+    before = pictures()
+    with matplotlib.rc_context(STYLE):
+        assert pictures() == before
+    assert {file.name for file in before} >= {"phase1_nsgf.png", "trajectory.png", "field.png"}

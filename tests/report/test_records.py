@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 from pathlib import Path
@@ -41,9 +42,10 @@ def runs(small_run) -> Path:
     return folder
 
 
-def test_runs_are_listed_the_newest_first(runs, small_run):
+def test_runs_are_listed_the_newest_first(runs, small_run, monkeypatch):
     for file in small_run.path.glob("checkpoints/phase3*"):
         file.unlink()
+    monkeypatch.setattr(RunFolder, "read_settings", None)  # takes ten times as long
     head, newest, damaged = run_table(runs)
     assert head.split() == ["run", "data", "method", "progress", "last", "loss", "time", "size"]
     assert newest.split()[1:3] == ["8gaussians", "nsgf"]
@@ -90,7 +92,23 @@ def break_checkpoint(run: Path) -> None:
         craft(file, b"", phase="nsgf", step=12)
 
 
-@pytest.mark.parametrize("break_run", [break_pipe, break_checkpoint])
+def break_comparison(run: Path) -> None:
+    text = compared("2d", "--methods=nsgf").settings_text
+    (run / "comparison.yaml").write_text(text.replace("phases:\n    - nsgf", "phases: []"))
+
+
+def test_a_foreign_record_is_skipped(small_run):
+    before = run_table(small_run.path.parent)[1].split()[:-2]
+    record = {"phase": "nsgf", "step": 20, "loss": 1.0, "grad_norm": 1.0, "peak_memory": 1}
+    for name in ("metrics.jsonl", "costs.jsonl"):
+        with (small_run.path / name).open("a") as file:
+            for key in set(record) - {"phase"}:
+                line = {**record, "steps_per_second": 1.0, key: 10**400}
+                file.write(json.dumps(line) + "\n")
+    assert run_table(small_run.path.parent)[1].split()[:-2] == before
+
+
+@pytest.mark.parametrize("break_run", [break_pipe, break_checkpoint, break_comparison])
 def test_a_run_that_cannot_be_read_hides_no_other(runs, small_run, break_run):
     break_run(runs / "2d-older")
     lines = {line.split()[0]: line for line in run_table(runs)}

@@ -70,7 +70,7 @@ def test_request_to_another_process_is_a_reason_too():
 
 
 def test_worker_whose_launcher_was_killed_ends(monkeypatch):
-    for key, value in (("WORLD_SIZE", "2"), ("LOCAL_RANK", "1")):
+    for key, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(key, value)
     launched = StopRequest()
     assert launched.reason is None

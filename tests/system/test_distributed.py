@@ -24,8 +24,9 @@ from nsgf.phases.base import new_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
-from nsgf.system.distributed import World, is_launched, join
+from nsgf.system.distributed import World, join
 from nsgf.system.errors import UserError
+from nsgf.system.output import is_launched, launched_rank
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
@@ -63,8 +64,24 @@ def test_torchrun_is_known_by_its_variables(monkeypatch):
     assert not is_launched()
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert not is_launched()  # some clusters set this one for jobs of their own
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    for key in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(key, "1")
     assert is_launched()
+    for key in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
+        for value in ("", "auto", "1.5"):
+            with monkeypatch.context() as patch:
+                patch.setenv(key, value)
+                assert not is_launched()
+                assert launched_rank() == 0
+
+
+@pytest.mark.parametrize(("key", "value"), [("MASTER_ADDR", ""), ("MASTER_PORT", "auto")])
+def test_processes_that_cannot_meet_are_one_line(key, value, monkeypatch):
+    settings = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
+    for name, one in (settings | {"MASTER_ADDR": "localhost", key: value}).items():
+        monkeypatch.setenv(name, one)
+    with pytest.raises(UserError, match="torchrun: the processes cannot meet"), join("cpu"):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -98,7 +115,7 @@ def test_processes_end_together_unless_one_fails(error, monkeypatch):
     with pytest.raises(UserError), join("cpu"):
         raise UserError("one line")
     assert [call[0] for call in calls.method_calls] == ["init_process_group"]
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "")
     calls.reset_mock()
     with join("cpu"):
         calls.work()
@@ -147,6 +164,7 @@ def runs(tmp_path_factory) -> dict[int, RunFolder]:
     assert main(["train", *FLAGS, f"--out-dir={folders[1]}"]) == 0
     done = torchrun(2, "-m", "nsgf", "train", *FLAGS, f"--out-dir={folders[2]}")
     assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
     return {size: only_run(folder) for size, folder in folders.items()}
 
 

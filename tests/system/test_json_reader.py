@@ -17,7 +17,7 @@ BAD = {
     "number": "3",
     "bytes": b"\xff\xfe\x00",
     "deep": "[" * 100_000,
-    **{word: f'{{"a": [{word}]}}' for word in ("NaN", "Infinity", "-Infinity", "1e999")},
+    **{word: f'{{"a": [{word}]}}' for word in ("NaN", "Infinity", "-Infinity", "1e999", "9" * 400)},
 }
 
 

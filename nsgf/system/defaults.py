@@ -1,0 +1,57 @@
+"""torch's default settings in place of those that the caller of a Python function made."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+
+from nsgf.system.errors import naming
+
+
+@contextmanager
+def from_python(names: Mapping[str, str]) -> Iterator[None]:
+    """Context, or decorator, of a public Python function: messages use its arguments' ``names`` for
+    settings, and what the caller set in torch has no effect."""
+    with naming(names), torch_defaults(), torch.inference_mode(False):
+        yield
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Context with torch's defaults for dtype, device, autocast and TF32. Gradients stay as they
+    are: ``torch.inference_mode(False)`` switches them on."""
+    dtype = torch.get_default_dtype()
+    with ExitStack() as held:
+        if torch.get_default_device().type != "cpu":  # the context slows down each call of torch
+            held.enter_context(torch.device("cpu"))
+        for kind in ("cpu", "cuda"):
+            held.enter_context(torch.autocast(kind, enabled=False))
+        held.enter_context(_default_tf32())
+        held.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        yield
+
+
+@contextmanager
+def _default_tf32() -> Iterator[None]:
+    """Context with TF32 for cuDNN only. Torch has two interfaces for it; the older one raises if a
+    caller used only the newer one (``fp32_precision``)."""
+    backends: Any = torch.backends
+    matmul, cudnn, newer = backends.cuda.matmul, backends.cudnn, []
+    if hasattr(matmul, "fp32_precision"):
+        newer = [matmul, backends.mkldnn.matmul, cudnn.conv, cudnn.rnn]
+    values, precision, allowed = [part.fp32_precision for part in newer], "highest", True
+    with suppress(RuntimeError):
+        precision = torch.get_float32_matmul_precision()
+    with suppress(RuntimeError):
+        allowed = cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        cudnn.allow_tf32 = allowed
+        for part, value in zip(newer, values, strict=True):
+            part.fp32_precision = value
