@@ -4,7 +4,7 @@ import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -12,7 +12,6 @@ import torch
 
 from nsgf.comparison.results import Row, table_csv
 from nsgf.comparison.trials import FLOOR, Comparison, Trial, method_title, trial_sampler
-from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import Data
 from nsgf.metrics.names import is_better_higher, name_of
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
@@ -224,21 +223,12 @@ def _latex_cell(text: str) -> str:
 def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
     """Write the tables and the settings into the comparison's folder; return the table files."""
     folder = comparison.folder
-    write_text(folder / SETTINGS, settings_text(comparison))
+    write_text(folder / SETTINGS, comparison.settings_text)
     tables = all_tables(rows)
     texts = {"table.md": markdown(tables), TABLE: table_csv(rows), "table.tex": latex(tables)}
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]
-
-
-def settings_text(comparison: Comparison) -> str:
-    """Return the comparison as an experiment's file, with a section of all settings per method."""
-    settings, own = asdict(comparison.config), comparison.config.compare
-    del settings["phases"]  # each method has its own
-    settings["compare"] = asdict(replace(own, methods=list(comparison.methods)))
-    settings["methods"] = {name: asdict(own) for name, own in comparison.methods.items()}
-    return dump_yaml(settings)
 
 
 @figure_defaults()

@@ -7,7 +7,8 @@ as many updates again after 1-RF, unless ``compare.updates`` is set.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from nsgf.checks import check
 from nsgf.config.describe import format_value
 from nsgf.config.leaves import fixed_values
 from nsgf.config.schema import PEER_PHASES, Config, PhaseName
+from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import called_legs, load_sampler
 from nsgf.run.folder import RunFolder
@@ -109,6 +111,15 @@ class Comparison:
         """Folder of the comparison; a smoke comparison has a different folder."""
         name = f"compare-{self.config.exp}{'-smoke' * self.config.smoke}"
         return Path(self.config.out_dir).expanduser() / name
+
+    @cached_property
+    def settings_text(self) -> str:
+        """The comparison as an experiment's file, with a section of all settings per method."""
+        settings, own = asdict(self.config), self.config.compare
+        del settings["phases"]  # each method has its own
+        settings["compare"] = asdict(replace(own, methods=list(self.methods)))
+        settings["methods"] = {name: asdict(own) for name, own in self.methods.items()}
+        return dump_yaml(settings)
 
     def trials(self) -> Iterator[Trial]:
         """Yield all trials that are trained, one seed after the other."""

@@ -18,7 +18,6 @@ from nsgf.comparison.tables import (
     calls_of,
     columns_of,
     methods_of,
-    settings_text,
     values,
 )
 from nsgf.comparison.trials import FLOOR, TITLES, Comparison, method_title
@@ -74,7 +73,7 @@ def report_comparison(folder: Path, out_dir: str, kind: str = "png") -> list[str
         pictures=album.pictures,
         place=shlex.quote(folder.resolve().name),
         runs=runs,
-        settings=settings_text(settings),
+        settings=settings.settings_text,
     )
     return [file, *album.files]
 

@@ -7,7 +7,6 @@ import pytest
 
 from nsgf.cli import main
 from nsgf.comparison.results import Row, table_csv
-from nsgf.comparison.tables import settings_text
 from nsgf.comparison.trials import FLOOR
 from nsgf.report.records import curves, run_table
 from nsgf.run.folder import RunFolder
@@ -71,7 +70,7 @@ def test_comparison_is_listed_with_its_trials(tmp_path):
     flags += ("--compare.seeds=3", "--compare.nfe=[2]")
     comparison, folder = compared("2d", *flags), tmp_path / "compare-2d"
     folder.mkdir()
-    (folder / "comparison.yaml").write_text(settings_text(comparison))
+    (folder / "comparison.yaml").write_text(comparison.settings_text)
     places = [("moons", "nsgf", 0), ("moons", "nsgf", 1), ("moons", FLOOR, 0)]
     rows = [
         Row(*place, 0, nfe, 5.0, 9, 1.0, 1.0, {"w2": 1.0}) for place in places for nfe in (5, 9)
@@ -94,7 +93,7 @@ def break_checkpoint(run: Path) -> None:
 
 
 def break_comparison(run: Path) -> None:
-    text = settings_text(compared("2d", "--methods=nsgf"))
+    text = compared("2d", "--methods=nsgf").settings_text
     (run / "comparison.yaml").write_text(text.replace("phases:\n    - nsgf", "phases: []"))
 
 
