@@ -15,7 +15,7 @@ from nsgf.pool.build import Simulation
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import Array, positive_number, time_step, to_tensor
 from nsgf.system.defaults import torch_defaults
-from nsgf.system.errors import UserError, name_setting, naming, one_line
+from nsgf.system.errors import UserError, naming, one_line
 from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.seeding import derive_seed, make_generator
 

@@ -2,7 +2,9 @@
 
 import copy
 import hashlib
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from nsgf.data import INSPECTORS, shape_and_classes
 from nsgf.data.own import check_same_data
 from nsgf.data.own_images import image_bytes
 from nsgf.models import make_own
-from nsgf.run.folder import OwnNetwork, ensure_writable, replacing
+from nsgf.run.folder import OwnNetwork, ensure_writable, replacing, sync_folder
 from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.errors import UserError, naming, one_line
 from nsgf.system.seeding import keep_random_numbers, make_generator
@@ -48,24 +50,28 @@ def request_training(
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
     folder = ensure_writable(Path(out_dir).expanduser().resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
-    own: dict[str, Any] = {"data.name": name, "data.path": str(file)}
+    own: dict[str, Any] = {"data.name": name}
     if not resumed:
         own |= {"data.conditional": "labels" in arrays}
         own |= {} if "config" in words else {"exp": name}
-    if is_new := not file.exists():
-        with replacing(file) as stream:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]
-    try:
-        with naming({**ARGUMENTS, "data.path": "data"}):
-            wanted = request("train", words, {**own, **settings})
-            if resumed:
-                section = wanted.config.data
-                check_same_data(section, INSPECTORS[name](section)[0].checksum)
-            return wanted
-    except UserError:
-        if is_new:
-            file.unlink()
-        raise
+    with (
+        TemporaryDirectory(prefix=".", dir=folder) as private,  # other calls may use `file`
+        naming({**ARGUMENTS, "data.path": "data"}),
+    ):
+        place = file if file.exists() else Path(private) / file.name
+        if place != file:
+            with replacing(place) as stream:
+                np.savez(stream, **arrays)  # type: ignore[arg-type]
+        wanted = request("train", words, {**own, "data.path": str(place), **settings})
+        if resumed:
+            section = wanted.config.data
+            check_same_data(section, INSPECTORS[name](section)[0].checksum)
+        if place != file:
+            place.replace(file)
+            sync_folder(folder)
+    section = replace(wanted.config.data, path=str(file))
+    notes = tuple(note.replace(str(place), str(file)) for note in wanted.notes)
+    return replace(wanted, config=replace(wanted.config, data=section), notes=notes)
 
 
 def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:

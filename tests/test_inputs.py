@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import StackDataset, TensorDataset
 
 import nsgf
-from nsgf import UserError
+from nsgf import UserError, inputs
 from nsgf.cli import main
 from nsgf.inputs import _arrays
 from tests.data.own_files import own_points
@@ -71,6 +71,22 @@ def test_data_of_a_run_are_found_beside_it(tmp_path):
     moved = run.path.rename(tmp_path / "runs" / "renamed")
     again = nsgf.train(resume=moved, quiet=True, iterations=6)
     assert again.config.data.path == str(file)
+
+
+def test_a_refused_call_leaves_the_data_of_others(tmp_path, monkeypatch):
+    """Of one that begins and ends while the refused one is at work."""
+    runs = []
+
+    def refuse(*_):
+        monkeypatch.undo()
+        runs.append(train(tmp_path, data=POINTS))
+        raise UserError("optim.lr = -1")
+
+    monkeypatch.setattr(inputs, "request", refuse)
+    with pytest.raises(UserError, match="lr"):
+        train(tmp_path, data=POINTS)
+    (file,) = (tmp_path / ".data").iterdir()
+    assert runs[0].config.data.path == str(file)
 
 
 def test_labels_make_a_run_conditional(tmp_path):

@@ -155,6 +155,7 @@ def _configure(
     from nsgf.checks import check, check_values, fit_to_classes
     from nsgf.data import target_set
     from nsgf.data.choices import choose_for_own_data
+    from nsgf.data.own import data_path
 
     below, own = method_layers(content, method) if run is None else (Content(), content)
     base, flags, notes = choose_for_own_data(below, own, flags, check_values, is_new=run is None)
@@ -183,6 +184,9 @@ def _configure(
     check(config)
     if "download" in flags.get("data", {}) and "download" not in target_set(config.data).uses:
         raise UserError(f"data.download: has no effect for {config.data.name}; leave it out")
+    if config.data.path is not None:  # later commands may start in another folder
+        path = str(data_path(config.data).absolute())
+        config = replace(config, data=replace(config.data, path=path))
     return config, flags, notes
 
 
