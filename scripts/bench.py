@@ -246,7 +246,7 @@ def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
         (label, seed, draw), values = _place(row), row.values
         own: dict[str, object] = {"the measures": list(values)}
         if row.nfe is None:
-            own[f"the floor of {', '.join((*_floor_place(row), str(draw)))}"] = [
+            own[f"the {row.method} of {', '.join((*_floor_place(row), str(draw)))}"] = [
                 f"{value:.5g}" for value in values.values()
             ]
         else:

@@ -21,6 +21,7 @@ from nsgf.comparison.results import (
 from nsgf.comparison.tables import save_pictures, write_report
 from nsgf.comparison.trials import (
     FLOOR,
+    NOISE_ROW,
     Comparison,
     Trial,
     count_updates,
@@ -267,6 +268,8 @@ class Work:
             places = dict.fromkeys((row.seed, row.draw) for row in rows if row.target == target)
             for seed, draw in self._yardsticks[target].floor_places(places):
                 rows.append(self._floor(Trial(target, rows[0].method, seed), draw))
+            if noise := self._yardsticks[target].noise:
+                rows.append(Row(target, NOISE_ROW, 0, 0, None, 0.0, 0, 0.0, 0.0, noise))
         return rows
 
     def _floor(self, trial: Trial, draw: int) -> Row:

@@ -72,6 +72,11 @@ class Yardstick:
         rest = range(self.samples, 2 * self.samples)  # disjoint
         return self._distances(real.at(rest), real, target.at(rest), target)
 
+    @property
+    def noise(self) -> dict[str, float] | None:
+        """Measures of pure noise beside images; None for points."""
+        return None if self._features is None else self._features.noise
+
     def _distances(
         self, samples: Tensor, real: Sampler, standardised: Tensor, target: Sampler
     ) -> dict[str, float]:

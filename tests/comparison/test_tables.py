@@ -13,7 +13,7 @@ from nsgf.comparison.tables import (
     verdict,
     write_report,
 )
-from nsgf.comparison.trials import FLOOR, Comparison
+from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison
 from nsgf.report.records import stored_comparison
 from tests.comparison.table_rows import ROWS, in_folder, row
 from tests.conftest import compared
@@ -41,6 +41,18 @@ def test_verdict(differences, metric, word):
 def test_table_has_a_head_and_floors():
     lines = markdown(all_tables(ROWS)).splitlines()
     assert (lines[0], lines[4]) == ("| W2 ↓ | moons, NFE 10 |", "| floor | 0.050 |")
+
+
+def test_pure_noise_is_the_last_line_and_no_method():
+    rows = [*ROWS, row(NOISE_ROW, 0, 9.0, None)]
+    assert [line[0] for line in measure_table(rows, "w2")[1:]] == [
+        *("NSGF", "I-CFM", "floor", "pure noise")
+    ]
+    assert measure_table(rows, "w2")[-1][1] == "9.000"
+    assert latex(all_tables(rows)).index("midrule\nfloor") < latex(all_tables(rows)).index(
+        "pure noise"
+    )
+    assert len(cost_table(rows)) == 3
 
 
 def test_each_measure_has_its_differences_unless_there_is_one_method():

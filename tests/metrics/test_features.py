@@ -142,6 +142,13 @@ def test_missing_package_names_what_to_install(monkeypatch):
         ImageNet()
 
 
+@pytest.mark.e2e
+def test_other_weights_are_refused(monkeypatch):
+    monkeypatch.setattr(features, "SHA256", "0" * 64)
+    with pytest.raises(UserError, match="other weights"):
+        ImageNet()
+
+
 def test_reference_is_half_of_the_images_if_there_are_no_others(metrics, images):
     reference = {row.numpy().tobytes() for row in metrics._reference}
     others = {row.numpy().tobytes() for row in metrics._real[len(metrics._reference) :]}
