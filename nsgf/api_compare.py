@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nsgf.checks import read_flag
 from nsgf.cli.arguments import request
 from nsgf.comparison import compare as comparing
 from nsgf.comparison.results import COLUMNS, FLOOR, read_rows
@@ -76,13 +77,13 @@ def compare(
     """
     named: dict[str, Any] = {"exp": exp, "data.name": dataset, "out_dir": out_dir}
     named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}
-    methods = {} if methods is None else methods
+    methods, is_quiet = {} if methods is None else methods, read_flag("quiet", quiet)
     try:
         wanted = request("compare", {}, gather_settings(named, overrides))
         comparison = Comparison.of(wanted.config, wanted.methods)
         _check_functions(methods, comparison)
         cards = range(torch.cuda.device_count())
-        with silence() if quiet else nullcontext(), keep_random_numbers(cards):
+        with silence() if is_quiet else nullcontext(), keep_random_numbers(cards):
             files = comparing.compare(replace(comparison, functions=methods))
             report_comparison(comparison.folder, wanted.config.out_dir)
     except Stopped as stopped:

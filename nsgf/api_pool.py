@@ -80,9 +80,10 @@ class SinkhornPool:
             config = build(Config, parse_settings(settings))
             check(config)
             self.device = pick_device(config.device)
-            mu0, mu1 = _sampler("source", source, seed), _sampler("target", target, seed)
+            mu0 = _sampler("source", source, config.seed)
+            mu1 = _sampler("target", target, config.seed)
             self._pool = _simulate(config, mu0, mu1, self.device)
-        self.batch_size, self.time_step = batch_size, self._pool.time_step
+        self.batch_size, self.time_step = config.sinkhorn.batch_size, self._pool.time_step
 
     def __len__(self) -> int:
         return len(self._pool) // self.batch_size
