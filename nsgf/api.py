@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from nsgf import experiment
-from nsgf.checks import check, expand_path
+from nsgf.checks import check, expand_path, read_flag
 from nsgf.cli.arguments import Request, request
 from nsgf.config.files import build, gather_settings, merge_settings, parse_settings
 from nsgf.config.schema import Config, PhaseName
@@ -112,16 +112,16 @@ class Run:
             "sampling.label": label,
             "sampling.batch_size": batch_size,
         }
-        given = parse_settings(gather_settings(changes))
+        given, is_raw = parse_settings(gather_settings(changes)), read_flag("raw", raw)
         config = build(Config, merge_settings(asdict(self.config), given))
         check(config)
         if nfe is not None:
             legs = [phase.leg for phase in get_phases(list(self.networks))]
-            config = choose_calls(config, legs, to_plain(nfe))
+            config = choose_calls(config, legs, to_plain("nfe", nfe))
         source = build_source(config.data, config.seed, "sample")
         sampler, count = self.sampler.with_settings(config), config.sampling.num_samples
         samples = generate(sampler, source, count, self.device, progress=False)
-        return in_units(config.data, samples.x, raw=raw)
+        return in_units(config.data, samples.x, raw=is_raw)
 
     @from_python({})
     def evaluate(self) -> dict[str, Any]:
@@ -261,7 +261,8 @@ def train(
     settings = gather_settings({**named, **where, **own}, overrides)
     files = gather_settings({"run": resume, "config": config})
     files = {key: expand_path(key, file) for key, file in files.items()}
-    return _train(request_training(data, labels, files, settings), network, quiet)
+    is_quiet = read_flag("quiet", quiet)
+    return _train(request_training(data, labels, files, settings), network, is_quiet)
 
 
 def _train(wanted: Request, network: OwnNetwork | None, quiet: bool) -> Run:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from nsgf.checks import read_flag
 from nsgf.cli.arguments import request
 from nsgf.comparison import compare as comparing
 from nsgf.comparison.results import COLUMNS, read_rows
@@ -77,13 +78,13 @@ def compare(
     """
     named: dict[str, Any] = {"exp": exp, "data.name": dataset, "out_dir": out_dir}
     named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}
-    methods = {} if methods is None else methods
+    methods, is_quiet = {} if methods is None else methods, read_flag("quiet", quiet)
     try:
         wanted = request("compare", {}, gather_settings(named, overrides))
         comparison = Comparison.of(wanted.config, wanted.methods)
         _check_functions(methods, comparison)
         cards = range(torch.cuda.device_count())
-        with silence() if quiet else nullcontext(), keep_random_numbers(cards):
+        with silence() if is_quiet else nullcontext(), keep_random_numbers(cards):
             for note in wanted.notes:
                 show(note)
             files = comparing.compare(replace(comparison, functions=methods))

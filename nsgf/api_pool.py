@@ -82,9 +82,10 @@ class SinkhornPool:
             check(config)
             self.device = pick_device(config.device)
             with torch_defaults():
-                mu0, mu1 = _sampler("source", source, seed), _sampler("target", target, seed)
+                mu0 = _sampler("source", source, config.seed)
+                mu1 = _sampler("target", target, config.seed)
                 self._pool = _simulate(config, mu0, mu1, self.device)
-        self.batch_size, self.time_step = batch_size, self._pool.time_step
+        self.batch_size, self.time_step = config.sinkhorn.batch_size, self._pool.time_step
 
     def __len__(self) -> int:
         return len(self._pool) // self.batch_size
@@ -98,7 +99,7 @@ class SinkhornPool:
         ``generator`` is of the CPU; None: torch's global one."""
         n = positive_number("n", n, is_whole=True)
         if not isinstance(generator, torch.Generator | None):
-            raise UserError(f"generator = {generator}: must be a torch.Generator")
+            raise UserError(f"generator is a {type(generator).__name__}: must be a torch.Generator")
         indices = torch.randint(len(self._pool), (n,), generator=generator, device="cpu")
         return self._pairs(indices)
 

@@ -109,12 +109,19 @@ def _is_path(text: str) -> bool:
 def expand_path(key: str, path: Any) -> Path:
     """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is no
     path, empty or not printable, or there is no such user."""
-    text = to_plain(path)
+    text = to_plain(key, path)
     if not isinstance(text, str) or not text.isprintable() or not _is_path(text):
         raise UserError(
             f"{name_setting(key, path)}: must be a path (~NAME only for an existing user)"
         )
     return Path(text).expanduser()
+
+
+def read_flag(key: str, value: Any) -> bool:
+    """Return a caller's true or false; raise UserError for all else."""
+    if not isinstance(found := to_plain(key, value), bool):
+        raise UserError(f"{name_setting(key, value)}: must be true or false")
+    return found
 
 
 def _general_rules(config: Config) -> Iterator[Rule]:

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
+from nsgf.checks import expand_path
 from nsgf.cli.arguments import Request, request
 from nsgf.config.files import read_settings
 from nsgf.config.schema import Config
@@ -40,15 +41,15 @@ def request_training(
         if labels is not None:
             raise UserError("labels: belong to data, which is missing")
         return request("train", words, settings)
-    if other := settings.get("exp", settings.get("data.name")):
-        raise UserError(f"data: cannot be given beside exp or dataset ({other}); leave one out")
+    if {"exp", "data.name"} & {*settings}:
+        raise UserError("data: cannot be given beside exp or dataset; leave one out")
     arrays, digest = _arrays(data, labels), hashlib.sha256()
     for key, array in arrays.items():
         digest.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
     name, resumed = next(iter(arrays)), words.get("run")
     base = read_settings(words["config"]) if "config" in words else {}
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
-    folder = ensure_writable(Path(out_dir).expanduser().resolve() / ".data")
+    folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
     own: dict[str, Any] = {"data.name": name}
     if not resumed:

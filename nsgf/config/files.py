@@ -151,7 +151,7 @@ def parse_settings(settings: Mapping[str, Any]) -> Content:
     Raises:
         UserError: a key is unknown, or a value has a wrong type.
     """
-    flat = {str(key): to_plain(value) for key, value in settings.items()}
+    flat = {str(key): to_plain(str(key), value) for key, value in settings.items()}
     return settings_parser().check_types(nest_keys(flat))
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import yaml
 from jsonargparse.typing import register_type
 
+from nsgf.system.errors import UserError, name_setting
+
 
 class _Dumper(yaml.SafeDumper):
     """Dumper that quotes texts such as ``08`` and ``no``, which YAML 1.1 or 1.2 would convert."""
@@ -74,14 +76,19 @@ def load_yaml(text: str) -> Any:
         raise yaml.YAMLError(str(error)) from error
 
 
-def to_plain(value: Any) -> Any:
-    """Return a caller's value with paths as texts, and numbers and arrays of numpy and torch as
-    Python's; others are left to the check of types."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
+def to_plain(key: str, value: Any) -> Any:
+    """Return a caller's value for a setting: paths become texts, numbers and arrays of numpy and
+    torch those of Python. Raise UserError for all that no setting has."""
+    found = value
     with suppress(Exception):  # as of a sparse tensor
-        value = value.tolist() if hasattr(value, "tolist") else value
-    return list(map(to_plain, value)) if isinstance(value, list | tuple) else value
+        found = value.tolist() if hasattr(value, "tolist") else os.fspath(value)
+    if isinstance(found, list | tuple):
+        return [to_plain(key, part) for part in found]
+    if isinstance(found, dict):
+        return {name: to_plain(key, part) for name, part in found.items()}
+    if found is not None and not isinstance(found, bool | int | float | str):
+        raise UserError(f"{name_setting(key, value)}: must be a number, a text, or a list of these")
+    return found
 
 
 class Integer(int):

@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from nsgf.config.leaves import MANY
 from nsgf.config.schema import Config, SamplingConfig
 from nsgf.data import class_labels, class_number, data_classes
 from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, integrate, load_odeint
@@ -292,7 +293,7 @@ def choose_calls(config: Config, legs: Sequence[type[Leg]], nfe: int) -> Config:
         UserError: it is too small, or the settings of sampling do not allow to choose it.
     """
     least, _ = possible_calls(config.sampling, legs)
-    if type(nfe) is not int or nfe < least:
+    if type(nfe) is not int or not least <= nfe <= MANY:
         raise UserError(
             f"{name_setting('nfe', nfe)}: must be a whole number >= {least} for this run"
         )
