@@ -11,7 +11,7 @@ NAMES = {
     "1000 energy": "1000 x energy distance ↓",
     "nearest_real": "distance to nearest real image",
     "imagenet_frechet": "Fréchet distance, ImageNet features ↓",
-    "1000 imagenet_kid": "1000 x kernel distance (KID), ImageNet features ↓",
+    "1000 imagenet_kid": "1000 x KID, ImageNet features ↓",
     "imagenet_precision": "precision, ImageNet features ↑",
     "imagenet_recall": "recall, ImageNet features ↑",
     "fid": "FID ↓",

@@ -33,7 +33,7 @@ from nsgf.run.folder import RunFolder, check_links, results_folder
 from nsgf.system.errors import UserError
 from nsgf.system.json_reader import read_object
 
-MARKERS = "osD^vP*X<>"
+MARKERS = "osD^vP*X<>hp"
 
 
 @figure_defaults()
@@ -95,7 +95,7 @@ def draw_quality(rows: Sequence[Row]) -> Any:
     """Draw the measures of a comparison against NFE: targets down, measures across, a line for
     each method with its standard deviation over seeds, the floor dashed."""
     targets, metrics = list(dict.fromkeys(row.target for row in rows)), list(rows[0].values)
-    figure = new_figure(3.4 * len(metrics), 3.0 * len(targets) + 0.4)
+    figure = new_figure(3.9 * len(metrics), 3.0 * len(targets) + 0.4)
     axes = figure.subplots(len(targets), len(metrics), squeeze=False)
     for target, panels in zip(targets, axes, strict=True):
         for metric, panel in zip(metrics, panels, strict=True):
@@ -123,6 +123,7 @@ def _draw_measure(panel: Any, rows: Sequence[Row], target: str, metric: str) -> 
         spreads = [stdev(own) if len(own) > 1 else 0.0 for own in found]
         place = known.index(method) if method in known else len(known) + number
         how = {"color": f"C{place}", "marker": MARKERS[place % len(MARKERS)], "markersize": 4}
+        how["linestyle"] = "-" if place < 10 else ":"  # there are ten colours
         made = [calls_of(rows, target, nfe, method) for nfe in counts]
         width = 2 + number  # bars at the same place stay visible
         panel.errorbar(made, means, spreads, label=method_title(method), capsize=width, **how)
