@@ -4,6 +4,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from PIL import Image
 
 from nsgf.cli import main
@@ -129,7 +130,9 @@ def test_lines_are_means_with_the_spread_over_seeds():
 
 def test_no_two_methods_look_alike():
     (panel,) = draw_quality([row(name, 0, 1.0, nfe) for name in TITLES for nfe in (2, 10)]).axes
-    looks = [(one.get_color(), one.get_linestyle(), one.get_marker()) for one in panel.lines]
+    looks = [
+        (to_hex(one.get_color()), one.get_linestyle(), one.get_marker()) for one in panel.lines
+    ]
     shown = [look[:2] for look in looks if look[2] not in ("None", "_", "|")]  # no ends of bars
     assert len(set(shown)) == len(TITLES)
 
