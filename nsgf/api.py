@@ -26,10 +26,11 @@ from nsgf.config.yaml_loader import to_plain
 from nsgf.data import build_source, data_shape, in_units
 from nsgf.inputs import ARGUMENTS, Samples, check_network, class_name, request_training
 from nsgf.metrics.evaluate import evaluate_run
+from nsgf.models import OwnNetwork
 from nsgf.phases import get_phases, load_sampler, sampled_phases
 from nsgf.plots.samples import save_grid
 from nsgf.report.page import report_run
-from nsgf.run.folder import OwnNetwork, RunFolder, ensure_writable, write_text
+from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork
@@ -39,6 +40,7 @@ from nsgf.share.exported import find_folder, open_run
 from nsgf.sinkhorn.base import to_tensor
 from nsgf.system.defaults import from_python
 from nsgf.system.errors import UserError
+from nsgf.system.files import ensure_writable, write_text
 from nsgf.system.hardware import device_name, pick_device
 from nsgf.system.output import show, silence
 from nsgf.system.seeding import keep_random_numbers

@@ -18,13 +18,13 @@ import torch
 from nsgf.checks import check
 from nsgf.config.schema import Config, OptimConfig, PhaseName
 from nsgf.data import Data
-from nsgf.models import count_parameters
+from nsgf.models import OwnNetwork, count_parameters
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import outline
 from nsgf.phases.resume import finish_restart, pending_phases, restart
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import interrupted_message
-from nsgf.run.folder import OwnNetwork, RunFolder, previous_file
+from nsgf.run.checkpoint import interrupted_message, previous_file
+from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
@@ -33,13 +33,8 @@ from nsgf.run.trackers import open_tracker, require_tracker
 from nsgf.samples import show_preview
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError, cause
-from nsgf.system.hardware import (
-    describe,
-    format_bytes,
-    free_disk_bytes,
-    pick_device,
-    release_memory,
-)
+from nsgf.system.hardware import describe, free_disk_bytes, pick_device, release_memory
+from nsgf.system.units import format_bytes
 from nsgf.training.loop import fit
 from nsgf.training.precision import compiled_folder, pick_precision, prepare_environment
 

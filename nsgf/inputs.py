@@ -20,10 +20,10 @@ from nsgf.config.schema import Config
 from nsgf.data import INSPECTORS, shape_and_classes
 from nsgf.data.own import check_same_data
 from nsgf.data.own_images import image_bytes
-from nsgf.models import make_own
-from nsgf.run.folder import OwnNetwork, ensure_writable, replacing, sync_folder
+from nsgf.models import OwnNetwork, make_own
 from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.errors import UserError, naming, one_line
+from nsgf.system.files import ensure_writable, replacing, sync_folder
 from nsgf.system.seeding import keep_random_numbers, make_generator
 
 ARGUMENTS = {"data.name": "dataset", "optim.iterations": "iterations", "run": "resume"}

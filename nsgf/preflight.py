@@ -16,20 +16,15 @@ from nsgf.data import Data
 from nsgf.experiment import training_plan
 from nsgf.phases import Phase, get_phases
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, ensure_writable
+from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import (
-    describe,
-    format_bytes,
-    format_hours,
-    peak_memory,
-    pick_device,
-    release_memory,
-)
+from nsgf.system.files import ensure_writable
+from nsgf.system.hardware import describe, peak_memory, pick_device, release_memory
 from nsgf.system.json_reader import fields, parse_object
 from nsgf.system.output import silence
+from nsgf.system.units import format_bytes, format_hours
 from nsgf.training.loop import fit
 from nsgf.training.precision import prepare_environment
 

@@ -37,20 +37,13 @@ from nsgf.plots.samples import (
     save_grid,
     words_of_calls,
 )
-from nsgf.run.folder import (
-    RunFolder,
-    ensure_writable,
-    phase_stem,
-    replacing,
-    replacing_folder,
-    results_folder,
-    write_text,
-)
+from nsgf.run.folder import RunFolder, phase_stem, results_folder
 from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import FlowSampler, Samples, choose_calls
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
+from nsgf.system.files import ensure_writable, replacing, replacing_folder, write_text
 from nsgf.system.hardware import pick_device, release_memory
 
 PATH_SAMPLES = 8

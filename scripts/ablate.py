@@ -18,9 +18,9 @@ from nsgf.comparison.compare import compare, comparison_plan
 from nsgf.comparison.results import Row, read_rows
 from nsgf.comparison.tables import by_seed, spread
 from nsgf.comparison.trials import Comparison
-from nsgf.run.folder import write_text
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError
+from nsgf.system.files import write_text
 
 PAPER = "--sinkhorn-batch 256 --pool-batches 200 --sinkhorn.blur 0.5"
 

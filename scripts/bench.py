@@ -32,7 +32,9 @@ from nsgf.config.schema import Config
 from nsgf.plots.samples import save_figure
 from nsgf.report.comparison import draw_quality
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import format_bytes, pick_device, versions
+from nsgf.system.hardware import pick_device
+from nsgf.system.units import format_bytes
+from nsgf.system.versions import versions
 
 DOWNLOADED = ("mnist", "cifar10")
 """Data sets that are replaced by random images unless a folder has them."""

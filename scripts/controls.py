@@ -24,8 +24,8 @@ from nsgf.cli.arguments import parse
 from nsgf.config.files import config_folder
 from nsgf.data import Data, data_shape
 from nsgf.data.points import Gaussian
-from nsgf.run.folder import write_text
 from nsgf.sinkhorn.drift import Drift, mean_cost
+from nsgf.system.files import write_text
 
 
 def shrunken(rows: Tensor, way: float) -> Callable[[Tensor], Tensor]:

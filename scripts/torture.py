@@ -36,8 +36,7 @@ from matplotlib.image import imread
 from nsgf.cli import main as nsgf
 from nsgf.cli.arguments import parse
 from nsgf.comparison.results import read_rows
-from nsgf.run.checkpoint import load
-from nsgf.run.folder import previous_file
+from nsgf.run.checkpoint import load, previous_file
 
 PLUS_PLUS = "--phases=[nsgf,nsf,predictor]"
 SETTINGS = {

@@ -16,7 +16,8 @@ from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import get_phase, load_sampler
 from nsgf.phases.base import load_network
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, previous_file, results_folder
+from nsgf.run.checkpoint import previous_file
+from nsgf.run.folder import RunFolder, results_folder
 from nsgf.samples import _write_output, changed_settings, preview_samples, sample_run
 from nsgf.sampling.generate import generate
 from nsgf.sampling.sampler import Samples

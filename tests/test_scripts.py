@@ -23,7 +23,7 @@ from nsgf.config.schema import PHASES, DataConfig
 from nsgf.data import Data
 from nsgf.data.points import Gaussian
 from nsgf.run import checkpoint
-from nsgf.run.folder import previous_file
+from nsgf.run.checkpoint import previous_file
 from tests.sinkhorn import reference
 
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,8 @@ from nsgf.experiment import check_space, training_plan
 from nsgf.models import count_parameters
 from nsgf.phases import get_phase
 from nsgf.phases.base import outline
-from nsgf.run.folder import RunFolder, previous_file
+from nsgf.run.checkpoint import previous_file
+from nsgf.run.folder import RunFolder
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped

@@ -267,7 +267,7 @@ def _without_unsafe_settings(
 ) -> tuple[Config, tuple[str, ...]]:
     """Return the settings of a run, and notes for the user. Drop saved settings that a run's file
     may not decide; keep those given by ``flags`` or by --config FILE (``own``)."""
-    from nsgf.run.folder import drop_unsafe_settings
+    from nsgf.run.foreign import drop_unsafe_settings
     from nsgf.run.trackers import require_tracker
 
     asked = {

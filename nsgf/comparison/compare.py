@@ -36,15 +36,18 @@ from nsgf.metrics.names import name_of
 from nsgf.phases import get_phase
 from nsgf.preflight import try_phases
 from nsgf.run.checkpoint import read_good_header, restore_previous
-from nsgf.run.folder import RunFolder, check_links, write_text
+from nsgf.run.folder import RunFolder
+from nsgf.run.foreign import check_links
 from nsgf.run.lock import WAIT_SECONDS, Busy, lock_folder, wait_for_lock
 from nsgf.run.log import read_costs
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.sampling.generate import generate
 from nsgf.sampling.solvers import load_odeint
 from nsgf.system.errors import UserError, name_setting
-from nsgf.system.hardware import format_hours, pick_device
+from nsgf.system.files import write_text
+from nsgf.system.hardware import pick_device
 from nsgf.system.output import show
+from nsgf.system.units import format_hours
 
 Log = Callable[[str], None]
 

@@ -15,8 +15,8 @@ from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, Trial, method_t
 from nsgf.data import Data
 from nsgf.metrics.names import is_better_higher, name_of
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
-from nsgf.run.folder import write_text
 from nsgf.sampling.sampler import Samples
+from nsgf.system.files import write_text
 
 LEGEND = (
     "Mean ± standard deviation over seeds, each the mean of its draws (over the draws where there "

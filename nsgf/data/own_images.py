@@ -30,7 +30,8 @@ from nsgf.data.own import (
     read_found,
 )
 from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
-from nsgf.system.hardware import available_bytes, format_bytes
+from nsgf.system.hardware import available_bytes
+from nsgf.system.units import format_bytes
 
 LEAST_OF_CLASS = 10
 """Smallest number of images in each class."""

@@ -20,15 +20,18 @@ from nsgf.metrics.features import MEASURES, FeatureMetrics, ImageNet, pick_netwo
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.metrics.names import describe, name_of
 from nsgf.phases import load_sampler
-from nsgf.run.folder import RunFolder, check_links, ensure_writable, results_folder, write_text
+from nsgf.run.folder import RunFolder, results_folder
+from nsgf.run.foreign import check_links
 from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import FlowSampler, Samples, StraightFlow
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import pick_device, versions
+from nsgf.system.files import ensure_writable, write_text
+from nsgf.system.hardware import pick_device
 from nsgf.system.output import show
 from nsgf.system.seeding import make_generator
+from nsgf.system.versions import versions
 from nsgf.training.precision import sampling_precision
 
 REPEATS = 3

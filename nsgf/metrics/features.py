@@ -26,10 +26,10 @@ from nsgf.metrics.distances import (
 )
 from nsgf.metrics.inception import Inception
 from nsgf.run.cache import fingerprint
-from nsgf.run.folder import ensure_writable
 from nsgf.run.progress import count_progress
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, one_line
+from nsgf.system.files import ensure_writable
 from nsgf.system.seeding import make_generator
 
 SIDE = 112

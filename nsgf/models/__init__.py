@@ -1,13 +1,17 @@
 """Networks for points and images."""
 
 import copy
+from collections.abc import Callable
 
 from torch import nn
 
 from nsgf.config.schema import ModelConfig
 from nsgf.models.mlp import TimePredictorCNN, TimePredictorMLP, VelocityMLP
 from nsgf.models.unet import UNet
-from nsgf.run.folder import OwnNetwork
+
+OwnNetwork = nn.Module | Callable[[], nn.Module]
+"""A caller's network, x (B, *shape), t (B,) and with classes labels (B,), 0 to K, K for none, to
+(B, *shape), of which each phase trains a copy; or a function that makes one."""
 
 
 def make_own(own: OwnNetwork) -> nn.Module:

@@ -10,9 +10,9 @@ from torch import nn
 from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import Config, PhaseName, family
 from nsgf.data import Data, shape_and_classes
-from nsgf.models import make_own, velocity_network
+from nsgf.models import OwnNetwork, make_own, velocity_network
 from nsgf.run import checkpoint
-from nsgf.run.folder import OwnNetwork, RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import Leg, StraightFlow
 from nsgf.system.distributed import World

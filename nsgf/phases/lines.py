@@ -14,20 +14,21 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config
 from nsgf.data import Data, LabelDropout, PointSampler, Sampler, Times, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
-from nsgf.models import time_network
+from nsgf.models import OwnNetwork, time_network
 from nsgf.models.affine import AffineStartNetwork
 from nsgf.phases.base import Phase, PhasePlan, load_network, starting_network
 from nsgf.phases.coupling import Pairs
 from nsgf.phases.nsgf import NSGF
-from nsgf.run.folder import OwnNetwork, RunFolder
+from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import EntryTimes, nsgf_steps
 from nsgf.sinkhorn.base import flow_time, gaussian_part
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.system.hardware import available_bytes, format_bytes
+from nsgf.system.hardware import available_bytes
 from nsgf.system.seeding import derive_seed
+from nsgf.system.units import format_bytes
 from nsgf.training.task import Batch, Task
 
 MOMENT_SAMPLES = 65_536

@@ -22,8 +22,9 @@ from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.sampler import NSGFSteps
 from nsgf.system.distributed import World, check_shares
-from nsgf.system.hardware import format_bytes, release_memory
+from nsgf.system.hardware import release_memory
 from nsgf.system.seeding import derive_seed
+from nsgf.system.units import format_bytes
 from nsgf.training.task import Batch, Task
 
 

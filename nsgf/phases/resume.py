@@ -7,8 +7,9 @@ from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import FAMILIES, Config, PhaseName
 from nsgf.phases import get_phase
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, write_text
+from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
+from nsgf.system.files import write_text
 
 RESTART = "# restart:"
 """Begin of a comment in ``config.yaml`` that names the phases to start again."""

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from nsgf.plots.samples import name_axes, new_figure, point_box, show_grid
-from nsgf.run.folder import replacing
 from nsgf.sampling.sampler import Samples
+from nsgf.system.files import replacing
 
 LARGE_RANGE = 5
 """Ratio of largest to smallest value above which an axis is logarithmic."""

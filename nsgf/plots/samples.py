@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.run.folder import replacing
 from nsgf.sampling.sampler import Samples
+from nsgf.system.files import replacing
 
 MAX_PATHS = 256
 ROWS, COLUMNS = 8, 16

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from nsgf.config.leaves import fixed_values
 from nsgf.config.schema import Config
-from nsgf.run.folder import write_text
 from nsgf.run.progress import Progress, count_progress
 from nsgf.system.errors import UserError, cause
+from nsgf.system.files import write_text
 from nsgf.system.json_reader import fields, parse_object
 
 FORMAT = 1

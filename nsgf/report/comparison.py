@@ -29,7 +29,8 @@ from nsgf.plots.samples import figure_defaults, new_figure
 from nsgf.report.drawing import Album
 from nsgf.report.page import write_page
 from nsgf.report.records import stored_comparison, updates_done
-from nsgf.run.folder import RunFolder, check_links, results_folder
+from nsgf.run.folder import RunFolder, results_folder
+from nsgf.run.foreign import check_links
 from nsgf.system.errors import UserError
 from nsgf.system.json_reader import read_object
 

@@ -18,12 +18,13 @@ from nsgf.metrics.distances import nearest_images
 from nsgf.phases import load_sampler
 from nsgf.plots.figures import Field, draw_entry_times, draw_fields, save_animation
 from nsgf.plots.samples import cut_panels, draw_rows, save_figure
-from nsgf.run.folder import RunFolder, ensure_writable
+from nsgf.run.folder import RunFolder
 from nsgf.samples import count_samples, draw_path
 from nsgf.sampling.sampler import FlowSampler, NSGFSteps
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import step_sizes, time_step
 from nsgf.system.errors import UserError
+from nsgf.system.files import ensure_writable
 
 BROAD = 700
 """Pixels above which a picture is not made as narrow as a telephone."""

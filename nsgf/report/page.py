@@ -16,12 +16,14 @@ from nsgf.plots.figures import draw_curves
 from nsgf.plots.samples import figure_defaults
 from nsgf.report.drawing import Album, draw_samples
 from nsgf.report.records import curves, log_lines, trained_updates
-from nsgf.run.folder import RunFolder, dump_config, phase_stem, replacing, results_folder
+from nsgf.run.folder import RunFolder, dump_config, phase_stem, results_folder
 from nsgf.run.log import read_costs
 from nsgf.system.errors import UserError, list_names, shorten_paths
-from nsgf.system.hardware import format_bytes, pick_device
+from nsgf.system.files import replacing
+from nsgf.system.hardware import pick_device
 from nsgf.system.json_reader import read_object
 from nsgf.system.output import show
+from nsgf.system.units import format_bytes
 
 REPORTED = {
     ("mnist", "fid"): "3.8 at NFE 60",

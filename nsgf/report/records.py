@@ -17,13 +17,14 @@ from nsgf.config.schema import OF_PHASES, Config, PhaseName
 from nsgf.phases import called_legs
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
-from nsgf.run.folder import RunFolder, check_links
+from nsgf.run.folder import RunFolder
+from nsgf.run.foreign import check_links
 from nsgf.run.lock import is_locked
 from nsgf.run.log import read_costs
 from nsgf.sampling.sampler import possible_calls
 from nsgf.system.errors import UserError, cause, one_line
-from nsgf.system.hardware import format_bytes, format_hours
 from nsgf.system.json_reader import read_lines
+from nsgf.system.units import format_bytes, format_hours
 
 LOG_LINES = 400
 """Number of lines at the end of the log that are shown."""

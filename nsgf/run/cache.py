@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from nsgf.run.folder import replacing
 from nsgf.system.errors import one_line
+from nsgf.system.files import replacing
 
 T = TypeVar("T")
 

@@ -22,10 +22,10 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from nsgf.run.folder import link_or_copy, previous_file, replacing, sync_folder, unused_file
 from nsgf.system.errors import UserError, cause, one_line, suggest
-from nsgf.system.hardware import versions
+from nsgf.system.files import link_or_copy, replacing, sync_folder
 from nsgf.system.json_reader import fields, parse_object
+from nsgf.system.versions import versions
 
 FORMAT = 3
 MAGIC = b"nsgf checkpoint "
@@ -34,8 +34,21 @@ HEADER = ("phase", "step", "precision", "config")
 CHUNK = 1 << 22
 
 
+def previous_file(file: Path) -> Path:
+    """Return the file of the checkpoint before the newest: ``phase2_nsf.earlier.pt``."""
+    return file.with_suffix(".earlier.pt")
+
+
+def unused_file(file: Path, name: str) -> Path:
+    """Return the first unused name of ``*.NAME1.pt``, ``*.NAME2.pt``, ... beside a checkpoint."""
+    number = 1
+    while (free := file.with_suffix(f".{name}{number}.pt")).exists():
+        number += 1
+    return free
+
+
 def save(file: Path, payload: dict[str, Any]) -> None:
-    """Write a checkpoint, and keep the previous one (:func:`nsgf.run.folder.previous_file`).
+    """Write a checkpoint, and keep the previous one (:func:`previous_file`).
 
     At any time, one of the two files is a complete checkpoint. ``payload`` is nested dictionaries
     of tensors and plain values. Raise UserError if it cannot be written; the existing checkpoints

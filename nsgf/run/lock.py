@@ -12,8 +12,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from nsgf.run.folder import write_text
 from nsgf.system.errors import UserError
+from nsgf.system.files import write_text
 from nsgf.system.output import show_error
 
 WAIT_SECONDS = 1.0

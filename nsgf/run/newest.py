@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from nsgf.run.checkpoint import read_good_header
-from nsgf.run.folder import RunFolder, check_links, dated_folders, folder_stem
+from nsgf.run.folder import RunFolder, dated_folders, folder_stem
+from nsgf.run.foreign import check_links
 from nsgf.system.errors import UserError, cause
 
 

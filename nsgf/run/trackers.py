@@ -20,8 +20,9 @@ import numpy as np
 from PIL import Image
 
 from nsgf.config.schema import FAMILIES, Config
-from nsgf.run.folder import RunFolder, dump_config, name_within, write_text
+from nsgf.run.folder import RunFolder, dump_config, name_within
 from nsgf.system.errors import UserError, one_line
+from nsgf.system.files import write_text
 
 INIT_SECONDS = 15.0
 """Longest wait for the W&B server."""

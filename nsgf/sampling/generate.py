@@ -11,15 +11,15 @@ import torch
 from nsgf.config.leaves import fixed_values
 from nsgf.data import Sampler
 from nsgf.data.images import to_bytes
-from nsgf.run.folder import replacing
 from nsgf.run.progress import count_progress
 from nsgf.run.stop import StopRequest
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, cause
-from nsgf.system.hardware import versions
+from nsgf.system.files import replacing
 from nsgf.system.output import show
+from nsgf.system.versions import versions
 
 SECTIONS = ("seed", "phases", "data", "flow", "model", "sampling")
 """Sections of the configuration that determine the samples, besides the weights."""

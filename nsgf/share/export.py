@@ -19,10 +19,11 @@ from nsgf.metrics.names import is_measure, name_of
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import load_network
 from nsgf.phases.generator import count_targets
-from nsgf.run.folder import RunFolder, phase_stem, replacing, replacing_folder, write_text
+from nsgf.run.folder import RunFolder, phase_stem
 from nsgf.sampling.sampler import calls_per_velocity
 from nsgf.share.exported import CONFIG_FILE, FORMAT, MARK, checksum, weights_file
 from nsgf.system.errors import UserError, cause, list_names, printable, shorten_paths
+from nsgf.system.files import replacing, replacing_folder, write_text
 from nsgf.system.json_reader import read_object
 from nsgf.version import __version__
 

@@ -27,7 +27,8 @@ from nsgf.config.schema import Config, PhaseName
 from nsgf.phases import Phase
 from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, TrainedNetwork, outline, restored_network
 from nsgf.run.checkpoint import is_finite, newer_format_error
-from nsgf.run.folder import RunFolder, check_links, phase_stem
+from nsgf.run.folder import RunFolder, phase_stem
+from nsgf.run.foreign import check_links
 from nsgf.system.errors import UserError, cause, name_setting, one_line
 from nsgf.training.precision import supported_precision
 

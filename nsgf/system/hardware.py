@@ -1,24 +1,17 @@
 """Device, free memory and versions of this machine."""
 
-import functools
 import gc
 import os
-import platform
 import re
 import shutil
-import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
 import torch
 
 from nsgf.system.errors import UserError
-from nsgf.version import __version__
-
-PACKAGES = ["torch", "torchvision", "numpy", "geomloss", "POT", "scikit-learn", "torch-fidelity"]
-"""Packages that affect results; their versions are recorded."""
+from nsgf.system.units import format_bytes
 
 
 def device_name(device: object) -> object:
@@ -144,56 +137,3 @@ def describe(device: torch.device, processes: int = 1) -> str:
         f"{torch.cuda.get_device_name(device)}, {format_bytes(free_cuda)} of "
         f"{format_bytes(total_cuda)} free, {free}"
     )
-
-
-def format_bytes(count: float) -> str:
-    """Return a number of bytes as text, in powers of 1000: 1536 is '1.5 KB'."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def format_hours(seconds: float) -> str:
-    """Return seconds as text: 90 is '1.5 min'."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
-
-
-def provenance() -> dict[str, object]:
-    """Return versions, machine, and git commit, for ``versions.json``."""
-    machine = {
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "memory": format_bytes(psutil.virtual_memory().total),
-        "cards": [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())],
-    }
-    return {**versions(), "commit": _commit(Path(__file__).parents[2]), "machine": machine}
-
-
-def _commit(checkout: Path) -> str | None:
-    """Return the git commit, with ``-dirty`` if files changed; None outside of a checkout."""
-    if not (checkout / ".git").exists():
-        return None
-    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        done = subprocess.run(
-            [*command, "--exclude=*"], capture_output=True, text=True, timeout=10, check=True
-        )
-    except (OSError, subprocess.SubprocessError):  # no git, or not this user's checkout
-        return None
-    return done.stdout.strip()
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-    """Return the versions of all packages that affect results; every checkpoint stores them."""
-    found = {"nsgf": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "missing"
-    return found

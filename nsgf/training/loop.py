@@ -15,8 +15,9 @@ from nsgf.run.progress import Progress
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, one_line, suggest
-from nsgf.system.hardware import format_bytes, peak_memory, reset_peak_memory
+from nsgf.system.hardware import peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
+from nsgf.system.units import format_bytes
 from nsgf.training.precision import Forward, device_settings
 from nsgf.training.prefetch import Batches, should_prefetch
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor

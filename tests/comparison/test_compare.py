@@ -18,7 +18,7 @@ from nsgf.comparison.compare import Work, compare, comparison_plan
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import save_pictures
 from nsgf.comparison.trials import TITLES, Comparison
-from nsgf.run.folder import previous_file
+from nsgf.run.checkpoint import previous_file
 from nsgf.run.lock import lock_folder
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.errors import UserError

@@ -12,8 +12,7 @@ from nsgf.cli import main
 from nsgf.data import Data
 from nsgf.phases import get_phase
 from nsgf.report.page import measure_rows, phase_rows, report_run
-from nsgf.run.checkpoint import load, save
-from nsgf.run.folder import previous_file
+from nsgf.run.checkpoint import load, previous_file, save
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.samples import sample_run, show_preview

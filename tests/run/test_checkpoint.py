@@ -16,7 +16,7 @@ from nsgf.phases import get_phase
 from nsgf.phases.base import load_network
 from nsgf.phases.resume import pending_phases
 from nsgf.run import checkpoint
-from nsgf.run.folder import previous_file
+from nsgf.run.checkpoint import previous_file
 from nsgf.system.errors import UserError
 
 START = {"phase": "nsgf", "config": {}}

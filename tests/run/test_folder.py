@@ -15,10 +15,11 @@ import pytest
 
 from nsgf.cli.arguments import parse
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, append_text, replacing, write_text
+from nsgf.run.folder import RunFolder
 from nsgf.run.newest import newest_run
 from nsgf.share.exported import open_run
 from nsgf.system.errors import UserError
+from nsgf.system.files import append_text, replacing, write_text
 from tests.run.test_checkpoint import START
 
 
@@ -67,10 +68,10 @@ def test_two_processes_may_write_the_same_file_at_once(tmp_path, monkeypatch):
     file, mine = tmp_path / "metrics.json", os.getpid()
     with replacing(file) as one:
         one.write(b"one")
-        monkeypatch.setattr("nsgf.run.folder.os.getpid", os.getppid)
+        monkeypatch.setattr("nsgf.system.files.os.getpid", os.getppid)
         with replacing(file) as other:
             other.write(b"other")
-        monkeypatch.setattr("nsgf.run.folder.os.getpid", lambda: mine)
+        monkeypatch.setattr("nsgf.system.files.os.getpid", lambda: mine)
         assert file.read_bytes() == b"other"
     assert file.read_bytes() == b"one"
     assert os.listdir(tmp_path) == ["metrics.json"]

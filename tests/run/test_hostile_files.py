@@ -13,7 +13,9 @@ import nsgf
 from nsgf import cli
 from nsgf.cli.arguments import parse
 from nsgf.run import checkpoint
-from nsgf.run.folder import drop_unsafe_settings, dump_config, previous_file
+from nsgf.run.checkpoint import previous_file
+from nsgf.run.folder import dump_config
+from nsgf.run.foreign import drop_unsafe_settings
 from tests.conftest import shipped
 from tests.run.test_checkpoint import Malicious, craft, serialized
 

@@ -13,7 +13,8 @@ from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import load_network
 from nsgf.run import checkpoint
-from nsgf.run.folder import RunFolder, previous_file
+from nsgf.run.checkpoint import previous_file
+from nsgf.run.folder import RunFolder
 from nsgf.samples import sample_run
 from nsgf.system.errors import UserError
 from tests.run.test_checkpoint import CPU

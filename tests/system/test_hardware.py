@@ -10,16 +10,15 @@ import torch
 
 from nsgf.system.errors import UserError
 from nsgf.system.hardware import (
-    _commit,
     _unusable_card,
     available_bytes,
     describe,
-    format_bytes,
     peak_memory,
     pick_device,
-    provenance,
     reset_peak_memory,
 )
+from nsgf.system.units import format_bytes
+from nsgf.system.versions import _commit, provenance
 
 CPU = torch.device("cpu")
 

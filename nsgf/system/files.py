@@ -1,0 +1,132 @@
+"""Write files and folders as a whole: a killed process leaves the old version or the new one."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from glob import escape
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO
+
+import psutil
+
+from nsgf.system.errors import UserError, cause, suggest
+
+
+def ensure_writable(folder: Path, key: str = "out_dir", names: Iterable[str] = ()) -> Path:
+    """Create a folder if needed, check that files can be written into it, also as ``names``, and
+    return it. Raise UserError if no file can be written; it names the setting ``key`` of the
+    folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as probe:
+            probe.write(b"x")
+        for name in names:
+            with _temporary(folder / name) as partial:
+                partial.touch()
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({cause(error)}); name another with {suggest(key, 'DIR')}"
+        ) from error
+    return folder
+
+
+def write_text(file: Path, text: str) -> None:
+    """Replace a file as a whole."""
+    with replacing(file) as stream:
+        stream.write(text.encode())
+
+
+def append_text(file: Path, text: str) -> None:
+    """Add a text to the end of a file."""
+    with _naming(file), file.open("a", encoding="utf-8") as stream:
+        stream.write(text)
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Add the file's name to system errors without a name, such as a full disk."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(file)
+        raise
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """Yield a stream for a new version of a file, which replaces the old version once it is
+    completely on the disk. A failure leaves the old file. A link is replaced, not followed."""
+    with _temporary(file) as partial:
+        with partial.open("x+b") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(file)
+        sync_folder(file.parent)
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder for new files, which takes the place of ``folder``, a new or empty one, once
+    all are written. A failure leaves nothing new."""
+    folder = folder.resolve()
+    with _temporary(folder) as partial:
+        partial.mkdir()
+        yield partial
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+        sync_folder(folder.parent)
+
+
+def link_or_copy(file: Path, other: Path) -> None:
+    """Give a file a second name, or copy it where the file system has no links."""
+    with _temporary(other) as partial:
+        try:
+            os.link(file, partial)
+        except OSError:
+            shutil.copyfile(file, partial)
+        partial.replace(other)
+
+
+@contextmanager
+def _temporary(file: Path) -> Iterator[Path]:
+    """Yield a temporary name beside a file, unique to this process, since two processes may write
+    the same file. Remove it at the end, and leftovers of processes that no longer exist.
+    """
+    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
+        process = left.suffixes[-2][1:]
+        is_ours = process.isdecimal() or not left.is_dir()  # a user's folder may have such a name
+        if left == partial or (is_ours and not is_running(process)):
+            _remove(left)
+    try:
+        with _naming(file):
+            yield partial
+    finally:
+        _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or a folder with all its files, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def is_running(process: str) -> bool:
+    """Whether a text is the id of a running process."""
+    return process.isdecimal() and len(process) < 10 and psutil.pid_exists(int(process))
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush new and renamed files of a folder to the disk, where the system supports it."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
