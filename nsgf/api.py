@@ -27,14 +27,14 @@ from nsgf.data import build_source, data_shape, in_units
 from nsgf.inputs import ARGUMENTS, Samples, check_network, class_name, request_training
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.models import OwnNetwork
-from nsgf.phases import get_phases, load_sampler, sampled_phases
+from nsgf.phases import find_way, load_sampler
 from nsgf.plots.samples import save_grid
 from nsgf.report.page import report_run
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import AffineStart, FlowSampler, choose_calls
+from nsgf.sampling.sampler import FlowSampler
 from nsgf.share.export import export_run
 from nsgf.share.exported import find_folder, open_run
 from nsgf.sinkhorn.base import to_tensor
@@ -118,8 +118,8 @@ class Run:
         config = build(Config, merge_settings(asdict(self.config), given))
         check(config)
         if nfe is not None:
-            legs = [phase.leg for phase in get_phases(list(self.networks))]
-            config = choose_calls(config, legs, to_plain("nfe", nfe))
+            way = find_way(config, self.networks.__contains__)
+            config = way.choose_calls(config, to_plain("nfe", nfe))
         source = build_source(config.data, config.seed, "sample")
         sampler, count = self.sampler.with_settings(config), config.sampling.num_samples
         samples = generate(sampler, source, count, self.device, progress=False)
@@ -198,15 +198,14 @@ def load(
     run.network = network
     config = request("sample", {"run": str(run.path)}, settings).config
     place = pick_device(config.device)
-    phases = sampled_phases(config, run.has_checkpoint)
-    sampler, progress = load_sampler(config, run, place, phases)
+    way = find_way(config, run.has_checkpoint)
+    sampler, progress = load_sampler(config, run, place, way)
     if network is not None:
         check_network(network, config, place, trains=False)
-    legs = [leg for leg in sampler.legs if not isinstance(leg, AffineStart)]
     networks = {
         phase.name: leg.network
-        for phase, leg in zip(phases, legs, strict=True)
-        if isinstance(leg.network, InferenceNetwork)
+        for (_, phase), leg in zip(way.legs, sampler.legs, strict=True)
+        if phase and isinstance(leg.network, InferenceNetwork)
     }
     return Run(run.path, config, place, progress, sampler, networks, run)
 

@@ -11,15 +11,7 @@ from typing import Any, get_args
 from nsgf.config.describe import format_value
 from nsgf.config.files import Content, nest_keys
 from nsgf.config.leaves import leaves
-from nsgf.config.schema import (
-    FAMILIES,
-    OF_PHASES,
-    ONE_CALL,
-    PEER_PHASES,
-    PHASES,
-    Config,
-    DataConfig,
-)
+from nsgf.config.schema import OF_PHASES, Config, DataConfig
 from nsgf.config.yaml_loader import to_plain
 from nsgf.data import (
     DATA_SETS,
@@ -33,7 +25,7 @@ from nsgf.data import (
 )
 from nsgf.models.affine import MOST_VALUES
 from nsgf.models.unet import GROUPS
-from nsgf.phases import get_phases, sampled_phases
+from nsgf.phases import WAYS, find_way, find_ways, get_phases
 from nsgf.phases.generator import count_groups, nearest_multiple
 from nsgf.system.errors import UserError, list_names, name_setting, suggest
 
@@ -54,11 +46,9 @@ def check(config: Config) -> None:
 
 
 def check_training(config: Config) -> None:
-    """Raise UserError if a phase would be trained that no sample uses, directly or because a used
-    phase learns from it. The settings have passed :func:`check`."""
-    used = sampled_phases(config, config.phases.__contains__)
-    needed = {*used, *(each for phase in used for each in phase.needs(config))}
-    if unused := [phase.name for phase in get_phases(config.phases) if phase not in needed]:
+    """Raise UserError if a phase would be trained that the method of the configuration does not
+    have. The settings have passed :func:`check`."""
+    if unused := config.phases[len(find_way(config).trains) :]:
         remedy = f"{suggest('nsf.source', 'nsgf')} or {suggest('sampling.tau', 'T')}"
         shown = f"{name_setting('phases', format_value(config.phases))}: no sample uses"
         raise UserError(f"{shown} {list_names(unused)}; add phase predictor, or use {remedy}")
@@ -125,10 +115,12 @@ def read_flag(key: str, value: Any) -> bool:
 
 
 def _general_rules(config: Config) -> Iterator[Rule]:
-    families = (*FAMILIES, PHASES[1:2], ONE_CALL[1:])
-    allowed = dict.fromkeys(names[: end + 1] for names in families for end in range(len(names)))
-    wanted = ", ".join(f"[{','.join(names)}]" for names in allowed)
-    yield tuple(config.phases) not in allowed, "phases", f"must be one of {wanted}"
+    ways = [way for way in WAYS if way.names == config.phases]
+    wanted = ", ".join(dict.fromkeys(format_value(way.names) for way in WAYS))
+    yield not ways, "phases", f"must be one of {wanted}"
+    misfits = [way.misfits(config) for way in ways if not find_ways(config)]
+    for key, allowed in min(misfits, key=len, default={}).items():
+        yield True, key, f"must be {allowed} with phases {format_value(config.phases)}"
     is_device = DEVICE.fullmatch(config.device)
     yield not is_device, "device", "must be auto, cpu, cuda or cuda:N"
 
@@ -143,8 +135,6 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     yield peer.method == "sbcfm" and peer.sigma == 0, "peer.sigma", "must be > 0 for sbcfm"
     useless = sampling.omega is not None and sampling.solver != "euler"
     yield useless, "sampling.omega", f"must be null with sampling.solver {sampling.solver}"
-    useless = sampling.tau is not None and PHASES[1] not in config.phases
-    yield useless, "sampling.tau", f"must be null without phase {PHASES[1]}"
 
     for key, values in (("methods", config.compare.methods), ("nfe", config.compare.nfe)):
         wrong = not values or len(set(values)) < len(values)
@@ -156,7 +146,7 @@ def _general_rules(config: Config) -> Iterator[Rule]:
     phase, least = min(sizes.items(), key=lambda item: item[1], default=("", math.inf))
     split = config.train.accumulate
     yield split > least, "train.accumulate", f"must be <= {phase}.batch_size = {least}"
-    if config.phases[-1:] == [ONE_CALL[-1]]:
+    if "generator" in config.phases:
         whole = "must be 1 with phase generator, whose transport problems need the whole batch"
         yield split > 1, "train.accumulate", whole
         yield generator.batch_size < 4, "generator.batch_size", "must be >= 4, two halves"
@@ -164,16 +154,10 @@ def _general_rules(config: Config) -> Iterator[Rule]:
 
 
 def _affine_rules(config: Config) -> Iterator[Rule]:
-    """Yield the rules for nsf.source affine and for phases [nsf]."""
-    is_alone, is_affine = tuple(config.phases) == PHASES[1:2], config.nsf.source == "affine"
-    yield is_alone and not is_affine, "nsf.source", "must be affine with phases [nsf]"
-    wrong = is_affine and not is_alone and {*config.phases} <= {*PHASES}
-    yield wrong, "phases", "must be [nsf] with nsf.source affine"
-    if not config.starts_affine:
+    """Yield the rules for nsf.source affine."""
+    if config.nsf.source != "affine" or "nsf" not in config.phases:
         return
     yield config.nsf.init != "random", "nsf.init", "must be random with nsf.source affine"
-    tau = config.sampling.tau
-    yield tau is not None, "sampling.tau", "must be null with nsf.source affine"
     wrong = config.flow.schedule == "constant" and config.flow.eta > 1
     yield wrong, "flow.eta", "must be <= 1 with nsf.source affine"
     wrong = config.data.source != NOISE
@@ -242,7 +226,7 @@ def _class_rules(config: Config) -> Iterator[Rule]:
     number = f"if no name is a number, its number, 0 to {classes - 1}"
     wanted = f"must be a class ({names}) or, {number}; null: all"
     yield wrong, "sampling.label", wanted
-    wrong = PHASES[0] in config.phases and config.pool.num_batches < classes and not config.smoke
+    wrong = "nsgf" in config.phases and config.pool.num_batches < classes and not config.smoke
     yield wrong, "pool.num_batches", f"must be >= {classes}, a flow for each class"
     for key, value in _for_classes(config).items():
         wanted = f"must be {format_value(value)} for {classes} classes, which it must not mix"
@@ -254,14 +238,14 @@ def _for_classes(config: Config) -> dict[str, Any]:
     shares."""
     classes, nsf, own = data_classes(config.data), config.nsf, config.generator
     wanted: dict[str, Any] = {}
-    if classes and PHASES[1] in config.phases:
+    if classes and "nsf" in config.phases:
         wanted["nsf.coupling"] = "independent"
         wanted["nsf.starts"] = nsf.starts and nearest_multiple(nsf.starts, classes)
         if nsf.coupling != "independent":
             wanted["nsf.coupling_batch"] = None
-    if classes and PEER_PHASES[0] in config.phases:
+    if classes and "peer" in config.phases:
         wanted["peer.coupling_batch"] = None
-    if classes and ONE_CALL[-1] in config.phases:
+    if classes and "generator" in config.phases:
         unit = 2 * count_groups(config)
         for key, count in (("batch_size", own.batch_size), ("targets", own.targets)):
             wanted[f"generator.{key}"] = count and nearest_multiple(count, unit)

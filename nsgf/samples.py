@@ -26,7 +26,7 @@ from nsgf.data import (
     target_set,
 )
 from nsgf.data.images import to_bytes
-from nsgf.phases import Phase, called_legs, load_sampler, previewed_phases
+from nsgf.phases import Phase, find_preview, find_way, load_sampler
 from nsgf.plots.samples import (
     compare_images,
     draw_image_path,
@@ -40,7 +40,7 @@ from nsgf.plots.samples import (
 from nsgf.run.folder import RunFolder, phase_stem, results_folder
 from nsgf.run.session import Session
 from nsgf.sampling.generate import generate
-from nsgf.sampling.sampler import FlowSampler, Samples, choose_calls
+from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable, replacing, replacing_folder, write_text
@@ -86,9 +86,9 @@ def sample_run(
         UserError: checkpoints are missing or damaged, ``nfe`` is too small, ``out`` exists or has
             another kind, or files cannot be written. All this is checked before sampling.
     """
-    if nfe is not None:
-        config = choose_calls(config, called_legs(config, run.has_checkpoint), nfe)
     check(config)
+    if nfe is not None:
+        config = find_way(config, run.has_checkpoint).choose_calls(config, nfe)
     world = world or World()
     place, is_folder = (None, False) if out is None else _output(out, config)
     arrays, grid, trajectory = (place,) * 3 if place else _result_files(config, run)
@@ -257,8 +257,8 @@ def preview_samples(
     config: Config, run: RunFolder, phase: Phase, data: Data, device: torch.device
 ) -> Tensor:
     """Return the samples of a phase's picture, drawn with averaged weights through the legs of
-    :func:`nsgf.phases.previewed_phases` under the settings of ``sampling``.  CPU, (n, *shape)"""
-    sampler, _ = load_sampler(config, run, device, previewed_phases(config, phase))
+    :func:`nsgf.phases.find_preview` under the settings of ``sampling``.  CPU, (n, *shape)"""
+    sampler, _ = load_sampler(config, run, device, find_preview(config, phase))
     count = count_samples(config, data, device)
     return generate(sampler, data.source("preview"), count, device).x
 

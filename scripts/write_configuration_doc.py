@@ -3,13 +3,12 @@
 python scripts/write_configuration_doc.py
 """
 
-from itertools import chain
 from pathlib import Path
 
 from nsgf.cli.flags import OF_SAMPLING, SHORT_FLAGS, SMOKE
 from nsgf.config.describe import describe_type, format_value, setting_descriptions
 from nsgf.config.leaves import MANY, Leaf, leaves
-from nsgf.config.schema import FAMILIES, OF_PHASES, Settings
+from nsgf.config.schema import OF_PHASES, Settings
 from nsgf.phases import get_phases
 
 FILE = Path(__file__).parents[1] / "docs" / "configuration.md"
@@ -94,7 +93,7 @@ def on_resume(leaf: Leaf) -> str:
 
 def fixed_keys() -> set[str]:
     """Sections and leaves that some phase's training samples or network follow from."""
-    return {key for phase in get_phases([*chain(*FAMILIES)]) for key in phase.follows}
+    return {key for phase in get_phases(OF_PHASES) for key in phase.follows}
 
 
 def _short_flags() -> list[str]:

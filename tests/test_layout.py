@@ -1,4 +1,4 @@
-"""The shape of the package: imports point one way, and phases are named in few places."""
+"""The shape of the package: imports point one way."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import nsgf
-from nsgf.config.schema import FAMILIES
+from nsgf.config.schema import OF_PHASES
 from nsgf.phases import get_phase
 
 ROOT = Path(nsgf.__file__).parent
@@ -18,10 +18,6 @@ FILES = {
     ): file
     for file in sorted(ROOT.rglob("*.py"))
 }
-MAY_NAME_PHASES = ("nsgf.phases.", "nsgf.config.", "nsgf.comparison.trials")
-"""The phases themselves, the schema, and the list of methods that are compared."""
-NOT_A_PHASE = {"nsgf"}
-"""Also the name of the package, of a command and of a method."""
 
 
 def imported(module: str) -> set[str]:
@@ -43,18 +39,8 @@ def test_imports_point_one_way():
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-def test_only_phases_settings_and_compared_methods_name_a_phase():
-    phases = {name for names in FAMILIES for name in names} - NOT_A_PHASE
-    for module, file in FILES.items():
-        if f"{module}.".startswith(MAY_NAME_PHASES):
-            continue
-        for node in ast.walk(ast.parse(file.read_text())):
-            named = isinstance(node, ast.Constant) and node.value in phases
-            assert not named, f"{file}:{getattr(node, 'lineno', 0)} names the phase {node.value}"
-
-
 def test_every_phase_of_the_schema_is_registered_with_its_settings():
-    for name in (name for names in FAMILIES for name in names):
+    for name in OF_PHASES:
         assert get_phase(name).name == name
 
 

@@ -7,7 +7,7 @@ from jsonargparse import ArgumentParser
 
 from nsgf.config.files import experiments, pretrained_runs
 from nsgf.config.parser import Parser, add_settings
-from nsgf.config.schema import OF_PHASES, PHASES
+from nsgf.config.schema import OF_PHASES, PHASE_NUMBERS
 from nsgf.config.yaml_loader import Integer, Number
 from nsgf.system.errors import UserError
 
@@ -133,7 +133,10 @@ def _add_control(group: Any, command: str) -> None:
         out = "write only FILE.csv, FILE.npz, or DIR/ for PNG files; must be new"
         add("--out", out, type=str, metavar="PATH")
     if command == "train":
-        either, numbers = group.add_mutually_exclusive_group(), range(1, len(PHASES) + 1)
+        either, numbers = (
+            group.add_mutually_exclusive_group(),
+            range(1, max(PHASE_NUMBERS.values()) + 1),
+        )
         add("--resume", "resume the run from its newest checkpoint", either, action="store_true")
         phase = "resume at phase N, anew if phase N is finished"
         add("--resume-phase", phase, either, type=Integer, choices=numbers, metavar="N")

@@ -19,12 +19,12 @@ from torch import Tensor
 from nsgf.checks import check
 from nsgf.config.describe import format_value
 from nsgf.config.leaves import fixed_values
-from nsgf.config.schema import PEER_PHASES, Config, PhaseName
+from nsgf.config.schema import Config, PhaseName
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.data import DATA_SETS, NOISE
-from nsgf.phases import called_legs, load_sampler
+from nsgf.phases import find_way, find_ways, load_sampler
 from nsgf.run.folder import RunFolder
-from nsgf.sampling.sampler import FlowSampler, Leg, Samples, limit_calls, possible_calls
+from nsgf.sampling.sampler import FlowSampler, Leg, Samples
 from nsgf.sampling.solvers import Observer
 from nsgf.sinkhorn.base import Array, to_tensor
 from nsgf.system.errors import UserError, name_setting, one_line, suggest
@@ -134,7 +134,7 @@ class Comparison:
         config = self.trial_config(trial)
         if trial.method in self.functions:
             return config.compare.nfe
-        least, most = possible_calls(config.sampling, _legs(config))
+        least, most = find_way(config).possible_calls(config)
         return [nfe for nfe in config.compare.nfe if least <= nfe <= most]
 
     def trial_folder(self, trial: Trial) -> Path:
@@ -156,8 +156,7 @@ class Comparison:
         if trial.target in DATA_SETS:  # whose name may have an underscore
             source, name = NOISE, trial.target
         precision = pick_precision(config.train.precision, pick_device(config.device))
-        takes_tau = "nsf" in config.phases and not config.starts_affine
-        tau = config.sampling.tau if takes_tau else None
+        tau = config.sampling.tau if find_ways(config) else None
         data: dict[str, Any] = {"name": name, "source": source or NOISE}
         own = replace(
             config,
@@ -189,8 +188,7 @@ def _check_equal_terms(methods: Sequence[Config]) -> None:
 
 def _shares_training(config: Config) -> bool:
     """Whether a method is a rectified flow that is trained once for all such methods."""
-    is_rectified = config.phases[0] in PEER_PHASES and config.peer.method == "rf"
-    return is_rectified and not config.compare.updates
+    return find_way(config).shares_training and not config.compare.updates
 
 
 def _check_shared_training(methods: Sequence[Config]) -> None:
@@ -211,7 +209,7 @@ def share_updates(config: Config, total: int) -> Config:
     Raise UserError if there are not enough for all networks."""
     sections: dict[str, Any] = {phase: getattr(config, phase) for phase in config.phases}
     counts = [section.iterations for section in sections.values()]
-    if config.phases[0] in PEER_PHASES and not config.compare.updates:
+    if find_way(config).adds_updates and not config.compare.updates:
         shares = [total, *counts[1:]]
     else:
         shares = [round(count * total / max(1, sum(counts))) for count in counts[:-1]]
@@ -230,12 +228,8 @@ def count_updates(config: Config) -> int:
 
 def at_nfe(config: Config, nfe: int) -> Config:
     """Return a trial's configuration with ``nfe`` network calls for each sample
-    (:func:`nsgf.sampling.sampler.limit_calls`)."""
-    return limit_calls(config, _legs(config), nfe)
-
-
-def _legs(config: Config) -> list[type[Leg]]:
-    return called_legs(config, config.phases.__contains__)
+    (:meth:`nsgf.phases.Way.limit_calls`)."""
+    return find_way(config).limit_calls(config, nfe)
 
 
 def trial_sampler(

@@ -31,7 +31,9 @@ class Range:
     below: float = math.inf
     """Values are smaller than this."""
 
-    def __contains__(self, number: float) -> bool:
+    def __contains__(self, number: float | None) -> bool:
+        if number is None:
+            return False
         return self.minimum <= number <= self.maximum and self.above < number < self.below
 
     def __str__(self) -> str:

@@ -10,21 +10,8 @@ from typing import Annotated, Any, Literal
 from nsgf.config.leaves import FREE_ON_RESUME, MACHINE_PATH, Range
 
 PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
-PHASES: tuple[PhaseName, ...] = ("nsgf", "nsf", "predictor")
-"""NSGF++."""
-PEER_PHASES: tuple[PhaseName, ...] = ("peer", "reflow")
-"""Flow matching, for comparison."""
-ONE_CALL: tuple[PhaseName, ...] = ("nsgf", "generator")
-"""One network call from noise to data; nsgf only if the generator starts with its weights."""
-FAMILIES: tuple[tuple[PhaseName, ...], ...] = (PHASES, PEER_PHASES, ONE_CALL)
-"""Phases that one experiment may train, in order. The order also numbers the checkpoint files."""
-
-
-def family(phase: PhaseName) -> tuple[PhaseName, ...]:
-    """Return the first family that contains a phase."""
-    return next(names for names in FAMILIES if phase in names)
-
-
+PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "generator": 2}
+"""Numbers of phases in the names of their files; other phases have number 1."""
 PointName = Literal["8gaussians", "moons", "scurve", "checkerboard"]
 ImageName = Literal["digits", "mnist", "cifar10"]
 SolverName = Literal["euler", "heun", "dopri5"]
@@ -342,7 +329,7 @@ class Config:
     """Name of the experiment: configs/NAME.yaml, and the first part of the run folder's name."""
     method: str = ""
     """Name of a file in configs/methods, or your own YAML file."""
-    phases: list[PhaseName] = field(default_factory=lambda: list(PHASES))
+    phases: list[PhaseName] = field(default_factory=lambda: ["nsgf", "nsf", "predictor"])
     """Phases to train, in order: nsgf; nsgf, nsf; or nsgf, nsf, predictor; with nsf.source affine:
     nsf. One call: generator; or nsgf, generator. Flow matching: peer; or peer, reflow."""
     seed: Annotated[int, Range(0, 2**63 - 1)] = 0
@@ -370,16 +357,6 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
 
-    @property
-    def starts_affine(self) -> bool:
-        """Whether the straight flow starts after an affine map of noise."""
-        return "nsf" in self.phases and self.nsf.source == "affine"
-
-    @property
-    def starts_as_velocity(self) -> bool:
-        """Whether the generator starts as the velocity network: G(z) = z + g(z, 0)."""
-        return ONE_CALL[0] in self.phases
-
 
 @dataclass
 class Settings(Config):
@@ -388,9 +365,9 @@ class Settings(Config):
     optim: OptimConfig = field(default_factory=OptimConfig)
 
 
-OF_PHASES = tuple(
-    item.name
+OF_PHASES: tuple[PhaseName, ...] = tuple(
+    item.name  # type: ignore[misc]
     for item in fields(Config)
     if isinstance(item.type, type) and issubclass(item.type, OptimConfig)
 )
-"""Sections that inherit from ``optim``, one for each phase."""
+"""All phases. Each has a section of its name, which inherits from ``optim``."""

@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 from nsgf.config.leaves import find_contradictions
-from nsgf.config.schema import Config, PhaseName, family
+from nsgf.config.schema import Config, PhaseName
 from nsgf.data import Data, shape_and_classes
 from nsgf.models import OwnNetwork, make_own, velocity_network
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
-from nsgf.sampling.sampler import Leg, StraightFlow
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.seeding import derive_seed, keep_random_numbers
@@ -55,8 +54,6 @@ class Phase(ABC):
     title: ClassVar[str]
     """Title of the network in pictures and pages."""
 
-    leg: ClassVar[type[Leg]] = StraightFlow
-    """The leg of sampling that uses the phase's network."""
     takes_classes: ClassVar[bool] = False
     """Whether the network can be trained with class labels (``data.conditional``)."""
     follows: ClassVar[tuple[str, ...]] = ("seed", "data", "model")
@@ -177,9 +174,7 @@ def load_network(
     try:
         payload, remark = checkpoint.load_good(file)
     except checkpoint.Unreadable as error:
-        # the configuration need not contain the phase, only its family
-        names = config.phases if phase.name in config.phases else family(phase.name)
-        number = names.index(phase.name) + 1
+        number = config.phases.index(phase.name) + 1
         raise UserError(
             f"{error} and train that phase anew: nsgf train --run {run.path} --resume-phase "
             f"{number}"

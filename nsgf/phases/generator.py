@@ -25,7 +25,6 @@ from nsgf.phases.base import Phase, PhasePlan, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
-from nsgf.sampling.sampler import OneCall
 from nsgf.sinkhorn.drift import Drift, mean_cost
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -39,7 +38,7 @@ class GeneratorTask(Task):
 
     def __init__(self, model: nn.Module, data: Data, config: Config) -> None:
         self.model, self._config = model, config.generator
-        self._is_residual = config.starts_as_velocity
+        self._is_residual = NSGF.name in config.phases
         self._noise = data.source("generator")
         self._drift = Drift(config.generator.blurs, config.generator.tolerance)
         self._groups = count_groups(config)
@@ -89,7 +88,6 @@ class Generator(Phase):
     """Train G with Sinkhorn velocities."""
 
     name, title = "generator", "one-call generator"
-    leg = OneCall
     takes_classes = True
     follows = (*Phase.follows, "phases")
 
@@ -106,7 +104,7 @@ class Generator(Phase):
         return PhasePlan()
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
-        return (NSGF(),) if config.starts_as_velocity else ()
+        return (NSGF(),) if NSGF.name in config.phases else ()
 
 
 def count_targets(config: GeneratorConfig) -> int:

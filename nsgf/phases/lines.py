@@ -22,7 +22,7 @@ from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.sampling.network import InferenceNetwork
-from nsgf.sampling.sampler import EntryTimes, nsgf_steps
+from nsgf.sampling.sampler import nsgf_steps
 from nsgf.sinkhorn.base import flow_time, gaussian_part
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
@@ -120,7 +120,7 @@ class NSF(LinePhase):
 
     def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
         network = super().network(config, own)
-        if config.starts_affine:
+        if config.nsf.source == "affine":
             return AffineStartNetwork(network, data_shape(config.data))
         return network
 
@@ -140,7 +140,6 @@ class Predictor(LinePhase):
     """Train t_phi on the times of points on the lines of phase 2."""
 
     name, title = "predictor", "time predictor"
-    leg = EntryTimes
 
     def task(self, session: Session, data: Data) -> Task:
         model = starting_network(self, session)

@@ -20,7 +20,6 @@ from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool
 from nsgf.pool.storage import drop_positions
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
-from nsgf.sampling.sampler import NSGFSteps
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.hardware import release_memory
 from nsgf.system.seeding import derive_seed
@@ -64,7 +63,6 @@ class NSGF(Phase):
     """Fill the trajectory pool with Sinkhorn flows, and train v_theta on their velocities."""
 
     name, title = "nsgf", "Sinkhorn flow"
-    leg = NSGFSteps
     takes_classes = True
     follows = ("seed", "data", "sinkhorn", "flow", "pool", "model")
 

@@ -1,11 +1,10 @@
 """Decide which phases of a run are left to train, and restart phases."""
 
 from collections.abc import Callable
-from itertools import chain
 
 from nsgf.config.leaves import find_contradictions
-from nsgf.config.schema import FAMILIES, Config, PhaseName
-from nsgf.phases import get_phase
+from nsgf.config.schema import OF_PHASES, Config, PhaseName
+from nsgf.phases.ways import get_phase
 from nsgf.run import checkpoint
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
@@ -47,7 +46,7 @@ def pending_phases(
     for name in pending:
         later = [
             other
-            for other in dict.fromkeys(chain(*FAMILIES))
+            for other in OF_PHASES
             if run.checkpoint_file(other).exists()
             and other not in restarts
             and _needs(other, [name], config)
@@ -98,7 +97,7 @@ def finish_restart(run: RunFolder, log: Callable[[str], None]) -> None:
     line, _, settings = text.partition("\n")
     if not line.startswith(RESTART):
         return
-    for name in chain(*FAMILIES):
+    for name in OF_PHASES:
         if name in line.split() and run.checkpoint_file(name).exists():
             log(f"{name}: starts again, the previous checkpoint is {run.set_aside(name)}")
     write_text(run.config_file, settings)

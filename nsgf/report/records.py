@@ -14,14 +14,13 @@ from nsgf.config.files import (
 )
 from nsgf.config.parser import settings_parser
 from nsgf.config.schema import OF_PHASES, Config, PhaseName
-from nsgf.phases import called_legs
+from nsgf.phases import find_way
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder
 from nsgf.run.foreign import check_links
 from nsgf.run.lock import is_locked
 from nsgf.run.log import read_costs
-from nsgf.sampling.sampler import possible_calls
 from nsgf.system.errors import UserError, cause, one_line
 from nsgf.system.json_reader import read_lines
 from nsgf.system.units import format_bytes, format_hours
@@ -137,8 +136,7 @@ def _comparison_cells(folder: Path) -> tuple[str, ...]:
 
 def has_possible_calls(config: Config) -> bool:
     """Whether a method can be sampled with one of ``compare.nfe``."""
-    legs = called_legs(config, config.phases.__contains__)
-    least, most = possible_calls(config.sampling, legs)
+    least, most = find_way(config).possible_calls(config)
     return any(least <= nfe <= most for nfe in config.compare.nfe)
 
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from nsgf.config.files import Content, read_settings
-from nsgf.config.schema import Config, PhaseName, family
+from nsgf.config.schema import PHASE_NUMBERS, Config, PhaseName
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.models import OwnNetwork
 from nsgf.run.checkpoint import previous_file, unused_file
@@ -87,7 +87,7 @@ class RunFolder:
 
 def phase_stem(phase: PhaseName) -> str:
     """Return the stem of a phase's files, e.g. ``phase2_nsf`` or ``phase1_peer``."""
-    return f"phase{family(phase).index(phase) + 1}_{phase}"
+    return f"phase{PHASE_NUMBERS.get(phase, 1)}_{phase}"
 
 
 def name_within(config: Config, run: RunFolder) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.util import find_spec
-from itertools import chain
 from os.path import lexists
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
-from nsgf.config.schema import FAMILIES, Config
+from nsgf.config.schema import OF_PHASES, Config
 from nsgf.run.folder import RunFolder, dump_config, name_within
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import write_text
@@ -164,7 +163,7 @@ class WandbTracker:
         if is_offline:
             folder = Path(self._run.dir).parent
             self.place = f"kept offline; upload it with: wandb sync {folder}"
-        for phase in chain(*FAMILIES):
+        for phase in OF_PHASES:
             self._run.define_metric(f"{phase}/step")
             self._run.define_metric(f"{phase}/*", step_metric=f"{phase}/step")
 

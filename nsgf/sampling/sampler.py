@@ -1,28 +1,26 @@
 """Sampling with the trained networks: Algorithm 2 (NSGF) and Algorithm 4 (NSGF++).
 
-A sample passes several legs in order; on each leg one network moves it. The phases define the legs
-and their order (:mod:`nsgf.phases`).
+A sample passes several legs in order, which follow from the method (:mod:`nsgf.phases.ways`).
 
 Shapes: B batch, *shape one sample. Time runs from 0 to 1 on every leg. NFE is the number of calls
 of all networks per sample.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from nsgf.config.leaves import MANY
-from nsgf.config.schema import Config, SamplingConfig
+from nsgf.config.schema import Config
 from nsgf.data import class_labels, class_number, data_classes
 from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, integrate, load_odeint
 from nsgf.sinkhorn.base import flow_time
 from nsgf.system.defaults import torch_defaults
-from nsgf.system.errors import UserError, name_setting
+from nsgf.system.errors import UserError
 
 Network = Callable[..., Tensor]
 
@@ -53,10 +51,12 @@ class Samples:
 
 
 class Leg(ABC):
-    """The part of sampling that uses one network, or the affine map of its starts."""
+    """A part of sampling, which uses one network or none."""
 
     title: ClassVar[str] = ""
-    """Name of the network's steps in pictures."""
+    """Name of the leg's steps in pictures."""
+    steps: ClassVar[str] = ""
+    """Setting in ``sampling`` of its number of steps; empty: one step."""
 
     def __init__(self, config: Config, network: Network) -> None:
         self.config, self.network = config, network
@@ -69,6 +69,11 @@ class Leg(ABC):
 
         ``samples.tau`` are the times at which they enter the straight flow; None: 0.
         """
+
+    @classmethod
+    def calls_per_step(cls, config: Config) -> int | None:
+        """Return the number of network calls per step, without guidance; None if it is adaptive."""
+        return 1
 
     @property
     def expected_calls(self) -> int | None:
@@ -104,7 +109,7 @@ class Leg(ABC):
 class NSGFSteps(Leg):
     """Algorithm 2 with v_theta."""
 
-    title = "NSGF"
+    title, steps = "NSGF", "nsgf_steps"
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         velocity, length = self.velocity(samples.labels), flow_time(self.config.flow)
@@ -125,6 +130,14 @@ class AffineStart(Leg):
     title = "affine"
     expected_calls = 0
 
+    def __init__(self, config: Config, network: Network) -> None:
+        """``network``: of the straight flow, with the map."""
+        super().__init__(config, network.model.start)  # type: ignore[attr-defined]
+
+    @classmethod
+    def calls_per_step(cls, config: Config) -> int | None:
+        return 0
+
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         samples.x = self.network(samples.x)
         if observe:
@@ -132,22 +145,33 @@ class AffineStart(Leg):
 
 
 class EntryTimes(Leg):
-    """Algorithm 4: tau = t_phi(x), or ``sampling.tau`` without a network call."""
+    """Algorithm 4: predict when each sample enters the straight flow, tau = t_phi(x)."""
+
+    expected_calls = 1
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
-        x, fixed = samples.x, self.config.sampling.tau
-        samples.tau = self._call(x) if fixed is None else x.new_full((len(x),), fixed)
+        samples.tau = self._call(samples.x)
 
-    @property
-    def expected_calls(self) -> int | None:
-        return 1 if self.config.sampling.tau is None else 0
+
+class FixedTime(Leg):
+    """Let all samples enter the straight flow at ``sampling.tau``."""
+
+    expected_calls = 0
+
+    @classmethod
+    def calls_per_step(cls, config: Config) -> int | None:
+        return 0
+
+    def carry(self, samples: Samples, observe: Observer | None) -> None:
+        time: Any = self.config.sampling.tau
+        samples.tau = samples.x.new_full((len(samples.x),), time)
 
 
 class StraightFlow(Leg):
     """Follow u_delta from each sample's tau to 1: the last leg of Algorithm 4, and the only leg of
     flow-matching methods."""
 
-    title = "straight"
+    title, steps = "straight", "straight_steps"
 
     def __init__(self, config: Config, network: Network) -> None:
         super().__init__(config, network)
@@ -158,25 +182,36 @@ class StraightFlow(Leg):
         start = torch.zeros(len(x), device=x.device) if samples.tau is None else samples.tau
         samples.x = integrate(velocity, x, start, self.config.sampling, observe)
 
+    @classmethod
+    def calls_per_step(cls, config: Config) -> int | None:
+        return SOLVERS[config.sampling.solver]
+
     @property
     def expected_calls(self) -> int | None:
-        sampling, per_step = self.config.sampling, SOLVERS[self.config.sampling.solver]
+        sampling, per_step = self.config.sampling, self.calls_per_step(self.config)
         if per_step is None or sampling.omega is not None:
             return None
         return calls_per_velocity(self.config) * per_step * sampling.straight_steps
 
 
 class OneCall(Leg):
-    """G(x) = g(x, 0), or G(x) = x + g(x, 0) if g started as a velocity network."""
+    """G(x) = g(x, 0)."""
 
     title = "one call"
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         x = samples.x
-        answer = self.velocity(samples.labels)(x, torch.zeros(len(x), device=x.device))
-        samples.x = x + answer if self.config.starts_as_velocity else answer
+        samples.x = self.velocity(samples.labels)(x, torch.zeros(len(x), device=x.device))
         if observe:
             observe(samples.x)
+
+
+class ResidualCall(OneCall):
+    """G(x) = x + g(x, 0), where g started as a velocity network."""
+
+    def velocity(self, labels: Tensor | None) -> Velocity:
+        network = super().velocity(labels)
+        return lambda x, t: x + network(x, t)
 
 
 class FlowSampler:
@@ -228,7 +263,10 @@ class FlowSampler:
 
     def with_settings(self, config: Config) -> "FlowSampler":
         """Return a sampler with the same networks and other settings for sampling."""
-        return FlowSampler([type(leg)(config, leg.network) for leg in self.legs])
+        legs = [copy(leg) for leg in self.legs]
+        for leg in legs:
+            leg.config, leg.evaluations = config, 0
+        return FlowSampler(legs)
 
     @property
     def config(self) -> Config:
@@ -276,51 +314,3 @@ def nsgf_steps(
         if observe:
             observe(x)
     return x
-
-
-def possible_calls(sampling: SamplingConfig, legs: Sequence[type[Leg]]) -> tuple[int, float]:
-    """Return the smallest and the largest possible number of network calls per sample. The smallest
-    is one call for each leg, and one solver step for a straight flow (dopri5 counts as 1)."""
-    step = SOLVERS[sampling.solver] or 1
-    least = sum(step if leg is StraightFlow else 1 for leg in legs)
-    return least, math.inf if {NSGFSteps, StraightFlow} & set(legs) else len(legs)
-
-
-def choose_calls(config: Config, legs: Sequence[type[Leg]], nfe: int) -> Config:
-    """Return :func:`limit_calls` for a number of network calls that a user gives.
-
-    Raises:
-        UserError: it is too small, or the settings of sampling do not allow to choose it.
-    """
-    least, _ = possible_calls(config.sampling, legs)
-    if type(nfe) is not int or not least <= nfe <= MANY:
-        raise UserError(
-            f"{name_setting('nfe', nfe)}: must be a whole number >= {least} for this run"
-        )
-    if StraightFlow in legs and config.sampling.solver == "dopri5":
-        raise UserError(f"nfe = {nfe}: sampling.solver = dopri5 chooses its calls; omit nfe")
-    if calls_per_velocity(config) > 1:
-        raise UserError(f"nfe = {nfe}: sampling.guidance doubles the calls; omit nfe")
-    return limit_calls(config, legs, nfe)
-
-
-def limit_calls(config: Config, legs: Sequence[type[Leg]], calls: int) -> Config:
-    """Return the configuration for sampling with this number of network calls, or slightly fewer.
-
-    NSGF++ uses one call for the predictor, then at most T and at most half of the others for NSGF
-    steps, and the rest for the straight flow (a Heun step needs two). dopri5 ignores the limit.
-
-    ``legs`` are the legs with network calls, in order; ``calls`` is at least the smallest number
-    from :func:`possible_calls`.
-    """
-    if OneCall in legs:
-        return config
-    sampling = replace(config.sampling, omega=None)
-    if StraightFlow not in legs:
-        return replace(config, sampling=replace(sampling, nsgf_steps=calls))
-    calls -= list(legs).count(EntryTimes)
-    if NSGFSteps in legs:
-        steps = max(1, min(config.flow.steps, calls // 2))
-        sampling, calls = replace(sampling, nsgf_steps=steps), calls - steps
-    straight_steps = max(1, calls // (SOLVERS[sampling.solver] or 1))
-    return replace(config, sampling=replace(sampling, straight_steps=straight_steps))

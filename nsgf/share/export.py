@@ -12,15 +12,14 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from nsgf.config.files import drop_machine_settings
-from nsgf.config.schema import ONE_CALL, PEER_PHASES, Config
+from nsgf.config.schema import Config
 from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import report
 from nsgf.metrics.names import is_measure, name_of
-from nsgf.phases import Phase, get_phases
+from nsgf.phases import Phase, find_way, get_phases
 from nsgf.phases.base import load_network
 from nsgf.phases.generator import count_targets
 from nsgf.run.folder import RunFolder, phase_stem
-from nsgf.sampling.sampler import calls_per_velocity
 from nsgf.share.exported import CONFIG_FILE, FORMAT, MARK, checksum, weights_file
 from nsgf.system.errors import UserError, cause, list_names, printable, shorten_paths
 from nsgf.system.files import replacing, replacing_folder, write_text
@@ -133,17 +132,17 @@ def card(
 
     engine = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     template = (Path(__file__).parent / "card.md.j2").read_text(encoding="utf-8")
-    measures, last = same_measures(config, run, updates), config.phases[-1]
-    is_free = last != ONE_CALL[-1] and config.sampling.solver != "dopri5"
+    measures, way = same_measures(config, run, updates), find_way(config)
+    least, most = way.possible_calls(config)
     text = engine.from_string(template).render(
         config=config,
-        is_peer=last in PEER_PHASES,
-        is_one_call=last == ONE_CALL[-1],
+        title=way.title.format(config=config),
+        text=way.text.format(config=config),
         is_image=is_image_set(config.data.name),
         shape=data_shape(config.data),
         names=class_names(config.data),
         listed=list_names(class_names(config.data)).replace("`", "'"),
-        takes_calls=is_free and calls_per_velocity(config) == 1,
+        takes_calls=least < most and not way.find_fixed_calls(config),
         targets=count_targets(config.generator),
         updates=updates,
         half=half,

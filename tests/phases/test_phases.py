@@ -1,5 +1,6 @@
 """Rules that hold for all phases."""
 
+import math
 from dataclasses import asdict, replace
 from itertools import combinations
 
@@ -7,33 +8,49 @@ import pytest
 import torch
 
 from nsgf.config.leaves import find_contradictions
-from nsgf.config.schema import FAMILIES, PHASES
+from nsgf.config.schema import OF_PHASES
 from nsgf.data import Data
 from nsgf.experiment import train
-from nsgf.phases import get_phase, get_phases, load_sampler, previewed_phases, sampled_phases
+from nsgf.phases import Way, find_preview, find_way, get_phase, get_phases, load_sampler
 from nsgf.phases.base import new_network
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
-from nsgf.sampling.sampler import FlowSampler
+from nsgf.sampling.sampler import (
+    AffineStart,
+    EntryTimes,
+    FixedTime,
+    FlowSampler,
+    NSGFSteps,
+    OneCall,
+    StraightFlow,
+)
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
 
 CPU = torch.device("cpu")
-ALL = [name for names in FAMILIES for name in names]
+PHASES = OF_PHASES[:3]
+STEPS, TIME, STRAIGHT = ["NSGFSteps nsgf"], ["EntryTimes predictor"], ["StraightFlow nsf"]
+ALGORITHM_4 = (NSGFSteps, EntryTimes, StraightFlow)
 
 
 def names(phases) -> list[str]:
     return [phase.name for phase in phases]
 
 
-def sampled(config, *trained: str) -> list[str]:
-    return names(sampled_phases(config, lambda name: name in trained))
+def legs(way: Way) -> list[str]:
+    return [" ".join([leg.__name__, *names([phase] if phase else [])]) for leg, phase in way.legs]
+
+
+def way_of(legs) -> Way:
+    return Way((), tuple((leg, None) for leg in legs), {})
 
 
 def test_phases_start_with_different_weights(tiny):
     """Networks of one architecture, so that a shared stream would show."""
-    starts = {name: new_network(get_phase(name), tiny, CPU) for name in ALL if name != "predictor"}
+    starts = {
+        name: new_network(get_phase(name), tiny, CPU) for name in OF_PHASES if name != "predictor"
+    }
     for one, other in combinations(starts.values(), 2):
         assert not torch.equal(one.layers[0].weight, other.layers[0].weight)
     again = new_network(get_phase("nsf"), tiny, CPU)
@@ -49,24 +66,66 @@ def test_phases_draw_different_lines(tiny, tmp_path):
         assert not torch.equal(one, other)
 
 
-def test_sampled_phases_depend_on_the_trained_phases(tiny):
-    fixed = replace(tiny, sampling=replace(tiny.sampling, tau=0.5))
-    handed = replace(tiny, phases=["nsgf", "nsf"], nsf=replace(tiny.nsf, source="nsgf"))
-    at_once = replace(handed, sampling=replace(tiny.sampling, tau=0.0))
-    algorithm_4 = ["nsgf", "predictor", "nsf"]
-    assert sampled(tiny, *PHASES) == algorithm_4
-    assert sampled(tiny, "nsgf", "nsf") == ["nsgf"]
-    assert sampled(fixed, "nsgf", "nsf") == algorithm_4
-    assert sampled(handed, "nsgf", "nsf") == ["nsgf", "nsf"]
-    assert sampled(handed, "nsgf") == ["nsgf"]
-    assert sampled(at_once, "nsgf", "nsf") == algorithm_4
-    assert sampled(replace(handed, phases=list(PHASES)), *PHASES) == algorithm_4
-    affine = replace(tiny, phases=["nsf"], nsf=replace(tiny.nsf, source="affine"))
-    assert sampled(affine) == ["nsf"]
-    assert sampled(replace(tiny, phases=["peer"])) == ["peer"]
-    assert sampled(replace(tiny, phases=["peer", "reflow"])) == ["reflow"]
-    with pytest.raises(UserError, match=r"sampling\.tau = 0\.5: needs phase nsf"):
-        sampled(fixed, "nsgf")
+@pytest.mark.parametrize(
+    ("phases", "source", "tau", "trained", "expected"),
+    [
+        ("nsgf nsf predictor", "prior", None, "nsgf nsf predictor", [*STEPS, *TIME, *STRAIGHT]),
+        ("nsgf nsf predictor", "nsgf", None, "nsgf nsf predictor", [*STEPS, *TIME, *STRAIGHT]),
+        ("nsgf nsf predictor", "prior", None, "nsgf nsf", STEPS),
+        ("nsgf nsf predictor", "prior", 0.5, "nsgf nsf", [*STEPS, "FixedTime", *STRAIGHT]),
+        ("nsgf nsf", "nsgf", None, "nsgf nsf", [*STEPS, *STRAIGHT]),
+        ("nsgf nsf", "nsgf", None, "nsgf", STEPS),
+        ("nsgf nsf", "nsgf", 0.0, "nsgf nsf", [*STEPS, "FixedTime", *STRAIGHT]),
+        ("nsf", "affine", None, "", ["AffineStart nsf", *STRAIGHT]),
+        ("peer", "prior", None, "peer", ["StraightFlow peer"]),
+        ("peer reflow", "prior", None, "peer reflow", ["StraightFlow reflow"]),
+        ("nsgf generator", "prior", None, "nsgf generator", ["ResidualCall generator"]),
+        ("nsgf generator", "prior", None, "nsgf", STEPS),
+        ("generator", "prior", None, "generator", ["OneCall generator"]),
+    ],
+)
+def test_legs_depend_on_settings_and_trained_phases(tiny, phases, source, tau, trained, expected):
+    nsf, sampling = replace(tiny.nsf, source=source), replace(tiny.sampling, tau=tau)
+    config = replace(tiny, phases=phases.split(), nsf=nsf, sampling=sampling)
+    assert legs(find_way(config, trained.split().__contains__)) == expected
+
+
+@pytest.mark.parametrize(
+    ("legs", "solver", "least", "most"),
+    [
+        ([NSGFSteps], "heun", 1, math.inf),
+        ([StraightFlow], "dopri5", 1, math.inf),
+        ([AffineStart, StraightFlow], "heun", 2, math.inf),
+        (ALGORITHM_4, "euler", 3, math.inf),
+        (ALGORITHM_4, "heun", 4, math.inf),
+        ([NSGFSteps, FixedTime, StraightFlow], "euler", 2, math.inf),
+        ([OneCall], "heun", 1, 1),
+    ],
+)
+def test_possible_calls_of_legs_and_solver(legs, solver, least, most):
+    config = shipped("digits", f"--sampling.solver={solver}", "--sampling.straight_steps=30")
+    assert way_of(legs).possible_calls(config) == (least, most)
+
+
+@pytest.mark.parametrize(
+    ("legs", "solver", "calls", "steps", "straight"),
+    [
+        ([NSGFSteps], "euler", 7, 7, None),
+        ([AffineStart, StraightFlow], "heun", 7, None, 3),
+        ([NSGFSteps, StraightFlow], "euler", 7, 3, 4),
+        ([NSGFSteps, FixedTime, StraightFlow], "euler", 7, 3, 4),
+        (ALGORITHM_4, "euler", 7, 3, 3),
+        (ALGORITHM_4, "euler", 3, 1, 1),
+        (ALGORITHM_4, "heun", 3, 1, 1),
+        (ALGORITHM_4, "euler", 50, 5, 44),
+    ],
+)
+def test_limited_calls_are_divided_among_the_legs(legs, solver, calls, steps, straight):
+    config = shipped("digits/nsgf++", f"--sampling.solver={solver}")
+    found = way_of(legs).limit_calls(config, calls).sampling
+    assert found.nsgf_steps == (steps or config.sampling.nsgf_steps)
+    assert found.straight_steps == (straight or config.sampling.straight_steps)
+    assert found.omega is None
 
 
 def test_fixed_tau_needs_no_trained_predictor(tiny, tiny_run):
@@ -75,6 +134,10 @@ def test_fixed_tau_needs_no_trained_predictor(tiny, tiny_run):
     sampler, progress = load_sampler(fixed, tiny_run, CPU)
     assert list(progress) == ["nsgf", "nsf"]
     assert (sampler(torch.randn(4, 2)).tau == 0.5).all()
+    for file in tiny_run.path.glob("checkpoints/phase2_nsf*"):
+        file.unlink()
+    with pytest.raises(UserError, match=r"^no checkpoint .*phase2_nsf\.pt: train that phase first"):
+        load_sampler(fixed, tiny_run, CPU)
 
 
 def test_samples_pass_the_affine_map_without_a_network_call(tiny):
@@ -98,16 +161,16 @@ def test_samples_pass_the_affine_map_without_a_network_call(tiny):
 @pytest.mark.parametrize(
     ("settings", "needed", "previewed"),
     [
-        ({}, {}, ["nsf"]),
-        ({"source": "nsgf"}, {"nsf": ["nsgf"], "predictor": ["nsgf"]}, ["nsgf", "nsf"]),
-        ({"init": "nsgf"}, {"nsf": ["nsgf"]}, ["nsf"]),
+        ({}, {}, STRAIGHT),
+        ({"source": "nsgf"}, {"nsf": ["nsgf"], "predictor": ["nsgf"]}, [*STEPS, *STRAIGHT]),
+        ({"init": "nsgf"}, {"nsf": ["nsgf"]}, STRAIGHT),
     ],
 )
 def test_phases_that_use_nsgf_need_it_trained(tiny, settings, needed, previewed):
     config = replace(tiny, nsf=replace(tiny.nsf, **settings))
     found = {phase.name: names(phase.needs(config)) for phase in get_phases(PHASES)}
     assert {name: phases for name, phases in found.items() if phases} == needed
-    assert names(previewed_phases(config, get_phase("nsf"))) == previewed
+    assert legs(find_preview(config, get_phase("nsf"))) == previewed
 
 
 FLOW = ("--seed=1", "--dataset=moons", "--model.mlp.width=7", "--sinkhorn.blur=2", "--flow.eta=0.1")

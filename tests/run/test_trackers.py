@@ -13,7 +13,7 @@ import pytest
 
 from nsgf.cli import main
 from nsgf.config.files import build, read_settings
-from nsgf.config.schema import PEER_PHASES, PHASES, Config, TrackingConfig
+from nsgf.config.schema import OF_PHASES, Config, TrackingConfig
 from nsgf.experiment import train
 from nsgf.run import trackers
 from nsgf.run.folder import RunFolder, name_within
@@ -70,7 +70,7 @@ def shown(folder: Path) -> Any:
 def test_tensorboard_shows_each_phase_over_its_own_steps(tiny):
     config = tracked(tiny, "tensorboard")
     run = train(replace(config, train=replace(config.train, preview=True)))
-    for phase in PHASES:
+    for phase in config.phases:
         events = shown(run.path / "tensorboard" / phase)
         for file, key in (("metrics", "loss"), ("metrics", "lr"), ("costs", "peak_memory")):
             lines = records(run.path / f"{file}.jsonl", phase)
@@ -128,14 +128,14 @@ def test_wandb_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
     run = train(replace(config, train=replace(config.train, preview=True)))
     noted = wandb.init.return_value
     logged = [each.args[0] for each in noted.log.call_args_list]
-    for phase in PHASES:
+    for phase in config.phases:
         expected = records(run.path / "metrics.jsonl", phase)
         rows = [row for row in logged if f"{phase}/loss" in row]
         for key in ("step", "loss", "grad_norm", "lr"):
             assert [row[f"{phase}/{key}"] for row in rows] == [line[key] for line in expected]
         [picture] = [row[f"{phase}/samples"] for row in logged if f"{phase}/samples" in row]
         assert picture.startswith("image ")
-    for phase in (*PHASES, *PEER_PHASES):
+    for phase in OF_PHASES:
         noted.define_metric.assert_any_call(f"{phase}/*", step_metric=f"{phase}/step")
     assert not any("phase" in row for row in logged)
 

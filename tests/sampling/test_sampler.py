@@ -9,13 +9,13 @@ import torch
 from nsgf.config.schema import Config, FlowConfig, SamplingConfig
 from nsgf.sampling.sampler import (
     EntryTimes,
+    FixedTime,
     FlowSampler,
     NSGFSteps,
     OneCall,
+    ResidualCall,
     StraightFlow,
-    limit_calls,
     nsgf_steps,
-    possible_calls,
 )
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -29,12 +29,9 @@ def config(steps=3, eta=0.2, **sampling) -> Config:
 
 def plus_plus(config, straight, predictor=None, velocity=lambda x, t: 0 * x + 1) -> FlowSampler:
     """Algorithm 4, with a velocity of one in its NSGF steps."""
-    networks = (velocity, predictor or never, straight)
-    return FlowSampler([leg(config, own) for leg, own in zip(WAY, networks, strict=True)])
-
-
-def never(x):
-    raise RuntimeError("the predictor was called")
+    time = EntryTimes if config.sampling.tau is None else FixedTime
+    legs = zip((NSGFSteps, time, StraightFlow), (velocity, predictor, straight), strict=True)
+    return FlowSampler([leg(config, own) for leg, own in legs])
 
 
 def growing(x, t):
@@ -143,7 +140,7 @@ def answers(x, t, labels):
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0, 2.5])
-@pytest.mark.parametrize("legs", [(OneCall,), (NSGFSteps,), (StraightFlow,), WAY])
+@pytest.mark.parametrize("legs", [(OneCall,), (ResidualCall,), (NSGFSteps,), (StraightFlow,), WAY])
 def test_guidance_equals_its_formula_and_counts_both_calls(legs, weight):
     """The time predictor is given no class, and is called once."""
 
@@ -158,7 +155,7 @@ def test_guidance_equals_its_formula_and_counts_both_calls(legs, weight):
     unit = unguided(torch.zeros(1, 1, 8, 8), single).x.mean()  # the length of the way
     moved = (10 + weight * (labels - 10.0)) * unit
     torch.testing.assert_close(found.x[:, 0, 0, 0], moved)
-    calls = {OneCall: 1, NSGFSteps: 5, StraightFlow: 3, EntryTimes: 1}
+    calls = {OneCall: 1, ResidualCall: 1, NSGFSteps: 5, StraightFlow: 3, EntryTimes: 1}
     twice = 1 if weight == 1 else 2
     expected = sum(calls[leg] * (1 if leg is EntryTimes else twice) for leg in legs)
     assert found.nfe == sampler.expected_nfe == expected
@@ -197,38 +194,3 @@ def test_wrong_labels_are_a_one_line_error(labels):
     assert without(torch.ones(3, 1, 8, 8)).labels is None
     with pytest.raises(UserError, match=r"^labels: have no effect without data\.conditional"):
         without(torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 2]))
-
-
-@pytest.mark.parametrize(
-    ("legs", "solver", "least", "most"),
-    [
-        ([NSGFSteps], "heun", 1, math.inf),
-        ([StraightFlow], "dopri5", 1, math.inf),
-        (WAY, "euler", 3, math.inf),
-        (WAY, "heun", 4, math.inf),
-        ([OneCall], "heun", 1, 1),
-    ],
-)
-def test_possible_calls_of_legs_and_solver(legs, solver, least, most):
-    sampling = replace(shipped("digits").sampling, solver=solver, straight_steps=30)
-    assert possible_calls(sampling, legs) == (least, most)
-
-
-@pytest.mark.parametrize(
-    ("legs", "solver", "calls", "steps", "straight"),
-    [
-        ([NSGFSteps], "euler", 7, 7, None),
-        ([StraightFlow], "heun", 7, None, 3),
-        ([NSGFSteps, StraightFlow], "euler", 7, 3, 4),
-        (WAY, "euler", 7, 3, 3),
-        (WAY, "euler", 3, 1, 1),
-        (WAY, "heun", 3, 1, 1),
-        (WAY, "euler", 50, 5, 44),
-    ],
-)
-def test_limited_calls_are_divided_among_the_legs(legs, solver, calls, steps, straight):
-    config = shipped("digits/nsgf++", f"--sampling.solver={solver}")
-    found = limit_calls(config, legs, calls).sampling
-    assert found.nsgf_steps == (steps or config.sampling.nsgf_steps)
-    assert found.straight_steps == (straight or config.sampling.straight_steps)
-    assert found.omega is None
