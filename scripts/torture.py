@@ -36,7 +36,8 @@ from matplotlib.image import imread
 from nsgf.cli import main as nsgf
 from nsgf.cli.arguments import parse
 from nsgf.comparison.results import read_rows
-from nsgf.run.checkpoint import load, previous_file
+from nsgf.run import store
+from nsgf.run.checkpoint import previous_file
 
 PLUS_PLUS = "--phases=[nsgf,nsf,predictor]"
 SETTINGS = {
@@ -322,7 +323,7 @@ def _measures(file: Path) -> Any:
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
-    ".pt": lambda file: load(file) | {"config": None, "versions": None},
+    ".pt": lambda file: store.read(file.open("rb")),
     ".npz": lambda file: {key: array.tobytes() for key, array in np.load(file).items()},
     ".png": lambda file: imread(file).tobytes(),
     ".json": _json,

@@ -11,7 +11,7 @@ from torch import Tensor
 from nsgf.data import Sampler
 from nsgf.data.images import to_unit_range
 from nsgf.phases.coupling import exact_plan
-from nsgf.run.cache import load_or_compute
+from nsgf.run import store
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, suggest
 
@@ -175,8 +175,8 @@ def stored_features(
             raise ValueError(f"no features of {count} images")
         return found
 
-    def logged() -> Tensor:
+    found = store.find(file, check, log)
+    if found is None:
         log(f"features of {count} real images are computed, and kept in {file.parent}")
-        return compute()
-
-    return load_or_compute(file, check, logged, log)
+        store.keep(file, found := compute(), log)
+    return found

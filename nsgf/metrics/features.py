@@ -25,8 +25,8 @@ from nsgf.metrics.distances import (
     stored_features,
 )
 from nsgf.metrics.inception import Inception
-from nsgf.run.cache import fingerprint
 from nsgf.run.progress import count_progress
+from nsgf.run.store import fingerprint
 from nsgf.sinkhorn.base import full_precision
 from nsgf.system.errors import UserError, one_line
 from nsgf.system.files import ensure_writable

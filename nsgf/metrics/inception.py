@@ -22,8 +22,8 @@ from nsgf.metrics.distances import (
     require_neighbours,
     stored_features,
 )
-from nsgf.run.cache import fingerprint
 from nsgf.run.progress import count_progress
+from nsgf.run.store import fingerprint
 from nsgf.system.errors import UserError, one_line, suggest
 from nsgf.system.output import show
 

@@ -71,7 +71,7 @@ def _is_finished(config: Config, run: RunFolder, phase: PhaseName) -> bool:
     file = run.checkpoint_file(phase)
     if not file.exists():
         return False
-    header = checkpoint.read_header(file)
+    header = checkpoint.load(file, only_header=True)
     checkpoint.check_phase(file, header, phase)
     is_done: bool = header["step"] >= getattr(config, phase).iterations
     follows, running = get_phase(phase).follows, None if is_done else phase

@@ -5,27 +5,27 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from nsgf.config.leaves import fixed_values
 from nsgf.data import Sampler
 from nsgf.data.images import to_bytes
+from nsgf.run import store
 from nsgf.run.progress import count_progress
 from nsgf.run.stop import StopRequest
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler, Samples
 from nsgf.system.distributed import World
-from nsgf.system.errors import UserError, cause
-from nsgf.system.files import replacing
+from nsgf.system.errors import UserError
 from nsgf.system.output import show
 from nsgf.system.versions import versions
 
 SECTIONS = ("seed", "phases", "data", "flow", "model", "sampling")
 """Sections of the configuration that determine the samples, besides the weights."""
 
-Batch = dict[str, np.ndarray]
-"""The samples of a batch, arrays by name."""
+Batch = dict[str, Tensor]
+"""The samples of a batch, tensors by name."""
 
 
 def generate(
@@ -68,9 +68,12 @@ def generate(
             raise UserError(f"sampling: {stop.reason}; give the command again")
         cut = cuts[number]
         part = sampler(source.at(cut).to(device), sampler.labels(cut))
-        done[number] = _as_arrays(part, None if keep is None else max(0, keep - cut.start))
-        if folder and not _write_batch(folder, number, done[number], origin):
-            folder = None
+        done[number] = _batch(part, None if keep is None else max(0, keep - cut.start))
+        if folder:
+            kept = {"origin": f"{origin} {number}", **done[number]}
+            if not store.keep(folder / f"{number}.pt", kept):
+                show("an interruption would lose all samples")
+                folder = None
     for others in world.gather({} if world.is_main else done):
         done |= others
     if not world.is_main:
@@ -78,21 +81,18 @@ def generate(
     return _joined([done[number] for number in range(len(cuts))], n)
 
 
-def _as_arrays(part: Samples, keep: int | None) -> Batch:
-    """Return a batch as arrays; with ``keep``, all images as bytes and the first as floats."""
-    tensors = {"x": part.x[:keep], "finite": part.x.isfinite().all()}
-    others = {"tau": part.tau, "labels": part.labels}
-    others["pixels"] = None if keep is None else to_bytes(part.x)
-    tensors |= {name: tensor for name, tensor in others.items() if tensor is not None}
-    arrays = {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
-    return arrays | {"evaluations": np.array(part.nfe * len(part.x))}
+def _batch(part: Samples, keep: int | None) -> Batch:
+    """Return a batch on the CPU; with ``keep``, all images as bytes and the first as floats."""
+    pixels = None if keep is None else to_bytes(part.x)
+    tensors = {"x": part.x[:keep], "tau": part.tau, "labels": part.labels, "pixels": pixels}
+    found = {name: tensor.cpu().clone() for name, tensor in tensors.items() if tensor is not None}
+    calls = torch.tensor(part.nfe * len(part.x), dtype=torch.float64)
+    return found | {"finite": part.x.isfinite().all().cpu(), "evaluations": calls}
 
 
 def _joined(batches: list[Batch], n: int) -> Samples:
     names = {"x", "tau", "labels", "pixels"} & set(batches[0])
-    whole: dict[str, Any] = {
-        name: torch.from_numpy(np.concatenate([batch[name] for batch in batches])) for name in names
-    }
+    whole: dict[str, Any] = {name: torch.cat([batch[name] for batch in batches]) for name in names}
     nfe = sum(float(batch["evaluations"]) for batch in batches) / n
     return Samples(nfe=nfe, finite=all(bool(batch["finite"]) for batch in batches), **whole)
 
@@ -124,23 +124,7 @@ def _read_batches(folder: Path, count: int, origin: str) -> dict[int, Batch]:
     """Return the valid batches of this origin in the folder, by number."""
     found = {}
     for number in range(count):
-        try:
-            with np.load(folder / f"{number}.npz", allow_pickle=False) as archive:
-                batch = dict(archive)
-            if str(batch.pop("origin")) == f"{origin} {number}":
-                found[number] = batch
-        except Exception:  # numpy raises many types for damaged and foreign files
-            continue
+        batch = store.find(folder / f"{number}.pt", dict, lambda _: None)
+        if batch and batch.pop("origin", None) == f"{origin} {number}":
+            found[number] = batch
     return found
-
-
-def _write_batch(folder: Path, number: int, batch: Batch, origin: str) -> bool:
-    """Write a batch; if that is not possible, print a message and return False."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / f"{number}.npz") as stream:
-            np.savez(stream, **batch, origin=np.array(f"{origin} {number}"))  # type: ignore[arg-type]
-    except OSError as error:
-        show(f"{folder} cannot be written ({cause(error)}); an interruption would lose all samples")
-        return False
-    return True

@@ -57,7 +57,7 @@ def test_the_pickle_would_do_harm():
 def test_checkpoints_never_execute(kind, tiny_run, capsys):
     file = tiny_run.checkpoint_file("nsgf")
     previous_file(file).unlink()  # or it would be used
-    craft(file, WEIGHTS[kind], **checkpoint.read_header(file))
+    craft(file, WEIGHTS[kind], **checkpoint.load(file, only_header=True))
     assert "phase1_nsgf.pt" in fails(capsys, "sample", "--run", tiny_run.path)
     longer = ("--run", tiny_run.path, "--resume", "--nsgf.iterations", "20")
     assert "phase1_nsgf.pt" in fails(capsys, "train", *longer)

@@ -2,7 +2,6 @@ import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -64,7 +63,7 @@ def test_saved_batches_are_read_unchanged_and_joined(keep, classes, tmp_path):
     assert whole.nfe == (8 * 8 + 8 * 8 + 4 * 4) / 20
     assert keep is None or torch.equal(whole.pixels, to_bytes(x))
     assert not classes or torch.equal(whole.labels, torch.arange(20) % 3)
-    (tmp_path / "new" / "1.npz").unlink()
+    (tmp_path / "new" / "1.pt").unlink()
     again, sizes = drawn(tmp_path / "new", Copies(classes), keep=keep)
     assert sizes == [8]
     assert_same(again, whole)
@@ -81,11 +80,11 @@ def test_samples_that_are_not_finite_are_noticed():
 
 def test_damaged_and_foreign_batch_files_are_not_used(tmp_path):
     whole, _ = drawn(tmp_path)
-    content = bytearray((tmp_path / "0.npz").read_bytes())
+    content = bytearray((tmp_path / "0.pt").read_bytes())
     content[content.index(whole.x[:8].numpy().tobytes())] ^= 1
-    (tmp_path / "0.npz").write_bytes(content)
-    (tmp_path / "1.npz").write_bytes(content[: len(content) // 2])
-    np.savez(tmp_path / "2.npz", x=np.zeros(3))
+    (tmp_path / "0.pt").write_bytes(content)
+    (tmp_path / "1.pt").write_bytes(content[: len(content) // 2])
+    torch.save({"x": torch.zeros(3)}, tmp_path / "2.pt")
     again, sizes = drawn(tmp_path)
     assert sizes == [8, 8, 4]
     assert_same(again, whole)
@@ -97,7 +96,7 @@ def test_saved_batches_of_other_noise_settings_or_weights_are_not_used(
     drawn(tmp_path / "a" / "0")
     shutil.copytree(tmp_path / "a" / "0", tmp_path / "a" / "1")
     assert drawn(tmp_path / "a" / "1")[1] == [8, 8, 4]
-    shutil.copy(tmp_path / "a" / "0" / "0.npz", tmp_path / "a" / "0" / "1.npz")
+    shutil.copy(tmp_path / "a" / "0" / "0.pt", tmp_path / "a" / "0" / "1.pt")
     assert drawn(tmp_path / "a" / "0")[1] == [8]
     shutil.move(tmp_path / "a", tmp_path / "b")
     assert drawn(tmp_path / "b" / "0")[1] == [8, 8, 4]
@@ -149,7 +148,7 @@ def test_processes_divide_the_missing_batches(size, there, tmp_path, monkeypatch
     alone, _ = drawn(tmp_path, keep=11)
     missing, parts, sampler = [number for number in range(3) if number not in there], [], Copies()
     for number in missing:
-        (tmp_path / f"{number}.npz").unlink()
+        (tmp_path / f"{number}.pt").unlink()
     monkeypatch.setattr(World, "agree", lambda *_: missing)
     monkeypatch.setattr(World, "gather", lambda world, value: [*parts, parts.append(value)][:-1])
     for rank in range(size - 1, -1, -1):  # the first process comes last, and gets all
@@ -171,4 +170,4 @@ def test_processes_stop_after_the_current_batch_when_torchrun_ends(monkeypatch, 
 
     with pytest.raises(UserError, match="torchrun has ended; give the command again"):
         drawn(tmp_path, Last(), world=World(0, 2))
-    assert [file.name for file in tmp_path.iterdir()] == ["0.npz"]
+    assert [file.name for file in tmp_path.iterdir()] == ["0.pt"]

@@ -1,0 +1,81 @@
+"""Keep tensors and plain values in a file of ``torch.save``, a zip archive that may also hold a
+header in JSON. The checksums in the archive, which torch does not check, show damage."""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Callable
+from os.path import lexists
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+import torch
+from torch import Tensor
+
+from nsgf.system.errors import one_line
+from nsgf.system.files import replacing
+from nsgf.system.json_reader import parse_object
+from nsgf.system.output import show
+
+T = TypeVar("T")
+
+HEADER = "archive/header.json"
+"""Name of the header in the archive. torch reads only archives with all files in one folder."""
+
+
+def fingerprint(tensor: Tensor) -> str:
+    """Return 12 hexadecimal digits of the SHA-256 of a tensor's shape, type and values."""
+    digest = hashlib.sha256(repr((tuple(tensor.shape), tensor.dtype)).encode())
+    digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def write(stream: Any, content: Any, header: dict[str, Any] | None = None) -> None:
+    """Write tensors and plain values, and a header that can be read without them. torch raises
+    RuntimeError if the disk is full."""
+    torch.save(content, stream)
+    if header is not None:
+        with zipfile.ZipFile(stream, "a") as archive:
+            archive.writestr(HEADER, json.dumps(header, allow_nan=False))
+
+
+def read_header(stream: BinaryIO) -> dict[str, Any]:
+    """Return the header of a file. Raise KeyError if it has none, and exceptions of many types if
+    it is damaged."""
+    with zipfile.ZipFile(stream) as archive:
+        return parse_object(archive.read(HEADER))
+
+
+def read(stream: BinaryIO, start: int = 0) -> Any:
+    """Return the content of a file whose archive begins at ``start``, on the CPU: tensors and plain
+    values only. Raise exceptions of many types if it is damaged or holds anything else."""
+    with zipfile.ZipFile(stream) as archive:
+        if broken := archive.testzip():
+            raise ValueError(f"wrong checksum of {broken}")
+    stream.seek(start)
+    return torch.load(stream, map_location="cpu", weights_only=True)
+
+
+def find(file: Path, check: Callable[[Any], T], log: Callable[[str], None] = show) -> T | None:
+    """Return the content of a file as ``check`` converts it; None if there is no file, or, after a
+    line in the log, if it cannot be used because ``check`` or reading raises any exception."""
+    if not lexists(file):
+        return None
+    try:
+        with file.open("rb") as stream:
+            return check(read(stream))
+    except Exception as error:  # zipfile and torch raise many types for damaged and foreign files
+        log(f"{file} cannot be used ({one_line(error)[:100]}); computing it again")
+        return None
+
+
+def keep(file: Path, content: Any, log: Callable[[str], None] = show) -> bool:
+    """Save tensors and plain values; if that is not possible, log a line and return False."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as stream:
+            write(stream, content)
+    except (OSError, RuntimeError) as error:
+        log(f"{file} cannot be saved ({one_line(error)[:100]})")
+        return False
+    return True
