@@ -3,13 +3,14 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict
-from typing import Any
+from itertools import chain
 
 import torch
 
-from nsgf.config.schema import OptimConfig, PhaseName
+from nsgf.config.schema import PhaseName
+from nsgf.data import is_image_set
 from nsgf.run import checkpoint
 from nsgf.run.progress import Progress
 from nsgf.run.session import Session
@@ -19,9 +20,9 @@ from nsgf.system.hardware import peak_memory, reset_peak_memory
 from nsgf.system.seeding import derive_seed
 from nsgf.system.units import format_bytes
 from nsgf.training.precision import Forward, device_settings
-from nsgf.training.prefetch import Batches, should_prefetch
+from nsgf.training.prefetch import load_batches
 from nsgf.training.state import PendingStats, StepStats, TrainState, lr_factor
-from nsgf.training.task import Task
+from nsgf.training.task import Batch, Task
 
 CHECKPOINT_SECONDS = 600.0
 """Longest time between two checkpoints."""
@@ -50,29 +51,15 @@ def fit(
         UserError: loss or gradient were not finite ``MAX_SKIPPED`` times in a row, or the card's
             memory is too small for a single sample.
     """
-    config, device, world = session.config.train, session.device, session.world
-    optim: OptimConfig = getattr(session.config, phase)
-    prefetch = should_prefetch(session.config, task, device)
-    reset_peak_memory(device)
-    with (
-        device_settings(),
-        closing(Batches(task, optim.batch_size, device, world, prefetch=prefetch)) as batches,
-    ):
-        state = TrainState(
-            Forward(task.model.train(), config, device, world),
-            optim,
-            loss=task.loss,
-            divisible=task.divisible,
-            seed=derive_seed(session.config.seed, phase),
-            accumulate=config.accumulate,
-            world=world,
-        )
+    loop = PhaseLoop(phase, task, session, now, prepare_seconds)
+    reset_peak_memory(session.device)
+    with device_settings():
         try:
-            PhaseLoop(phase, state, batches, session, now, prepare_seconds).run()
+            loop.run()
         finally:
             for line in task.remarks():
-                session.log.write(f"{phase}: {line}")
-    session.log.write(f"{phase}: peak memory {format_bytes(peak_memory(device))}")
+                loop.log(line)
+    loop.log(f"peak memory {format_bytes(peak_memory(session.device))}")
 
 
 class PhaseLoop:
@@ -81,102 +68,113 @@ class PhaseLoop:
     def __init__(
         self,
         name: PhaseName,
-        state: TrainState,
-        batches: Batches,
+        task: Task,
         session: Session,
         now: Callable[[], float],
-        prepare_seconds: float = 0.0,
+        prepare_seconds: float,
     ) -> None:
-        self.name, self.state, self.batches, self.session = name, state, batches, session
-        self.config, self.optim = session.config.train, state.config
-        self.log = session.log
+        self.name, self.task, self.session, self.now = name, task, session, now
+        self.config, self.optim = session.config.train, getattr(session.config, name)
         self.file = session.run.checkpoint_file(name)
-        self.log_every = min(self.config.log_every, max(1, self.optim.iterations // LOSS_POINTS))
+        forward = Forward(task.model.train(), self.config, session.device, session.world)
+        self.state = TrainState(
+            forward,
+            self.optim,
+            loss=task.loss,
+            divisible=task.divisible,
+            seed=derive_seed(session.config.seed, name),
+            accumulate=self.config.accumulate,
+            world=session.world,
+            log=self.log,
+        )
         self.window: list[StepStats] = []
         """Loss and gradient norm of the finite updates since the last log line."""
         self.skipped_in_a_row = 0
         self.mean_loss: float | None = None
-        self.now, self.saved_at = now, now()
-        self.prepare_seconds = prepare_seconds
+        self.saved_at, self.prepare_seconds = now(), prepare_seconds
         self.saved_step: int | None = None
 
+    def log(self, text: str) -> None:
+        self.session.log.write(f"{self.name}: {text}")
+
     def run(self) -> None:
+        session, state, total = self.session, self.state, self.optim.iterations
         self._resume()
-        self.log.rewind(self.name, self.state.step)
-        if self.state.forward.compiled and self.state.step < self.optim.iterations:
-            self._compile()
-        pending, self.logged = None, (self.state.step, time.perf_counter())
-        total, done = self.optim.iterations, self.state.step
-        with self.log.progress(self.name, total, "step", done, self.now) as progress:
-            while not (stopping := self.session.should_stop()) and self.state.step < total:
+        session.log.rewind(self.name, state.step)
+        log_every = min(self.config.log_every, max(1, total // LOSS_POINTS))
+        on_card = session.device.type == "cuda"
+        loaded = load_batches(
+            *(self.task, self.optim.batch_size, session.device, session.world, state.step),
+            # for points a thread costs more time than it saves
+            prefetch=self.task.reads_disk or (on_card and is_image_set(session.config.data.name)),
+        )
+        pending, self.logged = None, (state.step, time.perf_counter())
+        with (
+            closing(loaded),
+            session.log.progress(self.name, total, "step", state.step, self.now) as progress,
+        ):
+            batches: Iterator[Batch] = loaded
+            if self.config.compile and state.step < total:
+                batches = chain([self._compile(loaded)], loaded)
+            while not (stopping := session.should_stop()) and state.step < total:
                 # queue an update, then read the result of the previous one, which has finished
-                outcome = self._update()
+                outcome = self._update(batches)
                 self._settle(pending, progress)
                 pending = outcome
 
-                logs, saves = self._is_due(self.log_every), self._is_save_due()
+                late = self.now() - self.saved_at >= CHECKPOINT_SECONDS
+                logs, saves = (
+                    state.step == total or state.step % every == 0
+                    for every in (log_every, self.config.checkpoint_every)
+                )
+                saves = saves or (late and session.world.is_main)  # only the first process saves
                 if logs or saves:
                     self._settle(pending, progress)
                     pending = None
                 if logs:
-                    self._log()
+                    self._record()
                     progress.update(0, loss=self.mean_loss)
                 if saves:
                     self._save()
             self._settle(pending, progress)
-        if self.saved_step != self.state.step:
+        if self.saved_step != state.step:
             self._save()
-        if stopping and self.state.step < self.optim.iterations:  # else the next phase raises it
-            raise Stopped(f"{self.name}: step {self.state.step} of {self.optim.iterations}")
+        if stopping and state.step < total:  # else the next phase raises it
+            raise Stopped(f"{self.name}: step {state.step} of {total}")
 
-    def _compile(self) -> None:
-        """Compile before the first update, and log how long it takes."""
+    def _compile(self, batches: Iterator[Batch]) -> Batch:
+        """Compile before the first update, log how long it takes, and return the first batch."""
         from torch._dynamo.exc import TorchDynamoException
 
-        self.log.write(f"{self.name}: compiling")
+        self.log("compiling")
         started = time.perf_counter()
         try:
-            with self._logging_splits():
-                self.state.rehearse(self.batches.at(self.state.step))
+            self.state.gradient(batch := next(batches))
         except TorchDynamoException as error:
             cause = " ".join(str(error).partition("\n\n")[0].split())
             raise UserError(
                 f"train.compile = true: cannot compile here ({cause}); use false"
             ) from error
-        seconds = time.perf_counter() - started
-        self.log.write(f"{self.name}: compiled in {seconds:.1f} s")
+        self.log(f"compiled in {time.perf_counter() - started:.1f} s")
+        return batch
 
-    def _update(self) -> PendingStats:
+    def _update(self, batches: Iterator[Batch]) -> PendingStats:
         """Queue the next update."""
-        step = self.state.step
         try:
             with torch.profiler.record_function("sample"):
-                batch = self.batches.at(step)
-            with self._logging_splits():
-                return self.state.update(batch)
+                batch = next(batches)
+            return self.state.update(batch)
         except torch.cuda.OutOfMemoryError as error:
             raise UserError(
-                f"{self.name}: out of memory on the card at step {step + 1}, where splitting the "
-                f"batch does not help; try a smaller {suggest('optim.batch_size')}"
+                f"{self.name}: out of memory on the card at step {self.state.step + 1}, where "
+                f"splitting the batch does not help; try a smaller {suggest('optim.batch_size')}"
             ) from error
-
-    @contextmanager
-    def _logging_splits(self) -> Iterator[None]:
-        """Log a line if a batch had to be split."""
-        before = self.state.accumulate
-        yield
-        if self.state.accumulate != before:
-            self.log.write(
-                f"{self.name}: step {self.state.step} did not fit into the card's memory; training "
-                f"continues with {suggest('train.accumulate', self.state.accumulate)}, the same "
-                f"batch of {self.optim.batch_size} in parts"
-            )
 
     def _settle(self, outcome: PendingStats | None, progress: Progress) -> None:
         """Read the result of a queued update; raise UserError after too many skipped updates."""
         if outcome is None:
             return
-        reading = outcome.read()
+        reading, scaler = outcome.read(), self.state.scaler
         if reading.is_finite:
             self.window.append(reading)
             self.skipped_in_a_row = 0
@@ -184,7 +182,10 @@ class PhaseLoop:
             return
         progress.update()
         self.skipped_in_a_row += 1
-        self.log.write(f"{self.name}: step {outcome.step} skipped, {self._skip_reason(reading)}")
+        reason = f"loss {reading.loss:g}, gradient norm {reading.norm:g}"
+        if scaler.is_enabled() and scaler.get_scale() >= 1 and math.isfinite(reading.loss):
+            reason = f"fp16 gradients overflowed; their scale is now {scaler.get_scale():g}"
+        self.log(f"step {outcome.step} skipped, {reason}")
         if self.skipped_in_a_row >= MAX_SKIPPED:
             self._save()
             raise UserError(
@@ -194,36 +195,23 @@ class PhaseLoop:
                 f"({self.optim.lr:g}) in a new run"
             )
 
-    def _skip_reason(self, reading: StepStats) -> str:
-        scaler = self.state.scaler
-        if scaler.is_enabled() and scaler.get_scale() >= 1 and math.isfinite(reading.loss):
-            return f"fp16 gradients overflowed; their scale is now {scaler.get_scale():g}"
-        return f"loss {reading.loss:g}, gradient norm {reading.norm:g}"
-
-    def _is_due(self, every: int) -> bool:
-        return self.state.step == self.optim.iterations or self.state.step % every == 0
-
-    def _is_save_due(self) -> bool:
-        late = self.now() - self.saved_at >= CHECKPOINT_SECONDS
-        writes = self.session.world.is_main  # only the first process saves
-        return (late and writes) or self._is_due(self.config.checkpoint_every)
-
-    def _log(self) -> None:
-        """Write one line of metrics."""
+    def _record(self) -> None:
+        """Write one line of metrics and one of costs."""
         step, now = self.state.step, time.perf_counter()
         (last_step, last), self.logged = self.logged, (step, now)
         if not self.window:
             return
-        means, self.window = StepStats.mean(self.window), []
-        self.mean_loss = means.loss
-        self.log.record(
+        losses, norms = zip(*self.window, strict=True)
+        self.mean_loss = math.fsum(losses) / len(losses)
+        self.window = []
+        self.session.log.record(
             phase=self.name,
             step=step,
-            loss=means.loss,
-            grad_norm=means.norm,
+            loss=self.mean_loss,
+            grad_norm=math.fsum(norms) / len(norms),
             lr=self.optim.lr * lr_factor(step - 1, self.optim),
         )
-        self.log.record_cost(
+        self.session.log.record_cost(
             phase=self.name,
             step=step,
             steps_per_second=round((step - last_step) / (now - last), 3),
@@ -248,14 +236,12 @@ class PhaseLoop:
                 f"checkpoint {self.file} does not fit ({one_line(error)}); {remedy}"
             ) from error
         self.saved_step = self.state.step
-        self.log.write(
-            f"{self.name}: continues after step {self.state.step} of {self.optim.iterations}"
-        )
+        self.log(f"continues after step {self.state.step} of {self.optim.iterations}")
 
     def _save(self) -> None:
         """Save a checkpoint; raise UserError if the weights are not finite, or if no update of the
         finished phase was."""
-        payload, step = self._payload(), self.state.step
+        content, step = self.state.state_dict(), self.state.step
         if step >= self.optim.iterations > 0 and not self.state.has_learned:
             raise UserError(
                 f"{self.name}: none of its {step} updates was finite, so it is not finished; try "
@@ -263,21 +249,18 @@ class PhaseLoop:
                 f"({self.optim.lr:g}) in a new run, or train longer: the scale of fp16 takes "
                 "some updates to settle"
             )
-        if not all(checkpoint.is_finite(payload[part]) for part in ("model", "ema")):
+        if not all(map(checkpoint.is_finite, content.values())):
             kept = "nothing" if self.saved_step is None else f"the checkpoint of {self.saved_step}"
             raise UserError(
                 f"{self.name}: the weights are not finite after step {step}; {kept} is kept; try a "
                 f"lower {self.name}.lr ({self.optim.lr:g}) in a new run"
             )
         if self.session.world.is_main:
-            checkpoint.save(self.file, payload)
+            content |= {
+                "phase": self.name,
+                "precision": self.state.forward.precision,
+                "config": asdict(self.session.config),
+                "window": [list(reading) for reading in self.window],
+            }
+            checkpoint.save(self.file, content)
         self.saved_step, self.saved_at = step, self.now()
-
-    def _payload(self) -> dict[str, Any]:
-        return {
-            "phase": self.name,
-            "precision": self.state.forward.precision,
-            "config": asdict(self.session.config),
-            "window": [[reading.loss, reading.norm] for reading in self.window],
-            **self.state.state_dict(),
-        }

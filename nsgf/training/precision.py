@@ -21,10 +21,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TENSOR_CORES, BFLOAT16 = (7, 0), (8, 0)
 """Smallest compute capabilities with fast fp16, and with bf16."""
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-BUFFERS = "forward_sync_buffers"
-"""Argument for sending buffers to the other processes at each call; torch 2.14 renamed it."""
-if BUFFERS not in signature(DistributedDataParallel).parameters:
-    BUFFERS = "broadcast_buffers"
 
 
 def pick_precision(wanted: str, device: torch.device) -> Precision:
@@ -95,16 +91,16 @@ class Forward:
         self.model, self.device = model, device
         self.precision = pick_precision(config.precision, device)
         self._shared: DistributedDataParallel | None = None
-        self.compiled = config.compile
         network: Any = torch.compile(model) if config.compile else model
-        constant: Any = {BUFFERS: False}  # an affine map is constant, and large
         if world.size > 1:
-            cards = [device] if device.type == "cuda" else None
+            buffers = "forward_sync_buffers"
+            if buffers not in signature(DistributedDataParallel).parameters:
+                buffers = "broadcast_buffers"  # its name before torch 2.14
             network = self._shared = DistributedDataParallel(
                 network,
-                device_ids=cards,
+                device_ids=[device] if device.type == "cuda" else None,
                 gradient_as_bucket_view=True,
-                **constant,
+                **{buffers: False},  # type: ignore[arg-type]  # an affine map is constant, and large
             )
         self._network: Callable[..., Tensor] = network
 

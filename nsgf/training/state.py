@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch.profiler import record_function
 from nsgf.config.schema import OptimConfig
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError, suggest
+from nsgf.system.output import show
 from nsgf.system.seeding import derive_seed, seed_torch
 from nsgf.training.precision import Forward
 from nsgf.training.task import Batch, Loss, squared_error
@@ -29,11 +31,6 @@ class StepStats(NamedTuple):
     def is_finite(self) -> bool:
         """Whether the update was applied; otherwise it was skipped."""
         return math.isfinite(self.loss + self.norm)
-
-    @classmethod
-    def mean(cls, readings: list["StepStats"]) -> "StepStats":
-        """Return mean loss and mean gradient norm."""
-        return cls(*(math.fsum(values) / len(values) for values in zip(*readings, strict=True)))
 
 
 class PendingStats:
@@ -76,12 +73,13 @@ class TrainState:
         seed: int = 0,
         accumulate: int = 1,
         world: World | None = None,
+        log: Callable[[str], None] = show,
     ) -> None:
         """``seed`` determines dropout, with the step; ``accumulate`` is the number of parts of each
-        batch, and more than 1 needs a ``divisible`` loss."""
+        batch, and more than 1 needs a ``divisible`` loss; ``log`` gets a line if it changes."""
         self.forward, self.config, self.accumulate = forward, config, accumulate
         self.divisible, self._loss, self._seed = divisible, loss, seed
-        self._world = world or World()
+        self._world, self._log = world or World(), log
         self._parameters: list[Tensor] = list(forward.model.parameters())
         self.step = 0
         # fused Adam is one kernel, and the only Adam that can skip an update on the device
@@ -100,7 +98,7 @@ class TrainState:
         Raises:
             UserError: the card's memory is too small for a single sample.
         """
-        loss = self._fitting_gradient(batch)
+        loss = self.gradient(batch)
         with record_function("optimizer"):
             self.scaler.unscale_(self.adam)
             norm = nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm or math.inf)
@@ -112,7 +110,10 @@ class TrainState:
                 self.adam.step()
             self.scaler.update()
             self.schedule.step()
-            self._average()
+            # the warm-up lets short runs forget the initial weights
+            decay = min(self.config.ema_decay, (1 + self.step) / (10 + self.step))
+            with torch.no_grad():  # swa_utils would make a function that profilers keep, each time
+                torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
         self.step += 1
         return PendingStats(self.step, loss, norm)
 
@@ -121,19 +122,31 @@ class TrainState:
         """Whether any update was finite, including updates before a resume."""
         return any(float(moments["step"]) > 0 for moments in list(self.adam.state.values())[:1])
 
-    def rehearse(self, batch: Batch) -> None:
-        """Compute and drop a gradient, so that the network is compiled before the first update."""
-        self._fitting_gradient(batch)
-        self.adam.zero_grad(set_to_none=True)
-
-    def _fitting_gradient(self, batch: Batch) -> Tensor:
+    def gradient(self, batch: Batch) -> Tensor:
         """Compute the gradient of a batch, in as many parts as memory needs, and return the
-        loss."""
-        while (loss := self._gradient(batch)) is None:
-            self._halve(batch)
+        loss. Raise the errors of :meth:`update`."""
+        before, size = self.accumulate, batch.size
+        while (loss := self._try_gradient(batch)) is None:
+            if self.accumulate >= size or self._world.size > 1 or not self.divisible:
+                parts = suggest("train.accumulate", 2 * self.accumulate) if self.divisible else ""
+                raise UserError(
+                    f"out of memory on the card with {-(-size // self.accumulate)} samples at a "
+                    f"time; try {parts}{', ' * bool(parts)}a smaller "
+                    f"{suggest('optim.batch_size')}, or "
+                    f"{suggest('model.checkpoint_activations', 'true')}"
+                )
+            self.accumulate = min(2 * self.accumulate, size)
+            self.adam.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+        if self.accumulate != before:
+            self._log(
+                f"step {self.step + 1} did not fit into the card's memory; training continues with "
+                f"{suggest('train.accumulate', self.accumulate)}, the same batch of "
+                f"{self.config.batch_size} in parts"
+            )
         return loss
 
-    def _gradient(self, batch: Batch) -> Tensor | None:
+    def _try_gradient(self, batch: Batch) -> Tensor | None:
         """Compute the gradient of a batch and return the loss; None if the memory is full."""
         seed = derive_seed(self._seed, "dropout", self._world.rank, self.step)
         seed_torch(seed, self.forward.device)
@@ -155,27 +168,6 @@ class TrainState:
         except torch.cuda.OutOfMemoryError:
             return None  # frees the exception and its graph before the next try
         return total
-
-    def _halve(self, batch: Batch) -> None:
-        """Split batches into twice as many parts."""
-        size = batch.size
-        if self.accumulate >= size or self._world.size > 1 or not self.divisible:
-            parts = suggest("train.accumulate", 2 * self.accumulate) if self.divisible else ""
-            raise UserError(
-                f"out of memory on the card with {-(-size // self.accumulate)} samples at a time; "
-                f"try {parts}{', ' * bool(parts)}a smaller {suggest('optim.batch_size')}, or "
-                f"{suggest('model.checkpoint_activations', 'true')}"
-            )
-        self.accumulate = min(2 * self.accumulate, size)
-        self.adam.zero_grad(set_to_none=True)
-        torch.cuda.empty_cache()
-
-    @torch.no_grad()
-    def _average(self) -> None:
-        """Move the averaged weights towards the weights. ``torch.optim.swa_utils`` would make a new
-        function for each update, which profilers keep."""
-        decay = ema_decay(self.step, self.config)
-        torch._foreach_lerp_(self._averages, self._parameters, 1 - decay)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state. ``step`` also determines all random streams of the phase."""
@@ -204,12 +196,6 @@ class TrainState:
         self.accumulate = max(self.accumulate, int(state["accumulate"]))  # fewer parts did not fit
         if state["scaler"] and self.scaler.is_enabled():  # the precision may have changed
             self.scaler.load_state_dict(state["scaler"])
-
-
-def ema_decay(step: int, config: OptimConfig) -> float:
-    """Return min(decay, (1 + step) / (10 + step)), the decay of the average at update ``step`` (0,
-    1, ...). This warm-up lets short runs forget the initial weights."""
-    return min(config.ema_decay, (1 + step) / (10 + step))
 
 
 def lr_factor(step: int, config: OptimConfig) -> float:

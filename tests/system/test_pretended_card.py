@@ -16,7 +16,7 @@ from nsgf.sinkhorn.batched import BatchedSolver
 from nsgf.system.distributed import World
 from nsgf.training.loop import PhaseLoop
 from nsgf.training.precision import Forward
-from nsgf.training.prefetch import Batches
+from nsgf.training.prefetch import load_batches
 from nsgf.training.state import PendingStats, TrainState
 from nsgf.training.task import squared_error
 from tests.system.pretended_card import (
@@ -24,6 +24,7 @@ from tests.system.pretended_card import (
     Card,
     Event,
     MixedDevices,
+    Stream,
     StreamRace,
     pretended_card,
 )
@@ -146,25 +147,21 @@ class AnyTask(Quadratic):
     def batch(self, *drawn):
         return super().batch(drawn[0].clone())
 
-    def batches(self) -> Batches:
-        return Batches(self, 4, CARD, World(), prefetch=True)
+    def batches(self):
+        return load_batches(self, 4, CARD, World(), prefetch=True)
 
     def train(self, loss=squared_error, updates: int = 3) -> None:
         forward = Forward(self.model.to(CARD), TrainConfig(), CARD, World())
         state = TrainState(forward, OptimConfig(), loss=loss)
         with closing(self.batches()) as batches:
-            for step in range(updates):
-                state.update(batches.at(step)).read()
-
-
-def load_without_event(*given, load=Batches._load):
-    return load(*given)._replace(arrived=None)
+            for _ in range(updates):
+                state.update(next(batches)).read()
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "broken", "words"),
     [
-        (Batches, "_load", load_without_event, "not waited for"),
+        (Stream, "record_event", lambda _: None, "not waited for"),
         (Card, "record_stream", lambda *_: None, "given back without record_stream"),
         (Event, "synchronize", lambda _: None, "before it has arrived"),
     ],
@@ -189,7 +186,7 @@ def test_drawing_ends_before_its_images_are_given_back(card):
             return (drawn,)
 
     with closing(Resident().batches()) as batches:
-        batches.at(0)
+        next(batches)
         assert ahead.wait(10)  # else the end may cancel it before it reads anything
     del Resident.images
     torch.ones(1, device=CARD)

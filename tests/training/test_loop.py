@@ -21,7 +21,8 @@ from nsgf.run.session import Session
 from nsgf.run.stop import Stopped, StopRequest
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
-from nsgf.training.loop import PhaseLoop, fit
+from nsgf.training.loop import fit
+from nsgf.training.state import TrainState
 from tests.training.toys import CPU, OutOfMemory, Quadratic, fails_at, weight
 
 
@@ -128,13 +129,13 @@ def test_time_between_checkpoints_is_bounded_in_the_first_process(
     tiny, monkeypatch, world, expected
 ):
     """Each update takes 100 seconds by the clock. Others save only when the first one does."""
-    steps, payload = [], PhaseLoop._payload
+    steps, content = [], TrainState.state_dict
 
     def noted(self):
-        steps.append(self.state.step)
-        return payload(self)
+        steps.append(self.step)
+        return content(self)
 
-    monkeypatch.setattr(PhaseLoop, "_payload", noted)
+    monkeypatch.setattr(TrainState, "state_dict", noted)
     trainer, train = Quadratic(), {"checkpoint_every": 1000 if world.is_main else 10}
     how = {"now": lambda: 100.0 * len(trainer.drawn), "session": {"world": world}}
     run_fit(tiny, trainer, train=train, iterations=15, **how)
