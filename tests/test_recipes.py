@@ -48,14 +48,14 @@ CHECKS = {
         batch = Batch((torch.zeros(4),), torch.zeros(4))
         assert NSFTask.loss(None, lambda x: x + 10, batch) == 10 - 0.5
     """,
-    "An ODE step": """
+    "An ODE solver": """
         import torch
         from nsgf.config.schema import SamplingConfig
         from nsgf.sampling.solvers import SOLVERS, integrate
         config, calls = SamplingConfig(solver="midpoint", straight_steps=1), []
         square = lambda x, t: calls.append(t) or t.view(-1, 1) ** 2
         assert integrate(square, torch.zeros(1, 1), torch.zeros(1), config) == 0.5**2
-        assert len(calls) == SOLVERS["midpoint"]
+        assert len(calls) == SOLVERS["midpoint"].calls
     """,
     "A phase": """
         import torch

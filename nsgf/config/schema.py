@@ -272,8 +272,8 @@ class SamplingConfig:
     tau: Annotated[float | None, Range(0, below=1)] = None
     """Time at which all samples enter the straight flow; null: the predicted time of each."""
     solver: SolverName = "euler"
-    """Solver of the straight flow. heun: second order, two calls per step; dopri5: adaptive steps;
-    both need the extra `ode`."""
+    """Solver of the straight flow. heun: second order, two calls per step; dopri5: adaptive steps,
+    which needs the extra `ode`."""
     straight_steps: Annotated[int, Range(1)] = 10
     """Number of equal steps from each sample's time tau to 1; dopri5: number of states shown."""
     omega: Annotated[float | None, Range(1e-6, 1)] = None

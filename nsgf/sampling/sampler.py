@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import class_labels, class_number, data_classes
-from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, integrate, load_odeint
+from nsgf.sampling.solvers import SOLVERS, Observer, Velocity, euler_step, integrate, load_odeint
 from nsgf.sinkhorn.base import flow_time
 from nsgf.system.defaults import torch_defaults
 from nsgf.system.errors import UserError
@@ -184,7 +184,7 @@ class StraightFlow(Leg):
 
     @classmethod
     def calls_per_step(cls, config: Config) -> int | None:
-        return SOLVERS[config.sampling.solver]
+        return SOLVERS[config.sampling.solver].calls
 
     @property
     def expected_calls(self) -> int | None:
@@ -309,8 +309,7 @@ def nsgf_steps(
     s = 0 .. S-1, eta = flow_time / S. With S = T, eta is the flow's step size."""
     eta = flow_time / steps
     for step in range(steps):
-        t = torch.full((len(x),), step / steps, device=x.device)
-        x = x + eta * velocity(x, t)
+        x = euler_step(velocity, x, torch.full((len(x),), step / steps, device=x.device), eta)
         if observe:
             observe(x)
     return x

@@ -133,9 +133,8 @@ def test_dopri5_stops_after_the_maximum_number_of_steps(monkeypatch):
         integrate(lambda x, t: torch.cos(1e6 * x), torch.rand(2, 1), torch.zeros(2), config)
 
 
-@pytest.mark.parametrize("solver", ["heun", "dopri5"])
-def test_missing_torchdiffeq_is_a_one_line_error(solver, monkeypatch):
+def test_missing_torchdiffeq_is_a_one_line_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
-    assert load_odeint("euler") is None
-    with pytest.raises(UserError, match=rf"sampling\.solver = {solver}: .*pip install"):
-        load_odeint(solver)
+    assert load_odeint("heun") is None
+    with pytest.raises(UserError, match=r"sampling\.solver = dopri5: .*pip install"):
+        load_odeint("dopri5")
