@@ -57,6 +57,8 @@ class Leg(ABC):
     """Name of the leg's steps in pictures."""
     steps: ClassVar[str] = ""
     """Setting in ``sampling`` of its number of steps; empty: one step."""
+    calls: ClassVar[int] = 1
+    """Number of network calls per step, unless :meth:`calls_per_step` says otherwise."""
 
     def __init__(self, config: Config, network: Network) -> None:
         self.config, self.network = config, network
@@ -73,12 +75,19 @@ class Leg(ABC):
     @classmethod
     def calls_per_step(cls, config: Config) -> int | None:
         """Return the number of network calls per step, without guidance; None if it is adaptive."""
-        return 1
+        return cls.calls
+
+    @property
+    def count(self) -> int:
+        """Number of steps; of NSGF steps by default T."""
+        sampling, flow = self.config.sampling, self.config.flow
+        return (getattr(sampling, self.steps) or flow.steps) if self.steps else 1
 
     @property
     def expected_calls(self) -> int | None:
         """Number of network calls per sample; None if it depends on the samples."""
-        return calls_per_velocity(self.config)
+        calls = self.calls_per_step(self.config)
+        return None if calls is None else calls * self.count * calls_per_velocity(self.config)
 
     def velocity(self, labels: Tensor | None) -> Velocity:
         """Return the network as a function of x and t, for samples with these labels (B,).
@@ -113,30 +122,17 @@ class NSGFSteps(Leg):
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         velocity, length = self.velocity(samples.labels), flow_time(self.config.flow)
-        samples.x = nsgf_steps(velocity, samples.x, self._steps, length, observe)
-
-    @property
-    def expected_calls(self) -> int | None:
-        return calls_per_velocity(self.config) * self._steps
-
-    @property
-    def _steps(self) -> int:
-        return self.config.sampling.nsgf_steps or self.config.flow.steps
+        samples.x = nsgf_steps(velocity, samples.x, self.count, length, observe)
 
 
 class AffineStart(Leg):
     """Map noise to the starts of a straight flow, without a network call."""
 
-    title = "affine"
-    expected_calls = 0
+    title, calls = "affine", 0
 
     def __init__(self, config: Config, network: Network) -> None:
         """``network``: of the straight flow, with the map."""
         super().__init__(config, network.model.start)  # type: ignore[attr-defined]
-
-    @classmethod
-    def calls_per_step(cls, config: Config) -> int | None:
-        return 0
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         samples.x = self.network(samples.x)
@@ -147,7 +143,7 @@ class AffineStart(Leg):
 class EntryTimes(Leg):
     """Algorithm 4: predict when each sample enters the straight flow, tau = t_phi(x)."""
 
-    expected_calls = 1
+    expected_calls = 1  # guidance does not apply
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         samples.tau = self._call(samples.x)
@@ -156,11 +152,7 @@ class EntryTimes(Leg):
 class FixedTime(Leg):
     """Let all samples enter the straight flow at ``sampling.tau``."""
 
-    expected_calls = 0
-
-    @classmethod
-    def calls_per_step(cls, config: Config) -> int | None:
-        return 0
+    calls = 0
 
     def carry(self, samples: Samples, observe: Observer | None) -> None:
         time: Any = self.config.sampling.tau
@@ -188,10 +180,7 @@ class StraightFlow(Leg):
 
     @property
     def expected_calls(self) -> int | None:
-        sampling, per_step = self.config.sampling, self.calls_per_step(self.config)
-        if per_step is None or sampling.omega is not None:
-            return None
-        return calls_per_velocity(self.config) * per_step * sampling.straight_steps
+        return super().expected_calls if self.config.sampling.omega is None else None
 
 
 class OneCall(Leg):

@@ -136,6 +136,7 @@ def _solve_adaptively(
             f"sampling.tolerance = {config.tolerance:g} ({one_line(error)}); use a larger one, or "
             "euler"
         ) from error
-    for state in states[1:] if observe else ():
-        observe(state)
+    if observe:
+        for state in states[1:]:
+            observe(state)
     return states[-1]
