@@ -11,7 +11,7 @@ from nsgf.config.files import build, parse_settings
 from nsgf.config.schema import Config
 from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
 from nsgf.pool import PoolBatch, TrajectoryPool, build_batch, plan_pool
-from nsgf.pool.build import Simulation
+from nsgf.pool.build import simulate
 from nsgf.sinkhorn import build_solver
 from nsgf.sinkhorn.base import Array, positive_number, time_step, to_tensor
 from nsgf.system.defaults import torch_defaults
@@ -118,11 +118,11 @@ def _simulate(
     dtype = getattr(torch, plan_pool(config, shape, device).dtype)
     size = len(flows) * config.sinkhorn.batch_size, config.flow.steps + 1, *shape
     pool = TrajectoryPool(torch.empty(size, dtype=dtype), time_step(config.flow))
-    simulation = Simulation(config, source, target, build_solver(config.sinkhorn), device)
-    together = build_batch(config, shape, device)
+    solver, together = build_solver(config.sinkhorn), build_batch(config, shape, device)
     for start in flows[::together]:
-        pool.append(simulation.flows(flows[start : start + together]))
-    if (report := simulation.solver.report).unconverged:
+        numbers = flows[start : start + together]
+        pool.append(simulate(config, source, target, solver, device, numbers))
+    if (report := solver.report).unconverged:
         warnings.warn(f"{report}; a larger blur needs fewer updates", RuntimeWarning, stacklevel=3)
     return pool
 
