@@ -33,7 +33,7 @@ from nsgf.run.trackers import open_tracker, require_tracker
 from nsgf.samples import show_preview
 from nsgf.system.distributed import World, check_shares
 from nsgf.system.errors import UserError, cause
-from nsgf.system.hardware import describe, free_disk_bytes, pick_device, release_memory
+from nsgf.system.hardware import describe_device, free_disk_bytes, pick_device, release_memory
 from nsgf.system.units import format_bytes
 from nsgf.training.loop import fit
 from nsgf.training.precision import compiled_folder, pick_precision, prepare_environment
@@ -141,7 +141,7 @@ def open_run(
             )
         log = held.enter_context(RunLog(run.path, quiet=not world.is_main))
         session = Session(config, run, log, device, world, stop)
-        for line in [f"run {run.path} on {describe(device, world.size)}", *plan]:
+        for line in [f"run {run.path} on {describe_device(device, world.size)}", *plan]:
             log.write(line)
         if world.is_main and names:
             if not is_new:

@@ -21,7 +21,7 @@ from nsgf.run.log import RunLog
 from nsgf.run.session import Session
 from nsgf.system.errors import UserError
 from nsgf.system.files import ensure_writable
-from nsgf.system.hardware import describe, peak_memory, pick_device, release_memory
+from nsgf.system.hardware import describe_device, peak_memory, pick_device, release_memory
 from nsgf.system.json_reader import fields, parse_object
 from nsgf.system.output import silence
 from nsgf.system.units import format_bytes, format_hours
@@ -49,7 +49,7 @@ def preflight(
         raise UserError(f"--session-hours = {session_hours:g}: must be > 0")
     prepare_environment(config.train)
     device = pick_device(config.device)
-    yield f"machine: {describe(device)}"
+    yield f"machine: {describe_device(device)}"
     lines = [*_tried(lambda: [*training_plan(config, config.phases, device), "ok memory, disk"])]
     lines += _tried(lambda: [_load(config)])
     yield from lines

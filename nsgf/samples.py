@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nsgf.checks import check, expand_path
-from nsgf.config.files import build
+from nsgf.config.files import build, read_settings
 from nsgf.config.schema import Config
 from nsgf.data import (
     Data,
@@ -208,7 +208,7 @@ def _save_grid(config: Config, samples: Samples, file: Path) -> None:
 def changed_settings(config: Config, run: RunFolder) -> str:
     """Return the part of a file's name for settings that differ from the run's ``config.yaml``,
     e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
-    saved = build(Config, run.read_settings())
+    saved = build(Config, read_settings(run.config_file))
     own, now = ({"seed": c.seed, "phases": c.phases, **asdict(c.sampling)} for c in (saved, config))
     for values in (own, now):  # the name and the number of a class are the same setting
         values["label"] = class_number(config.data, values["label"])

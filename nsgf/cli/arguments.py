@@ -253,7 +253,7 @@ def _find_run(
 
 def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:
     """Check that flags fit a run. Return its settings, overridden by those of --config FILE."""
-    saved = run.read_settings()
+    saved = read_settings(run.config_file)
     for key in ("exp", "method"):
         if flags.get(key) not in (None, saved.get(key)):
             raise UserError(f"{key} = {flags[key]}: {run.path} has {key} {saved.get(key)}")

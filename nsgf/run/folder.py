@@ -10,7 +10,6 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
-from nsgf.config.files import Content, read_settings
 from nsgf.config.schema import PHASE_NUMBERS, Config, PhaseName
 from nsgf.config.yaml_loader import dump_yaml
 from nsgf.models import OwnNetwork
@@ -41,11 +40,6 @@ class RunFolder:
         """Whether a phase has its newest checkpoint or the one before."""
         file = self.checkpoint_file(phase)
         return file.exists() or previous_file(file).exists()
-
-    def read_settings(self) -> Content:
-        """Return the run's saved settings, nested. Raise UserError if they cannot be read, or are
-        wrong."""
-        return read_settings(self.config_file)
 
     @classmethod
     def create(cls, config: Config) -> "RunFolder":

@@ -84,19 +84,27 @@ class RunLog:
 
     def rewind(self, phase: str, step: int) -> None:
         """Remove the records of ``phase`` after ``step``, since a resumed run writes them again."""
-        self._rewrite(lambda lines: [line for line in lines if not _is_after(line, phase, step)])
+        self._rewrite(lambda records: [one for one in records if one[0] != phase or one[1] <= step])
 
     def sort(self, phases: Sequence[str]) -> None:
         """Sort the records by phase, as in an uninterrupted run."""
-        self._rewrite(lambda lines: sorted(lines, key=lambda line: _place(line, phases)))
+        order = {phase: number for number, phase in enumerate(phases)}
+        self._rewrite(
+            lambda records: sorted(records, key=lambda one: order.get(one[0], len(order)))
+        )
 
-    def _rewrite(self, change: Callable[[list[str]], list[str]]) -> None:
+    def _rewrite(self, change: Callable[[list[list[Any]]], list[list[Any]]]) -> None:
+        """Change the records: phase, step and line of each. Drop lines that are cut off."""
         for file in (self._metrics, self._costs):
-            if file.exists() and not self._quiet:
-                lines = file.read_text(errors="replace").splitlines()
-                changed = change(lines)
-                if changed != lines:
-                    write_text(file, "".join(line + "\n" for line in changed))
+            if self._quiet or not file.exists():
+                continue
+            text, records = file.read_text(errors="replace"), []
+            for line in text.splitlines():
+                with suppress(ValueError):
+                    records.append([*fields(parse_object(line), phase=str, step=int), line])
+            changed = "".join(f"{line}\n" for *_, line in change(records))
+            if changed != text:
+                write_text(file, changed)
 
     def _send(self, action: Callable[[Tracker], None], is_last: bool = False) -> None:
         if self.tracker is None:
@@ -135,18 +143,3 @@ def read_costs(folder: Path) -> dict[str, Cost]:
         if phase in found:
             found[phase] = found[phase]._replace(seconds=found[phase].seconds + seconds)
     return found
-
-
-def _is_after(line: str, phase: str, step: int) -> bool:
-    try:
-        recorded, number = fields(parse_object(line), phase=str, step=int)
-    except ValueError:
-        return True  # the line was cut off by an interruption
-    return bool(recorded == phase and number > step)
-
-
-def _place(line: str, phases: Sequence[str]) -> int:
-    try:
-        return phases.index(*fields(parse_object(line), phase=str))
-    except ValueError:  # another phase, or not a record
-        return len(phases)

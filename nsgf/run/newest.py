@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from nsgf.config.files import read_settings
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder, dated_folders, folder_stem
 from nsgf.run.foreign import check_links
@@ -23,7 +24,7 @@ def newest_run(
             continue
         try:
             check_links(run.path)
-            settings = run.read_settings()
+            settings = read_settings(run.config_file)
             if method not in (None, settings.get("method")):
                 continue
             begun.append(run)

@@ -8,12 +8,11 @@ import os
 import re
 import uuid
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.util import find_spec
 from os.path import lexists
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -31,22 +30,6 @@ WANDB_SETTINGS = ("wandb/settings", ".wandb/settings")
 """Files of the working directory that wandb prefers to the user's own settings."""
 
 
-class Tracker(Protocol):
-    """A tracker for one run. After an exception in a method it is not used any more."""
-
-    place: str
-    """Where its records are, for the log."""
-
-    def record(self, values: dict[str, Any]) -> None:
-        """Take a record of metrics.jsonl or costs.jsonl, with its phase and step."""
-
-    def picture(self, name: str, file: Path) -> None:
-        """Take a PNG under a name like ``nsgf/samples``."""
-
-    def close(self, failed: bool) -> None:
-        """End, after a run that ``failed`` or not."""
-
-
 def require_tracker(config: Config) -> None:
     """Raise UserError if the tracker's package is not installed."""
     name = config.tracking.tracker
@@ -54,7 +37,7 @@ def require_tracker(config: Config) -> None:
         raise UserError(f"tracking.tracker = {name}: needs {name}; pip install {name}, or use none")
 
 
-def open_tracker(config: Config, run: RunFolder, log: Callable[[str], None]) -> Tracker | None:
+def open_tracker(config: Config, run: RunFolder, log: Callable[[str], None]) -> "Tracker | None":
     """Return the tracker's run of a run folder, new or continued, and log a line about it; None if
     nothing is tracked or the tracker failed."""
     name = config.tracking.tracker
@@ -85,11 +68,12 @@ class TensorBoardTracker:
         self._begin, self._config = SummaryWriter, config
         self._folder = run.path / "tensorboard"
         self.place = f"show it with: tensorboard --logdir {self._folder}"
+        """Where the records are, for the log."""
         self._writers: dict[str, Any] = {}
         self._steps: dict[str, int] = {}
 
     def record(self, values: dict[str, Any]) -> None:
-        """Write the numbers of a record at once."""
+        """Write the numbers of a record of metrics.jsonl or costs.jsonl at once."""
         phase, step = values["phase"], values["step"]
         writer = self._writer(phase, step)
         self._steps[phase] = step
@@ -107,10 +91,9 @@ class TensorBoardTracker:
         self._writer(phase, step).add_image(what, pixels, step, dataformats="HWC")
 
     def close(self, failed: bool) -> None:
-        """Close the files, which do not say how a run ended."""
-        with ExitStack() as closing:  # close each of them even if one fails
-            for writer in self._writers.values():
-                closing.callback(writer.close)
+        """Close the files, which do not say whether a run failed."""
+        for writer in self._writers.values():
+            writer.close()
 
     def _writer(self, phase: str, step: int) -> Any:
         if phase not in self._writers:
@@ -181,6 +164,10 @@ class WandbTracker:
     def close(self, failed: bool) -> None:
         """Finish the W&B run, as failed if training did not finish."""
         self._run.finish(exit_code=int(failed))
+
+
+Tracker = TensorBoardTracker | WandbTracker
+"""A tracker for one run. After an exception in a method it is not used any more."""
 
 
 def run_id(run: RunFolder) -> str:

@@ -99,8 +99,9 @@ def _temporary(file: Path) -> Iterator[Path]:
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     for left in file.parent.glob(f"{escape(file.name)}.*.partial"):
         process = left.suffixes[-2][1:]
+        is_id = process.isdecimal() and len(process) < 10
         is_ours = process.isdecimal() or not left.is_dir()  # a user's folder may have such a name
-        if left == partial or (is_ours and not is_running(process)):
+        if left == partial or (is_ours and not (is_id and psutil.pid_exists(int(process)))):
             _remove(left)
     try:
         with _naming(file):
@@ -115,11 +116,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def is_running(process: str) -> bool:
-    """Whether a text is the id of a running process."""
-    return process.isdecimal() and len(process) < 10 and psutil.pid_exists(int(process))
 
 
 def sync_folder(folder: Path) -> None:

@@ -103,14 +103,8 @@ def release_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def reset_peak_memory(device: torch.device) -> None:
-    """Reset :func:`peak_memory` for a card; the peak of main memory cannot be reset."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-
-
 def peak_memory(device: torch.device) -> int:
-    """Return the peak memory in bytes: of a card since the reset, else of the whole process."""
+    """Return the peak memory in bytes: of a card since torch reset it, else of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -121,7 +115,7 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def describe(device: torch.device, processes: int = 1) -> str:
+def describe_device(device: torch.device, processes: int = 1) -> str:
     """Return one line that describes the device and the free memory."""
     free = f"{format_bytes(available_bytes())} of main memory free"
     if device.type != "cuda":

@@ -16,7 +16,7 @@ from nsgf.run.progress import Progress
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.system.errors import UserError, one_line, suggest
-from nsgf.system.hardware import peak_memory, reset_peak_memory
+from nsgf.system.hardware import peak_memory
 from nsgf.system.seeding import derive_seed
 from nsgf.system.units import format_bytes
 from nsgf.training.precision import Forward, device_settings
@@ -52,7 +52,8 @@ def fit(
             memory is too small for a single sample.
     """
     loop = PhaseLoop(phase, task, session, now, prepare_seconds)
-    reset_peak_memory(session.device)
+    if session.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(session.device)
     with device_settings():
         try:
             loop.run()
