@@ -40,18 +40,13 @@ def test_second_process_is_refused_and_the_first_is_named(tmp_path, holder):
         pass
 
 
-def test_waiting_ends_when_the_other_process_ends(tmp_path, holder):
+def test_waiting_ends_when_the_other_process_is_killed(tmp_path, holder):
     ask = Mock(side_effect=holder.kill)
-    with wait_for_lock(tmp_path, ask), pytest.raises(UserError), lock_folder(tmp_path):
-        pass
-    ask.assert_called()
-
-
-def test_lock_of_a_killed_process_is_taken_over(tmp_path, holder):
-    holder.kill()
-    holder.join()
-    with lock_folder(tmp_path):
+    with wait_for_lock(tmp_path, ask):
         assert f"process {holder.pid} " not in (tmp_path / "lock.owner").read_text()
+        with pytest.raises(UserError), lock_folder(tmp_path):
+            pass
+    ask.assert_called()
 
 
 def test_training_holds_its_run_folder(tiny, tiny_run):

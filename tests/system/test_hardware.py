@@ -16,7 +16,6 @@ from nsgf.system.hardware import (
     peak_memory,
     pick_device,
 )
-from nsgf.system.units import format_bytes
 from nsgf.system.versions import _commit, provenance
 
 CPU = torch.device("cpu")
@@ -121,13 +120,6 @@ def test_cards_have_numbers_and_become_the_current_one(monkeypatch):
     wanted = (("auto",), ("cuda",), ("auto", 1), ("cuda", 0), ("cuda:1",), ("cuda:1", 0))
     picked = [pick_device(*arguments) for arguments in wanted]
     assert [device.index for device in picked] == current == [2, 2, 1, 0, 1, 1]
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(999, "999 B"), (1500, "1.5 KB"), (23.6e9, "23.6 GB"), (2e15, "2000.0 TB")]
-)
-def test_bytes_as_text(count, text):
-    assert format_bytes(count) == text
 
 
 def test_peak_memory_keeps_the_highest():
