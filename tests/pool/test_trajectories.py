@@ -39,6 +39,17 @@ def test_indices_modulo_the_number_of_pairs_choose_them():
     assert pool.particles(chosen).tolist() == [0, 0, 1, 1, 5, 0]
 
 
+def test_allocated_once_and_filled_in_place():
+    """Neither filling nor sampling replaces or copies the storage."""
+    positions = torch.empty(64, 3, 3)
+    pool = TrajectoryPool(positions, 0.1)
+    for _ in range(4):
+        pool.append(torch.randn(16, 3, 3))
+    pool.pairs(indices(8))
+    assert pool._positions.data_ptr() == positions.data_ptr()
+    assert len(pool) == 128
+
+
 def test_incomplete_pool_is_refused():
     pool = TrajectoryPool(torch.empty(4, 3, 1), 0.1)
     pool.append(torch.zeros(3, 3, 1))
