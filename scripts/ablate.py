@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from nsgf.cli.arguments import parse
@@ -32,14 +33,10 @@ def recipe(base: str, changes: str = "") -> str:
     return " ".join(f"{flag} {value}" for flag, value in last.items())
 
 
-def plus_plus(changes: str = "") -> str:
-    """The paper's NSGF++ on digits, 1,800 updates."""
-    return recipe("--methods nsgf++ --compare.updates [1800]", changes)
-
-
-def hand_over(changes: str = "") -> str:
-    """The hand-over on digits, with as many updates."""
-    return recipe("--methods nsgf++h --compare.updates [1800]", changes)
+plus_plus = partial(recipe, "--methods nsgf++ --compare.updates [1800]")
+"""The paper's NSGF++ on digits."""
+hand_over = partial(recipe, "--methods nsgf++h --compare.updates [1800]")
+"""The hand-over on digits, with as many updates."""
 
 
 def one_call(batch: int, changes: str = "") -> str:

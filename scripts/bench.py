@@ -17,8 +17,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -101,15 +100,6 @@ def machine(device: torch.device, repeats: int) -> str:
     return f"`python {command}`: {name}; {cores}; {found}; repeats: {repeats}.\n"
 
 
-def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds until the device has done the work."""
-    start = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
-
-
 def spread(times: Sequence[float]) -> str:
     """Median, smallest and largest."""
     return f"{median(times):.3g} ({min(times):.3g} to {max(times):.3g})"
@@ -124,14 +114,6 @@ def words_of(name: str, flags: Sequence[str]) -> list[str]:
     if name.startswith(DOWNLOADED) and not given & {"--data-root", "--data.root", "--fake-data"}:
         words += ["--fake-data"]
     return words
-
-
-def experiment(name: str, flags: Sequence[str]) -> Config:
-    """The configuration of :func:`words_of`."""
-    return parse(words_of(name, flags)).config
-
-
-# --- train and memory ---------------------------------------------------------------------------
 
 
 class Variant(NamedTuple):
@@ -150,7 +132,7 @@ def variants(options: Options, flags: Sequence[str]) -> list[Variant]:
         chosen = [(flag, value) for (flag, _, _), value in zip(axes, values, strict=True)]
         label = ", ".join(f"{flag} {value}" for flag, value in chosen) or "as configured"
         own = [*flags, *(f"--{flag}={value}" for flag, value in chosen)]
-        found.append(Variant(label, own, experiment(options.exp, own)))
+        found.append(Variant(label, own, parse(words_of(options.exp, own)).config))
     return found
 
 
@@ -159,8 +141,7 @@ def trained(options: Options, variant: Variant) -> dict[str, dict[str, Any]]:
     up, from the records of `nsgf train`."""
     with tempfile.TemporaryDirectory() as folder:
         words = [*words_of(options.exp, variant.flags), "--out-dir", folder]
-        words += ["--train.preview=false"]
-        words += [f"--train-iters={2 * options.steps}"]
+        words += ["--train.preview=false", f"--train-iters={2 * options.steps}"]
         command = [sys.executable, "-m", "nsgf", *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -245,15 +226,15 @@ def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
     measures, other updates of a method, or other floors (other data or another network)."""
     facts: dict[str, tuple[Path, object]] = {}
     for file, row in found:
-        (label, seed, draw), values = _place(row), row.values
+        label, values = row.target, row.values
         own: dict[str, object] = {"the measures": list(values)}
         if row.nfe is None:
-            own[f"the {row.method} of {', '.join((*_floor_place(row), str(draw)))}"] = [
+            own[f"the {row.method} of {', '.join((*_floor_place(row), str(row.draw)))}"] = [
                 f"{value:.5g}" for value in values.values()
             ]
         else:
             own[f"the updates of {row.method} on {label}"] = row.updates
-            cell = f"{label}, {row.method}, seed {seed}, draw {draw}, NFE {row.nfe}"
+            cell = f"{label}, {row.method}, seed {row.seed}, draw {row.draw}, NFE {row.nfe}"
             if cell in facts:
                 raise UserError(f"{facts[cell][0]} and {file}: both have {cell}; only one may")
             own[cell] = None
@@ -261,10 +242,6 @@ def check_agreement(found: Sequence[tuple[Path, Row]]) -> None:
             other, known = facts.setdefault(name, (file, value))
             if value != known:
                 raise UserError(f"{other} and {file}: {name} are {known} and {value}; must agree")
-
-
-def _place(row: Row) -> tuple[str, int, int]:
-    return row.target, row.seed, row.draw
 
 
 def _floor_place(row: Row) -> tuple[str, ...]:

@@ -313,21 +313,14 @@ def _contents(out: Path) -> dict[Path, Any]:
     return found
 
 
-def _json(file: Path) -> Any:
-    only_times = file.name == "versions.json"
-    return None if only_times else json.loads(file.read_text())
-
-
-def _measures(file: Path) -> Any:
-    return [row._replace(train_seconds=0, sample_seconds=0) for row in read_rows(file)]
-
-
 READERS: dict[str, Callable[[Path], Any]] = {
     ".pt": lambda file: store.read(file.open("rb")),
     ".npz": lambda file: {key: array.tobytes() for key, array in np.load(file).items()},
     ".png": lambda file: imread(file).tobytes(),
-    ".json": _json,
-    ".csv": _measures,
+    ".json": lambda file: None if file.stem == "versions" else json.loads(file.read_text()),
+    ".csv": lambda file: [
+        row._replace(train_seconds=0, sample_seconds=0) for row in read_rows(file)
+    ],
     ".jsonl": lambda file: file.read_bytes() if file.name == "metrics.jsonl" else None,
 }
 BESIDE = re.compile(r"\.(earlier|previous\d+|damaged\d+)\.")
