@@ -307,6 +307,14 @@ def test_ablations_are_refused_before_any_work(tmp_path, run, words, told):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.e2e
+def test_ablation_checks_its_last_variant_before_it_trains_the_first(tmp_path, monkeypatch, run):
+    monkeypatch.setitem(sys.modules, "torchdiffeq", None)
+    told = run("ablate", "digits", "--smoke", "--out-dir", str(tmp_path), code=2)
+    assert "torchdiffeq" in told
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_torture_damages_the_newest_checkpoint(script, tmp_path, seed):
     files = [tmp_path / "run" / "checkpoints" / f"phase{phase}.pt" for phase in "21"]
