@@ -192,8 +192,8 @@ def training_plan(
         lines.append(f"train.compile = true: compiled code is kept in {compiled_folder()}")
     plans = [phase.plan(config, device, run, world) for phase in pending]
     home = run or RunFolder(Path(config.out_dir).expanduser())
-    check_space(weights, sum(plan.disk_bytes for plan in plans), home, restarts)
-    return [*lines, *(line for plan in plans for line in plan.lines)]
+    check_space(weights, sum(size for _, size in plans), home, restarts)
+    return [*lines, *(line for line, _ in plans if line)]
 
 
 def check_space(

@@ -16,10 +16,11 @@ import torch
 from nsgf import experiment
 from nsgf.config.files import build, merge_settings, parse_settings
 from nsgf.config.schema import Config
+from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase, resume
 from nsgf.phases.base import load_network
-from nsgf.phases.lines import NSF, load_nsgf_steps
+from nsgf.phases.lines import NSF, make_pairs
 from nsgf.phases.resume import pending_phases
 from nsgf.pool import build_pool
 from nsgf.run import checkpoint
@@ -240,15 +241,18 @@ def test_half_done_phase_starts_anew_with_the_one_it_stands_on(tiny):
 
 def test_lines_from_nsgf_start_where_algorithm_2_ends(tiny, tiny_run):
     """The transport of phase 2 covers the flow time T eta in T steps."""
-    lab = Session(tiny, tiny_run, RunLog(tiny_run.path), torch.device("cpu"))
-    x = torch.randn(5, 2)
+    config = replace(tiny, nsf=replace(tiny.nsf, source="nsgf"))
+    lab = Session(config, tiny_run, RunLog(tiny_run.path), torch.device("cpu"))
+    data = Data(tiny.data, tiny.seed)
+    pairs, _ = make_pairs(get_phase("nsf"), lab, data)
+    x = data.source("nsf").at(range(5))
     network = load_network(get_phase("nsgf"), tiny, tiny_run, torch.device("cpu")).network
     average = weights(tiny_run)["nsgf"]["ema"]
     assert torch.equal(network.layers[0].weight, average["layers.0.weight"])
     expected = x
     for step in range(3):
         expected = expected + tiny.flow.eta * network(expected, torch.full((5,), step / 3))
-    torch.testing.assert_close(load_nsgf_steps(lab)(x), expected)
+    torch.testing.assert_close(pairs.at(range(5))[0], expected)
 
 
 def test_straight_flow_begins_with_the_averaged_weights_of_nsgf(tiny):

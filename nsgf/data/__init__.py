@@ -141,8 +141,11 @@ class Data:
     def target_by_class(self, *stream: str, run: int = 1, mixed: bool = False) -> Sampler:
         """Return a sampler of mu* class by class, ``run`` successive samples of each, with random
         streams of its own. All classes come equally often, whatever their number of images. With
-        ``mixed`` a group with samples of all classes follows class K - 1.
+        ``mixed`` a group with samples of all classes follows class K - 1. Without classes return
+        :meth:`target`.
         """
+        if not self.classes:
+            return self.target(*stream)
         assert self.images is not None
         assert self._labels is not None
         streams: list[Sampler] = []

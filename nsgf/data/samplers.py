@@ -149,6 +149,13 @@ class LabelDropout:
     def __init__(self, classes: int, seed: int) -> None:
         self._classes, self._coins = classes, PointSampler(Times(), seed)
 
+    def at(self, positions: range) -> tuple[Tensor, ...]:
+        """Return labels of the samples at these positions, (n,), where sample i has class i mod K;
+        nothing without classes."""
+        if not self._classes:
+            return ()
+        return (self(class_labels(positions, self._classes), positions),)
+
     def __call__(self, labels: Tensor, positions: range) -> Tensor:
         """Return the labels of the samples at these positions, each replaced by K, no class, with
         probability DROPPED; which ones follows from seed and position.  (n,) -> (n,)"""

@@ -36,15 +36,6 @@ class TrainedNetwork(NamedTuple):
     paths."""
 
 
-class PhasePlan(NamedTuple):
-    """What a phase does before its first update."""
-
-    lines: tuple[str, ...] = ()
-    """Lines for the user."""
-    disk_bytes: int = 0
-    """Bytes that the phase will still write into the run folder, besides checkpoints."""
-
-
 @dataclass(frozen=True)
 class Phase(ABC):
     """Definition of one network of an experiment and its training; has no state."""
@@ -92,14 +83,15 @@ class Phase(ABC):
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
-    ) -> PhasePlan:
-        """Return what the phase does before its first update.
+    ) -> tuple[str, int]:
+        """Return a line for the user about what the phase does before its first update, perhaps
+        empty, and the bytes that it will write into the run folder besides checkpoints.
 
         Raises:
             UserError: a package is missing, this machine is too small, or the run folder has files
                 with other settings.
         """
-        return PhasePlan()
+        return "", 0
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
         """Return settings for a shorter preparation, and how many times longer the preparation

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from nsgf.config.schema import Config, PeerConfig
-from nsgf.data import Data, LabelDropout, PointSampler, Times, class_labels
-from nsgf.phases.base import Phase, PhasePlan, starting_network
+from nsgf.data import Data
+from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.coupling import SIMPLEX_ITERATIONS, Pairs
+from nsgf.phases.lines import LineTask
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
 from nsgf.system.distributed import World
@@ -46,30 +47,25 @@ def build_matcher(config: PeerConfig) -> Any:
     return matcher
 
 
-class PeerTask(Task):
+class PeerTask(LineTask):
     """Regression of u(x, t) on the conditional velocity of a torchcfm matcher.
 
     The matcher draws noise and pairs for the batch of a process, so results depend on the number of
-    processes. Its seed depends on the batch. With K classes, pair i has class i mod K, and the
-    matcher is called separately for each class.
+    processes. Its seed depends on the batch. With K classes, the matcher is called separately for
+    each class.
     """
 
     def __init__(
         self, model: nn.Module, pairs: Pairs, config: PeerConfig, seed: int, classes: int = 0
     ) -> None:
-        self.model, self._pairs, self._seed, self._classes = model, pairs, seed, classes
-        self._matcher = build_matcher(config)
-        self._times = PointSampler(Times(), derive_seed(seed, "times"))
-        self._dropout = LabelDropout(classes, derive_seed(seed, "labels"))
+        super().__init__(model, pairs, seed, classes)
+        self._seed, self._classes, self._matcher = seed, classes, build_matcher(config)
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """Return X0, X1 (B, *shape), t (B,), the first position (the matcher's seed), and labels
         (B,) if there are classes."""
-        times, first = self._times.at(positions), torch.tensor([positions.start])
-        drawn = *self._pairs.at(positions), times, first
-        if not self._classes:
-            return drawn
-        return *drawn, self._dropout(class_labels(positions, self._classes), positions)
+        start, end, t, *labels = super().draw(positions)
+        return start, end, t, torch.tensor([positions.start]), *labels
 
     def batch(self, *drawn: Tensor) -> Batch:
         start, end, t, first, *labels = drawn
@@ -96,19 +92,18 @@ class Peer(Phase):
 
     def task(self, session: Session, data: Data) -> Task:
         config, device = session.config, session.device
-        source, classes = data.source(self.name), data.classes
-        target = data.target_by_class(self.name) if classes else data.target(self.name)
+        source, target = data.source(self.name), data.target_by_class(self.name)
         pairs = Pairs(source, target, device, config.peer.coupling_batch)
         seed = derive_seed(config.seed, self.name)
-        return PeerTask(starting_network(self, session), pairs, config.peer, seed, classes)
+        return PeerTask(starting_network(self, session), pairs, config.peer, seed, data.classes)
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
-    ) -> PhasePlan:
+    ) -> tuple[str, int]:
         try:
             import torchcfm.conditional_flow_matching  # noqa: F401
         except ImportError as error:
             raise UserError(
                 f"phases = [peer]: needs torchcfm ({error}): pip install torchcfm --no-deps"
             ) from error
-        return PhasePlan()
+        return "", 0

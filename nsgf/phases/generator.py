@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from nsgf.config.schema import Config, GeneratorConfig
 from nsgf.data import Data, class_labels, data_classes
-from nsgf.phases.base import Phase, PhasePlan, starting_network
+from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
@@ -42,9 +42,7 @@ class GeneratorTask(Task):
         self._noise = data.source("generator")
         self._drift = Drift(config.generator.blurs, config.generator.tolerance)
         self._groups = count_groups(config)
-        self._real = data.target("generator")
-        if self._groups > 1:
-            self._real = data.target_by_class("generator", mixed=True)
+        self._real = data.target_by_class("generator", mixed=True)
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """Return z (B, *shape), y (M, *shape), and labels (B,) if there are classes."""
@@ -97,11 +95,11 @@ class Generator(Phase):
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
-    ) -> PhasePlan:
+    ) -> tuple[str, int]:
         """Raise UserError if batches cannot be split evenly; see :func:`group_problems`."""
         for problem in group_problems(config, world.size):
             raise UserError(problem)
-        return PhasePlan()
+        return "", 0
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
         return (NSGF(),) if NSGF.name in config.phases else ()

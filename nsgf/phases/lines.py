@@ -6,17 +6,17 @@ Shapes: B batch, *shape one sample.
 
 import math
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from nsgf.config.schema import Config
+from nsgf.config.schema import Config, PhaseName
 from nsgf.data import Data, LabelDropout, PointSampler, Sampler, Times, class_labels, data_shape
 from nsgf.data.samplers import BLOCK, pages
 from nsgf.models import OwnNetwork, time_network
 from nsgf.models.affine import AffineStartNetwork
-from nsgf.phases.base import Phase, PhasePlan, load_network, starting_network
+from nsgf.phases.base import Phase, load_network, starting_network
 from nsgf.phases.coupling import Pairs
 from nsgf.phases.nsgf import NSGF
 from nsgf.run.folder import RunFolder
@@ -38,60 +38,28 @@ Transport = Callable[..., Tensor]
 """Maps starts (n, *shape), and labels (n,) if there are classes, to ends (n, *shape); no grad."""
 
 
-class LineTask(Task):
-    """Random points on straight lines from X0 to X1, the inputs of phases 2 and 3.
+class PairSource(Protocol):
+    """A stream of starts X0 and ends X1."""
 
-    X0 is a sample of mu0; with ``nsf.source`` nsgf the end point of its NSGF steps, with affine its
-    image under the affine map. X1 is a sample of mu*. With ``nsf.coupling: ot``, optimal transport
-    pairs them within groups.
+    def at(self, positions: range) -> tuple[Tensor, Tensor]:
+        """Return X0 and X1 at these positions, each (B, *shape)."""
+
+
+class LineTask(Task):
+    """Random points on straight lines from X0 to X1, whose batches the subclasses make.
 
     With K classes, line i has class i mod K: X1 is of this class, and NSGF steps get it as label.
     """
 
-    def __init__(self, model: nn.Module, pairs: Pairs, seed: int, classes: int = 0) -> None:
-        self.model, self._pairs, self._classes = model, pairs, classes
+    def __init__(self, model: nn.Module, pairs: PairSource, seed: int, classes: int = 0) -> None:
+        self.model, self._pairs = model, pairs
         self._times = PointSampler(Times(), derive_seed(seed, "times"))
-        self._dropout = LabelDropout(classes, derive_seed(seed, "labels"))
+        self._labels = LabelDropout(classes, derive_seed(seed, "labels"))
 
     def draw(self, positions: range) -> tuple[Tensor, ...]:
         """Return X0 and X1 (B, *shape), t ~ U[0, 1) (B,), and labels (B,) if there are classes."""
-        drawn = *self._pairs.at(positions), self._times.at(positions)
-        if not self._classes:
-            return drawn
-        labels = class_labels(positions, self._classes)
-        return *drawn, self._dropout(labels, positions)
-
-
-class LinePhase(Phase):
-    """A phase that learns from straight lines. Phases 2 and 3 must use the same distribution."""
-
-    takes_classes = True
-    follows: ClassVar[tuple[str, ...]] = (
-        *NSGF.follows,
-        "nsf.source",
-        "nsf.coupling",
-        "nsf.coupling_batch",
-        "nsf.starts",
-    )
-
-    def needs(self, config: Config) -> tuple[Phase, ...]:
-        return (NSGF(),) if config.nsf.source == "nsgf" else ()
-
-    def plan(
-        self, config: Config, device: torch.device, run: RunFolder | None, world: World
-    ) -> PhasePlan:
-        """Say if the straight flow is left no work. Raise UserError if cached starts do not fit
-        into main memory."""
-        starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
-        needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
-        if needed > (free := available_bytes()):
-            raise UserError(
-                f"nsf.starts = {config.nsf.starts}: need {format_bytes(needed)} of main memory, "
-                f"{format_bytes(free)} are free; use fewer, or null for new ones each time"
-            )
-        is_idle = config.flow.schedule == "harmonic" and config.nsf.source == "prior"
-        line = "nsf: the NSGF steps of flow.schedule harmonic end in the data and leave it no work"
-        return PhasePlan((line,) if is_idle and self.name == "nsf" else ())
+        times, labels = self._times.at(positions), self._labels.at(positions)
+        return *self._pairs.at(positions), times, *labels
 
 
 class NSFTask(LineTask):
@@ -102,11 +70,36 @@ class NSFTask(LineTask):
         return Batch((interpolate(start, end, t), t, *labels), end - start)
 
 
-class NSF(LinePhase):
-    """Train u_delta on the velocity of straight lines."""
+class TimePredictorTask(LineTask):
+    """Regression of t_phi(x) on t."""
 
-    name, title = "nsf", "straight flow"
-    follows = (*LinePhase.follows, "nsf.init")
+    def batch(self, *drawn: Tensor) -> Batch:
+        start, end, t, *_ = drawn  # labels, if there are any
+        return Batch((interpolate(start, end, t),), t)
+
+
+def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
+    """Return (1 - t) X0 + t X1 for X0 and X1 (B, *shape) and t (B,).  (B, *shape)"""
+    weight = t.view(-1, *[1] * (start.ndim - 1))
+    return (1 - weight) * start + weight * end
+
+
+class NSF(Phase):
+    """Train u_delta on the velocity of straight lines.
+
+    A line starts at a sample of mu0; with ``nsf.source`` nsgf where its NSGF steps end, with affine
+    at its image under the affine map.
+    """
+
+    name: ClassVar[PhaseName] = "nsf"
+    title = "straight flow"
+    takes_classes = True
+    lines: ClassVar[tuple[str, ...]] = (
+        *NSGF.follows,
+        *("nsf.source", "nsf.coupling", "nsf.coupling_batch", "nsf.starts"),
+    )
+    """Settings that determine the lines, which are the same in both phases."""
+    follows = (*lines, "nsf.init")
 
     def task(self, session: Session, data: Data) -> Task:
         start = NSGF() if session.config.nsf.init == "nsgf" else None
@@ -125,21 +118,31 @@ class NSF(LinePhase):
         return network
 
     def needs(self, config: Config) -> tuple[Phase, ...]:
-        return (NSGF(),) if config.nsf.init == "nsgf" else super().needs(config)
+        return (NSGF(),) if "nsgf" in (config.nsf.source, config.nsf.init) else ()
+
+    def plan(
+        self, config: Config, device: torch.device, run: RunFolder | None, world: World
+    ) -> tuple[str, int]:
+        """Say if the straight flow is left no work. Raise UserError if cached starts do not fit
+        into main memory."""
+        starts = (config.nsf.starts or 0) if config.nsf.source == "nsgf" else 0
+        needed = 4 * starts * math.prod(data_shape(config.data)) * world.size
+        if needed > (free := available_bytes()):
+            raise UserError(
+                f"nsf.starts = {config.nsf.starts}: need {format_bytes(needed)} of main memory, "
+                f"{format_bytes(free)} are free; use fewer, or null for new ones each time"
+            )
+        if self != NSF() or config.flow.schedule != "harmonic" or config.nsf.source != "prior":
+            return "", 0
+        line = "nsf: the NSGF steps of flow.schedule harmonic end in the data and leave it no work"
+        return line, 0
 
 
-class TimePredictorTask(LineTask):
-    """Regression of t_phi(x) on t."""
-
-    def batch(self, *drawn: Tensor) -> Batch:
-        start, end, t, *_ = drawn  # labels, if there are any
-        return Batch((interpolate(start, end, t),), t)
-
-
-class Predictor(LinePhase):
+class Predictor(NSF):
     """Train t_phi on the times of points on the lines of phase 2."""
 
     name, title = "predictor", "time predictor"
+    follows = NSF.lines
 
     def task(self, session: Session, data: Data) -> Task:
         model = starting_network(self, session)
@@ -148,6 +151,9 @@ class Predictor(LinePhase):
     def network(self, config: Config, own: OwnNetwork | None = None) -> nn.Module:
         """Return the time predictor, which takes no labels and is never the caller's."""
         return time_network(config.model, data_shape(config.data))
+
+    def needs(self, config: Config) -> tuple[Phase, ...]:
+        return (NSGF(),) if config.nsf.source == "nsgf" else ()
 
 
 def make_pairs(
@@ -160,17 +166,17 @@ def make_pairs(
     Raises:
         UserError: the lines start after NSGF steps, and NSGF is not trained.
     """
-    config, device = session.config, session.device
+    config, device, flow = session.config, session.device, session.config.flow
     source = data.source(phase.name)
     if transport is None and config.nsf.source == "nsgf":
-        transport = load_nsgf_steps(session)
+        transport = load_euler_steps(NSGF(), session, flow.steps, flow_time(flow))
     if transport:
         source = CachedStarts(source, transport, device, config.nsf.starts, data.classes)
-    target = data.target_by_class(phase.name) if data.classes else data.target(phase.name)
     group = None
     if config.nsf.coupling == "ot":
         group = config.nsf.coupling_batch or getattr(config, phase.name).batch_size
-    return Pairs(source, target, device, group), derive_seed(config.seed, phase.name)
+    pairs = Pairs(source, data.target_by_class(phase.name), device, group)
+    return pairs, derive_seed(config.seed, phase.name)
 
 
 def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
@@ -188,18 +194,6 @@ def measure_moments(data: Data) -> tuple[Tensor, Tensor]:
     return mean, products / count - torch.outer(mean, mean)
 
 
-def interpolate(start: Tensor, end: Tensor, t: Tensor) -> Tensor:
-    """Return (1 - t) X0 + t X1 for X0 and X1 (B, *shape) and t (B,).  (B, *shape)"""
-    weight = t.view(-1, *[1] * (start.ndim - 1))
-    return (1 - weight) * start + weight * end
-
-
-def load_nsgf_steps(session: Session) -> Transport:
-    """Return a function that runs NSGF steps. Raise UserError if NSGF is not trained."""
-    flow = session.config.flow
-    return load_euler_steps(NSGF(), session, flow.steps, flow_time(flow))
-
-
 def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) -> Transport:
     """Return a function that runs Euler steps with a phase's trained network, from 0 to ``time``.
     Raise UserError if the phase is not trained."""
@@ -209,10 +203,7 @@ def load_euler_steps(phase: Phase, session: Session, steps: int, time: float) ->
 
     @torch.no_grad()
     def transport(x: Tensor, *labels: Tensor) -> Tensor:
-        def velocity(x: Tensor, t: Tensor) -> Tensor:
-            return network(x, t, *labels)
-
-        return nsgf_steps(velocity, x, steps, time)
+        return nsgf_steps(lambda x, t: network(x, t, *labels), x, steps, time)
 
     return transport
 
@@ -243,18 +234,15 @@ class CachedStarts(Sampler):
         parts = []
         for _, epoch in pages(positions, self._kept):
             for number, cut in pages(range(epoch.start, epoch.stop), BLOCK):
-                parts.append(self._page(number)[cut].to(self._device))
+                if number not in self._pages:
+                    # a whole page, because rounding depends on the network's batch
+                    whole = range(number * BLOCK, (number + 1) * BLOCK)
+                    self._pages[number] = self._transport_noise(whole).cpu()
+                parts.append(self._pages[number][cut].to(self._device))
         return torch.cat(parts)
 
-    def _page(self, number: int) -> Tensor:
-        """Return a whole page. Pages are fixed because rounding depends on the network's batch."""
-        if number not in self._pages:
-            whole = range(number * BLOCK, (number + 1) * BLOCK)
-            self._pages[number] = self._transport_noise(whole).cpu()
-        return self._pages[number]
-
     def _transport_noise(self, positions: range) -> Tensor:
-        x = self._source.at(positions).to(self._device)
-        if not self._classes:
-            return self._transport(x)
-        return self._transport(x, class_labels(positions, self._classes).to(self._device))
+        x, labels = self._source.at(positions).to(self._device), []
+        if self._classes:
+            labels = [class_labels(positions, self._classes).to(self._device)]
+        return self._transport(x, *labels)

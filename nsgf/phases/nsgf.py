@@ -11,11 +11,10 @@ from nsgf.data import (
     LabelDropout,
     PointSampler,
     RandomIndices,
-    Sampler,
     class_labels,
     data_shape,
 )
-from nsgf.phases.base import Phase, PhasePlan, starting_network
+from nsgf.phases.base import Phase, starting_network
 from nsgf.pool import TrajectoryPool, build_batch, build_pool, plan_pool
 from nsgf.pool.storage import drop_positions
 from nsgf.run.folder import RunFolder
@@ -68,7 +67,8 @@ class NSGF(Phase):
 
     def task(self, session: Session, data: Data) -> Task:
         config = session.config
-        pool = build_pool(session, data.source("pool"), pool_target(config, data))
+        target = data.target_by_class("pool", run=config.sinkhorn.targets)
+        pool = build_pool(session, data.source("pool"), target)
         release_memory(session.device)
         return NSGFTask(
             starting_network(self, session),
@@ -81,10 +81,10 @@ class NSGF(Phase):
 
     def plan(
         self, config: Config, device: torch.device, run: RunFolder | None, world: World
-    ) -> PhasePlan:
+    ) -> tuple[str, int]:
         check_shares({"pool.num_batches": config.pool.num_batches}, world.size)
         pool = plan_pool(config, data_shape(config.data), device, run, world)
-        return PhasePlan((f"pool: {pool.text}",), pool.disk_bytes)
+        return f"pool: {pool.text}", pool.disk_bytes
 
     def clean(self, session: Session) -> None:
         """Remove the pool from the disk; later phases do not need it."""
@@ -100,13 +100,6 @@ class NSGF(Phase):
         flows = min(pool.num_batches, build_batch(config, data_shape(config.data), device))
         pool = replace(pool, num_batches=flows, storage="memory")
         return replace(config, pool=pool), config.pool.num_batches / flows
-
-
-def pool_target(config: Config, data: Data) -> Sampler:
-    """Return the targets of the pool's flows; with classes, flow k gets only class k mod K."""
-    if not data.classes:
-        return data.target("pool")
-    return data.target_by_class("pool", run=config.sinkhorn.targets)
 
 
 def flow_labels(session: Session, classes: int) -> Tensor:

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nsgf.config.schema import Config
-from nsgf.data import Data, PointSampler, RandomIndices, Times
+from nsgf.data import Data, PointSampler, RandomIndices
 from nsgf.phases.base import Phase, starting_network
 from nsgf.phases.flow_matching import Peer
-from nsgf.phases.lines import interpolate, load_euler_steps
+from nsgf.phases.lines import NSFTask, load_euler_steps
 from nsgf.run.progress import count_progress
 from nsgf.run.session import Session
 from nsgf.run.stop import Stopped
 from nsgf.system.seeding import derive_seed
-from nsgf.training.task import Batch, Task
+from nsgf.training.task import Task
 
 STEPS = 100
 """Number of Euler steps from a start to its end."""
@@ -30,24 +30,19 @@ TRIAL_PATHS = 64
 """Number of paths in a trial (``nsgf preflight``)."""
 
 
-class ReflowTask(Task):
-    """Regression of u(x, t) on Z1 - Z0, where Z0 and Z1 are start and end of a trained path."""
+class StoredPairs:
+    """Starts Z0 and ends Z1 of trained paths, in random order."""
 
-    def __init__(self, model: nn.Module, ends: tuple[Tensor, Tensor], seed: int) -> None:
-        """``ends``: Z0 and Z1, each (N, *shape), on the CPU."""
-        self.model, self._ends = model, ends
+    def __init__(self, starts: Tensor, ends: Tensor, seed: int) -> None:
+        """``starts`` and ``ends``: each (N, *shape), on the CPU."""
+        self._ends = starts, ends
         self._indices = PointSampler(RandomIndices(), derive_seed(seed, "pairs"))
-        self._times = PointSampler(Times(), derive_seed(seed, "times"))
 
-    def draw(self, positions: range) -> tuple[Tensor, ...]:
-        """Return Z0, Z1 (B, *shape) and t (B,)."""
+    def at(self, positions: range) -> tuple[Tensor, Tensor]:
+        """Return Z0 and Z1 at these positions, each (B, *shape)."""
         index = self._indices.at(positions) % len(self._ends[0])
         start, end = (part.index_select(0, index) for part in self._ends)
-        return start, end, self._times.at(positions)
-
-    def batch(self, *drawn: Tensor) -> Batch:
-        start, end, t = drawn
-        return Batch((interpolate(start, end, t), t), end - start)
+        return start, end
 
 
 class Reflow(Phase):
@@ -61,9 +56,9 @@ class Reflow(Phase):
         computes the same paths again."""
         student = starting_network(self, session, Peer())
         starts = data.source(self.name).at(range(session.config.reflow.pairs))
-        teacher = load_euler_steps(Peer(), session, STEPS, 1.0)
-        ends = starts, path_ends(starts, teacher, session)
-        return ReflowTask(student, ends, derive_seed(session.config.seed, self.name))
+        ends = path_ends(starts, load_euler_steps(Peer(), session, STEPS, 1.0), session)
+        seed = derive_seed(session.config.seed, self.name)
+        return NSFTask(student, StoredPairs(starts, ends, seed), seed)
 
     def trial(self, config: Config, device: torch.device) -> tuple[Config, float]:
         pairs = min(config.reflow.pairs, TRIAL_PATHS)

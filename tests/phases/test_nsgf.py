@@ -8,7 +8,7 @@ from torch import nn
 
 from nsgf.data import Data
 from nsgf.data.images import to_unit_range
-from nsgf.phases.nsgf import NSGFTask, flow_labels, pool_target
+from nsgf.phases.nsgf import NSGFTask, flow_labels
 from nsgf.pool import TrajectoryPool, build_pool
 from nsgf.run.folder import RunFolder
 from nsgf.run.log import RunLog
@@ -33,7 +33,8 @@ def test_flows_end_at_images_of_the_class_of_their_label(size, tmp_path):
         run = RunFolder(tmp_path / f"{rank}")
         world = Apart(rank, size)
         session = Session(config, run, RunLog(tmp_path, quiet=True), CPU, world)
-        built = build_pool(session, data.source("pool"), pool_target(config, data))
+        target = data.target_by_class("pool", run=6)
+        built = build_pool(session, data.source("pool"), target)
         ends.append(built._positions[:, -1])
         labels.append(flow_labels(session, 10))
     last, labels_of_pairs = torch.cat(ends), torch.cat(labels)
@@ -43,7 +44,7 @@ def test_flows_end_at_images_of_the_class_of_their_label(size, tmp_path):
     assert torch.equal(nearest, (torch.arange(25) % 10).repeat_interleave(4))
     assert torch.equal(nearest.int(), labels_of_pairs)
     plain = Data(replace(config.data, conditional=False), 0)
-    everyone = pool_target(config, plain).at(range(50))
+    everyone = plain.target_by_class("pool", run=6).at(range(50))
     assert torch.equal(everyone, plain.target("pool").at(range(50)))
 
 

@@ -10,7 +10,8 @@ from torch import nn
 from nsgf.experiment import train
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.phases import load_sampler
-from nsgf.phases.reflow import ReflowTask, path_ends
+from nsgf.phases.lines import NSFTask
+from nsgf.phases.reflow import StoredPairs, path_ends
 from nsgf.run import checkpoint
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
@@ -74,20 +75,15 @@ def test_reflow_learns_the_straight_line_between_the_ends_of_a_path(tiny, tiny_r
     session = Session(tiny, tiny_run, RunLog(tiny_run.path), CPU)
     ends = path_ends(starts, lambda x: sizes.append(len(x)) or 2 * x + 50, session)
     assert sizes == [12, 12, 8]
-    reflow = ReflowTask(nn.Identity(), (starts, ends), seed=5)
-    start, end, t = reflow.draw(range(32))
-    torch.testing.assert_close(end, 2 * start + 50)
-    batch = reflow.batch(start, end, t)
-    torch.testing.assert_close(batch.target, end - start)
-    torch.testing.assert_close(batch.inputs[0], start + t[:, None] * (end - start))
+    torch.testing.assert_close(ends, 2 * starts + 50)
     session.stop = StopRequest(max_hours=0)
     with pytest.raises(Stopped):
         path_ends(starts, lambda x: x, session)
 
 
 def test_pairs_and_times_of_reflow_are_unchanged():
-    ends = torch.arange(50.0), 100 + torch.arange(50.0)
-    start, end, t = ReflowTask(nn.Identity(), ends, seed=7).draw(range(3, 7))
+    pairs = StoredPairs(torch.arange(50.0), 100 + torch.arange(50.0), seed=7)
+    start, end, t = NSFTask(nn.Identity(), pairs, seed=7).draw(range(3, 7))
     assert start.tolist() == [48, 35, 15, 7]
     assert torch.equal(end, start + 100)
     torch.testing.assert_close(t, torch.tensor([0.474256, 0.601518, 0.286646, 0.243692]))
