@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -104,10 +104,13 @@ def check_same_data(config: DataConfig, checksum: str) -> None:
 
 
 def data_path(config: DataConfig) -> Path:
-    """Return ``data.path``. Raise UserError if it is null, as in exported runs."""
+    """Return ``data.path``. Raise UserError if it is null, as in exported runs, or has no keys."""
     if config.path is None:
         raise UserError(f"data.path = null: must say where the {config.name} are")
-    return Path(config.path).expanduser()
+    path = Path(config.path).expanduser()
+    if config.key and path.suffix.lower() != ".npz":
+        raise UserError(f"{name_setting('data.key', config.key)}: is for files .npz")
+    return path
 
 
 @dataclass(frozen=True)
@@ -143,31 +146,23 @@ def inspect_points(config: DataConfig) -> Inspection:
     rows, (count, dim) = torch.from_numpy(values), values.shape
     mean, scale = rows.mean(0).tolist(), rows.std(0, correction=0).tolist()
     found = Found(count, [dim], _checksum(values), 0, list(names), mean, scale)
-    note = f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}"
+    notes = [f"data: {count} points of {config.path}, {dim} coordinates: {list_names(names)}"]
+    has_no_names = data_path(config).suffix == ".csv" and names[0] == _unnamed(0)
+    if has_no_names and dim > 1 and not (values % 1).any():
+        what = "if its first row holds names, give them letters; a decimal comma must be a point"
+        notes.append(f"data: whole numbers without names; {what}")
     steps = values - np.arange(count)[:, None]  # of a column that counts, 0 or 1 everywhere
     counts = (steps == 0).all(0) | (steps == 1).all(0)
-    is_index = [counts[i] and (i == 0 or name == _unnamed(i)) for i, name in enumerate(names)]
-    others = [name for name, index in zip(names, is_index, strict=True) if not index]
-    notes = [note, *_doubts(values, names)] if data_path(config).suffix == ".csv" else [note]
-    if len(others) not in (0, dim):
+    indices = [
+        name for i, name in enumerate(names) if counts[i] and name in (names[0], _unnamed(i))
+    ]
+    if others := [name for name in names if name not in indices[:1]]:
         columns = suggest("data.columns", f"'{list_names(others, dim)}'")
-        index = names[is_index.index(True)]
-        notes.append(
-            f"data: {index} counts the rows, perhaps an index; to leave it out say {columns}"
-        )
+        notes += [
+            f"data: {name} counts the rows, perhaps an index; to leave it out say {columns}"
+            for name in indices[:1]
+        ]
     return found, tuple(notes)
-
-
-def _doubts(values: np.ndarray, names: Sequence[str]) -> list[str]:
-    """Return lines about columns without names that a .csv may mean differently."""
-    dim, found = len(names), []
-    if names[0] != _unnamed(0) or dim < 2:
-        return []
-    if (np.diff(values[0]) == 1).all():
-        found.append("data: the first row counts up; if it holds names, give them letters")
-    if dim == 2 and not (values % 1).any():
-        found.append("data: whole numbers only; if their comma is a decimal one, write 0.5")
-    return found
 
 
 def read_points(config: DataConfig) -> Tensor:
@@ -190,36 +185,28 @@ def read_table(config: DataConfig) -> tuple[np.ndarray, tuple[str, ...]]:
     raise UserError unless it is a file with one table of enough finite numbers that vary."""
     file = data_path(config)
     suffix = file.suffix.lower()
-    if not file.is_file() or suffix not in SUFFIXES:
-        problem = f"ends in {suffix or 'no suffix'}" if file.is_file() else "no such file"
-        raise UserError(
-            f"{name_setting('data.path', file)}: {problem}, must be a file ending in "
-            f"{', '.join(SUFFIXES)}; save "
-            f"a table as .csv, or name a folder of images with {suggest('exp', 'images')}"
-        )
     try:
-        if config.key and suffix != ".npz":
-            raise ValueError("data.key is for files .npz")
-        values, names, lines = (_read_csv if suffix == ".csv" else _read_array)(file, config)
+        if not file.is_file() or suffix not in SUFFIXES:
+            raise ValueError(
+                f"{f'ends in {suffix!r}' if file.is_file() else 'no such file'}, must be a file "
+                f"ending in {', '.join(SUFFIXES)}; save a table as .csv, or name a folder of "
+                f"images with {suggest('exp', 'images')}"
+            )
+        values, names, lines = (_read_csv if suffix == ".csv" else _read_array)(config)
         if values.ndim != 2 or len(values) < LEAST or not values.shape[1]:
             raise ValueError(
                 f"an array of shape {values.shape}, must be (N, D) with N >= {LEAST}: a row for "
                 "each point, a column for each coordinate"
             )
-        wrong = np.argwhere(~(np.abs(values) <= LARGEST))
-        if len(wrong):
-            row, column = wrong[0]
+        for row, column in np.argwhere(~(np.abs(values) <= LARGEST)):
             raise ValueError(
                 f"{values[row, column]} in row {lines[row]}, {names[column]}: must be finite, at "
                 f"most {LARGEST:g}; leave out rows with missing values"
             )
-        spread = np.ptp(values, axis=0)
-        flat = np.flatnonzero(spread < 1 / LARGEST)
-        if len(flat):
-            name, width = names[flat[0]], spread[flat[0]]
-            if width:
-                raise ValueError(f"a range of only {width:.3g} in {name}; use another unit")
-            raise ValueError(f"one value everywhere in {name}; leave that column out")
+        for name, width in zip(names, np.ptp(values, axis=0), strict=True):
+            if width < 1 / LARGEST:
+                what = "leave that column out" if width == 0 else "use another unit"
+                raise ValueError(f"a range of {width:.3g} in {name}; {what}")
     except Exception as error:  # numpy raises many types for damaged and foreign files
         raise UserError(f"{name_setting('data.path', file)}: {one_line(error)}") from error
     return values, names
@@ -240,41 +227,37 @@ def _choose(columns: str | None, names: Sequence[str]) -> list[int]:
     return [places[name] for name in wanted] or list(range(len(names)))
 
 
-def _read_csv(file: Path, config: DataConfig) -> Table:
+def _read_csv(config: DataConfig) -> Table:
     """Read a table with names in a first row, in a comment above, or without names; raise
     ValueError for anything else."""
-    text = file.read_text(encoding="utf-8-sig")
-    table = re.sub(r"\A([^\S\n]*(#.*)?\n)*", "", text)  # without comments above
+    text = data_path(config).read_text(encoding="utf-8-sig")
+    table = re.sub(r"\A([^\S\n]*(#.*)?\n)*", "", text)
+    above = text[: len(text) - len(table)]  # comments and empty lines
     separator = max(
         SEPARATORS, key=lambda it: len(next(csv.reader(StringIO(table), delimiter=it), ""))
     )
-    reader = csv.reader(StringIO(text), delimiter=separator)
-    rows = ((reader.line_num, cells) for cells in reader if any(map(str.strip, cells)))
-    top, row = next(rows, (0, [""]))
-    comment: list[str] = []
-    while row[0].startswith("#"):
-        comment = [row[0].lstrip("# "), *row[1:]]
-        top, row = next(rows, (0, [""]))
-    second, below = next(rows, (0, [""]))
-    if not second:
+    reader, skipped = csv.reader(StringIO(table), delimiter=separator), above.count("\n")
+    rows = ((skipped + reader.line_num, row) for row in reader if any(map(str.strip, row)))
+    begin = [*islice(rows, 2)]
+    if len(begin) < 2:
         raise ValueError(f"no rows, must be at least {LEAST}")
-    if separator == "," and _has_decimal_commas(table):
-        raise ValueError(f"decimal commas in its only column; {_hint()}")
-    has_names = _is_header(row, below)
-    named = row if has_names else comment if len(comment) == len(row) else [""] * len(row)
-    names = [one_line(name) or _unnamed(n) for n, name in enumerate(named)]
+    (top, first), (_, second) = begin
+    has_names = _is_header(first, second)
+    comments = [line.lstrip("# ") for line in above.split("\n") if line.strip()]
+    titles = first if has_names else next(csv.reader(comments[-1:], delimiter=separator), [])
+    titles = titles if len(titles) == len(first) else [""] * len(first)
+    names = [one_line(name) or _unnamed(n) for n, name in enumerate(titles)]
     chosen, values, lines = _choose(config.columns, names), array("d"), array("q")
-    begin = [(top, row), (second, below)]
     for line, cells in chain(begin[has_names:], rows):
-        if len(cells) != len(row):
-            counts = f"row {line} has {len(cells)} cells, row {top} has {len(row)}"
-            raise ValueError(f"{counts}; {_hint()}")
         try:
+            if len(cells) != len(names):
+                raise ValueError(f"{len(cells)} cells, but row {top} has {len(names)}")
             values.extend([float(cells[n]) for n in chosen])
-        except ValueError:
-            n = next(n for n in chosen if not _is_number(cells[n]))
-            what = f"row {line}, {names[n]}: {cells[n]!r} is no number"
-            raise ValueError(f"{what}; {_hint()}") from None
+        except ValueError as error:
+            columns = f"{suggest('data.columns', 'A,B')} leaves columns out"
+            raise ValueError(
+                f"row {line}: {error}; numbers have a decimal point: 0.5; {columns}"
+            ) from error
         lines.append(line)
     whole = np.array(values).reshape(-1, len(chosen))
     return whole, tuple(names[n] for n in chosen), lines
@@ -293,18 +276,6 @@ def _is_header(row: list[str], below: list[str]) -> bool:
     return numbers[0] < numbers[1] or not numbers[0]
 
 
-def _has_decimal_commas(table: str) -> bool:
-    """Whether each line is a number with a comma, some such as 1,05 or -0,5."""
-    lines = table.split()
-    is_like = all(re.fullmatch(r"-?\d+,\d+", line) for line in lines)
-    return is_like and any(re.match(r"-0,|-?\d+,0\d", line) for line in lines)
-
-
-def _hint() -> str:
-    columns = suggest("data.columns", "A,B")
-    return f"numbers have a decimal point: 0.5; {columns} leaves columns out"
-
-
 def _is_number(text: str) -> bool:
     try:
         float(text)
@@ -313,24 +284,25 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def choose_array(content: np.lib.npyio.NpzFile, key: str | None) -> np.ndarray:
-    """Return the array ``key`` of numpy's open file .npz; None: the only one. Raise ValueError if
-    it is missing, or there are several."""
-    keys = [one for one in content.files if key in (None, one)]
-    if len(keys) != 1:
-        raise ValueError(f"say {suggest('data.key', 'NAME')}, one of {list_names(content.files)}")
-    array: np.ndarray = content[keys[0]]
-    return array
+def load_arrays(config: DataConfig) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the array of a file .npy, or of a .npz the array ``data.key``, else the one that is
+    named as the data, else the only one; and the ``labels`` beside it. Raise errors of many types
+    if it is missing or damaged."""
+    content = np.load(data_path(config), allow_pickle=False)
+    if isinstance(content, np.ndarray):
+        return content, None
+    with content:
+        wanted = config.key or (config.name if config.name in content else None)
+        keys = [key for key in content.files if wanted in (None, key)]
+        if len(keys) != 1:
+            known = list_names(content.files)
+            raise ValueError(f"say {suggest('data.key', 'NAME')}, one of {known}")
+        return content[keys[0]], content.get("labels")
 
 
-def _read_array(file: Path, config: DataConfig) -> Table:
-    """Read the array of a file .npy, or the only one of a file .npz or ``data.key``; raise errors
-    of many types for anything else."""
-    content = np.load(file, allow_pickle=False)
-    if not isinstance(content, np.ndarray):
-        with content:
-            content = choose_array(content, config.key)
-    values = np.ascontiguousarray(content.astype(np.float64, casting="same_kind"))
+def _read_array(config: DataConfig) -> Table:
+    """Read a table of numbers from :func:`load_arrays`."""
+    values = load_arrays(config)[0].astype(np.float64, casting="same_kind")
     if values.ndim != 2:
         return values, (), ()
     chosen = _choose(config.columns, [_unnamed(number) for number in range(values.shape[1])])

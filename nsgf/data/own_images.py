@@ -9,10 +9,10 @@ import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,14 +25,15 @@ from nsgf.data.own import (
     Found,
     Inspection,
     check_same_data,
-    choose_array,
     data_path,
+    load_arrays,
     read_found,
 )
 from nsgf.system.errors import UserError, list_names, name_setting, one_line, suggest
 from nsgf.system.hardware import available_bytes
 from nsgf.system.units import format_bytes
 
+T = TypeVar("T")
 LEAST_OF_CLASS = 10
 """Smallest number of images in each class."""
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
@@ -56,16 +57,16 @@ def find_images(root: Path, broken: Collection[str] = ()) -> list[Path]:
             f"{name_setting('data.path', root)}: no such folder; name a folder of images or a file "
             f".npz, or a file of points with {suggest('exp', 'points')}"
         )
-    home, left_out, images = root.resolve(), {*broken}, list[Path]()
+    home, images = root.resolve(), list[Path]()
     for base, folders, names in os.walk(home, followlinks=True):
         place = Path(base)
         above = {os.path.realpath(one) for one in (place, *place.parents)} if folders else set()
         shown = [name for name in folders if not name.startswith(".")]
         folders[:] = [name for name in shown if os.path.realpath(place / name) not in above]
         files = [place / name for name in names if not name.startswith(".")]
-        images += [one.relative_to(home) for one in files if one.suffix.lower() in SUFFIXES]
-    images = [one for one in images if (root / one).is_file()]
-    images = [one for one in images if one_line(one.as_posix()) not in left_out]
+        files = [one for one in files if one.suffix.lower() in SUFFIXES and one.is_file()]
+        images += [one.relative_to(home) for one in files]
+    images = [one for one in images if one_line(one.as_posix()) not in broken]
     if len(images) < LEAST:
         raise UserError(
             f"{name_setting('data.path', root)}: {len(images)} images in it, must be at least "
@@ -85,100 +86,79 @@ def inspect_images(config: DataConfig) -> Inspection:
     Raises:
         UserError: there is no such folder or file, or what is in it cannot be used as images.
     """
-    found, largest = (_find_arrays(config), 0) if is_array(config) else _find_files(config)
+    inspect = _inspect_array if is_array(config) else _inspect_folder
+    found, is_plain, notes = inspect(config)
+    if is_plain:
+        where = name_setting("data.path", config.path)
+        raise UserError(f"{where}: all pixels of all images are equal")
     shape, memory = " x ".join(map(str, found.shape)), found.samples * math.prod(found.shape)
-    broken, classes = found.broken or [], found.class_names or []
-    notes = [f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)}"]
-    if broken:
-        notes.insert(0, f"data: left out {len(broken)} broken images: {list_names(broken, 5)}")
-    if 0 < largest < 2**15:
-        wider = f"they become dark; multiply them by {(2**16 - 1) // largest}"
-        notes.append(f"data: the largest of all 16-bit values is {largest}, not 65535: {wider}")
-    told = f"data: {len(classes)} classes: {list_names(classes)}"
-    return found, (*notes, *[told] * bool(classes))
+    if broken := found.broken:
+        notes.append(f"data: left out {len(broken)} broken images: {list_names(broken, 5)}")
+    notes.append(f"data: {found.samples} images of {config.path}, {shape}, {format_bytes(memory)}")
+    if classes := found.class_names:
+        notes.append(f"data: {len(classes)} classes: {list_names(classes)}")
+    return found, tuple(notes)
 
 
-def _find_arrays(config: DataConfig) -> Found:
+def _inspect_array(config: DataConfig) -> tuple[Found, bool, list[str]]:
+    """Return what is found in a file, whether all pixels are equal, and lines about it."""
     images, _, names, checksum = _read_arrays(config)
     count, *shape = images.shape
     if config.size not in (None, shape[1]):
         raise UserError(f"data.size = {config.size}: must be {shape[1]}, as in {config.path}")
-    _check_content(config, images)
-    return Found(count, shape, checksum, len(names), class_names=names)
+    is_plain = bool((images == images[0, :, :1, :1]).all())
+    return Found(count, shape, checksum, len(names), class_names=names), is_plain, []
 
 
-def _find_files(config: DataConfig) -> tuple[Found, int]:
-    """Return what is found in a folder, and the largest value of 16-bit images; 0: there are
-    none."""
-    if config.key:
-        raise UserError(f"{name_setting('data.key', config.key)}: must be null for a folder")
+def _inspect_folder(config: DataConfig) -> tuple[Found, bool, list[str]]:
+    """Return what is found in a folder, as :func:`_inspect_array`."""
     root, digest, size = data_path(config), hashlib.sha256(), config.size or 32
-    files, broken = _readable(config, None)
-    are_grey, largest = zip(*_each(root, files, digest, _inspect_pixels), strict=True)
-    shape = [1 if all(are_grey) else 3, size, size]
-    _check_content(
-        config, _each(root, files, hashlib.sha256(), lambda image: _pixels(image, shape))
-    )
-    counts = Counter(_class_names(files))
+    broken, are_grey, largest, colour, is_plain = list[str](), True, 0, None, True
+
+    def inspect(image: Any) -> tuple[bool, int, Tensor | None]:
+        """Return whether Pillow's image has no colour, the largest value of 16 bits, else 0, and
+        its pixels if they are needed; raise ValueError for pixels without a known range."""
+        if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+            raise ValueError("its pixels are floats, signed or of 32 bits; save 8 or 16 bits")
+        highest = int(np.max(image)) if image.mode[0] == "I" else 0
+        is_needed = is_plain or config.skip_broken
+        return image.mode[0] in GREY, highest, _pixels(image, 3, size) if is_needed else None
+
+    for file in find_images(root):
+        try:
+            is_grey, highest, pixels = _decode(root, file, digest, inspect)
+        except UserError:
+            if not config.skip_broken:
+                raise
+            broken.append(one_line(file.as_posix()))
+            continue
+        are_grey, largest = are_grey and is_grey, max(largest, highest)
+        if is_plain and pixels is not None:
+            colour = pixels[:, :1, :1] if colour is None else colour
+            is_plain = bool((pixels == colour).all())
+    files = find_images(root, broken)
+    counts = Counter(_folders(files))
     has_classes = len(counts) > 1 and min(counts.values()) >= LEAST_OF_CLASS
-    classes = [_in_print(name) for name in sorted(counts)] if has_classes else []
-    checksum = digest.hexdigest()[:12]
+    classes = [repr(name)[1:-1] for name in sorted(counts)] if has_classes else []  # printable
+    shape, checksum = [1 if are_grey else 3, size, size], digest.hexdigest()[:12]
     found = Found(len(files), shape, checksum, len(classes), class_names=classes, broken=broken)
-    return found, max(largest)
+    is_dark, wider = 0 < largest < 2**15, f"multiply them by {(2**16 - 1) // max(1, largest)}"
+    notes = [f"data: all 16-bit values are at most {largest}, so images are dark; {wider}"]
+    return found, is_plain, notes * is_dark
 
 
-def _readable(config: DataConfig, broken: list[str] | None) -> tuple[list[Path], list[str]]:
-    """Return the images of the folder that are not broken, and the names of those that are; None:
-    they are not known, as in exported runs."""
-    root = data_path(config)
-    if broken is None:
-        tried = find_images(root) if config.skip_broken else []
-        broken = [one_line(file.as_posix()) for file in tried if _is_broken(root, file)]
-    return find_images(root, broken), broken
+def _usable(config: DataConfig) -> list[Path]:
+    """Return the images of the folder without the broken ones, which exported runs do not know."""
+    broken = read_found(config).broken
+    if broken is None and config.skip_broken:
+        broken = _inspect_folder(config)[0].broken
+    return find_images(data_path(config), broken or ())
 
 
-def _is_broken(root: Path, file: Path) -> bool:
-    """Whether an image cannot be decoded."""
-
-    def decode(image: Any) -> None:
-        _inspect_pixels(image)
-        _pixels(image, [3, 8, 8])
-
-    try:
-        list(_each(root, [file], hashlib.sha256(), decode))
-    except UserError:
-        return True
-    return False
-
-
-def _inspect_pixels(image: Any) -> tuple[bool, int]:
-    """Return whether Pillow's image has no colour, and the largest value of 16 bits, else 0; raise
-    ValueError for pixels without a known range."""
-    if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
-        raise ValueError("its pixels are floats, signed or of 32 bits; save them in 8 or 16 bits")
-    return image.mode[0] in GREY, int(np.max(image)) if image.mode[0] == "I" else 0
-
-
-def _check_content(config: DataConfig, images: Iterable[Tensor]) -> None:
-    """Raise UserError if all pixels of all images (C, S, S) have one colour."""
-    colour = None
-    for image in images:
-        colour = image[:, :1, :1] if colour is None else colour
-        if not image.equal(colour.expand_as(image)):
-            return
-    raise UserError(f"{name_setting('data.path', config.path)}: all pixels of all images are equal")
-
-
-def _class_names(files: list[Path]) -> list[str]:
-    """Return the first subfolder of each image; no names if an image lies in none."""
+def _folders(files: list[Path]) -> list[str]:
+    """Return the first subfolder of each image; nothing if an image lies in none."""
     names = [file.parts[0] for file in files if len(file.parts) > 1]
     return names if len(names) == len(files) else []
-
-
-def _in_print(name: str) -> str:
-    """Return the name of a class in printable characters; different names stay different."""
-    is_plain = name.isprintable() and "\\" not in name
-    return name if is_plain else name.encode("unicode_escape").decode()
 
 
 def image_set(config: DataConfig) -> ImageSet:
@@ -209,7 +189,7 @@ def read_images(config: DataConfig) -> Tensor:
         check_same_data(config, checksum)
         return arrays
     found, root, digest = read_found(config), data_path(config), hashlib.sha256()
-    files, _ = _readable(config, found.broken)
+    files, (channels, size, _) = _usable(config), found.shape
     needed, free = len(files) * math.prod(found.shape), available_bytes()
     if needed > free:
         raise UserError(
@@ -217,9 +197,8 @@ def read_images(config: DataConfig) -> Tensor:
             f"memory, {format_bytes(free)} are free; use a smaller one"
         )
     images = torch.empty(len(files), *found.shape, dtype=torch.uint8)
-    decoded = _each(root, files, digest, lambda image: _pixels(image, found.shape))
-    for image, pixels in zip(images, decoded, strict=True):
-        image.copy_(pixels)
+    for place, file in zip(images, files, strict=True):
+        place.copy_(_decode(root, file, digest, lambda image: _pixels(image, channels, size)))
     check_same_data(config, digest.hexdigest()[:12])
     return images
 
@@ -228,37 +207,34 @@ def read_labels(config: DataConfig) -> Tensor:
     """Return the class of each image; classes are numbered in the order of their names.  (N,)"""
     if is_array(config):
         return torch.from_numpy(_read_arrays(config)[1])
-    names = _class_names(_readable(config, read_found(config).broken)[0])
-    return torch.from_numpy(np.unique(names, return_inverse=True)[1])
+    return torch.from_numpy(np.unique(_folders(_usable(config)), return_inverse=True)[1])
 
 
-def _each(root: Path, files: list[Path], digest: Any, read: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield ``read(image)`` for each file, where Pillow has not decoded ``image`` yet, and add
-    names and contents of the files to a digest; raise UserError for a file that cannot be read."""
+def _decode(root: Path, file: Path, digest: Any, read: Callable[[Any], T]) -> T:
+    """Return ``read(image)``, where Pillow has not decoded ``image`` yet, and add name and content
+    of the file to a digest; raise UserError for a file that cannot be read."""
     from PIL import Image
 
-    for file in files:
-        try:
-            content = (root / file).read_bytes()
-            name = file.as_posix().encode("utf-8", "surrogateescape")
-            digest.update(b"%d %s %d " % (len(name), name, len(content)))
-            digest.update(content)
-            value = read(Image.open(BytesIO(content), formats=FORMATS))
-        except Exception as error:  # Pillow raises many types
-            raise UserError(
-                f"{name_setting('data.path', root)}: {file} cannot be read as one of "
-                f"{', '.join(FORMATS)} ({one_line(error)}); remove it, or say "
-                f"{suggest('data.skip_broken', 'true')}"
-            ) from error
-        yield value
+    try:
+        content = (root / file).read_bytes()
+        value = read(Image.open(BytesIO(content), formats=FORMATS))
+    except Exception as error:  # Pillow raises many types
+        raise UserError(
+            f"{name_setting('data.path', root)}: {file} cannot be read as one of "
+            f"{', '.join(FORMATS)} ({one_line(error)}); remove it, or say "
+            f"{suggest('data.skip_broken', 'true')}"
+        ) from error
+    name = file.as_posix().encode("utf-8", "surrogateescape")
+    digest.update(b"%d %s %d " % (len(name), name, len(content)))
+    digest.update(content)
+    return value
 
 
-def _pixels(image: Any, shape: list[int]) -> Tensor:
+def _pixels(image: Any, channels: int, size: int) -> Tensor:
     """Return Pillow's image in the shape of its set.  uint8, (C, size, size)"""
     from PIL import Image, ImageOps
 
-    channels, size = shape[0], (shape[2], shape[1])
-    image.draft(None, (2 * size[0], 2 * size[1]))  # decodes large JPEG photos six times faster
+    image.draft(None, (2 * size, 2 * size))  # decodes large JPEG photos six times faster
     image = ImageOps.exif_transpose(image)
     if image.mode[0] == "I":  # Pillow itself would cut off 16 bits at 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -266,21 +242,20 @@ def _pixels(image: Any, shape: list[int]) -> Tensor:
         image = image.convert("RGBA")  # white instead of the colour hidden below
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert("L" if channels == 1 else "RGB")
-    image = ImageOps.fit(image, size, Image.Resampling.BICUBIC)
-    return torch.from_numpy(np.array(image, np.uint8).reshape(*size, channels)).permute(2, 0, 1)
+    image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+    return torch.from_numpy(np.array(image, np.uint8).reshape(size, size, -1)).permute(2, 0, 1)
 
 
 def _read_arrays(config: DataConfig) -> tuple[Tensor, np.ndarray | None, list[str], str]:
     """Return the images of a file, uint8, (N, C, S, S), their classes, (N,), the names of these,
     and the checksum of images and classes."""
-    file = data_path(config)
     try:
-        with np.load(file, allow_pickle=False) as content:
-            key = config.key or ("images" if "images" in content else None)
-            images, labels = image_bytes(choose_array(content, key)), content.get("labels")
+        images, labels = load_arrays(config)
+        images = image_bytes(images)
         names, classes = ([], None) if labels is None else class_numbers(labels, len(images))
     except Exception as error:  # numpy raises many types for damaged and foreign files
-        raise UserError(f"{name_setting('data.path', file)}: {one_line(error)}") from error
+        where = name_setting("data.path", data_path(config))
+        raise UserError(f"{where}: {one_line(error)}") from error
     digest = hashlib.sha256(repr(images.shape).encode())
     for part in (images, classes):
         digest.update(b"" if part is None else part.tobytes())
@@ -325,4 +300,4 @@ def class_numbers(labels: np.ndarray, count: int) -> tuple[list[str], np.ndarray
             f"one for each of {count} images: whole numbers from 0 on without gaps, or names, of 2 "
             f"or more classes with {LEAST_OF_CLASS} or more images each"
         )
-    return [_in_print(str(name)) for name in values], numbers.astype(np.int64)
+    return [repr(str(name))[1:-1] for name in values], numbers.astype(np.int64)
