@@ -18,7 +18,7 @@ import torch
 from nsgf.checks import check
 from nsgf.config.schema import Config, OptimConfig, PhaseName
 from nsgf.data import Data
-from nsgf.models import OwnNetwork, count_parameters
+from nsgf.models import OwnNetwork
 from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import outline
 from nsgf.phases.resume import finish_restart, pending_phases, restart
@@ -183,7 +183,8 @@ def training_plan(
         precision = pick_precision(config.train.precision, device)
         optim: OptimConfig = getattr(config, phase.name)
         check_shares({f"{phase.name}.batch_size": optim.batch_size}, world.size)
-        weights[phase.name] = count_parameters(outline(phase, config, network))
+        parameters = outline(phase, config, network).parameters()
+        weights[phase.name] = sum(one.numel() for one in parameters if one.requires_grad)
         lines.append(
             f"{phase.name}: {optim.iterations} updates of {optim.batch_size}, "
             f"{weights[phase.name] / 1e6:.2f} M weights, {precision}"

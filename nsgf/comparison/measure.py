@@ -8,8 +8,9 @@ from torch import Tensor
 
 from nsgf.config.schema import Config
 from nsgf.data import Data, Sampler
-from nsgf.metrics.distances import energy_distance, require_neighbours, w2
+from nsgf.metrics.distances import energy_distance, require_neighbours
 from nsgf.metrics.features import MEASURES, SPLITS, FeatureMetrics, ImageNet, pick_network
+from nsgf.sinkhorn.exact import w2
 from nsgf.system.errors import UserError
 
 Place = tuple[int, int]

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -126,34 +125,28 @@ def _mnist(config: DataConfig, name: str) -> Tensor:
 
     root = data_root(config)
     raw = root / "MNIST" / "raw"
-    kaggle = name.replace("-idx", ".idx")
-    stems = [folder / one for folder in (raw, root) for one in (name, kaggle)]
-    files = [Path(f"{stem}{suffix}") for stem in stems for suffix in ("", ".gz")]
+    names = [one + end for one in (name, name.replace("-idx", ".idx")) for end in ("", ".gz")]
+    files = [folder / one for folder in (raw, root) for one in names]
     file = next(filter(Path.is_file, files), None)
     if file is None:
         MNIST(root, download=config.download)
         file = raw / name
-    content = file.read_bytes()
-    content = gzip.decompress(content) if file.suffix == ".gz" else content
+    content = (gzip.decompress if file.suffix == ".gz" else bytes)(file.read_bytes())
     axes = content[3]
     shape = np.frombuffer(content, ">i4", axes, offset=4).tolist()
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=4 + 4 * axes).view(shape)
 
 
-def _cifar10(config: DataConfig, train: bool = True) -> Any:
-    """Return torchvision's training or test set: ``data`` (N, 32, 32, 3), and ``targets``.
+def _cifar10(config: DataConfig, train: bool = True) -> tuple[Tensor, Tensor]:
+    """Return torchvision's training or test set, uint8, (N, 3, 32, 32), and its labels, (N,).
     Torchvision compares the md5 sums of the files with the published ones before it unpickles
     them."""
     from torchvision.datasets import CIFAR10
 
     root = data_root(config)
     is_there = (root / CIFAR10.base_folder).exists()  # and would be replaced by a download
-    return CIFAR10(root, train, download=config.download and not is_there)
-
-
-def _colour(images: np.ndarray[Any, Any]) -> Tensor:
-    """Convert (N, H, W, C) to (N, C, H, W)."""
-    return torch.from_numpy(images).permute(0, 3, 1, 2)
+    content = CIFAR10(root, train, download=config.download and not is_there)
+    return torch.from_numpy(content.data).permute(0, 3, 1, 2), torch.tensor(content.targets)
 
 
 IMAGE_SETS = (
@@ -175,9 +168,9 @@ IMAGE_SETS = (
     ImageSet(
         name="cifar10",
         shape=(3, 32, 32),
-        read_images=lambda config: _colour(_cifar10(config).data),
-        read_labels=lambda config: torch.tensor(_cifar10(config).targets),
-        read_test=lambda config: _colour(_cifar10(config, train=False).data),
+        read_images=lambda config: _cifar10(config)[0],
+        read_labels=lambda config: _cifar10(config)[1],
+        read_test=lambda config: _cifar10(config, train=False)[0],
         class_names=(
             *("airplane", "automobile", "bird", "cat", "deer"),
             *("dog", "frog", "horse", "ship", "truck"),

@@ -50,14 +50,13 @@ class PointSampler(Sampler):
         self._page, self._page_number = torch.empty(0), -1
 
     def at(self, positions: range) -> Tensor:
-        return torch.cat([self._block(page)[cut] for page, cut in pages(positions, BLOCK)])
-
-    def _block(self, number: int) -> Tensor:
-        """Return the draws from number * BLOCK on.  (BLOCK, *shape)"""
-        if number != self._page_number:
-            self._page = self._distribution.draw(BLOCK, make_generator(self._seed, number))
-            self._page_number = number
-        return self._page
+        parts = []
+        for number, cut in pages(positions, BLOCK):
+            if number != self._page_number:
+                self._page = self._distribution.draw(BLOCK, make_generator(self._seed, number))
+                self._page_number = number
+            parts.append(self._page[cut])
+        return torch.cat(parts)
 
 
 class RowSampler(Sampler):
@@ -80,21 +79,17 @@ class RowSampler(Sampler):
         """Return the rows, (n, *shape), and for each a number from [0, 1), (n,)."""
         indices, coins = [], []
         for epoch, cut in pages(positions, self._count):
-            self._turn_to(epoch)
+            if epoch != self._epoch:
+                generator = make_generator(self._seed, "epoch", epoch)
+                self._order = torch.randperm(self._count, generator=generator)
+                self._coins = torch.rand(self._count, generator=generator)
+                self._epoch = epoch
             indices.append(self._order[cut])
             coins.append(self._coins[cut])
         index = torch.cat(indices)
         if self._chosen is not None:
             index = self._chosen[index]
         return self._rows[index], torch.cat(coins)
-
-    def _turn_to(self, epoch: int) -> None:
-        """Draw order and coins for an epoch, unless it is the current epoch."""
-        if epoch != self._epoch:
-            generator = make_generator(self._seed, "epoch", epoch)
-            self._order = torch.randperm(self._count, generator=generator)
-            self._coins = torch.rand(self._count, generator=generator)
-            self._epoch = epoch
 
 
 class ImageSampler(RowSampler):

@@ -1,4 +1,4 @@
-"""Distances between samples: exact W2 (POT's network simplex), energy distance, nearest images,
+"""Distances between samples: floor of W2, energy distance, nearest images,
 and of features kernel distance and torch-fidelity's Frechet distance, precision and recall."""
 
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nsgf.data import Sampler
 from nsgf.data.images import to_unit_range
-from nsgf.phases.coupling import exact_plan
 from nsgf.run import store
 from nsgf.sinkhorn.base import full_precision
+from nsgf.sinkhorn.exact import w2
 from nsgf.system.errors import UserError, suggest
 
 NEIGHBOURS = 3
@@ -20,20 +20,6 @@ PRC_BATCH = 2000
 """Number of rows of distances computed at a time; does not affect results."""
 PART_VALUES = 2**22
 """Values of training images, and distances to them, that are computed at once."""
-
-
-def w2(x: Tensor, y: Tensor) -> float:
-    """Return W2 = (min over couplings of mean |x - y|^2)^(1/2), uniform weights.  x (N, *shape),
-    y (M, *shape)
-
-    Raises:
-        ValueError: samples are not finite, or the simplex did not finish.
-    """
-    a, b = x.flatten(1).double(), y.flatten(1).double()
-    cost = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
-    if not cost.isfinite().all():
-        raise ValueError("samples are not finite")
-    return max(exact_plan(cost.numpy())[1], 0.0) ** 0.5
 
 
 def w2_floor(target: Sampler, n: int) -> float:

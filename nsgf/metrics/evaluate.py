@@ -15,7 +15,7 @@ from nsgf.checks import check
 from nsgf.config.schema import Config
 from nsgf.data import Data, build_source, is_image_set
 from nsgf.data.images import to_unit_range
-from nsgf.metrics.distances import nearest_images, w2, w2_floor
+from nsgf.metrics.distances import nearest_images, w2_floor
 from nsgf.metrics.features import MEASURES, FeatureMetrics, ImageNet, pick_network
 from nsgf.metrics.inception import Inception, Reference, inception_metrics
 from nsgf.metrics.names import describe, name_of
@@ -25,6 +25,7 @@ from nsgf.run.foreign import check_links
 from nsgf.run.progress import count_progress
 from nsgf.sampling.generate import batch_folder, generate
 from nsgf.sampling.sampler import FlowSampler, Samples, StraightFlow
+from nsgf.sinkhorn.exact import w2
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.files import ensure_writable, write_text

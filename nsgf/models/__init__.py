@@ -33,8 +33,3 @@ def time_network(config: ModelConfig, shape: tuple[int, ...]) -> nn.Module:
     if len(shape) == 1:
         return TimePredictorMLP(shape[0], config.mlp)
     return TimePredictorCNN(shape, config.predictor_channels)
-
-
-def count_parameters(model: nn.Module) -> int:
-    """Return the number of trainable parameters."""
-    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

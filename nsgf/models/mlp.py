@@ -1,6 +1,7 @@
 """Networks for points, time predictors, and sinusoidal time features."""
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +27,10 @@ def time_features(t: Tensor, dim: int, *, fastest: float, slowest: float) -> Ten
     return torch.cat([angle.cos(), angle.sin()], dim=1)
 
 
-def _hidden_layers(inputs: int, config: MLPConfig) -> list[nn.Module]:
-    layers: list[nn.Module] = []
-    for _ in range(HIDDEN_LAYERS):
-        layers += [nn.Linear(inputs, config.width), nn.SiLU()]
-        inputs = config.width
-    return layers
+def _layers(inputs: int, outputs: int, config: MLPConfig) -> nn.Sequential:
+    widths = [inputs, *[config.width] * HIDDEN_LAYERS]
+    hidden = [part for w in pairwise(widths) for part in (nn.Linear(*w), nn.SiLU())]
+    return nn.Sequential(*hidden, nn.Linear(config.width, outputs))
 
 
 class VelocityMLP(nn.Module):
@@ -39,8 +38,7 @@ class VelocityMLP(nn.Module):
 
     def __init__(self, dim: int, config: MLPConfig) -> None:
         super().__init__()
-        layers = _hidden_layers(dim + TIME_FEATURES, config)
-        self.layers = nn.Sequential(*layers, nn.Linear(config.width, dim))
+        self.layers = _layers(dim + TIME_FEATURES, dim, config)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         """x (B, D), t (B,) in [0, 1] -> velocity (B, D)."""
@@ -53,7 +51,7 @@ class TimePredictorMLP(nn.Module):
 
     def __init__(self, dim: int, config: MLPConfig) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*_hidden_layers(dim, config), nn.Linear(config.width, 1))
+        self.layers = _layers(dim, 1, config)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (B, D) -> time in (0, 1), (B,)."""

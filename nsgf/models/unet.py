@@ -143,11 +143,8 @@ class Upsample(nn.Module):
 
 
 class UNet(nn.Module):
-    """v_theta(x, t) or u_delta(x, t) for images.
-
-    Every encoder output is concatenated to a decoder input, in reverse order. The constructor
-    checks that their numbers agree.
-    """
+    """v_theta(x, t) or u_delta(x, t) for images. Every encoder output is concatenated to a decoder
+    input, in reverse order."""
 
     def __init__(
         self,
@@ -208,18 +205,15 @@ class UNet(nn.Module):
 
     def _up_layers(self, config: UNetConfig, width: int, widths: list[int]) -> nn.ModuleList:
         """Return the decoder's layers; each stage takes one skip connection."""
-        layers, skips = nn.ModuleList(), list(widths)
+        layers = nn.ModuleList()
         for level in reversed(range(len(config.mult))):
             attend = self.resolutions[level] in config.attention
             for _ in range(config.res_blocks + 1):
                 outputs = config.channels * config.mult[level]
-                joined = width + skips.pop()
-                layers.append(Stage(joined, outputs, self.embedding, config, attend))
+                layers.append(Stage(width + widths.pop(), outputs, self.embedding, config, attend))
                 width = outputs
             if level > 0:
                 layers.append(Upsample(width))
-        if skips:
-            raise AssertionError(f"{len(skips)} skip connections of {len(widths)} are not used")
         return layers
 
     def forward(self, x: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
@@ -231,8 +225,12 @@ class UNet(nn.Module):
         Raises:
             ValueError: labels are missing, or the network takes none.
         """
+        if (self.classes is None) != (label is None):
+            raise ValueError("label: needed if the network has classes, else it must be None")
         features = time_features(t, self.channels, fastest=FASTEST, slowest=SLOWEST)
-        embedding = self._with_class(self.embed(features.to(x.dtype)), label)
+        embedding = self.embed(features.to(x.dtype))
+        if self.classes is not None:
+            embedding = embedding + self.classes(label).to(embedding.dtype)
         h = self.stem(x)
         skips = [h]
         for layer in self.down:
@@ -246,14 +244,6 @@ class UNet(nn.Module):
             else:
                 h = self._call_stage(layer, embedding, h, skips.pop())
         return self.head(h)
-
-    def _with_class(self, embedding: Tensor, label: Tensor | None) -> Tensor:
-        """Return the embedding (B, E) of time and class."""
-        if (self.classes is None) != (label is None):
-            raise ValueError("label: needed if the network has classes, else it must be None")
-        if self.classes is None:
-            return embedding
-        return embedding + self.classes(label).to(embedding.dtype)
 
     def _call_stage(self, layer: nn.Module, embedding: Tensor, *parts: Tensor) -> Tensor:
         """Call a layer on the concatenation of all parts, each (B, C_i, H, W)."""

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from nsgf.config.schema import Config, PeerConfig
 from nsgf.data import Data
 from nsgf.phases.base import Phase, starting_network
-from nsgf.phases.coupling import SIMPLEX_ITERATIONS, Pairs
+from nsgf.phases.coupling import Pairs
 from nsgf.phases.lines import LineTask
 from nsgf.run.folder import RunFolder
 from nsgf.run.session import Session
+from nsgf.sinkhorn.exact import SIMPLEX_ITERATIONS
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from nsgf.system.seeding import derive_seed, seed_torch

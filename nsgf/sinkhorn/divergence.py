@@ -12,8 +12,6 @@ Shapes: B problems, N particles x, M targets y, D coordinates.
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from torch import Tensor
 from nsgf.config.schema import SinkhornConfig
 from nsgf.sinkhorn.base import (
     Array,
+    SolverReport,
     as_clouds,
     box_diameter,
     full_precision,
@@ -71,11 +70,11 @@ def sinkhorn_velocity(
         UserError: shapes, dtypes or devices do not match, values are not finite, an argument is out
             of range, or the blur is too small or too large for these clouds in float32.
     """
-    x, y, blur = to_tensor("x", x), to_tensor("y", y), positive_number("blur", blur)
-    with _solver(tolerance, max_iterations) as solver, torch.no_grad():
-        clouds = _as_problems(x, y, blur)
+    with torch.no_grad():
+        x, clouds, blur, solver = _checked(x, y, blur, tolerance, max_iterations)
         with full_precision(x.device):
             velocity = solver.solve_centred(*clouds).velocity * blur
+    _warn(solver.report)
     return velocity.view(x.shape).to(x.dtype)
 
 
@@ -99,9 +98,9 @@ def sinkhorn_divergence(
         A scalar, or (B,) for several problems; computed in float32, in the type of x, or float32
         for 16 bit.
     """
-    x, y, blur = to_tensor("x", x), to_tensor("y", y), positive_number("blur", blur)
-    with _solver(tolerance, max_iterations) as solver:
-        value: Tensor = _Divergence.apply(*_as_problems(x, y, blur), solver) * blur**2
+    x, clouds, blur, solver = _checked(x, y, blur, tolerance, max_iterations)
+    value: Tensor = _Divergence.apply(*clouds, solver) * blur**2
+    _warn(solver.report)
     value = value.to(torch.promote_types(x.dtype, torch.float32))
     return value if BATCHED[x.ndim] else value.squeeze(0)
 
@@ -144,24 +143,30 @@ def _dual(x: Tensor, y: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     return f.mean(1) + g.to(f.dtype).mean(1), f
 
 
-def _as_problems(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, Tensor]:
-    """Return clouds as problems (B, N, D) and (B, M, D) around the mean of y, in units of the blur
-    and float32. Raise UserError if they do not fit each other or the blur.
+def _checked(
+    x: Array, y: Array, blur: float, tolerance: float, max_iterations: int
+) -> tuple[Tensor, tuple[Tensor, Tensor], float, BatchedSolver]:
+    """Return x as a tensor, the clouds as problems (B, N, D) and (B, M, D) around the mean of y, in
+    units of the blur and float32, the blur, and a solver for them. Raise UserError if an argument
+    is wrong, or they do not fit each other.
 
     The mean is subtracted first: float32 has no digits left for clouds far from the origin.
     """
-    is_float = x.is_floating_point() and y.is_floating_point()
-    if not is_float or x.ndim not in BATCHED or x.ndim != y.ndim or x.device != y.device:
-        kinds = [f"{tuple(cloud.shape)}, {cloud.dtype}, {cloud.device}" for cloud in (x, y)]
+    given, y, blur = to_tensor("x", x), to_tensor("y", y), positive_number("blur", blur)
+    most = positive_number("max_iterations", max_iterations, is_whole=True)
+    unit = SinkhornConfig(blur=1.0, tolerance=positive_number("tolerance", tolerance))
+    is_float = given.is_floating_point() and y.is_floating_point()
+    fits = given.ndim in BATCHED and given.ndim == y.ndim and given.device == y.device
+    if not (is_float and fits):
+        kinds = [f"{tuple(cloud.shape)}, {cloud.dtype}, {cloud.device}" for cloud in (given, y)]
         raise UserError(
             f"x is {kinds[0]}, y is {kinds[1]}: must both be {SHAPES}, of a floating-point type "
             "and on one device"
         )
-    if not BATCHED[x.ndim]:
-        x, y = x.unsqueeze(0), y.unsqueeze(0)
-    dtype = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)
+    dtype = torch.promote_types(torch.promote_types(given.dtype, y.dtype), torch.float32)
+    both = (given, y) if BATCHED[y.ndim] else (given.unsqueeze(0), y.unsqueeze(0))
     try:
-        x, y = as_clouds(x, y, dtype)
+        x, y = as_clouds(*both, dtype)
     except ValueError as error:
         raise UserError(str(error)) from error
     origin = y.detach().mean(1, keepdim=True)
@@ -173,32 +178,15 @@ def _as_problems(x: Tensor, y: Tensor, blur: float) -> tuple[Tensor, Tensor]:
         raise UserError(
             f"blur = {blur}: must be between {lowest:.3g} and {highest:.3g} for clouds of this size"
         )
-    return x.div_(blur).float(), y.div_(blur).float()
+    clouds = x.div_(blur).float(), y.div_(blur).float()
+    return given, clouds, blur, BatchedSolver(unit, most)
 
 
-@contextmanager
-def _solver(tolerance: float, max_iterations: int) -> Iterator[BatchedSolver]:
-    """Context with a solver for clouds in units of the blur; it warns of unconverged problems.
-
-    Raises:
-        UserError: a setting is not > 0, or torch.func, which cannot follow the solver, is in use.
-    """
-    most = positive_number("max_iterations", max_iterations, is_whole=True)
-    tolerance = positive_number("tolerance", tolerance)
-    solver = BatchedSolver(SinkhornConfig(blur=1.0, tolerance=tolerance), most)
-    try:
-        yield solver
-    except RuntimeError as error:
-        if "functorch" in str(error) or "vmap" in str(error):
-            raise UserError(
-                "torch.func has no rule for the Sinkhorn divergence; use torch.autograd.grad, and "
-                "pass several problems as (B, N, D)"
-            ) from error
-        raise
-    if (report := solver.report).unconverged:
+def _warn(report: SolverReport) -> None:
+    if report.unconverged:
         warnings.warn(
             f"{report.unconverged} of {report.solves} Sinkhorn problems did not converge: an error "
             f"of {report.worst_error:.1e} is left; raise max_iterations, tolerance or blur",
             RuntimeWarning,
-            stacklevel=5,  # the line of the caller
+            stacklevel=4,  # the line of the caller
         )

@@ -40,26 +40,20 @@ class Drift:
         finite, or a blur is too small for float32."""
         unit = mean_cost(made, real).sqrt()
         x, y = _halves(made.float() / unit), _halves(real.float() / unit)
-        total = torch.zeros_like(x)
+        other, total = x.roll(len(x) // 2, dims=0), torch.zeros_like(x)
         for solver in self._solvers:
-            total += _difference(solver, x, y)
+            # each velocity is T minus the projection of x on itself, which cancels
+            if y.shape == x.shape:  # all problems at once
+                to_y, to_x = solver.solve(torch.cat([x, x]), torch.cat([y, other])).velocity.chunk(
+                    2
+                )
+            else:
+                to_y, to_x = solver.solve(x, y).velocity, solver.solve(x, other).velocity
+            total += (to_y - to_x).view(x.shape)
         halves = (total * (unit / len(self._solvers))).chunk(2)
         velocity = torch.zeros_like(made, dtype=torch.float32)
         velocity[:, : 2 * x.shape[1]] = torch.cat(halves, dim=1)
         return velocity
-
-
-def _difference(solver: BatchedSolver, x: Tensor, y: Tensor) -> Tensor:
-    """Return T(x -> y) - T(x -> x') of halves (2B, N, *shape) and (2B, M, *shape).
-
-    The solver returns T minus the projection of x on itself, which cancels in the difference.
-    """
-    other = x.roll(len(x) // 2, dims=0)
-    if y.shape == x.shape:  # all problems at once
-        found = solver.solve(torch.cat([x, x]), torch.cat([y, other])).velocity.chunk(2)
-    else:
-        found = solver.solve(x, y).velocity, solver.solve(x, other).velocity
-    return (found[0] - found[1]).view(x.shape)
 
 
 def _halves(samples: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from scipy.optimize import linear_sum_assignment
 
 from nsgf.data import PointSampler
 from nsgf.data.points import Gaussian
-from nsgf.phases.coupling import SIMPLEX_ITERATIONS, Pairs, optimal_pairs
+from nsgf.phases.coupling import Pairs
+from nsgf.sinkhorn.exact import SIMPLEX_ITERATIONS, optimal_pairs
 from nsgf.system.errors import UserError
 
 CPU = torch.device("cpu")

@@ -8,10 +8,11 @@ from torch import nn
 from nsgf.config.schema import PeerConfig
 from nsgf.data import Data, PointSampler
 from nsgf.phases import get_phase
-from nsgf.phases.coupling import SIMPLEX_ITERATIONS, Pairs
+from nsgf.phases.coupling import Pairs
 from nsgf.phases.flow_matching import PeerTask, build_matcher
 from nsgf.run.log import RunLog
 from nsgf.run.session import Session
+from nsgf.sinkhorn.exact import SIMPLEX_ITERATIONS
 from nsgf.system.distributed import World
 from nsgf.system.errors import UserError
 from tests.conftest import shipped

@@ -74,14 +74,6 @@ def test_masked_tensors_are_refused():
         sinkhorn_velocity(x, masked_tensor(y, y > 0))
 
 
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.vmap])
-def test_transforms_of_torch_func_are_refused(transform):
-    x, y = pair(2)
-    x, y = (x, y[0]) if transform is torch.func.vmap else (x[0], y[0])
-    with pytest.raises(UserError, match=r"torch\.func"):
-        transform(lambda x: sinkhorn_divergence(x, y))(x)
-
-
 @pytest.mark.parametrize("shape", [(2,), (1, 4, 4)])
 def test_several_problems_are_solved_like_each_alone(shape):
     x, y = cloud(3, 20, *shape), cloud(3, 30, *shape, seed=1) + 1
