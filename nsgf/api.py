@@ -8,7 +8,7 @@ Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,)
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from nsgf import experiment
-from nsgf.checks import check, expand_path, read_flag
-from nsgf.cli.arguments import Request, request
-from nsgf.config.files import build, gather_settings, merge_settings, parse_settings
+from nsgf.checks import check
+from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config, PhaseName
-from nsgf.config.yaml_loader import to_plain
+from nsgf.config.settings import build, values
+from nsgf.config.values import expand_path, read_flag, to_plain
 from nsgf.data import build_source, data_shape, in_units
 from nsgf.inputs import ARGUMENTS, Samples, check_network, class_name, request_training
 from nsgf.metrics.evaluate import evaluate_run
@@ -30,6 +30,7 @@ from nsgf.models import OwnNetwork
 from nsgf.phases import find_way, load_sampler
 from nsgf.plots.samples import save_grid
 from nsgf.report.page import report_run
+from nsgf.resolve import Request, resolve
 from nsgf.run.folder import RunFolder
 from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
@@ -114,8 +115,8 @@ class Run:
             "sampling.label": label,
             "sampling.batch_size": batch_size,
         }
-        given, is_raw = parse_settings(gather_settings(changes)), read_flag("raw", raw)
-        config = build(Config, merge_settings(asdict(self.config), given))
+        given, is_raw = from_arguments(changes), read_flag("raw", raw)
+        config = build({**values(self.config), **given})
         check(config)
         if nfe is not None:
             way = find_way(config, self.networks.__contains__)
@@ -192,11 +193,10 @@ def load(
         UserError: there is no such run, its files are missing, damaged or foreign, a setting is
             wrong or does not fit its networks, or the device does not exist.
     """
-    named = {"device": device_name(device), "model.network": class_name(network)}
-    settings = gather_settings(named, overrides)
+    settings = from_arguments({"device": device_name(device)}, overrides)
     run = open_run(find_folder(path))
     run.network = network
-    config = request("sample", {"run": str(run.path)}, settings).config
+    config = resolve("sample", {**settings, **class_name(network)}, {}, run=run).config
     place = pick_device(config.device)
     way = find_way(config, run.has_checkpoint)
     sampler, progress = load_sampler(config, run, place, way)
@@ -258,16 +258,15 @@ def train(
     """
     named = {"exp": exp, "data.name": dataset, "method": method, "optim.iterations": iterations}
     where = {"out_dir": out_dir, "device": device_name(device), "seed": seed}
-    own = {"model.network": class_name(network)}
-    settings = gather_settings({**named, **where, **own}, overrides)
-    files = gather_settings({"run": resume, "config": config})
-    files = {key: expand_path(key, file) for key, file in files.items()}
+    settings = from_arguments({**named, **where}, overrides) | class_name(network)
+    named_files = {"run": resume, "config": config}
+    files = {key: expand_path(key, file) for key, file in named_files.items() if file is not None}
     is_quiet = read_flag("quiet", quiet)
     return _train(request_training(data, labels, files, settings), network, is_quiet)
 
 
 def _train(wanted: Request, network: OwnNetwork | None, quiet: bool) -> Run:
-    run, device = RunFolder(wanted.run) if wanted.run else None, pick_device(wanted.config.device)
+    run, device = wanted.run, pick_device(wanted.config.device)
     cards = [device] if device.type == "cuda" else []
     with silence() if quiet else nullcontext(), keep_random_numbers(cards):
         if network is not None:

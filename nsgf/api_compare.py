@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nsgf.checks import read_flag
-from nsgf.cli.arguments import request
 from nsgf.comparison import compare as comparing
 from nsgf.comparison.results import COLUMNS, read_rows
 from nsgf.comparison.tables import TABLE
 from nsgf.comparison.trials import NAME, NAMES, Comparison, Draw, method_title
-from nsgf.config.files import gather_settings
+from nsgf.config.files import from_arguments
+from nsgf.config.values import read_flag
 from nsgf.report.comparison import report_comparison
+from nsgf.resolve import resolve
 from nsgf.run.stop import Stopped
 from nsgf.system.defaults import from_python
 from nsgf.system.errors import UserError
@@ -80,7 +80,7 @@ def compare(
     named |= {"compare.methods": against, "compare.nfe": nfe, "compare.seeds": seeds}
     methods, is_quiet = {} if methods is None else methods, read_flag("quiet", quiet)
     try:
-        wanted = request("compare", {}, gather_settings(named, overrides))
+        wanted = resolve("compare", from_arguments(named, overrides), {})
         comparison = Comparison.of(wanted.config, wanted.methods)
         _check_functions(methods, comparison)
         cards = range(torch.cuda.device_count())

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from nsgf.checks import check
-from nsgf.config.files import build, parse_settings
+from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config
+from nsgf.config.settings import build
 from nsgf.data import PointSampler, PointSet, RowSampler, Sampler
 from nsgf.pool import PoolBatch, TrajectoryPool, build_batch, plan_pool
 from nsgf.pool.build import simulate
@@ -78,7 +79,7 @@ class SinkhornPool:
             "device": device_name(device),
         }
         with naming({key: key.rpartition(".")[2] for key in settings}):
-            config = build(Config, parse_settings(settings))
+            config = build(from_arguments({}, settings))
             check(config)
             self.device = pick_device(config.device)
             with torch_defaults():

@@ -3,16 +3,11 @@
 import math
 import re
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
-from pathlib import Path
-from types import NoneType
-from typing import Any, get_args
+from typing import Any
 
-from nsgf.config.describe import format_value
-from nsgf.config.files import Content, nest_keys
-from nsgf.config.leaves import leaves
 from nsgf.config.schema import OF_PHASES, Config, DataConfig
-from nsgf.config.yaml_loader import to_plain
+from nsgf.config.settings import SETTINGS, Layer
+from nsgf.config.values import format_value, is_path
 from nsgf.data import (
     DATA_SETS,
     NOISE,
@@ -60,13 +55,12 @@ def check_values(config: Config) -> None:
 
 
 def _refuse(config: Config, rules: Iterable[Rule]) -> None:
-    values = {key: value for key, value, _ in leaves(config)}
     wrong = [(key.partition("."), must) for is_wrong, key, must in rules if is_wrong]
     phases = config.phases or ()
     trained = {name for (section, _, name), _ in wrong if section in phases}
     untrained = {*OF_PHASES} - {*phases}  # --lr sets these too; do not repeat the same error
     lines = [
-        f"{name_setting(''.join(key), format_value(values[''.join(key)]))}: {must}"
+        f"{name_setting(''.join(key), format_value(SETTINGS[''.join(key)].get(config)))}: {must}"
         for key, must in wrong
         if key[0] not in untrained or key[2] not in trained
     ]
@@ -74,44 +68,20 @@ def _refuse(config: Config, rules: Iterable[Rule]) -> None:
         raise UserError("; ".join(lines))
 
 
-def _value_rules(config: Config) -> Iterator[Rule]:
-    for key, value, item in leaves(config):
-        # the parser accepts null for every type
-        yield value is None and NoneType not in get_args(item.kind), key, "must have a value"
-        for number in value if isinstance(value, list) else [value]:
-            if item.range and isinstance(number, int | float) and number not in item.range:
-                yield True, key, f"must be {item.range}"
-        if isinstance(value, str):
-            yield not value.isprintable(), key, "must be printable characters"
-        if item.is_path and value is not None:
-            yield not _is_path(value), key, "must be a path (~NAME only for an existing user)"
-    name = "must be 1 to 100 letters, digits, '-' and '_'"
-    yield config.exp is not None and not EXP.fullmatch(config.exp), "exp", name
-
-
-def _is_path(text: str) -> bool:
-    try:
-        return bool(text) and bool(Path(text).expanduser())
-    except RuntimeError:  # no user of this NAME in ~NAME
-        return False
-
-
-def expand_path(key: str, path: Any) -> Path:
-    """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is no
-    path, empty or not printable, or there is no such user."""
-    text = to_plain(key, path)
-    if not isinstance(text, str) or not text.isprintable() or not _is_path(text):
-        raise UserError(
-            f"{name_setting(key, path)}: must be a path (~NAME only for an existing user)"
-        )
-    return Path(text).expanduser()
-
-
-def read_flag(key: str, value: Any) -> bool:
-    """Return a caller's true or false; raise UserError for all else."""
-    if not isinstance(found := to_plain(key, value), bool):
-        raise UserError(f"{name_setting(key, value)}: must be true or false")
-    return found
+def _value_rules(config: Config) -> list[Rule]:
+    wrong = []
+    for key, item in SETTINGS.items():
+        value, allowed = item.get(config), item.range
+        for number in value if isinstance(value, list) else (value,):
+            if allowed and isinstance(number, int | float) and number not in allowed:
+                wrong.append((True, key, f"must be {allowed}"))
+        if isinstance(value, str) and not value.isprintable():
+            wrong.append((True, key, "must be printable characters"))
+        if item.is_path and value is not None and not is_path(value):
+            wrong.append((True, key, "must be a path (~NAME only for an existing user)"))
+    if not EXP.fullmatch(config.exp):
+        wrong.append((True, "exp", "must be 1 to 100 letters, digits, '-' and '_'"))
+    return wrong
 
 
 def _general_rules(config: Config) -> Iterator[Rule]:
@@ -230,7 +200,7 @@ def _class_rules(config: Config) -> Iterator[Rule]:
     yield wrong, "pool.num_batches", f"must be >= {classes}, a flow for each class"
     for key, value in _for_classes(config).items():
         wanted = f"must be {format_value(value)} for {classes} classes, which it must not mix"
-        yield attrgetter(key)(config) != value, key, wanted
+        yield SETTINGS[key].get(config) != value, key, wanted
 
 
 def _for_classes(config: Config) -> dict[str, Any]:
@@ -252,11 +222,11 @@ def _for_classes(config: Config) -> dict[str, Any]:
     return wanted
 
 
-def fit_to_classes(config: Config) -> tuple[Content, tuple[str, ...]]:
+def fit_to_classes(config: Config) -> tuple[Layer, tuple[str, ...]]:
     """Return replacements for settings of files that do not fit ``data.conditional``, and a note
     for the user."""
-    wanted = _for_classes(config).items()
-    chosen = {key: value for key, value in wanted if attrgetter(key)(config) != value}
+    wanted = _for_classes(config)
+    chosen = {key: value for key, value in wanted.items() if SETTINGS[key].get(config) != value}
     told = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
     told = f"chosen for {data_classes(config.data)} classes: {told}"
-    return nest_keys(chosen), (told,) if chosen else ()
+    return chosen, (told,) if chosen else ()

@@ -13,14 +13,15 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from nsgf.checks import expand_path
-from nsgf.cli.arguments import Request, request
-from nsgf.config.files import read_settings
+from nsgf.config.files import read_experiment
 from nsgf.config.schema import Config
+from nsgf.config.settings import Layer
+from nsgf.config.values import expand_path
 from nsgf.data import INSPECTORS, shape_and_classes
 from nsgf.data.own import check_same_data
 from nsgf.data.own_images import image_bytes
 from nsgf.models import OwnNetwork, make_own
+from nsgf.resolve import Request, resolve
 from nsgf.sinkhorn.base import refuse_masks, to_array
 from nsgf.system.errors import UserError, naming, one_line
 from nsgf.system.files import ensure_writable, replacing, sync_folder
@@ -40,14 +41,14 @@ def request_training(
     if data is None:
         if labels is not None:
             raise UserError("labels: belong to data, which is missing")
-        return request("train", words, settings)
+        return resolve("train", settings, words)
     if {"exp", "data.name"} & {*settings}:
         raise UserError("data: cannot be given beside exp or dataset; leave one out")
     arrays, digest = _arrays(data, labels), hashlib.sha256()
     for key, array in arrays.items():
         digest.update(f"{key} {array.dtype} {array.shape} ".encode() + array.tobytes())
     name, resumed = next(iter(arrays)), words.get("run")
-    base = read_settings(words["config"]) if "config" in words else {}
+    base = read_experiment(words["config"]).settings if "config" in words else {}
     out_dir = f"{resumed}/.." if resumed else {**base, **settings}.get("out_dir", Config.out_dir)
     folder = ensure_writable(expand_path("out_dir", out_dir).resolve() / ".data")
     file = folder / f"{name}-{digest.hexdigest()[:12]}.npz"
@@ -63,16 +64,16 @@ def request_training(
         if place != file:
             with replacing(place) as stream:
                 np.savez(stream, **arrays)  # type: ignore[arg-type]
-        wanted = request("train", words, {**own, "data.path": str(place), **settings})
+        wanted = resolve("train", {**own, "data.path": str(place), **settings}, words)
         if resumed:
             section = wanted.config.data
             check_same_data(section, INSPECTORS[name](section)[0].checksum)
         if place != file:
             place.replace(file)
             sync_folder(folder)
-    section = replace(wanted.config.data, path=str(file))
+    wanted.config.data.path = str(file)
     notes = tuple(note.replace(str(place), str(file)) for note in wanted.notes)
-    return replace(wanted, config=replace(wanted.config, data=section), notes=notes)
+    return replace(wanted, notes=notes)
 
 
 def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
@@ -95,10 +96,10 @@ def _arrays(data: Samples, labels: ArrayLike | None) -> dict[str, np.ndarray]:
         raise UserError(f"data: {one_line(error)}") from error
 
 
-def class_name(network: OwnNetwork | None) -> str | None:
-    """Return the name of the class of a caller's network, None for none."""
+def class_name(network: OwnNetwork | None) -> Layer:
+    """Return the fact that a caller's network has this class; nothing for none."""
     if network is None:
-        return None
+        return {}
     try:
         with keep_random_numbers():
             made = make_own(network) if callable(network) else network
@@ -106,7 +107,7 @@ def class_name(network: OwnNetwork | None) -> str | None:
         raise UserError(f"network: cannot be made or copied ({one_line(error)})") from error
     if not isinstance(made, nn.Module):
         raise UserError(f"network: {type(made).__name__}, must be a torch.nn.Module")
-    return type(made).__name__
+    return {"model.network": type(made).__name__}
 
 
 def check_network(

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.checks import check, expand_path
-from nsgf.config.files import build, read_settings
+from nsgf.checks import check
 from nsgf.config.schema import Config
+from nsgf.config.settings import build
+from nsgf.config.values import expand_path
 from nsgf.data import (
     Data,
     TableSet,
@@ -208,7 +209,7 @@ def _save_grid(config: Config, samples: Samples, file: Path) -> None:
 def changed_settings(config: Config, run: RunFolder) -> str:
     """Return the part of a file's name for settings that differ from the run's ``config.yaml``,
     e.g. ``-seed1`` or ``-phases_nsgf+nsf``."""
-    saved = build(Config, read_settings(run.config_file))
+    saved = build(run.read_settings())
     own, now = ({"seed": c.seed, "phases": c.phases, **asdict(c.sampling)} for c in (saved, config))
     for values in (own, now):  # the name and the number of a class are the same setting
         values["label"] = class_number(config.data, values["label"])

@@ -5,11 +5,14 @@ python scripts/write_configuration_doc.py
 
 from pathlib import Path
 
-from nsgf.cli.flags import OF_SAMPLING, SHORT_FLAGS, SMOKE
-from nsgf.config.describe import describe_type, format_value, setting_descriptions
-from nsgf.config.leaves import MANY, Leaf, leaves
-from nsgf.config.schema import OF_PHASES, Settings
+from nsgf.cli.arguments import OF_SAMPLING, SHORT_FLAGS
+from nsgf.config.docstrings import setting_docs
+from nsgf.config.ranges import MANY
+from nsgf.config.schema import OF_PHASES
+from nsgf.config.settings import KEYS
+from nsgf.config.values import describe_type, format_value
 from nsgf.phases import get_phases
+from nsgf.resolve import SMOKE
 
 FILE = Path(__file__).parents[1] / "docs" / "configuration.md"
 HEAD = """# Configuration
@@ -55,36 +58,35 @@ trained with. See [resuming](resuming.md).
 
 def document() -> str:
     """The whole page."""
-    settings = {leaf.key: leaf for leaf in leaves(Settings())}
     lines = [HEAD.format(phases=", ".join(OF_PHASES)), *_short_flags()]
     is_table = False
-    for key, meaning in setting_descriptions().items():
-        if key in settings:
+    for key, meaning in setting_docs().items():
+        if key in KEYS:
             lines += [] if is_table else ["", *_TABLE]
-            lines.append(_row(settings[key], meaning))
+            lines.append(_row(key, meaning))
         else:
             title = f"`{key}`" if key else "Top level"
             lines += ["", f"## {title}", "", meaning if key else "Keys outside of any section."]
-        is_table = key in settings
+        is_table = key in KEYS
     return "\n".join([*lines, ""])
 
 
 _TABLE = ["| Key | Allowed | Default | Meaning | On resume |", "| --- | --- | --- | --- | --- |"]
 
 
-def _row(leaf: Leaf, meaning: str) -> str:
-    default = f"`{format_value(leaf.value)}`"
-    allowed = describe_type(leaf.setting.kind)
-    if leaf.setting.range:
-        allowed += f", {leaf.setting.range}".removesuffix(f" and <= {MANY}")
-    cells = [f"`{leaf.key}`", allowed, default, meaning, on_resume(leaf)]
+def _row(key: str, meaning: str) -> str:
+    item = KEYS[key]
+    allowed = describe_type(item.kind)
+    if item.range:
+        allowed += f", {item.range}".removesuffix(f" and <= {MANY}")
+    cells = [f"`{key}`", allowed, f"`{format_value(item.default)}`", meaning, on_resume(key)]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def on_resume(leaf: Leaf) -> str:
+def on_resume(key: str) -> str:
     """Whether a setting may change when a run is resumed."""
-    section, _, name = leaf.key.partition(".")
-    if not leaf.setting.is_free and {section, leaf.key} & fixed_keys():
+    section, _, name = key.partition(".")
+    if not KEYS[key].is_free and {section, key} & fixed_keys():
         return "no"
     if section in ("optim", *OF_PHASES) and name != "iterations":
         return "after the phase"

@@ -1,287 +1,216 @@
-"""Turn a command line into a :class:`Request`.
+"""The commands, their flags, and how a command line becomes a :class:`Request`."""
 
-Settings come in layers; a later layer overrides earlier ones: defaults; the method's file; choices
-for own data (:mod:`nsgf.data.choices`); the experiment's file; its section for the method; --smoke;
-short flags for several settings at once; flags for one setting. Within a layer the section
-``optim`` applies to each phase that does not set its own value. A command that works on a run uses
-the run's saved configuration instead of both files.
-"""
+import textwrap
+from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
+from functools import partial
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from nsgf.config.docstrings import setting_docs
+from nsgf.config.files import experiments, pretrained_runs, refuse_unknown
+from nsgf.config.schema import OF_PHASES
+from nsgf.config.settings import KEYS, Layer, is_inherited, spread_optim
+from nsgf.config.values import format_value, read_value
+from nsgf.resolve import ON_EXPORTS, WITHOUT_RUN, Request, resolve
+from nsgf.system.errors import UserError
 
-from nsgf.cli.flags import COMMANDS, ON_EXPORTS, SMOKE, WITHOUT_RUN, command_parser, short_flags
-from nsgf.config.files import (
-    Content,
-    apply_optim,
-    build,
-    config_folder,
-    experiments,
-    merge_settings,
-    method_layers,
-    nest_keys,
-    overridden_settings,
-    parse_settings,
-    pretrained_runs,
-    read_settings,
-)
-from nsgf.config.schema import OF_PHASES, Config
-from nsgf.system.errors import UserError, list_names, suggest
-
-if TYPE_CHECKING:
-    from nsgf.run.folder import RunFolder
-
-ALLOWED = {
-    "list": {"out_dir"},
-    "report --compare": {"compare", "figures", "out_dir"},
-    "export": {"exp", "out_dir", "smoke", "sampling"},
+COMMANDS = {
+    "train": "train the phases of an experiment, or resume them",
+    "sample": "draw samples and pictures from a trained run",
+    "evaluate": "measure a trained run: W2, FID, precision and recall",
+    "report": "write a page about a trained run, or about a comparison",
+    "list": "list the runs in --out-dir, how far they are and what they take",
+    "compare": "train and measure NSGF and other methods on equal terms, resumable",
+    "export": "write the averaged weights of a run as a folder to share",
+    "preflight": "say what training would take on this machine, without training",
 }
-"""Settings that a command takes, for commands that take only these."""
+ON_SAMPLES = ("sample", "evaluate", "report")
+"""Commands that draw samples of a run and train nothing."""
+
+SHORT_FLAGS: dict[str, tuple[str, ...]] = {
+    "--train-iters": ("optim.iterations",),
+    "--batch-size": ("optim.batch_size",),
+    "--lr": ("optim.lr",),
+    "--pool-batches": ("pool.num_batches",),
+    "--sinkhorn-batch": ("sinkhorn.batch_size",),
+    "--steps": ("flow.steps",),
+    "--dataset": ("data.name",),
+    "--data-root": ("data.root",),
+    "--out-dir": ("out_dir",),
+    "--num-samples": ("sampling.num_samples", "evaluation.num_samples"),
+    "--label": ("sampling.label",),
+    "--precision": ("train.precision",),
+    "--accumulate": ("train.accumulate",),
+    "--max-hours": ("train.max_hours",),
+    "--inception-weights": ("evaluation.inception_weights",),
+    "--tracker": ("tracking.tracker",),
+}
+"""Short flags with a value, and the settings that each changes. They win over ``--optim.KEY``."""
+FLAG_NAMES = {keys[0]: flag for flag, keys in SHORT_FLAGS.items()}
+"""Short flags by the key of their setting, for messages."""
+OF_SAMPLING = {"--steps": ("sampling.nsgf_steps",)}
+"""Short flags with another meaning in commands that train nothing."""
+OPTIONS = {"nfe": int, "session_hours": float, "resume_phase": Literal["1", "2", "3"]}
+"""Types of the options that are no settings; the others are texts."""
 
 
-@dataclass
-class Request:
-    """A parsed command line."""
+def short_flags(command: str) -> dict[str, tuple[str, ...]]:
+    """Return the short flags of a command, with the settings that each changes."""
+    return {**SHORT_FLAGS, **(OF_SAMPLING if command in ON_SAMPLES else {})}
 
-    command: str
-    config: Config
-    run: Path | None = None
-    resume: bool = False
-    resume_phase: int | None = None
-    print_config: bool = False
-    to: str | None = None
-    half: bool = False
-    nfe: int | None = None
-    out: str | None = None
-    session_hours: float = 12.0
-    figures: str = "png"
-    compare: Path | None = None
-    methods: tuple[Config, ...] = ()
-    """Settings of each method of a comparison; ``config`` has those of the experiment's method."""
-    notes: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
-    """Arguments after the command."""
+
+class _Parser(ArgumentParser):
+    """A parser that raises UserError, and returns only what was given."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(
+            prog=f"nsgf {command}",
+            usage=f"nsgf {command} [flags]",
+            description=f"{COMMANDS[command]}.",
+            allow_abbrev=False,
+            argument_default=SUPPRESS,
+            formatter_class=partial(  # one line for each flag
+                RawDescriptionHelpFormatter, max_help_position=38, width=100
+            ),
+        )
+
+    def error(self, message: str) -> NoReturn:
+        stray = message.removeprefix("unrecognized arguments: ")
+        if stray != message:
+            raise UserError(f"{stray}: must follow a flag, as in --exp 2d")
+        raise UserError(message.removeprefix("argument "))
+
+
+def command_parser(command: str, *, has_help: bool = False) -> ArgumentParser:
+    """Return the parser of a command. Values stay texts. The name of each is its setting, its
+    short flag, or ``@NAME`` for an option that is no setting. Only ``has_help`` adds texts."""
+    parser = _Parser(command)
+    docs = setting_docs() if has_help else {}
+    groups = _add_settings(parser, docs)
+    group = groups.get("", parser)
+    _add_options(group, command)
+    for flag, keys in short_flags(command).items():
+        meaning = _shorten(docs[keys[0]], 60) if docs else SUPPRESS
+        meaning += ", of every phase" if docs and keys[0].startswith("optim.") else ""
+        group.add_argument(flag, dest=flag, metavar="X", help=meaning)
+    if command == "compare":
+        meaning = _shorten(docs["compare.methods"], 60) if docs else SUPPRESS
+        group.add_argument("--methods", dest="--methods", metavar="X", help=meaning)
+    fake = "random images in place of the image set"
+    group.add_argument("--fake-data", dest="data.fake", action="store_true", help=fake)
+    return parser
+
+
+def _add_settings(parser: ArgumentParser, docs: dict[str, str]) -> dict[str, Any]:
+    """Add a flag for each setting. With ``docs`` group them by section, and return the groups;
+    settings that phases inherit are shown only once, under ``optim``."""
+    groups: dict[str, Any] = {}
+    for key, item in KEYS.items():
+        section, how = key.rpartition(".")[0], dict[str, Any](help=SUPPRESS)
+        if docs and section not in groups:
+            title = f"{section} ({_shorten(docs[section], 75)})" if section else "flags"
+            if section == "optim":
+                title = f"optim (of one phase only, as --nsgf.lr: {', '.join(OF_PHASES)})"
+            groups[section] = parser.add_argument_group(title)
+        if docs and not is_inherited(key):
+            meaning = _shorten(docs[key], 60)
+            if key == "exp":
+                meaning = f"experiment: {', '.join(experiments())}"
+            how = {"help": meaning, "metavar": format_value(item.default) or "NAME"}
+            how["choices"] = get_args(item.kind) if get_origin(item.kind) is Literal else None
+        extra = {"nargs": "?", "const": True} if key == "smoke" else {}
+        groups.get(section, parser).add_argument(f"--{key}", dest=key, **extra, **how)
+    return groups
+
+
+def _shorten(meaning: str, width: int) -> str:
+    """Return the first sentence of a description, shortened to ``width`` characters."""
+    sentence = meaning.split(". ")[0].rstrip(".").replace("%", "%%")
+    return textwrap.shorten(sentence, width, placeholder=" ...")
+
+
+def _add_options(group: Any, command: str) -> None:
+    """Add the flags of a command that are no settings."""
+
+    def add(flag: str, meaning: str, place: Any = group, **how: Any) -> None:
+        place.add_argument(flag, dest=f"@{flag[2:].replace('-', '_')}", help=meaning, **how)
+
+    add("--config", "YAML file instead of --exp; over a run: on top", metavar="FILE")
+    add("--print-config", "print all settings that hold, and stop", action="store_true")
+    if command not in WITHOUT_RUN:
+        which = group.add_mutually_exclusive_group()
+        meaning = "run folder; default: the newest of --exp that can be used"
+        add("--run", meaning, which, metavar="DIR")
+    if command in ON_EXPORTS:
+        meaning = f"a run that comes with the program: {', '.join(pretrained_runs())}"
+        add("--pretrained", meaning, which, metavar="NAME")
+    if command == "sample":
+        add("--nfe", "network calls for each sample, or the nearest number below", metavar="N")
+        out = "write only FILE.csv, FILE.npz, or DIR/ for PNG files; must be new"
+        add("--out", out, metavar="PATH")
+    if command == "train":
+        either = group.add_mutually_exclusive_group()
+        add("--resume", "resume the run from its newest checkpoint", either, action="store_true")
+        phase = "resume at phase N, anew if phase N is finished"
+        add("--resume-phase", phase, either, metavar="N")
+    elif command == "export":
+        add("--to", "folder that is written", metavar="DIR")
+        add("--half", "write weights as float16: half the bytes", action="store_true")
+    elif command == "preflight":
+        add("--session-hours", "hours of a session, for the plan (default: 12)", metavar="H")
+    elif command == "report":
+        add("--compare", "write a page about this comparison", metavar="DIR")
+        kinds, figures = ("png", "svg", "pdf"), "files of the figures, besides PNG (default: png)"
+        add("--figures", figures, choices=kinds)
 
 
 def parse(argv: list[str]) -> Request:
-    """Return the request of a command line. Raise UserError if anything in it is wrong."""
+    """Return the request of a command line.
+
+    Raises:
+        UserError: the command or a flag is unknown, a flag occurs twice, a value has a wrong type;
+            or see :func:`nsgf.resolve.resolve`.
+    """
     if not argv or argv[0] not in COMMANDS:
         named = repr(argv[0]) if argv else "missing"
         raise UserError(f"unknown command {named}: must be one of {', '.join(COMMANDS)}")
-    command, words = argv[0], argv[1:]
-    flags = command_parser(command).parse_flags(words)
-    control, short = flags.pop("control", {}), flags.pop("short", {})
-    keys = short_flags(command)
-    fanned_out = {key: value for flag, value in short.items() for key in keys[flag]}
-    settings = merge_settings(nest_keys(fanned_out), flags)
-    result = _request(command, control, settings, "--sinkhorn-batch" in short)
-    return replace(result, words=tuple(words))
+    command, *words = argv
+    parser = command_parser(command)
+    known = parser._option_string_actions
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    for flag in flags:
+        if flag not in known:
+            refuse_unknown(flag, known, command)
+        if flags.count(flag) > 1:
+            raise UserError(f"{flag}: given twice")
+    short, fanned, settings, options = short_flags(command), Layer(), Layer(), Layer()
+    for name, text in vars(parser.parse_args(words)).items():
+        if name.startswith("@"):
+            kind = OPTIONS.get(name[1:])
+            options[name[1:]] = read_value(name[1:], kind, text) if kind else text
+        elif name == "--methods":
+            names = [part.strip() for part in text.strip("[]").split(",")]
+            settings["compare.methods"] = list(filter(None, names))
+        elif name in short:
+            value = read_value(name[2:], KEYS[short[name][0]].kind, text)
+            fanned |= spread_optim(dict.fromkeys(short[name], value))
+        else:
+            settings[name] = read_value(name, KEYS[name].kind, text)
+    keeps_total = "--sinkhorn-batch" in flags
+    request = resolve(command, {**fanned, **settings}, options, keeps_total=keeps_total)
+    request.words = words
+    return request
 
 
-def request(command: str, control: Content, settings: Mapping[str, Any]) -> Request:
-    """Return the request of a call from Python. ``control`` holds arguments that are not settings,
-    e.g. ``{"run": "runs/2d-..."}``. Settings have dotted keys. Raises as :func:`parse`."""
-    return _request(command, control, parse_settings(settings))
+def completion(shell: str) -> str:
+    """Return the script that completes commands and flags in a shell, made by shtab. Raise
+    UserError if shtab is missing or knows no such shell."""
+    program = ArgumentParser(prog="nsgf")
+    commands = program.add_subparsers()
+    for name, meaning in COMMANDS.items():
+        commands.add_parser(name, help=meaning, parents=[command_parser(name, has_help=True)])
+    try:
+        import shtab
 
-
-def _request(
-    command: str, control: Content, flags: Content, smaller_batches: bool = False
-) -> Request:
-    from nsgf.checks import expand_path
-
-    flags = apply_optim(flags)  # --optim.KEY is a flag of every phase
-    if command == "compare" and {"name", "source"} & set(flags.get("data", {})):
-        flags = merge_settings({"compare": {"targets": []}}, flags)
-    _check_allowed(command, control, flags)
-    if name := control.pop("pretrained", None):
-        if name not in pretrained_runs():
-            raise UserError(f"pretrained = {name}: must be one of {', '.join(pretrained_runs())}")
-        control["run"] = str(pretrained_runs()[name])
-    for key in {"run", "config", "compare"} & set(control):
-        control = {**control, key: expand_path(key, control[key])}
-    file = _file(control, flags)
-    own = read_settings(file) if file else {}
-    run, found = _find_run(command, control, flags, own)
-    if run:
-        own = own if "config" in control else {}
-        content = _settings_of_run(run, flags, own)
-    elif "compare" in control:
-        content = {"out_dir": os.path.dirname(os.path.abspath(control["compare"]))}
-    elif own or command == "list":
-        content = own
-    else:
-        names = ", ".join(experiments())
-        raise UserError(f"use {suggest('exp', 'NAME')} ({names}) or {suggest('config', 'FILE')}")
-    method = flags.pop("method", None) if run is None else None
-    config, flags, notes = _configure(content, method, flags, run, smaller_batches)
-    from nsgf.checks import check_training  # loads torch
-
-    if command in ("train", "preflight"):
-        check_training(config)
-    methods: tuple[Config, ...] = ()
-    for name in config.compare.methods if command == "compare" else ():
-        try:
-            each, _, told = _configure(content, name, flags, None, smaller_batches)
-            check_training(each)
-        except UserError as error:
-            raise UserError(f"{error} (method {name})") from error
-        methods += (each,)
-        notes += tuple(note for note in told if note.startswith(f"method {name}: "))
-    if run:
-        home = os.path.dirname(os.path.abspath(run.path))
-        out = os.path.abspath(os.path.expanduser(flags.get("out_dir", home)))
-        if command == "train" and "run" in control and out != home:
-            raise UserError(f"out_dir = {out}: the run stays in {run.path}; omit out_dir")
-        config, told = _without_unsafe_settings(command, config, run, flags, own)
-        notes = (found,) * bool(found) + notes + told
-    how = {key: value for key, value in control.items() if key not in ("config", "run")}
-    where = run.path if run else None
-    return Request(command, config, where, methods=methods, notes=notes, **how)
-
-
-def _configure(
-    content: Content,
-    method: str | None,
-    flags: Content,
-    run: "RunFolder | None",
-    smaller_batches: bool,
-) -> tuple[Config, Content, tuple[str, ...]]:
-    """Return three things: the checked configuration of a run, or of one method of an experiment;
-    the flags, completed by the inspection of own data; notes for the user."""
-    # these load torch; typos are reported before
-    from nsgf.checks import check, check_values, fit_to_classes
-    from nsgf.data import target_set
-    from nsgf.data.choices import choose_for_own_data
-    from nsgf.data.own import data_path
-
-    below, own = method_layers(content, method) if run is None else (Content(), content)
-    base, flags, notes = choose_for_own_data(below, own, flags, check_values, is_new=run is None)
-    smoke = nest_keys(SMOKE) if flags.get("smoke") and not run else {}
-    config = build(Config, merge_settings(base, smoke, flags))
-    if method and method.endswith((".yaml", ".yml")):
-        unused = {"method", *OF_PHASES} - {*config.phases}
-        file = {key: value for key, value in below.items() if key not in unused}
-        if told := list(overridden_settings(file, merge_settings(base, flags))):
-            notes += (f"method {method}: experiment or flags win: {list_names(told)}",)
-    if not run and (smoke or "conditional" in flags.get("data", {})):
-        chosen, fitted = fit_to_classes(config)
-        config = build(Config, merge_settings(base, smoke, chosen, flags))
-        notes += fitted
-    if smaller_batches and not (smoke or "num_batches" in flags.get("pool", {})):
-        planned = build(Config, base)
-        for each in (planned, config):
-            check_values(each)
-        total = planned.sinkhorn.batch_size * planned.pool.num_batches
-        batches = -(-total // config.sinkhorn.batch_size)
-        config = replace(config, pool=replace(config.pool, num_batches=batches))
-        notes += (
-            f"pool.num_batches {planned.pool.num_batches} -> {batches} keeps the pool's total of "
-            f"{total} trajectories (use {suggest('pool.num_batches')} for another number)",
-        )
-    check(config)
-    if "download" in flags.get("data", {}) and "download" not in target_set(config.data).uses:
-        raise UserError(f"data.download: has no effect for {config.data.name}; leave it out")
-    if config.data.path is not None:  # later commands may start in another folder
-        path = str(data_path(config.data).absolute())
-        config = replace(config, data=replace(config.data, path=path))
-    return config, flags, notes
-
-
-def _check_allowed(command: str, control: Content, flags: Content) -> None:
-    """Raise UserError for settings that have no effect on a command, or a missing --to."""
-    name = "report --compare" if "compare" in control else command
-    given = {*flags, *control} if name != "export" else {*flags}
-    if name in ALLOWED and (others := sorted(given - ALLOWED[name])):
-        allowed = ", ".join(sorted(ALLOWED[name]))
-        raise UserError(f"{others[0]}: has no effect on {name}, which takes only {allowed}")
-    if command == "export" and "to" not in control:
-        raise UserError("export needs --to DIR, the folder that it writes")
-    if flags.get("data", {}).get("found"):
-        raise UserError("data.found: is filled in by the program; leave it out")
-
-
-# --- files and runs -----------------------------------------------------------------------------
-
-
-def _file(control: Content, flags: Content) -> Path | None:
-    """Return the file of --config FILE or --exp NAME; None without either."""
-    if "config" in control:
-        return Path(control["config"])
-    exp = flags.get("exp")
-    if exp is None or "run" in control:
-        return None
-    if exp not in experiments():
-        names = ", ".join(experiments())
-        raise UserError(f"exp = {exp}: must be one of {names}, or use {suggest('config', 'FILE')}")
-    return config_folder() / f"{exp}.yaml"
-
-
-def _find_run(
-    command: str, control: Content, flags: Content, own: Content
-) -> tuple["RunFolder | None", str]:
-    """Return the run folder that the command works on, None for a new run, and a line about how it
-    was found. ``own``: settings of the experiment's file, whose ``out_dir`` is searched.
-    """
-    is_new = command == "train" and not {"run", "resume", "resume_phase"} & set(control)
-    if command in WITHOUT_RUN or "compare" in control or is_new:
-        return None, ""
-    from nsgf.checks import check_values
-    from nsgf.run.newest import newest_run
-    from nsgf.share.exported import open_run
-
-    if "run" in control:
-        run = open_run(control["run"])
-        if run.results_name and command not in ON_EXPORTS:
-            allowed = " and ".join(ON_EXPORTS)
-            raise UserError(f"run = {run.path}: an exported run, for {allowed} only")
-        return run, ""
-    if not own:
-        raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
-    config = build(Config, merge_settings(apply_optim(own), flags))
-    check_values(config)
-    return newest_run(
-        Path(config.out_dir),
-        config.exp,
-        smoke=config.smoke,
-        method=flags.get("method"),
-        resume=command == "train",
-    )
-
-
-def _settings_of_run(run: "RunFolder", flags: Content, own: Content) -> Content:
-    """Check that flags fit a run. Return its settings, overridden by those of --config FILE."""
-    saved = read_settings(run.config_file)
-    for key in ("exp", "method"):
-        if flags.get(key) not in (None, saved.get(key)):
-            raise UserError(f"{key} = {flags[key]}: {run.path} has {key} {saved.get(key)}")
-    if flags.get("smoke") and not saved.get("smoke"):
-        raise UserError(f"smoke: {run.path} is no smoke run; leave it out, or train a new run")
-    return merge_settings(apply_optim(saved), apply_optim(own))
-
-
-def _without_unsafe_settings(
-    command: str, config: Config, run: "RunFolder", flags: Content, own: Content
-) -> tuple[Config, tuple[str, ...]]:
-    """Return the settings of a run, and notes for the user. Drop saved settings that a run's file
-    may not decide; keep those given by ``flags`` or by --config FILE (``own``)."""
-    from nsgf.run.foreign import drop_unsafe_settings
-    from nsgf.run.trackers import require_tracker
-
-    asked = {
-        f"{section}.{key}"
-        for section in ("data", "tracking")
-        for key in (*own.get(section, {}), *flags.get(section, {}))
-    }
-    if "out_dir" in flags:
-        asked.add("out_dir")
-    wanted, config = config.tracking.tracker, drop_unsafe_settings(config, run, asked)
-    if command == "train" and "tracking.tracker" in asked:
-        require_tracker(config)
-    if command == "train" and wanted != config.tracking.tracker:
-        add = suggest("tracking.tracker", wanted)
-        told = f"the run's tracker {wanted} is not used: add {add} to use it"
-        return config, (told,)
-    return config, ()
+        return shtab.complete(program, shell).rstrip("\n")
+    except (ImportError, NotImplementedError) as error:
+        raise UserError(f"--print-completion {shell}: {error}") from error

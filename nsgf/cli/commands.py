@@ -9,10 +9,9 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from nsgf.cli.arguments import Request, parse
-from nsgf.cli.flags import COMMANDS, FLAG_NAMES, command_parser, completion
+from nsgf.cli.arguments import COMMANDS, FLAG_NAMES, command_parser, completion, parse
+from nsgf.resolve import Request
 from nsgf.system.errors import UserError, naming, one_line, unusable
 from nsgf.system.output import (
     is_launched,
@@ -23,9 +22,6 @@ from nsgf.system.output import (
     silence,
 )
 from nsgf.version import __version__
-
-if TYPE_CHECKING:
-    from nsgf.run.folder import RunFolder
 
 
 @naming(FLAG_NAMES, are_flags=True)
@@ -72,7 +68,7 @@ def _explains(words: list[str]) -> bool:
     elif words[0] == "--version":
         show(__version__)
     elif words[0] in COMMANDS and {"-h", "--help"} & set(words):
-        show(command_parser(words[0]).format_help().rstrip("\n"))
+        show(command_parser(words[0], has_help=True).format_help().rstrip("\n"))
     elif words[0].startswith("--print-completion"):
         show(completion(words[0].partition("=")[2] or " ".join(words[1:])))
     else:
@@ -87,7 +83,7 @@ def _fail(line: str) -> int:
 
 
 def _execute(request: Request) -> int:
-    if request.print_config:
+    if request.options.get("print_config"):
         from nsgf.run.folder import dump_config
 
         show(dump_config(request.config).rstrip("\n"))
@@ -103,25 +99,18 @@ def _execute(request: Request) -> int:
     return int(says_no and request.command == "preflight")
 
 
-def _run_of(request: Request) -> "RunFolder":
-    from nsgf.share.exported import open_run
-
-    assert request.run is not None
-    return open_run(request.run)
-
-
 def _train(request: Request) -> Iterator[str]:
     from nsgf.experiment import train
     from nsgf.run.stop import Stopped, StopRequest
     from nsgf.system.distributed import join
 
-    config, number, first = request.config, request.resume_phase, None
-    run = _run_of(request) if request.run else None
-    if number is not None:
+    config, run, first = request.config, request.run, None
+    number = int(request.options.get("resume_phase", 0))
+    if number:
         if number > len(config.phases):
             raise UserError(f"--resume-phase {number}: the run has phases {config.phases}")
         first = config.phases[number - 1]
-    elif run and not request.resume:
+    elif run and "resume" not in request.options:
         raise UserError(f"run = {run.path}: use --resume or --resume-phase N to train it further")
     stop = StopRequest(config.train.max_hours)
     with join(config.device) as world, stop.listening():
@@ -161,8 +150,8 @@ def _sample(request: Request) -> Iterator[str]:
     from nsgf.system.distributed import join
 
     with join(request.config.device) as world:
-        run = _run_of(request)
-        yield from sample_run(request.config, run, world, nfe=request.nfe, out=request.out)
+        how = {key: request.options.get(key) for key in ("nfe", "out")}
+        yield from sample_run(request.config, request.opened, world, **how)
 
 
 def _evaluate(request: Request) -> Iterator[str]:
@@ -170,7 +159,7 @@ def _evaluate(request: Request) -> Iterator[str]:
     from nsgf.system.distributed import join
 
     with join(request.config.device) as world:
-        file, metrics = evaluate_run(request.config, _run_of(request), world=world)
+        file, metrics = evaluate_run(request.config, request.opened, world=world)
         if world.is_main:
             yield from [*report(metrics), str(file)]
 
@@ -179,9 +168,10 @@ def _report(request: Request) -> list[str]:
     from nsgf.report.comparison import report_comparison
     from nsgf.report.page import report_run
 
-    if request.compare is not None:
-        return report_comparison(request.compare, request.config.out_dir, request.figures)
-    return report_run(request.config, _run_of(request), request.figures)
+    config, figures = request.config, request.options.get("figures", "png")
+    if "compare" in request.options:
+        return report_comparison(request.options["compare"], config.out_dir, figures)
+    return report_run(config, request.opened, figures)
 
 
 def _list(request: Request) -> list[str]:
@@ -212,29 +202,24 @@ def _compare(request: Request) -> Iterator[str]:
 
 
 def _export(request: Request) -> list[str]:
-    from nsgf.checks import expand_path
     from nsgf.share.export import export_run
 
-    to = expand_path("to", request.to)
-    return export_run(request.config, _run_of(request), to, request.half)
+    half = request.options.get("half", False)
+    return export_run(request.config, request.opened, request.options["to"], half)
 
 
 def _preflight(request: Request) -> Iterator[str]:
     from nsgf.preflight import preflight
 
-    return preflight(request.config, request.session_hours, _training_command(request.words))
-
-
-def _training_command(words: tuple[str, ...]) -> str:
-    """Return the shell command that starts the training which preflight checks."""
-    kept: list[str] = []
-    own, is_value = {"--session-hours", "--max-hours", "--train.max_hours"}, False
-    for word in words:
+    # the command that starts the training
+    kept, own, is_value = [], {"--session-hours", "--max-hours", "--train.max_hours"}, False
+    for word in request.words:
         flag, equals, _ = word.partition("=")
         if not is_value and flag not in own:
             kept.append(word)
         is_value = flag in own and not equals
-    return shlex.join(["python", "-m", "nsgf", "train", *kept])
+    command = shlex.join(["python", "-m", "nsgf", "train", *kept])
+    return preflight(request.config, request.options.get("session_hours", 12.0), command)
 
 
 ACTIONS: dict[str, Callable[[Request], Iterable[str]]] = {

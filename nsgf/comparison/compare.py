@@ -28,8 +28,8 @@ from nsgf.comparison.trials import (
     method_title,
     trial_sampler,
 )
-from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import Config, PhaseName
+from nsgf.config.settings import find_contradictions
 from nsgf.data import build_source
 from nsgf.experiment import train, training_plan
 from nsgf.metrics.names import name_of

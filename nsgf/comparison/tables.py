@@ -15,6 +15,7 @@ from nsgf.comparison.trials import FLOOR, NOISE_ROW, Comparison, Trial, method_t
 from nsgf.data import Data
 from nsgf.metrics.names import is_better_higher, name_of
 from nsgf.plots.samples import draw_table, figure_defaults, save_figure
+from nsgf.run.folder import write_facts
 from nsgf.sampling.sampler import Samples
 from nsgf.system.files import write_text
 
@@ -228,6 +229,7 @@ def _latex_cell(text: str) -> str:
 def write_report(comparison: Comparison, rows: Sequence[Row]) -> list[Path]:
     """Write the tables and the settings into the comparison's folder; return the table files."""
     folder = comparison.folder
+    write_facts(folder, comparison.config)
     write_text(folder / SETTINGS, comparison.settings_text)
     tables = all_tables(rows)
     texts = {"table.md": markdown(tables), TABLE: table_csv(rows), "table.tex": latex(tables)}

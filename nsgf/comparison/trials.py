@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from nsgf.checks import check
-from nsgf.config.describe import format_value
-from nsgf.config.leaves import fixed_values
 from nsgf.config.schema import Config, PhaseName
-from nsgf.config.yaml_loader import dump_yaml
+from nsgf.config.settings import fixed_values
+from nsgf.config.values import dump_yaml, format_value
 from nsgf.data import DATA_SETS, NOISE
 from nsgf.phases import find_way, find_ways, load_sampler
 from nsgf.run.folder import RunFolder

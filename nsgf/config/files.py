@@ -1,27 +1,30 @@
-"""Read configuration files as nested plain values, and merge layers of settings.
-
-Within a layer, the section ``optim`` applies to every phase that does not override it.
-:mod:`nsgf.cli.arguments` decides the order of the layers.
-"""
+"""Read files of experiments, methods and runs as layers of settings, with dotted keys."""
 
 import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from nsgf.config.describe import format_value
-from nsgf.config.leaves import leaves
-from nsgf.config.parser import settings_parser
-from nsgf.config.schema import OF_PHASES, Config, TrackingConfig
-from nsgf.config.yaml_loader import load_yaml, to_plain
+from nsgf.config.settings import FACTS, KEYS, Layer, is_inherited, look_up, spread_optim
+from nsgf.config.values import load_yaml, read_value, to_plain
 from nsgf.system.errors import UserError, cause, name_setting, one_line
 
-Content = dict[str, Any]
-"""Nested sections of a configuration, without defaults."""
-Schema = TypeVar("Schema")
+REMOVED = {"evaluation.classifier", "evaluation.inception", *FACTS}
+"""Keys that files of earlier runs have, and that are no settings. They are ignored."""
+FACTS_FILE = "facts.json"
+
+
+class Experiment(NamedTuple):
+    """The settings of an experiment's file."""
+
+    settings: Layer
+    methods: dict[str, Layer]
+    """Settings for each method, which win over the others."""
+    facts: Layer
+    """What a run found, from the file of facts beside it, or from the settings, where earlier
+    versions wrote it; None or empty for other files."""
 
 
 def config_folder() -> Path:
@@ -47,10 +50,8 @@ def pretrained_runs() -> dict[str, Path]:
     return {file.parent.name: file.parent for file in files}
 
 
-def read_settings(file: Path) -> Content:
-    """Return the settings of a file, nested as in the file, with values of the declared types.
-
-    The section ``methods`` of an experiment has one section of settings for each method.
+def read_experiment(file: Path) -> Experiment:
+    """Return the settings of an experiment's file, or of a run.
 
     Raises:
         UserError: see :func:`read_plain`; or a key is unknown, a value has a wrong type, or the
@@ -58,75 +59,83 @@ def read_settings(file: Path) -> Content:
     """
     plain = read_plain(file)
     sections = plain.pop("methods", {})
-    content = settings_parser().check_types(plain)
-    if "exp" not in content:
+    settings = read_layer(plain)
+    if "exp" not in settings:
         raise UserError(f"config {file}: must name its experiment, for example exp: {file.stem}")
     if not isinstance(sections, dict):
         raise UserError(f"config {file}: methods = {sections!r}: must hold a section for each one")
+    own = {}
     for name, section in sections.items():
         if not isinstance(section, dict):
             raise UserError(f"config {file}: methods.{name} = {section!r}: must be a section")
         try:
-            content.setdefault("methods", {})[str(name)] = settings_parser().check_types(section)
+            own[str(name)] = read_layer(section)
         except UserError as error:
             raise UserError(f"methods.{name}.{error}") from error
-    return content
+    beside = file.with_name(FACTS_FILE)
+    return Experiment(settings, own, read_facts(read_plain(beside) if beside.exists() else plain))
 
 
-def method_layers(content: Content, method: str | None = None) -> tuple[Content, Content]:
+def read_layer(sections: Mapping[Any, Any], prefix: str = "") -> Layer:
+    """Return the settings of nested sections, with values of the declared types. Raise UserError if
+    a key is unknown, or a value has a wrong type."""
+    layer: Layer = {}
+    for name, value in sections.items():
+        key = f"{prefix}{name}"
+        if key in KEYS:
+            layer[key] = read_value(key, KEYS[key].kind, value)
+        elif isinstance(value, dict) and key not in REMOVED:
+            layer |= read_layer(value, f"{key}.")
+        elif key not in REMOVED:
+            refuse_unknown(key, KEYS)
+    return layer
+
+
+def read_facts(sections: dict[str, Any]) -> Layer:
+    """Return the facts in nested sections: of the file of facts, or of the settings of a run that
+    an earlier version began. Raise UserError if they are damaged."""
+    facts = {key: look_up(sections, key, item.default) for key, item in FACTS.items()}
+    for key, value in facts.items():
+        if value is not None and not isinstance(value, FACTS[key].kind):
+            raise UserError(f"{key}: damaged; train a new run")
+    return facts
+
+
+def method_layers(experiment: Experiment, method: str | None = None) -> tuple[Layer, Layer]:
     """Return two layers: the settings of a method, and the settings of an experiment for it.
 
-    The second layer wins over the first. ``optim`` is already applied to the phases of both.
-
-    ``content`` is an experiment, from :func:`read_settings`. ``method`` is a shipped method, a YAML
-    file, or a section of the experiment; None: the method that the experiment names, if any.
+    The second layer wins over the first. ``optim`` is already spread to the phases of both.
+    ``method`` is a shipped method, a YAML file, or a section of the experiment; None: the method
+    that the experiment names, if any.
 
     Raises:
-        UserError: the method does not exist, or the content is complete and names another method.
+        UserError: the method does not exist, or the settings are complete and name another method.
     """
-    wanted = method or content.get("method")
+    settings = experiment.settings
+    wanted = method or settings.get("method")
     if not wanted:
-        return {}, apply_optim(content)
-    name = Path(wanted).stem if wanted.endswith((".yaml", ".yml")) else wanted
-    if "phases" in content and method and name != content.get("method"):
-        own = content.get("method", "no method")
+        return {}, spread_optim(settings)
+    is_file = wanted.endswith((".yaml", ".yml"))
+    name = Path(wanted).stem if is_file else wanted
+    if "phases" in settings and method and name != settings.get("method"):
+        own = settings.get("method", "no method")
         raise UserError(f"method = {method}: must be {own}, the method of these settings")
-    base = merge_settings(content, content.get("methods", {}).get(name, {}))
-    below = _method_settings(wanted, has_phases="phases" in base)
-    return apply_optim(below), {**apply_optim(base), "method": name}
-
-
-def overridden_settings(below: Content, merged: Content, prefix: str = "") -> Iterator[str]:
-    """Yield a text for each setting of a layer that has another value after merging."""
-    for key, value in below.items():
-        if isinstance(value, dict):
-            yield from overridden_settings(value, merged[key], f"{prefix}{key}.")
-        elif merged[key] != value:
-            yield f"{prefix}{key} {format_value(merged[key])} (file: {format_value(value)})"
-
-
-def _method_settings(method: str, *, has_phases: bool) -> Content:
-    """Return the settings of a method's file; empty if the experiment has them in its section."""
-    names = methods()
-    if method.endswith((".yaml", ".yml")):
-        file = Path(method).expanduser()
-    elif method in names:
-        file = config_folder() / "methods" / f"{method}.yaml"
-    elif has_phases:
-        return {}
-    else:
-        near = difflib.get_close_matches(method, names, 1)
+    base = {**settings, **experiment.methods.get(name, {}), "method": name}
+    if not is_file and name not in methods():
+        if "phases" in base:
+            return {}, spread_optim(base)
+        near = difflib.get_close_matches(name, methods(), 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(
-            f"method = {method}: must be one of {', '.join(names)}, or a YAML file{hint}"
-        )
-    settings = settings_parser().check_types(read_plain(file))
-    if "phases" not in settings:
+        must = f"must be one of {', '.join(methods())}, or a YAML file{hint}"
+        raise UserError(f"method = {name}: {must}")
+    file = Path(wanted).expanduser() if is_file else config_folder() / "methods" / f"{name}.yaml"
+    below = read_layer(read_plain(file))
+    if "phases" not in below:
         raise UserError(f"method {file}: must name its phases, for example phases: [nsgf]")
-    return settings
+    return spread_optim(below), spread_optim(base)
 
 
-def read_plain(file: Path) -> Content:
+def read_plain(file: Path) -> dict[str, Any]:
     """Return keys and plain values of a YAML file in UTF-8, unchecked.
 
     Raises:
@@ -145,70 +154,34 @@ def read_plain(file: Path) -> Content:
     return content
 
 
-def parse_settings(settings: Mapping[str, Any]) -> Content:
-    """Return settings with dotted keys as nested settings with values of the declared types.
-
-    Raises:
-        UserError: a key is unknown, or a value has a wrong type.
-    """
-    flat = {str(key): to_plain(str(key), value) for key, value in settings.items()}
-    return settings_parser().check_types(nest_keys(flat))
-
-
-def gather_settings(arguments: Mapping[str, Any], overrides: Any = None) -> dict[str, Any]:
-    """Return the arguments that are not None, by dotted key, over ``overrides``. Raise UserError
-    unless those are a mapping."""
+def from_arguments(arguments: Mapping[str, Any], overrides: Any = None) -> Layer:
+    """Return the arguments of a Python call that are not None, by dotted key, over ``overrides``.
+    Raise UserError for an unknown key or a wrong value."""
     if overrides is not None and not isinstance(overrides, Mapping):
         raise UserError(f"{name_setting('overrides', overrides)}: must be a dictionary of settings")
-    return {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
+    given = {**(overrides or {}), **{k: v for k, v in arguments.items() if v is not None}}
+    for key in REMOVED & given.keys():
+        refuse_unknown(key, KEYS)
+    return read_layer({str(key): to_plain(str(key), value) for key, value in given.items()})
 
 
-def nest_keys(flat: Mapping[str, Any]) -> Content:
-    """Turn ``{"nsgf.lr": 1}`` into ``{"nsgf": {"lr": 1}}``."""
-    content: Content = {}
-    for key, value in flat.items():
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        content = merge_settings(content, value)
-    return content
-
-
-def merge_settings(*layers: Content) -> Content:
-    """Merge layers of settings, value by value; later layers win."""
-    result: Content = {}
-    for layer in layers:
-        for key, value in layer.items():
-            inside = isinstance(value, dict) and isinstance(result.get(key), dict)
-            result[key] = merge_settings(result[key], value) if inside else value
-    return result
-
-
-def apply_optim(content: Content) -> Content:
-    """Copy the values of ``optim`` into each phase that does not set them, and drop ``optim`` and
-    ``methods``."""
-    result = {key: value for key, value in content.items() if key != "methods"}
-    base = result.pop("optim", {})
-    for phase in OF_PHASES if base else ():
-        result[phase] = {**base, **content.get(phase, {})}
-    return result
-
-
-def drop_machine_settings(config: Config) -> Config:
-    """Return the settings without paths, names of files, device and tracker, so that they can be
-    shared."""
-    paths = {key: item.default for key, _, item in leaves(config) if item.is_path}
-    usual = build(Config, merge_settings(asdict(config), nest_keys(paths)))
-    found = {key: value for key, value in config.data.found.items() if key != "broken"}
-    data = replace(usual.data, found=found)
-    return replace(usual, data=data, device=Config.device, tracking=TrackingConfig())
-
-
-def build(schema: type[Schema], content: Content) -> Schema:
-    """Return a dataclass of the schema with these values, and defaults for the others."""
-    kinds: dict[str, Any] = {item.name: item.type for item in fields(schema)}  # type: ignore[arg-type]
-    return schema(
-        **{
-            key: build(kinds[key], value) if is_dataclass(kinds[key]) else value
-            for key, value in content.items()
-        }
+def refuse_unknown(name: str, known: Collection[str], command: str = "train") -> NoReturn:
+    """Raise UserError for an unknown flag, which begins with dashes, or an unknown key of a file.
+    ``known``: all flags or keys."""
+    dashes, kind = ("--", "flag") if name.startswith("--") else ("", "key")
+    key = name.removeprefix("--")
+    keys = [each.removeprefix("--") for each in known]
+    if any(each.startswith(f"{key}.") for each in keys):
+        raise UserError(f"{name} is a section; set its keys, as in {name}.KEY")
+    likely = [
+        each
+        for each in keys
+        if not is_inherited(each) and (command == "compare" or not each.startswith("compare."))
+    ]
+    nearest = [each for each in likely if each.endswith(f".{key}")]
+    for among in (likely, keys):
+        nearest = nearest or difflib.get_close_matches(key, among, 1)
+    hint = f"did you mean {' or '.join(dashes + each for each in nearest)}?"
+    raise UserError(
+        f"{name}: unknown {kind}; {hint if nearest else f'nsgf {command} --help lists them'}"
     )

@@ -4,10 +4,10 @@ The docstring below a field is its help text; its annotation gives the allowed r
 may change on resume. :mod:`nsgf.checks` checks rules between fields.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from typing import Annotated, Any, Literal
 
-from nsgf.config.leaves import FREE_ON_RESUME, MACHINE_PATH, Range
+from nsgf.config.ranges import FREE_ON_RESUME, MACHINE_PATH, Range
 
 PhaseName = Literal["nsgf", "nsf", "predictor", "peer", "reflow", "generator"]
 PHASE_NUMBERS: dict[PhaseName, int] = {"nsf": 2, "predictor": 3, "reflow": 2, "generator": 2}
@@ -17,8 +17,17 @@ ImageName = Literal["digits", "mnist", "cifar10"]
 SolverName = Literal["euler", "heun", "dopri5"]
 
 
+class Facts:
+    """What the program finds, which is kept beside the settings; an InitVar is no field."""
+
+    found: dict[str, Any]
+    """What a new run finds at data.path, and a resumed run must find."""
+    network: str | None
+    """Class of the network that nsgf.train was given in place of mlp or unet; None: none."""
+
+
 @dataclass
-class DataConfig:
+class DataConfig(Facts):
     """Source mu0 and target mu*."""
 
     name: Literal[PointName, ImageName, "images", "points"] = "8gaussians"
@@ -47,8 +56,10 @@ class DataConfig:
     """points: columns to use, A,B,C, by name or by number from 1 on; null: all."""
     key: str | None = None
     """Name of the array of images or points in a file .npz that has several."""
-    found: dict[str, Any] = field(default_factory=dict)
-    """Written by the program: what a new run finds at data.path, and a resumed run must find."""
+    found: InitVar[dict[str, Any] | None] = None
+
+    def __post_init__(self, found: dict[str, Any] | None) -> None:
+        self.found = found or {}
 
 
 @dataclass
@@ -129,7 +140,7 @@ class UNetConfig:
 
 
 @dataclass
-class ModelConfig:
+class ModelConfig(Facts):
     """Networks: mlp for points, unet for images."""
 
     mlp: MLPConfig = field(default_factory=MLPConfig)
@@ -138,11 +149,12 @@ class ModelConfig:
         default_factory=lambda: [32, 64, 128, 256]
     )
     """Convolution layers of the time predictor for images; each halves the resolution."""
-    network: str | None = None
-    """Written by the program: class of the network that nsgf.train was given in place of mlp or
-    unet; null: none."""
     checkpoint_activations: Annotated[bool, FREE_ON_RESUME] = False
     """Recompute activations of a unet in the backward pass: less memory, a third more time."""
+    network: InitVar[str | None] = None
+
+    def __post_init__(self, network: str | None) -> None:
+        self.network = network
 
 
 @dataclass
@@ -356,13 +368,6 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
-
-
-@dataclass
-class Settings(Config):
-    """Settings of files and flags: a configuration, and the section ``optim`` for all phases."""
-
-    optim: OptimConfig = field(default_factory=OptimConfig)
 
 
 OF_PHASES: tuple[PhaseName, ...] = tuple(

@@ -3,15 +3,13 @@
 The rules are described in docs/own-data.md. Settings of files and flags win.
 """
 
-from collections.abc import Callable
-from operator import attrgetter
 from typing import Any
 
-from nsgf.config.describe import format_value
-from nsgf.config.files import Content, apply_optim, build, merge_settings, nest_keys
 from nsgf.config.schema import Config
+from nsgf.config.settings import SETTINGS, Layer, spread_optim
+from nsgf.config.values import format_value
 from nsgf.data import INSPECTORS
-from nsgf.data.own import Found, read_found
+from nsgf.data.own import read_found
 from nsgf.system.errors import UserError, suggest
 
 POOL_VALUES, START_VALUES = 2**29, 2**28
@@ -21,60 +19,35 @@ MANY = 10_000
 LARGEST_END = 16
 """Largest side in pixels of a UNet's last level; the cost of attention grows with side^4."""
 
-READING = {"name", "path", "size", "skip_broken", "columns", "key"}
-"""Settings of the section ``data`` that decide what is found."""
 OPTIONAL = ("nsf.coupling_batch", "nsf.starts", "peer.coupling_batch")
 """Settings that only some methods use; the rules lower a method's value and set no new one."""
 
 
-def choose_for_own_data(
-    method: Content,
-    base: Content,
-    flags: Content,
-    check: Callable[[Config], None],
-    *,
-    is_new: bool = True,
-) -> tuple[Content, Content, tuple[str, ...]]:
+def choose_for_own_data(config: Config) -> tuple[Layer, Layer, tuple[str, ...]]:
     """Inspect a new run's own data and choose settings for it.
 
-    Args:
-        method: settings of the method's file, which the chosen ones override.
-        base: settings of a file or of a run, each phase with its own values; those of another run
-            keep what was chosen for it.
-        flags: settings of the command line; for a further method of a comparison with what was
-            found for the first.
-        check: raises UserError for settings with which ``data.path`` cannot be read.
-        is_new: whether a run is begun.
+    ``config``: checked values of all layers; for a further method of a comparison with what was
+    found for the first.
 
     Returns:
-        ``base`` on top of what is chosen, ``flags`` with what was found, and lines about both; or
-        nothing new, for other data and runs that exist. Errors as for the inspection.
+        The chosen settings, which files and flags override; what was found, which they do not; and
+        lines about both. Raises the errors of the inspection.
     """
-    if is_new and READING & set(flags.get("data", {})):
-        own = {key: value for key, value in base.get("data", {}).items() if key != "found"}
-        base = {**base, "data": own}
-    name = merge_settings(base, flags).get("data", {}).get("name")
-    if name not in INSPECTORS or base.get("data", {}).get("found"):
-        return merge_settings(method, base), flags, ()
-    config = build(Config, merge_settings(merge_settings(method, base), flags))
-    check(config)
+    name = config.data.name
     known = (read_found(config.data), ()) if config.data.found else None
     found, notes = known or INSPECTORS[name](config.data)
-    chosen = _chosen(config, found)
-    data = {"found": found._asdict(), **({"size": found.shape[1]} if name == "images" else {})}
-    below = merge_settings(merge_settings(method, apply_optim(nest_keys(chosen))), base)
+    if len(found.shape) == 1:
+        chosen = for_points(found.samples, *found.shape)
+    else:
+        chosen = for_images(found.samples, *found.shape[:2])
+    unused = [key for key in OPTIONAL if SETTINGS[key].get(config) is None]
+    chosen = {key: value for key, value in chosen.items() if key not in unused}
+    facts: Layer = {"data.found": found._asdict()}
+    if name == "images":
+        facts["data.size"] = found.shape[1]
     shown = ", ".join(f"{key} {format_value(value)}" for key, value in chosen.items())
     notes += (f"chosen for them: {shown}; your own settings and {suggest('smoke')} win",)
-    return below, merge_settings(flags, {"data": data}), notes
-
-
-def _chosen(config: Config, found: Found) -> dict[str, Any]:
-    """Return the chosen settings by dotted key, without those that the method does not use."""
-    if len(found.shape) == 1:
-        return for_points(found.samples, *found.shape)
-    chosen = for_images(found.samples, *found.shape[:2])
-    unused = {key for key in OPTIONAL if attrgetter(key)(config) is None}
-    return {key: value for key, value in chosen.items() if key not in unused}
+    return spread_optim(chosen), facts, notes
 
 
 def for_points(samples: int, dim: int) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
-from nsgf.config.leaves import find_contradictions
 from nsgf.config.schema import Config, PhaseName
+from nsgf.config.settings import find_contradictions
 from nsgf.data import Data, shape_and_classes
 from nsgf.models import OwnNetwork, make_own, velocity_network
 from nsgf.run import checkpoint

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from nsgf.config.describe import format_value
-from nsgf.config.leaves import MANY, Range
+from nsgf.config.ranges import MANY, Range
 from nsgf.config.schema import Config, PhaseName
+from nsgf.config.values import format_value
 from nsgf.phases.base import Phase, load_network
 from nsgf.phases.flow_matching import Peer
 from nsgf.phases.generator import Generator

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nsgf.config.leaves import fixed_values
 from nsgf.config.schema import Config
+from nsgf.config.settings import fixed_values
 from nsgf.run.progress import Progress, count_progress
 from nsgf.system.errors import UserError, cause
 from nsgf.system.files import write_text

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from nsgf.checks import check
-from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
+from nsgf.config.settings import drop_machine_settings
 from nsgf.data import class_names
 from nsgf.metrics.names import describe, is_measure, name_of
 from nsgf.phases import get_phase

@@ -5,15 +5,9 @@ from pathlib import Path
 from nsgf.comparison.results import read_rows
 from nsgf.comparison.tables import SETTINGS, TABLE
 from nsgf.comparison.trials import Comparison, Trial
-from nsgf.config.files import (
-    build,
-    merge_settings,
-    method_layers,
-    read_plain,
-    read_settings,
-)
-from nsgf.config.parser import settings_parser
+from nsgf.config.files import method_layers, read_experiment, read_layer, read_plain
 from nsgf.config.schema import OF_PHASES, Config, PhaseName
+from nsgf.config.settings import build
 from nsgf.phases import find_way
 from nsgf.plots.figures import Curve
 from nsgf.run.checkpoint import read_good_header
@@ -65,7 +59,7 @@ def _listed_settings(run: RunFolder) -> Config:
     for key, section in content.items():
         if LISTED[key] and isinstance(section, dict):
             content[key] = {name: section[name] for name in LISTED[key] if name in section}
-    return build(Config, settings_parser().check_types(content))
+    return build(read_layer(content))
 
 
 def _progress(run: RunFolder, config: Config) -> str:
@@ -143,9 +137,10 @@ def has_possible_calls(config: Config) -> bool:
 def stored_comparison(folder: Path) -> Comparison:
     """Return the comparison that wrote the table. Raise UserError if its settings
     cannot be read."""
-    content = read_settings(folder / SETTINGS)
-    names = content.get("compare", {}).get("methods")
+    stored = read_experiment(folder / SETTINGS)
+    names = stored.settings.get("compare.methods")
     if not names:
         raise UserError(f"compare = {folder}: its {SETTINGS} names no methods")
-    methods = [build(Config, merge_settings(*method_layers(content, name))) for name in names]
+    layers = [method_layers(stored, name) for name in names]
+    methods = [build({**below, **own, **stored.facts}) for below, own in layers]
     return Comparison(methods[0], {method.method: method for method in methods})

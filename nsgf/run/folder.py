@@ -1,7 +1,8 @@
 """The run folder: names of its files, and names of run folders.
 
-A run folder holds ``config.yaml``, ``versions.json``, ``checkpoints/``, ``pool/``,
-``metrics.jsonl``, ``costs.jsonl``, ``log.txt``, ``samples/`` and, later, ``metrics.json``.
+A run folder holds ``config.yaml``, ``facts.json`` (what the program found), ``versions.json``,
+``checkpoints/``, ``pool/``, ``metrics.jsonl``, ``costs.jsonl``, ``log.txt``,
+``samples/`` and, later, ``metrics.json``.
 """
 
 import json
@@ -10,8 +11,10 @@ from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 
+from nsgf.config.files import FACTS_FILE, read_experiment
 from nsgf.config.schema import PHASE_NUMBERS, Config, PhaseName
-from nsgf.config.yaml_loader import dump_yaml
+from nsgf.config.settings import FACTS, Layer, nest
+from nsgf.config.values import dump_yaml
 from nsgf.models import OwnNetwork
 from nsgf.run.checkpoint import previous_file, unused_file
 from nsgf.system.files import ensure_writable, sync_folder, write_text
@@ -41,6 +44,12 @@ class RunFolder:
         file = self.checkpoint_file(phase)
         return file.exists() or previous_file(file).exists()
 
+    def read_settings(self) -> Layer:
+        """Return the run's saved settings and facts. Raise UserError if they cannot be read, or are
+        wrong."""
+        saved = read_experiment(self.config_file)
+        return {**saved.settings, **saved.facts}
+
     @classmethod
     def create(cls, config: Config) -> "RunFolder":
         """Make the folder ``OUT_DIR/EXP-YYYYmmdd_HHMMSS`` with the configuration in it; that of a
@@ -66,7 +75,8 @@ class RunFolder:
         return cls(path)
 
     def write_config(self, config: Config, comment: str = "") -> None:
-        """Save the configuration below ``comment``, and the versions beside it."""
+        """Save the configuration below ``comment``, and facts and versions beside it."""
+        write_facts(self.path, config)
         write_text(self.config_file, comment + dump_config(config))
         write_text(self.path / "versions.json", json.dumps(provenance(), indent=2) + "\n")
 
@@ -77,6 +87,13 @@ class RunFolder:
         aside = file.replace(unused_file(file, "previous"))
         sync_folder(file.parent)
         return aside
+
+
+def write_facts(folder: Path, config: Config) -> None:
+    """Write the facts of a configuration, if there are any, as ``facts.json``."""
+    facts = {key: item.get(config) for key, item in FACTS.items()}
+    if any(facts.values()):
+        write_text(folder / FACTS_FILE, json.dumps(nest(facts), indent=2) + "\n")
 
 
 def phase_stem(phase: PhaseName) -> str:

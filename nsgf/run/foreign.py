@@ -1,10 +1,11 @@
 """Protection from run folders that somebody else made: links, pipes and unsafe settings."""
 
 import os
-from dataclasses import replace
+from collections.abc import Container
 from pathlib import Path
 
-from nsgf.config.schema import Config
+from nsgf.config.schema import DataConfig
+from nsgf.config.settings import Layer
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 
@@ -32,20 +33,18 @@ def check_links(folder: Path, home: Path | None = None) -> None:
             folders[:] = [name for name in folders if name != FOREIGN]
 
 
-def drop_unsafe_settings(config: Config, run: RunFolder, given: set[str]) -> Config:
-    """Return the configuration of an existing run without unsafe settings from its file, since the
-    folder may come from somebody else.
+def drop_unsafe_settings(saved: Layer, run: RunFolder, given: Container[str]) -> Layer:
+    """Return the saved settings of a run without unsafe ones, since the folder may come from
+    somebody else.
 
-    ``out_dir`` becomes the run's present place. Only the current command, which sets the keys
-    ``given``, can turn on a tracking service, or downloads to a folder outside of the working
-    directory.
+    Only the user, who sets the keys ``given``, can turn on a tracking service, or downloads to a
+    folder outside of the working directory.
     """
-    if "out_dir" not in given and run.results_name is None:
-        path = run.path if run.path.name not in ("", "..") else run.path.resolve()
-        config = replace(config, out_dir=str(path.parent))
-    if "tracking.tracker" not in given and config.tracking.tracker not in IN_FOLDER:
-        config = replace(config, tracking=replace(config.tracking, tracker="none"))
-    root = Path(os.path.abspath(Path(config.data.root).expanduser()))
-    if given & {"data.root", "data.download"} or root.is_relative_to(Path.cwd()):
-        return config
-    return replace(config, data=replace(config.data, download=False))
+    safe = dict(saved)
+    if saved.get("tracking.tracker") not in (None, *IN_FOLDER):
+        safe["tracking.tracker"] = "none"
+    root = Path(os.path.abspath(os.path.expanduser(saved.get("data.root", DataConfig.root))))
+    is_asked = "data.root" in given or "data.download" in given
+    if not is_asked and not root.is_relative_to(Path.cwd()):
+        safe["data.download"] = False
+    return safe

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsgf.config.leaves import fixed_values
+from nsgf.config.settings import fixed_values
 from nsgf.data import Sampler
 from nsgf.data.images import to_bytes
 from nsgf.run import store

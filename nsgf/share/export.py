@@ -4,15 +4,15 @@ import json
 import os
 import shlex
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save as save_tensors
 
-from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import Config
+from nsgf.config.settings import drop_machine_settings, to_sections
 from nsgf.data import class_names, data_shape, is_image_set
 from nsgf.metrics.evaluate import report
 from nsgf.metrics.names import is_measure, name_of
@@ -94,7 +94,7 @@ def _write_index(folder: Path, config: Config, updates: dict[str, str], half: bo
         MARK: FORMAT,
         "library_name": "nsgf",
         "version": __version__,
-        "settings": asdict(drop_machine_settings(config)),
+        "settings": to_sections(drop_machine_settings(config)),
         "updates": updates,
         "weights": "float16" if half else "float32",
         "files": {file.name: checksum(file.read_bytes()) for file in sorted(folder.iterdir())},

@@ -9,7 +9,6 @@ No file can run code. The phases determine the file names; the folder does not.
 
 import hashlib
 import re
-from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from nsgf.checks import check, expand_path
-from nsgf.config.files import Content, build, drop_machine_settings, pretrained_runs, read_plain
-from nsgf.config.leaves import find_contradictions
-from nsgf.config.parser import settings_parser
+from nsgf.checks import check
+from nsgf.config.files import pretrained_runs, read_facts, read_layer, read_plain
 from nsgf.config.schema import Config, PhaseName
+from nsgf.config.settings import (
+    Layer,
+    build,
+    drop_machine_settings,
+    find_contradictions,
+    nest,
+    values,
+)
+from nsgf.config.values import expand_path
 from nsgf.phases import Phase
 from nsgf.phases.base import FREE_IN_SAMPLING, SharedRun, TrainedNetwork, outline, restored_network
 from nsgf.run.checkpoint import is_finite, newer_format_error
@@ -106,17 +112,18 @@ class ExportedRun(SharedRun):
         super().__init__(folder)
         index = read_index(folder)
         try:
-            saved = build(Config, settings_parser().check_types(index["settings"]))
+            settings = index["settings"]
+            saved = build({**read_layer(settings), **read_facts(settings)})
             check(saved)
         except UserError as error:
             raise UserError(f"{folder / CONFIG_FILE}: {error}") from error
         kind = "pretrained" if folder in pretrained_runs().values() else "exported"
         self.results_name = f"{kind}-{folder.resolve().name}"
-        self._saved = asdict(drop_machine_settings(saved))
+        self._saved = values(drop_machine_settings(saved))
         self._updates: dict[str, str] = index["updates"]
         self._sums: dict[str, str] = index["files"]
 
-    def read_settings(self) -> Content:
+    def read_settings(self) -> Layer:
         return self._saved
 
     def has_checkpoint(self, phase: PhaseName) -> bool:
@@ -127,7 +134,8 @@ class ExportedRun(SharedRun):
         """Return the network of a phase in float32, in eval mode and without gradients. Raise
         UserError if its file is missing, damaged, or does not fit the settings."""
         file = self.path / weights_file(phase.name)
-        texts = find_contradictions(self._saved, config, set(phase.follows) - FREE_IN_SAMPLING)
+        frozen = set(phase.follows) - FREE_IN_SAMPLING
+        texts = find_contradictions(nest(self._saved), config, frozen)
         if texts:
             raise UserError(f"cannot use {file}: " + "; ".join(texts))
         state = self._state(file)

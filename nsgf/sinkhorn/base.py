@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 from torch.masked import MaskedTensor
 
-from nsgf.config.leaves import MANY
+from nsgf.config.ranges import MANY
 from nsgf.config.schema import FlowConfig
-from nsgf.config.yaml_loader import to_plain
+from nsgf.config.values import to_plain
 from nsgf.system.errors import UserError, name_setting, one_line
 
 Array = Tensor | np.ndarray[Any, Any]

@@ -4,12 +4,12 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict
 from itertools import chain
 
 import torch
 
 from nsgf.config.schema import PhaseName
+from nsgf.config.settings import to_sections
 from nsgf.data import is_image_set
 from nsgf.run import checkpoint
 from nsgf.run.progress import Progress
@@ -260,7 +260,7 @@ class PhaseLoop:
             content |= {
                 "phase": self.name,
                 "precision": self.state.forward.precision,
-                "config": asdict(self.session.config),
+                "config": to_sections(self.session.config),
                 "window": [list(reading) for reading in self.window],
             }
             checkpoint.save(self.file, content)

@@ -1,0 +1,166 @@
+"""Every setting of the schema by its dotted key, and functions that read or build a configuration.
+
+A layer is a dictionary of values by dotted key: ``{"nsgf.lr": 1e-4}``. Facts are what a run found
+(:data:`FACTS`): they are kept beside the settings, and no file or flag sets them.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple, get_args
+
+from nsgf.config.ranges import FREE_ON_RESUME, MACHINE_PATH, Range
+from nsgf.config.schema import OF_PHASES, Config, OptimConfig
+
+Layer = dict[str, Any]
+"""Values of some settings by dotted key."""
+
+
+class Setting(NamedTuple):
+    """Properties of a setting in the schema."""
+
+    kind: Any
+    """Type, without annotations."""
+    default: Any
+    get: Callable[[Config], Any]
+    """Returns the value in a configuration."""
+    range: Range | None = None
+    is_free: bool = False
+    """Whether the setting may change on resume although the rest of its section may not."""
+    is_path: bool = False
+    """Whether the value is a file or a folder on this machine."""
+
+
+SECTIONS: dict[str, type] = {}
+"""Classes of the schema by the key of their section; that of the configuration itself is empty."""
+
+
+def _walk(node: Any, section: str) -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    SECTIONS[section] = type(node)
+    nested = []
+    for item in dataclasses.fields(node):
+        key, value = f"{section}.{item.name}".lstrip("."), getattr(node, item.name)
+        if dataclasses.is_dataclass(value):
+            nested.append((value, key))
+            continue
+        notes = getattr(item.type, "__metadata__", ())
+        found[key] = Setting(
+            kind=get_args(item.type)[0] if notes else item.type,
+            default=value,
+            get=attrgetter(key),
+            range=next((note for note in notes if isinstance(note, Range)), None),
+            is_free=FREE_ON_RESUME in notes,
+            is_path=MACHINE_PATH in notes,
+        )
+    for value, key in nested:
+        found |= _walk(value, key)
+    return found
+
+
+SETTINGS = _walk(Config(), "")
+"""All settings of a configuration by dotted key."""
+KEYS = {**SETTINGS, **_walk(OptimConfig(), "optim")}
+"""All keys of files and flags: also those of ``optim``, which hold for all phases."""
+FACTS = {
+    "data.found": Setting(dict, {}, attrgetter("data.found")),
+    "model.network": Setting(str, None, attrgetter("model.network")),
+}
+"""What the program writes into a new run: a description of the data at ``data.path``, which a
+resumed run must find again, and the class of the caller's network."""
+VALUES = {**SETTINGS, **FACTS}
+
+
+def is_inherited(key: str) -> bool:
+    """Whether a setting of a phase is described under ``optim``."""
+    section, _, name = key.partition(".")
+    return section in OF_PHASES and f"optim.{name}" in KEYS
+
+
+def values(config: Config) -> Layer:
+    """Return all settings and facts of a configuration by dotted key."""
+    return {key: item.get(config) for key, item in VALUES.items()}
+
+
+def build(layer: Layer) -> Config:
+    """Return a configuration with these values, and defaults for the others."""
+    config = Config()
+    for key, value in layer.items():
+        section, _, name = key.rpartition(".")
+        setattr(attrgetter(section)(config) if section else config, name, value)
+    return config
+
+
+def nest(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a layer as nested sections: ``{"nsgf": {"lr": 1e-4}}``."""
+    nested: dict[str, Any] = {}
+    for key, value in layer.items():
+        *sections, name = key.split(".")
+        node = nested
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    return nested
+
+
+def to_sections(config: Config) -> dict[str, Any]:
+    """Return all settings and facts as nested sections, as checkpoints and exports hold them."""
+    return nest(values(config))
+
+
+def look_up(sections: Any, key: str, default: Any = None) -> Any:
+    """Return the value at a dotted key of nested sections, or the default."""
+    for part in key.split("."):
+        sections = sections.get(part, default) if isinstance(sections, dict) else default
+    return sections
+
+
+def spread_optim(layer: Layer) -> Layer:
+    """Copy the values of ``optim`` to each phase that does not set them, and drop ``optim``."""
+    spread = {key: value for key, value in layer.items() if not key.startswith("optim.")}
+    for key in layer.keys() - spread.keys():
+        for phase in OF_PHASES:
+            spread.setdefault(key.replace("optim", phase), layer[key])
+    return spread
+
+
+def drop_machine_settings(config: Config) -> Config:
+    """Return the settings without paths, names of files, device and tracker, so that they can be
+    shared."""
+    usual = [key for key, item in SETTINGS.items() if item.is_path or key.startswith("tracking.")]
+    found = {key: value for key, value in config.data.found.items() if key != "broken"}
+    defaults = {key: SETTINGS[key].default for key in (*usual, "device")}
+    return build({**values(config), **defaults, "data.found": found})
+
+
+def fixed_values(config: Config, sections: Collection[str]) -> Layer:
+    """Return all values of some sections, except those that are free on resume."""
+    return {
+        key: item.get(config)
+        for key, item in VALUES.items()
+        if key.partition(".")[0] in sections and not item.is_free
+    }
+
+
+def find_contradictions(
+    saved: dict[str, Any], config: Config, frozen: Collection[str], running: str | None = None
+) -> list[str]:
+    """Return one text for each setting of ``config`` that differs from ``saved``, the nested
+    configuration of a checkpoint, although both must agree. A setting that is missing in ``saved``,
+    because the checkpoint is older, had its default.
+
+    Args:
+        frozen: sections and dotted settings that must agree, as in ``Phase.follows``.
+        running: the unfinished phase to resume. Its section must agree too, except for the number
+            of iterations.
+    """
+    texts = []
+    for key, item in VALUES.items():
+        section, _, name = key.partition(".")
+        is_frozen = section in frozen or key in frozen
+        is_frozen |= section == running and name != "iterations"
+        if is_frozen and not item.is_free:
+            before, value = look_up(saved, key, item.default), item.get(config)
+            if before != value:
+                texts.append(f"{key}: the checkpoint has {before}, this command {value}")
+    return texts

@@ -1,0 +1,189 @@
+"""Values of settings as YAML, as Python objects and in words.
+
+YAML has plain values only. Numbers have decimal digits with single ``_`` between them, a sign, a
+fraction and an exponent; no leading 0, no base 8, 16 or 60.
+"""
+
+import json
+import math
+import os
+import re
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+
+from nsgf.system.errors import UserError, name_setting
+
+NULL = ("null", "Null", "NULL", "~")
+WORDS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+NAMES: dict[Any, str] = {
+    **{int: "an integer", float: "a number", bool: "true or false", str: "a text"},
+    NoneType: "null",
+}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Dumper that quotes texts such as ``08`` and ``no``, which YAML 1.1 or 1.2 would convert."""
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Loader of plain values as in YAML 1.2: 1e-4 is a number, no is a text. PyYAML's parser in C
+    is ten times as fast, but not in every build."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+
+
+_INTEGER = r"[-+]?(0|[1-9](_?[0-9]){0,30})"
+_NUMBER = r"[-+]?(\.[0-9]+|(0|[1-9](_?[0-9])*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?"
+for _place, _kind, _pattern in (
+    (_Loader, "null", rf"{'|'.join(NULL)}|"),
+    (_Loader, "bool", r"true|True|TRUE|false|False|FALSE"),
+    (_Loader, "int", _INTEGER),
+    (_Loader, "float", _NUMBER),
+    (_Dumper, "float", r"[-+]?[0-9_]*\.?[0-9_]*([eE][-+]?[0-9]+)?"),
+):
+    _whole = re.compile(f"(?:{_pattern})$")
+    _place.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", _whole, None)
+for _kind, _type in (("int", int), ("float", float)):  # PyYAML's own take !!int 1:30
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", lambda _, node, to=_type: to(node.value))
+
+
+def dump_yaml(content: dict[str, Any]) -> str:
+    """Return YAML that :func:`load_yaml` reads back as the same values in the same order."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False)
+
+
+def load_yaml(text: str) -> Any:
+    """Return the plain values of a YAML text.
+
+    Raises:
+        yaml.YAMLError: the text is not YAML, or has an alias, a repeated key or a tag that is not
+            a plain value.
+    """
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        return None if root is None else _construct(loader, root, set())
+    except Exception as error:  # PyYAML raises many types for a value with a wrong tag
+        raise yaml.YAMLError(str(error)) from error
+
+
+def _construct(loader: Any, node: Any, seen: set[int]) -> Any:
+    """Return the value of a node. An alias is a node that was ``seen`` before."""
+    if isinstance(node, yaml.ScalarNode):
+        return loader.construct_object(node)
+    is_section = node.tag == "tag:yaml.org,2002:map"
+    if not is_section and node.tag != "tag:yaml.org,2002:seq":
+        raise yaml.YAMLError(f"{node.tag}: not a plain value")
+    found = []
+    for part in chain.from_iterable(node.value) if is_section else node.value:
+        if id(part) in seen:
+            raise yaml.YAMLError("an alias (*name): write the values out, or use the section optim")
+        seen.add(id(part))
+        is_scalar = isinstance(part, yaml.ScalarNode)
+        found.append(loader.construct_object(part) if is_scalar else _construct(loader, part, seen))
+    if not is_section:
+        return found
+    keys = found[::2]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise yaml.YAMLError(f"{key}: twice in one section")
+    return dict(zip(keys, found[1::2], strict=True))
+
+
+def describe_type(kind: Any) -> str:
+    """Return a type as text: ``a number or null``."""
+    arguments = get_args(kind)
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(arguments)}" if len(arguments) > 1 else arguments[0]
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(describe_type, arguments))
+    if get_origin(kind) is list:
+        return f"a list, each {describe_type(arguments[0])}"
+    return NAMES[kind]
+
+
+def format_value(value: Any) -> str:
+    """Return a plain value as it is written in a YAML file."""
+    return json.dumps(value, ensure_ascii=False).replace('"', "")
+
+
+def read_value(key: str, kind: Any, value: Any) -> Any:
+    """Return a value of the declared type. Other values than texts may also be given as a text of
+    YAML, as on the command line. Raise UserError for a wrong type."""
+    try:
+        return _convert(kind, value)
+    except (ValueError, OverflowError, yaml.YAMLError):
+        must = f"must be {describe_type(kind)}" if value is not None else "must have a value"
+        shown = "null" if value is None else value
+        raise UserError(f"{name_setting(key, shown)}: {must}") from None
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    parts = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        if NoneType in parts and (value is None or value in NULL):
+            return None
+        for part in parts:
+            with suppress(ValueError, OverflowError, yaml.YAMLError):
+                return _convert(part, value)
+        raise ValueError
+    is_text = isinstance(value, str)
+    if get_origin(kind) is Literal or kind is str:
+        if is_text and (kind is str or value in parts):
+            return value
+        raise ValueError
+    if is_text:
+        value = WORDS.get(value.lower()) if kind is bool else load_yaml(value)
+    if get_origin(kind) is list and isinstance(value, list):
+        return [_convert(parts[0], part) for part in value]
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind or value is None or not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def to_plain(key: str, value: Any) -> Any:
+    """Return a caller's value for a setting: paths become texts, numbers and arrays of numpy and
+    torch those of Python. Raise UserError for all that no setting has."""
+    found = value
+    with suppress(Exception):  # as of a sparse tensor
+        found = value.tolist() if hasattr(value, "tolist") else os.fspath(value)
+    if isinstance(found, list | tuple):
+        return [to_plain(key, part) for part in found]
+    if isinstance(found, dict):
+        return {name: to_plain(key, part) for name, part in found.items()}
+    if found is not None and not isinstance(found, bool | int | float | str):
+        raise UserError(f"{name_setting(key, value)}: must be a number, a text, or a list of these")
+    return found
+
+
+def is_path(text: str) -> bool:
+    """Whether a text can be a path (~NAME only for an existing user)."""
+    try:
+        return bool(text) and bool(Path(text).expanduser())
+    except RuntimeError:  # no user of this NAME in ~NAME
+        return False
+
+
+def expand_path(key: str, path: Any) -> Path:
+    """Return a user's path with ``~`` replaced by the home folder; raise UserError if it is no
+    path, empty or not printable, or there is no such user."""
+    text = to_plain(key, path)
+    if not isinstance(text, str) or not text.isprintable() or not is_path(text):
+        raise UserError(
+            f"{name_setting(key, path)}: must be a path (~NAME only for an existing user)"
+        )
+    return Path(text).expanduser()
+
+
+def read_flag(key: str, value: Any) -> bool:
+    """Return a caller's true or false; raise UserError for all else."""
+    if not isinstance(found := to_plain(key, value), bool):
+        raise UserError(f"{name_setting(key, value)}: must be true or false")
+    return found

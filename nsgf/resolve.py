@@ -1,0 +1,287 @@
+"""Resolve the settings of a command or of a Python call: layers -> one checked configuration.
+
+Later layers win: defaults; the method's file; choices for own data (:mod:`nsgf.data.choices`); the
+experiment's file; its section for the method; --smoke; short flags for several settings at once;
+flags for one setting. Within a layer the section ``optim`` applies to each phase that does not set
+its own value. A command that works on a run uses the run's saved configuration instead of both
+files. This module imports torch only after typos are reported.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nsgf.config.files import (
+    Experiment,
+    config_folder,
+    experiments,
+    method_layers,
+    pretrained_runs,
+    read_experiment,
+)
+from nsgf.config.schema import OF_PHASES, Config
+from nsgf.config.settings import SETTINGS, Layer, build, spread_optim
+from nsgf.config.values import expand_path, format_value
+from nsgf.system.errors import UserError, list_names, suggest
+
+if TYPE_CHECKING:
+    from nsgf.run.folder import RunFolder
+
+WITHOUT_RUN = ("list", "compare", "preflight")
+ON_EXPORTS = ("sample", "evaluate")
+"""Commands that also take exported runs."""
+ALLOWED = {
+    "list": {"out_dir"},
+    "report --compare": {"compare", "figures", "out_dir"},
+    "export": {"exp", "out_dir", "smoke", "sampling"},
+}
+"""Settings and sections that a command takes, for commands that take only these."""
+SMOKE: Layer = {
+    **{"optim.iterations": 5, "optim.batch_size": 4, "reflow.pairs": 16},
+    **{"pool.num_batches": 2, "sinkhorn.batch_size": 8, "sinkhorn.target_batch": None},
+    "nsf.coupling_batch": None,
+    **{"train.log_every": 1, "train.checkpoint_every": 3, "train.accumulate": 1},
+    **{"sampling.num_samples": 4, "sampling.straight_steps": 2, "evaluation.num_samples": 4},
+    **{"evaluation.w2_samples": 4, "evaluation.features": "none"},
+    **{"compare.seeds": 1, "compare.nfe": [1, 2, 4], "compare.updates": []},
+}
+"""What --smoke sets in a new run besides ``smoke``; explicit flags win."""
+
+
+@dataclass
+class Request:
+    """A command with its settings."""
+
+    command: str
+    config: Config
+    run: "RunFolder | None" = None
+    """The run that the command works on; None: a new one, or none."""
+    methods: tuple[Config, ...] = ()
+    """Settings of each method of a comparison; ``config`` has those of the experiment's method."""
+    notes: tuple[str, ...] = ()
+    """Lines for the user."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the command that are no settings, e.g. ``{"nfe": 10}``."""
+    words: Sequence[str] = ()
+    """Arguments after the command, of a command line."""
+
+    @property
+    def opened(self) -> "RunFolder":
+        """The run of a command that works on one."""
+        assert self.run is not None
+        return self.run
+
+
+def resolve(
+    command: str,
+    given: Layer,
+    options: Mapping[str, Any],
+    *,
+    run: "RunFolder | None" = None,
+    keeps_total: bool = False,
+) -> Request:
+    """Return the request of a command.
+
+    Args:
+        command: its name.
+        given: settings of flags or arguments, also facts that the caller knows.
+        options: options that are no settings; ``run``, ``config``, ``pretrained``, ``compare``,
+            ``resume`` and ``resume_phase`` decide where the other settings come from.
+        run: the run that the command works on, if it is already open.
+        keeps_total: whether another number of particles keeps the total size of the pool.
+
+    Raises:
+        UserError: a setting or an option is wrong, or a file or run is missing or damaged.
+    """
+    given = spread_optim(given)
+    if command == "compare" and {"data.name", "data.source"} & given.keys():
+        given = {"compare.targets": [], **given}
+    options = _check_options(command, options, given)
+    file = _experiment_file(options, given)
+    own = read_experiment(file) if file else Experiment({}, {}, {})
+    told, notes = "", tuple[str, ...]()
+    if run is None:
+        run, told = _find_run(command, options, given, own.settings)
+    if run:
+        on_top = spread_optim(own.settings) if "config" in options else {}
+        saved, lines = _settings_of_run(command, run, given, on_top)
+        own, notes = Experiment(saved, {}, {}), (told,) * bool(told) + lines
+        if command == "train" and "run" in options:
+            _check_place(run, given)
+    elif "compare" in options:
+        out_dir = os.path.dirname(os.path.abspath(options["compare"]))
+        own = Experiment({"out_dir": out_dir}, {}, {})
+    elif not own.settings and command != "list":
+        names = ", ".join(experiments())
+        raise UserError(f"use {suggest('exp', 'NAME')} ({names}) or {suggest('config', 'FILE')}")
+    method = given.pop("method", None) if run is None else None
+    config, given, lines = _configure(own, method, given, run is None, keeps_total)
+    notes += lines
+    from nsgf.checks import check_training
+
+    if command in ("train", "preflight"):
+        check_training(config)
+    methods: tuple[Config, ...] = ()
+    for name in config.compare.methods if command == "compare" else ():
+        try:
+            each, _, lines = _configure(own, name, given, True, keeps_total)
+            check_training(each)
+        except UserError as error:
+            raise UserError(f"{error} (method {name})") from error
+        methods += (each,)
+        notes += tuple(line for line in lines if line.startswith(f"method {name}: "))
+    if run and command == "train" and "tracking.tracker" in {**on_top, **given}:
+        from nsgf.run.trackers import require_tracker
+
+        require_tracker(config)
+    return Request(command, config, run, methods, notes, options)
+
+
+def _check_options(command: str, options: Mapping[str, Any], given: Layer) -> dict[str, Any]:
+    """Return the options with paths in full. Raise UserError for settings that have no effect on
+    the command, or a missing or wrong option."""
+    name = "report --compare" if "compare" in options else command
+    names = {key.partition(".")[0] for key in given} | ({*options} if name != "export" else set())
+    if name in ALLOWED and (others := sorted(names - ALLOWED[name])):
+        allowed = ", ".join(sorted(ALLOWED[name]))
+        raise UserError(f"{others[0]}: has no effect on {name}, which takes only {allowed}")
+    if command == "export" and "to" not in options:
+        raise UserError("export needs --to DIR, the folder that it writes")
+    found = dict(options)
+    if shipped := found.pop("pretrained", None):
+        if shipped not in pretrained_runs():
+            must = f"must be one of {', '.join(pretrained_runs())}"
+            raise UserError(f"pretrained = {shipped}: {must}")
+        found["run"] = pretrained_runs()[shipped]
+    for key in {"run", "config", "compare", "to"} & found.keys():
+        found[key] = expand_path(key, found[key])
+    return found
+
+
+def _experiment_file(options: dict[str, Any], given: Layer) -> Path | None:
+    """Return the file of --config FILE or --exp NAME; None without either."""
+    exp = given.get("exp")
+    if "config" in options or exp is None or "run" in options:
+        return options.get("config")
+    if exp not in experiments():
+        names = ", ".join(experiments())
+        raise UserError(f"exp = {exp}: must be one of {names}, or use {suggest('config', 'FILE')}")
+    return config_folder() / f"{exp}.yaml"
+
+
+def _find_run(
+    command: str, options: dict[str, Any], given: Layer, own: Layer
+) -> tuple["RunFolder | None", str]:
+    """Return the run folder that the command works on, None for a new run, and a line about how it
+    was found. ``own``: settings of the experiment's file, whose ``out_dir`` is searched."""
+    is_new = command == "train" and not {"run", "resume", "resume_phase"} & options.keys()
+    if command in WITHOUT_RUN or "compare" in options or is_new:
+        return None, ""
+    from nsgf.checks import check_values
+    from nsgf.run.newest import newest_run
+    from nsgf.share.exported import open_run
+
+    if "run" in options:
+        run = open_run(options["run"])
+        if run.results_name and command not in ON_EXPORTS:
+            allowed = " and ".join(ON_EXPORTS)
+            raise UserError(f"run = {run.path}: an exported run, for {allowed} only")
+        return run, ""
+    if not own:
+        raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
+    config = build({**spread_optim(own), **given})
+    check_values(config)
+    return newest_run(
+        Path(config.out_dir),
+        config.exp,
+        smoke=config.smoke,
+        method=given.get("method"),
+        resume=command == "train",
+    )
+
+
+def _settings_of_run(
+    command: str, run: "RunFolder", given: Layer, on_top: Layer
+) -> tuple[Layer, tuple[str, ...]]:
+    """Return the settings and facts of a run below those of --config FILE, ``on_top``, without
+    those that its file may not decide; and a note about a tracker. Raise UserError if the settings
+    ``given`` do not fit the run."""
+    from nsgf.run.foreign import drop_unsafe_settings
+
+    saved = spread_optim(run.read_settings())
+    for key in ("exp", "method"):
+        if given.get(key) not in (None, saved.get(key)):
+            raise UserError(f"{key} = {given[key]}: {run.path} has {key} {saved.get(key)}")
+    if given.get("smoke") and not saved.get("smoke"):
+        raise UserError(f"smoke: {run.path} is no smoke run; leave it out, or train a new run")
+    safe = {**drop_unsafe_settings(saved, run, {**on_top, **given}), **on_top}
+    if run.results_name is None:  # where it is now
+        path = run.path if run.path.name not in ("", "..") else run.path.resolve()
+        safe["out_dir"] = str(path.parent)
+    key, tracker = "tracking.tracker", saved.get("tracking.tracker")
+    if command != "train" or key in {**on_top, **given} or safe.get(key) == tracker:
+        return safe, ()
+    note = f"the run's tracker {tracker} is not used: add {suggest(key, tracker)} to use it"
+    return safe, (note,)
+
+
+def _check_place(run: "RunFolder", given: Layer) -> None:
+    """Raise UserError for another ``out_dir`` than that of a run that is trained further."""
+    home = os.path.dirname(os.path.abspath(run.path))
+    out = os.path.abspath(os.path.expanduser(given.get("out_dir", home)))
+    if out != home:
+        raise UserError(f"out_dir = {out}: the run stays in {run.path}; omit out_dir")
+
+
+def _configure(
+    experiment: Experiment, method: str | None, given: Layer, is_new: bool, keeps_total: bool
+) -> tuple[Config, Layer, tuple[str, ...]]:
+    """Return three things: the checked configuration of a run, or of one method of an experiment;
+    ``given`` with what the inspection of own data found; notes for the user."""
+    # these load torch; typos are reported before
+    from nsgf.checks import check, check_values, fit_to_classes
+    from nsgf.data import INSPECTORS, target_set
+    from nsgf.data.choices import choose_for_own_data
+    from nsgf.data.own import data_path
+
+    below, own = method_layers(experiment, method) if is_new else ({}, experiment.settings)
+    chosen: Layer = {}
+    notes: tuple[str, ...] = ()
+    if is_new and {**own, **given}.get("data.name") in INSPECTORS:
+        draft = build({**below, **own, **given})
+        check_values(draft)
+        chosen, found, notes = choose_for_own_data(draft)
+        given = {**given, **found}
+    base = {**below, **chosen, **own}
+    smoke = spread_optim(SMOKE) if given.get("smoke") and is_new else {}
+    config = build({**base, **smoke, **given})
+    if method and method.endswith((".yaml", ".yml")):
+        unused = {"method", *OF_PHASES} - {*config.phases}
+        if lost := [
+            f"{key} {format_value(now)} (file: {format_value(value)})"
+            for key, value in below.items()
+            if key.partition(".")[0] not in unused and (now := {**base, **given}[key]) != value
+        ]:
+            notes += (f"method {method}: experiment or flags win: {list_names(lost)}",)
+    if is_new and (smoke or "data.conditional" in given):
+        fitted, lines = fit_to_classes(config)
+        config = build({**base, **smoke, **fitted, **given})
+        notes += lines
+    if keeps_total and not (smoke or "pool.num_batches" in given):
+        size, count = "sinkhorn.batch_size", "pool.num_batches"
+        planned = {key: base.get(key, SETTINGS[key].default) for key in (size, count)}
+        total = planned[size] * planned[count]
+        batches = -(-total // max(1, config.sinkhorn.batch_size))
+        config.pool.num_batches = batches
+        notes += (
+            f"pool.num_batches {planned[count]} -> {batches} keeps the pool's total of "
+            f"{total} trajectories (use {suggest('pool.num_batches')} for another number)",
+        )
+    check(config)
+    if "data.download" in given and "download" not in target_set(config.data).uses:
+        raise UserError(f"data.download: has no effect for {config.data.name}; leave it out")
+    if config.data.path is not None:  # later commands may start in another folder
+        config.data.path = str(data_path(config.data).absolute())
+    return config, given, notes
