@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nsgf.config.schema import OF_PHASES, Config, DataConfig
+from nsgf.config.schema import OF_PHASES, Config
 from nsgf.config.settings import SETTINGS, Layer
 from nsgf.config.values import format_value, is_path
 from nsgf.data import (
@@ -146,7 +146,7 @@ def _data_rules(config: Config) -> Iterator[Rule]:
         yield wrong, "data.source", wanted
     yield data.source == data.name, "data.source", "must differ from data.name"
     for name in ("root", "source", "fake", "flip", "path", "size", "skip_broken", "columns", "key"):
-        usual = getattr(DataConfig(), name)
+        usual = SETTINGS[f"data.{name}"].default
         useless = name not in target.uses and getattr(data, name) != usual
         yield useless, f"data.{name}", f"must be {format_value(usual)} for {data.name}"
     is_image = isinstance(target, ImageSet)

@@ -216,7 +216,7 @@ def _settings_of_run(
             raise UserError(f"{key} = {given[key]}: {run.path} has {key} {saved.get(key)}")
     if given.get("smoke") and not saved.get("smoke"):
         raise UserError(f"smoke: {run.path} is no smoke run; leave it out, or train a new run")
-    safe = {**drop_unsafe_settings(saved, run, {**on_top, **given}), **on_top}
+    safe = {**drop_unsafe_settings(saved, {**on_top, **given}), **on_top}
     if run.results_name is None:  # where it is now
         path = run.path if run.path.name not in ("", "..") else run.path.resolve()
         safe["out_dir"] = str(path.parent)

@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from nsgf.cli import arguments as command_line
-from nsgf.cli.arguments import config_folder, parse
+from nsgf import resolve
+from nsgf.cli.arguments import parse
 from nsgf.comparison.trials import Comparison
-from nsgf.config.files import Content
+from nsgf.config.files import Experiment, config_folder
 from nsgf.config.schema import Config
 from nsgf.experiment import train
 from nsgf.run.folder import RunFolder
@@ -62,14 +62,14 @@ def compared(name: str, *flags: str) -> Comparison:
 @pytest.fixture(scope="session", autouse=True)
 def _shipped_files_are_read_once() -> Iterator[None]:
     """Every command line begins with one."""
-    real = command_line.read_settings
+    real = resolve.read_experiment
     once = functools.cache(real)
 
-    def read(file: Path) -> Content:
+    def read(file: Path) -> Experiment:
         return copy.deepcopy(once(file)) if file.parent == config_folder() else real(file)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command_line, "read_settings", read)
+        patch.setattr(resolve, "read_experiment", read)
         yield
 
 

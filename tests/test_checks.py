@@ -1,15 +1,13 @@
 import importlib
 import math
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
 from nsgf.checks import check
 from nsgf.cli.arguments import parse
-from nsgf.config.files import build, merge_settings, nest_keys
-from nsgf.config.leaves import leaves
-from nsgf.config.schema import Config
+from nsgf.config.settings import SETTINGS, build, values
 from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -90,8 +88,8 @@ def test_wrong_values_are_named_in_one_line(exp, flags, key, own_data):
 
 def test_counts_have_an_upper_bound():
     """No integer may be large enough to hang an estimate or to overflow a float."""
-    for key, value, item in leaves(Config()):
-        for number in value if isinstance(value, list) else [value]:
+    for key, item in SETTINGS.items():
+        for number in item.default if isinstance(item.default, list) else [item.default]:
             if isinstance(number, int) and not isinstance(number, bool):
                 assert item.range.maximum < 2**63, key
     with pytest.raises(UserError, match=r"mlp\.width = 65537: must be >= 1 and <= 65536"):
@@ -142,7 +140,7 @@ def test_what_belongs_together_is_valid(exp, flags):
 )
 def test_wrong_settings_from_python_are_refused(exp, key, value):
     settings = {"sampling.solver": "heun", key: value}
-    config = build(Config, merge_settings(asdict(shipped(exp)), nest_keys(settings)))
+    config = build({**values(shipped(exp)), **settings})
     with pytest.raises(UserError, match=rf"^{re.escape(key)} = "):
         check(config)
 

@@ -7,16 +7,16 @@ import os
 import re
 import shutil
 import weakref
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from nsgf import experiment
-from nsgf.config.files import build, merge_settings, parse_settings
 from nsgf.config.schema import Config
 from nsgf.data import Data
+from nsgf.config.settings import build, values
 from nsgf.experiment import train
 from nsgf.phases import get_phase, resume
 from nsgf.phases.base import load_network
@@ -217,9 +217,9 @@ def _files(run: RunFolder) -> dict[str, Path]:
 def test_phases_two_and_three_must_share_their_lines_and_networks(
     tiny, tiny_run, key, value, found
 ):
-    longer = merge_settings(asdict(tiny), parse_settings({key: value, "predictor.iterations": 20}))
+    longer = build({**values(tiny), key: value, "predictor.iterations": 20})
     with pytest.raises(UserError, match=rf"{re.escape(key)}: the checkpoint has {found}"):
-        train(build(Config, longer), tiny_run)
+        train(longer, tiny_run)
 
 
 def test_phase_one_cannot_change_under_phases_that_start_from_it(tiny):

@@ -82,7 +82,7 @@ def test_a_refused_call_leaves_the_data_of_others(tmp_path, monkeypatch):
         runs.append(train(tmp_path, data=POINTS))
         raise UserError("optim.lr = -1")
 
-    monkeypatch.setattr(inputs, "request", refuse)
+    monkeypatch.setattr(inputs, "resolve", refuse)
     with pytest.raises(UserError, match="lr"):
         train(tmp_path, data=POINTS)
     (file,) = (tmp_path / ".data").iterdir()

@@ -207,7 +207,8 @@ def completion(shell: str) -> str:
     program = ArgumentParser(prog="nsgf")
     commands = program.add_subparsers()
     for name, meaning in COMMANDS.items():
-        commands.add_parser(name, help=meaning, parents=[command_parser(name, has_help=True)])
+        parent = command_parser(name, has_help=True)
+        commands.add_parser(name, help=meaning, parents=[parent], add_help=False)
     try:
         import shtab
 

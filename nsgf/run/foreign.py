@@ -6,7 +6,6 @@ from pathlib import Path
 
 from nsgf.config.schema import DataConfig
 from nsgf.config.settings import Layer
-from nsgf.run.folder import RunFolder
 from nsgf.system.errors import UserError
 
 IN_FOLDER = ("none", "tensorboard")
@@ -33,7 +32,7 @@ def check_links(folder: Path, home: Path | None = None) -> None:
             folders[:] = [name for name in folders if name != FOREIGN]
 
 
-def drop_unsafe_settings(saved: Layer, run: RunFolder, given: Container[str]) -> Layer:
+def drop_unsafe_settings(saved: Layer, given: Container[str]) -> Layer:
     """Return the saved settings of a run without unsafe ones, since the folder may come from
     somebody else.
 

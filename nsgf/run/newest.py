@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from nsgf.config.files import read_settings
 from nsgf.run.checkpoint import read_good_header
 from nsgf.run.folder import RunFolder, dated_folders, folder_stem
 from nsgf.run.foreign import check_links
@@ -24,7 +23,7 @@ def newest_run(
             continue
         try:
             check_links(run.path)
-            settings = read_settings(run.config_file)
+            settings = run.read_settings()
             if method not in (None, settings.get("method")):
                 continue
             begun.append(run)

@@ -6,11 +6,10 @@ import pytest
 import yaml
 
 from nsgf.cli import main
-from nsgf.cli.arguments import parse
-from nsgf.cli.flags import COMMANDS, SHORT_FLAGS
+from nsgf.cli.arguments import COMMANDS, SHORT_FLAGS, parse
 from nsgf.config.files import config_folder, methods
-from nsgf.config.leaves import leaves
-from nsgf.config.schema import OF_PHASES, Config, OptimConfig, Settings
+from nsgf.config.schema import OF_PHASES, Config
+from nsgf.config.settings import KEYS, SETTINGS, is_inherited
 from nsgf.run.folder import RunFolder, dump_config
 from nsgf.system.errors import UserError
 from tests.conftest import shipped
@@ -19,7 +18,7 @@ THREE = ("nsgf", "nsf", "predictor")
 
 
 def value(config: Config, key: str):
-    return {name: found for name, found, _ in leaves(config)}[key]
+    return SETTINGS[key].get(config)
 
 
 def of_phases(config: Config, name: str, phases=OF_PHASES):
@@ -32,10 +31,8 @@ def test_help_has_one_line_for_each_setting_and_short_flag(command, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     flags = [line.split()[0] for line in lines if line.startswith("  --")]
-    for key, _, _ in leaves(Settings()):
-        section, _, name = key.rpartition(".")
-        inherits = section in OF_PHASES and name in asdict(OptimConfig())
-        assert flags.count(f"--{key}") == (not inherits), key
+    for key in KEYS:
+        assert flags.count(f"--{key}") == (not is_inherited(key)), key
     assert {*SHORT_FLAGS, "--fake-data", "--config"} < set(flags)
 
 
@@ -197,7 +194,7 @@ WRONG = [  # command, flags, words of the message
     ("train", "--exp 2d --method nowhere.yaml", "nowhere.yaml: no such file"),
     ("train", "", "exp=NAME"),
     ("train", "--exp 2d --resume --resume-phase 2", "--resume-phase: not allowed"),
-    ("train", '--exp 2d --data.found={"samples":3}', "data.found: "),
+    ("train", '--exp 2d --data.found={"samples":3}', "--data.found: unknown flag"),
     ("sample", "", "--run DIR"),
     ("evaluate", "--run nowhere", "nowhere: no run folder"),
     ("export", "--run x", "--to DIR"),
@@ -220,7 +217,11 @@ def test_settings_of_a_run_are_the_base_of_later_commands(tiny):
     run = RunFolder.create(tiny)
     request = parse(["sample", "--run", str(run.path), "--num-samples=3", "--steps=7"])
     config = request.config
-    assert (request.run, config.model, config.sampling.num_samples) == (run.path, tiny.model, 3)
+    assert (request.opened.path, config.model, config.sampling.num_samples) == (
+        run.path,
+        tiny.model,
+        3,
+    )
     assert (config.flow.steps, config.sampling.nsgf_steps) == (tiny.flow.steps, 7)
 
 
@@ -254,8 +255,8 @@ def test_newest_run_of_a_method_is_found(tiny):
     second = RunFolder.create(replace(tiny, method="nsgf++"))
     where = ["--exp", "2d", "--out-dir", tiny.out_dir]
     request = parse(["train", *where, "--resume"])
-    assert (request.run, request.notes) == (second.path, (f"run {second.path}",))
-    assert parse(["train", *where, "--resume", "--method", "nsgf"]).run == first.path
+    assert (request.opened.path, request.notes) == (second.path, (f"run {second.path}",))
+    assert parse(["train", *where, "--resume", "--method", "nsgf"]).opened.path == first.path
     with pytest.raises(UserError, match="no checkpoint"):
         parse(["sample", *where])
     assert parse(["train", *where, "--resume-phase", "2"]).config.model == tiny.model
@@ -268,8 +269,8 @@ def test_smoke_selects_a_run_and_changes_no_setting_of_it(tiny):
     run = RunFolder.create(tiny)
     smoke = RunFolder.create(replace(tiny, smoke=True))
     where = ["--exp", "2d", "--out-dir", tiny.out_dir]
-    assert parse(["train", *where, "--resume"]).run == run.path
-    assert parse(["train", *where, "--resume", "--smoke"]).run == smoke.path
+    assert parse(["train", *where, "--resume"]).opened.path == run.path
+    assert parse(["train", *where, "--resume", "--smoke"]).opened.path == smoke.path
     with pytest.raises(UserError, match=r"^smoke: "):
         parse(["sample", "--run", str(run.path), "--smoke"])
     config = parse(["evaluate", "--run", str(smoke.path), "--smoke"]).config
@@ -300,7 +301,7 @@ def test_a_run_that_is_trained_further_stays_where_it_is(tiny, tmp_path):
     argv = ["--run", str(run.path), "--out-dir"]
     with pytest.raises(UserError, match=r"^out_dir = .*elsewhere: "):
         parse(["train", *argv, str(tmp_path / "elsewhere"), "--resume"])
-    assert parse(["train", *argv, tiny.out_dir, "--resume"]).run == run.path
+    assert parse(["train", *argv, tiny.out_dir, "--resume"]).opened.path == run.path
     config = parse(["sample", *argv, str(tmp_path / "elsewhere")]).config
     assert config.out_dir == str(tmp_path / "elsewhere")
 

@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from nsgf.cli.arguments import parse, request
+from nsgf.cli.arguments import parse
 from nsgf.comparison.results import measure_file
 from nsgf.comparison.trials import Comparison, Trial, at_nfe, count_updates
+from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config
 from nsgf.data import DATA_SETS, PointSet
 from nsgf.data.points import moons
+from nsgf.resolve import resolve
 from nsgf.system.errors import UserError
 from tests.conftest import compared, shipped
 
@@ -113,7 +115,7 @@ def test_methods_that_no_table_can_show_or_that_have_other_terms_are_refused(
 def own_and_shipped(file: Path) -> tuple[Config, tuple[Config, ...]]:
     """A comparison's settings from Python, which takes any name of a file."""
     methods = {"compare.methods": ["otcfm", "1rf", str(file)]}
-    wanted = request("compare", {}, {"exp": "2d", **methods})
+    wanted = resolve("compare", from_arguments({"exp": "2d", **methods}), {})
     return wanted.config, wanted.methods
 
 

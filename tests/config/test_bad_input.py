@@ -11,17 +11,15 @@ from hypothesis import strategies as st
 
 from nsgf import cli
 from nsgf.checks import check
-from nsgf.cli.arguments import parse
-from nsgf.cli.flags import SHORT_FLAGS
-from nsgf.config.files import config_folder, merge_settings, nest_keys
-from nsgf.config.leaves import leaves
-from nsgf.config.schema import Config, Settings
+from nsgf.cli.arguments import SHORT_FLAGS, parse
+from nsgf.config.files import config_folder
+from nsgf.config.settings import SECTIONS as CLASSES
+from nsgf.config.settings import SETTINGS
 from nsgf.system.errors import UserError, one_line
 from tests.conftest import shipped
 
 NAMES = ("2d", "cifar10", "digits", "mnist")
-KEYS = [key for key, _, _ in leaves(Config())]
-SECTIONS = sorted({key.rpartition(".")[0] for key, _, _ in leaves(Settings())} - {""})
+KEYS, SECTIONS = [*SETTINGS], sorted({*CLASSES} - {""})
 EXECUTES = "!!python/object/apply:os.system ['touch executed']"
 TEXTS = [
     *("", "x", "1e3", "1e-4", "no", "9" * 5000, "²", "null", "true", "5.0", "0x10", "010"),
@@ -63,9 +61,12 @@ def outcome(argv: list[str]) -> str | None:
 def changed(name: str, key: str, value: Any) -> bytes:
     """Return a shipped file with another value for one key."""
     content = yaml.safe_load((config_folder() / f"{name}.yaml").read_text())
-    return yaml.safe_dump(merge_settings(content, nest_keys({key: value}))).encode(
-        "utf-8", "surrogatepass"
-    )
+    *sections, last = key.split(".")
+    node = content
+    for section in sections:
+        node = node.setdefault(section, {})
+    node[last] = value
+    return yaml.safe_dump(content).encode("utf-8", "surrogatepass")
 
 
 def entries(folder: Path) -> set[str]:

@@ -11,8 +11,8 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from nsgf.cli.arguments import parse
-from nsgf.config.files import drop_machine_settings
 from nsgf.config.schema import DataConfig
+from nsgf.config.settings import drop_machine_settings
 from nsgf.data import Data, class_names, class_number
 from nsgf.data import own_images as module
 from nsgf.data.own_images import (

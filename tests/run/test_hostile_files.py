@@ -16,7 +16,6 @@ from nsgf.run import checkpoint
 from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import dump_config
 from nsgf.run.foreign import drop_unsafe_settings
-from tests.conftest import shipped
 from tests.run.test_checkpoint import Malicious, craft, serialized
 
 SOURCES = sorted(Path(nsgf.__file__).parent.rglob("*.py"))
@@ -91,7 +90,7 @@ def test_links_inside_the_run_folder_and_those_of_wandb_are_fine(tiny_run, tmp_p
     (tiny_run.path / "newest").symlink_to("checkpoints")
     (tiny_run.path / "wandb").mkdir()
     (tiny_run.path / "wandb" / "debug.log").symlink_to(tmp_path / "elsewhere")
-    assert parse(["sample", "--run", str(tiny_run.path)]).run == tiny_run.path
+    assert parse(["sample", "--run", str(tiny_run.path)]).opened.path == tiny_run.path
 
 
 def test_a_runs_own_settings_do_not_lead_out_of_it(tiny, tiny_run, tmp_path):
@@ -104,12 +103,12 @@ def test_a_runs_own_settings_do_not_lead_out_of_it(tiny, tiny_run, tmp_path):
 
 
 def test_a_runs_own_settings_download_into_no_foreign_folder(tiny_run, tmp_path):
-    config = shipped("mnist", "--data-root", str(tmp_path.parent / "home"))
-    assert not drop_unsafe_settings(config, tiny_run, set()).data.download
-    assert not drop_unsafe_settings(config, tiny_run, {"out_dir", "tracking.tracker"}).data.download
-    for asked in ("data.root", "data.download"):
-        assert drop_unsafe_settings(config, tiny_run, {asked}).data.download
-    assert drop_unsafe_settings(shipped("mnist"), tiny_run, set()).data.download
+    outside = {"data.root": str(tmp_path.parent / "home"), "data.download": True}
+    for given in ({}, {"out_dir", "tracking.tracker"}):
+        assert drop_unsafe_settings(outside, given) == {**outside, "data.download": False}
+    for given in ({"data.root"}, {"data.download"}):
+        assert drop_unsafe_settings(outside, given) == outside
+    assert drop_unsafe_settings({"data.root": "data"}, {}) == {"data.root": "data"}
 
 
 def test_a_runs_own_settings_upload_nothing(tiny, tiny_run):

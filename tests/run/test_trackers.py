@@ -12,7 +12,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from nsgf.cli import main
-from nsgf.config.files import build, read_settings
+from nsgf.config.files import read_experiment
 from nsgf.config.schema import OF_PHASES, Config, TrackingConfig
 from nsgf.experiment import train
 from nsgf.run import trackers
@@ -53,7 +53,7 @@ def test_resumed_run_needs_the_package_only_if_the_command_names_it(tiny, monkey
     log = (run.path / "log.txt").read_text()
     assert log.count("tensorboard: not used") == 1
     assert "nsf: done" in log
-    assert build(Config, read_settings(run.config_file)).tracking.tracker == "tensorboard"
+    assert read_experiment(run.config_file).settings["tracking.tracker"] == "tensorboard"
 
 
 # --- TensorBoard --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsgf.config.yaml_loader import load_yaml
+from nsgf.config.values import load_yaml
 from nsgf.phases import get_phases
 from nsgf.run.folder import RunFolder
 from nsgf.share.export import card, copied_pictures

@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 import nsgf
 from nsgf import UserError, cli
-from nsgf.config.files import build, drop_machine_settings, merge_settings, nest_keys
-from nsgf.config.leaves import leaves
-from nsgf.config.schema import Config, TrackingConfig
+from nsgf.config.schema import TrackingConfig
+from nsgf.config.settings import SETTINGS, build, drop_machine_settings, values
 from nsgf.experiment import train
 from nsgf.report import page
 from nsgf.run import checkpoint
@@ -82,17 +81,17 @@ def test_a_run_that_is_not_finished_is_exported_as_far_as_it_is(small, small_run
     )
 
 
-TEXTS = {"exp", "method", "device", "model.network", "data.columns", "data.key"}
+TEXTS = {"exp", "method", "device", "data.columns", "data.key"}
 """Settings that are texts and no paths."""
 
 
 def test_no_path_of_the_machine_leaves(small, small_run, target, tmp_path, monkeypatch):
     """Neither settings nor the log nor measures bring one into an export, its card or a page."""
     home = tmp_path / "Jane Doe"
-    texts = {key for key, _, item in leaves(small) if item.kind in (str, str | None)}
-    paths = {key: f"{home}/{key}" for key, _, item in leaves(small) if item.is_path}
+    texts = {key for key, item in SETTINGS.items() if item.kind in (str, str | None)}
+    paths = {key: f"{home}/{key}" for key, item in SETTINGS.items() if item.is_path}
     assert texts - set(paths) == TEXTS
-    config = build(Config, merge_settings(asdict(small), nest_keys(paths)))
+    config = build({**values(small), **paths})
     config = replace(config, device="cpu", tracking=TrackingConfig("wandb"))
     measures = {"inception": f"left out: {home}/weights.pth is missing"}
     (home / "out_dir").mkdir(parents=True)

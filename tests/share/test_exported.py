@@ -154,7 +154,7 @@ def test_no_file_is_named_by_the_folder(exported, tmp_path):
 @pytest.fixture
 def shipped_run(exported, monkeypatch) -> None:
     """An export that stands in for those of the package."""
-    for module in ("share.exported", "cli.arguments"):
+    for module in ("share.exported", "resolve"):
         monkeypatch.setattr(f"nsgf.{module}.pretrained_runs", lambda: {"tiny": exported})
 
 

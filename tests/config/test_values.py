@@ -1,0 +1,104 @@
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsgf.cli.arguments import parse
+from nsgf.config.files import from_arguments, read_experiment, read_layer
+from nsgf.config.schema import Config
+from nsgf.config.settings import KEYS, build
+from nsgf.config.values import dump_yaml, load_yaml, read_value
+from nsgf.run.folder import dump_config
+from nsgf.system.errors import UserError
+
+GOOD = [
+    ("seed", "5", 5),
+    ("nsgf.lr", "5", 5.0),
+    *(("nsgf.lr", text, 1e-4) for text in ("1e-4", "1E-4", "1.0e-4", "+1e-4", "1_0e-5")),
+    ("sampling.omega", "null", None),
+    ("data.flip", "true", True),
+    ("data.flip", "No", False),
+    ("train.precision", "auto", "auto"),
+    ("pool.build_batch", "7", 7),
+    ("model.unet.mult", "[1, 2]", [1, 2]),
+    ("model.unet.attention", "[]", []),
+    ("data.root", "5", "5"),
+    ("data.root", "[1", "[1"),
+    ("data.path", "null", None),
+    ("sampling.label", "3", "3"),
+]
+BAD = [
+    *(("seed", "5.0"), ("seed", "true"), ("data.flip", "1"), ("nsgf.lr", "x"), ("nsgf.lr", "true")),
+    *(("model.unet.mult", "[1, x]"), ("model.unet.mult", "[null]"), ("model.unet.mult", "3")),
+    *(("seed", "!!timestamp x"), ("seed", "9" * 5000), ("nsgf.lr", "1" + "0" * 400)),
+    *(("seed", "{a: 1}"), ("seed", "null"), ("pool.dtype", "b"), ("seed", ""), ("nsgf.lr", ".inf")),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "value"), GOOD)
+def test_text_is_converted_to_the_type_of_its_setting(key, text, value):
+    assert repr(read_value(key, KEYS[key].kind, text)) == repr(value)
+
+
+@pytest.mark.parametrize(("key", "text"), BAD)
+def test_text_of_a_wrong_type_is_refused(key, text):
+    with pytest.raises(UserError, match=rf"^{key} = .*: must be "):
+        read_value(key, KEYS[key].kind, text)
+
+
+NO_NUMBERS = ("010", "08", "0x10", "0b11", "1__0", "1_", "1:30", "11:30:00", "!!int 1:30", "²", "٣")
+
+
+@pytest.mark.parametrize(
+    "key", ["seed", "train.max_hours", "nsf.starts", "compare.nfe", "sinkhorn.blur"]
+)
+@pytest.mark.parametrize("text", NO_NUMBERS)
+def test_one_rule_for_numbers_in_flags_files_and_python(key, text, tmp_path):
+    is_list = key == "compare.nfe"
+    file, shown = tmp_path / "c.yaml", f"[{text}]" if is_list else text
+    file.write_text(f"exp: a\n{key.replace('.', ': {')}: {shown}{'}' * key.count('.')}")
+    reads = [
+        lambda: parse(["train", "--exp=2d", f"--{key}={shown}"]),
+        lambda: read_experiment(file),
+        lambda: from_arguments({key: [text] if is_list else text}),
+    ]
+    for read in reads:
+        with pytest.raises(UserError, match=r"invalid literal|could not convert|must be"):
+            read()
+
+
+def test_clock_times_are_no_numbers_of_options():
+    for flag in ("--nfe", "--session-hours", "--max-hours"):
+        command = "sample" if flag == "--nfe" else "preflight"
+        with pytest.raises(UserError, match=flag[2:].replace("-", ".")):
+            parse([command, "--exp=2d", f"{flag}=1:30"])
+
+
+def test_sections_become_dotted_keys_with_values_of_the_declared_types():
+    content = {"exp": "5", "nsgf": {"lr": 1}, "model": {"unet": {}}}
+    assert repr(read_layer(content)) == repr({"exp": "5", "nsgf.lr": 1.0})
+    for wrong in ({"exp": 5}, {"seed": 1.0}, {"smoke": "x"}, {"seed": {}}, {1: 2}, {"nsgf": None}):
+        with pytest.raises(UserError):
+            read_layer(wrong)
+
+
+PLAIN_LOOKING = (
+    "08 1e5 2401e1 1_0 5. .5 -.inf ~ null no true 0x1f 1:30 2026-01-01 # *a !!str é = <<"
+)
+
+
+@given(st.text("0123456789eE+-._ox:~nulTtrue", max_size=8) | st.sampled_from(PLAIN_LOOKING.split()))
+def test_dumped_text_loads_as_the_same_text(text):
+    content = {"text": text, "list": [text, 1e-5, 3, None, True]}
+    assert load_yaml(dump_yaml(content)) == content
+    assert yaml.safe_load(dump_yaml(content)) == content
+
+
+@pytest.mark.parametrize("text", ["08", "1e5", "no", "~"])
+def test_saved_configuration_loads_unchanged(text, tmp_path):
+    config = replace(Config(), out_dir=text, exp=text)
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(config))
+    assert build(read_experiment(file).settings) == config
