@@ -15,8 +15,8 @@ import torch
 
 from nsgf import experiment
 from nsgf.config.schema import Config
-from nsgf.data import Data
 from nsgf.config.settings import build, values
+from nsgf.data import Data
 from nsgf.experiment import train
 from nsgf.phases import get_phase, resume
 from nsgf.phases.base import load_network
