@@ -23,7 +23,7 @@ from nsgf.phases import Phase, get_phases
 from nsgf.phases.base import outline
 from nsgf.phases.resume import finish_restart, pending_phases, restart
 from nsgf.run import checkpoint
-from nsgf.run.checkpoint import interrupted_message, previous_file
+from nsgf.run.checkpoint import previous_file
 from nsgf.run.folder import RunFolder
 from nsgf.run.lock import lock_folder
 from nsgf.run.log import RunLog
@@ -85,7 +85,7 @@ def train_phase(phase: Phase, session: Session, data: Data) -> None:
         task = phase.task(session, data)
         fit(phase.name, task, session, prepare_seconds=time.perf_counter() - started)
     except KeyboardInterrupt:  # a second Ctrl-C
-        log.write(interrupted_message(file, phase.name))
+        log.write(f"{phase.name}: interrupted; resuming continues from its last checkpoint")
         raise
     del task  # frees its data
     phase.clean(session)

@@ -43,7 +43,7 @@ def pool_folder(run: RunFolder, world: World) -> Path:
 
 def pool_bytes(config: Config, shape: tuple[int, ...], dtype: str) -> int:
     """Return the bytes of all positions in ``dtype``."""
-    itemsize = {"float32": 4, "float16": 2}[dtype]
+    itemsize: int = getattr(torch, dtype).itemsize
     trajectories = config.pool.num_batches * config.sinkhorn.batch_size
     return trajectories * (config.flow.steps + 1) * math.prod(shape) * itemsize
 

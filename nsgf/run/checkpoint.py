@@ -184,12 +184,3 @@ def check_phase(file: Path, header: dict[str, Any], phase: str) -> None:
     """Raise UserError if a checkpoint belongs to another phase."""
     if header["phase"] != phase:
         raise UserError(f"checkpoint {file} is of phase {header['phase']}, not {phase}; remove it")
-
-
-def interrupted_message(file: Path, phase: str) -> str:
-    """Return the message for a phase that was interrupted without saving."""
-    try:
-        step = read_good_header(file)["step"]
-    except UserError:
-        return f"{phase}: interrupted; it has no checkpoint yet"
-    return f"{phase}: interrupted; updates after {step} are lost, resuming continues from {file}"

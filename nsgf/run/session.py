@@ -24,7 +24,6 @@ class Session:
 
     def should_stop(self) -> bool:
         """Return whether any process must stop. All processes must call it together."""
-        stops = self.world.any(self.stop.reason is not None)
-        if stops:
+        if stops := self.world.any(self.stop.reason is not None):
             self.stop.follow()
         return stops

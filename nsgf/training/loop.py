@@ -243,7 +243,8 @@ class PhaseLoop:
         """Save a checkpoint; raise UserError if the weights are not finite, or if no update of the
         finished phase was."""
         content, step = self.state.state_dict(), self.state.step
-        if step >= self.optim.iterations > 0 and not self.state.has_learned:
+        moments = list(self.state.adam.state.values())[:1]  # Adam counts finite updates only
+        if step >= self.optim.iterations > 0 and not any(one["step"] > 0 for one in moments):
             raise UserError(
                 f"{self.name}: none of its {step} updates was finite, so it is not finished; try "
                 f"{suggest('train.precision', 'fp32')} or a lower {self.name}.lr "

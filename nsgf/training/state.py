@@ -117,11 +117,6 @@ class TrainState:
         self.step += 1
         return PendingStats(self.step, loss, norm)
 
-    @property
-    def has_learned(self) -> bool:
-        """Whether any update was finite, including updates before a resume."""
-        return any(float(moments["step"]) > 0 for moments in list(self.adam.state.values())[:1])
-
     def gradient(self, batch: Batch) -> Tensor:
         """Compute the gradient of a batch, in as many parts as memory needs, and return the
         loss. Raise the errors of :meth:`update`."""
