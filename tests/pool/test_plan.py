@@ -1,6 +1,6 @@
 import re
-from collections import namedtuple
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -121,21 +121,16 @@ def test_type_of_a_known_pool_stays_when_less_is_free(config, tmp_path, free):
     assert plan_pool(other, (2,), CPU, run).dtype == "float16"
 
 
-def test_flows_together_can_be_set_and_do_not_exceed_the_pool():
+def test_flows_together_can_be_set_and_do_not_exceed_pool_and_card(monkeypatch):
     config = shipped("cifar10")
     assert build_batch(with_pool(config, build_batch=3), CIFAR, CPU) == 3
     assert build_batch(with_pool(config, build_batch=30, num_batches=4), CIFAR, CPU) == 4
     assert build_batch(with_pool(config, num_batches=2), CIFAR, CPU) == 2
     assert build_batch(with_clouds(config, 256, 60_000), CIFAR, CPU) == 1
     assert build_batch(config, CIFAR, CPU) == 80 * 10**6 // flow_bytes(config, CIFAR) > 1
-
-
-@pytest.mark.parametrize(("card", "budget"), [(8 * GB, 2 * GB), (80 * GB, 4 * GB)])
-def test_flows_together_on_a_card_take_a_share_of_it_at_most(card, budget, monkeypatch):
-    properties = namedtuple("properties", "total_memory")
-    monkeypatch.setattr(
-        plan.torch.cuda, "get_device_properties", lambda _: properties(total_memory=card)
-    )
-    config = with_pool(shipped("cifar10"), num_batches=10**6)
-    expected = budget // flow_bytes(config, CIFAR)
-    assert build_batch(config, CIFAR, torch.device("cuda")) == expected
+    for card, budget in ((8 * GB, 2 * GB), (80 * GB, 4 * GB)):
+        known = SimpleNamespace(total_memory=card)
+        monkeypatch.setattr(plan.torch.cuda, "get_device_properties", lambda _, known=known: known)
+        many = with_pool(config, num_batches=10**6)
+        found = build_batch(many, CIFAR, torch.device("cuda"))
+        assert found == budget // flow_bytes(config, CIFAR)

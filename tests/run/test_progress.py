@@ -43,19 +43,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_bars_are_for_terminals_only(monkeypatch):
-    for stream, drawn in ((Terminal(), True), (io.StringIO(), False)):
-        monkeypatch.setattr("sys.stderr", stream)
-        work([100])
-        assert ("pool:  10%" in stream.getvalue()) == drawn
-
-
-def test_without_a_log_lines_go_to_stderr_where_there_is_no_bar(monkeypatch):
+def test_bars_are_for_terminals_and_lines_on_stderr_for_others(monkeypatch):
     monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
     for stream, expected in ((Terminal(), 0), (io.StringIO(), 3)):
         monkeypatch.setattr("sys.stderr", stream)
         assert list(count_progress(range(3), "W2", "draw")) == [0, 1, 2]
         assert stream.getvalue().count("W2: draw") == expected
+        work([100])
+        assert ("pool:  10%" in stream.getvalue()) == (expected == 0)
 
 
 def test_terminal_that_goes_away_does_not_end_the_work(monkeypatch):

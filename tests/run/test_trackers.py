@@ -16,7 +16,7 @@ from nsgf.config.files import read_experiment
 from nsgf.config.schema import OF_PHASES, Config, TrackingConfig
 from nsgf.experiment import train
 from nsgf.run import trackers
-from nsgf.run.folder import RunFolder, name_within
+from nsgf.run.folder import RunFolder
 from nsgf.run.trackers import open_tracker, run_id
 from nsgf.system.errors import UserError
 
@@ -138,12 +138,6 @@ def test_wandb_history_is_that_of_metrics_jsonl_under_each_phase(tiny, wandb):
     for phase in OF_PHASES:
         noted.define_metric.assert_any_call(f"{phase}/*", step_metric=f"{phase}/step")
     assert not any("phase" in row for row in logged)
-
-
-def test_runs_of_a_comparison_have_different_names(tiny, tmp_path):
-    run = RunFolder(tmp_path / "runs" / "compare-2d" / "moons" / "nsgf-seed0")
-    assert name_within(tiny, run) == "compare-2d/moons/nsgf-seed0"
-    assert name_within(tiny, RunFolder(tmp_path / "copied")) == "copied"
 
 
 def test_run_that_ends_by_an_error_is_a_failed_one(tiny, wandb):

@@ -1,5 +1,6 @@
 """Several processes, over gloo on this machine's CPU."""
 
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,6 @@ import pytest
 import torch
 
 from nsgf.cli import main
-from nsgf.cli.commands import _resume_command
 from nsgf.experiment import train
 from nsgf.phases import get_phase
 from nsgf.phases.base import new_network
@@ -75,11 +75,21 @@ def test_torchrun_is_known_by_its_variables(monkeypatch):
                 assert launched_rank() == 0
 
 
+@pytest.fixture
+def launch(monkeypatch):
+    """Set the variables of torchrun, as for the second process of two on this machine."""
+
+    def set_variables(**others) -> None:
+        own = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}
+        for key, value in (own | others).items():
+            monkeypatch.setenv(key, value)
+
+    return set_variables
+
+
 @pytest.mark.parametrize(("key", "value"), [("MASTER_ADDR", ""), ("MASTER_PORT", "auto")])
-def test_processes_that_cannot_meet_are_one_line(key, value, monkeypatch):
-    settings = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
-    for name, one in (settings | {"MASTER_ADDR": "localhost", key: value}).items():
-        monkeypatch.setenv(name, one)
+def test_processes_that_cannot_meet_are_one_line(key, value, launch):
+    launch(**{"RANK": "0", "MASTER_PORT": "1", "MASTER_ADDR": "localhost", key: value})
     with pytest.raises(UserError, match="torchrun: the processes cannot meet"), join("cpu"):
         pass
 
@@ -91,19 +101,16 @@ def test_processes_that_cannot_meet_are_one_line(key, value, monkeypatch):
         (["train", "--exp=2d", "--device=cuda:0"], "error (process 1): device = cuda:0: "),
     ],
 )
-def test_wrong_settings_of_several_processes_are_refused(words, error, monkeypatch, capsys):
-    for key, value in (("WORLD_SIZE", "2"), ("RANK", "1"), ("LOCAL_RANK", "1")):
-        monkeypatch.setenv(key, value)
+def test_wrong_settings_of_several_processes_are_refused(words, error, launch, capsys):
+    launch()
     assert main(words) == 2
     assert capsys.readouterr().err.startswith(f"nsgf: {error}")
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("Timed out, or closed by peer")])
-def test_processes_end_together_unless_one_fails(error, monkeypatch):
+def test_processes_end_together_unless_one_fails(error, launch, monkeypatch):
     """The first may measure for an hour; torchrun on other machines waits for it five minutes."""
-    settings = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 1, "RANK": 1, "LOCAL_RANK": 0}
-    for key, value in settings.items():
-        monkeypatch.setenv(key, str(value))
+    launch(LOCAL_WORLD_SIZE="1", LOCAL_RANK="0")
     calls = mock.Mock(**{"all_reduce.side_effect": error})
     for name in ("init_process_group", "all_reduce", "destroy_process_group"):
         monkeypatch.setattr(f"nsgf.system.distributed.distributed.{name}", getattr(calls, name))
@@ -128,12 +135,6 @@ def test_machine_that_does_not_share_the_run_folder_is_told(tiny, tiny_run, tmp_
     monkeypatch.setattr(World, "wait", lambda _: None)
     with pytest.raises(UserError, match=r"^out_dir: process 1 does not see .*elsewhere"):
         train(tiny, tiny_run, world=World(1, 2))
-
-
-def test_command_that_goes_on_has_as_many_machines(monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    said = "torchrun --nnodes 2 ... --nproc-per-node 1 -m nsgf -- train --run r --resume"
-    assert _resume_command(Path("r"), 2, "none") == said
 
 
 RUNNER = (sys.executable, "-m", "torch.distributed.run", "--standalone")
@@ -182,24 +183,17 @@ def assert_close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("phase", ["nsf", "predictor"])
-def test_two_processes_update_as_one(runs, phase):
-    """The same global batch, though 17 samples are 8 and 9; also the average."""
-    for part in ("model", "ema"):
+def test_two_processes_update_as_one(runs):
+    """The same global batch, though 17 samples are 8 and 9; also the average and the records."""
+    for phase, part in itertools.product(("nsf", "predictor"), ("model", "ema")):
         assert_close(moved(runs[1], phase, part), moved(runs[2], phase, part))
-
-
-@pytest.mark.e2e
-def test_losses_and_records_are_those_of_one_process(runs):
-    def records(size):
-        return [json.loads(line) for line in (runs[size].path / "metrics.jsonl").open()]
-
-    assert [(r["phase"], r["step"]) for r in records(2)] == [
-        (phase, step) for phase in ("nsgf", "nsf", "predictor") for step in (1, 2, 3)
-    ]
-    for one, two in zip(records(1)[3:], records(2)[3:], strict=True):
-        assert two["loss"] == pytest.approx(one["loss"], rel=1e-4)
-        assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
+    one, two = (
+        [json.loads(line) for line in (runs[size].path / "metrics.jsonl").open()] for size in (1, 2)
+    )
+    assert [(r["phase"], r["step"]) for r in one] == [(r["phase"], r["step"]) for r in two]
+    for alone, shared in zip(one[3:], two[3:], strict=True):
+        assert alone["phase"] != "nsgf"
+        assert shared == pytest.approx(alone, rel=1e-4)
     log = (runs[2].path / "log.txt").read_text()
     assert "2 processes" in log
     assert log.count("nsgf: done") == 1
