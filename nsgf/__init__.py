@@ -17,29 +17,20 @@ from nsgf.system.errors import UserError
 from nsgf.version import __version__
 
 if TYPE_CHECKING:
-    from nsgf.api import Run, load, train
-    from nsgf.api_compare import compare
-    from nsgf.api_pool import SinkhornPool
+    from nsgf.api.compare import compare
+    from nsgf.api.pool import SinkhornPool
+    from nsgf.api.run import Run, load
+    from nsgf.api.train import train
     from nsgf.sinkhorn.divergence import sinkhorn_divergence, sinkhorn_velocity
 
-__all__ = [
-    "Run",
-    "SinkhornPool",
-    "UserError",
-    "__version__",
-    "compare",
-    "load",
-    "sinkhorn_divergence",
-    "sinkhorn_velocity",
-    "train",
-]
 _PLACES = {
-    **dict.fromkeys(("Run", "load", "train"), "nsgf.api"),
-    "SinkhornPool": "nsgf.api_pool",
-    "compare": "nsgf.api_compare",
+    **{"Run": "nsgf.api.run", "load": "nsgf.api.run", "train": "nsgf.api.train"},
+    **{"SinkhornPool": "nsgf.api.pool", "compare": "nsgf.api.compare"},
     **dict.fromkeys(("sinkhorn_divergence", "sinkhorn_velocity"), "nsgf.sinkhorn.divergence"),
 }
 """Modules of the names that need torch, which takes seconds to import."""
+__all__ = ["Run", "SinkhornPool", "UserError", "__version__", "compare", "load"]
+__all__ += ["sinkhorn_divergence", "sinkhorn_velocity", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,17 +11,12 @@ def configure_allocator() -> None:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def open_streams() -> None:
-    """Open closed standard streams (``2>&-``) on the null device. Otherwise the next opened file
-    would get their file descriptor and receive the output."""
+def main() -> int:
+    """Run the command line and return its exit code."""
+    # the next opened file would get the file descriptor of a closed stream (2>&-) and its output
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
-
-
-def main() -> int:
-    """Run the command line and return its exit code."""
-    open_streams()
     configure_allocator()
     from nsgf.cli import main as run
 

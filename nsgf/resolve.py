@@ -60,7 +60,7 @@ class Request:
     """The run that the command works on; None: a new one, or none."""
     methods: tuple[Config, ...] = ()
     """Settings of each method of a comparison; ``config`` has those of the experiment's method."""
-    notes: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
     """Lines for the user."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the command that are no settings, e.g. ``{"nfe": 10}``."""
@@ -95,43 +95,41 @@ def resolve(
     Raises:
         UserError: a setting or an option is wrong, or a file or run is missing or damaged.
     """
-    given = spread_optim(given)
+    given, notes = spread_optim(given), list[str]()
     if command == "compare" and {"data.name", "data.source"} & given.keys():
         given = {"compare.targets": [], **given}
     options = _check_options(command, options, given)
-    file = _experiment_file(options, given)
+    file, exp, hint = options.get("config"), given.get("exp"), suggest("config", "FILE")
+    if not file and exp and "run" not in options:
+        if exp not in experiments():
+            names = ", ".join(experiments())
+            raise UserError(f"exp = {exp}: must be one of {names}, or use {hint}")
+        file = config_folder() / f"{exp}.yaml"
     own = read_experiment(file) if file else Experiment({}, {}, {})
-    told, notes = "", tuple[str, ...]()
-    if run is None:
-        run, told = _find_run(command, options, given, own.settings)
+    run = run or _find_run(command, options, given, own.settings, notes)
     if run:
         on_top = spread_optim(own.settings) if "config" in options else {}
-        saved, lines = _settings_of_run(command, run, given, on_top)
-        own, notes = Experiment(saved, {}, {}), (told,) * bool(told) + lines
-        if command == "train" and "run" in options:
-            _check_place(run, given)
+        own = Experiment(_settings_of_run(command, run, options, given, on_top, notes), {}, {})
     elif "compare" in options:
         out_dir = os.path.dirname(os.path.abspath(options["compare"]))
         own = Experiment({"out_dir": out_dir}, {}, {})
     elif not own.settings and command != "list":
-        names = ", ".join(experiments())
-        raise UserError(f"use {suggest('exp', 'NAME')} ({names}) or {suggest('config', 'FILE')}")
+        raise UserError(f"use {suggest('exp', 'NAME')} ({', '.join(experiments())}) or {hint}")
     method = given.pop("method", None) if run is None else None
-    config, given, lines = _configure(own, method, given, run is None, keeps_total)
-    notes += lines
+    config = _configure(own, method, given, run is None, keeps_total, notes)
     from nsgf.checks import check_training
 
     if command in ("train", "preflight"):
         check_training(config)
     methods: tuple[Config, ...] = ()
     for name in config.compare.methods if command == "compare" else ():
+        lines: list[str] = []
         try:
-            each, _, lines = _configure(own, name, given, True, keeps_total)
-            check_training(each)
+            methods += (_configure(own, name, given, True, keeps_total, lines),)
+            check_training(methods[-1])
         except UserError as error:
             raise UserError(f"{error} (method {name})") from error
-        methods += (each,)
-        notes += tuple(line for line in lines if line.startswith(f"method {name}: "))
+        notes += [line for line in lines if line.startswith(f"method {name}: ")]
     if run and command == "train" and "tracking.tracker" in {**on_top, **given}:
         from nsgf.run.trackers import require_tracker
 
@@ -160,25 +158,14 @@ def _check_options(command: str, options: Mapping[str, Any], given: Layer) -> di
     return found
 
 
-def _experiment_file(options: dict[str, Any], given: Layer) -> Path | None:
-    """Return the file of --config FILE or --exp NAME; None without either."""
-    exp = given.get("exp")
-    if "config" in options or exp is None or "run" in options:
-        return options.get("config")
-    if exp not in experiments():
-        names = ", ".join(experiments())
-        raise UserError(f"exp = {exp}: must be one of {names}, or use {suggest('config', 'FILE')}")
-    return config_folder() / f"{exp}.yaml"
-
-
 def _find_run(
-    command: str, options: dict[str, Any], given: Layer, own: Layer
-) -> tuple["RunFolder | None", str]:
-    """Return the run folder that the command works on, None for a new run, and a line about how it
-    was found. ``own``: settings of the experiment's file, whose ``out_dir`` is searched."""
+    command: str, options: dict[str, Any], given: Layer, own: Layer, notes: list[str]
+) -> "RunFolder | None":
+    """Return the run folder that the command works on, None for a new run. ``own``: settings of the
+    experiment's file, whose ``out_dir`` is searched."""
     is_new = command == "train" and not {"run", "resume", "resume_phase"} & options.keys()
     if command in WITHOUT_RUN or "compare" in options or is_new:
-        return None, ""
+        return None
     from nsgf.checks import check_values
     from nsgf.run.newest import newest_run
     from nsgf.share.exported import open_run
@@ -188,26 +175,27 @@ def _find_run(
         if run.results_name and command not in ON_EXPORTS:
             allowed = " and ".join(ON_EXPORTS)
             raise UserError(f"run = {run.path}: an exported run, for {allowed} only")
-        return run, ""
+        return run
     if not own:
         raise UserError(f"{command} needs --run DIR, or --exp NAME for its newest run")
     config = build({**spread_optim(own), **given})
     check_values(config)
-    return newest_run(
-        Path(config.out_dir),
-        config.exp,
-        smoke=config.smoke,
-        method=given.get("method"),
-        resume=command == "train",
-    )
+    method, resume, place = given.get("method"), command == "train", Path(config.out_dir)
+    run, line = newest_run(place, config.exp, smoke=config.smoke, method=method, resume=resume)
+    notes.append(line)
+    return run
 
 
 def _settings_of_run(
-    command: str, run: "RunFolder", given: Layer, on_top: Layer
-) -> tuple[Layer, tuple[str, ...]]:
+    command: str,
+    run: "RunFolder",
+    options: dict[str, Any],
+    given: Layer,
+    on_top: Layer,
+    notes: list[str],
+) -> Layer:
     """Return the settings and facts of a run below those of --config FILE, ``on_top``, without
-    those that its file may not decide; and a note about a tracker. Raise UserError if the settings
-    ``given`` do not fit the run."""
+    those that its file may not decide. Raise UserError if ``given`` settings do not fit the run."""
     from nsgf.run.foreign import drop_unsafe_settings
 
     saved = spread_optim(run.read_settings())
@@ -216,30 +204,31 @@ def _settings_of_run(
             raise UserError(f"{key} = {given[key]}: {run.path} has {key} {saved.get(key)}")
     if given.get("smoke") and not saved.get("smoke"):
         raise UserError(f"smoke: {run.path} is no smoke run; leave it out, or train a new run")
-    safe = {**drop_unsafe_settings(saved, {**on_top, **given}), **on_top}
+    by_user, key, tracker = {**on_top, **given}, "tracking.tracker", saved.get("tracking.tracker")
+    safe = {**drop_unsafe_settings(saved, by_user), **on_top}
+    if command == "train" and key not in by_user and safe.get(key) != tracker:
+        add = suggest(key, tracker)
+        notes.append(f"the run's tracker {tracker} is not used: add {add} to use it")
     if run.results_name is None:  # where it is now
         path = run.path if run.path.name not in ("", "..") else run.path.resolve()
         safe["out_dir"] = str(path.parent)
-    key, tracker = "tracking.tracker", saved.get("tracking.tracker")
-    if command != "train" or key in {**on_top, **given} or safe.get(key) == tracker:
-        return safe, ()
-    note = f"the run's tracker {tracker} is not used: add {suggest(key, tracker)} to use it"
-    return safe, (note,)
-
-
-def _check_place(run: "RunFolder", given: Layer) -> None:
-    """Raise UserError for another ``out_dir`` than that of a run that is trained further."""
     home = os.path.dirname(os.path.abspath(run.path))
     out = os.path.abspath(os.path.expanduser(given.get("out_dir", home)))
-    if out != home:
+    if command == "train" and "run" in options and out != home:
         raise UserError(f"out_dir = {out}: the run stays in {run.path}; omit out_dir")
+    return safe
 
 
 def _configure(
-    experiment: Experiment, method: str | None, given: Layer, is_new: bool, keeps_total: bool
-) -> tuple[Config, Layer, tuple[str, ...]]:
-    """Return three things: the checked configuration of a run, or of one method of an experiment;
-    ``given`` with what the inspection of own data found; notes for the user."""
+    experiment: Experiment,
+    method: str | None,
+    given: Layer,
+    is_new: bool,
+    keeps_total: bool,
+    notes: list[str],
+) -> Config:
+    """Return the checked configuration of a run, or of one method of an experiment. Add what the
+    inspection of own data finds to ``given``, and lines for the user to ``notes``."""
     # these load torch; typos are reported before
     from nsgf.checks import check, check_values, fit_to_classes
     from nsgf.data import INSPECTORS, target_set
@@ -248,12 +237,12 @@ def _configure(
 
     below, own = method_layers(experiment, method) if is_new else ({}, experiment.settings)
     chosen: Layer = {}
-    notes: tuple[str, ...] = ()
     if is_new and {**own, **given}.get("data.name") in INSPECTORS:
         draft = build({**below, **own, **given})
         check_values(draft)
-        chosen, found, notes = choose_for_own_data(draft)
-        given = {**given, **found}
+        chosen, found, lines = choose_for_own_data(draft)
+        given |= found
+        notes += lines
     base = {**below, **chosen, **own}
     smoke = spread_optim(SMOKE) if given.get("smoke") and is_new else {}
     config = build({**base, **smoke, **given})
@@ -264,24 +253,24 @@ def _configure(
             for key, value in below.items()
             if key.partition(".")[0] not in unused and (now := {**base, **given}[key]) != value
         ]:
-            notes += (f"method {method}: experiment or flags win: {list_names(lost)}",)
+            notes.append(f"method {method}: experiment or flags win: {list_names(lost)}")
     if is_new and (smoke or "data.conditional" in given):
         fitted, lines = fit_to_classes(config)
         config = build({**base, **smoke, **fitted, **given})
         notes += lines
     if keeps_total and not (smoke or "pool.num_batches" in given):
-        size, count = "sinkhorn.batch_size", "pool.num_batches"
-        planned = {key: base.get(key, SETTINGS[key].default) for key in (size, count)}
-        total = planned[size] * planned[count]
-        batches = -(-total // max(1, config.sinkhorn.batch_size))
-        config.pool.num_batches = batches
-        notes += (
-            f"pool.num_batches {planned[count]} -> {batches} keeps the pool's total of "
-            f"{total} trajectories (use {suggest('pool.num_batches')} for another number)",
+        particles, flows = (
+            base.get(key, SETTINGS[key].default)
+            for key in ("sinkhorn.batch_size", "pool.num_batches")
+        )
+        config.pool.num_batches = -(-particles * flows // max(1, config.sinkhorn.batch_size))
+        notes.append(
+            f"pool.num_batches {flows} -> {config.pool.num_batches} keeps the pool's total of "
+            f"{particles * flows} trajectories (use {suggest('pool.num_batches')} for another)"
         )
     check(config)
     if "data.download" in given and "download" not in target_set(config.data).uses:
         raise UserError(f"data.download: has no effect for {config.data.name}; leave it out")
     if config.data.path is not None:  # later commands may start in another folder
         config.data.path = str(data_path(config.data).absolute())
-    return config, given, notes
+    return config

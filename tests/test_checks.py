@@ -184,7 +184,7 @@ def test_settings_of_a_file_are_fitted_to_classes_with_a_line(tmp_path):
     images = write_images(tmp_path, 60, classes=3)
     nsf = parse(["train", "--exp=images", f"--data.path={images}", ON]).config.nsf
     assert (nsf.coupling, nsf.starts % 3) == ("independent", 0)
-    assert parse(["train", "--exp=digits"]).notes == ()
+    assert parse(["train", "--exp=digits"]).notes == []
 
 
 def test_smoke_run_takes_two_samples_of_each_group():

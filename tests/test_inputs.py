@@ -7,9 +7,10 @@ from torch import nn
 from torch.utils.data import StackDataset, TensorDataset
 
 import nsgf
-from nsgf import UserError, inputs
+from nsgf import UserError
+from nsgf.api import train as training
+from nsgf.api.train import _arrays
 from nsgf.cli import main
-from nsgf.inputs import _arrays
 from tests.data.own_files import own_points
 from tests.test_api import SMALL
 
@@ -82,7 +83,7 @@ def test_a_refused_call_leaves_the_data_of_others(tmp_path, monkeypatch):
         runs.append(train(tmp_path, data=POINTS))
         raise UserError("optim.lr = -1")
 
-    monkeypatch.setattr(inputs, "resolve", refuse)
+    monkeypatch.setattr(training, "resolve", refuse)
     with pytest.raises(UserError, match="lr"):
         train(tmp_path, data=POINTS)
     (file,) = (tmp_path / ".data").iterdir()

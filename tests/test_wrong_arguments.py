@@ -88,7 +88,11 @@ def begin(*_, **__):
 def call(request, tmp_path, monkeypatch):
     """A function that calls a public function up to the beginning of its work."""
     monkeypatch.chdir(tmp_path)
-    for work in ("api.experiment.train", "api.report_run", "api_compare.comparing.compare"):
+    for work in (
+        "api.train.experiment.train",
+        "api.run.report_run",
+        "api.compare.comparing.compare",
+    ):
         monkeypatch.setattr(f"nsgf.{work}", begin)
     (tmp_path / "file").touch()
     objects = {"SinkhornPool.sample": lambda: nsgf.SinkhornPool(X, Y, **SIZES)}

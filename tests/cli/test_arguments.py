@@ -108,7 +108,7 @@ def test_smaller_sinkhorn_batch_keeps_the_total_of_the_pool():
     for flag in ("--pool-batches=5", "--pool.num_batches=5"):
         request = parse(["train", "--exp", "cifar10", "--sinkhorn-batch=32", flag])
         assert request.config.pool.num_batches == 5
-        assert request.notes == ()
+        assert request.notes == []
 
 
 def test_smoke_is_small_and_explicit_flags_win():
@@ -255,7 +255,7 @@ def test_newest_run_of_a_method_is_found(tiny):
     second = RunFolder.create(replace(tiny, method="nsgf++"))
     where = ["--exp", "2d", "--out-dir", tiny.out_dir]
     request = parse(["train", *where, "--resume"])
-    assert (request.opened.path, request.notes) == (second.path, (f"run {second.path}",))
+    assert (request.opened.path, request.notes) == (second.path, [f"run {second.path}"])
     assert parse(["train", *where, "--resume", "--method", "nsgf"]).opened.path == first.path
     with pytest.raises(UserError, match="no checkpoint"):
         parse(["sample", *where])

@@ -123,7 +123,7 @@ def test_a_runs_own_settings_upload_nothing(tiny, tiny_run):
         )
         named = parse([*argv, "--tracker", "wandb-offline"])
         assert named.config.tracking.tracker == "wandb-offline"
-        assert named.notes == ()
+        assert named.notes == []
 
 
 def test_a_run_named_by_a_dot_lies_in_the_folder_above(tiny_run, monkeypatch):

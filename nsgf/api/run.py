@@ -1,13 +1,9 @@
-"""The Python API: train, load and sample, as the commands do, with the same settings and checks.
-
-Errors that a caller can fix raise :class:`UserError` with a one-line message. Loading and sampling
-print nothing; training prints what the command prints.
+"""Open a trained run, and sample, measure and export it as the commands do. Nothing is printed.
 
 Shapes: N samples, *shape one of them: (C, H, W) with values in [-1, 1], or (D,).
 """
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -17,22 +13,20 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from nsgf import experiment
+from nsgf.api.network import check_network, class_name
 from nsgf.checks import check
 from nsgf.config.files import from_arguments
 from nsgf.config.schema import Config, PhaseName
 from nsgf.config.settings import build, values
 from nsgf.config.values import expand_path, read_flag, to_plain
 from nsgf.data import build_source, data_shape, in_units
-from nsgf.inputs import ARGUMENTS, Samples, check_network, class_name, request_training
 from nsgf.metrics.evaluate import evaluate_run
 from nsgf.models import OwnNetwork
 from nsgf.phases import find_way, load_sampler
 from nsgf.plots.samples import save_grid
 from nsgf.report.page import report_run
-from nsgf.resolve import Request, resolve
+from nsgf.resolve import resolve
 from nsgf.run.folder import RunFolder
-from nsgf.run.stop import Stopped
 from nsgf.sampling.generate import generate
 from nsgf.sampling.network import InferenceNetwork
 from nsgf.sampling.sampler import FlowSampler
@@ -43,8 +37,6 @@ from nsgf.system.defaults import from_python
 from nsgf.system.errors import UserError
 from nsgf.system.files import ensure_writable, write_text
 from nsgf.system.hardware import device_name, pick_device
-from nsgf.system.output import show, silence
-from nsgf.system.seeding import keep_random_numbers
 
 _OF_SAMPLE = {f"sampling.{key}": key for key in ("label", "batch_size")}
 
@@ -208,77 +200,3 @@ def load(
         if phase and isinstance(leg.network, InferenceNetwork)
     }
     return Run(run.path, config, place, progress, sampler, networks, run)
-
-
-@from_python(ARGUMENTS)
-def train(
-    exp: str | None = None,
-    *,
-    data: Samples | None = None,
-    labels: ArrayLike | None = None,
-    network: OwnNetwork | None = None,
-    method: str | PathLike[str] | None = None,
-    iterations: int | None = None,
-    dataset: str | None = None,
-    config: str | PathLike[str] | None = None,
-    resume: str | PathLike[str] | None = None,
-    out_dir: str | PathLike[str] | None = None,
-    device: str | torch.device | None = None,
-    seed: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    quiet: bool = False,
-) -> Run:
-    """Train an experiment or your own data as ``nsgf train`` does, and open the run. The caller's
-    random numbers stay as they were. Ctrl-C loses what came after the last checkpoint.
-
-    Args:
-        exp: the name of an experiment, as ``2d``; or give ``data``.
-        data: tensor or array of points (N, D) in any units, or of images (N, C, S, S), uint8 or
-            floats in [-1, 1] (kept as bytes); or a data set of torch with a length, of such
-            samples or of pairs (sample, label). They are written once into ``OUT_DIR/.data``.
-        labels: classes of images, (N,), numbers from 0 on or names; ``data.conditional`` is true.
-        network: a module with forward(x, t), with classes forward(x, t, labels), that returns x's
-            shape; t (B,) in [0, 1), labels (B,) int32 or int64, 0 to K, K for no class. Every
-            velocity network of the run starts as a copy of it, or is made by it if it is a function
-            or class. Only weights are saved: resuming and loading need it again.
-        method: as ``nsgf++h``, or a YAML file; None: the experiment's own.
-        iterations: updates of every phase.
-        dataset: ``data.name``, as ``moons``.
-        config: a YAML file in place of ``exp``, or on top of ``resume``.
-        resume: a run folder to resume. ``data`` is only needed if its file is gone.
-        out_dir: folder of the run folders; None: ``runs``.
-        device: as for :func:`load`.
-        seed: of every random number of the run; None: the experiment's.
-        overrides: settings by dotted key, as ``{"nsgf.iterations": 2000}``; ``optim.*`` apply to
-            every phase.
-        quiet: print nothing.
-
-    Raises:
-        UserError: as the command; or ``train.max_hours`` are over.
-    """
-    named = {"exp": exp, "data.name": dataset, "method": method, "optim.iterations": iterations}
-    where = {"out_dir": out_dir, "device": device_name(device), "seed": seed}
-    settings = from_arguments({**named, **where}, overrides) | class_name(network)
-    named_files = {"run": resume, "config": config}
-    files = {key: expand_path(key, file) for key, file in named_files.items() if file is not None}
-    is_quiet = read_flag("quiet", quiet)
-    return _train(request_training(data, labels, files, settings), network, is_quiet)
-
-
-def _train(wanted: Request, network: OwnNetwork | None, quiet: bool) -> Run:
-    run, device = wanted.run, pick_device(wanted.config.device)
-    cards = [device] if device.type == "cuda" else []
-    with silence() if quiet else nullcontext(), keep_random_numbers(cards):
-        if network is not None:
-            check_network(network, wanted.config, device)
-        for note in wanted.notes:
-            show(note)
-        try:
-            run = experiment.train(wanted.config, run, network=network)
-        except Stopped as stopped:
-            own = "" if network is None else ", network=..."
-            raise UserError(
-                f"train.max_hours = {wanted.config.train.max_hours} is over, {stopped}; continue "
-                f"with nsgf.train(resume={str(stopped.folder)!r}{own})"
-            ) from stopped
-    return load(run.path, device=device, network=network)

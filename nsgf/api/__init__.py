@@ -1,0 +1,1 @@
+"""The public functions and classes of ``import nsgf``."""
