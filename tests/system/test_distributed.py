@@ -192,8 +192,8 @@ def test_two_processes_update_as_one(runs):
     )
     assert [(r["phase"], r["step"]) for r in one] == [(r["phase"], r["step"]) for r in two]
     for alone, shared in zip(one[3:], two[3:], strict=True):
-        assert alone["phase"] != "nsgf"
-        assert shared == pytest.approx(alone, rel=1e-4)
+        for key in ("loss", "grad_norm"):
+            assert shared[key] == pytest.approx(alone[key], rel=1e-4)
     log = (runs[2].path / "log.txt").read_text()
     assert "2 processes" in log
     assert log.count("nsgf: done") == 1
